@@ -1,0 +1,64 @@
+# The few functions that every CMakeLists.txt of this project is written with.
+
+# Flags of our own code, never exported: warnings, sanitizers, processor.
+add_library(trainkit_flags INTERFACE)
+target_compile_options(trainkit_flags INTERFACE -Wall -Wextra $<$<BOOL:${TRAINKIT_WERROR}>:-Werror>
+                                                $<$<BOOL:${TRAINKIT_NATIVE}>:-march=native>)
+if(TRAINKIT_SANITIZE)
+  target_compile_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE} -fno-sanitize-recover=all
+                                                  -fno-omit-frame-pointer -g)
+  target_link_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE})
+endif()
+
+# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [PUBLIC lib ...] [PRIVATE lib ...])
+# One module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
+# include/trainkit/NAME. DEPENDS names modules below it; PUBLIC and PRIVATE name third-party targets.
+function(trainkit_module NAME)
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
+  list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
+  list(TRANSFORM ARG_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/include/trainkit/${NAME}/)
+  list(TRANSFORM ARG_DEPENDS PREPEND trainkit_)
+  add_library(trainkit_${NAME} STATIC ${ARG_SOURCES})
+  add_library(trainkit::${NAME} ALIAS trainkit_${NAME})
+  set_target_properties(trainkit_${NAME} PROPERTIES EXPORT_NAME ${NAME} POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(trainkit_${NAME} PUBLIC cxx_std_20)
+  target_sources(trainkit_${NAME} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/libtrainkit/include
+                                         FILES ${ARG_HEADERS})
+  target_include_directories(trainkit_${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)
+  target_link_libraries(trainkit_${NAME} PUBLIC ${ARG_DEPENDS} ${ARG_PUBLIC}
+                                         PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:trainkit_flags>)
+  set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})
+endfunction()
+
+# trainkit_executable(NAME SOURCES ... LIBRARIES ...): a program of ours in build/bin.
+function(trainkit_executable NAME)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${NAME} ${ARG_SOURCES})
+  target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} trainkit_flags)
+endfunction()
+
+# trainkit_tests(MODULE FILES a_test.cpp ... [LIBRARIES ...] [LABELS ...])
+# One program test_MODULE; each file is one CTest entry, unit.MODULE.a, whose cases are those of that file.
+# A case that cannot run here prints "skipped: why" (TRAINKIT_SKIP in tests/test_util.h) and CTest reports it so.
+function(trainkit_tests MODULE)
+  cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES;LABELS" ${ARGN})
+  trainkit_executable(test_${MODULE} SOURCES ${ARG_FILES} LIBRARIES trainkit_test_main ${ARG_LIBRARIES})
+  target_precompile_headers(test_${MODULE} REUSE_FROM trainkit_test_pch)
+  foreach(file ${ARG_FILES})
+    get_filename_component(stem ${file} NAME_WE)
+    string(REGEX REPLACE "_test$" "" header ${stem})
+    add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" "[#${stem}]")
+    set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT 600
+                         SKIP_REGULAR_EXPRESSION "(^|\n)skipped: ")
+  endforeach()
+endfunction()
+
+# trainkit_benchmarks(MODULE FILES ... [LIBRARIES ...]): the suite bench_MODULE, on Google Benchmark; also a 0.01 s test.
+function(trainkit_benchmarks MODULE)
+  cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES" ${ARGN})
+  trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES} LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES})
+  if(TRAINKIT_BUILD_TESTS)
+    add_test(NAME bench.${MODULE} COMMAND bench_${MODULE} --benchmark_min_time=0.01)
+    set_tests_properties(bench.${MODULE} PROPERTIES LABELS "bench" TIMEOUT 600)
+  endif()
+endfunction()

@@ -1,0 +1,144 @@
+#pragma once
+/// Loads batches ahead of the training loop.
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "trainkit/core/state_dict.h"
+#include "trainkit/data/batch.h"
+#include "trainkit/data/dataset.h"
+#include "trainkit/data/sampler.h"
+
+namespace trainkit {
+
+/// What happens to a row that cannot be read.
+enum class OnError {
+  kFail,    ///< next() returns the error.
+  kSkip,    ///< The row is left out and the batch is shorter.
+  kReplace  ///< The next row of the order takes its place: batches stay full.
+};
+
+/// PyTorch's names and defaults (torch.utils.data.DataLoader, PyTorch 2.11).
+struct PrefetcherOptions {
+  /// Rows per batch on this rank. At least 1.
+  int64_t batch_size = 1;
+  /// Threads that read rows. 0 reads in the calling thread, the easiest to debug.
+  int num_workers = 0;
+  /// Batches each worker keeps ready. Host memory is about num_workers * prefetch_factor * bytes per batch.
+  int prefetch_factor = 2;
+  /// Keep threads and memory from one epoch to the next.
+  bool persistent_workers = false;
+  /// Leave out a last batch that is not full.
+  bool drop_last = false;
+  /// Longest wait for a batch; zero waits for ever.
+  std::chrono::milliseconds timeout{0};
+  /// Page-lock the memory of batches, so that copies to a CUDA device overlap with work. Ignored without CUDA.
+  bool pin_memory = false;
+  /// Where next() leaves the tensors. A CUDA device: copied there ahead of time, on a stream of its own.
+  at::Device device = at::kCPU;
+  OnError on_error = OnError::kFail;
+  /// Different bad rows after which the run ends in spite of on_error; -1 is no limit.
+  int64_t max_bad_samples = -1;
+};
+
+/// A row that could not be read.
+struct BadSample {
+  int64_t index = 0;
+  int64_t epoch = 0;
+  std::string name = {};   ///< Dataset::describe, may be empty.
+  std::string cause = {};
+};
+
+/// What a Prefetcher has done since it was created; read at any time from any thread.
+struct PrefetcherStats {
+  int64_t batches = 0;
+  int64_t rows = 0;
+  /// Time that next() waited for a batch that was not ready, and time between calls of next().
+  double wait_seconds = 0;
+  double consumer_seconds = 0;
+  /// Time workers spent in Dataset::get and get_batch, summed over the workers.
+  double read_seconds = 0;
+  /// Batches that were ready when next() was called, summed over the calls (divide by batches for the mean depth).
+  int64_t ready_batches = 0;
+  /// Allocations of batch memory so far; constant once warm.
+  int64_t allocations = 0;
+
+  /// Share of the time that the consumer waited, 0 to 1.
+  double wait_fraction() const {
+    const double total = wait_seconds + consumer_seconds;
+    return total > 0 ? wait_seconds / total : 0;
+  }
+};
+
+/// Loads batches ahead of the training loop.
+///
+///   auto loader = Prefetcher::create(dataset, RandomSampler(dataset->size(), {.seed = 7}),
+///                                    {.batch_size = 256, .num_workers = 4}).value();
+///   while (auto batch = loader->next().value()) { step(*batch); }     // one epoch
+///   while (auto batch = loader->next().value()) { step(*batch); }     // the next
+///
+/// The batches are the same, bit for bit, for any num_workers. One thread calls next(); the dataset is called from every
+/// worker. Workers are threads; nothing forks. Batches are built in a ring of num_workers * prefetch_factor slots that is
+/// reused: no memory is allocated once it is warm.
+class Prefetcher {
+ public:
+  /// kInvalidArgument: an option is out of range; all bad options are named at once.
+  static absl::StatusOr<std::unique_ptr<Prefetcher>> create(std::shared_ptr<const Dataset> dataset,
+                                                            std::shared_ptr<const Sampler> sampler,
+                                                            const PrefetcherOptions& options);
+  /// The same with a sampler by value.
+  template <class S>
+    requires std::is_base_of_v<Sampler, S>
+  static absl::StatusOr<std::unique_ptr<Prefetcher>> create(std::shared_ptr<const Dataset> dataset, S sampler,
+                                                            const PrefetcherOptions& options) {
+    return create(std::move(dataset), std::shared_ptr<const Sampler>(std::make_shared<S>(std::move(sampler))), options);
+  }
+
+  /// Returns within a second at any moment: a worker stuck in a read is detached with all that it uses kept alive.
+  ~Prefetcher();
+
+  /// The next batch; nullopt at the end of the epoch, after which the following call begins the next epoch.
+  /// Blocks the caller until a batch is ready, at most `timeout`; never synchronises the device. Or:
+  ///   kDataLoss          a row could not be read (on_error = kFail), or there were more than max_bad_samples; the
+  ///                      message names the row and the cause. The rest of the batch is lost; next() may be called again.
+  ///   kDeadlineExceeded  no batch within `timeout`; the message names the worker, the row and how long it has been read.
+  absl::StatusOr<std::optional<Batch>> next();
+
+  /// Goes to the beginning of batch `batch` of `epoch` at once, leaving the present epoch early if need be. O(1).
+  void seek(int64_t epoch, int64_t batch);
+
+  /// The epoch and the batch within it that next() returns next.
+  int64_t epoch() const;
+  int64_t position() const;
+  int64_t batches_per_epoch() const;
+
+  const Dataset& dataset() const;
+  const Sampler& sampler() const;
+  const PrefetcherOptions& options() const;
+  PrefetcherStats stats() const;
+  /// Every bad row once, in the order of the epoch in which it was met first.
+  std::vector<BadSample> bad_samples() const;
+
+  /// {"epoch", "rows" (position in rows of the whole epoch), "seed", "size"}: the place in the data and what it is a place
+  /// in. load_state_dict refuses a state of another dataset size or seed (exit code 5). Another batch_size or num_workers
+  /// is accepted: the rows go on from the same position.
+  StateDict state_dict() const;
+  absl::Status load_state_dict(const StateDict& state);
+
+ private:
+  class Impl;
+  explicit Prefetcher(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trainkit

@@ -1,0 +1,208 @@
+#include "trainkit/core/error.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace trainkit {
+namespace {
+
+constexpr char kPayload[] = "trainkit/error";
+constexpr size_t kMaxLine = 400;
+
+absl::StatusCode default_code(ExitCode code) {
+  switch (code) {
+    case ExitCode::kOk: return absl::StatusCode::kOk;
+    case ExitCode::kBug: return absl::StatusCode::kInternal;
+    case ExitCode::kUsage:
+    case ExitCode::kConfig: return absl::StatusCode::kInvalidArgument;
+    case ExitCode::kData:
+    case ExitCode::kWeights: return absl::StatusCode::kDataLoss;
+    case ExitCode::kStorage: return absl::StatusCode::kAborted;
+    case ExitCode::kOutOfMemory: return absl::StatusCode::kResourceExhausted;
+    case ExitCode::kDistributed: return absl::StatusCode::kUnavailable;
+    case ExitCode::kNumerics: return absl::StatusCode::kFailedPrecondition;
+    case ExitCode::kStalledWorker: return absl::StatusCode::kDeadlineExceeded;
+  }
+  return absl::StatusCode::kUnknown;
+}
+
+/// Length of the well-formed UTF-8 sequence at the start of `text`, and its code point; 0 if there is none.
+size_t decode_utf8(std::string_view text, uint32_t& code_point) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return code_point = first, 1;
+  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 0;
+  if (length == 0 || first > 0xf4 || text.size() < length) return 0;
+  code_point = first & (0x7f >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code_point = (code_point << 6) | (byte(i) & 0x3f);
+  }
+  static constexpr std::array<uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
+  const bool valid = code_point >= kLeast[length] && code_point <= 0x10ffff && (code_point < 0xd800 || code_point > 0xdfff);
+  return valid ? length : 0;
+}
+
+bool is_printable(uint32_t c) {
+  const bool control = c < 0x20 || (c >= 0x7f && c < 0xa0);
+  const bool direction = c == 0x061c || (c >= 0x200b && c <= 0x200f) || (c >= 0x2028 && c <= 0x202e) ||
+                         (c >= 0x2060 && c <= 0x2069) || c == 0xfeff;
+  return !control && !direction;
+}
+
+bool looks_secret(std::string_view field) {
+  std::string lower(field);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (std::string_view end : {"key", "token", "secret", "password"}) {
+    if (lower.ends_with(end)) return true;
+  }
+  return false;
+}
+
+/// user:password@ in a URL becomes ***@.
+std::string mask_user_info(std::string text) {
+  for (size_t at = text.find("://"); at != std::string::npos; at = text.find("://", at + 3)) {
+    const size_t end = text.find_first_of("/ \t", at + 3);
+    const size_t mark = text.substr(0, end).rfind('@');
+    if (mark != std::string::npos && mark > at) text.replace(at + 3, mark - at - 3, "***");
+  }
+  return text;
+}
+
+/// The error of any Status: its own, or one made from its code and message.
+Error describe(const absl::Status& status) {
+  if (auto error = error_of(status)) return *error;
+  Error error{.exit_code = exit_code(status), .problem = std::string(status.message())};
+  switch (error.exit_code) {
+    case ExitCode::kOutOfMemory: error.id = "memory.exhausted"; break;
+    case ExitCode::kDistributed: error.id = "dist.unavailable"; break;
+    case ExitCode::kStalledWorker: error.id = "data.timeout"; break;
+    case ExitCode::kData: error.id = "data.loss"; break;
+    case ExitCode::kOk:
+    case ExitCode::kBug: break;
+    default: error.id = "run.failed";
+  }
+  return error;
+}
+
+}  // namespace
+
+absl::Status to_status(const Error& error) { return to_status(error, default_code(error.exit_code)); }
+
+absl::Status to_status(const Error& error, absl::StatusCode code) {
+  const nlohmann::json record = {{"exit_code", static_cast<int>(error.exit_code)}, {"id", error.id}, {"where", error.where},
+                                 {"field", error.field}, {"problem", error.problem}, {"got", error.got},
+                                 {"expected", error.expected}, {"hint", error.hint}};
+  // The payload holds the bytes as they are, valid UTF-8 or not; only what is printed is escaped.
+  const auto bytes = nlohmann::json::to_cbor(record);
+  absl::Status carrier(code, "");
+  carrier.SetPayload(kPayload, absl::Cord(std::string(bytes.begin(), bytes.end())));
+  absl::Status status(code, error_line(carrier));
+  status.SetPayload(kPayload, *carrier.GetPayload(kPayload));
+  return status;
+}
+
+std::optional<Error> error_of(const absl::Status& status) {
+  const auto payload = status.GetPayload(kPayload);
+  if (!payload) return std::nullopt;
+  const std::string bytes(*payload);
+  const auto record = nlohmann::json::from_cbor(bytes, true, false);
+  if (record.is_discarded()) return std::nullopt;
+  const auto text = [&](const char* key) { return record.at(key).get<std::string>(); };
+  return Error{.exit_code = static_cast<ExitCode>(record.at("exit_code").get<int>()), .id = text("id"), .where = text("where"),
+               .field = text("field"), .problem = text("problem"), .got = text("got"), .expected = text("expected"),
+               .hint = text("hint")};
+}
+
+ExitCode exit_code(const absl::Status& status) {
+  if (const auto error = error_of(status)) return error->exit_code;
+  switch (status.code()) {
+    case absl::StatusCode::kOk: return ExitCode::kOk;
+    case absl::StatusCode::kResourceExhausted: return ExitCode::kOutOfMemory;
+    case absl::StatusCode::kUnavailable: return ExitCode::kDistributed;
+    case absl::StatusCode::kDeadlineExceeded: return ExitCode::kStalledWorker;
+    case absl::StatusCode::kDataLoss: return ExitCode::kData;
+    default: return ExitCode::kBug;
+  }
+}
+
+std::string error_line(const absl::Status& status) {
+  const Error error = describe(status);
+  const std::string got = looks_secret(error.field) ? "***" : escape_text(mask_user_info(error.got), 60);
+  std::string line = "error[" + error.id + "]";
+  const auto part = [&](const std::string& text, size_t most, const char* before) {
+    if (!text.empty()) line += before + escape_text(mask_user_info(text), most);
+  };
+  part(error.where, 120, " ");
+  part(error.field, 60, error.where.empty() ? " " : ": ");
+  part(error.problem, kMaxLine, error.where.empty() && error.field.empty() ? " " : ": ");
+  if (!error.got.empty() || !error.expected.empty()) {
+    std::string tail = " (";
+    if (!error.got.empty()) tail += "got '" + got + "'";
+    if (!error.got.empty() && !error.expected.empty()) tail += ", ";
+    if (!error.expected.empty()) tail += "expected " + escape_text(error.expected, 120);
+    tail += ")";
+    if (line.size() + tail.size() > kMaxLine - 10) line = escape_text(line, kMaxLine - 10 - tail.size());
+    line += tail;
+  }
+  return line.size() > kMaxLine - 10 ? escape_text(line, kMaxLine - 10) : line;
+}
+
+std::string error_text(const absl::Status& status) {
+  std::string text = "trainkit: " + error_line(status) + "\n";
+  const Error error = describe(status);
+  if (!error.hint.empty()) text += "  hint: " + escape_text(error.hint, 300) + "\n";
+  return text;
+}
+
+std::string error_json(const absl::Status& status) {
+  const Error error = describe(status);
+  const auto plain = [](const std::string& text) { return escape_text(mask_user_info(text), 1000); };
+  const nlohmann::ordered_json record = {{"exit_code", static_cast<int>(error.exit_code)}, {"id", error.id},
+      {"where", plain(error.where)}, {"field", plain(error.field)}, {"problem", plain(error.problem)},
+      {"got", looks_secret(error.field) ? "***" : plain(error.got)}, {"expected", plain(error.expected)},
+      {"hint", plain(error.hint)}};
+  return record.dump(2) + "\n";
+}
+
+std::string escape_text(std::string_view text, size_t max_bytes) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    uint32_t code_point = 0;
+    const size_t length = decode_utf8(text.substr(i), code_point);
+    std::string piece;
+    if (length > 0 && is_printable(code_point)) {
+      piece = text.substr(i, length);
+    } else {
+      char escaped[16];
+      if (length <= 1) {
+        std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(text[i]));
+      } else {
+        std::snprintf(escaped, sizeof escaped, "\\u{%x}", code_point);
+      }
+      piece = escaped;
+    }
+    if (out.size() + piece.size() > max_bytes) return out + "...";
+    out += piece;
+    i += std::max<size_t>(length, 1);
+  }
+  return out;
+}
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) cost[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) cost[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, cost[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+    }
+  }
+  return cost[a.size()][b.size()];
+}
+
+}  // namespace trainkit

@@ -1,0 +1,61 @@
+#include "trainkit/core/status.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace trainkit {
+namespace {
+
+absl::Status from_c10(absl::StatusCode code, const c10::Error& error) {
+  return absl::Status(code, error.what_without_backtrace());
+}
+
+}  // namespace
+
+absl::Status status_from_exception(std::exception_ptr exception) {
+  if (!exception) return absl::OkStatus();
+  try {
+    std::rethrow_exception(exception);
+  } catch (const absl::BadStatusOrAccess& error) {
+    return error.status();
+  } catch (const c10::OutOfMemoryError& error) {
+    return from_c10(absl::StatusCode::kResourceExhausted, error);
+  } catch (const c10::DistError& error) {
+    return from_c10(absl::StatusCode::kUnavailable, error);
+  } catch (const c10::IndexError& error) {
+    return from_c10(absl::StatusCode::kOutOfRange, error);
+  } catch (const c10::ValueError& error) {
+    return from_c10(absl::StatusCode::kInvalidArgument, error);
+  } catch (const c10::TypeError& error) {
+    return from_c10(absl::StatusCode::kInvalidArgument, error);
+  } catch (const c10::Error& error) {
+    // The default CPU allocator reports a failed allocation as a plain c10::Error.
+    const bool no_memory = std::string_view(error.what_without_backtrace()).find("DefaultCPUAllocator: can't allocate memory") !=
+                           std::string_view::npos;
+    return from_c10(no_memory ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal, error);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of host memory");
+  } catch (const std::out_of_range& error) {
+    return absl::OutOfRangeError(error.what());
+  } catch (const std::invalid_argument& error) {
+    return absl::InvalidArgumentError(error.what());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  } catch (...) {
+    return absl::InternalError("an exception of unknown type");
+  }
+}
+
+absl::Status status_from_current_exception() { return status_from_exception(std::current_exception()); }
+
+absl::Status annotate(const absl::Status& status, std::string_view context) {
+  if (status.ok()) return status;
+  absl::Status annotated(status.code(), std::string(context) + ": " + std::string(status.message()));
+  status.ForEachPayload([&](auto url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
+  return annotated;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,55 @@
+#pragma once
+/// What every test may use.
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <string>
+
+#include "trainkit/core/error.h"
+
+/// Ends the test case as skipped (CTest reports the whole file so: keep such cases in a file of their own).
+#define TRAINKIT_SKIP(reason)                                \
+  do {                                                       \
+    std::cout << "skipped: " << (reason) << std::endl;       \
+    SUCCEED("skipped");                                      \
+    return;                                                  \
+  } while (false)
+
+namespace trainkit::test {
+
+/// A folder of its own, removed at the end of the scope.
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "trainkit-test-XXXXXX").string();
+    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// The value of an environment variable, or empty.
+inline std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+/// Folder with real data sets (TRAINKIT_TEST_DATA), or empty: then the test skips.
+inline std::string data_dir() { return environment("TRAINKIT_TEST_DATA"); }
+
+/// A Python with torch (TRAINKIT_PYTHON), the reference of parity tests, or empty: then the test skips.
+inline std::string python() { return environment("TRAINKIT_PYTHON"); }
+
+}  // namespace trainkit::test
