@@ -1,0 +1,286 @@
+#include "trainkit/logging/logger.h"
+
+#include <c10/util/Exception.h>
+#include <signal.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+const double* LogRecord::find(std::string_view name) const {
+  for (const auto& [key, value] : values) {
+    if (key == name) return &value;
+  }
+  return nullptr;
+}
+
+void Logger::log_text(const LogText&) {}
+void Logger::print(std::string_view) {}
+void Logger::tick(int64_t) {}
+absl::Status Logger::rewind(int64_t) { return absl::OkStatus(); }
+absl::Status Logger::close() { return flush(); }
+bool Logger::optional() const { return false; }
+
+namespace {
+
+/// A queued event. Slots are swapped in and out of the ring so that their strings and vectors keep their memory.
+struct Event {
+  enum class Kind { kRecord, kText, kLine } kind = Kind::kRecord;
+  LogRecord record = {};
+  LogText text = {};  // a line is a text without a tag
+};
+
+/// Blocks the signals that programs handle while it lives: threads made meanwhile inherit that, so handlers run
+/// elsewhere.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t set;
+    sigfillset(&set);
+    for (int synchronous : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGPROF}) sigdelset(&set, synchronous);
+    pthread_sigmask(SIG_BLOCK, &set, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+class RunLogger::Impl {
+ public:
+  explicit Impl(RunLoggerOptions options) : options_(options), ring_(options.queue_capacity) {
+    BlockSignals block;
+    thread_ = std::thread([this] { write_until_stopped(); });
+  }
+
+  ~Impl() { stop(); }
+
+  void add(std::unique_ptr<Logger> sink) {
+    std::lock_guard lock(sinks_mutex_);
+    drain();  // what was logged before is not the new sink's
+    sinks_.push_back({.logger = std::move(sink)});
+  }
+
+  /// Queues what `fill` writes into a slot.
+  template <class Fill>
+  void push(bool droppable, Fill fill) {
+    bool wake = false;
+    {
+      std::unique_lock lock(queue_mutex_);
+      if (stopped_) return;
+      if (size_ == ring_.size() && !make_room(lock, droppable)) return;
+      fill(ring_[(head_ + size_) % ring_.size()]);
+      ++size_;
+      wake = size_ == ring_.size() / 2;  // once per filling; otherwise the writer comes by itself
+    }
+    if (wake) wake_writer_.notify_one();
+  }
+
+  void tick(int64_t step) { step_.store(step, std::memory_order_relaxed); }
+
+  absl::Status flush() {
+    std::lock_guard lock(sinks_mutex_);
+    drain();
+    for (Sink& sink : sinks_) call(sink, [](Logger& logger) { return logger.flush(); });
+    report_dropped();
+    return std::exchange(unreported_, absl::OkStatus());
+  }
+
+  absl::Status rewind(int64_t step) {
+    std::lock_guard lock(sinks_mutex_);
+    drain();
+    for (Sink& sink : sinks_) call(sink, [step](Logger& logger) { return logger.rewind(step); });
+    return std::exchange(unreported_, absl::OkStatus());
+  }
+
+  absl::Status close() {
+    stop();
+    std::lock_guard lock(sinks_mutex_);
+    return first_;
+  }
+
+  int64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Sink {
+    std::unique_ptr<Logger> logger;
+    bool failed = false;
+  };
+
+  /// A full ring: drops, waits or grows. False: the event is to be left out.
+  bool make_room(std::unique_lock<std::mutex>& lock, bool droppable) {
+    if (!droppable) {
+      std::vector<Event> larger(ring_.size() * 2);
+      for (size_t i = 0; i < size_; ++i) std::swap(larger[i], ring_[(head_ + i) % ring_.size()]);
+      ring_.swap(larger);
+      head_ = 0;
+      return true;
+    }
+    if (options_.when_full == WhenFull::kDrop) {
+      dropped_.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+    wake_writer_.notify_one();
+    room_.wait(lock, [this] { return size_ < ring_.size() || stopped_; });
+    return !stopped_;
+  }
+
+  void write_until_stopped() {
+    int64_t shown_step = -1;
+    for (;;) {
+      {
+        std::unique_lock lock(queue_mutex_);
+        wake_writer_.wait_for(lock, options_.drain_every, [this] { return stopped_ || size_ >= ring_.size() / 2; });
+        if (stopped_) return;  // stop() writes the rest
+      }
+      std::lock_guard lock(sinks_mutex_);
+      drain();
+      const int64_t step = step_.load(std::memory_order_relaxed);
+      if (std::exchange(shown_step, step) != step) {
+        for (Sink& sink : sinks_) call(sink, [step](Logger& logger) { return logger.tick(step), absl::OkStatus(); });
+      }
+    }
+  }
+
+  /// Hands every queued event to every sink. Needs sinks_mutex_.
+  void drain() {
+    for (;;) {
+      {
+        std::lock_guard lock(queue_mutex_);
+        if (size_ == 0) return;
+        std::swap(current_, ring_[head_]);
+        head_ = (head_ + 1) % ring_.size();
+        --size_;
+      }
+      if (options_.when_full == WhenFull::kWait) room_.notify_all();
+      for (Sink& sink : sinks_) call(sink, [this](Logger& logger) { return deliver(logger), absl::OkStatus(); });
+    }
+  }
+
+  void deliver(Logger& logger) const {
+    switch (current_.kind) {
+      case Event::Kind::kRecord:
+        return logger.log(current_.record);
+      case Event::Kind::kText:
+        return logger.log_text(current_.text);
+      case Event::Kind::kLine:
+        return logger.print(current_.text.text);
+    }
+  }
+
+  /// Calls a sink and takes note of its failure, thrown or returned.
+  template <class Call>
+  void call(Sink& sink, Call function) {
+    absl::Status status;
+    try {
+      status = function(*sink.logger);
+    } catch (...) {
+      status = status_from_current_exception();
+    }
+    if (!status.ok() && !std::exchange(sink.failed, true)) fail(status, sink.logger->optional());
+  }
+
+  void fail(const absl::Status& status, bool optional) {
+    for (Sink& sink : sinks_) {
+      if (!sink.failed)
+        call(sink, [&](Logger& logger) { return logger.print("warning: " + error_line(status)), absl::OkStatus(); });
+    }
+    if (optional) return;
+    first_.Update(status);
+    unreported_.Update(status);
+  }
+
+  void report_dropped() {
+    const int64_t lost = dropped();
+    if (lost == 0 || std::exchange(drop_reported_, true)) return;
+    fail(to_status({.exit_code = ExitCode::kStorage,
+                    .id = "log.slow",
+                    .problem = "the log writer is slower than training",
+                    .got = std::to_string(lost) + " records lost",
+                    .hint = "log less often (--log_every), or write to a faster disk (--output_dir)"}),
+         /*optional=*/true);
+  }
+
+  void stop() {
+    {
+      std::lock_guard lock(queue_mutex_);
+      if (std::exchange(stopped_, true)) return;
+    }
+    wake_writer_.notify_all();
+    room_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    std::lock_guard lock(sinks_mutex_);
+    drain();
+    report_dropped();
+    for (Sink& sink : sinks_) call(sink, [](Logger& logger) { return logger.close(); });
+    sinks_.clear();
+  }
+
+  const RunLoggerOptions options_;
+
+  std::mutex queue_mutex_;  // taken after sinks_mutex_, never before
+  std::condition_variable wake_writer_, room_;
+  std::vector<Event> ring_;
+  size_t head_ = 0;
+  size_t size_ = 0;
+  bool stopped_ = false;
+  std::atomic<int64_t> dropped_{0};
+  std::atomic<int64_t> step_{-1};
+
+  std::mutex sinks_mutex_;
+  std::vector<Sink> sinks_;
+  Event current_;
+  absl::Status first_, unreported_;
+  bool drop_reported_ = false;
+
+  std::thread thread_;
+};
+
+RunLogger::RunLogger(RunLoggerOptions options) {
+  TORCH_CHECK_VALUE(options.queue_capacity >= 2, "queue_capacity must be >= 2, got ", options.queue_capacity);
+  TORCH_CHECK_VALUE(options.drain_every.count() > 0, "drain_every must be > 0, got ", options.drain_every.count(),
+                    " ms");
+  impl_ = std::make_unique<Impl>(options);
+}
+
+RunLogger::~RunLogger() = default;
+
+void RunLogger::add(std::unique_ptr<Logger> sink) { impl_->add(std::move(sink)); }
+
+void RunLogger::log(const LogRecord& record) {
+  impl_->push(record.split == "train", [&](Event& event) {
+    event.kind = Event::Kind::kRecord;
+    event.record = record;
+  });
+}
+
+void RunLogger::log_text(const LogText& text) {
+  impl_->push(false, [&](Event& event) {
+    event.kind = Event::Kind::kText;
+    event.text = text;
+  });
+}
+
+void RunLogger::print(std::string_view line) {
+  impl_->push(false, [&](Event& event) {
+    event.kind = Event::Kind::kLine;
+    event.text.text = line;
+  });
+}
+
+void RunLogger::tick(int64_t step) { impl_->tick(step); }
+absl::Status RunLogger::flush() { return impl_->flush(); }
+absl::Status RunLogger::rewind(int64_t step) { return impl_->rewind(step); }
+absl::Status RunLogger::close() { return impl_->close(); }
+int64_t RunLogger::dropped() const { return impl_->dropped(); }
+
+}  // namespace trainkit
