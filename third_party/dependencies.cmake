@@ -1,5 +1,5 @@
 # How each dependency is found. `./dev setup` installs what is missing; nothing of others is kept in this tree.
-find_package(Torch 2.11 REQUIRED)
+include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
 find_package(absl REQUIRED)
 find_package(fmt REQUIRED)
 find_package(yaml-cpp REQUIRED)

@@ -25,8 +25,21 @@ function(trainkit_module NAME)
   target_sources(trainkit_${NAME} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/libtrainkit/include
                                          FILES ${ARG_HEADERS})
   target_include_directories(trainkit_${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)
+  # a header-only library that our sources alone use is nothing that those who link us need to have
+  set(private)
+  foreach(library ${ARG_PRIVATE})
+    get_target_property(imported ${library} IMPORTED)
+    get_target_property(type ${library} TYPE)
+    get_target_property(further ${library} INTERFACE_LINK_LIBRARIES)
+    if(imported AND type STREQUAL INTERFACE_LIBRARY AND NOT further)
+      set(library $<BUILD_INTERFACE:${library}>)
+    endif()
+    list(APPEND private ${library})
+  endforeach()
   target_link_libraries(trainkit_${NAME} PUBLIC ${ARG_DEPENDS} ${ARG_PUBLIC}
-                                         PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:trainkit_flags>)
+                                         PRIVATE ${private} $<BUILD_INTERFACE:trainkit_flags>)
+  set_target_properties(trainkit_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  install(TARGETS trainkit_${NAME} EXPORT trainkitTargets FILE_SET HEADERS)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})
 endfunction()
 
