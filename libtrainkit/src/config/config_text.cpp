@@ -1,0 +1,120 @@
+// What a parser prints: help, version, and the resolved configuration.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "parser_state.h"
+#include "trainkit/core/error.h"
+
+namespace trainkit {
+namespace {
+
+using detail::Option;
+constexpr size_t kWidth = 100, kIndent = 30;
+
+/// `text` in lines of at most kWidth, each but the first indented to kIndent.
+std::string wrapped(const std::string& text) {
+  std::string out;
+  size_t column = kIndent;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    if (column + end - begin > kWidth && column > kIndent) {
+      out += fmt::format("\n{:{}}", "", kIndent);
+      column = kIndent;
+    }
+    out += text.substr(begin, end - begin);
+    column += end - begin + 1;
+    if (end < text.size()) out += ' ';
+    begin = end + 1;
+  }
+  return out;
+}
+
+/// "default: 4 (cpu); also --epoch" or nothing.
+std::string remarks(const Option& option) {
+  std::vector<std::string> parts;
+  OptionSpec as_typed = option.spec;
+  as_typed.path = PathKind::kNone;
+  const std::string value = option.binding->to_yaml(as_typed);
+  if (option.spec.required) parts.push_back("required");
+  if (!option.is_switch && !option.spec.required && value != "null") {
+    const bool refined = option.source.starts_with("default (");
+    parts.push_back("default: " + value + (refined ? option.source.substr(sizeof "default" - 1) : ""));
+  }
+  std::string also;
+  for (const std::string& alias : option.spec.aliases) also += (also.empty() ? "also --" : ", --") + alias;
+  if (!also.empty()) parts.push_back(also);
+  if (!option.refusal.empty()) parts.push_back("not supported: " + option.refusal);
+  return parts.empty() ? "" : fmt::format(" [{}]", detail::join(parts, "; ", "; "));
+}
+
+std::string help_of(const Option& option) {
+  const bool negatable = option.binding->is_bool() && !option.is_switch;
+  std::string metavar = option.spec.metavar.empty() ? option.binding->metavar(option.spec) : option.spec.metavar;
+  if (option.is_switch) metavar.clear();
+  std::string head =
+      fmt::format("  --{}{}{}{}", negatable ? "[no-]" : "", option.name, metavar.empty() ? "" : " ", metavar);
+  head += head.size() + 1 < kIndent ? std::string(kIndent - head.size(), ' ') : fmt::format("\n{:{}}", "", kIndent);
+  return head + wrapped(option.spec.help + remarks(option)) + "\n";
+}
+
+}  // namespace
+
+std::string ConfigParser::help() const {
+  const ProgramInfo& program = state_->program;
+  std::string text = fmt::format("Usage: {} [--flag value ...]\n", program.name);
+  if (!program.description.empty()) text += fmt::format("\n{}\n", program.description);
+  std::vector<std::string> groups;
+  for (const auto& option : state_->options) {
+    if (std::find(groups.begin(), groups.end(), option->spec.group) == groups.end())
+      groups.push_back(option->spec.group);
+  }
+  for (const std::string& group : groups) {
+    text += fmt::format("\n{}:\n", group);
+    for (const auto& option : state_->options) {
+      if (option->spec.group == group) text += help_of(*option);
+    }
+  }
+  if (!state_->presets.empty()) text += "\nPresets:\n";
+  for (const detail::Preset& preset : state_->presets) {
+    std::string settings;
+    for (const auto& [name, value] : preset.settings) settings += fmt::format(" --{} {}", name, value);
+    std::string head = fmt::format("  {:<{}}", preset.name, kIndent - 2);
+    text += head + wrapped(preset.help + (preset.help.empty() ? "" : ":") + settings) + "\n";
+  }
+  text +=
+      "\n'-' and '_' are alike in names, and --flag=value is --flag value. Sources of a value, the stronger the "
+      "later:\n"
+      "defaults, preset, file, flags.\n";
+  if (!program.examples.empty()) text += "\nExamples:\n";
+  for (const std::string& example : program.examples) text += fmt::format("  {}\n", example);
+  return text;
+}
+
+std::string ConfigParser::to_yaml() const {
+  std::string text = fmt::format("# {} {}\n", state_->program.name, state_->program.version);
+  std::string group;
+  for (const auto& option : state_->options) {
+    if (option->spec.flag_only || option->name == "preset") continue;
+    if (option->spec.group != group) text += fmt::format("\n# {}\n", group = option->spec.group);
+    const std::string line = option->name + ": " + option->binding->to_yaml(option->spec);
+    text += fmt::format("{:<39} # {}\n", line, escape_text(option->source, 200));
+  }
+  return text;
+}
+
+std::string ConfigParser::text(Request request) const {
+  switch (request) {
+    case Request::kRun:
+      return "";
+    case Request::kHelp:
+      return help();
+    case Request::kVersion:
+      return state_->program.name + " " + state_->program.version + "\n";
+    case Request::kPrintConfig:
+      return to_yaml();
+  }
+  return "";
+}
+
+}  // namespace trainkit
