@@ -1,0 +1,67 @@
+#include "trainkit/optim/adam.h"
+
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <c10/util/Exception.h>
+
+#include "optim/option_problems.h"
+
+namespace trainkit {
+
+Adam::Adam(const AdamOptions& options)
+    : Optimizer({.lr = options.lr, .weight_decay = options.weight_decay, .capturable = options.capturable}),
+      betas_(options.betas),
+      eps_(options.eps) {
+  const std::string problems = detail::shared_option_problems(options.lr, options.weight_decay) + option_problems();
+  TORCH_CHECK_VALUE(problems.empty(), "Adam:", problems);
+}
+
+std::unique_ptr<Optimizer> Adam::create_like() const { return std::make_unique<Adam>(options()); }
+
+AdamOptions Adam::options() const {
+  const BaseOptions base = base_options();
+  return {
+      .lr = base.lr, .betas = betas_, .eps = eps_, .weight_decay = base.weight_decay, .capturable = base.capturable};
+}
+
+std::vector<std::pair<const char*, double*>> Adam::hyperparameters() {
+  return {{"beta1", &betas_[0]}, {"beta2", &betas_[1]}, {"eps", &eps_}};
+}
+
+std::string Adam::option_problems() const {
+  return detail::require_option(betas_[0] >= 0 && betas_[0] < 1, "betas[0]", "in [0, 1)", betas_[0]) +
+         detail::require_option(betas_[1] >= 0 && betas_[1] < 1, "betas[1]", "in [0, 1)", betas_[1]) +
+         detail::require_option(detail::finite_not_negative(eps_), "eps", "finite and >= 0", eps_);
+}
+
+void Adam::apply(const FusedArguments& a) {
+  const auto fused = [&](const auto& lr) {
+    at::_fused_adam_(a.params, a.gradients, a.state[0], a.state[1], /*max_exp_avg_sqs=*/{}, a.steps, lr, betas_[0],
+                     betas_[1], a.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},
+                     a.found_inf);
+  };
+  a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
+}
+
+AdamW::AdamW(const AdamWOptions& options)
+    : Adam({.lr = options.lr,
+            .betas = options.betas,
+            .eps = options.eps,
+            .weight_decay = options.weight_decay,
+            .capturable = options.capturable}) {}
+
+std::unique_ptr<Optimizer> AdamW::create_like() const {
+  const AdamOptions mine = options();
+  return std::make_unique<AdamW>(AdamWOptions{mine.lr, mine.betas, mine.eps, mine.weight_decay, mine.capturable});
+}
+
+void AdamW::apply(const FusedArguments& a) {
+  const auto fused = [&](const auto& lr) {
+    at::_fused_adamw_(a.params, a.gradients, a.state[0], a.state[1], /*max_exp_avg_sqs=*/{}, a.steps, lr, betas_[0],
+                      betas_[1], a.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{},
+                      a.found_inf);
+  };
+  a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
+}
+
+}  // namespace trainkit

@@ -1,0 +1,152 @@
+#include "trainkit/optim/lr_scheduler.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "optim/option_problems.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+/// Factors in the first table; it doubles from there.
+constexpr int64_t kFirstTableSteps = 4096;
+
+void check(const PlateauOptions& options) {
+  using detail::require_option;
+  const std::string problems =
+      require_option(options.factor > 0 && options.factor < 1, "factor", "in (0, 1)", options.factor) +
+      require_option(options.patience >= 0, "patience", ">= 0", static_cast<double>(options.patience)) +
+      require_option(options.cooldown >= 0, "cooldown", ">= 0", static_cast<double>(options.cooldown)) +
+      require_option(detail::finite_not_negative(options.threshold), "threshold", "finite and >= 0",
+                     options.threshold) +
+      require_option(detail::finite_not_negative(options.min_lr), "min_lr", "finite and >= 0", options.min_lr) +
+      require_option(detail::finite_not_negative(options.eps), "eps", "finite and >= 0", options.eps);
+  TORCH_CHECK_VALUE(problems.empty(), "PlateauOptions:", problems);
+}
+
+double worst(const std::optional<PlateauOptions>& plateau) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  return plateau && plateau->maximize ? -infinity : infinity;
+}
+
+}  // namespace
+
+LRScheduler::LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule> schedule,
+                         std::optional<PlateauOptions> plateau)
+    : optimizer_(&optimizer),
+      schedule_(std::move(schedule)),
+      plateau_(plateau),
+      base_lr_(optimizer.lr()),
+      best_(worst(plateau)) {
+  TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: no schedule");
+  if (plateau_) check(*plateau_);
+  apply();
+}
+
+void LRScheduler::step() { apply(); }
+
+void LRScheduler::apply() {
+  if (const std::optional<int64_t> count = optimizer_->known_step_count()) {
+    optimizer_->set_lr(base_lr_ * schedule_->factor(*count));
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  reserve(optimizer_->max_step_count() + 1);
+  index_.copy_(optimizer_->step_count());
+  index_.clamp_max_(table_.numel() - 1);
+  optimizer_->set_lr_on_device(table_.index_select(0, index_).mul_(base_lr_));
+}
+
+void LRScheduler::reserve(int64_t steps) {
+  if (optimizer_->known_step_count()) return;
+  const int64_t old_steps = table_.defined() ? table_.numel() : 0;
+  if (steps <= old_steps) return;
+  const int64_t new_steps = std::max({steps, 2 * old_steps, kFirstTableSteps});
+  at::Tensor factors = at::empty({new_steps}, at::kDouble);
+  double* out = factors.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < new_steps; ++i) out[i] = schedule_->factor(i);
+  const at::Device device = optimizer_->step_count().device();
+  table_ = factors.to(device);
+  if (!index_.defined()) index_ = at::empty({1}, at::device(device).dtype(at::kLong));
+}
+
+bool LRScheduler::is_better(double metric) const {
+  const double sign = plateau_->maximize ? -1 : 1;
+  if (!plateau_->relative_threshold) return sign * metric < sign * best_ - plateau_->threshold;
+  return sign * metric < sign * best_ * (1 - sign * plateau_->threshold);
+}
+
+bool LRScheduler::step_metric(double metric) {
+  TORCH_CHECK(plateau_, "LRScheduler: step_metric() needs PlateauOptions");
+  if (is_better(metric)) {
+    best_ = metric;
+    num_bad_epochs_ = 0;
+  } else {
+    ++num_bad_epochs_;
+  }
+  if (cooldown_counter_ > 0) {
+    --cooldown_counter_;
+    num_bad_epochs_ = 0;
+  }
+  if (num_bad_epochs_ <= plateau_->patience) return false;
+  cooldown_counter_ = plateau_->cooldown;
+  num_bad_epochs_ = 0;
+  const double lower = std::max(base_lr_ * plateau_->factor, plateau_->min_lr);
+  if (base_lr_ - lower <= plateau_->eps) return false;
+  base_lr_ = lower;
+  apply();
+  return true;
+}
+
+double LRScheduler::lr() const {
+  const std::optional<int64_t> known = optimizer_->known_step_count();
+  const int64_t count = known ? *known : optimizer_->step_count().item<int64_t>();
+  return base_lr_ * schedule_->factor(count);
+}
+
+StateDict LRScheduler::state_dict() const {
+  StateDict state{{"base_lr", base_lr_}};
+  if (plateau_) {
+    state["best"] = best_;
+    state["num_bad_epochs"] = num_bad_epochs_;
+    state["cooldown_counter"] = cooldown_counter_;
+  }
+  return state;
+}
+
+absl::Status LRScheduler::load_state_dict(const StateDict& state) {
+  const auto out_of_range = [](const char* field, double got) {
+    return to_status({.exit_code = ExitCode::kWeights,
+                      .id = "ckpt.schedule",
+                      .field = field,
+                      .problem = "is out of range in the saved schedule",
+                      .got = std::to_string(got),
+                      .expected = "finite and >= 0"},
+                     absl::StatusCode::kInvalidArgument);
+  };
+  TRAINKIT_ASSIGN_OR_RETURN(const double base_lr, get_state<double>(state, "base_lr"));
+  if (!detail::finite_not_negative(base_lr)) return out_of_range("base_lr", base_lr);
+  if (plateau_) {
+    TRAINKIT_ASSIGN_OR_RETURN(const double best, get_state<double>(state, "best"));
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t bad, get_state<int64_t>(state, "num_bad_epochs"));
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t cooldown, get_state<int64_t>(state, "cooldown_counter"));
+    if (bad < 0) return out_of_range("num_bad_epochs", static_cast<double>(bad));
+    if (cooldown < 0) return out_of_range("cooldown_counter", static_cast<double>(cooldown));
+    best_ = best;
+    num_bad_epochs_ = bad;
+    cooldown_counter_ = cooldown;
+  }
+  base_lr_ = base_lr;
+  apply();
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit

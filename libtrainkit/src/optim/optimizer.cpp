@@ -1,0 +1,397 @@
+#include "trainkit/optim/optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <unordered_set>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+/// Parameters of one group and one dtype: what one fused kernel takes.
+struct Optimizer::Bucket {
+  size_t group = 0;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> params;
+  std::vector<std::vector<at::Tensor>> state;  ///< Per name of state_names(), per parameter.
+  std::vector<int64_t> positions;              ///< Of the parameters' counts in steps_.
+  std::vector<at::Tensor> steps;               ///< Views of those.
+  std::vector<at::Tensor> gradients;           ///< Filled within a step; undefined where a parameter has none.
+};
+
+namespace {
+
+/// The kernels walk through memory and do not look at strides.
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
+}
+
+const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetTensorImpl()->grad(); }
+
+absl::Status bad_state(std::string field, std::string problem, std::string got = {}, std::string expected = {}) {
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "ckpt.optimizer",
+                    .field = std::move(field),
+                    .problem = std::move(problem),
+                    .got = std::move(got),
+                    .expected = std::move(expected)},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::string text = std::string(c10::toString(tensor.scalar_type())) + " [";
+  for (const int64_t size : tensor.sizes()) text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
+  return text + "]";
+}
+
+std::string group_key(size_t group, const char* name) { return "groups." + std::to_string(group) + "." + name; }
+
+/// "state.<parameter>.<name>".
+std::string state_key(const std::string& parameter, const std::string& name) {
+  return "state." + parameter + "." + name;
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const BaseOptions& options)
+    : lr_(options.lr),
+      weight_decay_(options.weight_decay),
+      capturable_(options.capturable),
+      on_device_(options.capturable) {}
+Optimizer::Optimizer(Optimizer&&) noexcept = default;
+Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
+Optimizer::~Optimizer() = default;
+
+Optimizer::BaseOptions Optimizer::base_options() const {
+  return {.lr = lr_, .weight_decay = weight_decay_, .capturable = capturable_};
+}
+
+void Optimizer::add_param_groups(std::vector<ParamGroup> groups) {
+  for (ParamGroup& group : groups) add_param_group(std::move(group));
+}
+
+void Optimizer::add_param_group(ParamGroup group) {
+  std::unordered_set<const void*> seen;
+  std::erase_if(group.params,
+                [&](const NamedParameter& param) { return !seen.insert(param.tensor.unsafeGetTensorImpl()).second; });
+  TORCH_CHECK_VALUE(!group.params.empty(), "optimizer: a parameter group is empty");
+  TORCH_CHECK_VALUE(group.lr_multiple >= 0 && std::isfinite(group.lr_multiple),
+                    "optimizer: lr_multiple must be finite and >= 0, got ", group.lr_multiple);
+  TORCH_CHECK_VALUE(!group.weight_decay || (*group.weight_decay >= 0 && std::isfinite(*group.weight_decay)),
+                    "optimizer: weight_decay must be finite and >= 0, got ", *group.weight_decay);
+  std::unordered_set<std::string_view> names;
+  std::unordered_set<const void*> tensors;
+  for (const ParamGroup& other : groups_) {
+    for (const NamedParameter& param : other.params) {
+      names.insert(param.name);
+      tensors.insert(param.tensor.unsafeGetTensorImpl());
+    }
+  }
+  const at::Device device = (groups_.empty() ? group : groups_.front()).params.front().tensor.device();
+  for (const NamedParameter& param : group.params) {
+    const at::Tensor& tensor = param.tensor;
+    TORCH_CHECK_VALUE(tensor.defined() && tensor.is_floating_point() && tensor.layout() == at::kStrided &&
+                          tensor.is_non_overlapping_and_dense() && tensor.is_leaf(),
+                      "optimizer: parameter '", param.name, "' must be a dense floating-point leaf tensor");
+    TORCH_CHECK_VALUE(tensor.device() == device, "optimizer: parameter '", param.name, "' is on ", tensor.device(),
+                      ", expected ", device, " like the others");
+    TORCH_CHECK_VALUE(tensors.count(tensor.unsafeGetTensorImpl()) == 0, "optimizer: parameter '", param.name,
+                      "' is in another group already");
+    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: two parameters are named '", param.name, "'");
+  }
+
+  // All that can fail for want of memory comes before the first change.
+  const at::NoGradGuard no_grad;
+  const std::vector<std::string> kinds = state_names();
+  const int64_t old_size = steps_.defined() ? steps_.numel() : 1;
+  const int64_t size = old_size + static_cast<int64_t>(group.params.size());
+  at::Tensor steps = at::zeros({size}, at::device(device).dtype(at::kFloat));
+  at::Tensor advance_all = at::ones_like(steps);
+  if (steps_.defined()) steps.narrow(0, 0, old_size).copy_(steps_);
+  std::vector<Bucket> buckets;
+  for (size_t i = 0; i < group.params.size(); ++i) {
+    const NamedParameter& param = group.params[i];
+    auto bucket = std::find_if(buckets.begin(), buckets.end(), [&](const Bucket& candidate) {
+      return candidate.params.front().scalar_type() == param.tensor.scalar_type();
+    });
+    if (bucket == buckets.end()) bucket = buckets.emplace(bucket);
+    bucket->group = groups_.size();
+    bucket->state.resize(kinds.size());
+    bucket->names.push_back(param.name);
+    bucket->params.push_back(param.tensor);
+    bucket->positions.push_back(old_size + static_cast<int64_t>(i));
+    for (auto& list : bucket->state) list.push_back(at::zeros_like(param.tensor));
+    bucket->gradients.emplace_back();
+  }
+
+  groups_.push_back(std::move(group));
+  for (Bucket& bucket : buckets) buckets_.push_back(std::move(bucket));
+  steps_ = std::move(steps);
+  step_count_ = steps_.select(0, 0);
+  for (Bucket& bucket : buckets_) {
+    bucket.steps.clear();
+    for (const int64_t position : bucket.positions) bucket.steps.push_back(steps_.select(0, position));
+  }
+  advance_all_ = std::move(advance_all);
+  advance_present_ = at::Tensor();
+  present_.assign(static_cast<size_t>(size), 1);
+  if (on_device_) move_to_device();
+}
+
+void Optimizer::set_lr(double lr) {
+  TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "optimizer: lr must be finite and >= 0, got ", lr);
+  lr_ = lr;
+  if (device_lrs_.defined()) device_lrs_.copy_(lr_multiples_.mul(lr));
+}
+
+std::vector<double> Optimizer::group_lrs() const {
+  std::vector<double> lrs;
+  if (device_lrs_.defined()) {
+    const at::Tensor host = device_lrs_.to(at::kCPU, at::kDouble);
+    lrs.assign(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel());
+  } else {
+    for (const ParamGroup& group : groups_) lrs.push_back(lr_ * group.lr_multiple);
+  }
+  return lrs;
+}
+
+void Optimizer::set_lr_on_device(const at::Tensor& lr) {
+  TORCH_CHECK(device_lrs_.defined(), "optimizer: learning rates are not kept on the device");
+  at::mul_out(device_lrs_, lr_multiples_, lr);
+}
+
+void Optimizer::step() {
+  stepped_without_scaler();
+  apply_step(std::nullopt);
+}
+
+void Optimizer::step_unless(const at::Tensor& found_inf) { apply_step(found_inf); }
+
+void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
+  TORCH_CHECK(!groups_.empty(), "optimizer: step() without parameters: call add_param_group first");
+  const at::NoGradGuard no_grad;
+  const bool on_host = steps_.is_cpu() && !on_device_;
+  if (found_inf && !on_host && !on_device_) {
+    on_device_ = true;
+    move_to_device();
+  }
+  ++max_step_count_;
+  // On the CPU the flag lies in the host's own memory.
+  if (on_host && found_inf && *found_inf->const_data_ptr<float>() != 0) return;
+
+  const bool all_present = collect_gradients();
+  advance_steps(found_inf, all_present);
+  const at::Tensor host_lr;
+  for (Bucket& bucket : buckets_) {
+    const ParamGroup& group = groups_[bucket.group];
+    FusedArguments arguments{.params = bucket.params,
+                             .gradients = bucket.gradients,
+                             .state = bucket.state,
+                             .steps = bucket.steps,
+                             .lr = lr_ * group.lr_multiple,
+                             .device_lr = on_device_ ? device_lr_views_[bucket.group] : host_lr,
+                             .weight_decay = group.weight_decay.value_or(weight_decay_),
+                             .found_inf = found_inf};
+    if (all_present) {
+      apply(arguments);
+    } else {
+      Bucket some;
+      some.state.resize(bucket.state.size());
+      for (size_t i = 0; i < bucket.params.size(); ++i) {
+        if (!bucket.gradients[i].defined()) continue;
+        some.params.push_back(bucket.params[i]);
+        some.gradients.push_back(bucket.gradients[i]);
+        some.steps.push_back(bucket.steps[i]);
+        for (size_t k = 0; k < bucket.state.size(); ++k) some.state[k].push_back(bucket.state[k][i]);
+      }
+      if (some.params.empty()) continue;
+      apply({.params = some.params,
+             .gradients = some.gradients,
+             .state = some.state,
+             .steps = some.steps,
+             .lr = arguments.lr,
+             .device_lr = arguments.device_lr,
+             .weight_decay = arguments.weight_decay,
+             .found_inf = found_inf});
+    }
+    // Not a moment longer: a gradient that is held here could not be freed by zero_grad.
+    for (at::Tensor& gradient : bucket.gradients) gradient.reset();
+  }
+}
+
+/// Fills the buckets' gradients and present_; returns whether every parameter has one.
+bool Optimizer::collect_gradients() {
+  bool all_present = true;
+  bool changed = false;
+  for (Bucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      const at::Tensor& param = bucket.params[i];
+      const at::Tensor& gradient = gradient_of(param);
+      char& present = present_[static_cast<size_t>(bucket.positions[i])];
+      changed |= present != static_cast<char>(gradient.defined());
+      present = static_cast<char>(gradient.defined());
+      if (!gradient.defined()) {
+        all_present = false;
+        bucket.gradients[i].reset();
+        continue;
+      }
+      TORCH_CHECK(gradient.layout() == at::kStrided && gradient.scalar_type() == param.scalar_type(),
+                  "optimizer: the gradient of '", bucket.names[i], "' must be dense and of its parameter's dtype");
+      bucket.gradients[i] = same_layout(gradient, param) ? gradient : at::empty_like(param).copy_(gradient);
+    }
+  }
+  if (changed && !all_present) {
+    at::Tensor advance = at::empty({static_cast<int64_t>(present_.size())}, at::kFloat);
+    std::copy(present_.begin(), present_.end(), advance.mutable_data_ptr<float>());
+    advance_present_ = advance.to(steps_.device());
+  }
+  return all_present;
+}
+
+void Optimizer::advance_steps(const std::optional<at::Tensor>& found_inf, bool all_present) {
+  const at::Tensor& advance = all_present ? advance_all_ : advance_present_;
+  if (steps_.is_cpu() && !on_device_) {
+    float* steps = steps_.mutable_data_ptr<float>();
+    const float* by = advance.const_data_ptr<float>();
+    for (int64_t i = 0; i < steps_.numel(); ++i) steps[i] += by[i];
+    return;
+  }
+  steps_.add_(advance);
+  if (found_inf) steps_.addcmul_(advance, *found_inf, -1);
+}
+
+void Optimizer::move_to_device() {
+  std::vector<double> multiples;
+  for (const ParamGroup& group : groups_) multiples.push_back(group.lr_multiple);
+  lr_multiples_ = at::tensor(multiples, at::kDouble).to(steps_.device());
+  device_lrs_ = lr_multiples_.mul(lr_).to(at::kFloat);
+  device_lr_views_ = device_lrs_.unbind();
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  for (Bucket& bucket : buckets_) {
+    for (const at::Tensor& param : bucket.params) {
+      at::Tensor& gradient = param.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+      } else {
+        if (gradient.requires_grad()) gradient = gradient.detach();
+        gradient.zero_();
+      }
+    }
+  }
+}
+
+std::vector<at::Tensor> Optimizer::gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const Bucket& bucket : buckets_) {
+    for (const at::Tensor& param : bucket.params) {
+      if (gradient_of(param).defined()) gradients.push_back(gradient_of(param));
+    }
+  }
+  return gradients;
+}
+
+std::optional<int64_t> Optimizer::known_step_count() const {
+  if (on_device_) return std::nullopt;
+  if (!steps_.defined()) return 0;
+  return steps_.is_cpu() ? static_cast<int64_t>(*step_count_.const_data_ptr<float>()) : max_step_count_;
+}
+
+StateDict Optimizer::state_dict() const {
+  StateDict state{{"type", std::string(type())}, {"lr", lr_}, {"step", int64_t{0}}};
+  if (step_count_.defined()) state["step"] = step_count_.item<int64_t>();
+  // The pointers are only read from.
+  for (const auto& [name, value] : const_cast<Optimizer*>(this)->hyperparameters()) state[name] = *value;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    state[group_key(i, "lr_multiple")] = groups_[i].lr_multiple;
+    state[group_key(i, "weight_decay")] = groups_[i].weight_decay.value_or(weight_decay_);
+  }
+  const std::vector<std::string> kinds = state_names();
+  for (const Bucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      state[state_key(bucket.names[i], "step")] = bucket.steps[i];
+      for (size_t k = 0; k < kinds.size(); ++k) state[state_key(bucket.names[i], kinds[k])] = bucket.state[k][i];
+    }
+  }
+  return state;
+}
+
+/// The names, types, shapes and ranges of `state`, against this optimizer's own.
+absl::Status Optimizer::check_state(const StateDict& state) const {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
+  if (kind != type()) return bad_state("type", "is of another optimizer", kind, type());
+  for (const auto& [name, mine] : state_dict()) {
+    const auto saved = state.find(name);
+    if (saved == state.end()) return bad_state(name, "is missing from the saved optimizer state");
+    if (saved->second.index() != mine.index()) return bad_state(name, "has another type in the saved optimizer state");
+    if (const double* number = std::get_if<double>(&saved->second);
+        number && !(*number >= 0 && std::isfinite(*number))) {
+      return bad_state(name, "is out of range", std::to_string(*number), ">= 0");
+    }
+    if (const int64_t* number = std::get_if<int64_t>(&saved->second); number && *number < 0) {
+      return bad_state(name, "is out of range", std::to_string(*number), ">= 0");
+    }
+    if (const at::Tensor* tensor = std::get_if<at::Tensor>(&mine)) {
+      const at::Tensor& other = std::get<at::Tensor>(saved->second);
+      if (!other.defined() || other.scalar_type() != tensor->scalar_type() || other.sizes() != tensor->sizes()) {
+        return bad_state(name, "has another shape or type in the saved optimizer state",
+                         other.defined() ? shape_text(other) : "nothing", shape_text(*tensor));
+      }
+    }
+  }
+  const StateDict mine = state_dict();
+  for (const auto& [name, value] : state) {
+    if (!mine.contains(name))
+      return bad_state(name, "is in the saved optimizer state, but this optimizer has no such entry");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Optimizer::load_state_dict(const StateDict& state) {
+  TRAINKIT_RETURN_IF_ERROR(check_state(state));
+  const auto options = hyperparameters();
+  std::vector<double> previous;
+  for (const auto& [name, value] : options) {
+    previous.push_back(*value);
+    *value = std::get<double>(state.find(name)->second);
+  }
+  if (const std::string problems = option_problems(); !problems.empty()) {
+    for (size_t i = 0; i < options.size(); ++i) *options[i].second = previous[i];
+    return bad_state("options", "are out of range:" + problems);
+  }
+
+  const at::NoGradGuard no_grad;
+  const std::vector<std::string> kinds = state_names();
+  const auto tensor = [&](const std::string& name) { return std::get<at::Tensor>(state.find(name)->second); };
+  for (Bucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      bucket.steps[i].copy_(tensor(state_key(bucket.names[i], "step")));
+      for (size_t k = 0; k < kinds.size(); ++k) bucket.state[k][i].copy_(tensor(state_key(bucket.names[i], kinds[k])));
+    }
+  }
+  max_step_count_ = std::get<int64_t>(state.find("step")->second);
+  if (step_count_.defined()) step_count_.fill_(max_step_count_);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    groups_[i].lr_multiple = std::get<double>(state.find(group_key(i, "lr_multiple"))->second);
+    groups_[i].weight_decay = std::get<double>(state.find(group_key(i, "weight_decay"))->second);
+  }
+  lr_ = std::get<double>(state.find("lr")->second);
+  if (on_device_) move_to_device();
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit
