@@ -1,4 +1,8 @@
 # LibTorch, and whether CUDA and NCCL are used: where LibTorch was built with them, unless switched off.
+if(NOT CUDA_TOOLKIT_ROOT_DIR AND DEFINED ENV{CUDA_TOOLKIT_ROOT_DIR})
+  # a toolkit in an unusual place; LibTorch's package asks the variable alone
+  set(CUDA_TOOLKIT_ROOT_DIR $ENV{CUDA_TOOLKIT_ROOT_DIR} CACHE PATH "CUDA toolkit")
+endif()
 find_package(Torch 2.11 REQUIRED)
 
 set(torch_has_cuda OFF)
