@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""The project's own checks: what no compiler or formatter looks for.
+
+    tests/lint/check.py [--root DIR] [--build DIR] [--fix] [CHECK ...]
+
+Each check is a function that yields problems, one line each: "file:line: what". The quick ones are tests of every build
+(lint.<check>); those that need --build (a built tree) run in `./dev lint`. Exit status: 0 nothing found, 1 something.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\s+"trainkit/(\w+)/([\w/]+\.h)"', re.M)
+
+# LibTorch's own file functions: reading runs code from the file or crashes on a damaged one, writing aborts the process
+# on a full disk.
+BANNED_SOURCE = re.compile(
+    r"\btorch::(load|save|pickle_load|pickle_save)\s*\(|\b(InputArchive|OutputArchive)\b|\bjit::(load|pickle|unpickle)")
+BANNED_SYMBOL = re.compile(
+    r"^(torch::(load|save|pickle_load|pickle_save)\b|torch::serialize::(Input|Output)Archive::"
+    r"|torch::jit::(load|import_ir_module|pickle|unpickle|pickle_load|pickle_save)\(|caffe2::serialize::PyTorchStream)")
+
+# Folders that only a developer's own machine has.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|home/\w+|Users/\w+)/")
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+class Tree:
+    """The tracked files of a checkout (every file, where it is no git checkout)."""
+
+    def __init__(self, root):
+        self.root = pathlib.Path(root).resolve()
+        listing = subprocess.run(["git", "-C", self.root, "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+                                 capture_output=True, text=True)
+        if listing.returncode == 0:
+            names = [name for name in listing.stdout.split("\0") if name]
+        else:
+            names = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()]
+        self.files = sorted(name for name in names if (self.root / name).is_file())
+
+    def matching(self, pattern):
+        return [name for name in self.files if re.search(pattern, name)]
+
+    def read(self, name):
+        return (self.root / name).read_text(encoding="utf-8", errors="replace")
+
+    def modules(self):
+        """The modules, in dependency order, as libtrainkit/CMakeLists.txt lists them."""
+        return re.search(r"foreach\(module ([\w ]+)\)", self.read("libtrainkit/CMakeLists.txt")).group(1).split()
+
+    def dependencies(self):
+        """Module -> modules it may include: itself and what its CMakeLists.txt DEPENDS on, transitively."""
+        reachable = {}
+        for module in self.modules():
+            name = f"libtrainkit/src/{module}/CMakeLists.txt"
+            if name not in self.files:
+                continue
+            depends = re.search(r"\bDEPENDS\s+([a-z_\s]+?)(?=[A-Z)])", self.read(name))
+            reachable[module] = {module}.union(*(reachable.get(d, {d}) for d in (depends.group(1).split() if depends else [])))
+        return reachable
+
+
+def check_layers(tree):
+    """No module includes one above it, nor one that its CMakeLists.txt does not declare."""
+    order = tree.modules()
+    declared = tree.dependencies()
+    for name in tree.matching(r"^libtrainkit/(include/trainkit|src)/\w+/.*\.(h|cpp|cu)$"):
+        module = name.split("/")[3 if "/include/" in name else 2]
+        if module not in order:
+            yield f"{name}: module '{module}' is not in the list of libtrainkit/CMakeLists.txt"
+            continue
+        text = tree.read(name)
+        for match in INCLUDE.finditer(text):
+            where, used = f"{name}:{line_of(text, match.start())}", match.group(1)
+            if used not in order or order.index(used) > order.index(module):
+                yield f"{where}: {module} includes {used}, which is above it"
+            elif module in declared and used not in declared[module]:
+                yield f"{where}: {module} includes {used}, which its CMakeLists.txt does not name under DEPENDS"
+
+
+UMBRELLA = "libtrainkit/include/trainkit/trainkit.h"
+
+
+def check_umbrella(tree):
+    """trainkit/trainkit.h includes every public header once, modules in order. `--fix` rewrites its list."""
+    order = tree.modules()
+    name = UMBRELLA
+    included = [f"{module}/{header}" for module, header in INCLUDE.findall(tree.read(name))]
+    prefix = "libtrainkit/include/trainkit/"
+    public = [path[len(prefix):] for path in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$")]
+    for header in sorted(set(public) - set(included)):
+        yield f"{name}: lacks trainkit/{header}"
+    for header in sorted(set(included) - set(public)):
+        yield f"{name}: includes trainkit/{header}, which does not exist"
+    ranks = [order.index(header.split("/")[0]) for header in included if header.split("/")[0] in order]
+    if ranks != sorted(ranks):
+        yield f"{name}: modules are not in the order of libtrainkit/CMakeLists.txt"
+
+
+def fix_umbrella(tree):
+    order = tree.modules()
+    headers = [path.split("/", 2)[2] for path in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$")]
+    headers.sort(key=lambda header: (order.index(header.split("/")[1]), header))
+    introduction = tree.read(UMBRELLA).split("#include")[0]
+    (tree.root / UMBRELLA).write_text(introduction + "".join(f'#include "{header}"\n' for header in headers))
+
+
+def check_headers_listed(tree):
+    """Every public header stands in the HEADERS of its module's CMakeLists.txt, or it would not be installed."""
+    for name in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$"):
+        module, header = name.split("/", 4)[3:]
+        listing = f"libtrainkit/src/{module}/CMakeLists.txt"
+        if listing not in tree.files or not re.search(rf"(?<![\w/]){re.escape(header)}\b", tree.read(listing)):
+            yield f"{name}: is not named in {listing}"
+
+
+def check_file_functions(tree):
+    """None of LibTorch's own functions that read or write files is used."""
+    for name in tree.matching(r"^(libtrainkit|apps|examples|bench)/.*\.(h|cpp|cu)$"):
+        text = tree.read(name)
+        for match in BANNED_SOURCE.finditer(re.sub(r"//[^\n]*", "", text)):
+            yield f"{name}: uses {match.group().strip(' (')}"
+
+
+def check_paths(tree):
+    """Tracked text names no folder of somebody's own machine."""
+    for name in tree.files:
+        data = (tree.root / name).read_bytes()
+        if b"\0" in data[:8192]:
+            continue
+        text = data.decode("utf-8", "replace")
+        for match in MACHINE_PATH.finditer(text):
+            yield f"{name}:{line_of(text, match.start())}: names {match.group()}"
+
+
+def anchors(text):
+    """The anchors of a Markdown page, as its headings give them."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).strip().replace(" ", "-")
+        found.add(slug)
+    return found
+
+
+def check_links(tree):
+    """Relative links of the Markdown pages lead to files, and their anchors to headings."""
+    for name in tree.matching(r"\.md$"):
+        text = tree.read(name)
+        prose = re.sub(r"```.*?```|`[^`\n]*`", lambda code: re.sub(r"[^\n]", " ", code.group()), text, flags=re.S)
+        for match in re.finditer(r"\]\(([^)\s]+)\)", prose):
+            link, _, anchor = match.group(1).partition("#")
+            if re.match(r"\w+:", link):
+                continue
+            where = f"{name}:{line_of(text, match.start())}"
+            target = (tree.root / name).parent / link if link else tree.root / name
+            if not target.exists():
+                yield f"{where}: {match.group(1)} leads nowhere"
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
+                yield f"{where}: {match.group(1)}: no such heading"
+
+
+def code_blocks(text, language):
+    """(line, code) of the fenced blocks in a language; a block may be indented."""
+    for match in re.finditer(rf"^( *)```{language}[^\n]*\n(.*?)^ *```", text, re.M | re.S):
+        indent = match.group(1)
+        yield line_of(text, match.start()), re.sub(rf"^{indent}", "", match.group(2), flags=re.M)
+
+
+def check_readme(tree):
+    """The README's program is examples/readme.cpp, to the letter."""
+    blocks = [code for _, code in code_blocks(tree.read("README.md"), "cpp")]
+    if not blocks or blocks[0] != tree.read("examples/readme.cpp"):
+        yield "README.md: its first program differs from examples/readme.cpp"
+
+
+def check_symbols(tree, build):
+    """No built library calls LibTorch's file functions, by whatever way."""
+    for library in sorted(build.glob("libtrainkit/src/*/libtrainkit_*.a")):
+        symbols = subprocess.run(["nm", "-C", "--undefined-only", library], capture_output=True, text=True, check=True).stdout
+        for symbol in sorted({line.strip()[2:] for line in symbols.splitlines()}):
+            if BANNED_SYMBOL.match(symbol):
+                yield f"{library.name}: calls {symbol}"
+
+
+def check_readme_output(tree, build):
+    """The README shows what its program prints (figures may differ)."""
+    printed = subprocess.run([build / "bin/example_readme"], capture_output=True, text=True, check=True).stdout
+
+    def shape(text):
+        return re.sub(r"\d+", "0", text).split()
+
+    if not any(shape(code) == shape(printed) for _, code in code_blocks(tree.read("README.md"), "")):
+        yield f"README.md: no block is what examples/readme.cpp prints:\n{printed}"
+
+
+def check_snippets(tree, build):
+    """Every C++ block of the pages that has an #include compiles, as it stands."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    like = next(entry for entry in commands if entry["file"].endswith("examples/readme.cpp"))
+    arguments = shlex.split(like["command"])
+    arguments[arguments.index("-o"):] = []
+
+    def compiles(place, code):
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "snippet.cpp"
+            source.write_text(code)
+            done = subprocess.run([*arguments, "-Wno-error", "-o", "snippet.o", "-c", source], cwd=folder, capture_output=True, text=True)
+            errors = [line for line in done.stderr.splitlines() if " error: " in line]
+            return f"{place}: does not compile: {errors[0] if errors else done.stderr[-300:]}" if done.returncode else None
+
+    units = [(f"{name}:{line}", code) for name in tree.matching(r"\.md$")
+             for line, code in code_blocks(tree.read(name), "cpp") if "#include" in code]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from filter(None, pool.map(lambda unit: compiles(*unit), units))
+
+
+QUICK = [check_layers, check_umbrella, check_headers_listed, check_file_functions, check_paths, check_links, check_readme]
+WITH_BUILD = [check_symbols, check_readme_output, check_snippets]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", default=pathlib.Path(__file__).parents[2])
+    parser.add_argument("--build", type=pathlib.Path)
+    parser.add_argument("--fix", action="store_true", help="first rewrite what can be: the list in trainkit/trainkit.h")
+    parser.add_argument("checks", nargs="*")
+    arguments = parser.parse_args()
+    tree = Tree(arguments.root)
+    if arguments.fix:
+        fix_umbrella(tree)
+    found = 0
+    for check in QUICK + (WITH_BUILD if arguments.build else []):
+        if arguments.checks and check.__name__[6:] not in arguments.checks:
+            continue
+        problems = list(check(tree, arguments.build.resolve()) if check in WITH_BUILD else check(tree))
+        print(f"{check.__name__[6:]}: {len(problems) or 'no'} problem{'s' if len(problems) > 1 else ''}")
+        for problem in problems:
+            print(f"  {problem}")
+        found += len(problems)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

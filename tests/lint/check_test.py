@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Each check of check.py finds a fault that was planted for it, and nothing in a tree without faults."""
+
+import pathlib
+import tempfile
+import unittest
+
+import check
+
+CLEAN = {
+    "libtrainkit/CMakeLists.txt": "foreach(module core data optim)\n",
+    "libtrainkit/src/core/CMakeLists.txt": "trainkit_module(core HEADERS a.h SOURCES a.cpp)\n",
+    "libtrainkit/src/data/CMakeLists.txt": "trainkit_module(data HEADERS b.h\n  DEPENDS core\n  PUBLIC torch)\n",
+    "libtrainkit/src/optim/CMakeLists.txt": "trainkit_module(optim HEADERS c.h DEPENDS core)\n",
+    "libtrainkit/include/trainkit/core/a.h": "#pragma once\n",
+    "libtrainkit/include/trainkit/data/b.h": '#pragma once\n#include "trainkit/core/a.h"\n',
+    "libtrainkit/include/trainkit/optim/c.h": "#pragma once\n",
+    "libtrainkit/include/trainkit/trainkit.h": "".join(
+        f'#include "trainkit/{name}"\n' for name in ("core/a.h", "data/b.h", "optim/c.h")),
+    "examples/readme.cpp": "int main() {}\n",
+    "README.md": "# Name\n[page](docs/page.md#a-heading)\n```cpp\nint main() {}\n```\n",
+    "docs/page.md": "# A heading\n",
+}
+
+
+class CheckTest(unittest.TestCase):
+    def problems(self, function, changes):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**CLEAN, **changes}.items():
+                path = pathlib.Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return list(function(check.Tree(folder)))
+
+    def finds(self, function, changes, words):
+        self.assertEqual(self.problems(function, {}), [])
+        problems = self.problems(function, changes)
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn(words, problems[0])
+
+    def test_a_module_that_includes_one_above_it(self):
+        self.finds(check.check_layers, {"libtrainkit/src/core/a.cpp": '#include "trainkit/data/b.h"\n'}, "above it")
+
+    def test_a_module_that_includes_one_it_does_not_declare(self):
+        self.finds(check.check_layers, {"libtrainkit/src/optim/c.cpp": '\n#include "trainkit/data/b.h"\n'}, "c.cpp:2")
+
+    def test_a_header_that_the_umbrella_lacks(self):
+        self.finds(check.check_umbrella, {"libtrainkit/include/trainkit/data/new.h": ""}, "lacks trainkit/data/new.h")
+
+    def test_an_umbrella_in_another_order(self):
+        lines = CLEAN["libtrainkit/include/trainkit/trainkit.h"].splitlines(keepends=True)
+        self.finds(check.check_umbrella, {"libtrainkit/include/trainkit/trainkit.h": "".join(reversed(lines))}, "order")
+
+    def test_fix_brings_the_umbrella_up_to_date(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**CLEAN, "libtrainkit/include/trainkit/core/z.h": "", check.UMBRELLA: "#pragma once\n/// Why.\n"}.items():
+                path = pathlib.Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            check.fix_umbrella(check.Tree(folder))
+            self.assertEqual(list(check.check_umbrella(check.Tree(folder))), [])
+            self.assertTrue((pathlib.Path(folder) / check.UMBRELLA).read_text().startswith("#pragma once\n/// Why.\n"))
+
+    def test_a_header_that_would_not_be_installed(self):
+        self.finds(check.check_headers_listed, {"libtrainkit/include/trainkit/data/new.h": ""}, "is not named")
+
+    def test_a_file_function_of_libtorch(self):
+        self.finds(check.check_file_functions, {"apps/x/main.cpp": 'torch::load(x, "f");  // torch::save(x)\n'}, "torch::load")
+
+    def test_a_folder_of_somebodys_machine(self):
+        self.finds(check.check_paths, {"docs/page.md": "# A heading\nsee " + "/home/" + "alice/data\n"}, "docs/page.md:2")
+
+    def test_a_link_that_leads_nowhere(self):
+        self.finds(check.check_links, {"docs/page.md": "# A heading\n[x](missing.md)\n"}, "leads nowhere")
+
+    def test_a_link_to_a_heading_that_is_gone(self):
+        self.finds(check.check_links, {"docs/page.md": "# Another\n"}, "no such heading")
+
+    def test_a_program_in_the_readme_that_is_not_the_example(self):
+        self.finds(check.check_readme, {"examples/readme.cpp": "int main() { return 1; }\n"}, "differs")
+
+
+if __name__ == "__main__":
+    unittest.main()
