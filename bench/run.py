@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Measures the library beside its peers, and writes what came out as ratios.
+
+    bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR]
+
+Runs every suite build/bin/bench_* and every peer bench/peers/*.py, in turn, N times over, so that each repetition has
+ours, the peer and the floor within the same minutes: a ratio is formed within a repetition, and its median and range
+over the repetitions are reported. Ratios and their targets are listed in bench/ratios.json. A full run writes
+docs/benchmarks.md and docs/benchmarks.svg; with --filter or --quick they go to build/bench/.
+
+A peer prints one JSON object a line: {"name": ..., "value": ..., "unit": "us" or "rows/s" or ...}.
+"""
+
+import argparse
+import datetime
+import html
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class Measurement:
+    """Values of one benchmark, one a repetition. A time is in seconds; a rate is per second."""
+
+    def __init__(self):
+        self.times, self.rates, self.counters, self.repetitions = {}, {}, {}, set()
+
+    def value(self, metric, repetition):
+        return {"time": self.times, "rate": self.rates}.get(metric, self.counters.get(metric, {})).get(repetition)
+
+    def rate(self, repetition):
+        """Work per second: the rate that was counted, else one over the time."""
+        if repetition in self.rates:
+            return self.rates[repetition]
+        return 1 / self.times[repetition] if self.times.get(repetition) else None
+
+
+def add(results, name, repetition):
+    measurement = results.setdefault(name, Measurement())
+    measurement.repetitions.add(repetition)
+    return measurement
+
+
+def run_suite(program, options, repetition, results, log):
+    output = log / f"{program.name}.{repetition}.json"
+    output.unlink(missing_ok=True)
+    command = [program, f"--benchmark_out={output}", "--benchmark_out_format=json"]
+    if options.filter:
+        command.append(f"--benchmark_filter={options.filter}")
+    if options.quick:
+        command.append("--benchmark_min_time=0.05")
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode or not output.exists() or not output.stat().st_size:
+        if "Failed to match" not in done.stderr and done.returncode:
+            print(f"   {program.name} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
+        return
+    for entry in json.loads(output.read_text())["benchmarks"]:
+        if entry.get("run_type") == "aggregate":
+            continue
+        if entry.get("error_occurred"):
+            print(f"   {entry['name']}: {entry['error_message']}", file=sys.stderr)
+            continue
+        # Google Benchmark adds these to the name; they say how it was timed, not what
+        name = re.sub(r"/(real_time|manual_time|process_time|iterations:\d+|min_time:[\d.]+|repeats:\d+)", "", entry["name"])
+        measurement = add(results, f"{program.name}:{name}", repetition)
+        measurement.times[repetition] = entry["real_time"] * SECONDS[entry["time_unit"]]
+        for counter in set(entry) - {"real_time", "cpu_time", "iterations", "threads", "repetitions", "repetition_index",
+                                     "family_index", "per_family_instance_index"}:
+            if isinstance(entry[counter], (int, float)):
+                measurement.counters.setdefault(counter, {})[repetition] = entry[counter]
+        if "items_per_second" in entry:
+            measurement.rates[repetition] = entry["items_per_second"]
+
+
+def run_peer(script, options, repetition, results):
+    environment = {**os.environ, "TRAINKIT_BENCH_QUICK": "1" if options.quick else "", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        print(f"   {script.name} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)
+    for line in done.stdout.splitlines():
+        if not line.startswith("{"):
+            continue
+        entry = json.loads(line)
+        measurement = add(results, f"{script.stem}:{entry['name']}", repetition)
+        if entry["unit"] in SECONDS:
+            measurement.times[repetition] = entry["value"] * SECONDS[entry["unit"]]
+        elif entry["unit"].endswith("/s"):
+            measurement.rates[repetition] = entry["value"]
+        else:
+            measurement.counters.setdefault(entry["unit"], {})[repetition] = entry["value"]
+
+
+def evaluate(row, results):
+    """The row's value in each repetition: [] where a benchmark was not run.
+
+    {"ours": A, "peer": B, "at_least": 1.3}                    work per second of A over that of B
+    {"ours": A, "minus": B, "unit": "us", "at_most": 1}        difference in time
+    {"ours": A, "unit": "ms", "at_most": 1}                    time of A
+    {"ours": A, "counter": "ring_bytes", "at_most": 2097152}   a counter of A
+    """
+    ours = results.get(row["ours"])
+    other = results.get(row.get("peer") or row.get("minus"))
+    if not ours or (("peer" in row or "minus" in row) and not other):
+        return []
+    values = []
+    for repetition in sorted(ours.repetitions & (other.repetitions if other else ours.repetitions)):
+        if "peer" in row:
+            mine, theirs = ours.rate(repetition), other.rate(repetition)
+            value = mine / theirs if mine and theirs else None
+        elif "counter" in row:
+            value = ours.value(row["counter"], repetition)
+        else:
+            value = ours.value("time", repetition)
+            if other and value is not None:
+                base = other.value("time", repetition)
+                value = value - base if base is not None else None
+            value = value / SECONDS[row["unit"]] if value is not None else None
+        if value is not None:
+            values.append(value)
+    return values
+
+
+def met(row, value):
+    return value >= row["at_least"] if "at_least" in row else value <= row["at_most"] if "at_most" in row else True
+
+
+def figure(value):
+    if value == 0 or not math.isfinite(value):
+        return str(value)
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 4)}f}"
+
+
+def engineering(value):
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{figure(value / factor)} {letter}"
+    return figure(value)
+
+
+def target_text(row):
+    unit = f" {row['unit']}" if "unit" in row else "" if "counter" in row else " ×"
+    if "at_least" in row:
+        return f"≥ {row['at_least']}{unit}"
+    return f"≤ {row['at_most']}{unit}" if "at_most" in row else ""
+
+
+def command_output(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine():
+    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    memory = int(re.search(r"MemTotal:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1))
+    system = re.search(r'PRETTY_NAME="(.*)"', pathlib.Path("/etc/os-release").read_text())
+    versions = command_output([sys.executable, "-c", "import importlib.metadata as m\nfor n in ('torch', 'numpy'): print(n, m.version(n))"])
+    return {
+        "processor": f"{cpu.group(1) if cpu else platform.machine()}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB",
+        "system": f"{system.group(1) if system else platform.system()}, Linux {platform.release().split('-')[0]}",
+        "versions": ", ".join([command_output(["c++", "--version"]).split("\n")[0], *versions.split("\n")]),
+        "commit": command_output(["git", "rev-parse", "--short", "HEAD"]),
+    }
+
+
+def table(header, rows):
+    return "\n".join([f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def report(ratios, results, loads, options):
+    facts = machine()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    command = "./dev bench" + (f" --filter '{options.filter}'" if options.filter else "") + (" --quick" if options.quick else "")
+    rows = []
+    for row, values in ratios:
+        median = statistics.median(values)
+        unit = f" {row['unit']}" if "unit" in row else "" if "counter" in row else " ×"
+        rows.append([row["name"], f"{figure(median)}{unit}", f"{figure(min(values))} – {figure(max(values))}",
+                     target_text(row), ("met" if met(row, median) else "**missed**") if target_text(row) else ""])
+    everything = []
+    for name, measurement in sorted(results.items()):
+        times, rates = list(measurement.times.values()), list(measurement.rates.values())
+        everything.append([f"`{name}`", f"{figure(statistics.median(times) * 1e6)}" if times else "",
+                           f"{engineering(statistics.median(rates))}" if rates else "", str(len(measurement.repetitions))])
+    return f"""# Benchmarks
+
+Written by `{command}` on {now:%Y-%m-%d %H:%M} UTC. {options.repetitions} repetitions; in each, every suite and every peer
+ran once, one after the other. A ratio is ours over the peer's (or the floor's) rate within one repetition: above 1 is
+faster. Medians over the repetitions, with the lowest and the highest.
+
+- Machine: {facts['processor']}; {facts['system']}
+- Versions: {facts['versions']}; commit {facts['commit']}
+- Load average when each repetition began: {', '.join(f'{load:.1f}' for load in loads)}. Other work on the cores shows in
+  the range of a ratio and in its median; compare figures of quiet runs alone.
+
+## Ratios and targets
+
+{table(['what', 'median', 'lowest – highest', 'target', ''], rows)}
+
+![Ratios](benchmarks.svg)
+
+What each name stands for is in [bench/ratios.json](../bench/ratios.json); [bench/README.md](../bench/README.md) says how
+to add a benchmark or a peer.
+
+## Every benchmark
+
+{table(['benchmark', 'time, µs', 'items/s', 'repetitions'], everything)}
+"""
+
+
+def chart(ratios):
+    """Bars of the ratios on a logarithmic axis; a tick at each target."""
+    bars = [(row, statistics.median(values), min(values), max(values)) for row, values in ratios if "peer" in row]
+    if not bars:
+        return None
+    top = max(2.0, *(max(high, row.get("at_least", 1)) for row, _, _, high in bars)) * 1.1
+    bottom = min(0.5, *(low for _, _, low, _ in bars)) / 1.1
+    left, width, height = 430, 380, 24
+
+    def x(value):
+        return left + width * math.log(value / bottom) / math.log(top / bottom)
+
+    parts = []
+    for index, (row, median, low, high) in enumerate(bars):
+        y = 34 + index * height
+        colour = "#2a7a4b" if met(row, median) else "#b5542b"
+        begin, end = sorted((x(1.0), x(median)))
+        parts += [f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{html.escape(row["name"])}</text>',
+                  f'<rect x="{begin:.1f}" y="{y + 1}" width="{max(1, end - begin):.1f}" height="14" fill="{colour}"/>',
+                  f'<line x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{y + 8}" y2="{y + 8}" stroke="#222"/>',
+                  f'<text x="{left + width + 8}" y="{y + 12}">{figure(median)} ×</text>']
+        if "at_least" in row:
+            parts.append(f'<line x1="{x(row["at_least"]):.1f}" x2="{x(row["at_least"]):.1f}" y1="{y - 2}" y2="{y + 18}" '
+                         f'stroke="#222" stroke-width="2" stroke-dasharray="3 2"/>')
+    total = 44 + len(bars) * height
+    axis = f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="24" y2="{total - 8}" stroke="#888"/><text x="{x(1):.1f}" y="16" text-anchor="middle">1 ×</text>'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{total}" '
+            f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>{axis}{"".join(parts)}</svg>\n')
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--filter", default="", help="only benchmarks and peers whose name matches")
+    parser.add_argument("--quick", action="store_true", help="one short repetition: does it run at all")
+    parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    options = parser.parse_args()
+    options.repetitions = options.repetitions or (1 if options.quick else 5)
+
+    suites = sorted((options.build / "bin").glob("bench_*"))
+    peers = sorted(script for script in (ROOT / "bench/peers").glob("*.py") if not script.name.startswith("_"))
+    if options.filter:
+        peers = [script for script in peers if re.search(options.filter, script.stem)]
+    if not suites:
+        sys.exit(f"bench: no suite bench_* in {options.build / 'bin'}; run ./dev build")
+    log = options.build / "bench"
+    log.mkdir(exist_ok=True)
+    results, loads = {}, []
+    for repetition in range(options.repetitions):
+        loads.append(os.getloadavg()[0])
+        print(f"repetition {repetition + 1} of {options.repetitions}, load average {loads[-1]:.1f}", flush=True)
+        for suite in suites:
+            run_suite(suite, options, repetition, results, log)
+        for script in peers:
+            run_peer(script, options, repetition, results)
+
+    ratios = []
+    for row in json.loads((ROOT / "bench/ratios.json").read_text()):
+        values = evaluate(row, results)
+        if values:
+            ratios.append((row, values))
+            median = statistics.median(values)
+            verdict = "" if not target_text(row) else "met" if met(row, median) else "MISSED"
+            print(f"  {row['name']:58} {figure(median):>8}  [{figure(min(values))} .. {figure(max(values))}]  {target_text(row)} {verdict}")
+        elif not options.filter:
+            print(f"  {row['name']:58} not measured: {row['ours']} and {row.get('peer') or row.get('minus') or '-'} did not both run")
+    partial = options.filter or options.quick
+    folder = log if partial else ROOT / "docs"
+    (folder / "benchmarks.md").write_text(report(ratios, results, loads, options))
+    picture = chart(ratios)
+    if picture:
+        (folder / "benchmarks.svg").write_text(picture)
+    print(f"wrote {os.path.relpath(folder / 'benchmarks.md')}")
+
+
+if __name__ == "__main__":
+    main()
