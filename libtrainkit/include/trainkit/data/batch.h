@@ -12,41 +12,62 @@
 
 #include "trainkit/data/dataset.h"
 
+namespace c10 {
+struct Event;
+}
+
 namespace trainkit {
 
 /// Named tensors of the same number of rows, and which rows they are.
 ///
-/// A batch from a Prefetcher lends the Prefetcher's memory: it is valid until the next call of next(), unless it was
-/// moved out of the optional that next() returned, in which case it keeps its memory for as long as it (or a tensor of
-/// it) lives and the Prefetcher takes other memory for the slot.
+/// A batch from a Prefetcher lends the Prefetcher's memory: call next() only when you are done with it. Memory that is
+/// still referred to then (by the batch, by one of its tensors or a view of one, by autograd) is left to its holder and
+/// the Prefetcher takes new memory for the slot: never wrong, but an allocation per batch that is kept.
+/// Copies share the tensors. Threads: as for at::Tensor, concurrent reads are safe.
 class Batch {
  public:
-  Batch() = default;
-  /// Tensors in the order of `fields`; each (N, shape...) of the declared dtype.
+  /// What copies of a batch share.
+  struct Content {
+    std::shared_ptr<const std::vector<FieldSpec>> fields = {};
+    std::vector<at::Tensor> tensors = {};
+    std::vector<int64_t> row_indices = {};
+    int64_t rows = 0;
+    int64_t padding_rows = 0;
+    /// Ends of the copies to a device that read this memory (those made by Batch::to).
+    mutable std::vector<std::shared_ptr<const c10::Event>> copies = {};
+  };
+
+  /// No fields, no rows.
+  Batch();
+  /// Tensors in the order of `fields`; each (N, shape...) of the declared dtype, on one device. Throws c10::ValueError
+  /// if they are not.
   Batch(std::shared_ptr<const std::vector<FieldSpec>> fields, std::vector<at::Tensor> tensors,
-        std::vector<int64_t> row_indices = {});
+        std::vector<int64_t> row_indices = {}, int64_t padding_rows = 0);
+  explicit Batch(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
 
   /// Rows in this batch, N.
-  int64_t size() const;
+  int64_t size() const { return content_->rows; }
   bool contains(std::string_view field) const;
   /// The tensor of `field`, (N, shape...). Throws c10::IndexError that lists the fields if there is none.
   const at::Tensor& operator[](std::string_view field) const;
-  const std::vector<FieldSpec>& fields() const { return *fields_; }
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  const std::vector<FieldSpec>& fields() const { return *content_->fields; }
+  const std::vector<at::Tensor>& tensors() const { return content_->tensors; }
   /// Indices in the dataset of the rows, in order; empty if the batch was not made from a dataset.
-  std::span<const int64_t> row_indices() const { return row_indices_; }
+  std::span<const int64_t> row_indices() const { return content_->row_indices; }
+  /// Rows at the end that only repeat others, so that all ranks have as many (DistributedSampler, Tail::kPad): leave
+  /// them out of metrics. 0 for any other sampler.
+  int64_t padding_rows() const { return content_->padding_rows; }
 
-  /// The same rows on `device`. With `non_blocking`, host memory that is page-locked is copied asynchronously on the
-  /// current stream. Returns a batch that shares tensors already there.
+  /// The same rows on `device`; shares tensors that are there already. With `non_blocking`, page-locked memory is
+  /// copied asynchronously on the current stream; a Prefetcher leaves it alone until that copy has ended.
   Batch to(at::Device device, bool non_blocking = true) const;
 
-  /// Rows [begin, end) as views of this batch's memory: a micro-batch.
+  /// Rows [begin, end) as views of this batch's memory: a micro-batch. Throws c10::IndexError outside 0 <= begin <= end
+  /// <= N.
   Batch slice(int64_t begin, int64_t end) const;
 
  private:
-  std::shared_ptr<const std::vector<FieldSpec>> fields_ = std::make_shared<const std::vector<FieldSpec>>();
-  std::vector<at::Tensor> tensors_;
-  std::vector<int64_t> row_indices_;
+  std::shared_ptr<const Content> content_;
 };
 
 }  // namespace trainkit

@@ -32,6 +32,9 @@ struct RowKey {
   int64_t index = 0;
   int64_t epoch = 0;
   uint64_t seed = 0;
+  /// The row of the outermost dataset that this key was made for. A dataset that wraps another one copies the key and
+  /// changes `index` alone, so that a message names the row that the user knows.
+  int64_t origin = -1;
 
   /// The generator of this row in this epoch: the same for any number of workers and ranks.
   RandomStream random() const { return RandomStream(hash_key(seed, epoch, index)); }
@@ -45,20 +48,25 @@ class BatchView {
     std::byte* data;
     int64_t row_bytes;
   };
-  BatchView(std::span<const Field> fields, int64_t rows) : fields_(fields), rows_(rows) {}
+  BatchView(std::span<const Field> fields, int64_t rows, int64_t first = 0)
+      : fields_(fields), rows_(rows), first_(first) {}
 
   int64_t rows() const { return rows_; }
+  size_t num_fields() const { return fields_.size(); }
   int64_t row_bytes(size_t field) const { return fields_[field].row_bytes; }
-  std::byte* data(size_t field) const { return fields_[field].data; }
+  std::byte* data(size_t field) const { return fields_[field].data + first_ * fields_[field].row_bytes; }
   /// Row `row` of field `field` (in the order of Dataset::fields()) as T*. T's size is not checked against the dtype.
   template <class T = std::byte>
   T* row(size_t field, int64_t row) const {
-    return reinterpret_cast<T*>(fields_[field].data + row * fields_[field].row_bytes);
+    return reinterpret_cast<T*>(fields_[field].data + (first_ + row) * fields_[field].row_bytes);
   }
+  /// Rows [begin, begin + rows) of this view.
+  BatchView slice(int64_t begin, int64_t rows) const { return BatchView(fields_, rows, first_ + begin); }
 
  private:
   std::span<const Field> fields_;
   int64_t rows_;
+  int64_t first_;
 };
 
 /// Rows by index. Implement `size`, `fields`, and `get` or, for speed, `get_batch`.
@@ -92,6 +100,10 @@ class Dataset {
     return {};
   }
 };
+
+/// Row `row` of field `field` of `view` as a tensor of spec.shape that shares its memory, for code that would rather
+/// write with tensors: row_tensor(out, 0, fields()[0], at).copy_(image). Costs about a microsecond.
+at::Tensor row_tensor(const BatchView& view, size_t field, const FieldSpec& spec, int64_t row);
 
 /// Index of the field called `name`. Throws c10::IndexError that lists the fields if there is none.
 size_t field_index(const Dataset& dataset, const std::string& name);

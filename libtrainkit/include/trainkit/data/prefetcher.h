@@ -34,15 +34,22 @@ struct PrefetcherOptions {
   int64_t batch_size = 1;
   /// Threads that read rows. 0 reads in the calling thread, the easiest to debug.
   int num_workers = 0;
-  /// Batches each worker keeps ready. Host memory is about num_workers * prefetch_factor * bytes per batch.
+  /// Batches each worker keeps ready, 1 to 64; the one that the consumer holds is among them. Host memory is
+  /// num_workers * prefetch_factor * bytes per batch (at least two batches). Where a batch takes microseconds, 8 or
+  /// more pays: workers then read up to half of it per claim and wake the consumer once.
   int prefetch_factor = 2;
   /// Keep threads and memory from one epoch to the next.
   bool persistent_workers = false;
   /// Leave out a last batch that is not full.
   bool drop_last = false;
-  /// Longest wait for a batch; zero waits for ever.
+  /// When next() would wait, let it read a batch itself, in the calling thread: more throughput where the consumer
+  /// would be idle and cores are few. Off by default: user code then runs in the consumer's thread too, with its
+  /// LibTorch settings, and `timeout` cannot interrupt a read that the consumer itself is in.
+  bool consumer_assist = false;
+  /// Longest wait for a batch; zero waits for ever. Without effect where the consumer reads (num_workers = 0).
   std::chrono::milliseconds timeout{0};
-  /// Page-lock the memory of batches, so that copies to a CUDA device overlap with work. Ignored without CUDA.
+  /// Page-lock the memory of batches, so that copies to a CUDA device overlap with work. Always so if `device` is one;
+  /// without effect where there is no CUDA device.
   bool pin_memory = false;
   /// Where next() leaves the tensors. A CUDA device: copied there ahead of time, on a stream of its own.
   at::Device device = at::kCPU;
@@ -55,7 +62,7 @@ struct PrefetcherOptions {
 struct BadSample {
   int64_t index = 0;
   int64_t epoch = 0;
-  std::string name = {};   ///< Dataset::describe, may be empty.
+  std::string name = {};  ///< Dataset::describe, may be empty.
   std::string cause = {};
 };
 
@@ -87,9 +94,9 @@ struct PrefetcherStats {
 ///   while (auto batch = loader->next().value()) { step(*batch); }     // one epoch
 ///   while (auto batch = loader->next().value()) { step(*batch); }     // the next
 ///
-/// The batches are the same, bit for bit, for any num_workers. One thread calls next(); the dataset is called from every
-/// worker. Workers are threads; nothing forks. Batches are built in a ring of num_workers * prefetch_factor slots that is
-/// reused: no memory is allocated once it is warm.
+/// The batches are the same, bit for bit, for any num_workers. One thread calls next(); the dataset is called from
+/// every worker. Workers are threads; nothing forks. Batches are built in a ring of num_workers * prefetch_factor slots
+/// that is reused: no memory is allocated once it is warm.
 class Prefetcher {
  public:
   /// kInvalidArgument: an option is out of range; all bad options are named at once.
@@ -98,7 +105,7 @@ class Prefetcher {
                                                             const PrefetcherOptions& options);
   /// The same with a sampler by value.
   template <class S>
-    requires std::is_base_of_v<Sampler, S>
+  requires std::is_base_of_v<Sampler, S>
   static absl::StatusOr<std::unique_ptr<Prefetcher>> create(std::shared_ptr<const Dataset> dataset, S sampler,
                                                             const PrefetcherOptions& options) {
     return create(std::move(dataset), std::shared_ptr<const Sampler>(std::make_shared<S>(std::move(sampler))), options);
@@ -110,8 +117,10 @@ class Prefetcher {
   /// The next batch; nullopt at the end of the epoch, after which the following call begins the next epoch.
   /// Blocks the caller until a batch is ready, at most `timeout`; never synchronises the device. Or:
   ///   kDataLoss          a row could not be read (on_error = kFail), or there were more than max_bad_samples; the
-  ///                      message names the row and the cause. The rest of the batch is lost; next() may be called again.
-  ///   kDeadlineExceeded  no batch within `timeout`; the message names the worker, the row and how long it has been read.
+  ///                      message names the row and the cause. The rest of the batch is lost; next() may be called
+  ///                      again.
+  ///   kDeadlineExceeded  no batch within `timeout`; the message names the worker, the row and how long it has been
+  ///   read.
   absl::StatusOr<std::optional<Batch>> next();
 
   /// Goes to the beginning of batch `batch` of `epoch` at once, leaving the present epoch early if need be. O(1).
@@ -129,9 +138,9 @@ class Prefetcher {
   /// Every bad row once, in the order of the epoch in which it was met first.
   std::vector<BadSample> bad_samples() const;
 
-  /// {"epoch", "rows" (position in rows of the whole epoch), "seed", "size"}: the place in the data and what it is a place
-  /// in. load_state_dict refuses a state of another dataset size or seed (exit code 5). Another batch_size or num_workers
-  /// is accepted: the rows go on from the same position.
+  /// {"epoch", "rows" (position in rows of the whole epoch), "seed", "size"}: the place in the data and what it is a
+  /// place in. load_state_dict refuses a state of another dataset size or seed (exit code 5). Another batch_size or
+  /// num_workers is accepted: the rows go on from the same position.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 

@@ -1,0 +1,127 @@
+#include "data/batch_reader.h"
+
+#include <algorithm>
+
+#include "data/reading_row.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+std::string name_of(const Dataset& dataset, int64_t index) noexcept {
+  try {
+    return dataset.describe(index);
+  } catch (...) {
+    return {};
+  }
+}
+
+}  // namespace
+
+absl::Status row_error(const BadSample& row, const absl::Status& cause) {
+  Error error = error_of(cause).value_or(Error{.exit_code = ExitCode::kData, .id = "data.row"});
+  if (error.problem.empty()) error.problem = std::string(cause.message());
+  if (error.where.empty()) error.where = row.name;
+  const std::string field = "row " + std::to_string(row.index);
+  error.field = error.field.empty() ? field : field + ": " + error.field;
+  return to_status(error, absl::StatusCode::kDataLoss);
+}
+
+BatchReader::BatchReader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
+                         OnError on_error, int64_t max_bad_samples)
+    : dataset_(std::move(dataset)),
+      sampler_(std::move(sampler)),
+      on_error_(on_error),
+      max_bad_samples_(max_bad_samples) {}
+
+std::string BatchReader::row_name(int64_t index) const noexcept {
+  const std::string name = name_of(*dataset_, index);
+  return "row " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
+}
+
+void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch) const noexcept {
+  try {
+    auto& indices = slot.row_indices();
+    indices.resize(plan.rows);
+    sampler_->fill(plan.epoch, plan.begin, indices);
+    const uint64_t seed = sampler_->seed();
+    scratch.keys.resize(plan.rows);
+    for (int64_t i = 0; i < plan.rows; ++i) {
+      scratch.keys[i] = {.index = indices[i], .epoch = plan.epoch, .seed = seed, .origin = indices[i]};
+    }
+    slot.padding_rows = std::max<int64_t>(0, plan.begin + plan.rows - (sampler_->size() - sampler_->padding()));
+    try {
+      if (!scratch.keys.empty()) note_reading(scratch.keys.front());
+      dataset_->get_batch(scratch.keys, slot.view());
+      slot.rows_read = plan.rows;
+    } catch (...) {
+      read_row_by_row(plan, slot, scratch);
+    }
+  } catch (...) {
+    slot.status = annotate(status_from_current_exception(), "batch at position " + std::to_string(plan.begin) +
+                                                                " of epoch " + std::to_string(plan.epoch));
+  }
+}
+
+// Finds out which rows are bad, and goes on without them as on_error says. The good rows come out the same as they
+// would have from get_batch.
+void BatchReader::read_row_by_row(const BatchPlan& plan, Slot& slot, Scratch& scratch) const {
+  auto& indices = slot.row_indices();
+  int64_t at = 0, padding = 0;
+  for (int64_t i = 0; i < plan.rows; ++i) {
+    const bool is_padding = i >= plan.rows - slot.padding_rows;
+    indices[at] = scratch.keys[i].index;
+    bool good = read_row(scratch.keys[i], slot, at);
+    if (!good && on_error_ == OnError::kReplace) good = read_replacement(plan, plan.begin + i, slot, at);
+    if (!slot.status.ok()) return;
+    at += good;
+    padding += good && is_padding;
+    if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) break;
+  }
+  indices.resize(at);
+  slot.rows_read = at;
+  slot.padding_rows = padding;
+}
+
+// Reads one row to position `at`; otherwise lists it as bad and, if that is the policy, makes the batch fail.
+bool BatchReader::read_row(const RowKey& key, Slot& slot, int64_t at) const {
+  note_reading(key);
+  try {
+    dataset_->get(key, slot.view(), at);
+    return true;
+  } catch (...) {
+    const absl::Status cause = status_from_current_exception();
+    const auto listed = [&](const BadSample& bad) { return bad.index == key.index; };
+    if (std::any_of(slot.bad_samples.begin(), slot.bad_samples.end(), listed)) return false;
+    slot.bad_samples.push_back({.index = key.index,
+                                .epoch = key.epoch,
+                                .name = name_of(*dataset_, key.index),
+                                .cause = std::string(cause.message())});
+    if (on_error_ == OnError::kFail) slot.status = row_error(slot.bad_samples.back(), cause);
+    return false;
+  }
+}
+
+// The first row after `position` in the order of the epoch, going round at its end, that can be read: a function of the
+// position alone, so that it is the same for any batch size and number of workers.
+bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot& slot, int64_t at) const {
+  const int64_t size = sampler_->size(), tries = std::min(size - 1, kMaxReplacements);
+  for (int64_t i = 1; i <= tries; ++i) {
+    int64_t index = 0;
+    sampler_->fill(plan.epoch, (position + i) % size, {&index, 1});
+    slot.row_indices()[at] = index;
+    if (read_row({.index = index, .epoch = plan.epoch, .seed = sampler_->seed(), .origin = index}, slot, at))
+      return true;
+    if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) return false;
+  }
+  slot.status = to_status({.exit_code = ExitCode::kData,
+                           .id = "data.rows",
+                           .problem = "no row could be read of the " + std::to_string(tries + 1) + " from position " +
+                                      std::to_string(position) + " of the order",
+                           .hint = "the last one: " + slot.bad_samples.back().cause},
+                          absl::StatusCode::kDataLoss);
+  return false;
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,54 @@
+#pragma once
+/// Reads the rows of one batch into a slot, and deals with those that cannot be read.
+
+#include <memory>
+#include <vector>
+
+#include "data/slot.h"
+
+namespace trainkit::detail {
+
+/// Positions [begin, begin + rows) of the order of `epoch`.
+struct BatchPlan {
+  int64_t epoch = 0;
+  int64_t begin = 0;
+  int64_t rows = 0;
+};
+
+/// Shared by all threads; what a thread needs of its own is in `Scratch`.
+class BatchReader {
+ public:
+  BatchReader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler, OnError on_error,
+              int64_t max_bad_samples);
+
+  struct Scratch {
+    std::vector<RowKey> keys;
+  };
+
+  /// Fills `slot` (prepared) with the rows of `plan`: a pure function of the plan, whichever thread calls it. What goes
+  /// wrong is left in the slot. Never throws.
+  void read(const BatchPlan& plan, Slot& slot, Scratch& scratch) const noexcept;
+
+  /// Rows that may fail one after the other before a replacement is given up.
+  static constexpr int64_t kMaxReplacements = 1000;
+
+  const Dataset& dataset() const { return *dataset_; }
+  const Sampler& sampler() const { return *sampler_; }
+  /// "row 17 (photo.jpg)", or without the name if the dataset gives none.
+  std::string row_name(int64_t index) const noexcept;
+
+ private:
+  void read_row_by_row(const BatchPlan& plan, Slot& slot, Scratch& scratch) const;
+  bool read_row(const RowKey& key, Slot& slot, int64_t at) const;
+  bool read_replacement(const BatchPlan& plan, int64_t position, Slot& slot, int64_t at) const;
+
+  std::shared_ptr<const Dataset> dataset_;
+  std::shared_ptr<const Sampler> sampler_;
+  OnError on_error_;
+  int64_t max_bad_samples_;
+};
+
+/// The error of a row that could not be read. Keeps the exit code, id and hint of an Error in `cause`.
+absl::Status row_error(const BadSample& row, const absl::Status& cause);
+
+}  // namespace trainkit::detail

@@ -1,0 +1,216 @@
+#include "data/crew.h"
+
+#include <ATen/Parallel.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "data/reading_row.h"
+
+namespace trainkit::detail {
+namespace {
+
+// Work per claim that makes a wake-up (1 to 5 us) cheap and keeps the batches' order from being waited for.
+constexpr int64_t kGroupNanoseconds = 50'000;
+
+int64_t nanoseconds(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+}  // namespace
+
+// ---- Course
+
+Course::Course(const Schedule& of, int64_t end_number, int64_t max_under_way)
+    : schedule(of),
+      end(std::min(end_number, of.end())),
+      mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_under_way))) - 1),
+      entries_(mask_ + 1) {}
+
+RingSlot* Course::closed() {
+  static RingSlot slot;
+  return &slot;
+}
+
+bool Course::publish(int64_t number, RingSlot* slot) {
+  RingSlot* empty = nullptr;
+  return entry(number).slot.compare_exchange_strong(empty, slot, std::memory_order_seq_cst);
+}
+
+bool Course::ready(int64_t number) const { return entry(number).slot.load(std::memory_order_seq_cst) != nullptr; }
+
+RingSlot* Course::peek(int64_t number) const { return entry(number).slot.load(std::memory_order_acquire); }
+
+RingSlot* Course::take(int64_t number) { return entry(number).slot.exchange(nullptr, std::memory_order_acq_rel); }
+
+std::vector<RingSlot*> Course::cancel() {
+  cancelled.store(true, std::memory_order_seq_cst);
+  std::vector<RingSlot*> published;
+  for (Entry& each : entries_) {
+    RingSlot* slot = each.slot.exchange(closed(), std::memory_order_acq_rel);
+    if (slot && slot != closed()) published.push_back(slot);
+  }
+  return published;
+}
+
+// ---- Reader
+
+Reader::Reader(std::shared_ptr<CrewState> crew, int num_slots)
+    : crew_(std::move(crew)),
+      num_slots_(num_slots),
+      slots_(std::make_unique<RingSlot[]>(num_slots)),
+      free_(num_slots == 64 ? ~uint64_t{0} : (uint64_t{1} << num_slots) - 1) {
+  for (int i = 0; i < num_slots; ++i) {
+    slots_[i].owner = this;
+    slots_[i].bit = uint64_t{1} << i;
+  }
+}
+
+void Reader::read(Course& course, int64_t number) {
+  const uint64_t free = free_.load(std::memory_order_acquire);
+  RingSlot* slot = &slots_[std::countr_zero(free)];
+  free_.fetch_and(~slot->bit, std::memory_order_relaxed);
+  try {
+    slot->slot.prepare(*crew_->layout, crew_->counters->allocations);
+    crew_->batches->read(course.schedule.plan(number), slot->slot, scratch_);
+  } catch (const std::exception& error) {
+    slot->slot.fail(absl::ResourceExhaustedError(std::string("no memory for a batch: ") + error.what()));
+  }
+  if (!course.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);
+}
+
+void Reader::give_back(RingSlot* slot) {
+  const uint64_t before = free_.fetch_or(slot->bit, std::memory_order_seq_cst);
+  const int wanted = wanted_.load(std::memory_order_seq_cst);
+  if (wanted > 0 && std::popcount(before | slot->bit) >= wanted) word_.wake();
+}
+
+Reader::Reading Reader::reading() const {
+  return {.course = claim_course_.load(std::memory_order_relaxed),
+          .begin = claim_begin_.load(std::memory_order_relaxed),
+          .end = claim_end_.load(std::memory_order_relaxed),
+          .row = row_.load(std::memory_order_relaxed),
+          .since = Clock::time_point(std::chrono::nanoseconds(since_.load(std::memory_order_relaxed)))};
+}
+
+void Reader::work() {
+  pthread_setname_np(pthread_self(), "trainkit-loader");
+  at::set_num_threads(1);
+  crew_->started.fetch_add(1, std::memory_order_release);
+  reading_row = &row_;
+  std::shared_ptr<Course> course;
+  while (await_course(course)) work_on(*course);
+  reading_row = nullptr;
+  course.reset();
+  ended_.store(true, std::memory_order_release);
+  crew_->ended.fetch_add(1, std::memory_order_seq_cst);
+  crew_->end.wake();
+}
+
+// Sleeps until there is a course that was not walked to its end. False: the crew is dismissed.
+bool Reader::await_course(std::shared_ptr<Course>& course) {
+  for (;;) {
+    const uint32_t ticket = word_.ticket();
+    if (crew_->stop.load(std::memory_order_seq_cst)) return false;
+    {
+      const std::lock_guard lock(crew_->mutex);
+      if (crew_->course && crew_->course != course) {
+        course = crew_->course;
+        return true;
+      }
+    }
+    word_.wait(ticket);
+  }
+}
+
+// Sleeps until `group` slots are free. False: the course is cancelled.
+bool Reader::await_slots(const Course& course, int group) {
+  for (;;) {
+    if (course.cancelled.load(std::memory_order_seq_cst)) return false;
+    if (free_slots() >= group) return true;
+    wanted_.store(group, std::memory_order_seq_cst);
+    const uint32_t ticket = word_.ticket();
+    const bool sleep = std::popcount(free_.load(std::memory_order_seq_cst)) < group &&
+                       !course.cancelled.load(std::memory_order_seq_cst);
+    if (sleep) word_.wait(ticket);
+    wanted_.store(0, std::memory_order_relaxed);
+  }
+}
+
+void Reader::work_on(Course& course) {
+  while (await_slots(course, group_)) {
+    const int64_t begin = course.next.fetch_add(group_, std::memory_order_relaxed);
+    const int64_t end = std::min(begin + group_, course.end);
+    if (begin >= end) return;
+    const auto start = Clock::now();
+    since_.store(nanoseconds(start), std::memory_order_relaxed);
+    claim_course_.store(&course, std::memory_order_relaxed);
+    claim_begin_.store(begin, std::memory_order_relaxed);
+    claim_end_.store(end, std::memory_order_relaxed);
+    for (int64_t number = begin; number < end && !course.cancelled.load(std::memory_order_relaxed); ++number) {
+      read(course, number);
+    }
+    row_.store(-1, std::memory_order_relaxed);
+    claim_end_.store(begin, std::memory_order_relaxed);
+    // One wake-up for the whole group, and only if the consumer sleeps for a batch of it.
+    const int64_t awaited = crew_->awaited.load(std::memory_order_seq_cst);
+    if (awaited >= begin && awaited < end) crew_->consumer.wake();
+    const int64_t took = nanoseconds(Clock::now()) - nanoseconds(start);
+    crew_->counters->read_nanoseconds.fetch_add(took, std::memory_order_relaxed);
+    const int64_t per_batch = std::max<int64_t>(1, took / (end - begin));
+    group_ = static_cast<int>(std::clamp<int64_t>(kGroupNanoseconds / per_batch, 1, std::max(1, num_slots_ / 2)));
+  }
+}
+
+// ---- Crew
+
+void Crew::start(int num_workers, int slots_per_worker) {
+  if (num_workers > 0) num_threads_to_restore_ = at::get_num_threads();
+  for (int i = 0; i < num_workers; ++i) {
+    auto reader = std::make_shared<Reader>(state_, slots_per_worker);
+    threads_.emplace_back([reader] { reader->work(); });
+    workers_.push_back(std::move(reader));
+  }
+}
+
+Crew::~Crew() {
+  state_->stop.store(true, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->course) state_->course->cancel();
+    state_->course = nullptr;
+  }
+  for (const auto& worker : workers_) worker->wake();
+  const auto deadline = Clock::now() + kPatience;
+  const int all = size();
+  while (Clock::now() < deadline) {
+    const uint32_t ticket = state_->end.ticket();
+    if (state_->ended.load(std::memory_order_seq_cst) == all) break;
+    state_->end.wait(ticket, deadline);
+  }
+  // A thread is joined only if it has nothing left to do.
+  for (size_t i = 0; i < threads_.size(); ++i) {
+    if (workers_[i]->ended()) {
+      threads_[i].join();
+    } else {
+      threads_[i].detach();
+    }
+  }
+}
+
+void Crew::set_course(std::shared_ptr<Course> course) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->course = std::move(course);
+  }
+  for (const auto& worker : workers_) worker->wake();
+}
+
+void Crew::restore_num_threads() {
+  if (num_threads_to_restore_ == 0 || state_->started.load(std::memory_order_acquire) < size()) return;
+  at::set_num_threads(num_threads_to_restore_);
+  num_threads_to_restore_ = 0;
+}
+
+}  // namespace trainkit::detail

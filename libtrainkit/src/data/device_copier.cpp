@@ -1,0 +1,46 @@
+#include "data/device_copier.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace trainkit::detail {
+namespace {
+
+at::Device with_index(at::Device device) {
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+}  // namespace
+
+DeviceCopier::DeviceCopier(at::Device device)
+    : device_(with_index(device)),
+      stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
+
+void DeviceCopier::begin(RingSlot* slot) {
+  const c10::StreamGuard guard(stream_);
+  Batch batch = slot->slot.lend(slot->slot.rows_read, slot->slot.padding_rows).to(device_, /*non_blocking=*/true);
+  c10::Event done(device_.type());
+  done.record(stream_);
+  under_way_.emplace(Copy{slot, std::move(batch), std::move(done)});
+}
+
+Batch DeviceCopier::finish() {
+  const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  under_way_->done.block(current);
+  // The memory was taken on our stream: it must not be taken again before the consumer's stream is done with it.
+  for (const at::Tensor& tensor : under_way_->batch.tensors()) tensor.record_stream(current);
+  Batch batch = std::move(under_way_->batch);
+  under_way_.reset();
+  return batch;
+}
+
+RingSlot* DeviceCopier::discard() {
+  if (!under_way_) return nullptr;
+  under_way_->done.synchronize();
+  RingSlot* slot = under_way_->slot;
+  under_way_.reset();
+  return slot;
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,453 @@
+#include "trainkit/data/prefetcher.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <system_error>
+#include <unordered_set>
+
+#include "data/crew.h"
+#include "data/device_copier.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+using detail::Clock;
+
+namespace {
+
+constexpr int kMaxPrefetchFactor = 64;  // a reader's free slots are the bits of one word
+
+absl::Status check(const Dataset* dataset, const Sampler* sampler, const PrefetcherOptions& options) {
+  std::string problems;
+  const auto require = [&](bool holds, const std::string& problem) {
+    if (!holds) problems += (problems.empty() ? "" : "; ") + problem;
+  };
+  const auto got = [](auto value) { return ", got " + std::to_string(value); };
+  require(dataset != nullptr, "the dataset must not be null");
+  require(sampler != nullptr, "the sampler must not be null");
+  require(options.batch_size >= 1, "batch_size must be >= 1" + got(options.batch_size));
+  require(options.num_workers >= 0 && options.num_workers <= 1024,
+          "num_workers must be in 0..1024" + got(options.num_workers));
+  require(options.prefetch_factor >= 1 && options.prefetch_factor <= kMaxPrefetchFactor,
+          "prefetch_factor must be in 1.." + std::to_string(kMaxPrefetchFactor) + got(options.prefetch_factor));
+  require(options.timeout.count() >= 0, "timeout must be >= 0 ms" + got(options.timeout.count()));
+  require(options.max_bad_samples >= -1, "max_bad_samples must be >= -1" + got(options.max_bad_samples));
+  require(options.device.is_cpu() || options.device.is_cuda(),
+          "device must be cpu or cuda, got " + options.device.str());
+  if (options.device.is_cuda())
+    require(at::hasCUDA(), "device is " + options.device.str() + ", but this LibTorch sees no CUDA device");
+  if (problems.empty()) return absl::OkStatus();
+  return to_status(
+      {.exit_code = ExitCode::kUsage, .id = "data.options", .field = "PrefetcherOptions", .problem = problems},
+      absl::StatusCode::kInvalidArgument);
+}
+
+double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// One writer, any reader.
+template <class T>
+void add(std::atomic<T>& sum, T value) {
+  sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+/// The consumer's side: where it is in the data, and what it has been lent.
+class Prefetcher::Impl {
+ public:
+  Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
+       const PrefetcherOptions& options);
+  ~Impl() { disband(); }
+
+  absl::StatusOr<std::optional<Batch>> next();
+  void go_to(int64_t epoch, int64_t position);
+  absl::Status load_state_dict(const StateDict& state);
+  StateDict state_dict() const;
+  PrefetcherStats stats() const;
+  std::vector<BadSample> bad_samples() const;
+
+  const Dataset& dataset() const { return batches_->dataset(); }
+  const Sampler& sampler() const { return batches_->sampler(); }
+  const PrefetcherOptions& options() const { return options_; }
+  int64_t epoch() const { return epoch_; }
+  int64_t batch_in_epoch() const { return position_ / options_.batch_size; }
+  int64_t batches_per_epoch() const { return schedule(0, 0).batches_per_epoch(); }
+
+ private:
+  detail::Schedule schedule(int64_t epoch, int64_t position) const {
+    return {sampler().size(), options_.batch_size, options_.drop_last, epoch, position};
+  }
+  void muster();
+  void disband();
+  absl::StatusOr<std::optional<Batch>> deliver();
+  absl::Status await(Clock::time_point entered);
+  absl::Status sleep_until_ready(Clock::time_point deadline);
+  absl::Status stalled() const;
+  bool help();
+  void take_back();
+  absl::Status note_bad_samples(const detail::Slot& slot);
+  void copy_ahead();
+
+  const PrefetcherOptions options_;
+  const std::shared_ptr<const detail::BatchReader> batches_;
+  const std::shared_ptr<const detail::SlotLayout> layout_;
+  const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();
+  std::optional<detail::DeviceCopier> copier_;
+
+  // The crew and its course; null until the first batch of an epoch is asked for.
+  std::optional<detail::Crew> crew_;
+  std::shared_ptr<detail::Course> course_;
+  std::shared_ptr<detail::Reader> self_;  // the consumer's own slots
+  bool stalled_ = false;                  // a worker did not answer in time
+
+  // The batch that next() returns next: its number in the course, and its place.
+  int64_t number_ = 0;
+  int64_t epoch_ = 0;
+  int64_t position_ = 0;
+  int64_t ready_end_ = 0;  // batches before this number are known to be ready
+  std::deque<detail::RingSlot*> lent_;
+
+  absl::Status over_budget_;
+  mutable std::mutex bad_mutex_;
+  std::vector<BadSample> bad_;  // guarded by bad_mutex_
+  std::unordered_set<int64_t> bad_rows_;
+
+  Clock::time_point left_{};  // when next() returned last
+  std::atomic<int64_t> batch_count_{0}, row_count_{0}, ready_count_{0};
+  std::atomic<double> wait_seconds_{0}, consumer_seconds_{0};
+};
+
+Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
+                       const PrefetcherOptions& options)
+    : options_(options),
+      batches_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
+                                                     options.max_bad_samples)),
+      layout_(std::make_shared<detail::SlotLayout>(dataset->fields(), options.batch_size,
+                                                   (options.pin_memory || options.device.is_cuda()) && at::hasCUDA())) {
+  if (options.device.is_cuda()) copier_.emplace(options.device);
+}
+
+// Starts threads (where there are to be any) and sets them on their way from the present place.
+void Prefetcher::Impl::muster() {
+  if (!crew_) {
+    // The consumer holds one batch, and perhaps the one before it, while the next is read.
+    const int per_worker = std::max(options_.prefetch_factor, options_.num_workers == 1 ? 2 : 1);
+    auto state = std::make_shared<detail::CrewState>(batches_, layout_, counters_);
+    crew_.emplace(state);
+    crew_->start(options_.num_workers, per_worker);
+    const bool reads = options_.num_workers == 0 || options_.consumer_assist;
+    if (reads) self_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
+  }
+  const auto plan = schedule(epoch_, position_);
+  const int64_t end = options_.persistent_workers ? plan.end() : plan.batches_in_first_epoch();
+  const int64_t slots = int64_t{kMaxPrefetchFactor} * (options_.num_workers + 1);
+  course_ = std::make_shared<detail::Course>(plan, end, slots);
+  number_ = ready_end_ = 0;
+  crew_->set_course(course_);
+}
+
+// Ends the threads and gives their memory back, but for what the consumer still holds.
+void Prefetcher::Impl::disband() {
+  if (copier_) copier_->discard();
+  lent_.clear();
+  crew_.reset();
+  self_.reset();
+  course_.reset();
+  stalled_ = false;
+}
+
+void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
+  epoch_ = epoch;
+  position_ = position;
+  if (!course_) return;
+  if (stalled_ || !options_.persistent_workers) return disband();  // who is stuck stays behind
+  if (copier_) {
+    if (auto* slot = copier_->discard()) lent_.push_back(slot);
+  }
+  for (auto* slot : course_->cancel()) slot->owner->give_back(slot);
+  course_.reset();
+}
+
+absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::next() {
+  const auto entered = Clock::now();
+  if (left_ != Clock::time_point{}) add(consumer_seconds_, seconds(entered - left_));
+  auto batch = deliver();
+  left_ = Clock::now();
+  return batch;
+}
+
+absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
+  if (!over_budget_.ok()) return over_budget_;
+  take_back();
+  for (;;) {
+    if (schedule(epoch_, position_).batches_in_first_epoch() == 0) {
+      ++epoch_;
+      position_ = 0;
+      if (!options_.persistent_workers) disband();
+      return std::nullopt;
+    }
+    if (!course_) {
+      try {
+        muster();
+      } catch (const std::system_error& error) {
+        disband();
+        return to_status({.exit_code = ExitCode::kData,
+                          .id = "data.threads",
+                          .field = "num_workers",
+                          .problem = std::string("a worker thread could not be started: ") + error.what(),
+                          .got = std::to_string(options_.num_workers),
+                          .hint = "use fewer workers"},
+                         absl::StatusCode::kResourceExhausted);
+      }
+    }
+    detail::RingSlot* ring_slot = copier_ ? copier_->slot() : nullptr;
+    const bool copied = ring_slot != nullptr;
+    if (!copied) {
+      TRAINKIT_RETURN_IF_ERROR(await(Clock::now()));
+      ring_slot = course_->take(number_);
+    }
+    detail::Slot& slot = ring_slot->slot;
+    position_ += course_->schedule.plan(number_).rows;
+    ++number_;
+    absl::Status status = note_bad_samples(slot);
+    if (status.ok()) status = slot.status;
+    if (!status.ok() || slot.rows_read == 0) {
+      ring_slot->owner->give_back(ring_slot);
+      if (!status.ok()) return status;
+      continue;  // all rows were left out
+    }
+    lent_.push_back(ring_slot);
+    add<int64_t>(batch_count_, 1);
+    add(row_count_, slot.rows_read);
+    if (!copier_) return std::optional<Batch>(slot.lend(slot.rows_read, slot.padding_rows));
+    if (!copied) copier_->begin(ring_slot);
+    Batch batch = copier_->finish();
+    copy_ahead();
+    return std::optional<Batch>(std::move(batch));
+  }
+}
+
+// Begins to copy the following batch to the device, if it is there and nothing is wrong with it.
+void Prefetcher::Impl::copy_ahead() {
+  if (!course_->ready(number_)) return;
+  const detail::Slot& slot = course_->peek(number_)->slot;
+  if (slot.status.ok() && slot.rows_read > 0 && slot.bad_samples.empty()) copier_->begin(course_->take(number_));
+}
+
+// Waits until batch number_ is ready, and keeps the account of waiting.
+absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
+  while (ready_end_ < number_ + course_->capacity() && course_->ready(ready_end_)) ++ready_end_;
+  add(ready_count_, ready_end_ - number_);
+  if (ready_end_ > number_) return absl::OkStatus();
+
+  const auto deadline = options_.timeout.count() > 0 ? entered + options_.timeout : Clock::time_point::max();
+  absl::Status status;
+  while (status.ok() && !course_->ready(number_)) {
+    if (!help()) status = sleep_until_ready(deadline);
+  }
+  crew_->restore_num_threads();
+  ready_end_ = status.ok() ? number_ + 1 : number_;
+  add(wait_seconds_, seconds(Clock::now() - entered));
+  return status;
+}
+
+// Reads the next unclaimed batch in the consumer's own name. False if that is not wanted or there is no slot for it.
+bool Prefetcher::Impl::help() {
+  if (!self_ || self_->free_slots() == 0) return false;
+  const int64_t number = course_->next.fetch_add(1, std::memory_order_relaxed);
+  if (number >= course_->end) return false;
+  const auto start = Clock::now();
+  self_->read(*course_, number);
+  counters_->read_nanoseconds.fetch_add((Clock::now() - start).count(), std::memory_order_relaxed);
+  return true;
+}
+
+absl::Status Prefetcher::Impl::sleep_until_ready(Clock::time_point deadline) {
+  detail::CrewState& state = crew_->state();
+  state.awaited.store(number_, std::memory_order_seq_cst);
+  absl::Status status;
+  for (;;) {
+    const uint32_t ticket = state.consumer.ticket();
+    if (course_->ready(number_)) break;
+    if (Clock::now() >= deadline) {
+      stalled_ = true;
+      status = stalled();
+      break;
+    }
+    state.consumer.wait(ticket, deadline);
+  }
+  state.awaited.store(-1, std::memory_order_relaxed);
+  return status;
+}
+
+// Who was to read the batch, which row it is at, and for how long.
+absl::Status Prefetcher::Impl::stalled() const {
+  const auto now = Clock::now();
+  int worker = -1;
+  detail::Reader::Reading reading;
+  for (int i = 0; i < crew_->size(); ++i) {
+    const auto each = crew_->worker(i).reading();
+    if (each.row < 0) continue;
+    // The one that claimed the batch; failing that (all are stuck in batches of another place) the one that is slowest.
+    const bool claimed = each.course == course_.get() && each.begin <= number_ && number_ < each.end;
+    if (claimed || worker < 0 || each.since < reading.since) {
+      worker = i;
+      reading = each;
+    }
+    if (claimed) break;
+  }
+  const auto plan = course_->schedule.plan(number_);
+  Error error{.exit_code = ExitCode::kStalledWorker,
+              .id = "data.timeout",
+              .field = "timeout",
+              .problem = "no batch within " + std::to_string(options_.timeout.count()) + " ms (position " +
+                         std::to_string(plan.begin) + " of epoch " + std::to_string(plan.epoch) + ")",
+              .hint = "raise timeout if the storage is only slow; more workers hide single slow rows"};
+  if (worker >= 0) {
+    error.field = "worker " + std::to_string(worker);
+    error.problem = "stuck at " + batches_->row_name(reading.row) + ", its batch begun " +
+                    std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(now - reading.since).count()) +
+                    " ms ago; " + error.problem;
+  }
+  return to_status(error, absl::StatusCode::kDeadlineExceeded);
+}
+
+// Slots whose batches the consumer is done with go back to their readers. A batch that is still referred to when its
+// successor's successor is asked for was kept: its memory is left to its holder.
+void Prefetcher::Impl::take_back() {
+  for (auto it = lent_.begin(); it != lent_.end();) {
+    detail::RingSlot* slot = *it;
+    const bool is_kept = lent_.end() - it > 1;
+    if (!slot->slot.released()) {
+      if (!is_kept) break;
+      slot->slot.finish_copies();
+      if (!slot->slot.released()) slot->slot.abandon();
+    }
+    slot->owner->give_back(slot);
+    it = lent_.erase(it);
+  }
+}
+
+// Lists rows that were not listed before. An error once there are more than max_bad_samples, then and ever after.
+absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
+  for (const BadSample& bad : slot.bad_samples) {
+    if (!bad_rows_.insert(bad.index).second) continue;
+    const std::lock_guard lock(bad_mutex_);
+    bad_.push_back(bad);
+  }
+  const auto count = static_cast<int64_t>(bad_rows_.size());
+  if (options_.on_error == OnError::kFail || options_.max_bad_samples < 0 || count <= options_.max_bad_samples) {
+    return absl::OkStatus();
+  }
+  over_budget_ = to_status({.exit_code = ExitCode::kData,
+                            .id = "data.budget",
+                            .field = "max_bad_samples",
+                            .problem = "too many rows could not be read; the last one is " +
+                                       batches_->row_name(bad_.back().index) + ": " + bad_.back().cause,
+                            .got = std::to_string(count),
+                            .expected = "at most " + std::to_string(options_.max_bad_samples)},
+                           absl::StatusCode::kDataLoss);
+  return over_budget_;
+}
+
+StateDict Prefetcher::Impl::state_dict() const {
+  return {{"epoch", epoch_},
+          {"rows", position_ * sampler().world_size()},
+          {"seed", static_cast<int64_t>(sampler().seed())},
+          {"size", dataset().size()}};
+}
+
+absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t epoch, get_state<int64_t>(state, "epoch"));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t rows, get_state<int64_t>(state, "rows"));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t seed, get_state<int64_t>(state, "seed"));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t size, get_state<int64_t>(state, "size"));
+  const auto refuse = [](std::string field, std::string problem, int64_t got, std::string expected, std::string hint) {
+    return to_status({.exit_code = ExitCode::kWeights,
+                      .id = "checkpoint.data",
+                      .field = std::move(field),
+                      .problem = std::move(problem),
+                      .got = std::to_string(got),
+                      .expected = std::move(expected),
+                      .hint = std::move(hint)},
+                     absl::StatusCode::kInvalidArgument);
+  };
+  const int64_t world = sampler().world_size();
+  if (size != dataset().size()) {
+    return refuse("size", "the checkpoint was made with another data set", size,
+                  std::to_string(dataset().size()) + " rows",
+                  "resume with the data set of the run, or start a new run from the weights alone");
+  }
+  if (seed != static_cast<int64_t>(sampler().seed())) {
+    return refuse("seed", "the checkpoint was made with another order of rows", seed,
+                  std::to_string(static_cast<int64_t>(sampler().seed())), "resume with the seed of the run");
+  }
+  if (epoch < 0) return refuse("epoch", "out of range", epoch, ">= 0", "");
+  if (rows < 0 || rows / world > sampler().size()) {
+    return refuse("rows", "out of range", rows, "0.." + std::to_string(sampler().size() * world), "");
+  }
+  if (rows % world != 0) {
+    return refuse("rows", "the place in the epoch does not divide among the ranks", rows,
+                  "a multiple of " + std::to_string(world) + " ranks",
+                  "resume with the number of ranks of the run, or a divisor of it");
+  }
+  go_to(epoch, rows / world);
+  return absl::OkStatus();
+}
+
+PrefetcherStats Prefetcher::Impl::stats() const {
+  return {.batches = batch_count_.load(std::memory_order_relaxed),
+          .rows = row_count_.load(std::memory_order_relaxed),
+          .wait_seconds = wait_seconds_.load(std::memory_order_relaxed),
+          .consumer_seconds = consumer_seconds_.load(std::memory_order_relaxed),
+          .read_seconds = 1e-9 * static_cast<double>(counters_->read_nanoseconds.load(std::memory_order_relaxed)),
+          .ready_batches = ready_count_.load(std::memory_order_relaxed),
+          .allocations = counters_->allocations.load(std::memory_order_relaxed)};
+}
+
+std::vector<BadSample> Prefetcher::Impl::bad_samples() const {
+  const std::lock_guard lock(bad_mutex_);
+  return bad_;
+}
+
+// ---- Prefetcher
+
+absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::create(std::shared_ptr<const Dataset> dataset,
+                                                               std::shared_ptr<const Sampler> sampler,
+                                                               const PrefetcherOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(check(dataset.get(), sampler.get(), options));
+  try {
+    return std::unique_ptr<Prefetcher>(
+        new Prefetcher(std::make_unique<Impl>(std::move(dataset), std::move(sampler), options)));
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+Prefetcher::Prefetcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Prefetcher::~Prefetcher() = default;
+
+absl::StatusOr<std::optional<Batch>> Prefetcher::next() { return impl_->next(); }
+
+void Prefetcher::seek(int64_t epoch, int64_t batch) {
+  TORCH_CHECK_INDEX(epoch >= 0 && batch >= 0 && batch <= batches_per_epoch(), "Prefetcher: no batch ", batch,
+                    " in epoch ", epoch, "; there are ", batches_per_epoch(), " batches in an epoch");
+  impl_->go_to(epoch, std::min(batch * options().batch_size, sampler().size()));
+}
+
+int64_t Prefetcher::epoch() const { return impl_->epoch(); }
+int64_t Prefetcher::position() const { return impl_->batch_in_epoch(); }
+int64_t Prefetcher::batches_per_epoch() const { return impl_->batches_per_epoch(); }
+const Dataset& Prefetcher::dataset() const { return impl_->dataset(); }
+const Sampler& Prefetcher::sampler() const { return impl_->sampler(); }
+const PrefetcherOptions& Prefetcher::options() const { return impl_->options(); }
+PrefetcherStats Prefetcher::stats() const { return impl_->stats(); }
+std::vector<BadSample> Prefetcher::bad_samples() const { return impl_->bad_samples(); }
+StateDict Prefetcher::state_dict() const { return impl_->state_dict(); }
+absl::Status Prefetcher::load_state_dict(const StateDict& state) { return impl_->load_state_dict(state); }
+
+}  // namespace trainkit

@@ -1,0 +1,18 @@
+#pragma once
+/// Which row this thread is reading, so that a timeout can name it.
+
+#include <atomic>
+#include <cstdint>
+
+#include "trainkit/data/dataset.h"
+
+namespace trainkit::detail {
+
+/// Where the present worker publishes the row it is at; null on other threads.
+extern thread_local std::atomic<int64_t>* reading_row;
+
+inline void note_reading(const RowKey& key) {
+  if (reading_row) reading_row->store(key.origin, std::memory_order_relaxed);
+}
+
+}  // namespace trainkit::detail
