@@ -60,7 +60,7 @@ function(trainkit_tests MODULE)
   foreach(file ${ARG_FILES})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "_test$" "" header ${stem})
-    add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" "[#${stem}]")
+    add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" -w NoTests "[#${stem}]")
     set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT 600
                          SKIP_REGULAR_EXPRESSION "(^|\n)skipped: ")
   endforeach()

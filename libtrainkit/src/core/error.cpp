@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -188,6 +189,30 @@ std::string escape_text(std::string_view text, size_t max_bytes) {
     if (out.size() + piece.size() > max_bytes) return out + "...";
     out += piece;
     i += std::max<size_t>(length, 1);
+  }
+  return out;
+}
+
+std::string mask_secrets(std::string_view text) {
+  const std::string plain = mask_user_info(std::string(text));
+  const auto is_name = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
+  const auto is_value = [](unsigned char c) { return c > ' ' && c != '"' && c != '\'' && c != ',' && c != '}'; };
+  std::string out;
+  for (size_t i = 0; i < plain.size();) {
+    const size_t begin = i;
+    while (i < plain.size() && is_name(plain[i])) ++i;
+    const std::string_view name = std::string_view(plain).substr(begin, i - begin);
+    out += name;
+    if (name.empty()) out += plain[i++];
+    if (!looks_secret(name)) continue;
+    // "name" = "value": quotes and spaces around the mark stay.
+    size_t mark = std::min(plain.find_first_not_of("\"' ", i), plain.size());
+    const bool assigned = mark < plain.size() && (plain[mark] == '=' || (plain[mark] == ':' && !name.ends_with("oken") && name.size() > 3));
+    if (!assigned) continue;
+    mark = std::min(plain.find_first_not_of("\"' ", mark + 1), plain.size());
+    out += plain.substr(i, mark - i);
+    for (i = mark; i < plain.size() && is_value(plain[i]);) ++i;
+    if (i > mark) out += "***";
   }
   return out;
 }

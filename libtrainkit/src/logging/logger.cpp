@@ -21,6 +21,7 @@ const double* LogRecord::find(std::string_view name) const {
   return nullptr;
 }
 
+void Logger::begin(const RunPlan&) {}
 void Logger::log_text(const LogText&) {}
 void Logger::print(std::string_view) {}
 void Logger::tick(int64_t) {}
@@ -83,6 +84,12 @@ class RunLogger::Impl {
       wake = size_ == ring_.size() / 2;  // once per filling; otherwise the writer comes by itself
     }
     if (wake) wake_writer_.notify_one();
+  }
+
+  void begin(const RunPlan& plan) {
+    std::lock_guard lock(sinks_mutex_);
+    drain();
+    for (Sink& sink : sinks_) call(sink, [&](Logger& logger) { return logger.begin(plan), absl::OkStatus(); });
   }
 
   void tick(int64_t step) { step_.store(step, std::memory_order_relaxed); }
@@ -255,6 +262,8 @@ RunLogger::RunLogger(RunLoggerOptions options) {
 RunLogger::~RunLogger() = default;
 
 void RunLogger::add(std::unique_ptr<Logger> sink) { impl_->add(std::move(sink)); }
+
+void RunLogger::begin(const RunPlan& plan) { impl_->begin(plan); }
 
 void RunLogger::log(const LogRecord& record) {
   impl_->push(record.split == "train", [&](Event& event) {

@@ -65,6 +65,10 @@ std::string error_json(const absl::Status& status);
 /// `text` with control bytes, invalid UTF-8 and text-direction marks written as \xNN or \u{N}; cut at `max_bytes`.
 std::string escape_text(std::string_view text, size_t max_bytes = 120);
 
+/// `text` with passwords in URLs (scheme://user:password@) and what follows `...key=`, `...token=`, `...secret=` or
+/// `...password=` (also with a colon where the name is api_key, secret or password) written as ***. Any case.
+std::string mask_secrets(std::string_view text);
+
 /// The candidate nearest to `name` by edit distance, for "did you mean"; empty if none is near.
 template <class Names>
 std::string nearest_name(std::string_view name, const Names& candidates);

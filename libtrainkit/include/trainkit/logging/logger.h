@@ -41,6 +41,13 @@ struct LogText {
   std::string text = {};
 };
 
+/// How long a run will be, for displays. 0 where it is not known.
+struct RunPlan {
+  int64_t first_step = 0;
+  int64_t total_steps = 0;
+  double total_epochs = 0;
+};
+
 /// A place that records go to: JsonlLogger, TensorBoardLogger, WandbLogger, ConsoleProgress, or one of your own.
 ///
 /// One thread at a time calls it. What cannot be written is kept as an error and returned by flush(); log() itself
@@ -49,6 +56,8 @@ class Logger {
  public:
   virtual ~Logger() = default;
 
+  /// The run starts, or goes on after a resume. Only displays need it.
+  virtual void begin(const RunPlan& plan);
   virtual void log(const LogRecord& record) = 0;
   virtual void log_text(const LogText& text);
   /// A line for the person who watches. Files ignore it.
@@ -109,6 +118,7 @@ class RunLogger final : public Logger {
   /// Adds a sink; records logged before are not shown to it.
   void add(std::unique_ptr<Logger> sink);
 
+  void begin(const RunPlan& plan) override;
   void log(const LogRecord& record) override;
   void log_text(const LogText& text) override;
   void print(std::string_view line) override;

@@ -1,0 +1,115 @@
+#include "append_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "trainkit/core/error.h"
+
+namespace trainkit::detail {
+
+namespace {
+constexpr size_t kMaxPending = 4 << 20;
+}
+
+absl::Status storage_error(const std::string& path, std::string_view what, int error) {
+  std::string hint;
+  if (error == ENOSPC || error == EDQUOT) hint = "free some space or choose another --output_dir";
+  if (error == EACCES || error == EROFS || error == EPERM) hint = "choose an --output_dir that you may write to";
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "log.write",
+                    .where = path,
+                    .problem = std::string(what) + ": " + std::strerror(error),
+                    .hint = hint},
+                   error == ENOENT ? absl::StatusCode::kNotFound : absl::StatusCode::kAborted);
+}
+
+absl::StatusOr<std::string> read_file(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return storage_error(path, "cannot open", errno);
+  std::string bytes;
+  for (size_t used = 0;;) {
+    bytes.resize(used + (size_t{1} << 20));
+    const ssize_t count = ::read(fd, bytes.data() + used, bytes.size() - used);
+    if (count < 0 && errno == EINTR) continue;
+    const int error = errno;
+    used += count > 0 ? static_cast<size_t>(count) : 0;
+    if (count > 0) continue;
+    ::close(fd);
+    if (count < 0) return storage_error(path, "cannot read", error);
+    bytes.resize(used);
+    return bytes;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::open(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0) return storage_error(path, "cannot open for writing", errno);
+  struct stat info;
+  if (::fstat(fd, &info) != 0) {
+    const int error = errno;
+    ::close(fd);
+    return storage_error(path, "cannot open for writing", error);
+  }
+  return std::unique_ptr<AppendFile>(new AppendFile(path, fd, info.st_size));
+}
+
+AppendFile::~AppendFile() {
+  write_pending();
+  ::close(fd_);
+}
+
+void AppendFile::append(std::string_view record) {
+  if (pending_.size() + record.size() > kMaxPending) {
+    ++lost_;
+    return;
+  }
+  pending_ += record;
+  write_pending();
+}
+
+void AppendFile::write_pending() {
+  size_t done = 0;
+  while (done < pending_.size()) {
+    const ssize_t count = ::write(fd_, pending_.data() + done, pending_.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      error_ = count < 0 ? errno : EIO;
+      if (done > 0 && ::ftruncate(fd_, size_) != 0) error_ = errno;  // no half record stays behind
+      return;
+    }
+    done += static_cast<size_t>(count);
+  }
+  size_ += static_cast<int64_t>(done);
+  pending_.clear();
+  error_ = 0;
+}
+
+absl::Status AppendFile::flush() {
+  write_pending();
+  if (error_ != 0) return storage_error(path_, "cannot write", error_);
+  // A pipe or a device cannot be synchronised, and need not be.
+  if (::fdatasync(fd_) != 0 && errno != EINVAL && errno != EROFS)
+    return storage_error(path_, "cannot synchronise", errno);
+  if (lost_ > 0) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "log.lost",
+                      .where = path_,
+                      .problem = "records were lost while the disk did not take them",
+                      .got = std::to_string(std::exchange(lost_, 0)) + " records"});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendFile::truncate(int64_t size) {
+  pending_.clear();
+  error_ = 0;
+  if (::ftruncate(fd_, size) != 0) return storage_error(path_, "cannot cut to its last good record", errno);
+  size_ = size;
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::detail

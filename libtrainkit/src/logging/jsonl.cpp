@@ -1,0 +1,148 @@
+#include "trainkit/logging/jsonl.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "append_file.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+constexpr std::array<std::string_view, 5> kFixedFields = {"step", "epoch", "split", "lr", "gpu_memory_bytes"};
+
+void append_string(std::string& out, std::string_view text) { out += nlohmann::json(escape_text(text)).dump(); }
+
+template <class Number>
+void append_number(std::string& out, Number value) {
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (std::isnan(value)) return void(out += "\"NaN\"");
+    if (std::isinf(value)) return void(out += value > 0 ? "\"Infinity\"" : "\"-Infinity\"");
+  }
+  char digits[32];
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+
+template <class Number>
+void append_array(std::string& out, std::string_view name, const std::vector<Number>& values) {
+  if (values.empty()) return;
+  out += ",\"";
+  out += name;
+  out += "\":[";
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i > 0) out += ',';
+    append_number(out, values[i]);
+  }
+  out += ']';
+}
+
+std::optional<double> to_number(const nlohmann::json& value) {
+  if (value.is_number()) return value.get<double>();
+  if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
+  if (value == "Infinity") return std::numeric_limits<double>::infinity();
+  if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
+  return std::nullopt;
+}
+
+/// The record of a line, or nullopt if it is not one.
+std::optional<LogRecord> parse_record(std::string_view line) {
+  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
+  LogRecord record{.step = json["step"].get<int64_t>(), .split = ""};
+  for (const auto& [name, value] : json.items()) {
+    const std::optional<double> number = to_number(value);
+    if (name == "step") continue;
+    if (name == "epoch" && number) {
+      record.epoch = *number;
+    } else if (name == "split" && value.is_string()) {
+      record.split = value.get<std::string>();
+    } else if (number) {
+      record.values.emplace_back(name, *number);
+    } else if (name == "lr" && value.is_array()) {
+      for (const auto& lr : value) record.lr.push_back(to_number(lr).value_or(0));
+    } else if (name == "gpu_memory_bytes" && value.is_array()) {
+      for (const auto& bytes : value) record.gpu_memory_bytes.push_back(bytes.is_number() ? bytes.get<int64_t>() : 0);
+    }
+  }
+  return record;
+}
+
+/// Calls `each` with every record from the start until it returns false, a line is torn or is not a record.
+/// Returns the number of bytes before that line.
+template <class Each>
+size_t for_each_record(std::string_view bytes, Each each) {
+  size_t begin = 0;
+  while (true) {
+    const size_t end = bytes.find('\n', begin);
+    if (end == std::string_view::npos) return begin;
+    std::optional<LogRecord> record = parse_record(bytes.substr(begin, end - begin));
+    if (!record || !each(std::move(*record))) return begin;
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+std::string to_json(const LogRecord& record) {
+  std::string out = "{\"step\":";
+  append_number(out, record.step);
+  out += ",\"epoch\":";
+  append_number(out, record.epoch);
+  out += ",\"split\":";
+  append_string(out, record.split);
+  for (size_t i = 0; i < record.values.size(); ++i) {
+    const auto& [name, value] = record.values[i];
+    if (record.find(name) != &value) continue;  // a second value of that name
+    const bool fixed = std::find(kFixedFields.begin(), kFixedFields.end(), name) != kFixedFields.end();
+    out += ',';
+    append_string(out, fixed ? name + "_" : name);
+    out += ':';
+    append_number(out, value);
+  }
+  append_array(out, "lr", record.lr);
+  append_array(out, "gpu_memory_bytes", record.gpu_memory_bytes);
+  out += '}';
+  return out;
+}
+
+absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(path));
+  std::vector<LogRecord> records;
+  for_each_record(bytes, [&](LogRecord record) {
+    records.push_back(std::move(record));
+    return true;
+  });
+  return records;
+}
+
+class JsonlLogger::Impl {
+ public:
+  std::unique_ptr<detail::AppendFile> file;
+};
+
+JsonlLogger::JsonlLogger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+JsonlLogger::~JsonlLogger() = default;
+
+absl::StatusOr<std::unique_ptr<JsonlLogger>> JsonlLogger::open(const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(auto file, detail::AppendFile::open(path));
+  auto impl = std::make_unique<Impl>();
+  impl->file = std::move(file);
+  return std::unique_ptr<JsonlLogger>(new JsonlLogger(std::move(impl)));
+}
+
+void JsonlLogger::log(const LogRecord& record) { impl_->file->append(to_json(record) + '\n'); }
+
+absl::Status JsonlLogger::flush() { return impl_->file->flush(); }
+
+absl::Status JsonlLogger::rewind(int64_t step) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(impl_->file->path()));
+  const size_t keep = for_each_record(bytes, [step](const LogRecord& record) { return record.step <= step; });
+  return impl_->file->truncate(static_cast<int64_t>(keep));
+}
+
+}  // namespace trainkit

@@ -1,0 +1,240 @@
+#include "trainkit/logging/progress.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <optional>
+
+#include "trainkit/logging/format.h"
+
+namespace trainkit {
+namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr double kRateMemorySeconds = 30;
+constexpr int kMaxBar = 40, kMinBar = 8;
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Writes all of `text`; a reader that is gone is a return value and not a signal.
+bool write_all(int fd, std::string_view text) {
+  sigset_t pipe, before, pending;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  sigpending(&pending);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  bool ok = true;
+  while (ok && !text.empty()) {
+    const ssize_t count = ::write(fd, text.data(), text.size());
+    if (count > 0) text.remove_prefix(static_cast<size_t>(count));
+    if (count < 0 && errno == EAGAIN) break;  // a terminal that is stopped: this text is left out
+    ok = count > 0 || (count < 0 && errno == EINTR);
+    if (!ok && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
+      const timespec now{};
+      sigtimedwait(&pipe, nullptr, &now);  // takes back the signal that this write raised
+    }
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return ok;
+}
+
+bool speaks_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value && *value) return ::strcasestr(value, "utf-8") || ::strcasestr(value, "utf8");
+  }
+  return false;
+}
+
+bool is_smart_terminal(int fd) {
+  const char* term = std::getenv("TERM");
+  return ::isatty(fd) && term && *term && std::strcmp(term, "dumb") != 0;
+}
+
+/// "1234.6k" of the first throughput that the record has.
+std::string throughput(const LogRecord& record) {
+  for (const char* unit : {"tokens", "samples"}) {
+    if (const double* rate = record.find(std::string(unit) + "_per_second")) {
+      return fmt::format("{} {}/s", format_count(*rate), unit);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+class ConsoleProgress::Impl {
+ public:
+  Impl(std::FILE* stream, ProgressOptions options)
+      : stream_(stream), fd_(::fileno(stream)), options_(std::move(options)), utf8_(speaks_utf8()) {
+    using Style = ProgressOptions::Style;
+    bar_ = options_.style == Style::kBar || (options_.style == Style::kAuto && is_smart_terminal(fd_));
+    if (!options_.clock) options_.clock = steady_seconds;
+    started_ = options_.clock();
+  }
+
+  void begin(const RunPlan& plan) {
+    plan_ = plan;
+    step_ = plan.first_step;
+    started_ = rate_time_ = options_.clock();
+    rate_steps_ = rate_seconds_ = 0;
+    drawn_at_.reset();
+  }
+
+  void log(const LogRecord& record) {
+    if (record.split != "train") return print(evaluation_line(record));
+    advance(record.step);
+    fields_ = training_fields(record);
+    if (bar_) return redraw(false);
+    std::string line = "step " + position();
+    for (const std::string& field : fields_) line += " | " + field;
+    if (const auto left = seconds_left()) line += " | left " + format_duration(*left);
+    write(line + "\n");
+  }
+
+  void print(std::string_view text) {
+    std::string line = format_text(text);
+    if (line.empty() || line.back() != '\n') line += '\n';
+    if (!bar_ || !drawn_) return write(line);
+    write("\r\x1b[K" + line);
+    redraw(true);
+  }
+
+  void tick(int64_t step) {
+    advance(step);
+    if (bar_) redraw(false);
+  }
+
+  void close() {
+    if (bar_ && drawn_) {
+      redraw(true);
+      write("\n");
+      drawn_ = false;
+    }
+  }
+
+ private:
+  void advance(int64_t step) {
+    const double now = options_.clock();
+    if (step <= step_) return;
+    if (rate_time_ >= 0) {
+      // Steps over seconds, both forgotten at the same pace.
+      const double passed = now - rate_time_, keep = std::exp(-passed / kRateMemorySeconds);
+      rate_steps_ = rate_steps_ * keep + static_cast<double>(step - step_);
+      rate_seconds_ = rate_seconds_ * keep + passed;
+    }
+    rate_time_ = now;
+    step_ = step;
+  }
+
+  std::optional<double> seconds_left() const {
+    if (plan_.total_steps <= step_ || rate_steps_ <= 0) return std::nullopt;
+    return static_cast<double>(plan_.total_steps - step_) * rate_seconds_ / rate_steps_;
+  }
+
+  std::string position() const {
+    return plan_.total_steps > 0 ? fmt::format("{}/{}", step_, plan_.total_steps) : std::to_string(step_);
+  }
+
+  std::vector<std::string> training_fields(const LogRecord& record) const {
+    std::vector<std::string> fields;
+    std::string epoch = fmt::format("epoch {:.2f}", record.epoch);
+    if (plan_.total_epochs > 0) epoch += fmt::format("/{:.4g}", plan_.total_epochs);
+    fields.push_back(std::move(epoch));
+    if (const double* loss = record.find("loss")) fields.push_back("loss " + format_number(*loss));
+    if (!record.lr.empty()) fields.push_back("lr " + format_setting(record.lr[0]));
+    if (std::string rate = throughput(record); !rate.empty()) fields.push_back(std::move(rate));
+    if (const double* wait = record.find("data_wait_fraction"); wait && *wait >= 0.1) {
+      fields.push_back(fmt::format("data wait {:.0f}%", *wait * 100));
+    }
+    return fields;
+  }
+
+  static std::string evaluation_line(const LogRecord& record) {
+    std::string line = fmt::format("{} at step {}:", record.split, record.step);
+    for (const auto& [name, value] : record.values) line += fmt::format(" {} {}", name, format_number(value));
+    return line;
+  }
+
+  int columns() const {
+    if (options_.width > 0) return options_.width;
+    winsize size{};
+    return ::ioctl(fd_, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  }
+
+  void redraw(bool now) {
+    const double time = options_.clock();
+    if (!now && drawn_at_ && time - *drawn_at_ < kRedrawSeconds) return;
+    drawn_at_ = time;
+    drawn_ = true;
+    write(fmt::format("\r{}\x1b[K", bar_line(time)));
+  }
+
+  /// At most columns() - 1 wide: a full last column would move some terminals to the next line.
+  std::string bar_line(double time) const {
+    const size_t room = static_cast<size_t>(std::max(columns() - 1, 1));
+    const auto left = seconds_left();
+    std::string text = fmt::format("{} [{}", position(), format_duration(time - started_));
+    if (left) text += fmt::format("<{}", format_duration(*left));
+    text += "]";
+    if (text.size() > room) return text.substr(0, room);
+    for (const std::string& field : fields_) {
+      if (text.size() + 1 + field.size() > room) break;
+      text += " " + field;
+    }
+    if (plan_.total_steps <= 0) return text;
+    const double done = std::clamp(static_cast<double>(step_) / static_cast<double>(plan_.total_steps), 0.0, 1.0);
+    const int bar = std::min<int>(kMaxBar, static_cast<int>(room) - static_cast<int>(text.size()) - 6);
+    if (bar < kMinBar) return text;
+    const int filled = static_cast<int>(std::floor(done * bar));
+    std::string cells;
+    for (int i = 0; i < bar; ++i) cells += i < filled ? (utf8_ ? "━" : "#") : (utf8_ ? "─" : "-");
+    return fmt::format("{:3d}% {} {}", static_cast<int>(std::floor(done * 100)), cells, text);
+  }
+
+  void write(std::string_view text) {
+    if (silent_) return;
+    std::fflush(stream_);  // what the program itself printed comes first
+    silent_ = !write_all(fd_, text);
+  }
+
+  std::FILE* stream_;
+  const int fd_;
+  ProgressOptions options_;
+  const bool utf8_;
+  bool bar_ = false;
+  bool silent_ = false;
+  bool drawn_ = false;
+  RunPlan plan_;
+  int64_t step_ = 0;
+  double started_ = 0;
+  std::optional<double> drawn_at_;
+  double rate_time_ = -1, rate_steps_ = 0, rate_seconds_ = 0;
+  std::vector<std::string> fields_;
+};
+
+ConsoleProgress::ConsoleProgress(std::FILE* stream, ProgressOptions options)
+    : impl_(std::make_unique<Impl>(stream, std::move(options))) {}
+ConsoleProgress::~ConsoleProgress() { impl_->close(); }
+
+void ConsoleProgress::begin(const RunPlan& plan) { impl_->begin(plan); }
+void ConsoleProgress::log(const LogRecord& record) { impl_->log(record); }
+void ConsoleProgress::log_text(const LogText& text) { impl_->print(text.tag + ":\n" + text.text); }
+void ConsoleProgress::print(std::string_view line) { impl_->print(line); }
+void ConsoleProgress::tick(int64_t step) { impl_->tick(step); }
+absl::Status ConsoleProgress::flush() { return absl::OkStatus(); }
+absl::Status ConsoleProgress::close() { return impl_->close(), absl::OkStatus(); }
+bool ConsoleProgress::optional() const { return true; }
+
+}  // namespace trainkit

@@ -1,0 +1,159 @@
+#include "trainkit/logging/tensorboard.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <vector>
+
+#include "append_file.h"
+#include "tf_event.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+
+namespace trainkit {
+namespace {
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+constexpr std::string_view kSuffix = ".trainkit";
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// Names of event files in `folder`, in the order in which TensorBoard reads them.
+std::vector<std::string> event_files(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    std::string name = entry.path().filename().string();
+    if (name.starts_with(kPrefix)) names.push_back(std::move(name));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// A name that sorts behind `names`, even if the clock went backwards or two files are opened within a second.
+std::string next_file_name(const std::vector<std::string>& names) {
+  int64_t seconds = static_cast<int64_t>(wall_time());
+  for (const std::string& name : names) {
+    int64_t taken = 0;
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), taken);
+    if (taken < 9'999'999'999) seconds = std::max(seconds, taken + 1);
+  }
+  char host[256] = "localhost";
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
+  return fmt::format("{}{:010}.{}.{}{}", kPrefix, seconds, host, ::getpid(), kSuffix);
+}
+
+}  // namespace
+
+class TensorBoardLogger::Impl {
+ public:
+  explicit Impl(std::string folder) : folder_(std::move(folder)) {}
+
+  void write(const detail::EventBuilder& event) {
+    if (!file_ && !open_file()) return;
+    file_->append(detail::frame_record(event.finish()));
+  }
+
+  absl::Status flush() {
+    if (file_) return file_->flush();
+    return std::exchange(open_error_, absl::OkStatus());
+  }
+
+  absl::Status rewind(int64_t step) {
+    file_.reset();
+    for (const std::string& name : event_files(folder_)) {
+      if (!name.ends_with(kSuffix)) continue;
+      TRAINKIT_RETURN_IF_ERROR(rewind_file(folder_ + "/" + name, step));
+    }
+    restart_step_ = step + 1;
+    return absl::OkStatus();
+  }
+
+ private:
+  bool open_file() {
+    auto file = detail::AppendFile::open(folder_ + "/" + next_file_name(event_files(folder_)));
+    if (!file.ok()) {
+      open_error_.Update(file.status());
+      return false;
+    }
+    file_ = std::move(*file);
+    detail::EventBuilder version(wall_time(), 0);
+    version.file_version();
+    write(version);
+    if (restart_step_ > 0) {
+      detail::EventBuilder restart(wall_time(), restart_step_);
+      restart.session_start();
+      write(restart);
+    }
+    return true;
+  }
+
+  static absl::Status rewind_file(const std::string& path, int64_t step) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(path));
+    size_t offset = 0, keep = 0;
+    int events = 0;  // the first is the file version, which nobody misses
+    while (const auto event = detail::next_record(bytes, offset)) {
+      if (detail::event_step(*event).value_or(step + 1) > step) break;
+      keep = offset;
+      ++events;
+    }
+    if (events <= 1) {
+      if (::unlink(path.c_str()) != 0) return detail::storage_error(path, "cannot remove", errno);
+      return absl::OkStatus();
+    }
+    if (keep < bytes.size() && ::truncate(path.c_str(), static_cast<off_t>(keep)) != 0) {
+      return detail::storage_error(path, "cannot cut to its last good record", errno);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string folder_;
+  std::unique_ptr<detail::AppendFile> file_;
+  absl::Status open_error_;
+  int64_t restart_step_ = 0;
+};
+
+TensorBoardLogger::TensorBoardLogger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TensorBoardLogger::~TensorBoardLogger() = default;
+
+absl::StatusOr<std::unique_ptr<TensorBoardLogger>> TensorBoardLogger::open(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (!error && !std::filesystem::is_directory(folder)) error = std::make_error_code(std::errc::not_a_directory);
+  if (!error && ::access(folder.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (error) return detail::storage_error(folder, "cannot create", error.value());
+  return std::unique_ptr<TensorBoardLogger>(new TensorBoardLogger(std::make_unique<Impl>(folder)));
+}
+
+void TensorBoardLogger::log(const LogRecord& record) {
+  detail::EventBuilder event(wall_time(), record.step);
+  const std::string split = escape_text(record.split) + "/";
+  const auto numbered = [&split](const char* name, size_t i) { return split + name + "/" + std::to_string(i); };
+  for (const auto& [name, value] : record.values) event.scalar(split + escape_text(name), static_cast<float>(value));
+  for (size_t i = 0; i < record.lr.size(); ++i) {
+    event.scalar(record.lr.size() == 1 ? split + "lr" : numbered("lr", i), static_cast<float>(record.lr[i]));
+  }
+  for (size_t i = 0; i < record.gpu_memory_bytes.size(); ++i) {
+    event.scalar(numbered("gpu_memory_bytes", i), static_cast<float>(record.gpu_memory_bytes[i]));
+  }
+  event.scalar(split + "epoch", static_cast<float>(record.epoch));
+  impl_->write(event);
+}
+
+void TensorBoardLogger::log_text(const LogText& text) {
+  detail::EventBuilder event(wall_time(), text.step);
+  event.text(escape_text(text.tag), format_text(text.text));
+  impl_->write(event);
+}
+
+absl::Status TensorBoardLogger::flush() { return impl_->flush(); }
+absl::Status TensorBoardLogger::rewind(int64_t step) { return impl_->rewind(step); }
+
+}  // namespace trainkit

@@ -1,0 +1,166 @@
+#include "tf_event.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+namespace trainkit::detail {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "fixed-width fields are written as they lie in memory");
+
+constexpr std::array<uint32_t, 256> make_crc_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1 ? 0x82f63b78u : 0u);
+    table[i] = crc;
+  }
+  return table;
+}
+
+uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
+
+template <class T>
+void put(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+template <class T>
+T get(std::string_view bytes, size_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+// Protobuf: a field is (number << 3 | wire type) and its value.
+enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void put_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out += static_cast<char>(value | 0x80);
+  out += static_cast<char>(value);
+}
+
+void put_int(std::string& out, uint32_t field, int64_t value) {
+  put_varint(out, field << 3 | kVarint);
+  put_varint(out, static_cast<uint64_t>(value));
+}
+
+void put_bytes(std::string& out, uint32_t field, std::string_view value) {
+  put_varint(out, field << 3 | kBytes);
+  put_varint(out, value.size());
+  out += value;
+}
+
+bool get_varint(std::string_view bytes, size_t& offset, uint64_t& value) {
+  value = 0;
+  for (int shift = 0; shift < 64 && offset < bytes.size(); shift += 7) {
+    const auto byte = static_cast<unsigned char>(bytes[offset++]);
+    value |= static_cast<uint64_t>(byte & 0x7f) << shift;
+    if (byte < 0x80) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+  static constexpr std::array<uint32_t, 256> kTable = make_crc_table();
+  uint32_t crc = ~0u;
+  for (unsigned char byte : bytes) crc = (crc >> 8) ^ kTable[(crc ^ byte) & 0xff];
+  return ~crc;
+}
+
+std::string frame_record(std::string_view data) {
+  std::string record;
+  record.reserve(data.size() + 16);
+  put<uint64_t>(record, data.size());
+  put<uint32_t>(record, masked_crc(record));
+  record += data;
+  put<uint32_t>(record, masked_crc(data));
+  return record;
+}
+
+std::optional<std::string_view> next_record(std::string_view bytes, size_t& offset) {
+  const std::string_view rest = bytes.substr(offset);
+  if (rest.size() < 16 || get<uint32_t>(rest, 8) != masked_crc(rest.substr(0, 8))) return std::nullopt;
+  const uint64_t length = get<uint64_t>(rest, 0);
+  if (length > rest.size() - 16) return std::nullopt;
+  const std::string_view data = rest.substr(12, length);
+  if (get<uint32_t>(rest, 12 + length) != masked_crc(data)) return std::nullopt;
+  offset += 16 + length;
+  return data;
+}
+
+EventBuilder::EventBuilder(double wall_time, int64_t step) {
+  put_varint(event_, 1 << 3 | kFixed64);  // Event.wall_time
+  put(event_, wall_time);
+  if (step != 0) put_int(event_, 2, step);  // Event.step
+}
+
+void EventBuilder::file_version() { put_bytes(event_, 3, "brain.Event:2"); }  // Event.file_version
+
+void EventBuilder::session_start() {
+  std::string session;
+  put_int(session, 1, 1);  // SessionLog.status = START
+  put_bytes(event_, 7, session);
+}
+
+void EventBuilder::scalar(std::string_view tag, float value) {
+  std::string entry;
+  put_bytes(entry, 1, tag);              // Value.tag
+  put_varint(entry, 2 << 3 | kFixed32);  // Value.simple_value
+  put(entry, value);
+  put_bytes(summary_, 1, entry);  // Summary.value
+}
+
+void EventBuilder::text(std::string_view tag, std::string_view text) {
+  std::string plugin, metadata, dimension, shape, tensor, entry;
+  put_bytes(plugin, 1, "text");    // PluginData.plugin_name
+  put_bytes(metadata, 1, plugin);  // SummaryMetadata.plugin_data
+  put_int(metadata, 4, 2);         // SummaryMetadata.data_class = DATA_CLASS_TENSOR
+  put_int(dimension, 1, 1);        // Dim.size
+  put_bytes(shape, 2, dimension);  // TensorShapeProto.dim
+  put_int(tensor, 1, 7);           // TensorProto.dtype = DT_STRING
+  put_bytes(tensor, 2, shape);     // TensorProto.tensor_shape
+  put_bytes(tensor, 8, text);      // TensorProto.string_val
+  put_bytes(entry, 1, tag);        // Value.tag
+  put_bytes(entry, 8, tensor);     // Value.tensor
+  put_bytes(entry, 9, metadata);   // Value.metadata
+  put_bytes(summary_, 1, entry);
+}
+
+std::string EventBuilder::finish() const {
+  std::string event = event_;
+  if (!summary_.empty()) put_bytes(event, 5, summary_);  // Event.summary
+  return event;
+}
+
+std::optional<int64_t> event_step(std::string_view event) {
+  for (size_t offset = 0; offset < event.size();) {
+    uint64_t key = 0, value = 0;
+    if (!get_varint(event, offset, key)) return std::nullopt;
+    switch (key & 7) {
+      case kVarint:
+        if (!get_varint(event, offset, value)) return std::nullopt;
+        if (key >> 3 == 2) return static_cast<int64_t>(value);
+        break;
+      case kFixed64:
+        offset += 8;
+        break;
+      case kFixed32:
+        offset += 4;
+        break;
+      case kBytes:
+        if (!get_varint(event, offset, value) || value > event.size() - offset) return std::nullopt;
+        offset += value;
+        break;
+      default:
+        return std::nullopt;
+    }
+    if (offset > event.size()) return std::nullopt;
+  }
+  return 0;
+}
+
+}  // namespace trainkit::detail

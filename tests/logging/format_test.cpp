@@ -1,0 +1,55 @@
+#include "trainkit/logging/format.h"
+
+#include <clocale>
+#include <limits>
+
+#include "test_util.h"
+
+using namespace trainkit;
+
+TEST_CASE("Numbers have five digits and no surprises", "[logging][format]") {
+  CHECK(format_number(2.10341) == "2.1034");
+  CHECK(format_number(0.8731) == "0.87310");
+  CHECK(format_number(-1234.56) == "-1234.6");
+  CHECK(format_number(0) == "0");
+  CHECK(format_number(1.2e-5) == "1.20e-05");
+  CHECK(format_number(99999.6) == "1.00e+05");
+  CHECK(format_number(std::numeric_limits<double>::quiet_NaN()) == "nan");
+  CHECK(format_number(-std::numeric_limits<double>::infinity()) == "-inf");
+}
+
+TEST_CASE("Settings are as short as they were written", "[logging][format]") {
+  CHECK(format_setting(1e-3) == "0.001");
+  CHECK(format_setting(9.549e-5) == "9.55e-05");
+}
+
+TEST_CASE("Counts, bytes and durations change their unit at the right place", "[logging][format]") {
+  CHECK(format_count(0) == "0");
+  CHECK(format_count(2.5) == "2.5");
+  CHECK(format_count(812.4) == "812");
+  CHECK(format_count(999.6) == "1.00k");
+  CHECK(format_count(12345) == "12.3k");
+  CHECK(format_count(99960) == "100k");
+  CHECK(format_count(4.56e6) == "4.56M");
+  CHECK(format_bytes(512) == "512 B");
+  CHECK(format_bytes(1536) == "1.50 KiB");
+  CHECK(format_bytes(int64_t{24} << 30) == "24.0 GiB");
+  CHECK(format_duration(7.4) == "0:07");
+  CHECK(format_duration(59.6) == "1:00");
+  CHECK(format_duration(754) == "12:34");
+  CHECK(format_duration(3723) == "1:02:03");
+  CHECK(format_duration(2 * 86400 + 3 * 3600 + 245) == "2d 03:04:05");
+  CHECK(format_duration(-1) == "?");
+  CHECK(format_duration(std::numeric_limits<double>::quiet_NaN()) == "?");
+}
+
+TEST_CASE("Text keeps its lines, loses its control bytes and its secrets", "[logging][format]") {
+  CHECK(format_text("to be,\n\tor not") == "to be,\n\tor not");
+  CHECK(format_text("a\x1b[31mred\n") == "a\\x1b[31mred\n");
+  CHECK(format_text("WANDB_API_KEY=abc123 next") == "WANDB_API_KEY=*** next");
+  CHECK(format_text("{\"api_key\": \"abc123\"}") == "{\"api_key\": \"***\"}");
+  CHECK(format_text("password: abc123, user: me") == "password: ***, user: me");
+  CHECK(format_text("https://me:abc123@host/x") == "https://***@host/x");
+  CHECK(format_text("unknown token: 'x', duplicate key: 'y'") == "unknown token: 'x', duplicate key: 'y'");
+  CHECK(format_text("tokens_per_second=12") == "tokens_per_second=12");
+}

@@ -1,0 +1,161 @@
+#include "trainkit/logging/jsonl.h"
+
+#include <sys/resource.h>
+
+#include <csignal>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "test_util.h"
+
+using namespace trainkit;
+
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+std::string read(const std::string& path) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path).rdbuf();
+  return bytes.str();
+}
+
+void write(const std::string& path, const std::string& bytes) { std::ofstream(path) << bytes; }
+
+std::string rewound(const std::string& path, int64_t step) {
+  auto logger = JsonlLogger::open(path).value();
+  REQUIRE(logger->rewind(step).ok());
+  return read(path);
+}
+
+}  // namespace
+
+TEST_CASE("A record is one JSON object with the fields of the design in order", "[logging][jsonl]") {
+  CHECK(to_json({.step = 20,
+                 .epoch = 0.25,
+                 .values = {{"loss", 2.3125}, {"grad_norm", 0.1}, {"samples_per_second", 812}},
+                 .lr = {1e-3, 5e-4},
+                 .gpu_memory_bytes = {1073741824, 0}}) ==
+        R"({"step":20,"epoch":0.25,"split":"train","loss":2.3125,"grad_norm":0.1,"samples_per_second":812,)"
+        R"("lr":[0.001,5e-04],"gpu_memory_bytes":[1073741824,0]})");
+  CHECK(to_json({.step = 20, .epoch = 1, .split = "val"}) == R"({"step":20,"epoch":1,"split":"val"})");
+}
+
+TEST_CASE("Not a number and infinity are strings, because JSON has no word for them", "[logging][jsonl]") {
+  CHECK(to_json({.values = {{"a", kNan}, {"b", kInf}, {"c", -kInf}}, .lr = {kNan}}) ==
+        R"({"step":0,"epoch":0,"split":"train","a":"NaN","b":"Infinity","c":"-Infinity","lr":["NaN"]})");
+}
+
+TEST_CASE("Control bytes, quotes and bad UTF-8 in a name are escaped", "[logging][jsonl]") {
+  CHECK(to_json({.split = "a\nb", .values = {{"x\x1b\"\xff", 1}}}) ==
+        R"({"step":0,"epoch":0,"split":"a\\x0ab","x\\x1b\"\\xff":1})");
+}
+
+TEST_CASE("A value cannot take the name of a fixed field or of another value", "[logging][jsonl]") {
+  CHECK(to_json({.step = 3, .values = {{"step", 9}, {"lr", 8}, {"loss", 1}, {"loss", 2}}}) ==
+        R"({"step":3,"epoch":0,"split":"train","step_":9,"lr_":8,"loss":1})");
+}
+
+TEST_CASE("What is written reads back to the same doubles", "[logging][jsonl]") {
+  test::TempDir dir;
+  const LogRecord written{.step = int64_t{1} << 53,
+                          .epoch = 1.0 / 3,
+                          .split = "val",
+                          .values = {{"loss", 0.1 + 0.2}, {"tiny", 5e-324}, {"nan", kNan}, {"inf", -kInf}},
+                          .lr = {1e-3 / 3},
+                          .gpu_memory_bytes = {int64_t{1} << 40}};
+  {
+    auto logger = JsonlLogger::open(dir / "m.jsonl").value();
+    logger->log(written);
+    CHECK(logger->flush().ok());
+  }
+  const auto records = read_jsonl(dir / "m.jsonl").value();
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].step == written.step);
+  CHECK(records[0].epoch == written.epoch);
+  CHECK(records[0].split == "val");
+  CHECK(records[0].lr == written.lr);
+  CHECK(records[0].gpu_memory_bytes == written.gpu_memory_bytes);
+  REQUIRE(records[0].values.size() == 4);
+  CHECK(records[0].values[0] == written.values[0]);
+  CHECK(records[0].values[1] == written.values[1]);
+  CHECK(std::isnan(records[0].values[2].second));
+  CHECK(records[0].values[3].second == -kInf);
+}
+
+TEST_CASE("After a rewind no step stands twice, wherever the file was cut", "[logging][jsonl]") {
+  test::TempDir dir;
+  std::string whole, kept;
+  for (int step = 1; step <= 4; ++step) {
+    const std::string line = to_json({.step = step, .values = {{"loss", 1.0 / step}}}) + "\n" +
+                             to_json({.step = step, .split = "val", .values = {{"loss", 2.0 / step}}}) + "\n";
+    whole += line;
+    if (step <= 2) kept += line;
+  }
+  for (size_t size = kept.size(); size <= whole.size(); ++size) {
+    write(dir / "m.jsonl", whole.substr(0, size));
+    REQUIRE(rewound(dir / "m.jsonl", 2) == kept);
+  }
+  for (size_t size = 0; size < kept.size(); ++size) {  // torn before the step: only whole lines stay
+    write(dir / "m.jsonl", whole.substr(0, size));
+    const std::string left = rewound(dir / "m.jsonl", 2);
+    REQUIRE(left == whole.substr(0, left.size()));
+    REQUIRE((left.empty() || left.back() == '\n'));
+    REQUIRE(whole.find('\n', left.size()) >= size);
+  }
+  write(dir / "m.jsonl", whole);
+  CHECK(rewound(dir / "m.jsonl", -1).empty());
+  write(dir / "m.jsonl", kept + std::string(100, '\0') + "\n");  // what a power cut leaves
+  CHECK(rewound(dir / "m.jsonl", 2) == kept);
+}
+
+TEST_CASE("Logging goes on behind what a rewind left", "[logging][jsonl]") {
+  test::TempDir dir;
+  auto logger = JsonlLogger::open(dir / "m.jsonl").value();
+  for (int step = 1; step <= 5; ++step) logger->log({.step = step});
+  CHECK(logger->rewind(3).ok());
+  logger->log({.step = 4});
+  CHECK(logger->flush().ok());
+  const auto records = read_jsonl(dir / "m.jsonl").value();
+  REQUIRE(records.size() == 4);
+  for (int i = 0; i < 4; ++i) CHECK(records[i].step == i + 1);
+}
+
+TEST_CASE("A full disk is exit code 6 and names the file", "[logging][jsonl]") {
+  auto logger = JsonlLogger::open("/dev/full").value();
+  logger->log({.step = 1});
+  const absl::Status status = logger->flush();
+  CHECK(exit_code(status) == ExitCode::kStorage);
+  CHECK(error_text(status) ==
+        "trainkit: error[log.write] /dev/full: cannot write: No space left on device\n"
+        "  hint: free some space or choose another --output_dir\n");
+}
+
+TEST_CASE("A disk that was full for a while leaves no half line and loses no record", "[logging][jsonl]") {
+  test::TempDir dir;
+  auto logger = JsonlLogger::open(dir / "m.jsonl").value();
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit limited = before;
+  limited.rlim_cur = 200;  // in the middle of a line
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &limited) == 0);
+  for (int step = 1; step <= 10; ++step) logger->log({.step = step, .values = {{"loss", 0.5}}});
+  const absl::Status full = logger->flush();
+  const std::string at_limit = read(dir / "m.jsonl");
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, old_handler);
+  CHECK(exit_code(full) == ExitCode::kStorage);
+  CHECK(at_limit.size() > 100);
+  CHECK(at_limit.back() == '\n');
+  CHECK(logger->flush().ok());
+  CHECK(read_jsonl(dir / "m.jsonl").value().size() == 10);
+}
+
+TEST_CASE("A path that cannot be written is exit code 6", "[logging][jsonl]") {
+  test::TempDir dir;
+  CHECK(exit_code(JsonlLogger::open(dir / "no/such/m.jsonl").status()) == ExitCode::kStorage);
+  CHECK(absl::IsNotFound(read_jsonl(dir / "none.jsonl").status()));
+}

@@ -1,0 +1,232 @@
+#include "trainkit/logging/progress.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "test_util.h"
+
+using namespace trainkit;
+using Style = ProgressOptions::Style;
+
+namespace {
+
+/// A stream whose text can be taken.
+class Screen {
+ public:
+  Screen() : stream_(std::tmpfile()) {}
+  ~Screen() { std::fclose(stream_); }
+  std::FILE* stream() const { return stream_; }
+  std::string take() {
+    std::string text(1 << 16, '\0');
+    const ssize_t size = pread(fileno(stream_), text.data(), text.size(), taken_);
+    text.resize(size);
+    taken_ += size;
+    return text;
+  }
+
+ private:
+  std::FILE* stream_;
+  off_t taken_ = 0;
+};
+
+/// What the last line of a terminal shows.
+std::string last_line(std::string text) {
+  text = text.substr(text.rfind('\r') + 1);
+  const size_t erase = text.find("\x1b[K");
+  return text.substr(0, erase);
+}
+
+LogRecord record(int64_t step) {
+  return {.step = step, .epoch = 1.85, .values = {{"loss", 2.10341}, {"tokens_per_second", 12345}}, .lr = {9.55e-4}};
+}
+
+/// LANG decides which characters the bar is made of.
+struct Locale {
+  explicit Locale(const char* value) { setenv("LC_ALL", value, 1); }
+  ~Locale() { unsetenv("LC_ALL"); }
+};
+
+}  // namespace
+
+TEST_CASE("Without a terminal each training record is a plain line", "[logging][progress]") {
+  Screen screen;
+  double now = 100;
+  ConsoleProgress progress(screen.stream(), {.clock = [&] { return now; }});
+  progress.begin({.total_steps = 2000, .total_epochs = 5});
+  now = 141;
+  progress.log(record(740));
+  progress.tick(745);
+  CHECK(screen.take() == "step 740/2000 | epoch 1.85/5 | loss 2.1034 | lr 0.000955 | 12.3k tokens/s | left 1:10\n");
+  progress.log({.step = 740, .split = "val", .values = {{"loss", 1.99}, {"perplexity", 7.3155}}});
+  CHECK(screen.take() == "val at step 740: loss 1.9900 perplexity 7.3155\n");
+  progress.print("saved");
+  progress.log_text({.step = 740, .tag = "sample", .text = "To be,\nor"});
+  CHECK(screen.take() == "saved\nsample:\nTo be,\nor\n");
+  CHECK(progress.close().ok());
+  CHECK(screen.take().empty());
+}
+
+TEST_CASE("A run of unknown length shows no total and no time left", "[logging][progress]") {
+  Screen screen;
+  ConsoleProgress progress(screen.stream());
+  progress.begin({});
+  progress.log({.step = 3, .epoch = 0.1, .values = {{"samples_per_second", 812}, {"data_wait_fraction", 0.43}}});
+  CHECK(screen.take() == "step 3 | epoch 0.10 | 812 samples/s | data wait 43%\n");
+}
+
+TEST_CASE("The bar shows step, time, epoch, loss, lr and throughput on one line", "[logging][progress]") {
+  Screen screen;
+  double now = 100;
+  Locale locale("C");
+  ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = 120, .clock = [&] { return now; }});
+  progress.begin({.total_steps = 2000, .total_epochs = 5});
+  now = 141;
+  progress.log(record(740));
+  CHECK(last_line(screen.take()) ==
+        " 37% ##############-------------------------- 740/2000 [0:41<1:10] epoch 1.85/5 loss 2.1034 lr 0.000955 12.3k "
+        "tokens/s");
+}
+
+TEST_CASE("The bar is drawn at most ten times a second and moves between records", "[logging][progress]") {
+  Screen screen;
+  double now = 0;
+  ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = 100, .clock = [&] { return now; }});
+  progress.begin({.total_steps = 1000});
+  int drawn = 0;
+  for (int64_t step = 1; step <= 1000; ++step) {
+    now += 0.001;
+    progress.tick(step);
+    drawn += !screen.take().empty();
+  }
+  CHECK(drawn == 10);
+  now += 1;
+  progress.tick(1001);
+  CHECK(last_line(screen.take()).find("1001/1000 [0:02]") != std::string::npos);
+}
+
+TEST_CASE("The bar fits any width: the bar itself goes first, then fields from the right", "[logging][progress]") {
+  for (int width = 1; width <= 200; ++width) {
+    Screen screen;
+    Locale locale("en_US.UTF-8");
+    double now = 0;
+    ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = width, .clock = [&] { return now; }});
+    progress.begin({.total_steps = 2000});
+    now = 41;
+    progress.log(record(740));
+    const std::string line = last_line(screen.take());
+    const auto cells = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; });
+    REQUIRE(cells < std::max(width, 2));
+    if (width > 90) REQUIRE(line.find("━") != std::string::npos);
+    if (width < 70) REQUIRE(line.find("━") == std::string::npos);
+    if (width > 46) REQUIRE(line.find("loss 2.1034") != std::string::npos);
+    if (width > 21) REQUIRE(line.find("740/2000 [0:41<1:10]") != std::string::npos);
+  }
+}
+
+TEST_CASE("Lines appear above the bar, which stays last and is left standing at the end", "[logging][progress]") {
+  Screen screen;
+  double now = 0;
+  ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = 60, .clock = [&] { return now; }});
+  progress.print("before the first bar");
+  CHECK(screen.take() == "before the first bar\n");
+  progress.begin({.total_steps = 10});
+  now = 1;
+  progress.tick(1);
+  const std::string bar = last_line(screen.take());
+  progress.print("saved\x1b[2J");
+  CHECK(screen.take() == "\r\x1b[Ksaved\\x1b[2J\n\r" + bar + "\x1b[K");
+  CHECK(progress.close().ok());
+  CHECK(screen.take() == "\r" + bar + "\x1b[K\n");
+  CHECK(progress.close().ok());
+  CHECK(screen.take().empty());
+}
+
+TEST_CASE("The time left follows the present speed", "[logging][progress]") {
+  Screen screen;
+  double now = 0;
+  ConsoleProgress progress(screen.stream(), {.style = Style::kLines, .clock = [&] { return now; }});
+  progress.begin({.total_steps = 100'000});
+  for (int64_t step = 1; step <= 600; ++step) now += 1, progress.tick(step);           // one step a second
+  for (int64_t step = 610; step <= 10'000; step += 10) now += 1, progress.tick(step);  // then ten
+  progress.log({.step = 10'000});
+  CHECK(screen.take().ends_with("left 2:30:00\n"));
+}
+
+TEST_CASE("A resumed run does not count the steps before it as its own speed", "[logging][progress]") {
+  Screen screen;
+  double now = 0;
+  ConsoleProgress progress(screen.stream(), {.style = Style::kLines, .clock = [&] { return now; }});
+  progress.begin({.first_step = 1000, .total_steps = 1100});
+  now = 10;
+  progress.log({.step = 1010});
+  CHECK(screen.take().ends_with("left 1:30\n"));
+}
+
+TEST_CASE("Secrets are masked on the way to the screen", "[logging][progress]") {
+  Screen screen;
+  ConsoleProgress progress(screen.stream());
+  progress.print("WANDB_API_KEY=canary https://u:canary@host");
+  CHECK(screen.take() == "WANDB_API_KEY=*** https://***@host\n");
+}
+
+TEST_CASE("A reader that went away raises no signal and ends nothing", "[logging][progress]") {
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+  std::FILE* stream = fdopen(ends[1], "w");
+  close(ends[0]);
+  {
+    ConsoleProgress progress(stream);  // SIGPIPE has its default action here: it would end this program
+    progress.print("nobody reads this");
+    progress.log(record(1));
+    CHECK(progress.flush().ok());
+    sigset_t pending;
+    sigpending(&pending);
+    CHECK(sigismember(&pending, SIGPIPE) == 0);
+  }
+  fclose(stream);
+}
+
+TEST_CASE("A closed stream is silence", "[logging][progress]") {
+  std::FILE* stream = std::tmpfile();
+  close(fileno(stream));
+  ConsoleProgress progress(stream);
+  progress.print("nowhere");
+  CHECK(progress.close().ok());
+  fclose(stream);
+}
+
+TEST_CASE("A terminal gets a bar of its width, a dumb one gets lines", "[logging][progress]") {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  REQUIRE(terminal >= 0);
+  REQUIRE(grantpt(terminal) == 0);
+  REQUIRE(unlockpt(terminal) == 0);
+  std::FILE* stream = std::fopen(ptsname(terminal), "w");
+  REQUIRE(stream);
+  const winsize size{.ws_row = 24, .ws_col = 50, .ws_xpixel = 0, .ws_ypixel = 0};
+  REQUIRE(ioctl(terminal, TIOCSWINSZ, &size) == 0);
+  const auto shown = [&](const char* term) {
+    setenv("TERM", term, 1);
+    ConsoleProgress progress(stream);
+    progress.begin({.total_steps = 2000});
+    progress.log(record(740));
+    std::string text(4096, '\0');
+    text.resize(std::max<ssize_t>(0, ::read(terminal, text.data(), text.size())));
+    return text;
+  };
+  const std::string before = test::environment("TERM");
+  const std::string bar = shown("xterm-256color");
+  CHECK(bar.starts_with("\r740/2000 ["));
+  CHECK(last_line(bar).size() < 50);
+  tcflush(terminal, TCIOFLUSH);
+  fflush(stream);
+  const std::string lines = shown("dumb");
+  CHECK(lines.find("step 740/2000 | ") != std::string::npos);
+  CHECK(lines.find("\x1b[K") == std::string::npos);
+  before.empty() ? unsetenv("TERM") : setenv("TERM", before.c_str(), 1);
+  fclose(stream);
+  close(terminal);
+}

@@ -1,0 +1,155 @@
+#include "trainkit/logging/tensorboard.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "logging/tf_event.h"
+#include "test_util.h"
+
+using namespace trainkit;
+
+namespace {
+
+std::string read(const std::filesystem::path& path) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path).rdbuf();
+  return bytes.str();
+}
+
+std::vector<std::filesystem::path> files_of(const std::string& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+/// Steps of the complete events of all files, without the file versions (step 0).
+std::vector<int64_t> steps_of(const std::string& folder) {
+  std::vector<int64_t> steps;
+  for (const auto& file : files_of(folder)) {
+    const std::string bytes = read(file);
+    size_t offset = 0;
+    while (const auto event = trainkit::detail::next_record(bytes, offset)) {
+      if (const int64_t step = trainkit::detail::event_step(*event).value(); step > 0) steps.push_back(step);
+    }
+  }
+  return steps;
+}
+
+void log_steps(TensorBoardLogger& logger, int64_t first, int64_t last) {
+  for (int64_t step = first; step <= last; ++step) logger.log({.step = step, .values = {{"loss", 1.0 / step}}});
+}
+
+}  // namespace
+
+TEST_CASE("CRC-32C agrees with RFC 3720's examples", "[logging][tensorboard]") {
+  CHECK(trainkit::detail::crc32c(std::string(32, '\0')) == 0x8a9136aau);
+  CHECK(trainkit::detail::crc32c(std::string(32, '\xff')) == 0x62a8ab43u);
+  CHECK(trainkit::detail::crc32c("123456789") == 0xe3069283u);
+}
+
+TEST_CASE("A record reads back, and not when a bit of it changed or its end is missing", "[logging][tensorboard]") {
+  const std::string record = trainkit::detail::frame_record("some event");
+  size_t offset = 0;
+  CHECK(trainkit::detail::next_record(record, offset) == "some event");
+  CHECK(offset == record.size());
+  for (size_t size = 0; size < record.size(); ++size) {
+    offset = 0;
+    REQUIRE_FALSE(trainkit::detail::next_record(record.substr(0, size), offset));
+  }
+  for (size_t bit = 0; bit < record.size() * 8; ++bit) {
+    std::string changed = record;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << bit % 8));
+    offset = 0;
+    REQUIRE_FALSE(trainkit::detail::next_record(changed, offset));
+    REQUIRE(offset == 0);
+  }
+}
+
+TEST_CASE("The step of an event is found behind any other fields, and malformed events have none",
+          "[logging][tensorboard]") {
+  trainkit::detail::EventBuilder event(1.5, 123456789012);
+  event.scalar("loss", 1);
+  event.text("text", "x");
+  CHECK(trainkit::detail::event_step(event.finish()) == 123456789012);
+  CHECK(trainkit::detail::event_step("") == 0);
+  CHECK_FALSE(trainkit::detail::event_step("\x10\xff"));                // a varint without an end
+  CHECK_FALSE(trainkit::detail::event_step("\x2a\x7f"));                // a string longer than the event
+  CHECK_FALSE(trainkit::detail::event_step(std::string("\x09\0", 2)));  // a double cut short
+  CHECK_FALSE(trainkit::detail::event_step("\x0b"));                    // a wire type that does not exist
+}
+
+TEST_CASE("The file appears with the first record and is named so that it sorts last", "[logging][tensorboard]") {
+  test::TempDir dir;
+  std::ofstream(dir / "events.out.tfevents.4000000000.other.1") << "";  // the clock was wrong once
+  {
+    auto logger = TensorBoardLogger::open(dir.path()).value();
+    CHECK(files_of(dir.path()).size() == 1);
+    log_steps(*logger, 1, 1);
+  }
+  log_steps(*TensorBoardLogger::open(dir.path()).value(), 2, 2);
+  const auto files = files_of(dir.path());
+  REQUIRE(files.size() == 3);
+  CHECK(files[1].filename().string().starts_with("events.out.tfevents.4000000001."));
+  CHECK(files[2].filename().string().starts_with("events.out.tfevents.4000000002."));
+  CHECK(files[2].extension() == ".trainkit");
+  CHECK(steps_of(dir.path()) == std::vector<int64_t>{1, 2});
+}
+
+TEST_CASE("After a rewind each step stands once, wherever the last file was cut", "[logging][tensorboard]") {
+  test::TempDir first;
+  log_steps(*TensorBoardLogger::open(first.path()).value(), 1, 4);
+  const std::string whole = read(files_of(first.path()).at(0));
+  for (size_t size = 0; size <= whole.size(); ++size) {
+    test::TempDir dir;
+    std::ofstream(dir / "events.out.tfevents.1000000000.h.1.trainkit") << whole.substr(0, size);
+    const std::vector<int64_t> before = steps_of(dir.path());
+    auto logger = TensorBoardLogger::open(dir.path()).value();
+    REQUIRE(logger->rewind(2).ok());
+    const size_t kept = std::min<size_t>(before.size(), 2);
+    REQUIRE(steps_of(dir.path()) == std::vector<int64_t>(before.begin(), before.begin() + kept));
+    REQUIRE(files_of(dir.path()).empty() == (kept == 0));
+    log_steps(*logger, 3, 3);
+    REQUIRE(logger->flush().ok());
+    std::vector<int64_t> after(before.begin(), before.begin() + kept);
+    after.insert(after.end(), {3, 3});  // the restart mark and the record
+    REQUIRE(steps_of(dir.path()) == after);
+  }
+}
+
+TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in another", "[logging][tensorboard]") {
+  test::TempDir dir;
+  auto logger = TensorBoardLogger::open(dir.path()).value();
+  log_steps(*logger, 1, 5);
+  CHECK(logger->rewind(2).ok());
+  log_steps(*logger, 3, 4);
+  CHECK(logger->rewind(3).ok());
+  log_steps(*logger, 4, 4);
+  CHECK(steps_of(dir.path()) == std::vector<int64_t>{1, 2, 3, 3, 4, 4});  // each of the later files begins with a mark
+  CHECK(files_of(dir.path()).size() == 3);
+}
+
+TEST_CASE("Files of others are left alone", "[logging][tensorboard]") {
+  test::TempDir dir;
+  std::ofstream(dir / "events.out.tfevents.1000000000.host.7.0") << "torn";
+  std::ofstream(dir / "notes.trainkit") << "mine";
+  CHECK(TensorBoardLogger::open(dir.path()).value()->rewind(-1).ok());
+  CHECK(files_of(dir.path()).size() == 2);
+}
+
+TEST_CASE("A folder that cannot be made or written is exit code 6", "[logging][tensorboard]") {
+  test::TempDir dir;
+  std::ofstream(dir / "file") << "";
+  CHECK(exit_code(TensorBoardLogger::open(dir / "file").status()) == ExitCode::kStorage);
+  CHECK(exit_code(TensorBoardLogger::open(dir / "file/folder").status()) == ExitCode::kStorage);
+}
+
+TEST_CASE("A folder that goes away is an error of flush, not of log", "[logging][tensorboard]") {
+  test::TempDir dir;
+  auto logger = TensorBoardLogger::open(dir / "tensorboard").value();
+  std::filesystem::remove(dir / "tensorboard");
+  log_steps(*logger, 1, 1);
+  CHECK(exit_code(logger->flush()) == ExitCode::kStorage);
+}
