@@ -1,0 +1,21 @@
+#pragma once
+/// JSON read without surprises, for the library's own sources.
+
+#include <absl/status/statusor.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "trainkit/core/error.h"
+
+namespace trainkit::detail {
+
+/// Parses all of `text`. Beyond the grammar it refuses duplicate keys and nesting deeper than `max_depth`. Errors are
+/// `blame` with problem, and the byte after its `where`.
+absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Error& blame, int max_depth = 16);
+
+/// nlohmann's parse_error text without its prefix and position: "unexpected end of input".
+std::string json_problem(const std::exception& error);
+
+}  // namespace trainkit::detail

@@ -1,0 +1,316 @@
+#include "io/safetensors_header.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "core/strict_json.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+constexpr int kMaxDepth = 16;
+constexpr size_t kMaxRank = 64;
+constexpr size_t kMaxNameBytes = 65535;
+constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
+
+/// A tensor as the header states it, not yet checked.
+struct RawEntry {
+  std::string name;
+  std::optional<std::string> dtype;
+  std::optional<std::vector<uint64_t>> shape;
+  std::optional<std::vector<uint64_t>> offsets;
+};
+
+/// Builds raw entries while nlohmann's parser reads: no tree of the header is ever made. Depth 1 is the root object,
+/// depth 2 a tensor or the metadata, depth 3 a list; anything below an unknown key is passed over.
+class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit HeaderReader(const std::string& path) : path_(path) {}
+
+  std::vector<RawEntry> entries;
+  SafetensorsMetadata metadata;
+  absl::Status status;
+
+  bool start_object(size_t) override { return open('{'); }
+  bool start_array(size_t) override { return open('['); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(std::string& name) override {
+    if (skip_depth_ > 0) return true;
+    if (depth_ == 1) {
+      if (!names_.insert(name).second) return refuse(name, "stands twice");
+      in_metadata_ = name == "__metadata__";
+      if (!in_metadata_) entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
+      return true;
+    }
+    if (in_metadata_) {
+      if (metadata.contains(name)) return refuse("__metadata__." + name, "stands twice");
+    } else if (!seen_in_entry(name)) {
+      return refuse(entries.back().name, "has its '" + name + "' twice");
+    }
+    key_ = std::move(name);
+    return true;
+  }
+
+  bool string(std::string& text) override {
+    if (skip_depth_ > 0) return true;
+    if (depth_ == 2 && in_metadata_) {
+      metadata.emplace(std::move(key_), std::move(text));
+      return true;
+    }
+    if (depth_ == 2 && key_ == "dtype") {
+      entries.back().dtype = std::move(text);
+      return true;
+    }
+    return value("a string");
+  }
+
+  bool number_unsigned(uint64_t number) override {
+    if (skip_depth_ > 0) return true;
+    if (list_) {
+      list_->push_back(number);
+      return true;
+    }
+    return value("a number");
+  }
+  // Only a number with a minus sign comes here: "-0" too, which the reference refuses as well.
+  bool number_integer(int64_t) override { return value("a negative number"); }
+  bool number_float(double, const std::string& text) override { return value("the number " + text); }
+  bool boolean(bool) override { return value("a truth value"); }
+  bool binary(nlohmann::json::binary_t&) override { return value("bytes"); }
+  bool null() override {
+    // The reference takes a null in place of the metadata as none.
+    return depth_ == 1 && in_metadata_ && skip_depth_ == 0 ? true : value("null");
+  }
+
+  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
+    Error problem = safetensors_error(path_, "header", "is not valid JSON: " + json_problem(error));
+    problem.where += fmt::format("@0x{:x}", 8 + position);
+    status = to_status(problem);
+    return false;
+  }
+
+ private:
+  bool refuse(const std::string& field, const std::string& problem, std::string got = {}, std::string expected = {}) {
+    Error error = safetensors_error(path_, field, problem);
+    error.got = std::move(got);
+    error.expected = std::move(expected);
+    status = to_status(error);
+    return false;
+  }
+
+  /// A value where none of its kind belongs; passed over below unknown keys.
+  bool value(const std::string& kind) {
+    if (skip_depth_ > 0) return true;
+    if (depth_ == 0) return refuse("header", "is not an object", kind);
+    if (depth_ == 1) return refuse(in_metadata_ ? "__metadata__" : entries.back().name, "is not an object", kind);
+    if (in_metadata_) return refuse("__metadata__." + key_, "is not a string", kind);
+    if (list_) return refuse(entries.back().name, key_ + " holds what is no number from 0 to 2^64 - 1", kind);
+    if (known_key()) return refuse(entries.back().name, key_ + " is of the wrong type", kind);
+    return true;
+  }
+
+  bool known_key() const { return key_ == "dtype" || key_ == "shape" || key_ == "data_offsets"; }
+
+  bool seen_in_entry(const std::string& name) const {
+    const RawEntry& entry = entries.back();
+    return !(name == "dtype" && entry.dtype) && !(name == "shape" && entry.shape) &&
+           !(name == "data_offsets" && entry.offsets);
+  }
+
+  bool open(char bracket) {
+    if (depth_ == kMaxDepth) return refuse("header", fmt::format("is nested deeper than {} levels", kMaxDepth));
+    if (skip_depth_ == 0) {
+      const char* kind = bracket == '{' ? "an object" : "a list";
+      if (depth_ < 2) {
+        if (bracket == '[') return value(kind);
+      } else if (depth_ == 2 && !in_metadata_ && bracket == '[' && (key_ == "shape" || key_ == "data_offsets")) {
+        auto& list = key_ == "shape" ? entries.back().shape : entries.back().offsets;
+        list_ = &list.emplace();
+      } else {
+        if (!value(kind)) return false;
+        skip_depth_ = depth_;  // passed over until this bracket closes
+      }
+    }
+    ++depth_;
+    return true;
+  }
+
+  bool close() {
+    --depth_;
+    if (skip_depth_ == depth_) skip_depth_ = 0;
+    list_ = nullptr;
+    return true;
+  }
+
+  const std::string& path_;
+  std::unordered_set<std::string> names_;
+  std::string key_;
+  std::vector<uint64_t>* list_ = nullptr;
+  int depth_ = 0;
+  int skip_depth_ = 0;
+  bool in_metadata_ = false;
+};
+
+/// Number of bytes of a tensor; nullopt if 64 bits cannot hold it or it ends within a byte.
+std::optional<uint64_t> tensor_bytes(const std::vector<uint64_t>& shape, int bits) {
+  uint64_t count = 1;
+  for (const uint64_t dimension : shape) {
+    if (__builtin_mul_overflow(count, dimension, &count)) return std::nullopt;
+  }
+  if (__builtin_mul_overflow(count, static_cast<uint64_t>(bits), &count) || count % 8 != 0) return std::nullopt;
+  return count / 8;
+}
+
+/// Checks one entry by itself.
+absl::StatusOr<SafetensorsEntry> check_entry(RawEntry&& raw, const std::string& path) {
+  const auto refuse = [&](const std::string& problem, std::string got = {}, std::string expected = {}) {
+    Error error = safetensors_error(path, raw.name, problem);
+    error.got = std::move(got);
+    error.expected = std::move(expected);
+    return to_status(error);
+  };
+  const bool has_control =
+      std::any_of(raw.name.begin(), raw.name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  if (has_control) return refuse("name holds control characters");
+  if (raw.name.size() > kMaxNameBytes)
+    return refuse("name is too long", format_bytes(static_cast<int64_t>(raw.name.size())));
+  if (!raw.dtype) return refuse("has no dtype");
+  if (!raw.shape) return refuse("has no shape");
+  if (!raw.offsets) return refuse("has no data_offsets");
+  const SafetensorsDtype* dtype = find_dtype(*raw.dtype);
+  if (!dtype) return refuse("dtype is unknown", *raw.dtype);
+  if (raw.shape->size() > kMaxRank) {
+    return refuse("has too many dimensions", fmt::format("{}", raw.shape->size()), fmt::format("at most {}", kMaxRank));
+  }
+  if (raw.offsets->size() != 2)
+    return refuse("data_offsets are not two numbers", fmt::format("{}", raw.offsets->size()), "2");
+  const uint64_t begin = (*raw.offsets)[0], end = (*raw.offsets)[1];
+  const std::string offsets = fmt::format("[{}, {}]", begin, end);
+  if (end < begin) return refuse("data_offsets are reversed", offsets);
+  const auto too_large = [](uint64_t dimension) { return dimension > kMaxInt64; };
+  const auto bytes = tensor_bytes(*raw.shape, dtype->bits);
+  if (!bytes || std::any_of(raw.shape->begin(), raw.shape->end(), too_large)) {
+    return refuse("shape and dtype make no whole number of bytes below 2^64",
+                  fmt::format("shape [{}], {}", fmt::join(*raw.shape, ", "), *raw.dtype));
+  }
+  if (end - begin != *bytes) {
+    return refuse("data_offsets do not fit shape and dtype", offsets, fmt::format("{} bytes", *bytes));
+  }
+  if (end > kMaxInt64) return refuse("data_offsets are past the end of the file", offsets);
+  return SafetensorsEntry{.name = std::move(raw.name),
+                          .dtype = std::move(*raw.dtype),
+                          .shape = {raw.shape->begin(), raw.shape->end()},
+                          .begin = static_cast<int64_t>(begin),
+                          .end = static_cast<int64_t>(end)};
+}
+
+/// Checks that entries, sorted, cover the data without a gap or an overlap.
+absl::Status check_layout(const std::vector<SafetensorsEntry>& entries, uint64_t data_bytes, const std::string& path) {
+  int64_t covered = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    Error error = safetensors_error(path, entry.name, {});
+    error.got = fmt::format("[{}, {}]", entry.begin, entry.end);
+    if (entry.begin != covered) {
+      error.problem = entry.begin < covered ? "offsets overlap the tensor before" : "offsets leave a hole";
+      error.expected = fmt::format("a start at {}", covered);
+      return to_status(error);
+    }
+    if (static_cast<uint64_t>(entry.end) > data_bytes) {
+      error.problem = "data_offsets are past the end of the file, which is cut short";
+      error.expected = fmt::format("an end at most {}", data_bytes);
+      return to_status(error);
+    }
+    covered = entry.end;
+  }
+  if (static_cast<uint64_t>(covered) == data_bytes) return absl::OkStatus();
+  Error error = safetensors_error(path, {}, "has bytes after the last tensor");
+  error.got = fmt::format("{} bytes", data_bytes - static_cast<uint64_t>(covered));
+  error.expected = "none";
+  return to_status(error);
+}
+
+}  // namespace
+
+const std::vector<SafetensorsDtype>& safetensors_dtypes() {
+  using c10::ScalarType;
+  static const std::vector<SafetensorsDtype> dtypes = {
+      {"BOOL", 8, ScalarType::Bool},
+      {"F4", 4, {}},
+      {"F6_E2M3", 6, {}},
+      {"F6_E3M2", 6, {}},
+      {"U8", 8, ScalarType::Byte},
+      {"I8", 8, ScalarType::Char},
+      {"F8_E5M2", 8, ScalarType::Float8_e5m2},
+      {"F8_E4M3", 8, ScalarType::Float8_e4m3fn},
+      {"F8_E8M0", 8, ScalarType::Float8_e8m0fnu},
+      {"F8_E4M3FNUZ", 8, ScalarType::Float8_e4m3fnuz},
+      {"F8_E5M2FNUZ", 8, ScalarType::Float8_e5m2fnuz},
+      {"I16", 16, ScalarType::Short},
+      {"U16", 16, ScalarType::UInt16},
+      {"F16", 16, ScalarType::Half},
+      {"BF16", 16, ScalarType::BFloat16},
+      {"I32", 32, ScalarType::Int},
+      {"U32", 32, ScalarType::UInt32},
+      {"F32", 32, ScalarType::Float},
+      {"C64", 64, ScalarType::ComplexFloat},
+      {"F64", 64, ScalarType::Double},
+      {"I64", 64, ScalarType::Long},
+      {"U64", 64, ScalarType::UInt64},
+  };
+  return dtypes;
+}
+
+const SafetensorsDtype* find_dtype(std::string_view name) {
+  for (const auto& dtype : safetensors_dtypes()) {
+    if (dtype.name == name) return &dtype;
+  }
+  return nullptr;
+}
+
+const SafetensorsDtype* find_dtype(c10::ScalarType type) {
+  for (const auto& dtype : safetensors_dtypes()) {
+    if (dtype.scalar_type == type) return &dtype;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view text, uint64_t data_bytes,
+                                                           const std::string& path) {
+  if (!text.starts_with('{')) {
+    Error error = safetensors_error(path, "header", "does not start with '{'");
+    error.got = text.substr(0, 1);
+    return to_status(error);
+  }
+  HeaderReader reader(path);
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &reader)) return reader.status;
+  SafetensorsHeader header{.entries = {}, .metadata = std::move(reader.metadata)};
+  header.entries.reserve(reader.entries.size());
+  for (RawEntry& raw : reader.entries) {
+    TRAINKIT_ASSIGN_OR_RETURN(auto entry, check_entry(std::move(raw), path));
+    header.entries.push_back(std::move(entry));
+  }
+  std::sort(header.entries.begin(), header.entries.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
+  TRAINKIT_RETURN_IF_ERROR(check_layout(header.entries, data_bytes, path));
+  return header;
+}
+
+Error safetensors_error(const std::string& path, std::string field, std::string problem) {
+  return {.exit_code = ExitCode::kWeights,
+          .id = "weights.safetensors",
+          .where = path,
+          .field = std::move(field),
+          .problem = std::move(problem)};
+}
+
+}  // namespace trainkit::detail

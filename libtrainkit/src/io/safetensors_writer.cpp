@@ -1,0 +1,117 @@
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "io/safetensors_header.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+using detail::SafetensorsDtype;
+
+/// Header and order of a file.
+struct Plan {
+  std::string header;
+  std::vector<const std::pair<std::string, at::Tensor>*> order;
+  int64_t data_bytes = 0;
+};
+
+absl::Status refuse(const std::string& name, std::string problem, std::string got = {}) {
+  return to_status({.exit_code = ExitCode::kBug,
+                    .id = "weights.write",
+                    .field = name,
+                    .problem = std::move(problem),
+                    .got = std::move(got)},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+absl::Status check(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) return refuse(name, "is an undefined tensor");
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
+    return refuse(name, "has no plain data in memory");
+  if (!detail::find_dtype(tensor.scalar_type())) {
+    return refuse(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()));
+  }
+  if (name == "__metadata__") return refuse(name, "is not allowed as a name");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
+  Plan plan;
+  for (const auto& named : tensors) {
+    TRAINKIT_RETURN_IF_ERROR(check(named.first, named.second));
+    plan.order.push_back(&named);
+  }
+  // The widest types first keeps every tensor aligned; the reference sorts so too.
+  const auto rank = [](const auto* named) { return detail::find_dtype(named->second.scalar_type()); };
+  std::sort(plan.order.begin(), plan.order.end(),
+            [&](const auto* a, const auto* b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a->first < b->first; });
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  std::string text = "{";
+  const auto add = [&](const std::string& key, const nlohmann::ordered_json& value) {
+    if (text.size() > 1) text += ",";
+    text += nlohmann::ordered_json(key).dump() + ":" + value.dump();
+  };
+  try {
+    if (!metadata.empty()) add("__metadata__", metadata);
+    std::vector<std::string_view> names;
+    for (const auto* named : plan.order) {
+      const auto& [name, tensor] = *named;
+      const int64_t end = plan.data_bytes + static_cast<int64_t>(tensor.nbytes());
+      add(name,
+          nlohmann::ordered_json{
+              {"dtype", rank(named)->name}, {"shape", tensor.sizes().vec()}, {"data_offsets", {plan.data_bytes, end}}});
+      plan.data_bytes = end;
+      names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end()) {
+      return refuse(std::string(*twice), "stands twice");
+    }
+  } catch (const nlohmann::json::type_error&) {
+    return refuse("names and metadata", "hold text that is not UTF-8");
+  }
+  text += "}";
+  text.append((8 - text.size() % 8) % 8, ' ');  // the data starts at a multiple of 8
+  const uint64_t length = text.size();
+  plan.header.resize(8);
+  std::memcpy(plan.header.data(), &length, 8);
+  plan.header += text;
+  return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> safetensors_bytes(const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(tensors, metadata));
+  return static_cast<int64_t>(plan.header.size()) + plan.data_bytes;
+}
+
+absl::Status write_safetensors(WritableFile& file, const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(tensors, metadata));
+  TRAINKIT_RETURN_IF_ERROR(file.append(plan.header));
+  for (const auto* named : plan.order) {
+    at::Tensor tensor;
+    try {
+      tensor = named->second.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+    } catch (...) {
+      return annotate(status_from_current_exception(), named->first);
+    }
+    TRAINKIT_RETURN_IF_ERROR(file.append(tensor.const_data_ptr(), tensor.nbytes()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status save_safetensors(const Fs& fs, const std::string& path, const NamedTensors& tensors,
+                              const SafetensorsMetadata& metadata) {
+  const auto [parent, name] = split_path(path);
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, fs.open_directory(parent));
+  return write_file_atomically(directory, name,
+                               [&](WritableFile& file) { return write_safetensors(file, tensors, metadata); });
+}
+
+}  // namespace trainkit

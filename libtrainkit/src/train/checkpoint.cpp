@@ -1,0 +1,410 @@
+#include "trainkit/train/checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <mutex>
+#include <optional>
+
+#include "train/checkpoint_manifest.h"
+#include "train/checkpoint_state.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+constexpr char kFolder[] = "checkpoints";
+constexpr char kLatestFile[] = "latest";
+constexpr char kModelFile[] = "model.safetensors";
+constexpr char kOptimizerFile[] = "optimizer.safetensors";
+constexpr char kStateFile[] = "state.json";
+constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
+/// Room for manifest, `latest`, folder entries and the last block of each file.
+constexpr int64_t kSlackBytes = 64 << 10;
+
+using detail::checkpoint_error;
+
+std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
+
+/// The step that a name stands for, if it is one that step_name makes.
+std::optional<int64_t> parse_step(std::string_view name) {
+  constexpr std::string_view kPrefix = "step-";
+  int64_t step = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  return step >= 0 && step_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
+absl::Status as_weights(const absl::Status& status) { return reclassify(status, ExitCode::kWeights, "ckpt.file"); }
+
+absl::StatusOr<std::vector<int64_t>> list_steps(const Directory& folder) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto names, folder.list());
+  std::vector<int64_t> steps;
+  for (const std::string& name : names) {
+    const auto step = parse_step(name);
+    if (!step) continue;
+    const auto type = folder.type_of(name);
+    if (type.ok() && *type == EntryType::kDirectory) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+absl::Status verify_step(const Directory& folder, int64_t step) {
+  const auto checkpoint = folder.open_directory(step_name(step));
+  if (!checkpoint.ok()) return as_weights(checkpoint.status());
+  TRAINKIT_ASSIGN_OR_RETURN(const auto manifest, detail::verify_files(*checkpoint));
+  Error error = checkpoint_error("ckpt.manifest", checkpoint->path(), {});
+  if (manifest.step != step) {
+    error.field = "step";
+    error.problem = "the manifest is of another step";
+    error.got = fmt::format("{}", manifest.step);
+    return to_status(error);
+  }
+  for (const char* name : {kModelFile, kOptimizerFile, kStateFile}) {
+    if (manifest.files.contains(name)) continue;
+    error.problem = fmt::format("the manifest names no {}", name);
+    return to_status(error);
+  }
+  return absl::OkStatus();
+}
+
+/// The newest step at most `below` that verifies.
+std::optional<int64_t> newest_valid_step(const Directory& folder, int64_t below) {
+  const auto steps = list_steps(folder);
+  if (!steps.ok()) return std::nullopt;
+  for (auto step = steps->rbegin(); step != steps->rend(); ++step) {
+    if (*step <= below && verify_step(folder, *step).ok()) return *step;
+  }
+  return std::nullopt;
+}
+
+/// `status` with a hint that names an older checkpoint that verifies.
+absl::Status with_hint(const Directory& folder, int64_t step, const absl::Status& status) {
+  auto error = error_of(status);
+  if (!error || !error->hint.empty()) return status;
+  const auto older = newest_valid_step(folder, step - 1);
+  error->hint = older ? fmt::format("{0} verifies: --resume {1}/{0}", step_name(*older), folder.path())
+                      : "no older checkpoint verifies";
+  return to_status(*error, status.code());
+}
+
+absl::StatusOr<int64_t> latest_step(const Directory& folder) {
+  const auto text = folder.read_file(kLatestFile, 64);
+  if (absl::IsNotFound(text.status())) {
+    // Deleted, or the first save was cut between its two renames. A folder that has its name is whole.
+    TRAINKIT_ASSIGN_OR_RETURN(const auto steps, list_steps(folder));
+    if (!steps.empty()) return steps.back();
+    return to_status(checkpoint_error("ckpt.none", folder.path(), "holds no checkpoint"), absl::StatusCode::kNotFound);
+  }
+  if (!text.ok()) return reclassify(text.status(), ExitCode::kWeights, "ckpt.latest");
+  const bool one_line = text->ends_with('\n');
+  const int64_t step = parse_step(std::string_view(*text).substr(0, text->size() - one_line)).value_or(-1);
+  Error error = checkpoint_error("ckpt.latest", folder.path() + "/" + kLatestFile, {});
+  error.got = *text;
+  if (!one_line || step < 0) {
+    error.problem = "does not name a checkpoint";
+    error.expected = "step-<at least eight digits> and a line end";
+    return to_status(error);
+  }
+  const auto type = folder.type_of(step_name(step));
+  if (type.ok() && *type == EntryType::kDirectory) return step;
+  error.got.pop_back();
+  error.problem = "names a checkpoint that is not there";
+  return with_hint(folder, std::numeric_limits<int64_t>::max(), to_status(error));
+}
+
+absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t step) {
+  TRAINKIT_RETURN_IF_ERROR(verify_step(folder, step));
+  const auto checkpoint = folder.open_directory(step_name(step));
+  if (!checkpoint.ok()) return as_weights(checkpoint.status());
+  const auto tensors_of = [&](const char* name) -> absl::StatusOr<NamedTensors> {
+    auto file = checkpoint->open_file(name);
+    if (!file.ok()) return as_weights(file.status());
+    TRAINKIT_ASSIGN_OR_RETURN(const auto weights, SafetensorsFile::open(std::move(*file)));
+    return weights.tensors();
+  };
+  CheckpointContents contents;
+  TRAINKIT_ASSIGN_OR_RETURN(contents.model, tensors_of(kModelFile));
+  TRAINKIT_ASSIGN_OR_RETURN(contents.optimizer, tensors_of(kOptimizerFile));
+  const auto text = checkpoint->read_file(kStateFile, kMaxStateBytes);
+  if (!text.ok()) return as_weights(text.status());
+  TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::state_from_json(*text, checkpoint->path() + "/" + kStateFile));
+  return contents;
+}
+
+absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step) {
+  const auto type = folder.type_of(step_name(step));
+  if (absl::IsNotFound(type.status())) {
+    return to_status(
+        checkpoint_error("ckpt.none", folder.path() + "/" + step_name(step), "there is no such checkpoint"),
+        absl::StatusCode::kNotFound);
+  }
+  auto contents = read_step(folder, step);
+  return contents.ok() ? std::move(contents) : with_hint(folder, step, contents.status());
+}
+
+at::Tensor host_copy(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  const at::Tensor plain = tensor.detach();
+  return plain.is_cpu() ? plain.clone() : plain.to(at::kCPU);
+}
+
+}  // namespace
+
+CheckpointContents snapshot(const CheckpointContents& contents) {
+  CheckpointContents copy = contents;
+  for (auto* tensors : {&copy.model, &copy.optimizer}) {
+    for (auto& [name, tensor] : *tensors) tensor = host_copy(tensor);
+  }
+  for (auto& [name, value] : copy.state) {
+    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = host_copy(*tensor);
+  }
+  return copy;
+}
+
+struct CheckpointStore::Impl {
+  Impl(Directory directory, int keep) : folder(std::move(directory)), keep_last(keep) {}
+
+  Directory folder;
+  int keep_last;
+  mutable std::mutex mutex;  // one save at a time; guards retention
+  absl::Status retention;
+
+  absl::Status remove_stale() const;
+  absl::Status write(const std::string& temporary, int64_t step, const CheckpointContents& contents,
+                     const std::string& state) const;
+  absl::Status put_in_place(const std::string& temporary, int64_t step, bool& swapped) const;
+  absl::Status drop_old(int64_t newest) const;
+};
+
+CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CheckpointStore::CheckpointStore(CheckpointStore&&) noexcept = default;
+CheckpointStore& CheckpointStore::operator=(CheckpointStore&&) noexcept = default;
+CheckpointStore::~CheckpointStore() = default;
+
+absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_dir, const CheckpointOptions& options) {
+  if (options.keep_last < 0) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "cli.value",
+                      .field = "--keep_last",
+                      .problem = "is negative",
+                      .got = fmt::format("{}", options.keep_last),
+                      .expected = "0 (all) or more"});
+  }
+  const Fs& fs = options.fs ? *options.fs : Fs::posix();
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory output, fs.create_directories(output_dir));
+  const auto type = output.type_of(kFolder);
+  if (absl::IsNotFound(type.status())) {
+    TRAINKIT_RETURN_IF_ERROR(output.create_directory(kFolder));
+    TRAINKIT_RETURN_IF_ERROR(output.sync());
+  } else if (type.ok() && *type != EntryType::kDirectory) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "ckpt.folder",
+                      .where = output_dir + "/" + kFolder,
+                      .problem = "is a link or a file where a folder must be"});
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(Directory folder, output.open_directory(kFolder));
+  TRAINKIT_ASSIGN_OR_RETURN(const bool open_to_all, folder.writable_by_others());
+  if (open_to_all) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "ckpt.folder",
+                      .where = folder.path(),
+                      .problem = "every user of this machine may write there",
+                      .hint = "chmod o-w " + folder.path()});
+  }
+  if (absl::IsUnavailable(folder.try_lock())) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "ckpt.locked",
+                      .where = folder.path(),
+                      .problem = "another run writes its checkpoints there",
+                      .hint = "choose another --output_dir"},
+                     absl::StatusCode::kUnavailable);
+  }
+  auto impl = std::make_unique<Impl>(std::move(folder), options.keep_last);
+  TRAINKIT_RETURN_IF_ERROR(impl->remove_stale());
+  return CheckpointStore(std::move(impl));
+}
+
+/// Removes what saves that were cut off have left.
+absl::Status CheckpointStore::Impl::remove_stale() const {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto names, folder.list());
+  const auto stale = [](const std::string& name) { return name.starts_with(kTemporaryPrefix); };
+  if (std::none_of(names.begin(), names.end(), stale)) return absl::OkStatus();
+  // What we see may be newer than the disk: a folder may be stale only once its replacement is safe.
+  TRAINKIT_RETURN_IF_ERROR(folder.sync());
+  for (const std::string& name : names) {
+    if (stale(name)) TRAINKIT_RETURN_IF_ERROR(folder.remove_tree(name));
+  }
+  return absl::OkStatus();
+}
+
+/// Writes a whole checkpoint under a temporary name and flushes it.
+absl::Status CheckpointStore::Impl::write(const std::string& temporary, int64_t step,
+                                          const CheckpointContents& contents, const std::string& state) const {
+  TRAINKIT_RETURN_IF_ERROR(folder.create_directory(temporary));
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory checkpoint, folder.open_directory(temporary));
+  detail::Manifest manifest{.step = step, .library = {}, .files = {}};
+  const auto write_file = [&](const char* name, const auto& fill) -> absl::Status {
+    TRAINKIT_ASSIGN_OR_RETURN(WritableFile file, checkpoint.create_file(name));
+    TRAINKIT_RETURN_IF_ERROR(fill(file));
+    TRAINKIT_RETURN_IF_ERROR(file.sync());
+    manifest.files[name] = {file.size_bytes(), file.digest().hex()};
+    return file.close();
+  };
+  TRAINKIT_RETURN_IF_ERROR(
+      write_file(kModelFile, [&](WritableFile& f) { return write_safetensors(f, contents.model); }));
+  TRAINKIT_RETURN_IF_ERROR(
+      write_file(kOptimizerFile, [&](WritableFile& f) { return write_safetensors(f, contents.optimizer); }));
+  TRAINKIT_RETURN_IF_ERROR(write_file(kStateFile, [&](WritableFile& f) { return f.append(state); }));
+  const std::string text = detail::manifest_to_json(manifest);
+  TRAINKIT_RETURN_IF_ERROR(write_file(detail::kManifestFile, [&](WritableFile& f) { return f.append(text); }));
+  return checkpoint.sync();
+}
+
+/// Gives a written checkpoint its name, durably. `swapped`: the temporary name now holds the checkpoint that it
+/// replaced.
+absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, int64_t step, bool& swapped) const {
+  const std::string name = step_name(step);
+  const auto type = folder.type_of(name);
+  if (!absl::IsNotFound(type.status())) {
+    TRAINKIT_RETURN_IF_ERROR(type.status());
+    if (*type != EntryType::kDirectory) {
+      return to_status({.exit_code = ExitCode::kStorage,
+                        .id = "ckpt.folder",
+                        .where = folder.path() + "/" + name,
+                        .problem = "is a link or a file where the checkpoint must go"});
+    }
+    const auto latest = latest_step(folder);
+    if (latest.ok() && *latest == step) {
+      // The last good checkpoint may never be away, not between two renames either.
+      TRAINKIT_RETURN_IF_ERROR(folder.exchange(temporary, name));
+      swapped = true;
+      return folder.sync();
+    }
+    TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));  // removed with the next stale ones
+  }
+  TRAINKIT_RETURN_IF_ERROR(folder.rename(temporary, name));
+  return folder.sync();
+}
+
+/// Deletes what keep_last leaves out: steps after `newest`, of a run that was taken back, first; then the oldest.
+absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
+  if (keep_last > 0) {
+    TRAINKIT_ASSIGN_OR_RETURN(auto steps, list_steps(folder));
+    std::rotate(steps.begin(), std::upper_bound(steps.begin(), steps.end(), newest), steps.end());
+    const auto surplus = static_cast<int64_t>(steps.size()) - keep_last;
+    for (int64_t i = 0; i < surplus; ++i) {
+      const std::string name = step_name(steps[static_cast<size_t>(i)]);
+      // A folder with a checkpoint's name is always whole: it loses the name before it loses its files.
+      TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));
+    }
+  }
+  return remove_stale();
+}
+
+absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& contents) {
+  TORCH_CHECK_VALUE(step >= 0, "a checkpoint's step must be >= 0, got ", step);
+  const std::lock_guard lock(impl_->mutex);
+  const Directory& folder = impl_->folder;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string state, detail::state_to_json(contents.state));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t model_bytes, safetensors_bytes(contents.model));
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t optimizer_bytes, safetensors_bytes(contents.optimizer));
+  const int64_t needed = model_bytes + optimizer_bytes + static_cast<int64_t>(state.size()) + kSlackBytes;
+  const auto no_space = [&](int64_t free_bytes) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "ckpt.space",
+                      .where = folder.path(),
+                      .field = step_name(step),
+                      .problem = "the disk is too full for this checkpoint; those before it are as they were",
+                      .got = format_bytes(free_bytes) + " free",
+                      .expected = format_bytes(needed)},
+                     absl::StatusCode::kResourceExhausted);
+  };
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t free_bytes, folder.free_bytes());
+  if (free_bytes < needed) return no_space(free_bytes);
+
+  const std::string temporary = temporary_name(step_name(step));
+  bool swapped = false;
+  absl::Status status = impl_->write(temporary, step, contents, state);
+  if (status.ok()) status = impl_->put_in_place(temporary, step, swapped);
+  if (status.ok()) status = write_file_atomically(folder, kLatestFile, step_name(step) + "\n");
+  if (!status.ok()) {
+    // After a swap the temporary name holds the last good checkpoint until the swap is known to be on the disk.
+    if (!swapped) folder.remove_tree(temporary).IgnoreError();
+    const auto left = folder.free_bytes();
+    const auto error = error_of(status);
+    return error && error->id == "storage.full" ? no_space(left.value_or(0)) : status;
+  }
+  impl_->retention = impl_->drop_old(step);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckpointContents> CheckpointStore::load(int64_t step) const { return load_step(impl_->folder, step); }
+absl::StatusOr<int64_t> CheckpointStore::latest() const { return latest_step(impl_->folder); }
+absl::StatusOr<std::vector<int64_t>> CheckpointStore::steps() const { return list_steps(impl_->folder); }
+const std::string& CheckpointStore::path() const { return impl_->folder.path(); }
+
+absl::StatusOr<int64_t> CheckpointStore::newest_valid() const {
+  if (const auto step = newest_valid_step(impl_->folder, std::numeric_limits<int64_t>::max())) return *step;
+  return to_status(checkpoint_error("ckpt.none", path(), "holds no checkpoint that verifies"),
+                   absl::StatusCode::kNotFound);
+}
+
+absl::Status CheckpointStore::retention_status() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->retention;
+}
+
+std::string CheckpointPath::path() const { return folder + "/" + step_name(step); }
+
+absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
+                                                  const Fs& fs) {
+  const auto nothing = [&](const std::string& where, const std::string& problem) {
+    Error error = checkpoint_error("ckpt.none", where, problem);
+    error.field = "--resume";
+    error.got = spec;
+    error.expected = "latest, a run's folder, its checkpoints/, or one step-...";
+    return to_status(error, absl::StatusCode::kNotFound);
+  };
+  const auto latest_of = [&](const std::string& path) -> absl::StatusOr<CheckpointPath> {
+    const auto folder = fs.open_directory(path);
+    if (!folder.ok()) return nothing(path, "there is no checkpoint to resume from");
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, latest_step(*folder));
+    return CheckpointPath{.folder = path, .step = step};
+  };
+  const std::string own = output_dir + "/" + kFolder;
+  if (spec == "latest") return latest_of(own);
+  const auto [parent, name] = split_path(spec);
+  if (const auto step = parse_step(name)) {
+    for (const std::string& folder : {parent, own}) {
+      if (fs.open_directory(folder + "/" + name).ok()) return CheckpointPath{.folder = folder, .step = *step};
+      if (spec.find('/') != std::string::npos) break;  // a path is meant as it stands
+    }
+    return nothing(spec, "there is no such checkpoint");
+  }
+  if (fs.open_directory(spec + "/" + kFolder).ok()) return latest_of(spec + "/" + kFolder);
+  const auto folder = fs.open_directory(spec);
+  if (!folder.ok()) return nothing(spec, "there is no such folder");
+  const auto steps = list_steps(*folder);
+  if (folder->type_of(kLatestFile).ok() || (steps.ok() && !steps->empty())) return latest_of(spec);
+  return nothing(spec, "holds no checkpoint");
+}
+
+absl::StatusOr<CheckpointContents> load_checkpoint(const CheckpointPath& checkpoint, const Fs& fs) {
+  const auto folder = fs.open_directory(checkpoint.folder);
+  if (!folder.ok()) return as_weights(folder.status());
+  return load_step(*folder, checkpoint.step);
+}
+
+absl::Status verify_checkpoint(const CheckpointPath& checkpoint, const Fs& fs) {
+  const auto folder = fs.open_directory(checkpoint.folder);
+  if (!folder.ok()) return as_weights(folder.status());
+  const absl::Status status = verify_step(*folder, checkpoint.step);
+  return status.ok() ? status : with_hint(*folder, checkpoint.step, status);
+}
+
+}  // namespace trainkit

@@ -1,0 +1,115 @@
+#include "train/checkpoint_manifest.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/strict_json.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kSchema = 1;
+constexpr int64_t kMaxManifestBytes = 1 << 20;
+constexpr std::string_view kLibrary = "0.1.0";
+
+/// The last member of the object, which holds the digest of every byte before it.
+std::string digest_member(std::string_view text_before) {
+  return fmt::format("\"digest\": \"{}\"\n}}\n", Digest::of(text_before));
+}
+
+absl::Status malformed(const std::string& path, const std::string& field) {
+  Error error = checkpoint_error("ckpt.manifest", path, "is missing or malformed");
+  error.field = field;
+  return to_status(error);
+}
+
+absl::Status check_digest(std::string_view text, const std::string& path) {
+  const size_t tail = digest_member({}).size();
+  const std::string_view before = text.substr(0, text.size() - std::min(tail, text.size()));
+  if (text.size() > tail && text.substr(before.size()) == digest_member(before)) return absl::OkStatus();
+  return to_status(
+      checkpoint_error("ckpt.digest", path, "does not match the digest at its own end: it is cut or was changed"));
+}
+
+absl::Status check_file(const Directory& checkpoint, const std::string& name, const FileRecord& record) {
+  const auto file = checkpoint.open_file(name);
+  if (!file.ok()) return reclassify(file.status(), ExitCode::kWeights, "ckpt.file");
+  Error error = checkpoint_error("ckpt.size", file->path(), "has another size than the manifest says");
+  if (file->size_bytes() != record.bytes) {
+    error.got = fmt::format("{} bytes", file->size_bytes());
+    error.expected = fmt::format("{}", record.bytes);
+    return to_status(error);
+  }
+  const auto digest = digest_of(*file);
+  if (!digest.ok()) return reclassify(digest.status(), ExitCode::kWeights, "ckpt.file");
+  if (*digest == record.xxh3_128) return absl::OkStatus();
+  error = checkpoint_error("ckpt.digest", file->path(), "digest mismatch");
+  error.got = *digest;
+  error.expected = record.xxh3_128;
+  return to_status(error);
+}
+
+}  // namespace
+
+Error checkpoint_error(std::string id, std::string where, std::string problem) {
+  return {
+      .exit_code = ExitCode::kWeights, .id = std::move(id), .where = std::move(where), .problem = std::move(problem)};
+}
+
+std::string manifest_to_json(const Manifest& manifest) {
+  Json files = Json::object();
+  for (const auto& [name, record] : manifest.files)
+    files[name] = {{"bytes", record.bytes}, {"xxh3_128", record.xxh3_128}};
+  const std::string text =
+      fmt::format("{{\n\"schema\": {},\n\"library\": {},\n\"step\": {},\n\"files\": {},\n", kSchema,
+                  Json(manifest.library.empty() ? kLibrary : manifest.library).dump(), manifest.step, files.dump(1));
+  return text + digest_member(text);
+}
+
+absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::string& path) {
+  TRAINKIT_RETURN_IF_ERROR(check_digest(text, path));
+  TRAINKIT_ASSIGN_OR_RETURN(const Json json, parse_strict_json(text, checkpoint_error("ckpt.manifest", path, {})));
+  if (!json.contains("schema") || !json["schema"].is_number_integer()) return malformed(path, "schema");
+  if (json["schema"] != kSchema) {
+    Error error = checkpoint_error("ckpt.schema", path, "was written by another version of the library");
+    error.field = "schema";
+    error.got = json["schema"].dump();
+    error.expected = fmt::format("{}", kSchema);
+    return to_status(error);
+  }
+  Manifest manifest;
+  if (!json.contains("step") || !json["step"].is_number_unsigned()) return malformed(path, "step");
+  manifest.step = json["step"].get<int64_t>();
+  if (!json.contains("library") || !json["library"].is_string()) return malformed(path, "library");
+  manifest.library = json["library"].get<std::string>();
+  if (!json.contains("files") || !json["files"].is_object()) return malformed(path, "files");
+  for (const auto& [name, record] : json["files"].items()) {
+    const bool complete = record.is_object() && record.contains("bytes") && record["bytes"].is_number_unsigned() &&
+                          record.contains("xxh3_128") && record["xxh3_128"].is_string();
+    if (!complete) return malformed(path, "files." + name);
+    manifest.files[name] = {record["bytes"].get<int64_t>(), record["xxh3_128"].get<std::string>()};
+  }
+  return manifest;
+}
+
+absl::StatusOr<Manifest> verify_files(const Directory& checkpoint) {
+  const auto text = checkpoint.read_file(kManifestFile, kMaxManifestBytes);
+  if (!text.ok()) return reclassify(text.status(), ExitCode::kWeights, "ckpt.file");
+  TRAINKIT_ASSIGN_OR_RETURN(auto manifest, manifest_from_json(*text, checkpoint.path() + "/" + kManifestFile));
+  const auto names = checkpoint.list();
+  if (!names.ok()) return reclassify(names.status(), ExitCode::kWeights, "ckpt.file");
+  for (const std::string& name : *names) {
+    if (name == kManifestFile || manifest.files.contains(name)) continue;
+    Error error = checkpoint_error("ckpt.extra", checkpoint.path() + "/" + name, "is not in the checkpoint's manifest");
+    error.hint = "remove it if you put it there";
+    return to_status(error);
+  }
+  for (const auto& [name, record] : manifest.files) TRAINKIT_RETURN_IF_ERROR(check_file(checkpoint, name, record));
+  return manifest;
+}
+
+}  // namespace trainkit::detail
