@@ -102,10 +102,10 @@ def run_peer(script, options, repetition, results):
 def evaluate(row, results):
     """The row's value in each repetition: [] where a benchmark was not run.
 
-    {"ours": A, "peer": B, "at_least": 1.3}                    work per second of A over that of B
+    {"ours": A, "peer": B, "at_least": 1.3}                    work per second of A (or its counter) over that of B
     {"ours": A, "minus": B, "unit": "us", "at_most": 1}        difference in time
     {"ours": A, "unit": "ms", "at_most": 1}                    time of A
-    {"ours": A, "counter": "ring_bytes", "at_most": 2097152}   a counter of A
+    {"ours": A, "counter": "over_peer", "unit": "×", "at_least": 1.3}   a counter of A, here a ratio formed within it
     """
     ours = results.get(row["ours"])
     other = results.get(row.get("peer") or row.get("minus"))
@@ -114,7 +114,8 @@ def evaluate(row, results):
     values = []
     for repetition in sorted(ours.repetitions & (other.repetitions if other else ours.repetitions)):
         if "peer" in row:
-            mine, theirs = ours.rate(repetition), other.rate(repetition)
+            mine = ours.value(row["counter"], repetition) if "counter" in row else ours.rate(repetition)
+            theirs = other.rate(repetition)
             value = mine / theirs if mine and theirs else None
         elif "counter" in row:
             value = ours.value(row["counter"], repetition)
@@ -147,8 +148,12 @@ def engineering(value):
     return figure(value)
 
 
+def unit_of(row):
+    return row.get("unit", "×" if "peer" in row else "")
+
+
 def target_text(row):
-    unit = f" {row['unit']}" if "unit" in row else "" if "counter" in row else " ×"
+    unit = f" {unit_of(row)}".rstrip()
     if "at_least" in row:
         return f"≥ {row['at_least']}{unit}"
     return f"≤ {row['at_most']}{unit}" if "at_most" in row else ""
@@ -185,7 +190,7 @@ def report(ratios, results, loads, options):
     rows = []
     for row, values in ratios:
         median = statistics.median(values)
-        unit = f" {row['unit']}" if "unit" in row else "" if "counter" in row else " ×"
+        unit = f" {unit_of(row)}".rstrip()
         rows.append([row["name"], f"{figure(median)}{unit}", f"{figure(min(values))} – {figure(max(values))}",
                      target_text(row), ("met" if met(row, median) else "**missed**") if target_text(row) else ""])
     everything = []
@@ -221,7 +226,7 @@ to add a benchmark or a peer.
 
 def chart(ratios):
     """Bars of the ratios on a logarithmic axis; a tick at each target."""
-    bars = [(row, statistics.median(values), min(values), max(values)) for row, values in ratios if "peer" in row]
+    bars = [(row, statistics.median(values), min(values), max(values)) for row, values in ratios if unit_of(row) == "×"]
     if not bars:
         return None
     top = max(2.0, *(max(high, row.get("at_least", 1)) for row, _, _, high in bars)) * 1.1
