@@ -15,12 +15,11 @@ TORCH_MODULE(Classifier);
 int main() {
   at::Tensor x = torch::randn({20'000, 64}), y = x.mm(torch::randn({64, 10})).argmax(1);
   auto dataset = std::make_shared<TensorDataset>(NamedTensors{{"x", x}, {"y", y}});
-  auto loader = Prefetcher::create(dataset, RandomSampler(dataset->size(), {.seed = 7}),
-                                   {.batch_size = 256, .num_workers = 2, .drop_last = true}).value();
+  auto sampler = RandomSampler(dataset->size(), {.seed = 7});
+  auto loader = Prefetcher::create(dataset, sampler, {.batch_size = 256, .num_workers = 2, .drop_last = true}).value();
   auto devices = DeviceReplicator::create([] { return Classifier(); }, {.strategy = Strategy::kAuto}).value();
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 5}).value();
-  auto result = trainer.fit(*loader, [](Classifier& model, const Batch& b) {
-    return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
-  }).value();
-  std::cout << result.steps << " steps, loss " << result.loss << "\n";
+  auto loss = [](Classifier& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b["x"]), b["y"]); };
+  auto result = trainer.fit(*loader, loss).value();
+  std::cout << result.steps << " steps in " << result.epochs << " epochs, loss " << result.loss << "\n";
 }

@@ -1,10 +1,32 @@
-// Links an installed libtrainkit and uses a little of it.
+// A line through points, learned with an installed libtrainkit in a loop of one's own.
+#include <torch/nn/modules/linear.h>
+
 #include <iostream>
+#include <memory>
 
 #include "trainkit/trainkit.h"
 
 int main() {
-  const absl::Status status = trainkit::to_status({.exit_code = trainkit::ExitCode::kData, .id = "data.demo", .problem = "an example"});
-  std::cout << trainkit::error_text(status);
-  return trainkit::exit_code(status) == trainkit::ExitCode::kData ? 0 : 1;
+  const at::Tensor x = at::rand({4096, 1});
+  auto points = std::make_shared<trainkit::TensorDataset>(trainkit::TensorDataset({{"x", x}, {"y", 3 * x - 1}}));
+  auto loader = trainkit::Prefetcher::create(points, trainkit::RandomSampler(points->size(), {.seed = 1}),
+                                             {.batch_size = 64, .num_workers = 1})
+                    .value();
+  torch::nn::Linear line(1, 1);
+  trainkit::AdamW optimizer({.lr = 3e-2, .weight_decay = 0});
+  optimizer.add_param_groups(trainkit::default_param_groups(*line));
+
+  double loss = 0;
+  for (int epoch = 0; epoch < 5; ++epoch) {
+    while (auto batch = loader->next().value()) {
+      const at::Tensor error = at::mse_loss(line->forward((*batch)["x"]), (*batch)["y"]);
+      error.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      loss = error.item<double>();
+    }
+  }
+  std::cout << "y = " << line->weight.item<double>() << " x + " << line->bias.item<double>() << ", loss " << loss
+            << "\n";
+  return loss < 1e-3 ? 0 : 1;
 }
