@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""The figures of run.py are those that the suites and peers gave: checked with programs that report known ones."""
+
+import json
+import pathlib
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import run
+
+SUITE = """#!/bin/sh
+# a suite whose n-th run takes n + 1 us a step
+count=$(cat {folder}/count 2>/dev/null || echo 0)
+echo $((count + 1)) > {folder}/count
+for argument; do case $argument in --benchmark_out=*) out=${{argument#*=}} ;; esac; done
+cat > "$out" <<JSON
+{{"benchmarks": [{{"name": "BM_Step/iterations:10/real_time", "run_type": "iteration", "real_time": $((count + 1)).0,
+  "cpu_time": 1.0, "time_unit": "us", "iterations": 10, "bytes": 640}}]}}
+JSON
+"""
+
+
+class RunTest(unittest.TestCase):
+    def measured(self, times=(), rates=()):
+        measurement = run.Measurement()
+        for repetition, value in enumerate(times):
+            measurement.times[repetition] = value
+            measurement.repetitions.add(repetition)
+        for repetition, value in enumerate(rates):
+            measurement.rates[repetition] = value
+            measurement.repetitions.add(repetition)
+        return measurement
+
+    def test_a_ratio_is_formed_within_each_repetition(self):
+        results = {"s:ours": self.measured(times=[1e-6, 2e-6]), "p:peer": self.measured(times=[3e-6, 4e-6])}
+        values = run.evaluate({"ours": "s:ours", "peer": "p:peer"}, results)
+        self.assertEqual([round(value, 9) for value in values], [3.0, 2.0])
+
+    def test_twice_the_rate_is_a_ratio_of_two(self):
+        results = {"s:ours": self.measured(rates=[200.0]), "p:peer": self.measured(rates=[100.0])}
+        self.assertEqual(run.evaluate({"ours": "s:ours", "peer": "p:peer"}, results), [2.0])
+
+    def test_a_difference_has_the_unit_asked_for(self):
+        results = {"s:ours": self.measured(times=[5e-6]), "s:hand": self.measured(times=[4e-6])}
+        value, = run.evaluate({"ours": "s:ours", "minus": "s:hand", "unit": "us", "at_most": 1}, results)
+        self.assertAlmostEqual(value, 1.0)
+
+    def test_a_benchmark_that_did_not_run_gives_no_figure(self):
+        self.assertEqual(run.evaluate({"ours": "s:ours", "peer": "p:peer"}, {"s:ours": self.measured(times=[1.0])}), [])
+
+    def test_targets_bound_from_the_side_they_name(self):
+        self.assertTrue(run.met({"at_least": 1.3}, 1.3))
+        self.assertFalse(run.met({"at_least": 1.3}, 1.29))
+        self.assertFalse(run.met({"at_most": 1}, 1.01))
+
+    def test_a_whole_run_reports_what_the_programs_gave(self):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            (root / "build/bin").mkdir(parents=True)
+            (root / "bench/peers").mkdir(parents=True)
+            suite = root / "build/bin/bench_fake"
+            suite.write_text(SUITE.format(folder=root))
+            suite.chmod(suite.stat().st_mode | stat.S_IXUSR)
+            (root / "bench/peers/python.py").write_text('print(\'{"name": "step", "value": 12, "unit": "us"}\')\n')
+            (root / "bench/run.py").write_text(pathlib.Path(run.__file__).read_text())
+            (root / "docs").mkdir()
+            (root / "bench/ratios.json").write_text(json.dumps([
+                {"name": "step over Python", "ours": "bench_fake:BM_Step", "peer": "python:step", "at_least": 7},
+                {"name": "memory", "ours": "bench_fake:BM_Step", "counter": "bytes", "at_most": 600}]))
+            printed = subprocess.run([sys.executable, root / "bench/run.py", "--build", root / "build", "--repetitions", "3"],
+                                     capture_output=True, text=True, check=True).stdout
+            page = (root / "docs/benchmarks.md").read_text()
+            # the suite took 1, 2 and 3 us, the peer 12: ratios 12, 6, 4
+            self.assertIn("| step over Python | 6.00 × | 4.00 – 12.0 | ≥ 7 × | **missed** |", page)
+            self.assertIn("| memory | 640 | 640 – 640 | ≤ 600 | **missed** |", page)
+            self.assertIn("| `bench_fake:BM_Step` | 2.00 |", page)
+            self.assertIn("MISSED", printed)
+            self.assertIn("step over Python", (root / "docs/benchmarks.svg").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()
