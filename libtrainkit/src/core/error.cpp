@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "trainkit/core/utf8.h"
+
 namespace trainkit {
 namespace {
 
@@ -15,36 +17,28 @@ constexpr size_t kMaxLine = 400;
 
 absl::StatusCode default_code(ExitCode code) {
   switch (code) {
-    case ExitCode::kOk: return absl::StatusCode::kOk;
-    case ExitCode::kBug: return absl::StatusCode::kInternal;
+    case ExitCode::kOk:
+      return absl::StatusCode::kOk;
+    case ExitCode::kBug:
+      return absl::StatusCode::kInternal;
     case ExitCode::kUsage:
-    case ExitCode::kConfig: return absl::StatusCode::kInvalidArgument;
+    case ExitCode::kConfig:
+      return absl::StatusCode::kInvalidArgument;
     case ExitCode::kData:
-    case ExitCode::kWeights: return absl::StatusCode::kDataLoss;
-    case ExitCode::kStorage: return absl::StatusCode::kAborted;
-    case ExitCode::kOutOfMemory: return absl::StatusCode::kResourceExhausted;
-    case ExitCode::kDistributed: return absl::StatusCode::kUnavailable;
-    case ExitCode::kNumerics: return absl::StatusCode::kFailedPrecondition;
-    case ExitCode::kStalledWorker: return absl::StatusCode::kDeadlineExceeded;
+    case ExitCode::kWeights:
+      return absl::StatusCode::kDataLoss;
+    case ExitCode::kStorage:
+      return absl::StatusCode::kAborted;
+    case ExitCode::kOutOfMemory:
+      return absl::StatusCode::kResourceExhausted;
+    case ExitCode::kDistributed:
+      return absl::StatusCode::kUnavailable;
+    case ExitCode::kNumerics:
+      return absl::StatusCode::kFailedPrecondition;
+    case ExitCode::kStalledWorker:
+      return absl::StatusCode::kDeadlineExceeded;
   }
   return absl::StatusCode::kUnknown;
-}
-
-/// Length of the well-formed UTF-8 sequence at the start of `text`, and its code point; 0 if there is none.
-size_t decode_utf8(std::string_view text, uint32_t& code_point) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return code_point = first, 1;
-  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 0;
-  if (length == 0 || first > 0xf4 || text.size() < length) return 0;
-  code_point = first & (0x7f >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code_point = (code_point << 6) | (byte(i) & 0x3f);
-  }
-  static constexpr std::array<uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
-  const bool valid = code_point >= kLeast[length] && code_point <= 0x10ffff && (code_point < 0xd800 || code_point > 0xdfff);
-  return valid ? length : 0;
 }
 
 bool is_printable(uint32_t c) {
@@ -78,13 +72,23 @@ Error describe(const absl::Status& status) {
   if (auto error = error_of(status)) return *error;
   Error error{.exit_code = exit_code(status), .problem = std::string(status.message())};
   switch (error.exit_code) {
-    case ExitCode::kOutOfMemory: error.id = "memory.exhausted"; break;
-    case ExitCode::kDistributed: error.id = "dist.unavailable"; break;
-    case ExitCode::kStalledWorker: error.id = "data.timeout"; break;
-    case ExitCode::kData: error.id = "data.loss"; break;
+    case ExitCode::kOutOfMemory:
+      error.id = "memory.exhausted";
+      break;
+    case ExitCode::kDistributed:
+      error.id = "dist.unavailable";
+      break;
+    case ExitCode::kStalledWorker:
+      error.id = "data.timeout";
+      break;
+    case ExitCode::kData:
+      error.id = "data.loss";
+      break;
     case ExitCode::kOk:
-    case ExitCode::kBug: break;
-    default: error.id = "run.failed";
+    case ExitCode::kBug:
+      break;
+    default:
+      error.id = "run.failed";
   }
   return error;
 }
@@ -94,9 +98,14 @@ Error describe(const absl::Status& status) {
 absl::Status to_status(const Error& error) { return to_status(error, default_code(error.exit_code)); }
 
 absl::Status to_status(const Error& error, absl::StatusCode code) {
-  const nlohmann::json record = {{"exit_code", static_cast<int>(error.exit_code)}, {"id", error.id}, {"where", error.where},
-                                 {"field", error.field}, {"problem", error.problem}, {"got", error.got},
-                                 {"expected", error.expected}, {"hint", error.hint}};
+  const nlohmann::json record = {{"exit_code", static_cast<int>(error.exit_code)},
+                                 {"id", error.id},
+                                 {"where", error.where},
+                                 {"field", error.field},
+                                 {"problem", error.problem},
+                                 {"got", error.got},
+                                 {"expected", error.expected},
+                                 {"hint", error.hint}};
   // The payload holds the bytes as they are, valid UTF-8 or not; only what is printed is escaped.
   const auto bytes = nlohmann::json::to_cbor(record);
   absl::Status carrier(code, "");
@@ -113,20 +122,31 @@ std::optional<Error> error_of(const absl::Status& status) {
   const auto record = nlohmann::json::from_cbor(bytes, true, false);
   if (record.is_discarded()) return std::nullopt;
   const auto text = [&](const char* key) { return record.at(key).get<std::string>(); };
-  return Error{.exit_code = static_cast<ExitCode>(record.at("exit_code").get<int>()), .id = text("id"), .where = text("where"),
-               .field = text("field"), .problem = text("problem"), .got = text("got"), .expected = text("expected"),
+  return Error{.exit_code = static_cast<ExitCode>(record.at("exit_code").get<int>()),
+               .id = text("id"),
+               .where = text("where"),
+               .field = text("field"),
+               .problem = text("problem"),
+               .got = text("got"),
+               .expected = text("expected"),
                .hint = text("hint")};
 }
 
 ExitCode exit_code(const absl::Status& status) {
   if (const auto error = error_of(status)) return error->exit_code;
   switch (status.code()) {
-    case absl::StatusCode::kOk: return ExitCode::kOk;
-    case absl::StatusCode::kResourceExhausted: return ExitCode::kOutOfMemory;
-    case absl::StatusCode::kUnavailable: return ExitCode::kDistributed;
-    case absl::StatusCode::kDeadlineExceeded: return ExitCode::kStalledWorker;
-    case absl::StatusCode::kDataLoss: return ExitCode::kData;
-    default: return ExitCode::kBug;
+    case absl::StatusCode::kOk:
+      return ExitCode::kOk;
+    case absl::StatusCode::kResourceExhausted:
+      return ExitCode::kOutOfMemory;
+    case absl::StatusCode::kUnavailable:
+      return ExitCode::kDistributed;
+    case absl::StatusCode::kDeadlineExceeded:
+      return ExitCode::kStalledWorker;
+    case absl::StatusCode::kDataLoss:
+      return ExitCode::kData;
+    default:
+      return ExitCode::kBug;
   }
 }
 
@@ -162,10 +182,14 @@ std::string error_text(const absl::Status& status) {
 std::string error_json(const absl::Status& status) {
   const Error error = describe(status);
   const auto plain = [](const std::string& text) { return escape_text(mask_user_info(text), 1000); };
-  const nlohmann::ordered_json record = {{"exit_code", static_cast<int>(error.exit_code)}, {"id", error.id},
-      {"where", plain(error.where)}, {"field", plain(error.field)}, {"problem", plain(error.problem)},
-      {"got", looks_secret(error.field) ? "***" : plain(error.got)}, {"expected", plain(error.expected)},
-      {"hint", plain(error.hint)}};
+  const nlohmann::ordered_json record = {{"exit_code", static_cast<int>(error.exit_code)},
+                                         {"id", error.id},
+                                         {"where", plain(error.where)},
+                                         {"field", plain(error.field)},
+                                         {"problem", plain(error.problem)},
+                                         {"got", looks_secret(error.field) ? "***" : plain(error.got)},
+                                         {"expected", plain(error.expected)},
+                                         {"hint", plain(error.hint)}};
   return record.dump(2) + "\n";
 }
 
@@ -224,7 +248,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   for (size_t i = 1; i <= a.size(); ++i) {
     for (size_t j = 1; j <= b.size(); ++j) {
       cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, cost[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
     }
   }
   return cost[a.size()][b.size()];

@@ -1,0 +1,158 @@
+#include "trainkit/nn/checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace trainkit {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// The default generators that work on `device` draws from.
+class RngState {
+ public:
+  explicit RngState(at::Device device) {
+    save(at::detail::getDefaultCPUGenerator());
+    if (!device.is_cpu()) save(at::globalContext().defaultGenerator(device));
+  }
+  void restore() const {
+    for (const auto& [generator, state] : states_) {
+      at::Generator target = generator;
+      const std::lock_guard lock(target.mutex());
+      target.set_state(state);
+    }
+  }
+
+ private:
+  void save(at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    states_.emplace_back(generator, generator.get_state());
+  }
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+/// Puts the generators back where they were when it goes out of scope.
+class RngScope {
+ public:
+  RngScope(const std::optional<RngState>& wanted, at::Device device) {
+    if (!wanted) return;
+    before_.emplace(device);
+    wanted->restore();
+  }
+  ~RngScope() {
+    if (before_) before_->restore();
+  }
+  RngScope(const RngScope&) = delete;
+  RngScope& operator=(const RngScope&) = delete;
+
+ private:
+  std::optional<RngState> before_;
+};
+
+/// What autocast does on one type of device in this thread.
+struct AutocastState {
+  at::DeviceType device;
+  bool enabled;
+  at::ScalarType dtype;
+  bool cache;
+
+  explicit AutocastState(at::DeviceType device)
+      : device(device),
+        enabled(at::autocast::is_autocast_enabled(device)),
+        dtype(at::autocast::get_autocast_dtype(device)),
+        cache(at::autocast::is_autocast_cache_enabled()) {}
+  void apply() const {
+    at::autocast::set_autocast_enabled(device, enabled);
+    at::autocast::set_autocast_dtype(device, dtype);
+    at::autocast::set_autocast_cache_enabled(cache);
+  }
+};
+
+class AutocastScope {
+ public:
+  explicit AutocastScope(const AutocastState& wanted) : before_(wanted.device) {
+    wanted.apply();
+    at::autocast::increment_nesting();
+  }
+  ~AutocastScope() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    before_.apply();
+  }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  AutocastState before_;
+};
+
+/// Everything that the second run needs, kept by the graph.
+struct Replay : torch::CustomClassHolder {
+  std::function<at::Tensor(const at::Tensor&)> function;
+  AutocastState autocast;
+  std::optional<RngState> rng;
+
+  Replay(std::function<at::Tensor(const at::Tensor&)> f, at::Device device, bool preserve_rng_state)
+      : function(std::move(f)), autocast(device.type()) {
+    if (preserve_rng_state) rng.emplace(device);
+  }
+};
+
+struct CheckpointFunction : Function<CheckpointFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Replay>& replay, const at::Tensor& input,
+                            at::TensorList parameters) {
+    variable_list saved{input};
+    saved.insert(saved.end(), parameters.begin(), parameters.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["replay"] = at::IValue::make_capsule(replay);
+    return replay->function(input);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    TORCH_CHECK(!at::GradMode::is_enabled(), "checkpoint: double backward is not supported (create_graph = true)");
+    const auto replay = c10::static_intrusive_pointer_cast<Replay>(ctx->saved_data["replay"].toCapsule());
+    const variable_list saved = ctx->get_saved_variables();
+    const bool wants_input = saved[0].requires_grad();
+
+    variable_list wanted;
+    at::Tensor output;
+    const at::Tensor input = saved[0].detach().requires_grad_(wants_input);
+    {
+      const RngScope rng(replay->rng, input.device());
+      const AutocastScope autocast(replay->autocast);
+      const at::AutoGradMode grad_mode(true);
+      output = replay->function(input);
+    }
+    if (wants_input) wanted.push_back(input);
+    for (size_t i = 1; i < saved.size(); ++i) {
+      if (saved[i].requires_grad()) wanted.push_back(saved[i]);
+    }
+    const variable_list found = torch::autograd::grad({output}, wanted, grad_outputs, /*retain_graph=*/false,
+                                                      /*create_graph=*/false, /*allow_unused=*/true);
+    variable_list gradients(1 + saved.size());  // none for the first argument
+    size_t next = 0;
+    for (size_t i = 0; i < saved.size(); ++i) {
+      if (i == 0 ? wants_input : saved[i].requires_grad()) gradients[1 + i] = found[next++];
+    }
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, const at::Tensor& input,
+                      std::vector<at::Tensor> parameters, ActivationCheckpointOptions options) {
+  if (!at::GradMode::is_enabled()) return function(input);
+  auto replay = c10::make_intrusive<Replay>(std::move(function), input.device(), options.preserve_rng_state);
+  return CheckpointFunction::apply(replay, input, at::TensorList(parameters));
+}
+
+}  // namespace trainkit

@@ -1,0 +1,80 @@
+#include <ATen/ops/tensor.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "trainkit/core/random.h"
+#include "trainkit/nn/transformer.h"
+
+namespace trainkit {
+namespace {
+
+/// Evaluation mode for a scope.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(torch::nn::Module& model) : model_(model), was_training_(model.is_training()) {
+    model_.eval();
+  }
+  ~EvaluationScope() { model_.train(was_training_); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  torch::nn::Module& model_;
+  bool was_training_;
+};
+
+/// An index drawn with probability softmax(logits / temperature) from the top_k greatest (all if 0).
+int64_t draw(const std::vector<float>& logits, const GenerateOptions& options, RandomStream& random) {
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  const auto greater = [&](int64_t a, int64_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+  if (options.temperature == 0) return *std::min_element(order.begin(), order.end(), greater);
+
+  const auto size = static_cast<int64_t>(order.size());
+  const auto kept = static_cast<std::ptrdiff_t>(options.top_k > 0 ? std::min(options.top_k, size) : size);
+  std::partial_sort(order.begin(), order.begin() + kept, order.end(), greater);
+  order.resize(static_cast<size_t>(kept));
+  std::vector<double> cumulative;
+  double sum = 0;
+  for (int64_t index : order) {
+    sum += std::exp((static_cast<double>(logits[index]) - logits[order[0]]) / options.temperature);
+    cumulative.push_back(sum);
+  }
+  const auto at = std::upper_bound(cumulative.begin(), cumulative.end(), random.uniform() * sum);
+  return order[std::min<size_t>(static_cast<size_t>(at - cumulative.begin()), order.size() - 1)];
+}
+
+}  // namespace
+
+std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& prompt, const GenerateOptions& options) {
+  const TransformerConfig& config = model->config();
+  TORCH_CHECK_VALUE(!prompt.empty(), "the prompt must have at least one token");
+  TORCH_CHECK_VALUE(options.max_tokens >= 0, "max_tokens must be >= 0, got ", options.max_tokens);
+  TORCH_CHECK_VALUE(options.temperature >= 0 && std::isfinite(options.temperature), "temperature must be >= 0, got ",
+                    options.temperature);
+  TORCH_CHECK_VALUE(options.top_k >= 0, "top_k must be >= 0, got ", options.top_k);
+  for (int64_t id : prompt) {
+    TORCH_CHECK_INDEX(id >= 0 && id < config.vocab_size, "token ", id, " is outside the vocabulary of ",
+                      config.vocab_size);
+  }
+  const torch::NoGradGuard no_grad;
+  const EvaluationScope evaluation(*model);
+  const at::Device device = model->parameters().front().device();
+  RandomStream random(hash_key(options.seed));
+  std::vector<int64_t> tokens = prompt;
+  for (int64_t i = 0; i < options.max_tokens; ++i) {
+    const auto seen = std::min(static_cast<int64_t>(tokens.size()), config.block_size);
+    const at::Tensor window = at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(seen)),
+                                         at::TensorOptions().dtype(at::kLong));
+    const at::Tensor logits =
+        model->forward(window.unsqueeze(0).to(device))[0][seen - 1].to(at::kCPU, at::kFloat).contiguous();
+    const float* values = logits.const_data_ptr<float>();
+    tokens.push_back(draw({values, values + config.vocab_size}, options, random));
+  }
+  return {tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()), tokens.end()};
+}
+
+}  // namespace trainkit

@@ -1,0 +1,179 @@
+#include "trainkit/nn/transformer.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/init.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/random.h"
+#include "trainkit/nn/checkpoint.h"
+
+namespace trainkit {
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+torch::nn::Linear linear(int64_t in, int64_t out, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+}
+
+TransformerConfig resolved(TransformerConfig config) {
+  if (config.n_heads == 0 && config.hidden_dim >= 1) config.n_heads = default_n_heads(config.hidden_dim);
+  const absl::Status status = validate(config);
+  TORCH_CHECK_VALUE(status.ok(), status.message());
+  return config;
+}
+
+}  // namespace
+
+int64_t default_n_heads(int64_t hidden_dim) {
+  for (int64_t heads = 8; heads > 1; --heads) {
+    if (hidden_dim % heads == 0) return heads;
+  }
+  return 1;
+}
+
+absl::Status validate(const TransformerConfig& config) {
+  std::vector<std::string> faults;
+  const auto at_least_one = [&](const char* name, int64_t value) {
+    if (value < 1) faults.push_back(fmt::format("{} must be >= 1, got {}", name, value));
+  };
+  at_least_one("vocab_size", config.vocab_size);
+  at_least_one("block_size", config.block_size);
+  at_least_one("n_layers", config.n_layers);
+  at_least_one("hidden_dim", config.hidden_dim);
+  if (config.n_heads < 0 || (config.n_heads > 0 && config.hidden_dim % config.n_heads != 0)) {
+    faults.push_back(fmt::format("n_heads must divide hidden_dim {}, got {}", config.hidden_dim, config.n_heads));
+  }
+  if (!(config.dropout >= 0.0 && config.dropout < 1.0)) {
+    faults.push_back(fmt::format("dropout must be in [0, 1), got {}", config.dropout));
+  }
+  if (faults.empty()) return absl::OkStatus();
+  return to_status(
+      {.exit_code = ExitCode::kUsage, .id = "cli.value", .problem = fmt::format("{}", fmt::join(faults, "; "))});
+}
+
+LayerNormImpl::LayerNormImpl(int64_t dim, bool with_bias) {
+  weight = register_parameter("weight", at::ones({dim}));
+  if (with_bias) bias = register_parameter("bias", at::zeros({dim}));
+}
+
+at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
+  return at::layer_norm(x, weight.sizes(), weight, bias, /*eps=*/1e-5);
+}
+
+CausalSelfAttentionImpl::CausalSelfAttentionImpl(const TransformerConfig& config)
+    : n_heads_(config.n_heads), dropout_(config.dropout) {
+  c_attn_ = register_module("c_attn", linear(config.hidden_dim, 3 * config.hidden_dim, config.bias));
+  c_proj_ = register_module("c_proj", linear(config.hidden_dim, config.hidden_dim, config.bias));
+}
+
+at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x) {
+  const int64_t batch = x.size(0), time = x.size(1), channels = x.size(2);
+  const auto heads = [&](const at::Tensor& t) {  // (B, heads, T, C / heads)
+    return t.view({batch, time, n_heads_, channels / n_heads_}).transpose(1, 2);
+  };
+  const auto qkv = c_attn_->forward(x).split(channels, 2);
+  const at::Tensor mixed = at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), std::nullopt,
+                                                            is_training() ? dropout_ : 0.0, /*is_causal=*/true);
+  const at::Tensor out = c_proj_->forward(mixed.transpose(1, 2).reshape({batch, time, channels}));
+  return dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out;
+}
+
+namespace {
+
+/// Only groups two layers under the name "mlp", as nanoGPT's parameters are named.
+class MlpImpl : public torch::nn::Module {};
+
+}  // namespace
+
+TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config) : dropout_(config.dropout) {
+  ln_1_ = register_module("ln_1", LayerNorm(config.hidden_dim, config.bias));
+  attn_ = register_module("attn", CausalSelfAttention(config));
+  ln_2_ = register_module("ln_2", LayerNorm(config.hidden_dim, config.bias));
+  const auto mlp = register_module("mlp", std::make_shared<MlpImpl>());
+  c_fc_ = mlp->register_module("c_fc", linear(config.hidden_dim, 4 * config.hidden_dim, config.bias));
+  c_proj_ = mlp->register_module("c_proj", linear(4 * config.hidden_dim, config.hidden_dim, config.bias));
+}
+
+at::Tensor TransformerBlockImpl::forward(const at::Tensor& x) {
+  const at::Tensor attended = x + attn_->forward(ln_1_->forward(x));
+  const at::Tensor out = c_proj_->forward(at::gelu(c_fc_->forward(ln_2_->forward(attended))));
+  return attended + (dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out);
+}
+
+TransformerImpl::TransformerImpl(TransformerConfig config) : config_(resolved(config)) {
+  struct Group : torch::nn::Module {};  // gives the parameters their nanoGPT names
+  const auto body = register_module("transformer", std::make_shared<Group>());
+  wte_ = body->register_module("wte", torch::nn::Embedding(config_.vocab_size, config_.hidden_dim));
+  wpe_ = body->register_module("wpe", torch::nn::Embedding(config_.block_size, config_.hidden_dim));
+  const auto layers = body->register_module("h", std::make_shared<Group>());
+  for (int64_t layer = 0; layer < config_.n_layers; ++layer) {
+    blocks_.push_back(layers->register_module(std::to_string(layer), TransformerBlock(config_)));
+  }
+  ln_f_ = body->register_module("ln_f", LayerNorm(config_.hidden_dim, config_.bias));
+  if (!config_.tied_head) {
+    lm_head_ = register_module("lm_head", linear(config_.hidden_dim, config_.vocab_size, /*bias=*/false));
+  }
+  initialise();
+}
+
+void TransformerImpl::initialise() {
+  const double residual_std = kInitStd / std::sqrt(2.0 * static_cast<double>(config_.n_layers));
+  for (auto& item : named_parameters()) {
+    const std::string& name = item.key();
+    if (name.ends_with(".bias")) {
+      torch::nn::init::zeros_(item.value());
+    } else if (item.value().dim() >= 2) {  // the weights of layer norms stay 1
+      torch::nn::init::normal_(item.value(), 0.0, name.ends_with("c_proj.weight") ? residual_std : kInitStd);
+    }
+  }
+}
+
+at::Tensor TransformerImpl::run_block(size_t layer, const at::Tensor& x) {
+  TransformerBlock block = blocks_[layer];
+  if (!gradient_checkpointing_) return block->forward(x);
+  const bool random = is_training() && config_.dropout > 0;
+  return checkpoint([block](const at::Tensor& input) mutable { return block->forward(input); }, x, block->parameters(),
+                    {.preserve_rng_state = random});
+}
+
+at::Tensor TransformerImpl::forward(const at::Tensor& ids) {
+  TORCH_CHECK_VALUE(ids.dim() == 2, "ids must be (batch, time), got ", ids.sizes());
+  const int64_t time = ids.size(1);
+  TORCH_CHECK_VALUE(time >= 1 && time <= config_.block_size, "ids have ", time, " positions, expected 1..",
+                    config_.block_size);
+  at::Tensor x = wte_->forward(ids) + wpe_->weight.narrow(0, 0, time);
+  if (config_.dropout > 0) x = at::dropout(x, config_.dropout, is_training());
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x);
+  return at::linear(ln_f_->forward(x), lm_head_ ? lm_head_->weight : wte_->weight);
+}
+
+int64_t TransformerImpl::num_parameters() const {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : parameters()) count += parameter.numel();
+  return count;
+}
+
+at::Tensor language_model_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), /*weight=*/{},
+                                at::Reduction::Mean, kIgnoreIndex);
+}
+
+}  // namespace trainkit

@@ -1,0 +1,155 @@
+#include "trainkit/nn/checkpoint.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "test_util.h"
+#include "trainkit/nn/transformer.h"
+
+using namespace trainkit;
+
+namespace {
+
+/// Counts the bytes of tensors that live on the CPU.
+class Meter : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t change, size_t, size_t, c10::Device) override {
+    live += change;
+    peak = std::max(peak, live);
+  }
+  void reportOutOfMemory(int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t live = 0;
+  int64_t peak = 0;
+};
+
+struct Run {
+  at::Tensor loss;
+  std::vector<at::Tensor> gradients;
+  at::Tensor next_random;
+  int64_t peak_bytes = 0;
+};
+
+Run run(bool checkpointing, TransformerConfig config, bool autocast = false, int64_t rows = 3) {
+  torch::manual_seed(9);
+  Transformer model(config);
+  const at::Tensor x = torch::randint(0, config.vocab_size, {rows, config.block_size}, at::kLong);
+  const at::Tensor y = torch::randint(0, config.vocab_size, {rows, config.block_size}, at::kLong);
+  model->set_gradient_checkpointing(checkpointing);
+  Run result;
+  auto meter = std::make_shared<Meter>();
+  {
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    at::autocast::set_autocast_enabled(at::kCPU, autocast);
+    result.loss = language_model_loss(model->forward(x), y);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    result.loss.backward();
+  }
+  result.peak_bytes = meter->peak;
+  for (const at::Tensor& parameter : model->parameters()) result.gradients.push_back(parameter.grad());
+  result.next_random = torch::rand({4});
+  return result;
+}
+
+void check_equal(const Run& a, const Run& b) {
+  CHECK(torch::equal(a.loss, b.loss));
+  CHECK(torch::equal(a.next_random, b.next_random));
+  REQUIRE(a.gradients.size() == b.gradients.size());
+  for (size_t i = 0; i < a.gradients.size(); ++i) {
+    INFO("parameter " << i);
+    REQUIRE(a.gradients[i].defined());
+    CHECK(a.gradients[i].abs().max().item<double>() > 0);
+    CHECK(torch::equal(a.gradients[i], b.gradients[i]));
+  }
+}
+
+const TransformerConfig kConfig{.vocab_size = 31, .block_size = 16, .n_layers = 3, .n_heads = 2, .hidden_dim = 32};
+
+}  // namespace
+
+TEST_CASE("Gradients with checkpointing are those without, bit for bit", "[nn][checkpoint]") {
+  for (const double dropout : {0.0, 0.2}) {
+    for (const bool bias : {false, true}) {
+      for (const bool tied : {false, true}) {
+        CAPTURE(dropout, bias, tied);
+        TransformerConfig config = kConfig;
+        config.dropout = dropout;
+        config.bias = bias;
+        config.tied_head = tied;
+        check_equal(run(true, config), run(false, config));
+      }
+    }
+  }
+}
+
+TEST_CASE("The second run computes under the autocast of the first", "[nn][checkpoint]") {
+  const Run plain = run(false, kConfig, /*autocast=*/true);
+  check_equal(run(true, kConfig, /*autocast=*/true), plain);
+  CHECK_FALSE(torch::equal(plain.gradients[0], run(false, kConfig).gradients[0]));  // autocast did something
+}
+
+TEST_CASE("Checkpointing keeps less memory", "[nn][checkpoint]") {
+  const TransformerConfig config{.vocab_size = 31, .block_size = 64, .n_layers = 8, .n_heads = 2, .hidden_dim = 64};
+  const int64_t plain = run(false, config, false, 8).peak_bytes;
+  const int64_t checkpointed = run(true, config, false, 8).peak_bytes;
+  WARN("peak bytes of a step: " << checkpointed << " with checkpointing, " << plain << " without");
+  CHECK(checkpointed < plain / 2);
+}
+
+TEST_CASE("torch::autograd::grad works through a checkpoint, and checkpoints nest", "[nn][checkpoint]") {
+  const at::Tensor weight = torch::rand({3}).requires_grad_();
+  const at::Tensor x = torch::rand({3}).requires_grad_();
+  const auto inner = [&](const at::Tensor& t) { return (t * weight).tanh(); };
+  const auto outer = [&](const at::Tensor& t) { return checkpoint(inner, t, {weight}) * weight; };
+  const auto expected = torch::autograd::grad({(inner(x) * weight).sum()}, {x, weight});
+  const auto found = torch::autograd::grad({checkpoint(outer, x, {weight}).sum()}, {x, weight});
+  CHECK(torch::equal(found[0], expected[0]));
+  CHECK(torch::equal(found[1], expected[1]));
+  CHECK_FALSE(weight.grad().defined());
+}
+
+TEST_CASE("An input without gradient still lets the parameters have theirs", "[nn][checkpoint]") {
+  const at::Tensor weight = torch::rand({3}).requires_grad_();
+  const at::Tensor frozen = torch::rand({3});
+  const at::Tensor x = torch::rand({3});
+  const auto function = [&](const at::Tensor& t) { return t * weight * frozen; };
+  checkpoint(function, x, {weight, frozen}).sum().backward();
+  CHECK(torch::allclose(weight.grad(), x * frozen));
+}
+
+TEST_CASE("Without grad mode the function is simply called, once", "[nn][checkpoint]") {
+  int calls = 0;
+  const at::Tensor weight = torch::rand({3}).requires_grad_();
+  const auto function = [&](const at::Tensor& t) { return ++calls, t * weight; };
+  {
+    const torch::NoGradGuard no_grad;
+    CHECK_FALSE(checkpoint(function, torch::rand({3}), {weight}).requires_grad());
+  }
+  CHECK(calls == 1);
+  checkpoint(function, torch::rand({3}), {weight}).sum().backward();
+  CHECK(calls == 3);
+}
+
+TEST_CASE("Double backward through a checkpoint is an error that says so", "[nn][checkpoint]") {
+  const at::Tensor x = torch::rand({3}).requires_grad_();
+  const at::Tensor y = checkpoint([](const at::Tensor& t) { return t * t * t; }, x, {}).sum();
+  CHECK_THROWS_WITH(torch::autograd::grad({y}, {x}, {}, true, true),
+                    Catch::Contains("double backward is not supported"));
+}
+
+TEST_CASE("A failure in the second run puts the random numbers back", "[nn][checkpoint]") {
+  int calls = 0;
+  const at::Tensor x = torch::rand({3}).requires_grad_();
+  const auto function = [&](const at::Tensor& t) {
+    if (++calls == 2) throw std::runtime_error("second run");
+    return t * torch::rand({3});
+  };
+  const at::Tensor y = checkpoint(function, x, {}).sum();
+  torch::manual_seed(4);
+  const at::Tensor expected = torch::rand({3});
+  torch::manual_seed(4);
+  CHECK_THROWS_WITH(y.backward(), Catch::Contains("second run"));
+  CHECK(torch::equal(torch::rand({3}), expected));
+}

@@ -1,0 +1,216 @@
+#include "trainkit/nn/transformer.h"
+
+#include <set>
+
+#include "test_util.h"
+#include "trainkit/core/error.h"
+
+using namespace trainkit;
+
+namespace {
+
+TransformerConfig small_config() {
+  return {.vocab_size = 11, .block_size = 8, .n_layers = 2, .n_heads = 2, .hidden_dim = 16};
+}
+
+Transformer small_model(const TransformerConfig& config = small_config()) {
+  torch::manual_seed(3);
+  Transformer model(config);
+  model->eval();
+  return model;
+}
+
+at::Tensor ids(int64_t rows, int64_t length) { return torch::randint(0, 11, {rows, length}, at::kLong); }
+
+}  // namespace
+
+TEST_CASE("A position sees itself and what came before, and nothing after it", "[nn][transformer]") {
+  Transformer model = small_model();
+  const at::Tensor x = ids(2, 8);
+  const at::Tensor before = model->forward(x);
+  CHECK(before.sizes() == at::IntArrayRef({2, 8, 11}));
+  for (int64_t changed = 0; changed < 8; ++changed) {
+    at::Tensor other = x.clone();
+    other.select(1, changed).add_(1).remainder_(11);
+    const at::Tensor after = model->forward(other);
+    if (changed > 0) CHECK(torch::allclose(after.narrow(1, 0, changed), before.narrow(1, 0, changed), 0, 1e-6));
+    CHECK_FALSE(torch::allclose(after.select(1, changed), before.select(1, changed), 0, 1e-6));
+    CHECK_FALSE(torch::allclose(after.select(1, 7), before.select(1, 7), 0, 1e-7));
+  }
+}
+
+TEST_CASE("Parameters are named and shaped as in nanoGPT", "[nn][transformer]") {
+  TransformerConfig config = small_config();
+  config.n_layers = 1;
+  config.bias = true;
+  config.tied_head = false;
+  std::map<std::string, std::vector<int64_t>> found;
+  for (const auto& item : Transformer(config)->named_parameters()) found[item.key()] = item.value().sizes().vec();
+  const std::map<std::string, std::vector<int64_t>> expected = {
+      {"transformer.wte.weight", {11, 16}},
+      {"transformer.wpe.weight", {8, 16}},
+      {"transformer.h.0.ln_1.weight", {16}},
+      {"transformer.h.0.ln_1.bias", {16}},
+      {"transformer.h.0.attn.c_attn.weight", {48, 16}},
+      {"transformer.h.0.attn.c_attn.bias", {48}},
+      {"transformer.h.0.attn.c_proj.weight", {16, 16}},
+      {"transformer.h.0.attn.c_proj.bias", {16}},
+      {"transformer.h.0.ln_2.weight", {16}},
+      {"transformer.h.0.ln_2.bias", {16}},
+      {"transformer.h.0.mlp.c_fc.weight", {64, 16}},
+      {"transformer.h.0.mlp.c_fc.bias", {64}},
+      {"transformer.h.0.mlp.c_proj.weight", {16, 64}},
+      {"transformer.h.0.mlp.c_proj.bias", {16}},
+      {"transformer.ln_f.weight", {16}},
+      {"transformer.ln_f.bias", {16}},
+      {"lm_head.weight", {11, 16}},
+  };
+  CHECK(found == expected);
+
+  config.bias = false;
+  config.tied_head = true;
+  Transformer lean(config);
+  int64_t elements = 0;
+  for (const auto& item : lean->named_parameters()) {
+    CHECK_FALSE(item.key().ends_with(".bias"));
+    CHECK(item.key() != "lm_head.weight");
+    elements += item.value().numel();
+  }
+  CHECK(lean->num_parameters() == elements);
+}
+
+TEST_CASE("Weights start as in nanoGPT, with smaller projections into the residual stream", "[nn][transformer]") {
+  torch::manual_seed(1);
+  Transformer model(
+      TransformerConfig{.vocab_size = 500, .block_size = 64, .n_layers = 8, .hidden_dim = 128, .bias = true});
+  for (const auto& item : model->named_parameters()) {
+    INFO(item.key());
+    const double mean = item.value().mean().item<double>();
+    if (item.key().ends_with(".bias")) {
+      CHECK(item.value().abs().max().item<double>() == 0);
+    } else if (item.value().dim() == 1) {
+      CHECK((item.value() == 1).all().item<bool>());
+    } else {
+      const double expected = item.key().ends_with("c_proj.weight") ? 0.02 / 4 : 0.02;  // sqrt(2 * 8) = 4
+      CHECK(item.value().std().item<double>() == Approx(expected).epsilon(0.03));
+      CHECK(std::abs(mean) < expected / 20);
+    }
+  }
+}
+
+TEST_CASE("The heads are 8 or the largest number below that divides the width", "[nn][transformer]") {
+  CHECK(default_n_heads(512) == 8);
+  CHECK(default_n_heads(100) == 5);
+  CHECK(default_n_heads(6) == 6);
+  CHECK(default_n_heads(13) == 1);
+  CHECK(default_n_heads(21) == 7);
+  CHECK(Transformer(TransformerConfig{.vocab_size = 5, .n_layers = 1, .hidden_dim = 12})->config().n_heads == 6);
+}
+
+TEST_CASE("A bad configuration is refused with every fault in one message", "[nn][transformer]") {
+  const absl::Status status =
+      validate({.vocab_size = 0, .block_size = -1, .n_layers = 0, .n_heads = 3, .hidden_dim = 16, .dropout = 1.0});
+  CHECK(exit_code(status) == ExitCode::kUsage);
+  for (const char* text : {"vocab_size must be >= 1, got 0", "block_size must be >= 1, got -1", "n_layers",
+                           "n_heads must divide", "dropout must be in [0, 1), got 1"}) {
+    CHECK(std::string(status.message()).find(text) != std::string::npos);
+  }
+  CHECK(validate(small_config()).ok());
+  CHECK_THROWS_AS(Transformer(TransformerConfig{.vocab_size = 5, .n_heads = 3, .hidden_dim = 16}), c10::ValueError);
+}
+
+TEST_CASE("A sequence that is longer than the block, or not (B, T), is an error", "[nn][transformer]") {
+  Transformer model = small_model();
+  CHECK_THROWS_AS(model->forward(ids(1, 9)), c10::ValueError);
+  CHECK_THROWS_AS(model->forward(ids(1, 8).flatten()), c10::ValueError);
+  CHECK_THROWS_AS(model->forward(torch::empty({1, 0}, at::kLong)), c10::ValueError);
+}
+
+TEST_CASE("The loss is the mean over the targets that count", "[nn][transformer]") {
+  Transformer model = small_model();
+  const at::Tensor logits = model->forward(ids(2, 4));
+  at::Tensor targets = ids(2, 4);
+  targets[1] = kIgnoreIndex;
+  const at::Tensor expected = -torch::log_softmax(logits[0], -1).gather(1, targets[0].unsqueeze(1)).mean();
+  CHECK(torch::allclose(language_model_loss(logits, targets), expected, 1e-5, 1e-6));
+}
+
+TEST_CASE("Dropout acts while training and never in evaluation", "[nn][transformer]") {
+  TransformerConfig config = small_config();
+  config.dropout = 0.3;
+  Transformer model = small_model(config);
+  const at::Tensor x = ids(2, 8);
+  CHECK(torch::equal(model->forward(x), model->forward(x)));
+  model->train();
+  CHECK_FALSE(torch::equal(model->forward(x), model->forward(x)));
+}
+
+TEST_CASE("The model learns one batch by heart", "[nn][transformer]") {
+  Transformer model = small_model();
+  model->train();
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  torch::manual_seed(5);
+  const at::Tensor x = ids(2, 8), y = ids(2, 8);
+  const double first = language_model_loss(model->forward(x), y).item<double>();
+  CHECK(first == Approx(std::log(11.0)).epsilon(0.1));
+  for (int step = 0; step < 100; ++step) {
+    optimizer.zero_grad();
+    language_model_loss(model->forward(x), y).backward();
+    optimizer.step();
+  }
+  CHECK(language_model_loss(model->forward(x), y).item<double>() < 0.05);
+}
+
+TEST_CASE("Generation is a function of the seed and leaves the model's mode as it was", "[nn][transformer]") {
+  Transformer model = small_model();
+  model->train();
+  const GenerateOptions options{.max_tokens = 30, .temperature = 2.0, .top_k = 0, .seed = 5};
+  const auto text = generate(model, {1, 2}, options);
+  CHECK(text.size() == 30);
+  CHECK(model->is_training());
+  CHECK(generate(model, {1, 2}, options) == text);
+  CHECK(generate(model, {1, 2}, {.max_tokens = 30, .temperature = 2.0, .top_k = 0, .seed = 6}) != text);
+  CHECK(std::set<int64_t>(text.begin(), text.end()).size() > 3);
+  CHECK(*std::max_element(text.begin(), text.end()) < 11);
+}
+
+TEST_CASE("Temperature 0 and top_k 1 both take the most probable token after the last block_size tokens",
+          "[nn][transformer]") {
+  Transformer model = small_model();
+  std::vector<int64_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};  // longer than the block
+  const auto greedy = generate(model, prompt, {.max_tokens = 5, .temperature = 0});
+  CHECK(generate(model, prompt, {.max_tokens = 5, .temperature = 1, .top_k = 1}) == greedy);
+  for (int64_t token : greedy) {
+    const std::vector<int64_t> window(prompt.end() - 8, prompt.end());
+    CHECK(model->forward(torch::tensor(window).unsqueeze(0))[0][7].argmax().item<int64_t>() == token);
+    prompt.push_back(token);
+  }
+}
+
+TEST_CASE("Frequencies of generated tokens follow the model's probabilities", "[nn][transformer]") {
+  Transformer model = small_model();
+  const at::Tensor probabilities =
+      (model->forward(torch::tensor({{4}}, at::kLong))[0][0] / 0.5).softmax(0).to(at::kDouble);
+  std::vector<double> counts(11);
+  constexpr int kDraws = 400;
+  for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    counts[generate(model, {4}, {.max_tokens = 1, .temperature = 0.5, .top_k = 0, .seed = seed})[0]] += 1;
+  }
+  double chi_squared = 0;
+  for (int64_t i = 0; i < 11; ++i) {
+    const double expected = kDraws * probabilities[i].item<double>();
+    chi_squared += (counts[i] - expected) * (counts[i] - expected) / expected;
+  }
+  CHECK(chi_squared < 29.6);  // 10 degrees of freedom: exceeded once in a thousand, and the seeds are fixed
+}
+
+TEST_CASE("Generation refuses an empty prompt, ids outside the vocabulary and bad options", "[nn][transformer]") {
+  Transformer model = small_model();
+  CHECK_THROWS_AS(generate(model, {}), c10::ValueError);
+  CHECK_THROWS_AS(generate(model, {11}), c10::IndexError);
+  CHECK_THROWS_AS(generate(model, {-1}), c10::IndexError);
+  CHECK_THROWS_AS(generate(model, {1}, {.max_tokens = -1}), c10::ValueError);
+  CHECK_THROWS_AS(generate(model, {1}, {.temperature = -0.1}), c10::ValueError);
+  CHECK_THROWS_AS(generate(model, {1}, {.top_k = -1}), c10::ValueError);
+  CHECK(generate(model, {1}, {.max_tokens = 0}).empty());
+}
