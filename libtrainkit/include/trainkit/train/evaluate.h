@@ -1,0 +1,28 @@
+#pragma once
+/// The loss and metrics of a model over a whole data set.
+
+#include <absl/status/statusor.h>
+
+#include <map>
+#include <string>
+
+#include "trainkit/data/prefetcher.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/train/loss.h"
+#include "trainkit/train/train_step.h"
+
+namespace trainkit {
+
+/// Metrics by name; "loss" is always among them.
+using Metrics = std::map<std::string, double>;
+
+/// Means of the loss and its metrics over one epoch of `loader`, weighted by LossOutput::weight, in evaluation mode and
+/// without gradients. Starts at epoch 0, so that every evaluation sees the same rows in the same order; the model goes back
+/// to the mode it was in. Sums are kept in float64 on the device and read once, at the end.
+///
+/// Blocks the caller; draws nothing from the random generators unless the loss function does. Errors are the loader's, and
+/// kInvalidArgument for a loader without rows.
+absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
+                                 Precision precision = Precision::kFp32);
+
+}  // namespace trainkit

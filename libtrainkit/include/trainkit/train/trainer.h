@@ -1,0 +1,154 @@
+#pragma once
+/// The training loop: data, devices, steps, evaluation, checkpoints and logs joined.
+
+#include <absl/status/statusor.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "trainkit/core/state_dict.h"
+#include "trainkit/data/prefetcher.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/logging/logger.h"
+#include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/optimizer.h"
+#include "trainkit/train/evaluate.h"
+#include "trainkit/train/loss.h"
+#include "trainkit/train/train_step.h"
+
+namespace trainkit {
+
+struct TrainerOptions {
+  /// Limits; 0 is none, and at least one of the first two is needed. A step is an optimizer step.
+  int64_t max_epochs = 1;
+  int64_t max_steps = 0;
+  std::chrono::milliseconds max_time{0};
+
+  Precision precision = Precision::kFp32;
+  /// Batches of the loader per optimizer step.
+  int64_t grad_accum_steps = 1;
+  /// Longest gradient, as a 2-norm over all parameters; 0 does not clip.
+  double grad_clip = 0;
+  GradScalerOptions scaler = {};
+  /// The learning rate over the steps, as a factor of the optimizer's; none keeps it.
+  std::shared_ptr<const LRSchedule> schedule = nullptr;
+  /// Lowers the learning rate when the monitored metric stands still, on top of the schedule.
+  std::optional<PlateauOptions> plateau = std::nullopt;
+
+  /// Intervals in optimizer steps; 0 is never. With save_every > 0 the end of the run saves too.
+  int64_t log_every = 10;
+  int64_t eval_every = 0;
+  int64_t save_every = 0;
+  /// Where checkpoints go, under "checkpoints/"; needed for save_every and resume.
+  std::string output_dir = {};
+  /// Checkpoints kept; 0 keeps all.
+  int64_t keep_last = 3;
+  /// A save that fails ends the run (exit code 6), or is told once and the run goes on with the last good one.
+  bool continue_on_save_error = false;
+  /// Go on from a checkpoint: "latest", a run's folder, its "checkpoints/" or one "step-..."; empty starts afresh.
+  std::string resume = {};
+
+  /// The metric of the evaluation that picks the best step, moves the plateau and stops early.
+  std::string monitor = "loss";
+  bool monitor_higher_is_better = false;
+  /// Evaluations in a row without an improvement after which the run ends; 0 is never.
+  int64_t early_stopping = 0;
+
+  /// Watch SIGINT, SIGTERM and SIGUSR1 during fit (see SignalWatch).
+  bool handle_signals = false;
+  /// Kept in each checkpoint, returned by nothing: what the run was configured with, for people.
+  StateDict config = {};
+};
+
+/// Why a run ended.
+enum class ExitReason { kMaxEpochs, kMaxSteps, kMaxTime, kEarlyStopping, kSignal };
+const char* to_string(ExitReason reason);
+
+struct TrainerResult {
+  ExitReason reason = ExitReason::kMaxEpochs;
+  /// The signal that ended the run, if one did.
+  int signal = 0;
+  /// Optimizer steps and whole epochs since the beginning of the first run.
+  int64_t steps = 0;
+  int64_t epochs = 0;
+  /// Optimizer steps of this run alone (fewer than `steps` after a resume).
+  int64_t steps_run = 0;
+  /// Loss of the last step.
+  double loss = 0;
+  /// The last evaluation and the best one by `monitor`; empty without evaluation.
+  Metrics evaluation;
+  Metrics best_evaluation;
+  int64_t best_step = 0;
+  double wall_seconds = 0;
+  /// Share of the time that the loop waited for data, 0 to 1.
+  double data_wait_fraction = 0;
+};
+
+/// What fit may be given besides the training data.
+struct FitOptions {
+  /// Rows to evaluate on at every `eval_every` steps and at the end; nullptr evaluates nothing.
+  Prefetcher* validation = nullptr;
+  /// Another loss for evaluation; by default that of training.
+  LossFunction validation_loss = nullptr;
+  /// Called on the training thread after each evaluation, before it is logged: adds metrics, prints samples.
+  /// It must not draw from the default random generators, or a resumed run differs from one that was not stopped.
+  std::function<void(int64_t step, Metrics& metrics)> on_evaluation = nullptr;
+  /// Where records go; several sinks at once with RunLogger. Not owned; nullptr logs nothing.
+  Logger* logger = nullptr;
+};
+
+/// Trains a model.
+///
+///   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3}), {.max_epochs = 5}).value();
+///   auto result = trainer.fit(*loader, [](Classifier& model, const Batch& b) {
+///     return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
+///   }).value();
+///
+/// A run that is stopped at any moment and resumed from its checkpoint ends with the same bits as one that was not stopped,
+/// in the middle of an epoch too: the checkpoint holds weights, optimizer, schedule, scaler, random generators and the place
+/// in the data. The steady step reads nothing back from the device; records are read when the copy is done.
+///
+/// Not thread-safe; fit runs on the calling thread.
+class Trainer {
+ public:
+  /// `optimizer` by value; without parameter groups it gets default_param_groups of the model. `devices` must outlive the
+  /// Trainer. kInvalidArgument names every option that is out of range.
+  template <std::derived_from<Optimizer> O>
+  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, O optimizer, const TrainerOptions& options) {
+    return create(devices, std::unique_ptr<Optimizer>(std::make_unique<O>(std::move(optimizer))), options);
+  }
+  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer,
+                                        const TrainerOptions& options);
+  ~Trainer();
+  Trainer(Trainer&&) noexcept;
+  Trainer& operator=(Trainer&&) noexcept;
+
+  /// Trains until a limit is reached. `loss` is called with the user's own model type, or with torch::nn::Module&; see
+  /// make_loss_function. Blocks until the run has ended. Errors:
+  ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss not finite when it
+  ///   was logged (9); every exception of the loss function or LibTorch, translated.
+  template <class F>
+  absl::StatusOr<TrainerResult> fit(Prefetcher& loader, F loss, const FitOptions& options = {}) {
+    return fit_loss(loader, make_loss_function(std::move(loss)), options);
+  }
+
+  Optimizer& optimizer();
+  DeviceReplicator& devices();
+  const TrainerOptions& options() const;
+
+ private:
+  class Impl;
+  explicit Trainer(std::unique_ptr<Impl> impl);
+  absl::StatusOr<TrainerResult> fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Optimizer steps that fit takes with `loader`: what a schedule over the whole run needs to know. 0 without a limit.
+int64_t planned_steps(const Prefetcher& loader, const TrainerOptions& options);
+
+}  // namespace trainkit

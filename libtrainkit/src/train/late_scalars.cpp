@@ -1,0 +1,47 @@
+#include "trainkit/train/late_scalars.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <limits>
+
+namespace trainkit {
+
+LateScalars::LateScalars(const std::vector<at::Tensor>& scalars) {
+  const c10::AutoGradMode no_grad(false);
+  at::Device device = at::kCPU;
+  for (const at::Tensor& scalar : scalars) {
+    if (scalar.defined() && !scalar.is_cpu()) device = scalar.device();
+  }
+  if (device.is_cpu()) {
+    values_.reserve(scalars.size());
+    for (const at::Tensor& scalar : scalars) {
+      values_.push_back(scalar.defined() ? scalar.item<double>() : std::numeric_limits<double>::quiet_NaN());
+    }
+    return;
+  }
+  std::vector<at::Tensor> parts;
+  parts.reserve(scalars.size());
+  for (const at::Tensor& scalar : scalars) {
+    parts.push_back(scalar.defined() ? scalar.detach().to(device, at::kDouble)
+                                     : at::full({}, std::numeric_limits<double>::quiet_NaN(),
+                                                at::TensorOptions(device).dtype(at::kDouble)));
+  }
+  host_ = at::stack(parts).to(at::kCPU, /*non_blocking=*/true);  // into page-locked memory
+  const c10::impl::VirtualGuardImpl backend(device.type());
+  copied_.emplace(device.type());
+  copied_->record(backend.getStream(device));
+}
+
+bool LateScalars::ready() const { return !copied_ || copied_->query(); }
+
+std::vector<double> LateScalars::values() const {
+  if (!copied_) return values_;
+  copied_->synchronize();
+  const double* values = host_.const_data_ptr<double>();
+  return {values, values + host_.numel()};
+}
+
+}  // namespace trainkit

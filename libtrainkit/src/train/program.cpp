@@ -1,0 +1,30 @@
+#include "trainkit/train/program.h"
+
+#include <cstdio>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body) {
+  Program program;
+  const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {
+    try {
+      return body(program);
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  }();
+  if (result.ok()) return *result;
+  std::fflush(stdout);
+  std::fputs(error_text(result.status()).c_str(), stderr);
+  if (!program.output_dir.empty()) {
+    // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
+    (void)write_file_atomically(Fs::posix(), program.output_dir + "/error.json", error_json(result.status()));
+  }
+  return static_cast<int>(exit_code(result.status()));
+}
+
+}  // namespace trainkit

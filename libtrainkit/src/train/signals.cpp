@@ -1,0 +1,55 @@
+#include "trainkit/train/signals.h"
+
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+
+namespace trainkit {
+namespace {
+
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGUSR1};
+
+std::atomic<bool> watching{false};
+std::atomic<int> stop_requested{0};
+std::atomic<bool> save_requested{false};
+std::array<struct sigaction, kSignals.size()> previous;
+
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
+              "signal handlers may touch lock-free atomics only");
+
+void on_signal(int number) {
+  if (number == SIGUSR1) {
+    save_requested = true;
+  } else if (int none = 0; !stop_requested.compare_exchange_strong(none, number)) {
+    _exit(128 + number);
+  }
+}
+
+}  // namespace
+
+SignalWatch::SignalWatch() {
+  TORCH_CHECK(!watching.exchange(true), "only one SignalWatch may live at a time");
+  stop_requested = 0;
+  save_requested = false;
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
+}
+
+SignalWatch::~SignalWatch() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  watching = false;
+}
+
+int SignalWatch::stop_signal() { return stop_requested.load(std::memory_order_relaxed); }
+
+bool SignalWatch::take_save_request() {
+  return save_requested.load(std::memory_order_relaxed) && save_requested.exchange(false);
+}
+
+}  // namespace trainkit

@@ -1,0 +1,404 @@
+#include "trainkit/train/trainer.h"
+
+#include <cmath>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "run_state.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/late_scalars.h"
+#include "trainkit/train/signals.h"
+
+namespace trainkit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+absl::Status check_options(const TrainerOptions& options, const DeviceReplicator& devices) {
+  std::string problems;
+  const auto require = [&](bool valid, const std::string& problem) {
+    if (!valid) problems += (problems.empty() ? "" : "; ") + problem;
+  };
+  const auto at_least = [&](const char* name, int64_t value, int64_t least) {
+    require(value >= least, std::string(name) + " must be >= " + std::to_string(least) + ", got " + std::to_string(value));
+  };
+  at_least("max_epochs", options.max_epochs, 0);
+  at_least("max_steps", options.max_steps, 0);
+  at_least("max_time", options.max_time.count(), 0);
+  at_least("grad_accum_steps", options.grad_accum_steps, 1);
+  at_least("log_every", options.log_every, 0);
+  at_least("eval_every", options.eval_every, 0);
+  at_least("save_every", options.save_every, 0);
+  at_least("keep_last", options.keep_last, 0);
+  at_least("early_stopping", options.early_stopping, 0);
+  require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given");
+  require(options.grad_clip >= 0 && std::isfinite(options.grad_clip), "grad_clip must be >= 0 and finite");
+  require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir");
+  require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir");
+  require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
+          "precision fp16 needs a GPU; use bf16 on the CPU");
+  if (problems.empty()) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems});
+}
+
+std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
+  if (!options.schedule && !options.plateau) return nullptr;
+  auto schedule = options.schedule ? options.schedule : std::make_shared<ConstantLR>();
+  return std::make_unique<LRScheduler>(optimizer, std::move(schedule), options.plateau);
+}
+
+}  // namespace
+
+class Trainer::Impl {
+ public:
+  Impl(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
+      : devices_(devices), optimizer_(std::move(optimizer)), options_(options) {
+    if (optimizer_->param_groups().empty()) {
+      for (auto& group : default_param_groups(*devices_.module())) optimizer_->add_param_group(std::move(group));
+    }
+  }
+
+  DeviceReplicator& devices_;
+  std::unique_ptr<Optimizer> optimizer_;
+  TrainerOptions options_;
+};
+
+namespace {
+
+/// One call of fit: what changes from step to step, and what is done at each interval.
+class Run {
+ public:
+  Run(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
+      LossFunction loss, const FitOptions& fit)
+      : devices_(devices),
+        optimizer_(optimizer),
+        options_(options),
+        loader_(loader),
+        loss_(std::move(loss)),
+        fit_(fit),
+        scheduler_(make_scheduler(optimizer, options)),
+        step_(devices, optimizer,
+              {.precision = options.precision,
+               .grad_accum_steps = options.grad_accum_steps,
+               .grad_clip = options.grad_clip,
+               .scaler = options.scaler},
+              scheduler_.get()) {}
+
+  absl::StatusOr<TrainerResult> operator()() {
+    TRAINKIT_RETURN_IF_ERROR(prepare());
+    std::optional<SignalWatch> signals;
+    if (options_.handle_signals) signals.emplace();
+    devices_.module()->train();
+    start_ = interval_start_ = Clock::now();
+    interval_stats_ = first_stats_ = loader_.stats();
+    while (!finished_) {
+      TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
+      if (batch) {
+        interval_rows_ += batch->size();
+        step_.accumulate(*batch, loss_);
+        if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
+      } else {
+        if (step_.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
+        check_epochs();
+      }
+    }
+    TRAINKIT_RETURN_IF_ERROR(end());
+    return std::move(result_);
+  }
+
+ private:
+  /// Opens the checkpoints, goes on from one if asked, and sees whether anything is left to do.
+  absl::Status prepare() {
+    if (loader_.batches_per_epoch() == 0) {
+      return to_status({.exit_code = ExitCode::kData,
+                        .id = "data.empty",
+                        .problem = "there is no batch to train on",
+                        .got = std::to_string(loader_.dataset().size()) + " rows",
+                        .expected = "at least one batch of " + std::to_string(loader_.options().batch_size),
+                        .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
+    }
+    if (!options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
+      TRAINKIT_ASSIGN_OR_RETURN(
+          auto store, CheckpointStore::open(options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last)}));
+      store_.emplace(std::move(store));
+    }
+    if (!options_.resume.empty()) {
+      TRAINKIT_RETURN_IF_ERROR(resume_run(options_.resume, options_.output_dir, parts(), progress_));
+      if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
+      last_saved_ = last_evaluated_ = progress_.step;
+    }
+    first_step_ = progress_.step;
+    if (fit_.logger) {
+      fit_.logger->begin({.first_step = first_step_,
+                          .total_steps = planned_steps(loader_, options_),
+                          .total_epochs = static_cast<double>(options_.max_epochs)});
+    }
+    check_limits();
+    check_epochs();
+    return absl::OkStatus();
+  }
+
+  absl::Status complete_step() {
+    last_metrics_ = step_.finish();
+    const int64_t step = ++progress_.step;
+    if (fit_.logger) fit_.logger->tick(step);
+    check_limits();
+    if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
+    if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
+      TRAINKIT_RETURN_IF_ERROR(evaluate_step());
+    }
+    const bool wanted = options_.handle_signals && SignalWatch::take_save_request();
+    if (store_ && options_.save_every > 0 && (wanted || step % options_.save_every == 0)) return save();
+    return absl::OkStatus();
+  }
+
+  void check_limits() {
+    if (finished_) return;
+    if (options_.handle_signals) {
+      if (const int number = SignalWatch::stop_signal()) {
+        result_.signal = number;
+        return finish(ExitReason::kSignal);
+      }
+    }
+    if (options_.max_steps > 0 && progress_.step >= options_.max_steps) return finish(ExitReason::kMaxSteps);
+    if (options_.max_time.count() > 0 && progress_.step > first_step_ && Clock::now() - start_ >= options_.max_time) {
+      return finish(ExitReason::kMaxTime);
+    }
+  }
+
+  void check_epochs() {
+    if (!finished_ && options_.max_epochs > 0 && loader_.epoch() >= options_.max_epochs) finish(ExitReason::kMaxEpochs);
+  }
+
+  void finish(ExitReason reason) {
+    finished_ = true;
+    result_.reason = reason;
+  }
+
+  /// The last log, evaluation and checkpoint.
+  absl::Status end() {
+    const bool trained = progress_.step > first_step_;
+    if (fit_.validation && result_.reason != ExitReason::kSignal && last_evaluated_ != progress_.step) {
+      TRAINKIT_RETURN_IF_ERROR(evaluate_step());
+    }
+    if (trained) {
+      // A run stopped by a signal goes on later: an extra record would stand between those of the run not stopped.
+      const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
+      if (due && result_.reason != ExitReason::kSignal) TRAINKIT_RETURN_IF_ERROR(log_step());
+      TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+      result_.loss = LateScalars({last_metrics_.loss}).values()[0];
+      if (store_ && options_.save_every > 0 && last_saved_ != progress_.step) TRAINKIT_RETURN_IF_ERROR(save());
+    }
+    if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
+    result_.steps = progress_.step;
+    result_.steps_run = progress_.step - first_step_;
+    result_.epochs = loader_.epoch();
+    result_.best_evaluation = progress_.best;
+    result_.best_step = progress_.best_step;
+    result_.wall_seconds = seconds_since(start_);
+    result_.data_wait_fraction = wait_fraction(first_stats_, loader_.stats());
+    return absl::OkStatus();
+  }
+
+  static double wait_fraction(const PrefetcherStats& from, const PrefetcherStats& to) {
+    const double wait = to.wait_seconds - from.wait_seconds;
+    const double total = wait + to.consumer_seconds - from.consumer_seconds;
+    return total > 0 ? wait / total : 0;
+  }
+
+  /// Starts reading the scalars of the step; the record goes out when they are on the host.
+  absl::Status log_step() {
+    const double seconds = seconds_since(interval_start_);
+    const PrefetcherStats stats = loader_.stats();
+    Pending pending;
+    pending.record = {.step = progress_.step, .epoch = epoch_fraction(), .split = "train"};
+    pending.names = {"loss"};
+    std::vector<at::Tensor> scalars = {last_metrics_.loss};
+    for (const auto& [name, value] : last_metrics_.metrics) {
+      pending.names.push_back(name);
+      scalars.push_back(value);
+    }
+    if (last_metrics_.grad_norm.defined()) {
+      pending.names.push_back("grad_norm");
+      scalars.push_back(last_metrics_.grad_norm);
+    }
+    pending.scalars = LateScalars(scalars);
+    pending.record.values = {{"samples_per_second", static_cast<double>(interval_rows_) / seconds},
+                             {"data_wait_fraction", wait_fraction(interval_stats_, stats)}};
+    pending.record.lr = optimizer_.group_lrs();
+    pending.record.gpu_memory_bytes = device_memory_bytes(devices_);
+    pending_.push_back(std::move(pending));
+    interval_rows_ = 0;
+    interval_start_ = Clock::now();
+    interval_stats_ = stats;
+    return emit(/*wait=*/false);
+  }
+
+  double epoch_fraction() const {
+    return static_cast<double>(loader_.epoch()) +
+           static_cast<double>(loader_.position()) / static_cast<double>(loader_.batches_per_epoch());
+  }
+
+  /// Hands the records whose scalars have arrived to the logger; all of them with `wait`.
+  absl::Status emit(bool wait) {
+    while (!pending_.empty() && (wait || pending_.front().scalars.ready())) {
+      Pending pending = std::move(pending_.front());
+      pending_.pop_front();
+      const std::vector<double> values = pending.scalars.values();
+      std::vector<std::pair<std::string, double>> named;
+      named.reserve(values.size() + pending.record.values.size());
+      for (size_t i = 0; i < values.size(); ++i) named.emplace_back(std::move(pending.names[i]), values[i]);
+      for (auto& value : pending.record.values) named.push_back(std::move(value));
+      pending.record.values = std::move(named);
+      if (fit_.logger) fit_.logger->log(pending.record);
+      TRAINKIT_RETURN_IF_ERROR(check_finite(values[0], pending.record.step));
+    }
+    return absl::OkStatus();
+  }
+
+  /// A loss that is not finite ends the run. In float16 a scale that is still too large does that for a few steps.
+  absl::Status check_finite(double loss, int64_t step) {
+    nonfinite_ = std::isfinite(loss) ? 0 : nonfinite_ + 1;
+    if (nonfinite_ < (step_.scaler().enabled() ? 10 : 1)) return absl::OkStatus();
+    return to_status({.exit_code = ExitCode::kNumerics,
+                      .id = "train.nonfinite",
+                      .field = "loss",
+                      .problem = "is not finite at step " + std::to_string(step),
+                      .got = std::isnan(loss) ? "nan" : "inf",
+                      .hint = "lower the learning rate, clip gradients (--grad_clip 1) or use --precision fp32"});
+  }
+
+  absl::Status evaluate_step() {
+    TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+    const Clock::time_point start = Clock::now();
+    TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics,
+                              evaluate(devices_, *fit_.validation, fit_.validation_loss ? fit_.validation_loss : loss_,
+                                       options_.precision));
+    last_evaluated_ = progress_.step;
+    if (fit_.on_evaluation) fit_.on_evaluation(progress_.step, metrics);
+    const auto monitored = metrics.find(options_.monitor);
+    TORCH_CHECK_VALUE(monitored != metrics.end(), "monitor '", options_.monitor, "' is not a metric of the evaluation");
+    const double value = monitored->second;
+    const auto best = progress_.best.find(options_.monitor);
+    const bool improved = best == progress_.best.end() ||
+                          (options_.monitor_higher_is_better ? value > best->second : value < best->second);
+    if (improved) {
+      progress_.best = metrics;
+      progress_.best_step = progress_.step;
+    }
+    progress_.bad_evaluations = improved ? 0 : progress_.bad_evaluations + 1;
+    if (options_.plateau) scheduler_->step_metric(value);
+    if (options_.early_stopping > 0 && progress_.bad_evaluations >= options_.early_stopping && !finished_) {
+      finish(ExitReason::kEarlyStopping);
+    }
+    if (fit_.logger) {
+      LogRecord record{.step = progress_.step, .epoch = epoch_fraction(), .split = "val", .values = {}, .lr = {}, .gpu_memory_bytes = {}};
+      record.values.emplace_back("loss", metrics.at("loss"));
+      for (const auto& [name, metric] : metrics) {
+        if (name != "loss") record.values.emplace_back(name, metric);
+      }
+      fit_.logger->log(record);
+    }
+    result_.evaluation = std::move(metrics);
+    interval_start_ += Clock::now() - start;  // samples per second are those of training
+    return absl::OkStatus();
+  }
+
+  absl::Status save() {
+    TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+    if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
+    const absl::Status saved = save_run(*store_, parts(), progress_, options_.config);
+    if (saved.ok()) {
+      last_saved_ = progress_.step;
+    } else if (options_.continue_on_save_error) {
+      if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; going on with the last good checkpoint");
+      return absl::OkStatus();
+    }
+    return saved;
+  }
+
+  RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_}; }
+
+  /// A record whose scalars are on their way.
+  struct Pending {
+    LogRecord record = {};
+    std::vector<std::string> names = {};
+    LateScalars scalars = {};
+  };
+
+  DeviceReplicator& devices_;
+  Optimizer& optimizer_;
+  const TrainerOptions& options_;
+  Prefetcher& loader_;
+  LossFunction loss_;
+  const FitOptions& fit_;
+  std::unique_ptr<LRScheduler> scheduler_;
+  TrainStep step_;
+  std::optional<CheckpointStore> store_;
+
+  RunProgress progress_;
+  TrainerResult result_;
+  bool finished_ = false;
+  int64_t first_step_ = 0;
+  int64_t last_saved_ = -1;
+  int64_t last_evaluated_ = -1;
+  int64_t nonfinite_ = 0;
+  StepMetrics last_metrics_;
+  std::deque<Pending> pending_;
+  Clock::time_point start_, interval_start_;
+  int64_t interval_rows_ = 0;
+  PrefetcherStats interval_stats_, first_stats_;
+};
+
+}  // namespace
+
+const char* to_string(ExitReason reason) {
+  switch (reason) {
+    case ExitReason::kMaxEpochs: return "max_epochs";
+    case ExitReason::kMaxSteps: return "max_steps";
+    case ExitReason::kMaxTime: return "max_time";
+    case ExitReason::kEarlyStopping: return "early_stopping";
+    case ExitReason::kSignal: return "signal";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer,
+                                        const TrainerOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(check_options(options, devices));
+  try {
+    return Trainer(std::make_unique<Impl>(devices, std::move(optimizer), options));
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Trainer::~Trainer() = default;
+Trainer::Trainer(Trainer&&) noexcept = default;
+Trainer& Trainer::operator=(Trainer&&) noexcept = default;
+
+Optimizer& Trainer::optimizer() { return *impl_->optimizer_; }
+DeviceReplicator& Trainer::devices() { return impl_->devices_; }
+const TrainerOptions& Trainer::options() const { return impl_->options_; }
+
+absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) try {
+  return Run(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+int64_t planned_steps(const Prefetcher& loader, const TrainerOptions& options) {
+  const int64_t per_epoch = (loader.batches_per_epoch() + options.grad_accum_steps - 1) / options.grad_accum_steps;
+  const int64_t by_epochs = per_epoch * options.max_epochs;
+  if (options.max_steps > 0 && (by_epochs == 0 || options.max_steps < by_epochs)) return options.max_steps;
+  return by_epochs;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,153 @@
+#include "trainkit/train/train_step.h"
+
+#include "loop_util.h"
+#include "test_util.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+Batch make_batch(const at::Tensor& x, const at::Tensor& y) {
+  const auto fields = std::make_shared<const std::vector<FieldSpec>>(
+      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
+  return Batch(fields, {x, y});
+}
+
+std::unique_ptr<DeviceReplicator> tiny_devices(double dropout = 0) {
+  torch::manual_seed(1);
+  return DeviceReplicator::create([&] { return TinyNet(dropout); }).value();
+}
+
+std::vector<at::Tensor> weights(const DeviceReplicator& devices) {
+  std::vector<at::Tensor> copies;
+  for (const auto& parameter : devices.module()->parameters()) copies.push_back(parameter.detach().clone());
+  return copies;
+}
+
+double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("A step equals forward, backward, clip and update written by hand", "[train][train_step]") {
+  const at::Tensor x = torch::randn({12, 8}), y = torch::randint(4, {12});
+  const auto ours = tiny_devices(), byhand = tiny_devices();
+  AdamW optimizer({.lr = 1e-2}), reference({.lr = 1e-2});
+  TrainStep step(*ours, optimizer, {.grad_clip = 0.1});
+  const LossFunction loss = make_loss_function(tiny_loss);
+  for (auto& group : default_param_groups(*byhand->module())) reference.add_param_group(group);
+  for (int i = 0; i < 5; ++i) {
+    const StepMetrics metrics = step(make_batch(x, y), loss);
+    TinyNet model(std::dynamic_pointer_cast<TinyNetImpl>(byhand->module()));
+    const at::Tensor value = tiny_loss(model, make_batch(x, y));
+    value.backward();
+    const at::Tensor norm = clip_grad_norm_(reference, 0.1);
+    reference.step();
+    reference.zero_grad();
+    CHECK(metrics.loss.item<float>() == value.item<float>());
+    CHECK(metrics.grad_norm.item<float>() == norm.item<float>());
+    CHECK(!metrics.loss.requires_grad());
+  }
+  CHECK(largest_difference(weights(*ours), weights(*byhand)) == 0.0);
+}
+
+TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted by what they count", "[train][train_step]") {
+  const at::Tensor x = torch::randn({12, 8}), y = torch::randint(4, {12});
+  const auto run = [&](const std::vector<int64_t>& cuts, int64_t accum) {
+    const auto devices = tiny_devices();
+    SGD optimizer({.lr = 1.0});
+    TrainStep step(*devices, optimizer, {.grad_accum_steps = accum});
+    const LossFunction loss = make_loss_function(tiny_loss);
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      step.accumulate(make_batch(x.slice(0, cuts[i], cuts[i + 1]), y.slice(0, cuts[i], cuts[i + 1])), loss);
+    }
+    const double mean = step.finish().loss.item<double>();
+    return std::make_pair(weights(*devices), mean);
+  };
+  const auto whole = run({0, 12}, 1);
+  for (const auto& [cuts, accum] : {std::make_pair(std::vector<int64_t>{0, 4, 8, 12}, int64_t{3}),
+                                    {{0, 1, 2, 12}, 3},     // unequal weights
+                                    {{0, 6, 12}, 8}}) {     // fewer micro-batches than planned: the end of the data
+    const auto parts = run(cuts, accum);
+    CHECK(largest_difference(parts.first, whole.first) < 1e-6);
+    CHECK(parts.second == Approx(whole.second).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("Metrics are averaged over micro-batches as the loss is", "[train][train_step]") {
+  const auto devices = tiny_devices();
+  SGD optimizer({.lr = 0.1});
+  TrainStep step(*devices, optimizer, {.grad_accum_steps = 2});
+  int call = 0;
+  const LossFunction loss = make_loss_function([&](TinyNet& model, const Batch& batch) -> LossOutput {
+    LossOutput output(tiny_loss(model, batch), /*weight=*/call == 0 ? 3.0 : 1.0);
+    output.metrics = {{"call", torch::tensor(static_cast<float>(call++))}};
+    return output;
+  });
+  const Batch batch = make_batch(torch::randn({2, 8}), torch::randint(4, {2}));
+  step.accumulate(batch, loss);
+  step.accumulate(batch, loss);
+  CHECK(step.finish().metrics.at(0).second.item<double>() == Approx(0.25));
+}
+
+TEST_CASE("An exception in the loss drops the gradients and leaves the weights alone", "[train][train_step]") {
+  const auto devices = tiny_devices();
+  SGD optimizer({.lr = 1.0});
+  TrainStep step(*devices, optimizer, {.grad_accum_steps = 2});
+  const Batch batch = make_batch(torch::randn({4, 8}), torch::randint(4, {4}));
+  const auto before = weights(*devices);
+  step.accumulate(batch, make_loss_function(tiny_loss));
+  CHECK_THROWS_WITH(step.accumulate(batch, [](torch::nn::Module&, const Batch&) -> LossOutput {
+    throw std::runtime_error("the loss failed");
+  }), "the loss failed");
+  CHECK(step.accumulated() == 0);
+  CHECK_THROWS_AS(step.finish(), c10::Error);
+  for (const auto& parameter : devices->module()->parameters()) CHECK(!parameter.grad().defined());
+  CHECK(largest_difference(weights(*devices), before) == 0.0);
+}
+
+TEST_CASE("bf16 runs the model in bfloat16 and keeps weights and loss in float32", "[train][train_step]") {
+  const auto devices = tiny_devices();
+  AdamW optimizer({.lr = 1e-3});
+  TrainStep step(*devices, optimizer, {.precision = Precision::kBf16});
+  at::ScalarType seen = at::kFloat;
+  step(make_batch(torch::randn({4, 8}), torch::randint(4, {4})),
+       make_loss_function([&](TinyNet& model, const Batch& batch) {
+         seen = model->hidden->forward(batch["x"]).scalar_type();
+         return tiny_loss(model, batch);
+       }));
+  CHECK(seen == at::kBFloat16);
+  for (const auto& parameter : devices->module()->parameters()) CHECK(parameter.scalar_type() == at::kFloat);
+}
+
+TEST_CASE("Options out of range and fp16 on the CPU are refused", "[train][train_step]") {
+  const auto devices = tiny_devices();
+  SGD optimizer({.lr = 1.0});
+  CHECK_THROWS_AS(TrainStep(*devices, optimizer, {.grad_accum_steps = 0}), c10::ValueError);
+  CHECK_THROWS_AS(TrainStep(*devices, optimizer, {.grad_clip = -1}), c10::ValueError);
+  CHECK_THROWS_AS(TrainStep(*devices, optimizer, {.precision = Precision::kFp16}), c10::ValueError);
+}
+
+TEST_CASE("A loss function for another model is an error that names the model", "[train][loss]") {
+  torch::nn::Linear other(8, 4);
+  const LossFunction loss = make_loss_function(tiny_loss);
+  CHECK_THROWS_AS(loss(*other, make_batch(torch::randn({2, 8}), torch::randint(4, {2}))), c10::TypeError);
+}
+
+TEST_CASE("A loss function may take the holder, the implementation or any module", "[train][loss]") {
+  TinyNet model(0.0);
+  const Batch batch = make_batch(torch::randn({2, 8}), torch::randint(4, {2}));
+  const double expected = tiny_loss(model, batch).item<double>();
+  const LossFunction by_impl = make_loss_function([](TinyNetImpl& net, const Batch& b) {
+    return at::cross_entropy_loss(net.forward(b["x"]), b["y"]);
+  });
+  const LossFunction by_module = make_loss_function([](torch::nn::Module& net, const Batch& b) -> LossOutput {
+    return at::cross_entropy_loss(net.as<TinyNet>()->forward(b["x"]), b["y"]);
+  });
+  CHECK(by_impl(*model, batch).loss.item<double>() == expected);
+  CHECK(by_module(*model, batch).loss.item<double>() == expected);
+}

@@ -1,0 +1,234 @@
+#include "trainkit/train/trainer.h"
+
+#include <signal.h>
+
+#include <cmath>
+
+#include "loop_util.h"
+#include "test_util.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/weights.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// Keeps what is logged.
+class MemoryLogger final : public Logger {
+ public:
+  void log(const LogRecord& record) override { records.push_back(record); }
+  absl::Status flush() override { return absl::OkStatus(); }
+  absl::Status rewind(int64_t step) override {
+    std::erase_if(records, [&](const LogRecord& record) { return record.step > step; });
+    return absl::OkStatus();
+  }
+  std::vector<LogRecord> records;
+};
+
+std::unique_ptr<Prefetcher> tiny_loader(int64_t rows, int64_t batch_size, int num_workers = 0) {
+  return Prefetcher::create(tiny_dataset(rows), RandomSampler(rows, {.seed = 3}),
+                            {.batch_size = batch_size, .num_workers = num_workers, .persistent_workers = true})
+      .value();
+}
+
+struct Outcome {
+  TrainerResult result;
+  NamedTensors weights;
+  std::vector<std::pair<int64_t, double>> losses;  // logged
+};
+
+/// One run from a fixed seed, with dropout, Adam state, a schedule, accumulation over a ragged epoch, and evaluation.
+absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1, int num_workers = 0) {
+  torch::manual_seed(11);
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = tiny_loader(/*rows=*/52, /*batch_size=*/4, num_workers);
+  auto validation = tiny_loader(16, 8);
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
+  MemoryLogger logger;
+  FitOptions fit{.validation = validation.get(), .logger = &logger};
+  int64_t calls = 0;
+  auto result = trainer.fit(
+      *loader,
+      [&](TinyNet& model, const Batch& batch) {
+        // The signal comes in the middle of a step, between two micro-batches.
+        if (model->is_training() && ++calls == stop_at) raise(SIGTERM);
+        return tiny_loss(model, batch);
+      },
+      fit);
+  if (!result.ok()) return result.status();
+  Outcome outcome{*result, {}, {}};
+  for (const auto& [name, tensor] : named_tensors(*devices->module())) outcome.weights.emplace_back(name, tensor.clone());
+  for (const LogRecord& record : logger.records) {
+    if (record.split == "train") outcome.losses.emplace_back(record.step, *record.find("loss"));
+  }
+  return outcome;
+}
+
+TrainerOptions base_options(const std::string& output_dir, int64_t steps) {
+  return {.max_epochs = 0,
+          .max_steps = steps,
+          .grad_accum_steps = 2,
+          .grad_clip = 1.0,
+          .schedule = create_schedule({.name = "cosine", .total_steps = steps, .warmup_steps = 5}).value(),
+          .log_every = 1,
+          .eval_every = 10,
+          .save_every = 1000,
+          .output_dir = output_dir,
+          .handle_signals = true};
+}
+
+bool same_bits(const NamedTensors& a, const NamedTensors& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].first != b[i].first || !at::equal(a[i].second, b[i].second)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("Training learns, logs every interval and reports what it did", "[train][trainer]") {
+  const Outcome outcome = run({.max_epochs = 30, .log_every = 10, .eval_every = 50}).value();
+  CHECK(outcome.result.reason == ExitReason::kMaxEpochs);
+  CHECK(outcome.result.steps == 30 * 13);
+  CHECK(outcome.result.epochs == 30);
+  CHECK(outcome.losses.size() == 39);
+  CHECK(outcome.losses.front().second > 1.0);
+  CHECK(outcome.losses.back().second < 0.7);
+  CHECK(outcome.result.best_evaluation.at("loss") <= outcome.result.evaluation.at("loss"));
+  CHECK(outcome.result.best_step > 0);
+}
+
+TEST_CASE("A run stopped at any step and resumed has the bits of one that was not", "[train][trainer][resume]") {
+  const TempDir whole_dir;
+  const Outcome whole = run(base_options(whole_dir / "run", 50)).value();
+  REQUIRE(whole.losses.size() == 50);
+  // 2 micro-batches a step; an epoch of 13 batches ends with a step of one.
+  for (int64_t stop_at = 1; stop_at <= 93; stop_at += 2) {
+    const TempDir dir;
+    TrainerOptions options = base_options(dir / "run", 50);
+    const Outcome first = run(options, stop_at).value();
+    REQUIRE(first.result.reason == ExitReason::kSignal);
+    REQUIRE(first.result.signal == SIGTERM);
+    options.resume = "latest";
+    const Outcome second = run(options, -1, /*num_workers=*/static_cast<int>(stop_at % 3)).value();
+    INFO("stopped in micro-batch " << stop_at << ", after step " << first.result.steps);
+    REQUIRE(second.result.steps == 50);
+    REQUIRE(same_bits(second.weights, whole.weights));
+    auto losses = first.losses;
+    losses.insert(losses.end(), second.losses.begin(), second.losses.end());
+    REQUIRE(losses == whole.losses);
+    REQUIRE(second.result.best_evaluation == whole.result.best_evaluation);
+  }
+}
+
+TEST_CASE("Resuming a finished run trains nothing and is no error", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options = base_options(dir / "run", 6);
+  const Outcome first = run(options).value();
+  options.resume = "latest";
+  const Outcome second = run(options).value();
+  CHECK(second.result.steps == 6);
+  CHECK(second.result.steps_run == 0);
+  CHECK(same_bits(first.weights, second.weights));
+}
+
+TEST_CASE("Resuming from nothing is an error of exit code 5", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options = base_options(dir / "run", 6);
+  options.resume = "latest";
+  CHECK(exit_code(run(options).status()) == ExitCode::kWeights);
+}
+
+TEST_CASE("A checkpoint of another model is refused by name", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options = base_options(dir / "run", 4);
+  REQUIRE(run(options).ok());
+  options.resume = "latest";
+  auto devices = DeviceReplicator::create([] { return torch::nn::Linear(8, 4); }).value();
+  auto loader = tiny_loader(52, 4);
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
+  const auto result = trainer.fit(*loader, [](torch::nn::Linear& model, const Batch& b) {
+    return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
+  });
+  CHECK(exit_code(result.status()) == ExitCode::kWeights);
+  CHECK(error_of(result.status())->id == "weights.missing");
+}
+
+TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
+  CHECK(run({.max_epochs = 5, .max_steps = 3}).value().result.steps == 3);
+  const TrainerResult timed = run({.max_epochs = 0, .max_steps = 1'000'000, .max_time = std::chrono::milliseconds(30)}).value().result;
+  CHECK(timed.reason == ExitReason::kMaxTime);
+  CHECK(timed.steps < 1'000'000);
+  // With a metric that must rise but falls, the first evaluation stays the best.
+  const TrainerResult stopped =
+      run({.max_epochs = 200, .eval_every = 5, .monitor_higher_is_better = true, .early_stopping = 3}).value().result;
+  CHECK(stopped.reason == ExitReason::kEarlyStopping);
+  CHECK(stopped.steps == 20);
+  CHECK(stopped.best_step == 5);
+}
+
+TEST_CASE("A loss that is not finite ends the run with exit code 9", "[train][trainer]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = tiny_loader(52, 4);
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 10, .log_every = 1}).value();
+  int call = 0;
+  const auto result = trainer.fit(*loader, [&](TinyNet& model, const Batch& batch) {
+    const at::Tensor loss = tiny_loss(model, batch);
+    return ++call == 7 ? loss * NAN : loss;
+  });
+  CHECK(exit_code(result.status()) == ExitCode::kNumerics);
+  CHECK(std::string(result.status().message()).find("step 7") != std::string::npos);
+}
+
+TEST_CASE("Exceptions of the loss become a Status", "[train][trainer]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = tiny_loader(52, 4);
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
+  const auto out_of_memory = trainer.fit(*loader, [](TinyNet&, const Batch&) -> at::Tensor {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory left");
+  });
+  CHECK(exit_code(out_of_memory.status()) == ExitCode::kOutOfMemory);
+}
+
+TEST_CASE("Every option out of range is named at once", "[train][trainer]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  const auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}),
+                                       {.max_epochs = -1, .grad_accum_steps = 0, .log_every = -2, .save_every = 5});
+  CHECK(exit_code(trainer.status()) == ExitCode::kUsage);
+  const std::string text(trainer.status().message());
+  for (const char* name : {"max_epochs", "grad_accum_steps", "log_every", "output_dir"}) {
+    CHECK(text.find(name) != std::string::npos);
+  }
+}
+
+TEST_CASE("No batch to train on is an error of the data", "[train][trainer]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = Prefetcher::create(tiny_dataset(3), SequentialSampler(3), {.batch_size = 4, .drop_last = true}).value();
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
+  CHECK(exit_code(trainer.fit(*loader, tiny_loss).status()) == ExitCode::kData);
+}
+
+TEST_CASE("planned_steps counts what fit takes", "[train][trainer]") {
+  const auto loader = tiny_loader(52, 4);
+  CHECK(planned_steps(*loader, {.max_epochs = 3}) == 39);
+  CHECK(planned_steps(*loader, {.max_epochs = 3, .grad_accum_steps = 2}) == 21);
+  CHECK(planned_steps(*loader, {.max_epochs = 3, .max_steps = 10}) == 10);
+  CHECK(planned_steps(*loader, {.max_epochs = 0, .max_steps = 10}) == 10);
+}
+
+TEST_CASE("evaluate averages over all rows, in evaluation mode, and gives the mode back", "[train][evaluate]") {
+  torch::manual_seed(2);
+  auto devices = DeviceReplicator::create([] { return TinyNet(0.5); }).value();
+  devices->module()->train();
+  TinyNet model(std::dynamic_pointer_cast<TinyNetImpl>(devices->module()));
+  const auto dataset = tiny_dataset(10);
+  auto ragged = Prefetcher::create(dataset, SequentialSampler(10), {.batch_size = 4}).value();
+  auto whole = Prefetcher::create(dataset, SequentialSampler(10), {.batch_size = 10}).value();
+  const LossFunction loss = make_loss_function(tiny_loss);
+  const double in_parts = evaluate(*devices, *ragged, loss).value().at("loss");
+  CHECK(devices->module()->is_training());
+  CHECK(in_parts == Approx(evaluate(*devices, *whole, loss).value().at("loss")).epsilon(1e-6));
+  CHECK(in_parts == evaluate(*devices, *ragged, loss).value().at("loss"));
+}
