@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "trainkit/data/datasets.h"
+#include "trainkit/data/tensor_dataset.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/train/trainer.h"
 

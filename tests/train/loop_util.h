@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "trainkit/data/datasets.h"
+#include "trainkit/data/tensor_dataset.h"
 #include "trainkit/data/prefetcher.h"
 
 namespace trainkit::test {
