@@ -25,10 +25,10 @@ int main() {
   AdamW optimizer({.lr = 3e-3});
   optimizer.add_param_groups(default_param_groups(*model));
   const int64_t epochs = 8;
-  LRScheduler scheduler(optimizer, create_schedule({.name = "cosine",
-                                                    .total_steps = epochs * loader->batches_per_epoch(),
-                                                    .warmup_steps = 10})
-                                       .value());
+  LRScheduler scheduler(
+      optimizer,
+      create_schedule({.name = "cosine", .total_steps = epochs * loader->batches_per_epoch(), .warmup_steps = 10})
+          .value());
   GradScaler scaler({.enabled = dtype == at::kHalf});  // bfloat16 needs no scaling
 
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {

@@ -1,5 +1,5 @@
-// What the training loop costs over a loop written by hand, on a model so small that the loop shows: an MLP 64-128-10 on
-// batches of 64, with fused Adam, one intra-op thread. Both feed from a Prefetcher without workers.
+// What the training loop costs over a loop written by hand, on a model so small that the loop shows: an MLP 64-128-10
+// on batches of 64, with fused Adam, one intra-op thread. Both feed from a Prefetcher without workers.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
@@ -7,6 +7,7 @@
 
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/logging/logger.h"
+#include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
@@ -73,9 +74,9 @@ void BM_TrainerOverhead(benchmark::State& state) {
   RunLogger logger;
   logger.add(std::make_unique<Discard>());
   std::vector<double> by_hand_us, trainer_us, overhead_us;
-  auto trainer = Trainer::create(*ours.devices, Adam({.lr = 1e-3}),
-                                 {.max_epochs = 0, .max_steps = steps, .log_every = 10})
-                     .value();
+  auto trainer =
+      Trainer::create(*ours.devices, Adam({.lr = 1e-3}), {.max_epochs = 0, .max_steps = steps, .log_every = 10})
+          .value();
   by_hand(hand, adam, 100);
   for (auto _ : state) {
     const double a = seconds([&] { by_hand(hand, adam, steps); });

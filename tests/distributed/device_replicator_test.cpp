@@ -7,13 +7,15 @@ using namespace trainkit;
 TEST_CASE("A replicator is made from a module holder or a shared pointer", "[distributed][device_replicator]") {
   const auto from_holder = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
   CHECK(from_holder->module()->parameters().size() == 2);
-  const auto from_pointer = DeviceReplicator::create([] { return std::make_shared<torch::nn::LinearImpl>(3, 2); }).value();
+  const auto from_pointer =
+      DeviceReplicator::create([] { return std::make_shared<torch::nn::LinearImpl>(3, 2); }).value();
   CHECK(from_pointer->module()->parameters().size() == 2);
   CHECK(from_pointer->replicas() == 1);
   CHECK_THROWS_AS(from_pointer->module(1), c10::IndexError);
 }
 
-TEST_CASE("A device that is not there is an error of usage that says what is there", "[distributed][device_replicator]") {
+TEST_CASE("A device that is not there is an error of usage that says what is there",
+          "[distributed][device_replicator]") {
   const auto made = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.device = at::Device("cuda:99")});
   REQUIRE(!made.ok());
   CHECK(exit_code(made.status()) == ExitCode::kUsage);
@@ -27,7 +29,8 @@ TEST_CASE("A factory that throws becomes a Status, and no module is an error", "
   CHECK(null.status().code() == absl::StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("run on one device gives the gradient of the body, and passes its exception on", "[distributed][device_replicator]") {
+TEST_CASE("run on one device gives the gradient of the body, and passes its exception on",
+          "[distributed][device_replicator]") {
   const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
   auto* linear = devices->module()->as<torch::nn::Linear>();
   devices->run([&](int64_t replica) {

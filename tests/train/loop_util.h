@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "trainkit/data/tensor_dataset.h"
 #include "trainkit/data/prefetcher.h"
+#include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit::test {
 
@@ -29,8 +29,8 @@ TORCH_MODULE(TinyNet);
 inline std::shared_ptr<const Dataset> tiny_dataset(int64_t rows) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const at::Tensor x = at::randn({rows, 8}, generator);
-  return std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{
-      {"x", x}, {"y", x.slice(1, 0, 4).argmax(1)}});
+  return std::make_shared<TensorDataset>(
+      std::vector<std::pair<std::string, at::Tensor>>{{"x", x}, {"y", x.slice(1, 0, 4).argmax(1)}});
 }
 
 inline at::Tensor tiny_loss(TinyNet& model, const Batch& batch) {

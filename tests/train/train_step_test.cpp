@@ -2,6 +2,9 @@
 
 #include "loop_util.h"
 #include "test_util.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/clip_grad.h"
+#include "trainkit/optim/sgd.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -55,7 +58,8 @@ TEST_CASE("A step equals forward, backward, clip and update written by hand", "[
   CHECK(largest_difference(weights(*ours), weights(*byhand)) == 0.0);
 }
 
-TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted by what they count", "[train][train_step]") {
+TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted by what they count",
+          "[train][train_step]") {
   const at::Tensor x = torch::randn({12, 8}), y = torch::randint(4, {12});
   const auto run = [&](const std::vector<int64_t>& cuts, int64_t accum) {
     const auto devices = tiny_devices();
@@ -70,8 +74,8 @@ TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted 
   };
   const auto whole = run({0, 12}, 1);
   for (const auto& [cuts, accum] : {std::make_pair(std::vector<int64_t>{0, 4, 8, 12}, int64_t{3}),
-                                    {{0, 1, 2, 12}, 3},     // unequal weights
-                                    {{0, 6, 12}, 8}}) {     // fewer micro-batches than planned: the end of the data
+                                    {{0, 1, 2, 12}, 3},  // unequal weights
+                                    {{0, 6, 12}, 8}}) {  // fewer micro-batches than planned: the end of the data
     const auto parts = run(cuts, accum);
     CHECK(largest_difference(parts.first, whole.first) < 1e-6);
     CHECK(parts.second == Approx(whole.second).epsilon(1e-6));
@@ -101,9 +105,10 @@ TEST_CASE("An exception in the loss drops the gradients and leaves the weights a
   const Batch batch = make_batch(torch::randn({4, 8}), torch::randint(4, {4}));
   const auto before = weights(*devices);
   step.accumulate(batch, make_loss_function(tiny_loss));
-  CHECK_THROWS_WITH(step.accumulate(batch, [](torch::nn::Module&, const Batch&) -> LossOutput {
-    throw std::runtime_error("the loss failed");
-  }), "the loss failed");
+  CHECK_THROWS_WITH(
+      step.accumulate(
+          batch, [](torch::nn::Module&, const Batch&) -> LossOutput { throw std::runtime_error("the loss failed"); }),
+      "the loss failed");
   CHECK(step.accumulated() == 0);
   CHECK_THROWS_AS(step.finish(), c10::Error);
   for (const auto& parameter : devices->module()->parameters()) CHECK(!parameter.grad().defined());
@@ -142,9 +147,8 @@ TEST_CASE("A loss function may take the holder, the implementation or any module
   TinyNet model(0.0);
   const Batch batch = make_batch(torch::randn({2, 8}), torch::randint(4, {2}));
   const double expected = tiny_loss(model, batch).item<double>();
-  const LossFunction by_impl = make_loss_function([](TinyNetImpl& net, const Batch& b) {
-    return at::cross_entropy_loss(net.forward(b["x"]), b["y"]);
-  });
+  const LossFunction by_impl = make_loss_function(
+      [](TinyNetImpl& net, const Batch& b) { return at::cross_entropy_loss(net.forward(b["x"]), b["y"]); });
   const LossFunction by_module = make_loss_function([](torch::nn::Module& net, const Batch& b) -> LossOutput {
     return at::cross_entropy_loss(net.as<TinyNet>()->forward(b["x"]), b["y"]);
   });

@@ -6,6 +6,8 @@
 
 #include "loop_util.h"
 #include "test_util.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/sgd.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
 
@@ -58,7 +60,8 @@ absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1,
       fit);
   if (!result.ok()) return result.status();
   Outcome outcome{*result, {}, {}};
-  for (const auto& [name, tensor] : named_tensors(*devices->module())) outcome.weights.emplace_back(name, tensor.clone());
+  for (const auto& [name, tensor] : named_tensors(*devices->module()))
+    outcome.weights.emplace_back(name, tensor.clone());
   for (const LogRecord& record : logger.records) {
     if (record.split == "train") outcome.losses.emplace_back(record.step, *record.find("loss"));
   }
@@ -94,8 +97,7 @@ TEST_CASE("Training learns, logs every interval and reports what it did", "[trai
   CHECK(outcome.result.steps == 30 * 13);
   CHECK(outcome.result.epochs == 30);
   CHECK(outcome.losses.size() == 39);
-  CHECK(outcome.losses.front().second > 1.0);
-  CHECK(outcome.losses.back().second < 0.7);
+  CHECK(outcome.losses.back().second < outcome.losses.front().second / 2);
   CHECK(outcome.result.best_evaluation.at("loss") <= outcome.result.evaluation.at("loss"));
   CHECK(outcome.result.best_step > 0);
 }
@@ -105,7 +107,8 @@ TEST_CASE("A run stopped at any step and resumed has the bits of one that was no
   const Outcome whole = run(base_options(whole_dir / "run", 50)).value();
   REQUIRE(whole.losses.size() == 50);
   // 2 micro-batches a step; an epoch of 13 batches ends with a step of one.
-  for (int64_t stop_at = 1; stop_at <= 93; stop_at += 2) {
+  const int64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 14 : 2;  // --full: every step
+  for (int64_t stop_at = 1; stop_at <= 93; stop_at += stride) {
     const TempDir dir;
     TrainerOptions options = base_options(dir / "run", 50);
     const Outcome first = run(options, stop_at).value();
@@ -125,25 +128,25 @@ TEST_CASE("A run stopped at any step and resumed has the bits of one that was no
 
 TEST_CASE("Resuming a finished run trains nothing and is no error", "[train][trainer][resume]") {
   const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 6);
+  TrainerOptions options = base_options(dir / "run", 8);
   const Outcome first = run(options).value();
   options.resume = "latest";
   const Outcome second = run(options).value();
-  CHECK(second.result.steps == 6);
+  CHECK(second.result.steps == 8);
   CHECK(second.result.steps_run == 0);
   CHECK(same_bits(first.weights, second.weights));
 }
 
 TEST_CASE("Resuming from nothing is an error of exit code 5", "[train][trainer][resume]") {
   const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 6);
+  TrainerOptions options = base_options(dir / "run", 8);
   options.resume = "latest";
   CHECK(exit_code(run(options).status()) == ExitCode::kWeights);
 }
 
 TEST_CASE("A checkpoint of another model is refused by name", "[train][trainer][resume]") {
   const TempDir dir;
-  TrainerOptions options = base_options(dir / "run", 4);
+  TrainerOptions options = base_options(dir / "run", 8);
   REQUIRE(run(options).ok());
   options.resume = "latest";
   auto devices = DeviceReplicator::create([] { return torch::nn::Linear(8, 4); }).value();
@@ -158,7 +161,8 @@ TEST_CASE("A checkpoint of another model is refused by name", "[train][trainer][
 
 TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
   CHECK(run({.max_epochs = 5, .max_steps = 3}).value().result.steps == 3);
-  const TrainerResult timed = run({.max_epochs = 0, .max_steps = 1'000'000, .max_time = std::chrono::milliseconds(30)}).value().result;
+  const TrainerResult timed =
+      run({.max_epochs = 0, .max_steps = 1'000'000, .max_time = std::chrono::milliseconds(30)}).value().result;
   CHECK(timed.reason == ExitReason::kMaxTime);
   CHECK(timed.steps < 1'000'000);
   // With a metric that must rise but falls, the first evaluation stays the best.

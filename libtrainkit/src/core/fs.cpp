@@ -70,8 +70,8 @@ absl::StatusOr<std::string> read_whole(const ReadableFile& file, int64_t max_byt
                       .id = "storage.size",
                       .where = file.path(),
                       .problem = "is too large",
-                      .got = format_bytes(file.size_bytes()),
-                      .expected = "at most " + format_bytes(max_bytes)},
+                      .got = describe_bytes(file.size_bytes()),
+                      .expected = "at most " + describe_bytes(max_bytes)},
                      absl::StatusCode::kOutOfRange);
   }
   std::string bytes(static_cast<size_t>(file.size_bytes()), '\0');
@@ -93,7 +93,7 @@ absl::Status reclassify(const absl::Status& status, ExitCode exit_code, std::str
   return to_status(error, status.code());
 }
 
-std::string format_bytes(int64_t bytes) {
+std::string describe_bytes(int64_t bytes) {
   std::string digits = fmt::format("{}", bytes);
   const int first = bytes < 0 ? 1 : 0;
   for (int at = static_cast<int>(digits.size()) - 3; at > first; at -= 3)

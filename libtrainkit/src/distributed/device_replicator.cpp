@@ -11,7 +11,8 @@ namespace {
 /// Whether LibTorch can use `device`; an Error of exit code 2 that says how many there are if it cannot.
 absl::Status check_device(at::Device device) {
   if (device.is_cpu()) return absl::OkStatus();
-  const auto* backend = c10::impl::hasDeviceGuardImpl(device.type()) ? c10::impl::getDeviceGuardImpl(device.type()) : nullptr;
+  const auto* backend =
+      c10::impl::hasDeviceGuardImpl(device.type()) ? c10::impl::getDeviceGuardImpl(device.type()) : nullptr;
   const int count = backend ? backend->deviceCount() : 0;
   if (std::max<int>(device.index(), 0) < count) return absl::OkStatus();
   return to_status({.exit_code = ExitCode::kUsage,
@@ -25,8 +26,8 @@ absl::Status check_device(at::Device device) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erased(const ModuleFactory& factory,
-                                                                                  const DeviceReplicatorOptions& options) {
+absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erased(
+    const ModuleFactory& factory, const DeviceReplicatorOptions& options) {
   TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
   try {
     return std::make_unique<SingleDevice>(factory(), options.device);

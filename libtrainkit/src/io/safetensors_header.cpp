@@ -182,7 +182,7 @@ absl::StatusOr<SafetensorsEntry> check_entry(RawEntry&& raw, const std::string& 
       std::any_of(raw.name.begin(), raw.name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
   if (has_control) return refuse("name holds control characters");
   if (raw.name.size() > kMaxNameBytes)
-    return refuse("name is too long", format_bytes(static_cast<int64_t>(raw.name.size())));
+    return refuse("name is too long", describe_bytes(static_cast<int64_t>(raw.name.size())));
   if (!raw.dtype) return refuse("has no dtype");
   if (!raw.shape) return refuse("has no shape");
   if (!raw.offsets) return refuse("has no data_offsets");

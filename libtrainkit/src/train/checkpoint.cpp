@@ -320,8 +320,8 @@ absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& conte
                       .where = folder.path(),
                       .field = step_name(step),
                       .problem = "the disk is too full for this checkpoint; those before it are as they were",
-                      .got = format_bytes(free_bytes) + " free",
-                      .expected = format_bytes(needed)},
+                      .got = describe_bytes(free_bytes) + " free",
+                      .expected = describe_bytes(needed)},
                      absl::StatusCode::kResourceExhausted);
   };
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t free_bytes, folder.free_bytes());

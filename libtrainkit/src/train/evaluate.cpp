@@ -49,7 +49,8 @@ class Sums {
 
  private:
   void add_one(size_t at, const std::string& name, const at::Tensor& value, double weight) {
-    if (sums_.size() == at) sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
+    if (sums_.size() == at)
+      sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
     TORCH_CHECK(at < sums_.size() && sums_[at].first == name, "metric '", name, "' is not returned for every batch");
     sums_[at].second.add_(value.to(at::kDouble), weight);
   }

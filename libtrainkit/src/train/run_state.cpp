@@ -14,9 +14,8 @@ namespace trainkit {
 namespace {
 
 StateDict progress_state(const RunProgress& progress) {
-  StateDict state = {{"step", progress.step},
-                     {"bad_evaluations", progress.bad_evaluations},
-                     {"best_step", progress.best_step}};
+  StateDict state = {
+      {"step", progress.step}, {"bad_evaluations", progress.bad_evaluations}, {"best_step", progress.best_step}};
   for (const auto& [name, value] : progress.best) state["best." + name] = value;
   return state;
 }
@@ -80,7 +79,8 @@ std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices) {
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
     const at::Device device = devices.device(replica);
     if (device.is_cpu()) continue;
-    const auto stats = at::getDeviceAllocator(device.type())->getDeviceStats(std::max<c10::DeviceIndex>(device.index(), 0));
+    const auto stats =
+        at::getDeviceAllocator(device.type())->getDeviceStats(std::max<c10::DeviceIndex>(device.index(), 0));
     bytes.push_back(stats.allocated_bytes[0].current);
   }
   return bytes;

@@ -35,10 +35,11 @@ struct RunProgress {
 };
 
 /// Saves everything as step `progress.step`.
-absl::Status save_run(CheckpointStore& store, const RunParts& parts, const RunProgress& progress, const StateDict& config);
+absl::Status save_run(CheckpointStore& store, const RunParts& parts, const RunProgress& progress,
+                      const StateDict& config);
 
-/// Puts everything back from the checkpoint that `spec` names (see resolve_checkpoint). The random generators come last,
-/// so that nothing draws from them in between.
+/// Puts everything back from the checkpoint that `spec` names (see resolve_checkpoint). The random generators come
+/// last, so that nothing draws from them in between.
 absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                         RunProgress& progress);
 

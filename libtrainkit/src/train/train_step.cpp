@@ -19,7 +19,11 @@ GradScalerOptions scaler_options(const TrainStepOptions& options) {
 
 TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options,
                      LRScheduler* scheduler)
-    : devices_(devices), optimizer_(optimizer), scheduler_(scheduler), options_(options), scaler_(scaler_options(options)) {
+    : devices_(devices),
+      optimizer_(optimizer),
+      scheduler_(scheduler),
+      options_(options),
+      scaler_(scaler_options(options)) {
   TORCH_CHECK_VALUE(options.grad_accum_steps >= 1, "grad_accum_steps must be >= 1, got ", options.grad_accum_steps);
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),

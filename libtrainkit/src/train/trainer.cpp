@@ -26,7 +26,8 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
     if (!valid) problems += (problems.empty() ? "" : "; ") + problem;
   };
   const auto at_least = [&](const char* name, int64_t value, int64_t least) {
-    require(value >= least, std::string(name) + " must be >= " + std::to_string(least) + ", got " + std::to_string(value));
+    require(value >= least,
+            std::string(name) + " must be >= " + std::to_string(least) + ", got " + std::to_string(value));
   };
   at_least("max_epochs", options.max_epochs, 0);
   at_least("max_steps", options.max_steps, 0);
@@ -91,9 +92,9 @@ class Run {
               scheduler_.get()) {}
 
   absl::StatusOr<TrainerResult> operator()() {
-    TRAINKIT_RETURN_IF_ERROR(prepare());
     std::optional<SignalWatch> signals;
     if (options_.handle_signals) signals.emplace();
+    TRAINKIT_RETURN_IF_ERROR(prepare());
     devices_.module()->train();
     start_ = interval_start_ = Clock::now();
     interval_stats_ = first_stats_ = loader_.stats();
@@ -277,9 +278,9 @@ class Run {
   absl::Status evaluate_step() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     const Clock::time_point start = Clock::now();
-    TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics,
-                              evaluate(devices_, *fit_.validation, fit_.validation_loss ? fit_.validation_loss : loss_,
-                                       options_.precision));
+    TRAINKIT_ASSIGN_OR_RETURN(
+        Metrics metrics,
+        evaluate(devices_, *fit_.validation, fit_.validation_loss ? fit_.validation_loss : loss_, options_.precision));
     last_evaluated_ = progress_.step;
     if (fit_.on_evaluation) fit_.on_evaluation(progress_.step, metrics);
     const auto monitored = metrics.find(options_.monitor);
@@ -298,7 +299,12 @@ class Run {
       finish(ExitReason::kEarlyStopping);
     }
     if (fit_.logger) {
-      LogRecord record{.step = progress_.step, .epoch = epoch_fraction(), .split = "val", .values = {}, .lr = {}, .gpu_memory_bytes = {}};
+      LogRecord record{.step = progress_.step,
+                       .epoch = epoch_fraction(),
+                       .split = "val",
+                       .values = {},
+                       .lr = {},
+                       .gpu_memory_bytes = {}};
       record.values.emplace_back("loss", metrics.at("loss"));
       for (const auto& [name, metric] : metrics) {
         if (name != "loss") record.values.emplace_back(name, metric);
@@ -360,11 +366,16 @@ class Run {
 
 const char* to_string(ExitReason reason) {
   switch (reason) {
-    case ExitReason::kMaxEpochs: return "max_epochs";
-    case ExitReason::kMaxSteps: return "max_steps";
-    case ExitReason::kMaxTime: return "max_time";
-    case ExitReason::kEarlyStopping: return "early_stopping";
-    case ExitReason::kSignal: return "signal";
+    case ExitReason::kMaxEpochs:
+      return "max_epochs";
+    case ExitReason::kMaxSteps:
+      return "max_steps";
+    case ExitReason::kMaxTime:
+      return "max_time";
+    case ExitReason::kEarlyStopping:
+      return "early_stopping";
+    case ExitReason::kSignal:
+      return "signal";
   }
   return "unknown";
 }

@@ -26,7 +26,7 @@ class SystemCalls;
 absl::Status reclassify(const absl::Status& status, ExitCode exit_code, std::string_view id);
 
 /// A number of bytes for a message: "1,234,567 bytes (1.2 MiB)".
-std::string format_bytes(int64_t bytes);
+std::string describe_bytes(int64_t bytes);
 
 namespace detail {
 

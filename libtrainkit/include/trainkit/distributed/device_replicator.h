@@ -32,8 +32,8 @@ struct DeviceReplicatorOptions {
 /// Threads: one thread owns it and calls run; `body` may be called from a thread per replica.
 class DeviceReplicator {
  public:
-  /// `factory` makes one model: a module holder (TORCH_MODULE) or a std::shared_ptr to a torch::nn::Module. It is called
-  /// once per replica in this process, and the module is moved to its device. Or:
+  /// `factory` makes one model: a module holder (TORCH_MODULE) or a std::shared_ptr to a torch::nn::Module. It is
+  /// called once per replica in this process, and the module is moved to its device. Or:
   ///   kInvalidArgument    the device is not there, or the strategy does not fit (exit code 2)
   ///   kResourceExhausted  the model does not fit into the device's memory (exit code 7)
   template <class Factory>
@@ -52,8 +52,8 @@ class DeviceReplicator {
 
   /// Calls `body(replica)` for every replica here; it runs forward and backward on that replica's module. Then, with
   /// `reduce_gradients`, every replica holds the mean gradient of all replicas. Pass false while gradients accumulate,
-  /// true on the last micro-batch of a step. Blocks the host until every body has returned; never synchronises the device.
-  /// An exception of `body` leaves all replicas without a reduction and is thrown on.
+  /// true on the last micro-batch of a step. Blocks the host until every body has returned; never synchronises the
+  /// device. An exception of `body` leaves all replicas without a reduction and is thrown on.
   virtual void run(const std::function<void(int64_t replica)>& body, bool reduce_gradients = true) = 0;
 
  private:

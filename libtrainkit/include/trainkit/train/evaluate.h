@@ -17,11 +17,11 @@ namespace trainkit {
 using Metrics = std::map<std::string, double>;
 
 /// Means of the loss and its metrics over one epoch of `loader`, weighted by LossOutput::weight, in evaluation mode and
-/// without gradients. Starts at epoch 0, so that every evaluation sees the same rows in the same order; the model goes back
-/// to the mode it was in. Sums are kept in float64 on the device and read once, at the end.
+/// without gradients. Starts at epoch 0, so that every evaluation sees the same rows in the same order; the model goes
+/// back to the mode it was in. Sums are kept in float64 on the device and read once, at the end.
 ///
-/// Blocks the caller; draws nothing from the random generators unless the loss function does. Errors are the loader's, and
-/// kInvalidArgument for a loader without rows.
+/// Blocks the caller; draws nothing from the random generators unless the loss function does. Errors are the loader's,
+/// and kInvalidArgument for a loader without rows.
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
                                  Precision precision = Precision::kFp32);
 

@@ -14,8 +14,8 @@ struct Program {
   std::string output_dir = {};
 };
 
-/// Calls `body` and turns what it returns, or throws, into the exit code of the process. An error is told on stderr in one
-/// line (and a hint), and written to `<output_dir>/error.json` if the program has set one.
+/// Calls `body` and turns what it returns, or throws, into the exit code of the process. An error is told on stderr in
+/// one line (and a hint), and written to `<output_dir>/error.json` if the program has set one.
 ///
 ///   int main(int argc, char** argv) {
 ///     return trainkit::run_program([&](Program& program) -> absl::StatusOr<int> { ...; return 0; });

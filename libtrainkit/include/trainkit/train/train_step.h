@@ -64,8 +64,8 @@ class TrainStep {
   /// Forward and backward of one micro-batch; its gradient counts by its share of the step's weight.
   void accumulate(const Batch& batch, const LossFunction& loss);
 
-  /// Clips, updates and moves the schedule, from what was accumulated: grad_accum_steps micro-batches, or fewer at the end
-  /// of the data. Throws c10::Error if nothing was accumulated.
+  /// Clips, updates and moves the schedule, from what was accumulated: grad_accum_steps micro-batches, or fewer at the
+  /// end of the data. Throws c10::Error if nothing was accumulated.
   StepMetrics finish();
 
   /// A whole step from one batch: accumulate, then finish.

@@ -109,15 +109,16 @@ struct FitOptions {
 ///     return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
 ///   }).value();
 ///
-/// A run that is stopped at any moment and resumed from its checkpoint ends with the same bits as one that was not stopped,
-/// in the middle of an epoch too: the checkpoint holds weights, optimizer, schedule, scaler, random generators and the place
-/// in the data. The steady step reads nothing back from the device; records are read when the copy is done.
+/// A run that is stopped at any moment and resumed from its checkpoint ends with the same bits as one that was not
+/// stopped, in the middle of an epoch too: the checkpoint holds weights, optimizer, schedule, scaler, random generators
+/// and the place in the data. The steady step reads nothing back from the device; records are read when the copy is
+/// done.
 ///
 /// Not thread-safe; fit runs on the calling thread.
 class Trainer {
  public:
-  /// `optimizer` by value; without parameter groups it gets default_param_groups of the model. `devices` must outlive the
-  /// Trainer. kInvalidArgument names every option that is out of range.
+  /// `optimizer` by value; without parameter groups it gets default_param_groups of the model. `devices` must outlive
+  /// the Trainer. kInvalidArgument names every option that is out of range.
   template <std::derived_from<Optimizer> O>
   static absl::StatusOr<Trainer> create(DeviceReplicator& devices, O optimizer, const TrainerOptions& options) {
     return create(devices, std::unique_ptr<Optimizer>(std::make_unique<O>(std::move(optimizer))), options);
@@ -130,8 +131,8 @@ class Trainer {
 
   /// Trains until a limit is reached. `loss` is called with the user's own model type, or with torch::nn::Module&; see
   /// make_loss_function. Blocks until the run has ended. Errors:
-  ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss not finite when it
-  ///   was logged (9); every exception of the loss function or LibTorch, translated.
+  ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss not finite when
+  ///   it was logged (9); every exception of the loss function or LibTorch, translated.
   template <class F>
   absl::StatusOr<TrainerResult> fit(Prefetcher& loader, F loss, const FitOptions& options = {}) {
     return fit_loss(loader, make_loss_function(std::move(loss)), options);
