@@ -95,7 +95,7 @@ TEST_CASE("Training learns, logs every interval and reports what it did", "[trai
   const Outcome outcome = run({.max_epochs = 30, .log_every = 10, .eval_every = 50}).value();
   CHECK(outcome.result.reason == ExitReason::kMaxEpochs);
   CHECK(outcome.result.steps == 30 * 13);
-  CHECK(outcome.result.epochs == 30);
+  CHECK(outcome.result.epochs == 30.0);
   CHECK(outcome.losses.size() == 39);
   CHECK(outcome.losses.back().second < outcome.losses.front().second / 2);
   CHECK(outcome.result.best_evaluation.at("loss") <= outcome.result.evaluation.at("loss"));

@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "trainkit/core/error.h"
-#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/core/fs.h"
 
 namespace trainkit {
 

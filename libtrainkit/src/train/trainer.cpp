@@ -199,10 +199,11 @@ class Run {
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
     result_.steps = progress_.step;
     result_.steps_run = progress_.step - first_step_;
-    result_.epochs = loader_.epoch();
+    result_.epochs = epoch_fraction();
     result_.best_evaluation = progress_.best;
     result_.best_step = progress_.best_step;
     result_.wall_seconds = seconds_since(start_);
+    result_.effective_fraction = result_.wall_seconds > 0 ? 1 - pause_seconds_ / result_.wall_seconds : 0;
     result_.data_wait_fraction = wait_fraction(first_stats_, loader_.stats());
     return absl::OkStatus();
   }
@@ -312,14 +313,22 @@ class Run {
       fit_.logger->log(record);
     }
     result_.evaluation = std::move(metrics);
-    interval_start_ += Clock::now() - start;  // samples per second are those of training
+    end_pause(start);
     return absl::OkStatus();
+  }
+
+  /// Samples per second are those of training: what evaluation and saves take is left out.
+  void end_pause(Clock::time_point start) {
+    interval_start_ += Clock::now() - start;
+    pause_seconds_ += seconds_since(start);
   }
 
   absl::Status save() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+    const Clock::time_point start = Clock::now();
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
     const absl::Status saved = save_run(*store_, parts(), progress_, options_.config);
+    end_pause(start);
     if (saved.ok()) {
       last_saved_ = progress_.step;
     } else if (options_.continue_on_save_error) {
@@ -358,6 +367,7 @@ class Run {
   StepMetrics last_metrics_;
   std::deque<Pending> pending_;
   Clock::time_point start_, interval_start_;
+  double pause_seconds_ = 0;
   int64_t interval_rows_ = 0;
   PrefetcherStats interval_stats_, first_stats_;
 };

@@ -73,9 +73,9 @@ struct TrainerResult {
   ExitReason reason = ExitReason::kMaxEpochs;
   /// The signal that ended the run, if one did.
   int signal = 0;
-  /// Optimizer steps and whole epochs since the beginning of the first run.
+  /// Optimizer steps and epochs (a fraction within one) since the beginning of the first run.
   int64_t steps = 0;
-  int64_t epochs = 0;
+  double epochs = 0;
   /// Optimizer steps of this run alone (fewer than `steps` after a resume).
   int64_t steps_run = 0;
   /// Loss of the last step.
@@ -85,6 +85,8 @@ struct TrainerResult {
   Metrics best_evaluation;
   int64_t best_step = 0;
   double wall_seconds = 0;
+  /// Share of wall_seconds that was not spent on evaluation and saves, 0 to 1.
+  double effective_fraction = 0;
   /// Share of the time that the loop waited for data, 0 to 1.
   double data_wait_fraction = 0;
 };
