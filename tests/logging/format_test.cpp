@@ -31,9 +31,9 @@ TEST_CASE("Counts, bytes and durations change their unit at the right place", "[
   CHECK(format_count(12345) == "12.3k");
   CHECK(format_count(99960) == "100k");
   CHECK(format_count(4.56e6) == "4.56M");
-  CHECK(format_bytes(512) == "512 B");
-  CHECK(format_bytes(1536) == "1.50 KiB");
-  CHECK(format_bytes(int64_t{24} << 30) == "24.0 GiB");
+  CHECK(format_size(512) == "512 B");
+  CHECK(format_size(1536) == "1.50 KiB");
+  CHECK(format_size(int64_t{24} << 30) == "24.0 GiB");
   CHECK(format_duration(7.4) == "0:07");
   CHECK(format_duration(59.6) == "1:00");
   CHECK(format_duration(754) == "12:34");

@@ -214,6 +214,21 @@ TEST_CASE("The latest step reaches the sinks between records", "[logging][logger
   CHECK(std::count(calls.begin(), calls.end(), "tick42") == 1);
 }
 
+TEST_CASE("A failure is warned of between checkpoints too", "[logging][logger]") {
+  auto bad = std::make_shared<Trace>(), good = std::make_shared<Trace>();
+  RunLogger logger({.drain_every = 1ms, .flush_every = 1ms});
+  logger.add(std::make_unique<TraceLogger>(bad, kDiskFull));
+  logger.add(std::make_unique<TraceLogger>(good));
+  Calls calls;
+  const std::string warning = "line warning: error[log.write] disk full";
+  for (const auto deadline = std::chrono::steady_clock::now() + 60s;
+       std::find(calls.begin(), calls.end(), warning) == calls.end() && std::chrono::steady_clock::now() < deadline;) {
+    for (std::string& call : good->take()) calls.push_back(std::move(call));
+  }
+  CHECK(std::count(calls.begin(), calls.end(), warning) == 1);
+  CHECK(exit_code(logger.flush()) == ExitCode::kStorage);
+}
+
 TEST_CASE("Records after close are ignored", "[logging][logger]") {
   auto trace = std::make_shared<Trace>();
   RunLogger logger;
@@ -249,4 +264,5 @@ TEST_CASE("Many threads may log, flush and tick at once", "[logging][logger]") {
 TEST_CASE("A queue that cannot hold two records is refused", "[logging][logger]") {
   CHECK_THROWS_AS(RunLogger({.queue_capacity = 1}), c10::ValueError);
   CHECK_THROWS_AS(RunLogger({.drain_every = 0ms}), c10::ValueError);
+  CHECK_THROWS_AS(RunLogger({.flush_every = 0ms}), c10::ValueError);
 }

@@ -29,7 +29,7 @@ std::string format_count(double value) {
   return fmt::format("{:.{}f}{}", value, decimals, kUnits[unit]);
 }
 
-std::string format_bytes(int64_t bytes) {
+std::string format_size(int64_t bytes) {
   static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);
   size_t unit = 0;

@@ -143,6 +143,7 @@ class RunLogger::Impl {
 
   void write_until_stopped() {
     int64_t shown_step = -1;
+    auto flushed = std::chrono::steady_clock::now();
     for (;;) {
       {
         std::unique_lock lock(queue_mutex_);
@@ -154,6 +155,11 @@ class RunLogger::Impl {
       const int64_t step = step_.load(std::memory_order_relaxed);
       if (std::exchange(shown_step, step) != step) {
         for (Sink& sink : sinks_) call(sink, [step](Logger& logger) { return logger.tick(step), absl::OkStatus(); });
+      }
+      if (const auto now = std::chrono::steady_clock::now(); now - flushed >= options_.flush_every) {
+        flushed = now;
+        for (Sink& sink : sinks_) call(sink, [](Logger& logger) { return logger.flush(); });
+        report_dropped();
       }
     }
   }
@@ -255,6 +261,8 @@ class RunLogger::Impl {
 RunLogger::RunLogger(RunLoggerOptions options) {
   TORCH_CHECK_VALUE(options.queue_capacity >= 2, "queue_capacity must be >= 2, got ", options.queue_capacity);
   TORCH_CHECK_VALUE(options.drain_every.count() > 0, "drain_every must be > 0, got ", options.drain_every.count(),
+                    " ms");
+  TORCH_CHECK_VALUE(options.flush_every.count() > 0, "flush_every must be > 0, got ", options.flush_every.count(),
                     " ms");
   impl_ = std::make_unique<Impl>(options);
 }

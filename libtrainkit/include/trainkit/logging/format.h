@@ -18,7 +18,7 @@ std::string format_setting(double value);
 std::string format_count(double value);
 
 /// "512 B", "1.50 KiB", "23.6 GiB".
-std::string format_bytes(int64_t bytes);
+std::string format_size(int64_t bytes);
 
 /// "0:07", "12:34", "1:02:03", "2d 03:04:05"; "?" for what is negative or not finite.
 std::string format_duration(double seconds);

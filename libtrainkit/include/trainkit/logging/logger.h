@@ -91,6 +91,8 @@ struct RunLoggerOptions {
   WhenFull when_full = WhenFull::kDrop;
   /// How often the writer wakes up. Between two wake-ups log() takes no system call.
   std::chrono::milliseconds drain_every{100};
+  /// How often the writer flushes the sinks: what a power cut can cost, and how soon a failure is noticed.
+  std::chrono::milliseconds flush_every{5'000};
 };
 
 /// Hands records to all sinks from a thread of its own.

@@ -1,0 +1,34 @@
+#include "trainkit/logging/run_log.h"
+
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/progress.h"
+#include "trainkit/logging/tensorboard.h"
+
+namespace trainkit {
+
+absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& options) {
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(options.output_dir).status());
+  auto run = std::make_unique<RunLogger>(options.queue);
+  if (options.console) run->add(std::make_unique<ConsoleProgress>(options.console));
+  TRAINKIT_ASSIGN_OR_RETURN(auto jsonl, JsonlLogger::open(options.output_dir + "/metrics.jsonl"));
+  run->add(std::move(jsonl));
+  if (options.use_tensorboard) {
+    const bool own_place = options.tensorboard_dir.empty();
+    TRAINKIT_ASSIGN_OR_RETURN(auto tensorboard, TensorBoardLogger::open(own_place ? options.output_dir + "/tensorboard"
+                                                                                  : options.tensorboard_dir));
+    run->add(std::move(tensorboard));
+  }
+  if (options.use_wandb) {
+    WandbOptions wandb = options.wandb;
+    wandb.dir = options.output_dir;
+    wandb.resume = options.resume_step >= 0;
+    TRAINKIT_ASSIGN_OR_RETURN(auto logger, WandbLogger::create(wandb));
+    run->add(std::move(logger));
+  }
+  TRAINKIT_RETURN_IF_ERROR(run->rewind(options.resume_step));
+  return run;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,66 @@
+#include "trainkit/logging/summary.h"
+
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+
+namespace trainkit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// JSON has no word for them; the same spelling as in metrics.jsonl.
+Json number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+}
+
+Json metrics(const std::vector<std::pair<std::string, double>>& values) {
+  Json object = Json::object();
+  for (const auto& [name, value] : values) object[escape_text(name)] = number(value);
+  return object;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> library_versions() {
+  return {{"trainkit", TRAINKIT_VERSION},
+          {"libtorch", TORCH_VERSION},
+          {"compiler", fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__)}};
+}
+
+std::string to_json(const RunSummary& summary) {
+  Json json = {{"exit_reason", escape_text(summary.exit_reason)},
+               {"exit_code", summary.exit_code},
+               {"steps", summary.steps},
+               {"epochs", number(summary.epochs)},
+               {"wall_seconds", number(summary.wall_seconds)},
+               {"effective_fraction", number(summary.effective_fraction)},
+               {"final", metrics(summary.final_metrics)},
+               {"best", metrics(summary.best_metrics)},
+               {"best_step", summary.best_step < 0 ? Json(nullptr) : Json(summary.best_step)},
+               {"versions", Json::object()}};
+  for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
+  return json.dump(2) + "\n";
+}
+
+absl::Status write_summary(const std::string& output_dir, const RunSummary& summary) {
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), output_dir + "/summary.json", to_json(summary)));
+  if (summary.exit_code != 0) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(output_dir));
+  const absl::Status removed = directory.remove_file("error.json");
+  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
+}
+
+absl::Status write_error(const std::string& output_dir, const absl::Status& error) {
+  return write_file_atomically(Fs::posix(), output_dir + "/error.json", error_json(error));
+}
+
+}  // namespace trainkit

@@ -1,0 +1,345 @@
+#include "trainkit/logging/wandb.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "append_file.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/logging/jsonl.h"
+
+extern char** environ;
+
+namespace trainkit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+constexpr size_t kMaxPending = 4 << 20;
+constexpr std::chrono::seconds kStartTimeout{120};
+
+/// The child. It reads lines from the socket that is its standard input: first the options of wandb.init, then records
+/// as in metrics.jsonl and commands; it answers with lines of JSON on the same socket.
+constexpr char kClient[] = R"python(
+import html, importlib.util, json, netrc, os, socket, sys, urllib.parse
+
+if sys.path and sys.path[0] == "":
+    del sys.path[0]  # a folder named wandb in the working directory is not the package
+link = socket.socket(fileno=os.dup(0))
+lines = link.makefile("r", encoding="utf-8")
+
+
+def say(**reply):
+    link.sendall((json.dumps(reply) + "\n").encode())
+
+
+def has_credentials():
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def values_of(record, split):
+    for name, value in record.items():
+        if not isinstance(value, list):
+            yield f"{split}/{name}", float(value)
+        for i, item in enumerate(value if isinstance(value, list) else []):
+            yield f"{split}/{name}" if name == "lr" and len(value) == 1 else f"{split}/{name}/{i}", float(item)
+
+
+start = json.loads(lines.readline())
+spec = importlib.util.find_spec("wandb")
+if spec is None or spec.origin is None:
+    say(missing=sys.executable)
+    sys.exit(0)
+start["mode"] = start["mode"] or os.environ.get("WANDB_MODE") or "online"
+if start["mode"] == "online" and not has_credentials():
+    say(no_credentials=True)
+    sys.exit(0)
+say(ready=True)
+try:
+    import wandb
+    run = wandb.init(**start, settings=wandb.Settings(console="off", disable_git=True, save_code=False))
+    for line in lines:
+        record = json.loads(line)
+        if "finish" in record:
+            break
+        step, split = record.pop("step"), record.pop("split", "")
+        if "text" in record:
+            run.log({record["tag"]: wandb.Html("<pre>" + html.escape(record["text"]) + "</pre>")}, step=step)
+        else:
+            run.log(dict(values_of(record, split)), step=step)
+    run.finish()
+    say(done=True)
+except BaseException as error:
+    say(failed=f"{type(error).__name__}: {error}")
+    raise
+)python";
+
+absl::Status usage_error(std::string problem, std::string got, std::string hint) {
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "log.wandb",
+                    .field = "--use_wandb",
+                    .problem = std::move(problem),
+                    .got = std::move(got),
+                    .hint = std::move(hint)},
+                   absl::StatusCode::kFailedPrecondition);
+}
+
+absl::Status client_error(std::string problem, const std::string& log) {
+  return to_status({.exit_code = ExitCode::kBug,
+                    .id = "log.wandb",
+                    .problem = std::move(problem),
+                    .hint = "training goes on without W&B; see " + log},
+                   absl::StatusCode::kUnavailable);
+}
+
+std::string interpreter(const WandbOptions& options) {
+  if (!options.python.empty()) return options.python;
+  const char* python = std::getenv("TRAINKIT_PYTHON");
+  return python && *python ? python : "python3";
+}
+
+/// Eight letters and digits, as W&B's own ids.
+std::string random_id() {
+  static constexpr char kLetters[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+  std::random_device random;
+  std::string id(8, '0');
+  for (char& letter : id) letter = kLetters[random() % 36];
+  return id;
+}
+
+/// The id of this run: that of the run which it goes on with, or a new one that the next resume will find.
+absl::StatusOr<std::string> run_id(const WandbOptions& options) {
+  const std::string path = options.dir + "/wandb/run_id";
+  std::string id;
+  if (options.resume && std::getline(std::ifstream(path), id) && !id.empty()) return id;
+  id = random_id();
+  std::ofstream file(path, std::ios::trunc);
+  file << id << "\n";
+  if (!file.flush()) return detail::storage_error(path, "cannot write", errno);
+  return id;
+}
+
+std::string start_line(const WandbOptions& options, const std::string& id) {
+  json config = json::object();
+  for (const auto& [name, value] : options.config) {
+    const bool secret = mask_secrets(name + "=x") != name + "=x";
+    config[escape_text(name)] = secret ? "***" : format_text(value);
+  }
+  json start = {{"dir", options.dir}, {"project", options.project}, {"id", id},
+                {"resume", "allow"},  {"mode", options.mode},       {"config", std::move(config)}};
+  if (!options.name.empty()) start["name"] = options.name;
+  return start.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+/// Starts the client with `socket` as its standard input and `log` as its output, in a process group of its own and
+/// with signals as a new program has them. Returns errno.
+int spawn_client(const std::string& python, int socket, const std::string& log, pid_t& child) {
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_adddup2(&actions, socket, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  std::string program = python, flag = "-c", script = kClient;
+  char* arguments[] = {program.data(), flag.data(), script.data(), nullptr};
+  const int error = posix_spawnp(&child, python.c_str(), &actions, &attributes, arguments, environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  return error;
+}
+
+}  // namespace
+
+class WandbLogger::Impl {
+ public:
+  Impl(int socket, pid_t child, const WandbOptions& options)
+      : socket_(socket),
+        child_(child),
+        finish_timeout_(options.finish_timeout),
+        log_(options.dir + "/wandb/client.log") {}
+
+  ~Impl() {
+    close().IgnoreError();
+    ::close(socket_);
+    ::waitpid(child_, nullptr, WNOHANG);
+  }
+
+  /// The client's first answer.
+  absl::Status wait_until_ready(const std::string& python) {
+    const auto reply = wait_for_reply(Clock::now() + kStartTimeout);
+    if (reply && reply->contains("ready")) {
+      ready_ = true;
+      return absl::OkStatus();
+    }
+    closed_ = true;
+    if (reply && reply->contains("missing")) {
+      return usage_error("the wandb package is not installed", (*reply)["missing"], "pip install wandb");
+    }
+    if (reply && reply->contains("no_credentials")) {
+      return usage_error("no credentials for W&B", "", "run `wandb login`, or set WANDB_MODE=offline");
+    }
+    return usage_error("the W&B client did not start", python, "see " + log_);
+  }
+
+  void send(std::string line) {
+    if (closed_ || !status_.ok()) return;
+    line += '\n';
+    if (pending_.size() + line.size() > kMaxPending) {
+      status_ = client_error("the client does not keep up; records are left out from here on", log_);
+      return;
+    }
+    pending_ += line;
+    push();
+  }
+
+  /// Sends what the socket takes and hears what the client says; never waits.
+  void push() {
+    while (!pending_.empty()) {
+      const ssize_t count = ::send(socket_, pending_.data(), pending_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) break;
+      pending_.erase(0, static_cast<size_t>(count));
+    }
+    if (ready_ && status_.ok() && !done_) listen();
+  }
+
+  absl::Status status() {
+    push();
+    return status_;
+  }
+
+  absl::Status close() {
+    if (closed_) return status_;
+    send(R"({"finish":true})");
+    closed_ = true;
+    const auto deadline = Clock::now() + finish_timeout_;
+    while (status_.ok() && !done_ && Clock::now() < deadline) {
+      pollfd poll{.fd = socket_, .events = static_cast<short>(POLLIN | (pending_.empty() ? 0 : POLLOUT)), .revents = 0};
+      ::poll(&poll, 1, 100);
+      push();
+    }
+    if (status_.ok() && !done_) {
+      return client_error("W&B was not done in time; the client goes on by itself", log_);
+    }
+    return status_;
+  }
+
+ private:
+  std::optional<json> wait_for_reply(Clock::time_point deadline) {
+    std::optional<json> reply;
+    while (!reply && status_.ok() && Clock::now() < deadline) {
+      pollfd poll{.fd = socket_, .events = POLLIN, .revents = 0};
+      ::poll(&poll, 1, 100);
+      reply = next_reply();
+    }
+    return reply;
+  }
+
+  void listen() {
+    while (const auto reply = next_reply()) {
+      if (reply->contains("done")) done_ = true;
+      if (reply->contains("failed"))
+        status_ = client_error("W&B: " + format_text((*reply)["failed"].get<std::string>()), log_);
+    }
+  }
+
+  /// The next whole line from the client, if one has come. The end of the socket is a failure unless the run is done.
+  std::optional<json> next_reply() {
+    char buffer[4096];
+    while (received_.find('\n') == std::string::npos) {
+      const ssize_t count = ::recv(socket_, buffer, sizeof buffer, MSG_DONTWAIT);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::nullopt;
+      if (count <= 0) {
+        if (!done_) status_.Update(client_error("the W&B client ended", log_));
+        return std::nullopt;
+      }
+      received_.append(buffer, static_cast<size_t>(count));
+    }
+    const size_t end = received_.find('\n');
+    json reply = json::parse(received_.substr(0, end), nullptr, /*allow_exceptions=*/false);
+    received_.erase(0, end + 1);
+    return reply;
+  }
+
+  const int socket_;
+  const pid_t child_;
+  const std::chrono::milliseconds finish_timeout_;
+  const std::string log_;
+  std::string pending_, received_;
+  absl::Status status_;
+  bool ready_ = false;
+  bool done_ = false;
+  bool closed_ = false;
+};
+
+WandbLogger::WandbLogger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+WandbLogger::~WandbLogger() = default;
+
+absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOptions& options) {
+  std::error_code error;
+  std::filesystem::create_directories(options.dir + "/wandb", error);
+  if (error) return detail::storage_error(options.dir + "/wandb", "cannot create", error.value());
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string id, run_id(options));
+
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    return client_error(std::string("no socket for the W&B client: ") + std::strerror(errno), "ulimit -n");
+  }
+  const std::string python = interpreter(options);
+  pid_t child = 0;
+  const int failed = spawn_client(python, ends[1], options.dir + "/wandb/client.log", child);
+  ::close(ends[1]);
+  if (failed != 0) {
+    ::close(ends[0]);
+    return usage_error("no Python interpreter for the W&B client: " + std::string(std::strerror(failed)), python,
+                       "install python3 and `pip install wandb`, or name an interpreter in TRAINKIT_PYTHON");
+  }
+  auto impl = std::make_unique<Impl>(ends[0], child, options);
+  impl->send(start_line(options, id));
+  TRAINKIT_RETURN_IF_ERROR(impl->wait_until_ready(python));
+  return std::unique_ptr<WandbLogger>(new WandbLogger(std::move(impl)));
+}
+
+void WandbLogger::log(const LogRecord& record) { impl_->send(to_json(record)); }
+
+void WandbLogger::log_text(const LogText& text) {
+  impl_->send(json{{"step", text.step}, {"tag", escape_text(text.tag)}, {"text", format_text(text.text)}}.dump());
+}
+
+void WandbLogger::tick(int64_t) { impl_->push(); }
+absl::Status WandbLogger::flush() { return impl_->status(); }
+absl::Status WandbLogger::close() { return impl_->close(); }
+bool WandbLogger::optional() const { return true; }
+
+}  // namespace trainkit

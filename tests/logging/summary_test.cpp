@@ -1,0 +1,74 @@
+#include "trainkit/logging/summary.h"
+
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "test_util.h"
+
+using namespace trainkit;
+using nlohmann::json;
+
+namespace {
+json read(const std::string& path) { return json::parse(std::ifstream(path)); }
+}  // namespace
+
+TEST_CASE("The summary says how the run ended, what it reached and with what", "[logging][summary]") {
+  test::TempDir dir;
+  RunSummary summary{.exit_reason = "early_stopping",
+                     .steps = 2000,
+                     .epochs = 4.5,
+                     .wall_seconds = 123.5,
+                     .effective_fraction = 0.97,
+                     .final_metrics = {{"val_loss", 1.5}, {"a\nb", 1}},
+                     .best_metrics = {{"val_loss", 1.25}},
+                     .best_step = 1800,
+                     .versions = library_versions()};
+  REQUIRE(write_summary(dir.path(), summary).ok());
+  const json written = read(dir / "summary.json");
+  CHECK(written["exit_reason"] == "early_stopping");
+  CHECK(written["exit_code"] == 0);
+  CHECK(written["steps"] == 2000);
+  CHECK(written["epochs"] == 4.5);
+  CHECK(written["wall_seconds"] == 123.5);
+  CHECK(written["effective_fraction"] == 0.97);
+  CHECK(written["final"] == json{{"val_loss", 1.5}, {"a\\x0ab", 1.0}});
+  CHECK(written["best"] == json{{"val_loss", 1.25}});
+  CHECK(written["best_step"] == 1800);
+  CHECK(written["versions"]["libtorch"].get<std::string>().starts_with("2."));
+  CHECK(written["versions"]["trainkit"].get<std::string>().find('.') != std::string::npos);
+}
+
+TEST_CASE("A run without an evaluation has no best step, and NaN is a string", "[logging][summary]") {
+  const json written =
+      json::parse(to_json(RunSummary{.final_metrics = {{"loss", std::numeric_limits<double>::quiet_NaN()},
+                                                       {"x", -std::numeric_limits<double>::infinity()}}}));
+  CHECK(written["best_step"].is_null());
+  CHECK(written["final"] == json{{"loss", "NaN"}, {"x", "-Infinity"}});
+}
+
+TEST_CASE("error.json holds the error, and a later success removes it", "[logging][summary]") {
+  test::TempDir dir;
+  const absl::Status error = to_status({.exit_code = ExitCode::kData,
+                                        .id = "data.tokens",
+                                        .where = "corpus.txt",
+                                        .field = "WANDB_API_KEY",
+                                        .problem = "bad",
+                                        .got = "canary"});
+  REQUIRE(write_error(dir.path(), error).ok());
+  const json written = read(dir / "error.json");
+  CHECK(written["exit_code"] == 4);
+  CHECK(written["id"] == "data.tokens");
+  CHECK(written.dump().find("canary") == std::string::npos);
+  REQUIRE(write_summary(dir.path(), {.exit_reason = "error", .exit_code = 4}).ok());
+  CHECK(std::filesystem::exists(dir / "error.json"));
+  REQUIRE(write_summary(dir.path(), {}).ok());
+  CHECK_FALSE(std::filesystem::exists(dir / "error.json"));
+  REQUIRE(write_summary(dir.path(), {}).ok());
+}
+
+TEST_CASE("A folder that is not there is exit code 6", "[logging][summary]") {
+  test::TempDir dir;
+  CHECK(exit_code(write_summary(dir / "none", {})) == ExitCode::kStorage);
+  CHECK(exit_code(write_error(dir / "none", absl::InternalError("x"))) == ExitCode::kStorage);
+}

@@ -1,0 +1,144 @@
+#include "trainkit/logging/wandb.h"
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "test_util.h"
+
+using namespace trainkit;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// An executable shell script: a client of W&B that we can make do anything.
+std::string script(const test::TempDir& dir, const std::string& body) {
+  const std::string path = dir / "client.sh";
+  std::ofstream(path) << "#!/bin/sh\n" << body << "\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
+/// The rest of the body reads lines from standard input and answers on it, as the real client does.
+constexpr char kReady[] = "echo '{\"ready\": true}' >&0\n";
+
+std::string read(const std::string& path) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path).rdbuf();
+  return bytes.str();
+}
+
+absl::Status wait_for_failure(WandbLogger& logger) {
+  for (const auto deadline = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < deadline;) {
+    if (absl::Status status = logger.flush(); !status.ok()) return status;
+    std::this_thread::sleep_for(1ms);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TEST_CASE("No interpreter is exit code 2 and says what to install", "[logging][wandb]") {
+  test::TempDir dir;
+  const absl::Status status = WandbLogger::create({.dir = dir.path(), .python = "/no/such/python"}).status();
+  CHECK(error_text(status) ==
+        "trainkit: error[log.wandb] --use_wandb: no Python interpreter for the W&B client: No such file or directory "
+        "(got '/no/such/python')\n  hint: install python3 and `pip install wandb`, or name an interpreter in "
+        "TRAINKIT_PYTHON\n");
+  CHECK(exit_code(status) == ExitCode::kUsage);
+}
+
+TEST_CASE("A client that ends before it is ready is exit code 2", "[logging][wandb]") {
+  test::TempDir dir;
+  const absl::Status status = WandbLogger::create({.dir = dir.path(), .python = script(dir, "exit 1")}).status();
+  CHECK(exit_code(status) == ExitCode::kUsage);
+  CHECK(error_line(status).find("the W&B client did not start") != std::string::npos);
+}
+
+TEST_CASE("The client gets the options, then each record and text as a line, then the end", "[logging][wandb]") {
+  test::TempDir dir;
+  const std::string body = std::string(kReady) + "while read -r line; do printf '%s\\n' \"$line\" >> " + (dir / "got") +
+                           "; case $line in *finish*) break;; esac; done\necho '{\"done\": true}' >&0";
+  auto logger =
+      WandbLogger::create({.dir = dir.path(),
+                           .project = "p",
+                           .name = "n",
+                           .config = {{"lr", "0.001"}, {"wandb_api_key", "canary"}, {"url", "http://u:canary@h"}},
+                           .mode = "offline",
+                           .python = script(dir, body)})
+          .value();
+  logger->log({.step = 3, .values = {{"loss", 0.5}}, .lr = {1e-3}});
+  logger->log_text({.step = 3, .tag = "sample\n", .text = "a \"b\""});
+  CHECK(logger->close().ok());
+  logger->log({.step = 4});  // ignored
+  const std::string got = read(dir / "got");
+  CHECK(got.find(R"("config":{"lr":"0.001","url":"http://***@h","wandb_api_key":"***"})") != std::string::npos);
+  CHECK(got.find(R"("mode":"offline","name":"n","project":"p","resume":"allow"})") != std::string::npos);
+  CHECK(
+      got.ends_with("\n{\"step\":3,\"epoch\":0,\"split\":\"train\",\"loss\":0.5,\"lr\":[0.001]}\n"
+                    "{\"step\":3,\"tag\":\"sample\\\\x0a\",\"text\":\"a \\\"b\\\"\"}\n{\"finish\":true}\n"));
+}
+
+TEST_CASE("A client that fails tells why, once, and later records go nowhere", "[logging][wandb]") {
+  test::TempDir dir;
+  const std::string body = std::string(kReady) + "echo '{\"failed\": \"CommError: api_key=canary\"}' >&0\nsleep 60";
+  auto logger = WandbLogger::create({.dir = dir.path(), .python = script(dir, body), .finish_timeout = 10s}).value();
+  const absl::Status status = wait_for_failure(*logger);
+  CHECK(error_text(status) ==
+        "trainkit: error[log.wandb] W&B: CommError: api_key=***\n  hint: training goes on without "
+        "W&B; see " +
+            (dir / "wandb/client.log") + "\n");
+  logger->log({.step = 1});
+  CHECK(logger->close() == status);  // does not wait for the client that is still there
+}
+
+TEST_CASE("A client that dies is a failure and raises no SIGPIPE", "[logging][wandb]") {
+  test::TempDir dir;
+  auto logger = WandbLogger::create({.dir = dir.path(), .python = script(dir, kReady)}).value();
+  for (int step = 0; step < 1000; ++step) logger->log({.step = step});
+  CHECK(error_line(wait_for_failure(*logger)) == "error[log.wandb] the W&B client ended");
+  CHECK(logger->optional());
+}
+
+TEST_CASE("A client that reads nothing blocks nothing and costs bounded memory", "[logging][wandb]") {
+  test::TempDir dir;
+  auto logger =
+      WandbLogger::create(
+          {.dir = dir.path(), .python = script(dir, std::string(kReady) + "exec sleep 60"), .finish_timeout = 1ms})
+          .value();
+  const LogText page{.step = 1, .tag = "page", .text = std::string(100'000, 'x')};
+  for (int i = 0; i < 100; ++i) logger->log_text(page);  // 10 MB
+  CHECK(error_line(logger->flush()).find("does not keep up") != std::string::npos);
+}
+
+TEST_CASE("A client that does not finish in time goes on by itself", "[logging][wandb]") {
+  test::TempDir dir;
+  auto logger =
+      WandbLogger::create(
+          {.dir = dir.path(), .python = script(dir, std::string(kReady) + "exec sleep 60"), .finish_timeout = 10ms})
+          .value();
+  CHECK(error_line(logger->close()).find("goes on by itself") != std::string::npos);
+}
+
+TEST_CASE("A resumed run keeps its id and a new one gets another", "[logging][wandb]") {
+  test::TempDir dir;
+  const auto id_of = [&](bool resume) {
+    const std::string body =
+        "read -r line; printf '%s' \"$line\" > " + (dir / "got") + "\n" + kReady + "echo '{\"done\": true}' >&0";
+    CHECK(
+        WandbLogger::create({.dir = dir.path(), .resume = resume, .python = script(dir, body)}).value()->close().ok());
+    const std::string got = read(dir / "got");
+    return got.substr(got.find("\"id\":\"") + 6, 8);
+  };
+  const std::string first = id_of(true), resumed = id_of(true), fresh = id_of(false);
+  CHECK(first.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz") == std::string::npos);
+  CHECK(resumed == first);
+  CHECK(fresh != first);
+  CHECK(id_of(true) == fresh);
+}
+
+TEST_CASE("A folder that cannot be written is exit code 6", "[logging][wandb]") {
+  test::TempDir dir;
+  std::ofstream(dir / "file") << "";
+  CHECK(exit_code(WandbLogger::create({.dir = dir / "file"}).status()) == ExitCode::kStorage);
+}
