@@ -9,6 +9,7 @@
 
 #include "raw_value.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/utf8.h"
 
 namespace trainkit::detail {
 namespace {
@@ -336,6 +337,12 @@ class VariableBinding : public Binding {
 
   std::string to_yaml(const OptionSpec& spec) const override { return yaml(*variable_, spec); }
 
+  std::string to_text() const override {
+    if constexpr (std::is_same_v<T, std::string>) return *variable_;
+    const std::string text = yaml(*variable_, {});
+    return text == "null" ? "" : text;
+  }
+
   std::string metavar(const OptionSpec& spec) const override {
     using E = typename Element<T>::Type;
     if (!spec.choices.empty()) return join(spec.choices, "|", "|");
@@ -369,6 +376,7 @@ class ChoiceBinding : public Binding {
     return std::nullopt;
   }
   std::string to_yaml(const OptionSpec&) const override { return names_.at(get_()); }
+  std::string to_text() const override { return names_.at(get_()); }
   std::string metavar(const OptionSpec&) const override { return join(names_, "|", "|"); }
 
  private:

@@ -192,37 +192,6 @@ class CommandLine {
   size_t at_ = 0;
 };
 
-/// The file's keys as options with values.
-absl::StatusOr<std::vector<Given>> read_file(const ConfigParser::State& state, const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(auto entries, detail::read_config_file(path));
-  std::vector<Given> keys;
-  std::set<const Option*> seen;
-  for (FileEntry& entry : entries) {
-    Given given{.option = state.find(entry.key), .value = std::move(entry.value), .layer = Layer::kFile};
-    const auto refuse = [&](const char* id, Fault fault) {
-      return error(ExitCode::kConfig, id, detail::file_position(path, entry.line, entry.column), entry.key,
-                   std::move(fault));
-    };
-    if (given.option == nullptr) {
-      const bool section = given.value.kind == Kind::kMap;
-      return refuse("config.key", {.problem = "no such key",
-                                   .hint = section ? "keys are the flags' names, without sections"
-                                                   : did_you_mean(normalized(entry.key), state.names(), "")});
-    }
-    if (given.option->spec.flag_only) return refuse("config.key", {.problem = "can only be given as a flag"});
-    if (!seen.insert(given.option).second) return refuse("config.duplicate", {.problem = "given twice"});
-    given.source = detail::file_position(path, given.value.line, given.value.column);
-    if (given.option->spec.path != PathKind::kNone) {
-      const auto folder = std::filesystem::path(path).parent_path();
-      if (auto fault = anchor_path(given.option->spec, folder, given.value)) {
-        return error(ExitCode::kConfig, "config.value", given.source, entry.key, std::move(*fault));
-      }
-    }
-    keys.push_back(std::move(given));
-  }
-  return keys;
-}
-
 /// Stores a value unless a stronger source gave one; a value that loses is checked all the same.
 absl::Status store(const Given& given, const std::string& config_file) {
   Option& option = *given.option;
@@ -237,6 +206,43 @@ absl::Status store(const Given& given, const std::string& config_file) {
   if (commit) {
     option.layer = given.layer;
     option.source = given.source;
+  }
+  return absl::OkStatus();
+}
+
+/// One key of the file as an option with a value.
+absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::string& path, std::set<const Option*>& seen,
+                               FileEntry entry) {
+  Given given{.option = state.find(entry.key), .value = std::move(entry.value), .layer = Layer::kFile};
+  const auto refuse = [&](const char* id, Fault fault) {
+    const std::string where = detail::file_position(path, entry.line, entry.column);
+    return error(ExitCode::kConfig, id, where, entry.key, std::move(fault));
+  };
+  if (given.option == nullptr) {
+    const bool section = given.value.kind == Kind::kMap;
+    return refuse("config.key", {.problem = "no such key",
+                                 .hint = section ? "keys are the flags' names, without sections"
+                                                 : did_you_mean(normalized(entry.key), state.names(), "")});
+  }
+  if (given.option->spec.flag_only) return refuse("config.key", {.problem = "can only be given as a flag"});
+  if (!seen.insert(given.option).second) return refuse("config.duplicate", {.problem = "given twice"});
+  given.source = detail::file_position(path, given.value.line, given.value.column);
+  if (given.option->spec.path != PathKind::kNone) {
+    const auto folder = std::filesystem::path(path).parent_path();
+    if (auto fault = anchor_path(given.option->spec, folder, given.value)) {
+      return error(ExitCode::kConfig, "config.value", given.source, entry.key, std::move(*fault));
+    }
+  }
+  return given;
+}
+
+/// Reads the file's settings, in its order: the first fault is the one that is reported, in YAML and in JSON alike.
+absl::Status read_file(const ConfigParser::State& state, const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(auto entries, detail::read_config_file(path));
+  std::set<const Option*> seen;
+  for (FileEntry& entry : entries) {
+    TRAINKIT_ASSIGN_OR_RETURN(const Given given, read_key(state, path, seen, std::move(entry)));
+    TRAINKIT_RETURN_IF_ERROR(store(given, path));
   }
   return absl::OkStatus();
 }
@@ -300,8 +306,7 @@ absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& argu
   TRAINKIT_ASSIGN_OR_RETURN(const auto flags, CommandLine(state, arguments).read());
   for (const Given& flag : flags) TRAINKIT_RETURN_IF_ERROR(store(flag, ""));
   if (!state.config_file.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const auto keys, read_file(state, state.config_file));
-    for (const Given& key : keys) TRAINKIT_RETURN_IF_ERROR(store(key, state.config_file));
+    TRAINKIT_RETURN_IF_ERROR(read_file(state, state.config_file));
   }
   TRAINKIT_RETURN_IF_ERROR(apply_preset());
   TRAINKIT_RETURN_IF_ERROR(check_complete());
@@ -355,12 +360,7 @@ bool ConfigParser::is_given(std::string_view name) const { return state_->at(nam
 std::string ConfigParser::source(std::string_view name) const { return state_->at(name).source; }
 
 absl::Status ConfigParser::blame(const Option& option, const char* id, Fault fault) const {
-  if (fault.got.empty()) {
-    OptionSpec as_typed = option.spec;
-    as_typed.path = PathKind::kNone;
-    fault.got = option.binding->to_yaml(as_typed);
-    if (fault.got == "null") fault.got.clear();
-  }
+  if (fault.got.empty()) fault.got = option.binding->to_text();
   if (option.layer == Layer::kFile) {
     return error(ExitCode::kConfig, std::string("config.") + id, option.source, option.name, std::move(fault));
   }

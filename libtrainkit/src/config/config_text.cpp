@@ -33,11 +33,9 @@ std::string wrapped(const std::string& text) {
 /// "default: 4 (cpu); also --epoch" or nothing.
 std::string remarks(const Option& option) {
   std::vector<std::string> parts;
-  OptionSpec as_typed = option.spec;
-  as_typed.path = PathKind::kNone;
-  const std::string value = option.binding->to_yaml(as_typed);
+  const std::string value = option.binding->to_text();
   if (option.spec.required) parts.push_back("required");
-  if (!option.is_switch && !option.spec.required && value != "null") {
+  if (!option.is_switch && !option.spec.required && !value.empty()) {
     const bool refined = option.source.starts_with("default (");
     parts.push_back("default: " + value + (refined ? option.source.substr(sizeof "default" - 1) : ""));
   }

@@ -45,9 +45,6 @@ struct FileEntry {
 /// the file's order; a key may stand twice.
 absl::StatusOr<std::vector<FileEntry>> read_config_file(const std::string& path);
 
-/// Position of the first byte of `text` that is not part of well-formed UTF-8; text.size() if there is none.
-size_t find_invalid_utf8(const std::string& text);
-
 /// "<path>:<line>:<column>".
 std::string file_position(const std::string& path, int line, int column);
 

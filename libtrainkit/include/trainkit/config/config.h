@@ -100,6 +100,8 @@ class Binding {
   virtual std::optional<Fault> assign(const RawValue& raw, const OptionSpec& spec, bool commit) = 0;
   /// The variable's value as YAML; "null" for nothing (an empty string, an empty list, nullopt).
   virtual std::string to_yaml(const OptionSpec& spec) const = 0;
+  /// The value as a user would type it; empty for nothing.
+  virtual std::string to_text() const = 0;
   /// How --help names a value, "N" for one.
   virtual std::string metavar(const OptionSpec& spec) const = 0;
   virtual bool is_bool() const { return false; }
