@@ -13,11 +13,11 @@ int main() {
                                              {.batch_size = 64, .num_workers = 1})
                     .value();
   torch::nn::Linear line(1, 1);
-  trainkit::AdamW optimizer({.lr = 3e-2, .weight_decay = 0});
+  trainkit::AdamW optimizer({.lr = 5e-2, .weight_decay = 0});
   optimizer.add_param_groups(trainkit::default_param_groups(*line));
 
   double loss = 0;
-  for (int epoch = 0; epoch < 5; ++epoch) {
+  for (int epoch = 0; epoch < 20; ++epoch) {
     while (auto batch = loader->next().value()) {
       const at::Tensor error = at::mse_loss(line->forward((*batch)["x"]), (*batch)["y"]);
       error.backward();
