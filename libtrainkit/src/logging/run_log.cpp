@@ -23,11 +23,11 @@ absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& opt
   if (options.use_wandb) {
     WandbOptions wandb = options.wandb;
     wandb.dir = options.output_dir;
-    wandb.resume = options.resume;
+    wandb.resume = options.resume_step >= 0;
     TRAINKIT_ASSIGN_OR_RETURN(auto logger, WandbLogger::create(wandb));
     run->add(std::move(logger));
   }
-  if (!options.resume) TRAINKIT_RETURN_IF_ERROR(run->rewind(-1));
+  TRAINKIT_RETURN_IF_ERROR(run->rewind(options.resume_step));
   return run;
 }
 

@@ -24,9 +24,9 @@ struct RunLogOptions {
   bool use_wandb = false;
   /// `dir` and `resume` are filled in.
   WandbOptions wandb = {};
-  /// False: a new run, whose files start empty. True: the files of the run that goes on are left as they are, until
-  /// rewind() cuts them at its checkpoint; Trainer::fit does that.
-  bool resume = false;
+  /// The step of the checkpoint that the run goes on from: what was logged after it is cut off. -1: a new run, whose
+  /// files start empty.
+  int64_t resume_step = -1;
   RunLoggerOptions queue = {};
 };
 
