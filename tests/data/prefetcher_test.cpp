@@ -1,36 +1,394 @@
 #include "trainkit/data/prefetcher.h"
 
+#include <ATen/Parallel.h>
+
+#include <thread>
+
+#include "test_datasets.h"
 #include "test_util.h"
-#include "trainkit/data/sampler.h"
 #include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {
 namespace {
 
-std::shared_ptr<TensorDataset> numbers(int64_t rows) {
+using namespace test;
+using Catch::Matchers::Contains;
+
+std::shared_ptr<const Dataset> numbers(int64_t rows) {
   return std::make_shared<TensorDataset>(
       TensorDataset({{"x", torch::arange(rows * 3).reshape({rows, 3})}, {"y", torch::arange(rows)}}));
 }
 
+std::unique_ptr<Prefetcher> sequential(std::shared_ptr<const Dataset> dataset, const PrefetcherOptions& options) {
+  const int64_t size = dataset->size();
+  return Prefetcher::create(std::move(dataset), SequentialSampler(size), options).value();
+}
+
+std::vector<int64_t> place(const StateDict& state) {
+  std::vector<int64_t> numbers;
+  for (const auto& [name, value] : state) numbers.push_back(std::get<int64_t>(value));
+  return numbers;
+}
+std::vector<int64_t> place(const Prefetcher& loader) { return place(loader.state_dict()); }
+
 TEST_CASE("Prefetcher delivers the rows of the sampler's order for any number of workers", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const bool persistent = GENERATE(true, false);
-  auto loader = Prefetcher::create(numbers(103), RandomSampler(103, {.seed = 7}),
-                                   {.batch_size = 10, .num_workers = workers, .persistent_workers = persistent})
+  const bool assist = GENERATE(true, false);
+  const int prefetch_factor = GENERATE(1, 2, 9);
+  const RandomSampler sampler(103, {.seed = 7});
+  auto loader = Prefetcher::create(numbers(103), sampler,
+                                   {.batch_size = 10,
+                                    .num_workers = workers,
+                                    .prefetch_factor = prefetch_factor,
+                                    .persistent_workers = persistent,
+                                    .consumer_assist = assist})
                     .value();
+  CHECK(loader->batches_per_epoch() == 11);
   for (int epoch = 0; epoch < 3; ++epoch) {
-    std::vector<int64_t> order(103);
-    RandomSampler(103, {.seed = 7}).fill(epoch, 0, order);
-    int64_t at = 0;
+    std::vector<int64_t> order(103), rows, indices;
+    sampler.fill(epoch, 0, order);
+    CHECK(loader->epoch() == epoch);
     while (auto batch = loader->next().value()) {
-      for (int64_t i = 0; i < batch->size(); ++i, ++at) {
-        REQUIRE((*batch)["y"][i].item<int64_t>() == order[at]);
-        REQUIRE((*batch)["x"][i][2].item<int64_t>() == order[at] * 3 + 2);
-        REQUIRE(batch->row_indices()[i] == order[at]);
-      }
+      append(rows, labels(*batch));
+      indices.insert(indices.end(), batch->row_indices().begin(), batch->row_indices().end());
+      CHECK(((*batch)["x"].select(1, 2) == (*batch)["y"] * 3 + 2).all().item<bool>());
+      CHECK(batch->size() == (rows.size() == 103 ? 3 : 10));
     }
-    CHECK(at == 103);
+    CHECK(rows == order);
+    CHECK(indices == order);
   }
+}
+
+TEST_CASE("Prefetcher names all bad options at once", "[data][prefetcher]") {
+  const auto loader = Prefetcher::create(numbers(4), SequentialSampler(4),
+                                         {.batch_size = 0,
+                                          .num_workers = -1,
+                                          .prefetch_factor = 0,
+                                          .timeout = std::chrono::milliseconds(-5),
+                                          .max_bad_samples = -2});
+  REQUIRE_FALSE(loader.ok());
+  CHECK(loader.status().code() == absl::StatusCode::kInvalidArgument);
+  CHECK(exit_code(loader.status()) == ExitCode::kUsage);
+  const std::string message(loader.status().message());
+  CHECK_THAT(message,
+             Contains("batch_size must be >= 1, got 0") && Contains("num_workers must be in 0..1024, got -1") &&
+                 Contains("prefetch_factor must be in 1..64, got 0") && Contains("timeout must be >= 0 ms, got -5") &&
+                 Contains("max_bad_samples must be >= -1, got -2"));
+  CHECK_FALSE(Prefetcher::create(nullptr, SequentialSampler(4), {}).ok());
+  CHECK_FALSE(Prefetcher::create(numbers(4), std::shared_ptr<const Sampler>(), {}).ok());
+  CHECK_FALSE(Prefetcher::create(numbers(4), SequentialSampler(4), {.device = at::kMeta}).ok());
+  CHECK_FALSE(Prefetcher::create(numbers(4), SequentialSampler(4), {.prefetch_factor = 65}).ok());
+}
+
+TEST_CASE("Prefetcher leaves out a last batch that is not full if drop_last", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  auto loader = sequential(numbers(25), {.batch_size = 10, .num_workers = workers, .drop_last = true});
+  CHECK(loader->batches_per_epoch() == 2);
+  CHECK(drain(*loader) == range(0, 20));
+  CHECK(drain(*loader) == range(0, 20));
+}
+
+TEST_CASE("Prefetcher of no rows, or fewer than a batch, ends its epochs at once", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  const bool persistent = GENERATE(true, false);
+  const PrefetcherOptions options{
+      .batch_size = 10, .num_workers = workers, .persistent_workers = persistent, .drop_last = true};
+  for (const int64_t rows : {0, 9}) {
+    auto loader = sequential(numbers(rows), options);
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      CHECK(loader->epoch() == epoch);
+      CHECK_FALSE(loader->next().value().has_value());
+    }
+  }
+}
+
+TEST_CASE("Prefetcher can leave an epoch early and start again", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2, 7);
+  const bool persistent = GENERATE(true, false);
+  auto loader = sequential(numbers(100), {.batch_size = 10, .num_workers = workers, .persistent_workers = persistent});
+  for (int i = 0; i < 3; ++i) loader->next().value();
+  CHECK(loader->position() == 3);
+  loader->seek(0, 0);
+  CHECK(drain(*loader) == range(0, 100));
+  CHECK(loader->epoch() == 1);
+  for (int i = 0; i < 3; ++i) loader->next().value();
+  loader->seek(2, 9);
+  CHECK(drain(*loader) == range(90, 100));
+  loader->seek(5, 10);
+  CHECK(loader->epoch() == 5);
+  CHECK_FALSE(loader->next().value().has_value());
+  CHECK(loader->epoch() == 6);
+  CHECK(drain(*loader) == range(0, 100));
+  CHECK_THROWS_AS(loader->seek(0, 11), c10::IndexError);
+  CHECK_THROWS_AS(loader->seek(-1, 0), c10::IndexError);
+}
+
+TEST_CASE("Prefetcher reaches any position without reading what is before it", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  std::atomic<int64_t> reads{0};
+  const int64_t size = int64_t{1} << 40;
+  auto dataset = hooked(size, [&](const RowKey&) { ++reads; });
+  const RandomSampler sampler(size, {.seed = 3});
+  auto loader = Prefetcher::create(dataset, sampler, {.batch_size = 4, .num_workers = workers}).value();
+  loader->seek(1000, size / 8);
+  std::vector<int64_t> expected(4);
+  sampler.fill(1000, size / 2, expected);
+  CHECK(labels(*loader->next().value()) == expected);
+  loader.reset();
+  CHECK(reads <= 4 * 5);
+}
+
+TEST_CASE("Prefetcher resumes at any batch, on other numbers of workers and other batch sizes", "[data][prefetcher]") {
+  const RandomSampler sampler(50, {.seed = 7});
+  const auto make = [&](int64_t batch_size, int workers) {
+    return Prefetcher::create(numbers(50), sampler,
+                              {.batch_size = batch_size, .num_workers = workers, .persistent_workers = true})
+        .value();
+  };
+  std::vector<int64_t> whole;
+  auto straight = make(6, 2);
+  for (int epoch = 0; epoch < 3; ++epoch) append(whole, drain(*straight));
+
+  auto first = make(6, 2);
+  int64_t done = 0;
+  for (int step = 0; step <= 18; ++step) {
+    const StateDict state = first->state_dict();
+    for (const auto& [batch_size, workers] : {std::pair<int64_t, int>{6, 0}, {6, 7}, {1, 2}, {11, 1}, {100, 2}}) {
+      INFO("after " << step << " steps, batches of " << batch_size);
+      auto second = make(batch_size, workers);
+      REQUIRE(second->load_state_dict(state).ok());
+      CHECK(second->epoch() == first->epoch());
+      CHECK(std::get<int64_t>(second->state_dict().at("rows")) == std::get<int64_t>(state.at("rows")));
+      std::vector<int64_t> rest;
+      while (second->epoch() < 3) append(rest, drain(*second));
+      CHECK(rest == std::vector<int64_t>(whole.begin() + done, whole.end()));
+    }
+    if (auto batch = first->next().value()) done += batch->size();
+  }
+}
+
+TEST_CASE("Prefetcher resumes a sharded order on another number of ranks", "[data][prefetcher]") {
+  const RandomSampler sampler(48, {.seed = 1});
+  const auto make = [&](int64_t rank, int64_t world, int64_t batch_size) {
+    return Prefetcher::create(numbers(48), DistributedSampler(sampler, {.rank = rank, .world_size = world}),
+                              {.batch_size = batch_size, .num_workers = 1})
+        .value();
+  };
+  // Global batch 12, whatever the number of ranks: the rows of each step are the same set.
+  auto one = make(0, 1, 12);
+  StateDict state;
+  std::vector<std::vector<int64_t>> steps;
+  while (auto batch = one->next().value()) {
+    steps.push_back(labels(*batch));
+    std::sort(steps.back().begin(), steps.back().end());
+    if (steps.size() == 2) state = one->state_dict();
+  }
+  for (const int64_t world : {2, 3, 4, 6}) {
+    std::vector<std::vector<int64_t>> together(4);
+    for (int64_t rank = 0; rank < world; ++rank) {
+      auto loader = make(rank, world, 12 / world);
+      REQUIRE(loader->load_state_dict(state).ok());
+      CHECK(place(*loader) == place(state));
+      for (size_t step = 2; step < 4; ++step) append(together[step], labels(*loader->next().value()));
+      CHECK_FALSE(loader->next().value().has_value());
+    }
+    for (size_t step = 2; step < 4; ++step) {
+      std::sort(together[step].begin(), together[step].end());
+      CHECK(together[step] == steps[step]);
+    }
+  }
+  auto seven = make(0, 7, 1);
+  const absl::Status status = seven->load_state_dict(state);
+  CHECK(exit_code(status) == ExitCode::kWeights);
+  CHECK_THAT(std::string(status.message()), Contains("does not divide among the ranks"));
+}
+
+TEST_CASE("Prefetcher refuses a state of other data and stays where it is", "[data][prefetcher]") {
+  auto loader = Prefetcher::create(numbers(50), RandomSampler(50, {.seed = 7}), {.batch_size = 5}).value();
+  loader->next().value();
+  const StateDict good = loader->state_dict();
+  const auto refused = [&](const std::string& name, StateValue value, const std::string& problem) {
+    StateDict bad = good;
+    bad[name] = std::move(value);
+    const absl::Status status = loader->load_state_dict(bad);
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK_THAT(std::string(status.message()), Contains(problem));
+    CHECK(place(*loader) == place(good));
+  };
+  refused("size", int64_t{51}, "another data set");
+  refused("seed", int64_t{8}, "another order of rows");
+  refused("epoch", int64_t{-1}, "epoch: out of range");
+  refused("rows", int64_t{-1}, "rows: out of range");
+  refused("rows", int64_t{51}, "rows: out of range");
+  refused("rows", std::string("many"), "rows");
+  StateDict incomplete = good;
+  incomplete.erase("epoch");
+  CHECK(exit_code(loader->load_state_dict(incomplete)) == ExitCode::kWeights);
+}
+
+TEST_CASE("Prefetcher takes no batch memory once it is warm", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2, 7);
+  const int prefetch_factor = GENERATE(2, 8);
+  auto loader = sequential(
+      numbers(1000),
+      {.batch_size = 16, .num_workers = workers, .prefetch_factor = prefetch_factor, .persistent_workers = true});
+  const int64_t slots = workers == 0 ? 2 : workers * prefetch_factor;
+  std::optional<Batch> kept;  // held over the next call, as in a loop that declares its batch outside
+  for (int epoch = 0; epoch < 6; ++epoch) {
+    while ((kept = loader->next().value())) CHECK(labels(*kept)[0] == kept->row_indices()[0]);
+    CHECK(loader->stats().allocations <= slots);
+  }
+}
+
+TEST_CASE("A batch that is kept keeps its rows", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2);
+  auto loader = sequential(numbers(200), {.batch_size = 10, .num_workers = workers, .persistent_workers = true});
+  std::vector<Batch> batches;
+  std::vector<at::Tensor> tensors, views;
+  for (int i = 0; i < 20; ++i) {
+    auto batch = loader->next().value();
+    if (i % 3 == 0) tensors.push_back((*batch)["y"]);
+    if (i % 3 == 1) views.push_back((*batch)["x"].slice(0, 2, 4));
+    if (i % 3 == 2) batches.push_back(std::move(*batch));
+  }
+  drain(*loader);
+  drain(*loader);
+  loader.reset();  // they outlive the loader too
+  for (size_t i = 0; i < tensors.size(); ++i) CHECK(tensors[i][9].item<int64_t>() == static_cast<int64_t>(i) * 30 + 9);
+  for (size_t i = 0; i < views.size(); ++i)
+    CHECK(views[i][0][0].item<int64_t>() == (static_cast<int64_t>(i) * 30 + 12) * 3);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    CHECK(labels(batches[i]) == range(static_cast<int64_t>(i) * 30 + 20, static_cast<int64_t>(i) * 30 + 30));
+    CHECK(batches[i].row_indices()[3] == static_cast<int64_t>(i) * 30 + 23);
+  }
+}
+
+TEST_CASE("What a consumer does to a batch's tensors does not reach the next batch", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1);
+  auto dataset =
+      std::make_shared<TensorDataset>(TensorDataset({{"x", torch::ones({60, 4})}, {"y", torch::arange(60)}}));
+  auto loader = sequential(dataset, {.batch_size = 6, .num_workers = workers, .persistent_workers = true});
+  for (int i = 0; i < 30; ++i) {
+    auto batch = loader->next().value();
+    if (!batch) continue;
+    at::Tensor x = (*batch)["x"];
+    REQUIRE(x.sizes() == at::IntArrayRef({6, 4}));
+    REQUIRE_FALSE(x.requires_grad());
+    REQUIRE(x.is_leaf());
+    REQUIRE(x.sum().item<float>() == 24);
+    switch (i % 4) {
+      case 0:
+        x.requires_grad_();
+        break;
+      case 1:
+        x.unsqueeze_(0);
+        break;
+      case 2:
+        x.t_();
+        break;
+      default:
+        x.zero_();
+        break;
+    }
+  }
+}
+
+TEST_CASE("Batches made in inference mode can be trained on afterwards", "[data][prefetcher]") {
+  auto loader = sequential(numbers(20), {.batch_size = 5});
+  {
+    c10::InferenceMode evaluation;
+    drain(*loader);
+  }
+  auto batch = loader->next().value();
+  CHECK_FALSE((*batch)["x"].is_inference());
+}
+
+TEST_CASE("Prefetcher loads the next epoch's first batches before this one ends", "[data][prefetcher]") {
+  const int workers = GENERATE(1, 2);
+  const Door second_epoch;
+  auto dataset = hooked(40, [&](const RowKey& key) {
+    if (key.epoch == 1) second_epoch.wait();
+  });
+  auto loader = sequential(dataset, {.batch_size = 10, .num_workers = workers, .persistent_workers = true});
+  for (int i = 0; i < 4; ++i) CHECK(labels(*loader->next().value()) == range(i * 10, i * 10 + 10));
+  second_epoch.await(1);  // a worker is there before the end of this epoch is asked for
+  CHECK(loader->epoch() == 0);
+  CHECK(loader->position() == 4);
+  second_epoch.open();
+  CHECK_FALSE(loader->next().value().has_value());
+  CHECK(drain(*loader) == range(0, 40));
+}
+
+TEST_CASE("Prefetcher without persistent_workers ends its threads and frees its memory with the epoch",
+          "[data][prefetcher]") {
+  std::atomic<int64_t> reads{0};
+  auto dataset = hooked(40, [&](const RowKey& key) { reads += key.epoch == 0; });
+  const int64_t before = thread_count();
+  auto loader = sequential(dataset, {.batch_size = 10, .num_workers = 3, .persistent_workers = false});
+  CHECK(thread_count() == before);  // none until the first batch is asked for
+  loader->next().value();
+  CHECK(thread_count() == before + 3);
+  drain(*loader);
+  CHECK(thread_count() == before);
+  CHECK(reads == 40);  // nothing of the next epoch was read for nothing
+  drain(*loader);
+  CHECK(thread_count() == before);
+}
+
+TEST_CASE("Workers run LibTorch with one thread, and no other thread is the worse for it", "[data][prefetcher]") {
+  const int before = at::get_num_threads();
+  at::set_num_threads(3);
+  std::atomic<int> most{0};
+  auto dataset = hooked(40, [&](const RowKey&) {
+    for (int seen = most; at::get_num_threads() > seen && !most.compare_exchange_weak(seen, at::get_num_threads());) {
+    }
+  });
+  auto loader = sequential(dataset, {.batch_size = 4, .num_workers = 2, .persistent_workers = true});
+  for (int i = 0; i < 20 || most == 0; ++i) loader->next().value();
+  CHECK(most == 1);
+  CHECK(at::get_num_threads() == 3);
+  int inherited = 0;
+  std::thread([&] { inherited = at::get_num_threads(); }).join();
+  CHECK(inherited == 3);
+  at::set_num_threads(before);
+}
+
+TEST_CASE("Prefetcher marks the rows that only fill up a rank", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  const DistributedSampler sampler(SequentialSampler(10), {.rank = 3, .world_size = 4, .tail = Tail::kPad});
+  auto loader = Prefetcher::create(numbers(10), sampler, {.batch_size = 2, .num_workers = workers}).value();
+  auto first = loader->next().value();
+  CHECK(labels(*first) == std::vector<int64_t>{3, 7});
+  CHECK(first->padding_rows() == 0);
+  auto last = loader->next().value();
+  CHECK(labels(*last) == std::vector<int64_t>{1});
+  CHECK(last->padding_rows() == 1);
+}
+
+TEST_CASE("Prefetcher counts what it did", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  auto slow = hooked(20, [](const RowKey&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+  auto loader = sequential(slow, {.batch_size = 4, .num_workers = workers});
+  CHECK(loader->stats().wait_fraction() == 0);
+  drain(*loader);
+  const PrefetcherStats stats = loader->stats();
+  CHECK(stats.batches == 5);
+  CHECK(stats.rows == 20);
+  CHECK(stats.read_seconds >= 0.02);
+  CHECK(stats.wait_seconds > 0);
+  CHECK(stats.wait_fraction() > 0);
+  CHECK(stats.wait_fraction() <= 1);
+  CHECK(stats.ready_batches <= 5 * std::max(1, workers * 2));
+}
+
+TEST_CASE("Prefetcher's counts tell a slow consumer from a slow loader", "[data][prefetcher]") {
+  auto loader = sequential(numbers(400), {.batch_size = 10, .num_workers = 2, .persistent_workers = true});
+  while (auto batch = loader->next().value()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  const PrefetcherStats stats = loader->stats();
+  CHECK(stats.consumer_seconds >= 0.07);
+  CHECK(stats.wait_seconds < stats.consumer_seconds);
+  CHECK(stats.ready_batches > stats.batches);  // more than one batch was ready, most of the time
 }
 
 }  // namespace

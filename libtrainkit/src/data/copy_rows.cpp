@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "data/vectorized.h"
+
 namespace trainkit {
 namespace {
 
@@ -40,6 +42,10 @@ void copy_rows(const std::byte* table, std::span<const RowKey> keys, const Batch
     if (i + kAhead < keys.size()) prefetch_bytes(table + keys[i + kAhead].index * bytes, bytes);
     std::memcpy(to + static_cast<int64_t>(i) * bytes, table + keys[i].index * bytes, bytes);
   }
+}
+
+TRAINKIT_VECTORIZED void widen(const uint16_t* from, int64_t count, int64_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
 }
 
 }  // namespace trainkit

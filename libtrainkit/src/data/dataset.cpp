@@ -19,6 +19,10 @@ int64_t FieldSpec::row_bytes() const {
   return bytes;
 }
 
+std::ostream& operator<<(std::ostream& out, const FieldSpec& field) {
+  return out << field.name << ": " << field.dtype << " " << at::IntArrayRef(field.shape);
+}
+
 void Dataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   // Far enough ahead for the memory's latency, near enough for the first level of the cache (8 rows of 1 KB).
   constexpr size_t kAhead = 8;

@@ -5,15 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "data/vectorized.h"
 #include "trainkit/core/random.h"
-
-// The rounds are plain loops that the compiler turns into vector code; the widest the processor has is chosen when the
-// program is loaded. (Sanitizers do not support that choice.)
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define TRAINKIT_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define TRAINKIT_VECTORIZED
-#endif
 
 namespace trainkit {
 namespace {

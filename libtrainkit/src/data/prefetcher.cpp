@@ -209,6 +209,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
     if (!copied) {
       TRAINKIT_RETURN_IF_ERROR(await(Clock::now()));
       ring_slot = course_->take(number_);
+      crew_->restore_num_threads();
     }
     detail::Slot& slot = ring_slot->slot;
     position_ += course_->schedule.plan(number_).rows;
@@ -249,7 +250,6 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   while (status.ok() && !course_->ready(number_)) {
     if (!help()) status = sleep_until_ready(deadline);
   }
-  crew_->restore_num_threads();
   ready_end_ = status.ok() ? number_ + 1 : number_;
   add(wait_seconds_, seconds(Clock::now() - entered));
   return status;

@@ -22,4 +22,7 @@ inline void prefetch_bytes(const std::byte* data, int64_t bytes) {
 /// random order, which waits for each row's first lines.
 void copy_rows(const std::byte* table, std::span<const RowKey> keys, const BatchView& out, size_t field);
 
+/// Copies `count` numbers of 16 bits to 64 bits each: tokens as a model wants its indices.
+void widen(const uint16_t* from, int64_t count, int64_t* to);
+
 }  // namespace trainkit

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +26,8 @@ struct FieldSpec {
   /// Bytes of one row of this field.
   int64_t row_bytes() const;
   friend bool operator==(const FieldSpec&, const FieldSpec&) = default;
+  /// "image: Float [3, 32, 32]"
+  friend std::ostream& operator<<(std::ostream& out, const FieldSpec& field);
 };
 
 /// Which row is wanted, and what its random augmentation is a function of.

@@ -116,7 +116,7 @@ struct DistributedSamplerOptions {
 /// Source: torch.utils.data.DistributedSampler, which repeats rows without saying so unless drop_last is set.
 class DistributedSampler final : public Sampler {
  public:
-  /// Throws c10::ValueError unless 0 <= rank < world_size, and if the sampler is null, empty with kPad, or distributed.
+  /// Throws c10::ValueError unless 0 <= rank < world_size, and if the sampler is null or distributed already.
   DistributedSampler(std::shared_ptr<const Sampler> sampler, DistributedSamplerOptions options);
   template <class S>
   requires std::is_base_of_v<Sampler, S> DistributedSampler(S sampler, DistributedSamplerOptions options)

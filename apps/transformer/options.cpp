@@ -1,0 +1,163 @@
+#include "transformer/options.h"
+
+#include <fmt/format.h>
+
+namespace trainkit {
+namespace {
+
+void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    spec.group = "Model";
+    parser.add(name, variable, std::move(spec));
+  };
+  constexpr double kMaxWidth = 1 << 20;
+  add("hidden_dim", &options.hidden_dim, {.help = "Width of the model.", .min = 1, .max = kMaxWidth});
+  add("n_layers", &options.n_layers, {.help = "Transformer blocks.", .min = 1, .max = 1024});
+  add("n_heads", &options.n_heads,
+      {.help = "Attention heads; must divide hidden_dim. 0: 8, or the largest number below that divides it.",
+       .min = 0,
+       .max = kMaxWidth});
+  add("block_size", &options.block_size, {.help = "Tokens the model sees at once.", .min = 1, .max = kMaxWidth});
+  add("dropout", &options.dropout,
+      {.help = "Share of values dropped while training, below 1.", .min = 0, .max = 0.999});
+  add("bias", &options.bias, {.help = "Biases in linear layers and layer norms."});
+  add("gradient_checkpointing", &options.gradient_checkpointing,
+      {.help = "Compute each block again in backward instead of keeping it: less memory, a third more time."});
+}
+
+void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    spec.group = "Text";
+    parser.add(name, variable, std::move(spec));
+  };
+  add("input", &options.input,
+      {.help = "A text file, or a folder of text files. Without it the licences in /usr/share/common-licenses.",
+       .path = PathKind::kInput});
+  add("tokenizer", &options.tokenizer, {.help = "What a token is.", .choices = {"char", "gpt2"}});
+  add("vocab", &options.vocab, {.help = "GPT-2's encoder.json, for --tokenizer gpt2.", .path = PathKind::kInput});
+  add("merges", &options.merges, {.help = "GPT-2's vocab.bpe, for --tokenizer gpt2.", .path = PathKind::kInput});
+}
+
+void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
+  const auto add = [&](const char* name, double* variable, OptionSpec spec) {
+    spec.group = "Optimization";
+    parser.add(name, variable, std::move(spec));
+  };
+  add("beta1", &options.beta1, {.help = "AdamW's decay of the mean gradient.", .min = 0, .max = 0.999999});
+  add("beta2", &options.beta2, {.help = "AdamW's decay of the mean squared gradient.", .min = 0, .max = 0.999999});
+  add("final_lr_share", &options.final_lr_share,
+      {.help = "The learning rate at the end of a cosine or linear schedule, as a share of --lr.", .min = 0, .max = 1});
+}
+
+void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    spec.group = "Sampling";
+    parser.add(name, variable, std::move(spec));
+  };
+  add("sample", &options.sample, {.help = "Continue this text with the model of --resume, instead of training."});
+  add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
+  add("temperature", &options.temperature,
+      {.help = "Below 1 more certain, above 1 more varied; 0 takes the most probable token.", .min = 0, .max = 100});
+  add("top_k", &options.top_k,
+      {.help = "Draw from the k most probable tokens; 0: from all.", .min = 0, .max = 1 << 24});
+}
+
+}  // namespace
+
+void set_run_defaults(RunOptions& run) {
+  run.output_dir = "runs/transformer";
+  run.epochs = 100;
+  run.batch_size = {4};
+  run.grad_accum_steps = 8;
+  run.lr = 1e-3;
+  run.weight_decay = 0.1;
+  run.grad_clip = 1.0;
+  run.scheduler = "cosine";
+  run.warmup_steps = 100;
+}
+
+void add_transformer_flags(ConfigParser& parser, TransformerOptions& options) {
+  add_model_flags(parser, options);
+  add_text_flags(parser, options);
+  add_optimizer_flags(parser, options);
+  add_sampling_flags(parser, options);
+  parser.add_preset("small_gpu", {{"batch_size", "8"}, {"hidden_dim", "128"}, {"n_layers", "2"}},
+                    "for a GPU with less than 10 GB");
+  parser.add_preset("large_gpu", {{"batch_size", "32"}, {"hidden_dim", "512"}, {"n_layers", "6"}},
+                    "for a GPU with more than 20 GB");
+  parser.add_preset("shakespeare_char_cpu",
+                    {{"batch_size", "12"},
+                     {"grad_accum_steps", "1"},
+                     {"hidden_dim", "128"},
+                     {"n_layers", "4"},
+                     {"n_heads", "4"},
+                     {"block_size", "64"},
+                     {"dropout", "0"},
+                     {"bias", "false"},
+                     {"tokenizer", "char"},
+                     {"max_steps", "2000"},
+                     {"lr", "1e-3"},
+                     {"final_lr_share", "0.1"},
+                     {"scheduler", "cosine"},
+                     {"warmup_steps", "100"},
+                     {"beta1", "0.9"},
+                     {"beta2", "0.99"},
+                     {"weight_decay", "0.1"},
+                     {"grad_clip", "1"},
+                     {"mixed_precision", "false"}},
+                    "nanoGPT's recipe for a CPU; give it tiny Shakespeare as --input");
+}
+
+Settings device_defaults(bool cuda) {
+  if (cuda) {
+    return {{"batch_size", "16"},
+            {"hidden_dim", "256"},
+            {"n_layers", "3"},
+            {"grad_accum_steps", "2"},
+            {"mixed_precision", "true"}};
+  }
+  return {{"batch_size", "4"},
+          {"hidden_dim", "512"},
+          {"n_layers", "6"},
+          {"grad_accum_steps", "8"},
+          {"mixed_precision", "false"}};
+}
+
+std::string suggested_preset(int64_t device_bytes) {
+  constexpr int64_t kGigabyte = 1'000'000'000;
+  if (device_bytes < 10 * kGigabyte) return "small_gpu";
+  if (device_bytes > 20 * kGigabyte) return "large_gpu";
+  return {};
+}
+
+absl::Status check_transformer_options(const ConfigParser& parser, const TransformerOptions& options) {
+  if (options.n_heads > 0 && options.hidden_dim % options.n_heads != 0) {
+    return parser.invalid("n_heads", "does not divide the width",
+                          fmt::format("a divisor of --hidden-dim {}", options.hidden_dim));
+  }
+  if (options.tokenizer == "gpt2" && (options.vocab.empty() || options.merges.empty())) {
+    return parser.invalid("tokenizer", "needs its files", "--vocab encoder.json --merges vocab.bpe");
+  }
+  return absl::OkStatus();
+}
+
+TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_size) {
+  return {.vocab_size = vocab_size,
+          .block_size = options.block_size,
+          .n_layers = options.n_layers,
+          .n_heads = options.n_heads,
+          .hidden_dim = options.hidden_dim,
+          .dropout = options.dropout,
+          .bias = options.bias};
+}
+
+CorpusOptions corpus_options(const TransformerOptions& options, const std::string& cache_dir) {
+  return {.input = options.input,
+          .tokenizer = options.tokenizer,
+          .vocab = options.vocab,
+          .merges = options.merges,
+          .cache_dir = cache_dir,
+          .block_size = options.block_size};
+}
+
+}  // namespace trainkit

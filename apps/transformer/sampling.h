@@ -1,0 +1,24 @@
+#pragma once
+/// Text from a model, and a model's loss in the words of those who compare models.
+
+#include <absl/status/statusor.h>
+
+#include <map>
+#include <string>
+
+#include "trainkit/io/tokenizer.h"
+#include "trainkit/nn/transformer.h"
+#include "transformer/corpus.h"
+
+namespace trainkit {
+
+/// `prompt` and its continuation, as UTF-8 to print. An empty prompt stands for the end of a document (gpt2) or a line
+/// end (char; the first character of the vocabulary if it has none). Errors of Tokenizer::encode.
+absl::StatusOr<std::string> sample_text(Transformer& model, const Tokenizer& tokenizer, const std::string& prompt,
+                                        const GenerateOptions& options);
+
+/// "perplexity" (e^loss) and "bits_per_character" (loss in bits, per code point of the validation text) for a mean loss
+/// in nats per token.
+std::map<std::string, double> language_metrics(double loss, const Corpus& corpus);
+
+}  // namespace trainkit

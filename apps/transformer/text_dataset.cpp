@@ -1,0 +1,74 @@
+#include "transformer/text_dataset.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "trainkit/nn/transformer.h"
+
+namespace trainkit {
+namespace {
+
+constexpr uint64_t kOffsetStream = 0x6f66667365740001;  // keeps the offsets apart from other uses of (seed, epoch)
+
+}  // namespace
+
+TokenWindows::TokenWindows(TokenFile file, const TokenWindowsOptions& options)
+    : file_(std::move(file)), options_(options) {
+  if (options_.end == -1) options_.end = file_.size();
+  const int64_t block = options_.block_size;
+  TORCH_CHECK_VALUE(block >= 1, "block_size must be >= 1, got ", block);
+  TORCH_CHECK_VALUE(0 <= options_.begin && options_.begin <= options_.end && options_.end <= file_.size(), "[",
+                    options_.begin, ", ", options_.end, ") is not a part of ", file_.size(), " tokens");
+  const int64_t targets = options_.end - options_.begin - 1;
+  const int64_t least = options_.whole ? 1 : block;
+  TORCH_CHECK_VALUE(targets >= least, "expected at least ", least + 1, " tokens, got ", targets + 1);
+  if (options_.whole) {
+    size_ = (targets + block - 1) / block;
+  } else {
+    size_ = std::max<int64_t>(1, (targets - (block - 1)) / block);
+    offsets_ = std::min(block, targets - size_ * block + 1);
+  }
+  fields_ = {{"x", at::kLong, {block}}, {"y", at::kLong, {block}}};
+}
+
+int64_t TokenWindows::window_begin(const RowKey& key) const {
+  const uint64_t draw =
+      RandomStream(hash_key(kOffsetStream, key.seed, key.epoch)).below(static_cast<uint64_t>(offsets_));
+  return options_.begin + (options_.whole ? 0 : static_cast<int64_t>(draw)) + key.index * options_.block_size;
+}
+
+int64_t TokenWindows::targets(int64_t index) const {
+  return std::min(options_.block_size, options_.end - options_.begin - 1 - index * options_.block_size);
+}
+
+int64_t TokenWindows::targets(std::span<const int64_t> rows) const {
+  int64_t sum = 0;
+  for (int64_t row : rows) sum += targets(row);
+  return sum;
+}
+
+void TokenWindows::get(const RowKey& key, const BatchView& out, int64_t at) const {
+  const auto block = static_cast<size_t>(options_.block_size);
+  const int64_t begin = window_begin(key);
+  auto* const x = out.row<int64_t>(0, at);
+  auto* const y = out.row<int64_t>(1, at);
+  const auto count = std::min(block, static_cast<size_t>(options_.end - 1 - begin));  // all but at the end of a `whole`
+  file_.read(begin, {x, count});
+  std::memcpy(y, x + 1, (count - 1) * sizeof *y);
+  file_.read(begin + static_cast<int64_t>(count), {y + count - 1, 1});
+  std::fill(x + count, x + block, 0);
+  std::fill(y + count, y + block, kIgnoreIndex);
+}
+
+void TokenWindows::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
+  constexpr size_t kAhead = 4;  // windows whose first lines are asked for before they are needed
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size())
+      file_.prefetch(window_begin(keys[i + kAhead]), std::min<int64_t>(options_.block_size, 512));
+    get(keys[i], out, static_cast<int64_t>(i));
+  }
+}
+
+}  // namespace trainkit

@@ -1,0 +1,55 @@
+#pragma once
+/// Rows of text for a language model.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "trainkit/data/dataset.h"
+#include "trainkit/io/token_file.h"
+
+namespace trainkit {
+
+struct TokenWindowsOptions {
+  /// Tokens that the model sees at once.
+  int64_t block_size = 128;
+  /// The part [begin, end) of the file; end -1 is its end.
+  int64_t begin = 0;
+  int64_t end = -1;
+  /// What an epoch is. False, for training: every non-overlapping window once, from an offset in [0, block_size) drawn
+  /// from (seed, epoch), so that windows begin elsewhere in each epoch; fewer than 2 * block_size tokens at the ends
+  /// are left out. True, for evaluation: every token but the first is a target exactly once.
+  bool whole = false;
+};
+
+/// Windows of a token file. Fields, both (block_size) int64:
+///   x   tokens
+///   y   the token that follows each; kIgnoreIndex behind the end of the text, where x is 0
+///
+/// A batch is gathered and widened in one pass, at the speed of memory. A damaged file throws; see TokenFile::read.
+class TokenWindows final : public Dataset {
+ public:
+  /// Throws c10::ValueError if an option is out of range or the part has fewer than block_size + 1 tokens (2 if
+  /// `whole`).
+  TokenWindows(TokenFile file, const TokenWindowsOptions& options);
+
+  int64_t size() const override { return size_; }
+  const std::vector<FieldSpec>& fields() const override { return fields_; }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override;
+  void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
+
+  /// Targets in row `index` that are not kIgnoreIndex, and in all of `rows`.
+  int64_t targets(int64_t index) const;
+  int64_t targets(std::span<const int64_t> rows) const;
+
+ private:
+  int64_t window_begin(const RowKey& key) const;
+
+  TokenFile file_;
+  TokenWindowsOptions options_;
+  int64_t size_ = 0;
+  int64_t offsets_ = 1;  // how many offsets an epoch may begin at
+  std::vector<FieldSpec> fields_;
+};
+
+}  // namespace trainkit

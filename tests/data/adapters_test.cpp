@@ -1,0 +1,137 @@
+#include "trainkit/data/adapters.h"
+
+#include "test_datasets.h"
+#include "test_util.h"
+#include "trainkit/data/tensor_dataset.h"
+
+namespace trainkit {
+namespace {
+
+using namespace test;
+using Catch::Matchers::Contains;
+
+std::vector<int64_t> read(const Dataset& dataset, const std::vector<int64_t>& indices) {
+  std::vector<RowKey> keys;
+  for (const int64_t index : indices) keys.push_back({.index = index, .epoch = 2, .seed = 1, .origin = index});
+  std::vector<int64_t> rows(indices.size());
+  const std::vector<BatchView::Field> fields = {{reinterpret_cast<std::byte*>(rows.data()), 8}};
+  dataset.get_batch(keys, BatchView(fields, static_cast<int64_t>(rows.size())));
+  return rows;
+}
+
+std::shared_ptr<const Dataset> numbers(int64_t begin, int64_t end) {
+  return std::make_shared<TensorDataset>(TensorDataset({{"y", torch::arange(begin, end)}}));
+}
+
+TEST_CASE("MapDataset changes rows in place and into other fields", "[data][adapters]") {
+  const auto doubled = std::make_shared<MapDataset>(
+      numbers(0, 100), [](const RowKey&, const BatchView& row) { *row.row<int64_t>(0, 0) *= 2; });
+  CHECK(read(*doubled, {3, 1, 99}) == std::vector<int64_t>{6, 2, 198});
+  const MapDataset made(doubled, {{"sum", at::kLong, {}}},
+                        [](const RowKey& key, const BatchView& in, const BatchView& out) {
+                          *out.row<int64_t>(0, 0) = *in.row<int64_t>(0, 0) + key.epoch * 1000;
+                        });
+  CHECK(made.fields() == std::vector<FieldSpec>{{"sum", at::kLong, {}}});
+  CHECK(read(made, {3, 1}) == std::vector<int64_t>{2006, 2002});
+  CHECK_THROWS_AS(MapDataset(nullptr, [](const RowKey&, const BatchView&) {}), c10::ValueError);
+}
+
+TEST_CASE("MapDataset augments a row the same way for any number of workers, and anew in each epoch",
+          "[data][adapters]") {
+  auto noisy = std::make_shared<MapDataset>(numbers(0, 64), [](const RowKey& key, const BatchView& row) {
+    *row.row<int64_t>(0, 0) += static_cast<int64_t>(key.random().below(1000)) * 1000;
+  });
+  std::vector<int64_t> expected;
+  for (const int workers : {0, 1, 2, 7}) {
+    auto loader = Prefetcher::create(noisy, SequentialSampler(64), {.batch_size = 5, .num_workers = workers}).value();
+    const auto first = drain(*loader), second = drain(*loader);
+    CHECK(first != second);
+    if (expected.empty()) expected = first;
+    CHECK(first == expected);
+  }
+}
+
+TEST_CASE("SubsetDataset refuses rows that are not there", "[data][adapters]") {
+  CHECK(read(SubsetDataset(numbers(0, 10), {7, 7, 2}), {2, 0, 1}) == std::vector<int64_t>{2, 7, 7});
+  CHECK_THROWS_WITH(SubsetDataset(numbers(0, 10), {3, 10}), Contains("index 10 is not one of the 10 rows"));
+  CHECK_THROWS_AS(SubsetDataset(numbers(0, 10), {-1}), c10::IndexError);
+  CHECK_THROWS_AS(SubsetDataset(nullptr, {}), c10::ValueError);
+  CHECK(SubsetDataset(hooked(9, [](const RowKey&) {}), {8}).describe(0) == "file8.jpg");
+}
+
+TEST_CASE("ConcatDataset puts datasets one after the other", "[data][adapters]") {
+  const ConcatDataset all({numbers(0, 3), numbers(0, 0), numbers(100, 104)});
+  CHECK(all.size() == 7);
+  CHECK(read(all, {6, 0, 1, 3, 2, 5}) == std::vector<int64_t>{103, 0, 1, 100, 2, 102});
+  CHECK(ConcatDataset({hooked(2, [](const RowKey&) {}), hooked(9, [](const RowKey&) {})}).describe(4) == "file2.jpg");
+  CHECK_THROWS_AS(ConcatDataset({}), c10::ValueError);
+  CHECK_THROWS_AS(ConcatDataset({numbers(0, 1), nullptr}), c10::ValueError);
+  auto other = std::make_shared<TensorDataset>(TensorDataset({{"z", torch::arange(3)}}));
+  CHECK_THROWS_WITH(ConcatDataset({numbers(0, 1), other}), Contains("the fields of dataset 1 differ"));
+}
+
+TEST_CASE("CachedDataset reads each row once", "[data][adapters]") {
+  std::vector<std::atomic<int>> reads(100);
+  auto counted = hooked(100, [&](const RowKey& key) { ++reads[key.index]; });
+  const auto cached = std::make_shared<CachedDataset>(counted);
+  CHECK(read(*cached, {5, 7, 5}) == std::vector<int64_t>{5, 7, 5});
+  CHECK(cached->cached_rows() == 2);
+  CHECK(read(*cached, {7, 8, 5, 9}) == std::vector<int64_t>{7, 8, 5, 9});
+  CHECK(cached->cached_rows() == 4);
+  CHECK(reads[7] == 1);
+  auto loader = Prefetcher::create(cached, RandomSampler(100), {.batch_size = 9, .num_workers = 3}).value();
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    auto rows = drain(*loader);
+    std::sort(rows.begin(), rows.end());
+    CHECK(rows == range(0, 100));
+  }
+  CHECK(cached->cached_rows() == 100);
+  CHECK(reads[50] == 1);  // each row is in one batch of an epoch
+  CHECK_THROWS_AS(CachedDataset(nullptr), c10::ValueError);
+}
+
+TEST_CASE("CachedDataset keeps to its memory", "[data][adapters]") {
+  std::atomic<int> reads{0};
+  auto counted = hooked(100, [&](const RowKey&) { ++reads; });
+  const CachedDataset cached(counted, {.max_bytes = 8 * 10 + 7});
+  for (int again = 0; again < 3; ++again) CHECK(read(cached, range(0, 100)) == range(0, 100));
+  CHECK(cached.cached_rows() == 10);
+  CHECK(reads == 100 + 90 + 90);
+}
+
+TEST_CASE("CachedDataset does not keep a row that could not be read", "[data][adapters]") {
+  std::atomic<bool> broken{true};
+  auto dataset = hooked(10, [&](const RowKey& key) {
+    if (key.index == 4 && broken) throw std::runtime_error("not yet");
+  });
+  const CachedDataset cached(dataset);
+  CHECK_THROWS(read(cached, {3, 4}));
+  broken = false;
+  CHECK(read(cached, {3, 4}) == std::vector<int64_t>{3, 4});
+}
+
+TEST_CASE("TensorDataset refuses tensors that do not belong together", "[data][tensor_dataset]") {
+  CHECK_THROWS_AS(TensorDataset({}), c10::ValueError);
+  CHECK_THROWS_WITH(TensorDataset({{"x", torch::zeros({3})}, {"y", torch::zeros({4})}}),
+                    Contains("y must have 3 rows, got 4"));
+  CHECK_THROWS_WITH(TensorDataset({{"x", torch::zeros({3})}, {"x", torch::zeros({3})}}),
+                    Contains("two tensors are called x"));
+  CHECK_THROWS_AS(TensorDataset({{"x", torch::tensor(1.0)}}), c10::ValueError);
+  CHECK_THROWS_AS(TensorDataset({{"x", torch::zeros({3}, torch::kMeta)}}), c10::ValueError);
+  const TensorDataset transposed({{"y", torch::arange(6).reshape({2, 3}).t().select(1, 1)}});
+  CHECK(read(transposed, {2, 0}) == std::vector<int64_t>{5, 3});
+}
+
+TEST_CASE("field_index and row_tensor find a field", "[data][dataset]") {
+  const TensorDataset dataset({{"x", torch::arange(6, torch::kFloat).reshape({3, 2})}, {"y", torch::arange(3)}});
+  CHECK(field_index(dataset, "y") == 1);
+  CHECK_THROWS_WITH(field_index(dataset, "z"), Contains("no field \"z\"; there are: x, y"));
+  CHECK(dataset.fields()[0].row_bytes() == 8);
+  std::vector<float> memory(6);
+  const std::vector<BatchView::Field> fields = {{reinterpret_cast<std::byte*>(memory.data()), 8}};
+  row_tensor(BatchView(fields, 3), 0, dataset.fields()[0], 1).copy_(torch::tensor({4.0f, 5.0f}));
+  CHECK(memory == std::vector<float>{0, 0, 4, 5, 0, 0});
+}
+
+}  // namespace
+}  // namespace trainkit

@@ -1,0 +1,71 @@
+#include "trainkit/data/core_budget.h"
+
+#include <sched.h>
+
+#include <fstream>
+
+#include "test_util.h"
+
+namespace trainkit {
+namespace {
+
+void write(const std::string& path, const std::string& text) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+TEST_CASE("The smallest quota of a control group and those above it holds", "[data][core_budget]") {
+  const test::TempDir dir;
+  const std::string root = dir.path().string();
+  write(dir / "a/cpu.max", "400000 100000\n");
+  write(dir / "a/b/cpu.max", "max 100000\n");
+  write(dir / "a/b/c/cpu.max", "150000 100000\n");
+  CHECK(detail::cgroup_cpus(root, "0::/a/b\n") == 4);
+  CHECK(detail::cgroup_cpus(root, "0::/a/b/c\n") == 1.5);
+  CHECK(detail::cgroup_cpus(root, "0::/elsewhere\n") == 0);
+  CHECK(detail::cgroup_cpus(root, "0::/\n") == 0);
+  CHECK(detail::cgroup_cpus(root, "") == 0);
+  CHECK(detail::cgroup_cpus(root, "nonsense\n:\n::\n") == 0);
+  write(dir / "a/b/c/cpu.max", "what\n");
+  CHECK(detail::cgroup_cpus(root, "0::/a/b/c\n") == 4);
+}
+
+TEST_CASE("Quotas of version 1 control groups hold", "[data][core_budget]") {
+  const test::TempDir dir;
+  write(dir / "cpu/x/cpu.cfs_quota_us", "250000\n");
+  write(dir / "cpu/x/cpu.cfs_period_us", "100000\n");
+  write(dir / "cpu/cpu.cfs_quota_us", "-1\n");
+  CHECK(detail::cgroup_cpus(dir.path().string(), "5:memory:/x\n4:cpu,cpuacct:/x\n") == 2.5);
+  CHECK(detail::cgroup_cpus(dir.path().string(), "4:cpuset:/x\n") == 0);
+}
+
+TEST_CASE("available_cpus keeps to the affinity mask", "[data][core_budget]") {
+  cpu_set_t before, one;
+  REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
+  CHECK(available_cpus() >= 1);
+  CHECK(available_cpus() <= CPU_COUNT(&before));
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) {
+      CPU_SET(cpu, &one);
+      break;
+    }
+  }
+  REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
+  CHECK(available_cpus() == 1);
+  CHECK(suggest_num_workers(8) == 1);
+  CHECK(suggest_intra_op_threads(4) == 1);
+  REQUIRE(sched_setaffinity(0, sizeof before, &before) == 0);
+}
+
+TEST_CASE("Workers and LibTorch's threads share the processors", "[data][core_budget]") {
+  const int cpus = available_cpus();
+  CHECK(suggest_num_workers(1) == std::max(1, std::min(cpus / 2, 2)));
+  CHECK(suggest_num_workers(100) == std::max(1, std::min(cpus / 2, 8)));
+  CHECK(suggest_num_workers(1, 1000) == 1);
+  CHECK(suggest_intra_op_threads(0) == cpus);
+  CHECK(suggest_num_workers() + suggest_intra_op_threads(suggest_num_workers()) == std::max(2, cpus));
+}
+
+}  // namespace
+}  // namespace trainkit

@@ -1,0 +1,245 @@
+/// Rows that cannot be read.
+
+#include <absl/status/statusor.h>
+
+#include "test_datasets.h"
+#include "test_util.h"
+#include "trainkit/data/prefetcher.h"
+#include "trainkit/data/tensor_dataset.h"
+
+namespace trainkit {
+namespace {
+
+using namespace test;
+using Catch::Matchers::Contains;
+
+// Every fifth row throws.
+std::shared_ptr<const Dataset> fifths(int64_t size) {
+  return hooked(size, [](const RowKey& key) {
+    if (key.index % 5 == 3) throw std::runtime_error("cannot decode " + std::to_string(key.index));
+  });
+}
+
+std::vector<int64_t> without_fifths(const std::vector<int64_t>& order) {
+  std::vector<int64_t> good;
+  for (const int64_t row : order) {
+    if (row % 5 != 3) good.push_back(row);
+  }
+  return good;
+}
+
+std::vector<int64_t> shuffled(int64_t size, int64_t epoch) {
+  std::vector<int64_t> order(size);
+  RandomSampler(size, {.seed = 7}).fill(epoch, 0, order);
+  return order;
+}
+
+std::vector<int64_t> indices_of(const std::vector<BadSample>& bad) {
+  std::vector<int64_t> indices;
+  for (const auto& sample : bad) indices.push_back(sample.index);
+  return indices;
+}
+
+TEST_CASE("Of 1,000 rows of which every fifth throws, 800 come and 200 are reported, for any number of workers",
+          "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2, 7);
+  const int64_t batch_size = GENERATE(1, 7, 50, 1000);
+  const bool persistent = GENERATE(true, false);
+  auto loader = Prefetcher::create(fifths(1000), RandomSampler(1000, {.seed = 7}),
+                                   {.batch_size = batch_size,
+                                    .num_workers = workers,
+                                    .persistent_workers = persistent,
+                                    .on_error = OnError::kSkip})
+                    .value();
+  const auto order = shuffled(1000, 0);
+  std::vector<int64_t> rows, indices, bad;
+  while (auto batch = loader->next().value()) {
+    append(rows, labels(*batch));
+    indices.insert(indices.end(), batch->row_indices().begin(), batch->row_indices().end());
+    CHECK(batch->size() > 0);
+  }
+  for (const int64_t row : order) {
+    if (row % 5 == 3) bad.push_back(row);
+  }
+  CHECK(rows.size() == 800);
+  CHECK(rows == without_fifths(order));
+  CHECK(indices == rows);
+  CHECK(indices_of(loader->bad_samples()) == bad);
+  CHECK(loader->bad_samples().size() == 200);
+  const BadSample first = loader->bad_samples().front();
+  CHECK(first.name == "file" + std::to_string(first.index) + ".jpg");
+  CHECK(first.cause == "cannot decode " + std::to_string(first.index));
+  CHECK(first.epoch == 0);
+
+  CHECK(drain(*loader) == without_fifths(shuffled(1000, 1)));
+  CHECK(loader->bad_samples().size() == 200);  // each once
+}
+
+TEST_CASE("Prefetcher names a row that cannot be read, and goes on with the next batch", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2, 7);
+  auto loader =
+      Prefetcher::create(fifths(1000), SequentialSampler(1000), {.batch_size = 1, .num_workers = workers}).value();
+  std::vector<int64_t> rows;
+  int64_t errors = 0;
+  for (;;) {
+    auto batch = loader->next();
+    if (!batch.ok()) {
+      const int64_t row = errors++ * 5 + 3;
+      CHECK(batch.status().code() == absl::StatusCode::kDataLoss);
+      CHECK(exit_code(batch.status()) == ExitCode::kData);
+      const auto error = error_of(batch.status()).value();
+      CHECK(error.field == "row " + std::to_string(row));
+      CHECK(error.where == "file" + std::to_string(row) + ".jpg");
+      CHECK(error.problem == "cannot decode " + std::to_string(row));
+      continue;
+    }
+    if (!batch->has_value()) break;
+    append(rows, labels(**batch));
+  }
+  CHECK(errors == 200);
+  CHECK(rows == without_fifths(range(0, 1000)));
+  CHECK(loader->bad_samples().size() == 200);
+}
+
+TEST_CASE("A replaced row is the next of the order that can be read, so that batches stay full", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2, 7);
+  const int64_t batch_size = GENERATE(1, 7, 50);
+  auto dataset = hooked(100, [](const RowKey& key) {
+    if (key.index % 10 >= 7) throw std::runtime_error("bad");
+  });
+  auto loader = Prefetcher::create(dataset, RandomSampler(100, {.seed = 7}),
+                                   {.batch_size = batch_size, .num_workers = workers, .on_error = OnError::kReplace})
+                    .value();
+  const auto order = shuffled(100, 0);
+  std::vector<int64_t> expected, bad;
+  for (size_t i = 0; i < order.size(); ++i) {
+    size_t at = i;
+    while (order[at % 100] % 10 >= 7) ++at;
+    expected.push_back(order[at % 100]);
+    if (at != i) bad.push_back(order[i]);
+  }
+  std::vector<int64_t> rows, indices;
+  while (auto batch = loader->next().value()) {
+    CHECK((batch->size() == batch_size || rows.size() + batch->size() == 100));
+    append(rows, labels(*batch));
+    indices.insert(indices.end(), batch->row_indices().begin(), batch->row_indices().end());
+  }
+  CHECK(rows == expected);
+  CHECK(indices == expected);
+  auto found = indices_of(loader->bad_samples());
+  std::sort(found.begin(), found.end());
+  std::sort(bad.begin(), bad.end());
+  CHECK(found == bad);
+}
+
+TEST_CASE("Prefetcher gives up when there is nothing to replace a row with", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  auto dataset = hooked(3000, [](const RowKey&) { throw std::runtime_error("all gone"); });
+  auto loader = Prefetcher::create(dataset, SequentialSampler(3000),
+                                   {.batch_size = 2, .num_workers = workers, .on_error = OnError::kReplace})
+                    .value();
+  const auto batch = loader->next();
+  REQUIRE_FALSE(batch.ok());
+  CHECK(batch.status().code() == absl::StatusCode::kDataLoss);
+  CHECK_THAT(std::string(batch.status().message()), Contains("no row could be read of the 1001 from position 0"));
+  CHECK_THAT(error_text(batch.status()), Contains("all gone"));
+}
+
+TEST_CASE("More bad rows than max_bad_samples end the run", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 1, 2, 7);
+  const OnError policy = GENERATE(OnError::kSkip, OnError::kReplace);
+  auto loader = Prefetcher::create(fifths(100), SequentialSampler(100),
+                                   {.batch_size = 10, .num_workers = workers, .on_error = policy, .max_bad_samples = 5})
+                    .value();
+  CHECK(loader->next().ok());  // 2 bad rows
+  CHECK(loader->next().ok());  // 4
+  for (int again = 0; again < 2; ++again) {
+    const auto batch = loader->next();  // 6, and ever after
+    REQUIRE_FALSE(batch.ok());
+    CHECK(batch.status().code() == absl::StatusCode::kDataLoss);
+    CHECK(exit_code(batch.status()) == ExitCode::kData);
+    CHECK_THAT(std::string(batch.status().message()),
+               Contains("max_bad_samples") && Contains("row 28 (file28.jpg)") && Contains("at most 5"));
+  }
+  CHECK(indices_of(loader->bad_samples()) == std::vector<int64_t>{3, 8, 13, 18, 23, 28});
+}
+
+TEST_CASE("Bad rows that are met again in later epochs do not count again", "[data][prefetcher]") {
+  auto loader =
+      Prefetcher::create(fifths(20), RandomSampler(20),
+                         {.batch_size = 3, .num_workers = 2, .on_error = OnError::kSkip, .max_bad_samples = 4})
+          .value();
+  for (int epoch = 0; epoch < 5; ++epoch) CHECK(drain(*loader).size() == 16);
+  CHECK(loader->bad_samples().size() == 4);
+}
+
+// Reads whole batches, which it refuses where they hold a bad row.
+class Bulk final : public Dataset {
+ public:
+  int64_t size() const override { return rows_->size(); }
+  const std::vector<FieldSpec>& fields() const override { return rows_->fields(); }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override { rows_->get(key, out, at); }
+  void get_batch(std::span<const RowKey> keys, const BatchView& out) const override {
+    for (size_t i = keys.size(); i-- > 0;) get(keys[i], out, static_cast<int64_t>(i));
+  }
+
+ private:
+  std::shared_ptr<const Dataset> rows_ = fifths(100);
+};
+
+TEST_CASE("The good rows of a batch that could not be read whole are the same", "[data][prefetcher]") {
+  auto loader = Prefetcher::create(std::make_shared<Bulk>(), SequentialSampler(100),
+                                   {.batch_size = 9, .num_workers = 2, .on_error = OnError::kSkip})
+                    .value();
+  CHECK(drain(*loader) == without_fifths(range(0, 100)));
+  CHECK(loader->bad_samples().size() == 20);
+  CHECK(loader->bad_samples().front().index == 3);
+}
+
+absl::Status next_status(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler) {
+  return Prefetcher::create(std::move(dataset), std::move(sampler), {.batch_size = 2, .num_workers = 1})
+      .value()
+      ->next()
+      .status();
+}
+
+TEST_CASE("An error that a dataset throws as a Status keeps its exit code, place and hint", "[data][prefetcher]") {
+  auto dataset = hooked(4, [](const RowKey&) {
+    throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kStorage,
+                                             .id = "storage.io",
+                                             .where = "/data/a.bin@0x10",
+                                             .problem = "input/output error",
+                                             .hint = "check the disk"}));
+  });
+  const auto status = next_status(dataset, std::make_shared<SequentialSampler>(4));
+  const auto error = error_of(status).value();
+  CHECK(error.exit_code == ExitCode::kStorage);
+  CHECK(error.id == "storage.io");
+  CHECK(error.where == "/data/a.bin@0x10");
+  CHECK(error.field == "row 0");
+  CHECK(error.hint == "check the disk");
+}
+
+TEST_CASE("Whatever a dataset throws reaches the consumer as an error", "[data][prefetcher]") {
+  const auto sampler = std::make_shared<SequentialSampler>(4);
+  CHECK_THAT(std::string(next_status(hooked(4, [](const RowKey&) { throw 17; }), sampler).message()),
+             Contains("row 0") && Contains("unknown type"));
+  CHECK_THAT(
+      std::string(
+          next_status(hooked(4, [](const RowKey&) { TORCH_CHECK(false, "a shape is wrong"); }), sampler).message()),
+      Contains("a shape is wrong"));
+}
+
+class BadSampler final : public Sampler {
+ public:
+  int64_t size() const override { return 4; }
+  void fill(int64_t, int64_t, std::span<int64_t>) const override { throw std::logic_error("no order today"); }
+};
+
+TEST_CASE("What a sampler throws reaches the consumer as an error that names the place", "[data][prefetcher]") {
+  const auto status = next_status(fifths(4), std::make_shared<BadSampler>());
+  CHECK_THAT(std::string(status.message()), Contains("position 0 of epoch 0") && Contains("no order today"));
+}
+
+}  // namespace
+}  // namespace trainkit

@@ -1,0 +1,125 @@
+#include "trainkit/data/sampler.h"
+
+#include <cmath>
+#include <limits>
+
+#include "contract/sampler_contract.h"
+#include "test_util.h"
+
+namespace trainkit {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::order_of;
+
+TEST_CASE("RandomSampler orders differ by seed and by epoch", "[data][sampler]") {
+  const auto order = order_of(RandomSampler(100, {.seed = 1}), 0);
+  CHECK(order != order_of(RandomSampler(100, {.seed = 2}), 0));
+  CHECK(order != order_of(RandomSampler(100, {.seed = 1}), 1));
+  CHECK(order == order_of(RandomSampler(100, {.seed = 1}), 0));
+  CHECK(RandomSampler(100, {.seed = 77}).seed() == 77);
+}
+
+TEST_CASE("RandomSampler's order is the one that checkpoints of earlier versions count on", "[data][sampler]") {
+  // A change of these numbers changes what a resumed run reads: it is a breaking change.
+  std::vector<int64_t> small(5), large(5);
+  RandomSampler(10, {.seed = 7}).fill(3, 2, small);
+  RandomSampler(1'000'000, {.seed = 7}).fill(3, 500'000, large);
+  CHECK(small == std::vector<int64_t>{0, 8, 6, 1, 3});
+  CHECK(large == std::vector<int64_t>{179152, 274003, 435200, 949130, 394046});
+}
+
+TEST_CASE("WeightedSampler draws rows in proportion to their weights", "[data][sampler]") {
+  const std::vector<double> weights = {1, 0, 3, 6, 0};
+  const WeightedSampler sampler(weights, {.num_samples = 100'000, .seed = 3});
+  CHECK(sampler.size() == 100'000);
+  std::vector<int64_t> counts(5);
+  for (const int64_t row : order_of(sampler, 4)) ++counts[row];
+  CHECK(counts[1] == 0);
+  CHECK(counts[4] == 0);
+  // Five standard deviations of a binomial count.
+  for (const size_t i : {0, 2, 3}) {
+    const double p = weights[i] / 10;
+    CHECK(std::abs(counts[i] - 100'000 * p) < 5 * std::sqrt(100'000 * p * (1 - p)));
+  }
+}
+
+TEST_CASE("WeightedSampler draws one row only when only one has weight", "[data][sampler]") {
+  std::vector<double> weights(1001, 0.0);
+  weights[500] = 1e-300;
+  for (const int64_t row : order_of(WeightedSampler(weights, {.num_samples = 5000}), 0)) REQUIRE(row == 500);
+}
+
+TEST_CASE("WeightedSampler draws as many rows as there are weights by default", "[data][sampler]") {
+  CHECK(WeightedSampler(std::vector<double>{1, 2, 3}).size() == 3);
+}
+
+TEST_CASE("WeightedSampler refuses weights that are no probabilities", "[data][sampler]") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{}), c10::ValueError);
+  CHECK_THROWS_WITH(WeightedSampler(std::vector<double>{1, -2}), Contains("weight 1 must be finite and >= 0, got -2"));
+  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1, nan}), c10::ValueError);
+  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1, inf}), c10::ValueError);
+  CHECK_THROWS_WITH(WeightedSampler(std::vector<double>{0, 0}), Contains("finite sum > 0"));
+  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1e308, 1e308}), c10::ValueError);
+  CHECK_THROWS_AS(WeightedSampler(std::vector<double>{1}, {.num_samples = -1}), c10::ValueError);
+}
+
+TEST_CASE("Samplers refuse a negative size", "[data][sampler]") {
+  CHECK_THROWS_AS(SequentialSampler(-1), c10::ValueError);
+  CHECK_THROWS_AS(RandomSampler(-1), c10::ValueError);
+}
+
+std::vector<int64_t> sizes_of(int64_t rows, int64_t world, Tail tail) {
+  std::vector<int64_t> sizes;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    sizes.push_back(
+        DistributedSampler(SequentialSampler(rows), {.rank = rank, .world_size = world, .tail = tail}).size());
+  }
+  return sizes;
+}
+
+TEST_CASE("DistributedSampler drops, pads or leaves uneven what does not divide", "[data][sampler]") {
+  CHECK(sizes_of(10, 4, Tail::kDrop) == std::vector<int64_t>{2, 2, 2, 2});
+  CHECK(sizes_of(10, 4, Tail::kPad) == std::vector<int64_t>{3, 3, 3, 3});
+  CHECK(sizes_of(10, 4, Tail::kUneven) == std::vector<int64_t>{3, 3, 2, 2});
+  CHECK(sizes_of(8, 4, Tail::kPad) == std::vector<int64_t>{2, 2, 2, 2});
+  CHECK(sizes_of(2, 4, Tail::kDrop) == std::vector<int64_t>{0, 0, 0, 0});
+}
+
+TEST_CASE("DistributedSampler says which rows it repeats", "[data][sampler]") {
+  const auto share = [](int64_t rows, int64_t rank, int64_t world) {
+    return DistributedSampler(SequentialSampler(rows), {.rank = rank, .world_size = world, .tail = Tail::kPad});
+  };
+  CHECK(order_of(share(10, 1, 4), 0) == std::vector<int64_t>{1, 5, 9});
+  CHECK(share(10, 1, 4).padding() == 0);
+  CHECK(order_of(share(10, 2, 4), 0) == std::vector<int64_t>{2, 6, 0});
+  CHECK(share(10, 2, 4).padding() == 1);
+  CHECK(order_of(share(10, 3, 4), 0) == std::vector<int64_t>{3, 7, 1});
+  // More ranks than rows: each still has one, and says that it is a repetition.
+  CHECK(order_of(share(2, 5, 7), 0) == std::vector<int64_t>{1});
+  CHECK(share(2, 5, 7).padding() == 1);
+  // Every row is somewhere once without padding.
+  std::vector<int64_t> rows;
+  for (int64_t rank = 0; rank < 7; ++rank) {
+    const auto sampler = share(100, rank, 7);
+    auto order = order_of(sampler, 0);
+    order.resize(order.size() - sampler.padding());
+    rows.insert(rows.end(), order.begin(), order.end());
+  }
+  std::sort(rows.begin(), rows.end());
+  CHECK(rows.size() == 100);
+  CHECK(std::adjacent_find(rows.begin(), rows.end()) == rows.end());
+}
+
+TEST_CASE("DistributedSampler refuses ranks that do not exist", "[data][sampler]") {
+  CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = 2, .world_size = 2}), c10::ValueError);
+  CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = -1, .world_size = 2}), c10::ValueError);
+  CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = 0, .world_size = 0}), c10::ValueError);
+  CHECK_THROWS_AS(DistributedSampler(std::shared_ptr<const Sampler>(), {}), c10::ValueError);
+  const DistributedSampler once(SequentialSampler(8), {.rank = 0, .world_size = 2});
+  CHECK_THROWS_WITH(DistributedSampler(once, {.rank = 0, .world_size = 2}), Contains("distributed already"));
+}
+
+}  // namespace
+}  // namespace trainkit

@@ -1,0 +1,109 @@
+#pragma once
+/// Datasets that misbehave on demand.
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "trainkit/data/prefetcher.h"
+
+namespace trainkit::test {
+
+/// Rows with one int64 field "y", the row's index, after `hook` was called with the key; what it throws, get throws.
+class HookedDataset final : public Dataset {
+ public:
+  using Hook = std::function<void(const RowKey&)>;
+  HookedDataset(int64_t size, Hook hook) : size_(size), hook_(std::move(hook)) {}
+
+  int64_t size() const override { return size_; }
+  const std::vector<FieldSpec>& fields() const override {
+    static const std::vector<FieldSpec> fields = {{"y", at::kLong, {}}};
+    return fields;
+  }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+    hook_(key);
+    *out.row<int64_t>(0, at) = key.index;
+  }
+  std::string describe(int64_t index) const override { return "file" + std::to_string(index) + ".jpg"; }
+
+ private:
+  int64_t size_;
+  Hook hook_;
+};
+
+inline std::shared_ptr<HookedDataset> hooked(int64_t size, HookedDataset::Hook hook) {
+  return std::make_shared<HookedDataset>(size, std::move(hook));
+}
+
+/// A door that readers wait at until it is opened. Copies are the same door.
+class Door {
+ public:
+  void wait() const {
+    std::unique_lock lock(state_->mutex);
+    ++state_->waiting;
+    state_->changed.notify_all();
+    state_->changed.wait(lock, [&] { return state_->open; });
+    --state_->waiting;
+    state_->changed.notify_all();
+  }
+  void open() const {
+    const std::lock_guard lock(state_->mutex);
+    state_->open = true;
+    state_->changed.notify_all();
+  }
+  int waiting() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->waiting;
+  }
+  /// Until `count` readers or more stand at the door; 0: until none does.
+  void await(int count) const {
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait(lock, [&] { return count == 0 ? state_->waiting == 0 : state_->waiting >= count; });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = false;
+    int waiting = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+/// The "y" of a batch.
+inline std::vector<int64_t> labels(const Batch& batch) {
+  const at::Tensor& y = batch["y"];
+  return {y.const_data_ptr<int64_t>(), y.const_data_ptr<int64_t>() + y.numel()};
+}
+
+inline void append(std::vector<int64_t>& rows, const std::vector<int64_t>& more) {
+  rows.insert(rows.end(), more.begin(), more.end());
+}
+
+/// The rest of the epoch.
+inline std::vector<int64_t> drain(Prefetcher& loader) {
+  std::vector<int64_t> rows;
+  while (auto batch = loader.next().value()) append(rows, labels(*batch));
+  return rows;
+}
+
+inline std::vector<int64_t> range(int64_t begin, int64_t end) {
+  std::vector<int64_t> rows;
+  for (int64_t row = begin; row < end; ++row) rows.push_back(row);
+  return rows;
+}
+
+/// Threads of this process.
+inline int64_t thread_count() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+}
+
+}  // namespace trainkit::test
