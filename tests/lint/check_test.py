@@ -2,6 +2,7 @@
 """Each check of check.py finds a fault that was planted for it, and nothing in a tree without faults."""
 
 import pathlib
+import subprocess
 import tempfile
 import unittest
 
@@ -66,6 +67,18 @@ class CheckTest(unittest.TestCase):
 
     def test_a_file_function_of_libtorch(self):
         self.finds(check.check_file_functions, {"apps/x/main.cpp": 'torch::load(x, "f");  // torch::save(x)\n'}, "torch::load")
+
+    def test_a_library_that_calls_a_file_function_by_another_way(self):
+        with tempfile.TemporaryDirectory() as folder:
+            module = pathlib.Path(folder) / "libtrainkit/src/io"
+            module.mkdir(parents=True)
+            for name, call in (("ours", "trainkit::load"), ("theirs", "torch::pickle_load")):
+                space, function = call.split("::")
+                source = f"namespace {space} {{ void {function}(int); }} void f() {{ {call}(1); }}\n"
+                subprocess.run(["c++", "-x", "c++", "-c", "-", "-o", module / f"{name}.o"], input=source, text=True, check=True)
+                subprocess.run(["ar", "qc", module / f"libtrainkit_{name}.a", module / f"{name}.o"], check=True)
+            problems = list(check.check_symbols(check.Tree(folder), pathlib.Path(folder)))
+            self.assertEqual(problems, ["libtrainkit_theirs.a: calls torch::pickle_load(int)"])
 
     def test_a_folder_of_somebodys_machine(self):
         self.finds(check.check_paths, {"docs/page.md": "# A heading\nsee " + "/home/" + "alice/data\n"}, "docs/page.md:2")
