@@ -17,7 +17,7 @@ at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = optimizer.gradients();
   if (gradients.empty()) return at::zeros_like(optimizer.step_count());
-  const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
+  at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
   if (max_norm > 0 && std::isfinite(max_norm)) {
     at::_foreach_mul_(gradients, norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0));
   }

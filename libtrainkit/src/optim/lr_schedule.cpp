@@ -83,7 +83,8 @@ StepLR::StepLR(const StepLROptions& options) : options_(options) {
 }
 
 double StepLR::factor(int64_t step) const {
-  return std::pow(options_.gamma, static_cast<double>(step / options_.step_size));
+  const int64_t drops = step / options_.step_size;
+  return std::pow(options_.gamma, static_cast<double>(drops));
 }
 
 OneCycleLR::OneCycleLR(const OneCycleLROptions& options) : options_(options) {
