@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -62,7 +63,13 @@ void LRScheduler::apply() {
   reserve(optimizer_->max_step_count() + 1);
   index_.copy_(optimizer_->step_count());
   index_.clamp_max_(table_.numel() - 1);
-  optimizer_->set_lr_on_device(table_.index_select(0, index_).mul_(base_lr_));
+  optimizer_->set_lr_on_device(table_.index_select(0, index_).mul_(device_base_lr_));
+}
+
+/// Not in step(): a captured graph would keep the number of its capture.
+void LRScheduler::set_base_lr(double base_lr) {
+  base_lr_ = base_lr;
+  if (device_base_lr_.defined()) device_base_lr_.fill_(base_lr);
 }
 
 void LRScheduler::reserve(int64_t steps) {
@@ -75,7 +82,10 @@ void LRScheduler::reserve(int64_t steps) {
   for (int64_t i = 0; i < new_steps; ++i) out[i] = schedule_->factor(i);
   const at::Device device = optimizer_->step_count().device();
   table_ = factors.to(device);
-  if (!index_.defined()) index_ = at::empty({1}, at::device(device).dtype(at::kLong));
+  if (!index_.defined()) {
+    index_ = at::empty({1}, at::device(device).dtype(at::kLong));
+    device_base_lr_ = at::full({1}, base_lr_, at::device(device).dtype(at::kDouble));
+  }
 }
 
 bool LRScheduler::is_better(double metric) const {
@@ -101,7 +111,7 @@ bool LRScheduler::step_metric(double metric) {
   num_bad_epochs_ = 0;
   const double lower = std::max(base_lr_ * plateau_->factor, plateau_->min_lr);
   if (base_lr_ - lower <= plateau_->eps) return false;
-  base_lr_ = lower;
+  set_base_lr(lower);
   apply();
   return true;
 }
@@ -128,8 +138,7 @@ absl::Status LRScheduler::load_state_dict(const StateDict& state) {
                       .id = "ckpt.schedule",
                       .field = field,
                       .problem = "is out of range in the saved schedule",
-                      .got = std::to_string(got),
-                      .expected = "finite and >= 0"},
+                      .got = std::to_string(got)},
                      absl::StatusCode::kInvalidArgument);
   };
   TRAINKIT_ASSIGN_OR_RETURN(const double base_lr, get_state<double>(state, "base_lr"));
@@ -138,13 +147,14 @@ absl::Status LRScheduler::load_state_dict(const StateDict& state) {
     TRAINKIT_ASSIGN_OR_RETURN(const double best, get_state<double>(state, "best"));
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t bad, get_state<int64_t>(state, "num_bad_epochs"));
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t cooldown, get_state<int64_t>(state, "cooldown_counter"));
+    if (std::isnan(best)) return out_of_range("best", best);
     if (bad < 0) return out_of_range("num_bad_epochs", static_cast<double>(bad));
     if (cooldown < 0) return out_of_range("cooldown_counter", static_cast<double>(cooldown));
     best_ = best;
     num_bad_epochs_ = bad;
     cooldown_counter_ = cooldown;
   }
-  base_lr_ = base_lr;
+  set_base_lr(base_lr);
   apply();
   return absl::OkStatus();
 }

@@ -15,6 +15,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "optim/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -29,13 +30,31 @@ struct Optimizer::Bucket {
   std::vector<int64_t> positions;              ///< Of the parameters' counts in steps_.
   std::vector<at::Tensor> steps;               ///< Views of those.
   std::vector<at::Tensor> gradients;           ///< Filled within a step; undefined where a parameter has none.
+
+  /// The same for the parameters that have a gradient.
+  Bucket with_gradients() const {
+    Bucket some;
+    some.group = group;
+    some.state.resize(state.size());
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      some.params.push_back(params[i]);
+      some.gradients.push_back(gradients[i]);
+      some.steps.push_back(steps[i]);
+      for (size_t k = 0; k < state.size(); ++k) some.state[k].push_back(state[k][i]);
+    }
+    return some;
+  }
 };
 
 namespace {
 
-/// The kernels walk through memory and do not look at strides.
-bool same_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
+/// `gradient` with the strides of `param`: the CPU kernels walk through both as they lie, the CUDA kernels ask for
+/// equal strides. Strides of dimensions of size 1 may differ without a difference in memory.
+at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
+  if (gradient.strides() == param.strides()) return gradient;
+  if (gradient.is_contiguous() && param.is_contiguous()) return gradient.as_strided(param.sizes(), param.strides());
+  return at::empty_like(param).copy_(gradient);
 }
 
 const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetTensorImpl()->grad(); }
@@ -61,6 +80,28 @@ std::string group_key(size_t group, const char* name) { return "groups." + std::
 /// "state.<parameter>.<name>".
 std::string state_key(const std::string& parameter, const std::string& name) {
   return "state." + parameter + "." + name;
+}
+
+/// What is wrong with `saved` as the entry `name` of an optimizer after `steps` steps that has `mine` there.
+absl::Status check_entry(const std::string& name, const StateValue& saved, const StateValue& mine, int64_t steps) {
+  if (saved.index() != mine.index()) return bad_state(name, "has another type in the saved optimizer state");
+  if (const double* number = std::get_if<double>(&saved); number && !detail::finite_not_negative(*number)) {
+    return bad_state(name, "is out of range", std::to_string(*number), "finite and >= 0");
+  }
+  const at::Tensor* expected = std::get_if<at::Tensor>(&mine);
+  if (!expected) return absl::OkStatus();
+  const at::Tensor& tensor = std::get<at::Tensor>(saved);
+  if (!tensor.defined() || tensor.scalar_type() != expected->scalar_type() || tensor.sizes() != expected->sizes()) {
+    return bad_state(name, "has another shape or type in the saved optimizer state",
+                     tensor.defined() ? shape_text(tensor) : "nothing", shape_text(*expected));
+  }
+  if (name.ends_with(".step")) {
+    const double count = tensor.item<double>();
+    if (!(count >= 0 && count <= static_cast<double>(steps) && count == std::floor(count))) {
+      return bad_state(name, "is out of range", std::to_string(count), "0.." + std::to_string(steps));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -136,7 +177,12 @@ void Optimizer::add_param_group(ParamGroup group) {
     bucket->gradients.emplace_back();
   }
 
-  groups_.push_back(std::move(group));
+  std::vector<ParamGroup> groups = groups_;
+  groups.push_back(std::move(group));
+  DeviceLrs device_lrs = on_device_ ? make_device_lrs(groups, lr_) : DeviceLrs{};
+
+  groups_ = std::move(groups);
+  device_lrs_ = std::move(device_lrs);
   for (Bucket& bucket : buckets) buckets_.push_back(std::move(bucket));
   steps_ = std::move(steps);
   step_count_ = steps_.select(0, 0);
@@ -147,19 +193,18 @@ void Optimizer::add_param_group(ParamGroup group) {
   advance_all_ = std::move(advance_all);
   advance_present_ = at::Tensor();
   present_.assign(static_cast<size_t>(size), 1);
-  if (on_device_) move_to_device();
 }
 
 void Optimizer::set_lr(double lr) {
   TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "optimizer: lr must be finite and >= 0, got ", lr);
   lr_ = lr;
-  if (device_lrs_.defined()) device_lrs_.copy_(lr_multiples_.mul(lr));
+  if (device_lrs_.values.defined()) device_lrs_.values.copy_(device_lrs_.multiples.mul(lr));
 }
 
 std::vector<double> Optimizer::group_lrs() const {
   std::vector<double> lrs;
-  if (device_lrs_.defined()) {
-    const at::Tensor host = device_lrs_.to(at::kCPU, at::kDouble);
+  if (device_lrs_.values.defined()) {
+    const at::Tensor host = device_lrs_.values.to(at::kCPU, at::kDouble);
     lrs.assign(host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel());
   } else {
     for (const ParamGroup& group : groups_) lrs.push_back(lr_ * group.lr_multiple);
@@ -168,8 +213,8 @@ std::vector<double> Optimizer::group_lrs() const {
 }
 
 void Optimizer::set_lr_on_device(const at::Tensor& lr) {
-  TORCH_CHECK(device_lrs_.defined(), "optimizer: learning rates are not kept on the device");
-  at::mul_out(device_lrs_, lr_multiples_, lr);
+  TORCH_CHECK(device_lrs_.values.defined(), "optimizer: learning rates are not kept on the device");
+  at::mul_out(device_lrs_.values, device_lrs_.multiples, lr);
 }
 
 void Optimizer::step() {
@@ -182,53 +227,41 @@ void Optimizer::step_unless(const at::Tensor& found_inf) { apply_step(found_inf)
 void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
   TORCH_CHECK(!groups_.empty(), "optimizer: step() without parameters: call add_param_group first");
   const at::NoGradGuard no_grad;
-  const bool on_host = steps_.is_cpu() && !on_device_;
-  if (found_inf && !on_host && !on_device_) {
+  const bool on_cpu = steps_.is_cpu();
+  if (found_inf && !on_cpu && !on_device_) {
+    device_lrs_ = make_device_lrs(groups_, lr_);
     on_device_ = true;
-    move_to_device();
   }
-  ++max_step_count_;
-  // On the CPU the flag lies in the host's own memory.
-  if (on_host && found_inf && *found_inf->const_data_ptr<float>() != 0) return;
-
+  if (found_inf && !on_device_ && *found_inf->const_data_ptr<float>() != 0) {  // on the CPU: the host's own memory
+    ++max_step_count_;
+    return;
+  }
   const bool all_present = collect_gradients();
+  // All that can fail has been done: from here on the step goes through.
+  ++max_step_count_;
   advance_steps(found_inf, all_present);
-  const at::Tensor host_lr;
   for (Bucket& bucket : buckets_) {
-    const ParamGroup& group = groups_[bucket.group];
-    FusedArguments arguments{.params = bucket.params,
-                             .gradients = bucket.gradients,
-                             .state = bucket.state,
-                             .steps = bucket.steps,
-                             .lr = lr_ * group.lr_multiple,
-                             .device_lr = on_device_ ? device_lr_views_[bucket.group] : host_lr,
-                             .weight_decay = group.weight_decay.value_or(weight_decay_),
-                             .found_inf = found_inf};
     if (all_present) {
-      apply(arguments);
-    } else {
-      Bucket some;
-      some.state.resize(bucket.state.size());
-      for (size_t i = 0; i < bucket.params.size(); ++i) {
-        if (!bucket.gradients[i].defined()) continue;
-        some.params.push_back(bucket.params[i]);
-        some.gradients.push_back(bucket.gradients[i]);
-        some.steps.push_back(bucket.steps[i]);
-        for (size_t k = 0; k < bucket.state.size(); ++k) some.state[k].push_back(bucket.state[k][i]);
-      }
-      if (some.params.empty()) continue;
-      apply({.params = some.params,
-             .gradients = some.gradients,
-             .state = some.state,
-             .steps = some.steps,
-             .lr = arguments.lr,
-             .device_lr = arguments.device_lr,
-             .weight_decay = arguments.weight_decay,
-             .found_inf = found_inf});
+      apply_to(bucket, found_inf);
+    } else if (const Bucket some = bucket.with_gradients(); !some.params.empty()) {
+      apply_to(some, found_inf);
     }
     // Not a moment longer: a gradient that is held here could not be freed by zero_grad.
     for (at::Tensor& gradient : bucket.gradients) gradient.reset();
   }
+}
+
+void Optimizer::apply_to(const Bucket& bucket, const std::optional<at::Tensor>& found_inf) {
+  static const at::Tensor kNone;
+  const ParamGroup& group = groups_[bucket.group];
+  apply({.params = bucket.params,
+         .gradients = bucket.gradients,
+         .state = bucket.state,
+         .steps = bucket.steps,
+         .lr = lr_ * group.lr_multiple,
+         .device_lr = on_device_ ? device_lrs_.views[bucket.group] : kNone,
+         .weight_decay = group.weight_decay.value_or(weight_decay_),
+         .found_inf = found_inf});
 }
 
 /// Fills the buckets' gradients and present_; returns whether every parameter has one.
@@ -249,10 +282,11 @@ bool Optimizer::collect_gradients() {
       }
       TORCH_CHECK(gradient.layout() == at::kStrided && gradient.scalar_type() == param.scalar_type(),
                   "optimizer: the gradient of '", bucket.names[i], "' must be dense and of its parameter's dtype");
-      bucket.gradients[i] = same_layout(gradient, param) ? gradient : at::empty_like(param).copy_(gradient);
+      bucket.gradients[i] = with_layout_of(param, gradient);
     }
   }
-  if (changed && !all_present) {
+  if (changed) advance_present_.reset();
+  if (!all_present && !advance_present_.defined()) {
     at::Tensor advance = at::empty({static_cast<int64_t>(present_.size())}, at::kFloat);
     std::copy(present_.begin(), present_.end(), advance.mutable_data_ptr<float>());
     advance_present_ = advance.to(steps_.device());
@@ -272,12 +306,14 @@ void Optimizer::advance_steps(const std::optional<at::Tensor>& found_inf, bool a
   if (found_inf) steps_.addcmul_(advance, *found_inf, -1);
 }
 
-void Optimizer::move_to_device() {
+Optimizer::DeviceLrs Optimizer::make_device_lrs(const std::vector<ParamGroup>& groups, double lr) {
   std::vector<double> multiples;
-  for (const ParamGroup& group : groups_) multiples.push_back(group.lr_multiple);
-  lr_multiples_ = at::tensor(multiples, at::kDouble).to(steps_.device());
-  device_lrs_ = lr_multiples_.mul(lr_).to(at::kFloat);
-  device_lr_views_ = device_lrs_.unbind();
+  for (const ParamGroup& group : groups) multiples.push_back(group.lr_multiple);
+  DeviceLrs lrs;
+  lrs.multiples = at::tensor(multiples, at::kDouble).to(groups.front().params.front().tensor.device());
+  lrs.values = lrs.multiples.mul(lr).to(at::kFloat);  // the type that the CUDA kernels read
+  lrs.views = lrs.values.unbind();
+  return lrs;
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
@@ -334,29 +370,17 @@ StateDict Optimizer::state_dict() const {
 absl::Status Optimizer::check_state(const StateDict& state) const {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
   if (kind != type()) return bad_state("type", "is of another optimizer", kind, type());
-  for (const auto& [name, mine] : state_dict()) {
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t steps, get_state<int64_t>(state, "step"));
+  if (steps < 0) return bad_state("step", "is out of range", std::to_string(steps), ">= 0");
+  const StateDict own = state_dict();
+  for (const auto& [name, mine] : own) {
     const auto saved = state.find(name);
     if (saved == state.end()) return bad_state(name, "is missing from the saved optimizer state");
-    if (saved->second.index() != mine.index()) return bad_state(name, "has another type in the saved optimizer state");
-    if (const double* number = std::get_if<double>(&saved->second);
-        number && !(*number >= 0 && std::isfinite(*number))) {
-      return bad_state(name, "is out of range", std::to_string(*number), ">= 0");
-    }
-    if (const int64_t* number = std::get_if<int64_t>(&saved->second); number && *number < 0) {
-      return bad_state(name, "is out of range", std::to_string(*number), ">= 0");
-    }
-    if (const at::Tensor* tensor = std::get_if<at::Tensor>(&mine)) {
-      const at::Tensor& other = std::get<at::Tensor>(saved->second);
-      if (!other.defined() || other.scalar_type() != tensor->scalar_type() || other.sizes() != tensor->sizes()) {
-        return bad_state(name, "has another shape or type in the saved optimizer state",
-                         other.defined() ? shape_text(other) : "nothing", shape_text(*tensor));
-      }
-    }
+    TRAINKIT_RETURN_IF_ERROR(check_entry(name, saved->second, mine, steps));
   }
-  const StateDict mine = state_dict();
   for (const auto& [name, value] : state) {
-    if (!mine.contains(name))
-      return bad_state(name, "is in the saved optimizer state, but this optimizer has no such entry");
+    if (!own.contains(name))
+      return bad_state(name, "is in the saved optimizer state, and this optimizer has no such entry");
   }
   return absl::OkStatus();
 }
@@ -390,7 +414,11 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
     groups_[i].weight_decay = std::get<double>(state.find(group_key(i, "weight_decay"))->second);
   }
   lr_ = std::get<double>(state.find("lr")->second);
-  if (on_device_) move_to_device();
+  if (device_lrs_.values.defined()) {  // in place: a captured graph reads them where they are
+    const DeviceLrs loaded = make_device_lrs(groups_, lr_);
+    device_lrs_.multiples.copy_(loaded.multiples);
+    device_lrs_.values.copy_(loaded.values);
+  }
   return absl::OkStatus();
 }
 

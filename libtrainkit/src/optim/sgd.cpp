@@ -40,12 +40,40 @@ std::string SGD::option_problems() const {
 }
 
 void SGD::apply(const FusedArguments& a) {
+  const auto type = a.params.front().scalar_type();
+  if (a.params.front().is_cpu() && (type == at::kBFloat16 || type == at::kHalf)) return apply_in_float(a);
   const auto fused = [&](const auto& lr) {
     at::_fused_sgd_(a.params, a.gradients, momentum_ == 0 ? at::TensorList() : at::TensorList(a.state[0]),
                     a.weight_decay, momentum_, lr, /*dampening=*/0, nesterov_ != 0, /*maximize=*/false,
                     /*is_first_step=*/false, /*grad_scale=*/{}, a.found_inf);
   };
   a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
+}
+
+/// The CPU kernel of PyTorch 2.11 leaves most elements of 16-bit parameters as they were: it does not store them.
+void SGD::apply_in_float(const FusedArguments& a) {
+  const auto widen = [](at::TensorList narrow) {
+    std::vector<at::Tensor> wide;
+    for (const at::Tensor& tensor : narrow) wide.push_back(tensor.to(at::kFloat));
+    return wide;
+  };
+  const auto narrow = [](const std::vector<at::Tensor>& wide, at::TensorList into) {
+    for (size_t i = 0; i < wide.size(); ++i) into[i].copy_(wide[i]);
+  };
+  const std::vector<at::Tensor> params = widen(a.params);
+  const std::vector<at::Tensor> gradients = widen(a.gradients);
+  std::vector<std::vector<at::Tensor>> state;
+  for (const auto& list : a.state) state.push_back(widen(list));
+  apply({.params = params,
+         .gradients = gradients,
+         .state = state,
+         .steps = a.steps,
+         .lr = a.lr,
+         .device_lr = a.device_lr,
+         .weight_decay = a.weight_decay,
+         .found_inf = a.found_inf});
+  narrow(params, a.params);
+  for (size_t k = 0; k < state.size(); ++k) narrow(state[k], a.state[k]);
 }
 
 }  // namespace trainkit

@@ -73,6 +73,7 @@ class LRScheduler {
 
  private:
   void apply();
+  void set_base_lr(double base_lr);
   bool is_better(double metric) const;
 
   Optimizer* optimizer_;
@@ -83,9 +84,10 @@ class LRScheduler {
   int64_t num_bad_epochs_ = 0;
   int64_t cooldown_counter_ = 0;
 
-  /// On the device: factor(0), factor(1), ... in double, and the place in it.
+  /// On the device: factor(0), factor(1), ..., the place in it, and base_lr_. Undefined while the host counts.
   at::Tensor table_;
   at::Tensor index_;
+  at::Tensor device_base_lr_;
 };
 
 }  // namespace trainkit

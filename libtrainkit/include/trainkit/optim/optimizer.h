@@ -122,11 +122,18 @@ class Optimizer : public ScaledOptimizer {
 
  private:
   struct Bucket;
+  /// Where on_device_: one number per group. `views` are the elements of `values`.
+  struct DeviceLrs {
+    at::Tensor multiples;
+    at::Tensor values;
+    std::vector<at::Tensor> views;
+  };
 
   void apply_step(const std::optional<at::Tensor>& found_inf);
+  void apply_to(const Bucket& bucket, const std::optional<at::Tensor>& found_inf);
   bool collect_gradients();
   void advance_steps(const std::optional<at::Tensor>& found_inf, bool all_present);
-  void move_to_device();
+  static DeviceLrs make_device_lrs(const std::vector<ParamGroup>& groups, double lr);
   absl::Status check_state(const StateDict& state) const;
 
   double lr_;
@@ -144,10 +151,7 @@ class Optimizer : public ScaledOptimizer {
   at::Tensor advance_all_;
   at::Tensor advance_present_;
   std::vector<char> present_;
-  /// Where on_device_: the groups' multiples and learning rates, and views of the latter.
-  at::Tensor lr_multiples_;
-  at::Tensor device_lrs_;
-  std::vector<at::Tensor> device_lr_views_;
+  DeviceLrs device_lrs_;
 };
 
 }  // namespace trainkit

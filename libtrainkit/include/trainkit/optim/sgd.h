@@ -20,6 +20,7 @@ struct SGDOptions {
 
 /// SGD with momentum. Keeps "momentum_buffer" if momentum > 0, zero at first: the first step then equals PyTorch's,
 /// which sets it to the gradient, and a first step that is skipped leaves it valid.
+/// 16-bit parameters on the CPU are stepped through float32 copies, which allocate memory in each step.
 /// Source: torch.optim.SGD (PyTorch 2.11, fused), without dampening.
 class SGD : public Optimizer {
  public:
@@ -35,6 +36,8 @@ class SGD : public Optimizer {
   void apply(const FusedArguments& arguments) override;
 
  private:
+  void apply_in_float(const FusedArguments& arguments);
+
   double momentum_;
   double nesterov_;  ///< 0 or 1: options are saved as numbers.
 };

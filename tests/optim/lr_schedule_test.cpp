@@ -1,0 +1,81 @@
+#include "trainkit/optim/lr_schedule.h"
+
+#include "test_util.h"
+
+namespace trainkit {
+namespace {
+
+using Catch::Matchers::Contains;
+
+TEST_CASE("Schedules stay at their last factor after their end") {
+  const LinearLR linear({.start_factor = 1, .end_factor = 0.25, .total_steps = 10});
+  const CosineAnnealingLR cosine({.total_steps = 10, .min_factor = 0.25});
+  const OneCycleLR one_cycle({.total_steps = 10, .div_factor = 2, .final_div_factor = 2});
+  for (const int64_t step : {10, 11, 1000, 1000000000}) {
+    CHECK(linear.factor(step) == 0.25);
+    CHECK(cosine.factor(step) == 0.25);
+    CHECK(one_cycle.factor(step) == 0.25);
+  }
+}
+
+TEST_CASE("Warm-up rises in a straight line to 1 and begins above 0") {
+  const auto schedule = create_schedule({.name = "constant", .warmup_steps = 4}).value();
+  for (int64_t step = 0; step < 4; ++step) CHECK(schedule->factor(step) == Approx((1.0 + step) / 5));
+  CHECK(schedule->factor(4) == 1);
+  const WarmupLR from_zero({.warmup_steps = 4, .start_factor = 0.0}, std::make_shared<ConstantLR>());
+  CHECK(from_zero.factor(0) == 0);
+  CHECK(from_zero.factor(1) == 0.25);
+}
+
+TEST_CASE("create_schedule: total_steps counts the warm-up, for every name") {
+  for (const std::string& name : schedule_names()) {
+    CAPTURE(name);
+    const auto schedule =
+        create_schedule({.name = name, .total_steps = 100, .warmup_steps = 20, .min_factor = 0.1, .period_steps = 40})
+            .value();
+    CHECK(schedule->factor(0) == Approx(1.0 / 21));
+    const auto main = create_schedule({.name = name, .total_steps = 80, .min_factor = 0.1, .period_steps = 40}).value();
+    for (int64_t step = 20; step <= 100; ++step) CHECK(schedule->factor(step) == main->factor(step - 20));
+  }
+  CHECK(create_schedule({.name = "cosine", .total_steps = 100, .warmup_steps = 20, .min_factor = 0.1})
+            .value()
+            ->factor(100) == Approx(0.1));
+}
+
+TEST_CASE("create_schedule refuses an unknown name with the nearest one, and every option out of range") {
+  const auto unknown = create_schedule({.name = "cosin", .total_steps = 10}).status();
+  CHECK(exit_code(unknown) == ExitCode::kConfig);
+  CHECK_THAT(error_text(unknown), Contains("unknown schedule") && Contains("did you mean 'cosine'"));
+  for (const ScheduleOptions& options :
+       std::vector<ScheduleOptions>{{.name = "cosine"},
+                                    {.name = "linear", .total_steps = 10, .warmup_steps = 10},
+                                    {.name = "one_cycle", .total_steps = 11, .warmup_steps = 10},
+                                    {.name = "constant", .warmup_steps = -1},
+                                    {.name = "cosine", .total_steps = 10, .min_factor = -0.1},
+                                    {.name = "cosine_restarts", .total_steps = 10, .period_growth = 0},
+                                    {.name = "step", .period_steps = -3},
+                                    {.name = "step", .gamma = std::nan("")}}) {
+    const auto status = create_schedule(options).status();
+    CAPTURE(options.name, status.message());
+    CHECK(exit_code(status) == ExitCode::kConfig);
+    CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_CASE("Constructors of schedules name every option out of range at once") {
+  CHECK_THROWS_WITH(LinearLR({.start_factor = -1, .end_factor = -1, .total_steps = 0}),
+                    Contains("start_factor") && Contains("end_factor") && Contains("total_steps"));
+  CHECK_THROWS_WITH(CosineAnnealingLR({.total_steps = 0, .min_factor = -1}),
+                    Contains("total_steps") && Contains("min_factor"));
+  CHECK_THROWS_WITH(CosineAnnealingWarmRestarts({.t_0 = 0, .t_mult = 0}), Contains("t_0") && Contains("t_mult"));
+  CHECK_THROWS_WITH(StepLR({.step_size = 0, .gamma = -1}), Contains("step_size") && Contains("gamma"));
+  CHECK_THROWS_WITH(
+      OneCycleLR({.total_steps = 1, .pct_start = 1, .div_factor = 0.5, .final_div_factor = 0}),
+      Contains("total_steps") && Contains("pct_start") && Contains("div_factor") && Contains("final_div_factor"));
+  CHECK_THROWS_WITH(OneCycleLR({.total_steps = 10, .pct_start = 0.5, .three_phase = true}), Contains("pct_start"));
+  CHECK_THROWS_AS(WarmupLR({.warmup_steps = 3}, nullptr), c10::ValueError);
+  CHECK_THROWS_AS(WarmupLR({.warmup_steps = -3}, std::make_shared<ConstantLR>()), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace trainkit

@@ -1,0 +1,411 @@
+#include "trainkit/optim/optimizer.h"
+
+#include <limits>
+
+#include "state_dict_util.h"
+#include "test_util.h"
+#include "trainkit/amp/grad_scaler.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/sgd.h"
+
+namespace trainkit {
+namespace {
+
+using Catch::Matchers::Contains;
+
+at::Tensor parameter(at::IntArrayRef shape) { return torch::randn(shape).requires_grad_(); }
+
+/// Two groups of parameters and gradients that are a function of the step.
+struct Model {
+  Model() {
+    torch::manual_seed(3);
+    matrix = parameter({4, 3});
+    vector = parameter({5});
+  }
+  std::vector<ParamGroup> groups() const {
+    return {{.params = {{"matrix", matrix}}},
+            {.params = {{"vector", vector}}, .lr_multiple = 0.5, .weight_decay = 0.0}};
+  }
+  void backward(int step) const {
+    torch::manual_seed(100 + step);
+    matrix.mutable_grad() = torch::randn({4, 3});
+    vector.mutable_grad() = step % 4 == 2 ? at::Tensor() : torch::randn({5});
+  }
+  at::Tensor matrix;
+  at::Tensor vector;
+};
+
+std::unique_ptr<Optimizer> make(const std::string& kind) {
+  if (kind == "adamw") return std::make_unique<AdamW>(AdamWOptions{.lr = 0.1, .betas = {0.8, 0.9}});
+  if (kind == "adam") return std::make_unique<Adam>(AdamOptions{.lr = 0.1, .weight_decay = 0.1});
+  if (kind == "capturable") return std::make_unique<AdamW>(AdamWOptions{.lr = 0.1, .capturable = true});
+  if (kind == "sgd") return std::make_unique<SGD>(SGDOptions{.lr = 0.1});
+  return std::make_unique<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
+}
+
+/// The value of a state with one entry removed or replaced.
+StateDict changed(StateDict state, const std::string& name, std::optional<StateValue> value) {
+  state.erase(name);
+  if (value) state.emplace(name, *value);
+  return state;
+}
+
+TEST_CASE("An optimizer's state saved mid-way and loaded gives the same bits as the run that was not stopped") {
+  const auto kind = GENERATE(as<std::string>(), "adamw", "adam", "capturable", "sgd", "nesterov");
+  CAPTURE(kind);
+  Model whole, halves;
+  const auto first = make(kind);
+  first->add_param_groups(whole.groups());
+  for (int step = 0; step < 11; ++step) {
+    whole.backward(step);
+    first->step();
+  }
+  const StateDict saved = test::clone_state(first->state_dict());
+  {
+    const at::NoGradGuard no_grad;
+    halves.matrix.copy_(whole.matrix);
+    halves.vector.copy_(whole.vector);
+  }
+  const auto second = make(kind);
+  second->add_param_groups(halves.groups());
+  second->set_lr(77);
+  REQUIRE(second->load_state_dict(saved).ok());
+  for (int step = 11; step < 25; ++step) {
+    for (const auto& [model, optimizer] : {std::pair(&whole, first.get()), std::pair(&halves, second.get())}) {
+      model->backward(step);
+      optimizer->step();
+    }
+  }
+  CHECK(torch::equal(whole.matrix, halves.matrix));
+  CHECK(torch::equal(whole.vector, halves.vector));
+  CHECK(test::same_state(first->state_dict(), second->state_dict()));
+  CHECK(second->step_count().item<int64_t>() == 25);
+  CHECK(second->max_step_count() == 25);
+}
+
+TEST_CASE("An optimizer's state stands under the parameters' names") {
+  Model model;
+  AdamW optimizer({.lr = 0.25});
+  optimizer.add_param_groups(model.groups());
+  model.backward(2);  // the vector has no gradient
+  optimizer.step();
+  const StateDict state = optimizer.state_dict();
+  CHECK(std::get<std::string>(state.at("type")) == "adamw");
+  CHECK(std::get<double>(state.at("lr")) == 0.25);
+  CHECK(std::get<int64_t>(state.at("step")) == 1);
+  CHECK(std::get<double>(state.at("groups.1.lr_multiple")) == 0.5);
+  CHECK(std::get<double>(state.at("groups.1.weight_decay")) == 0.0);
+  CHECK(std::get<at::Tensor>(state.at("state.matrix.exp_avg")).sizes() == model.matrix.sizes());
+  CHECK(std::get<at::Tensor>(state.at("state.matrix.exp_avg_sq")).sizes() == model.matrix.sizes());
+  CHECK(std::get<at::Tensor>(state.at("state.matrix.step")).item<int64_t>() == 1);
+  CHECK(std::get<at::Tensor>(state.at("state.vector.step")).item<int64_t>() == 0);
+}
+
+TEST_CASE("A bad optimizer state is refused with exit code 5, and nothing is changed") {
+  Model model;
+  AdamW optimizer({.lr = 0.1});
+  optimizer.add_param_groups(model.groups());
+  model.backward(0);
+  optimizer.step();
+  const StateDict good = test::clone_state(optimizer.state_dict());
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  // All of them also differ from the live state in a good entry: a partial load would show.
+  StateDict other = changed(good, "lr", 0.7);
+  other = changed(other, "state.matrix.exp_avg", at::Tensor(torch::ones({4, 3})));
+  const std::vector<StateDict> bad = {
+      changed(other, "type", std::string("adam")),
+      changed(other, "type", std::nullopt),
+      changed(other, "lr", std::nullopt),
+      changed(other, "lr", nan),
+      changed(other, "lr", -1.0),
+      changed(other, "lr", int64_t{1}),
+      changed(other, "step", int64_t{-1}),
+      changed(other, "beta2", 1.0),
+      changed(other, "eps", std::nullopt),
+      changed(other, "groups.1.weight_decay", -0.5),
+      changed(other, "groups.1.lr_multiple", std::nullopt),
+      changed(other, "groups.2.lr_multiple", 1.0),
+      changed(other, "state.vector.exp_avg", std::nullopt),
+      changed(other, "state.vector.exp_avg", at::Tensor(torch::ones({4}))),
+      changed(other, "state.vector.exp_avg", at::Tensor(torch::ones({5}, at::kDouble))),
+      changed(other, "state.vector.exp_avg", at::Tensor()),
+      changed(other, "state.vector.step", int64_t{1}),
+      changed(other, "state.vector.step", at::Tensor(torch::full({}, -1.0f))),
+      changed(other, "state.vector.step", at::Tensor(torch::full({}, 0.5f))),
+      changed(other, "state.vector.step", at::Tensor(torch::full({}, 9.0f))),  // above "step"
+      changed(other, "state.other.exp_avg", at::Tensor(torch::ones({5}))),
+      StateDict{}};
+  for (const StateDict& state : bad) {
+    const absl::Status status = optimizer.load_state_dict(state);
+    CAPTURE(status.message());
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK(test::same_state(optimizer.state_dict(), good));
+  }
+  CHECK(optimizer.load_state_dict(other).ok());
+  CHECK(optimizer.lr() == 0.7);
+}
+
+TEST_CASE("The state of SGD with momentum is refused by SGD without") {
+  Model model, same;
+  SGD with({.lr = 0.1, .momentum = 0.9});
+  SGD without({.lr = 0.1});
+  with.add_param_groups(model.groups());
+  without.add_param_groups(same.groups());
+  CHECK(exit_code(without.load_state_dict(with.state_dict())) == ExitCode::kWeights);
+  CHECK(exit_code(with.load_state_dict(without.state_dict())) == ExitCode::kWeights);
+}
+
+TEST_CASE("A parameter without a gradient is left alone, its count of steps too") {
+  Model model;
+  AdamW optimizer({.lr = 0.1});
+  optimizer.add_param_groups(model.groups());
+  const at::Tensor before = model.vector.detach().clone();
+  model.matrix.mutable_grad() = torch::ones({4, 3});
+  optimizer.step();
+  CHECK(torch::equal(model.vector.detach(), before));
+  CHECK(optimizer.step_count().item<int64_t>() == 1);
+  optimizer.zero_grad();
+  optimizer.step();  // no gradient at all
+  CHECK(std::get<at::Tensor>(optimizer.state_dict().at("state.matrix.step")).item<int64_t>() == 1);
+}
+
+TEST_CASE("A skipped first step of SGD leaves the momentum valid") {
+  // torch.optim.SGD(fused=True) has uninitialised memory there and treats the next step as the second.
+  Model model;
+  SGD optimizer({.lr = 1, .momentum = 0.9});
+  optimizer.add_param_groups(model.groups());
+  const at::Tensor before = model.matrix.detach().clone();
+  model.backward(0);
+  optimizer.step_unless(torch::ones({}));
+  CHECK(torch::equal(model.matrix.detach(), before));
+  optimizer.step_unless(torch::zeros({}));
+  CHECK(torch::allclose(model.matrix.detach(), before - model.matrix.grad()));
+}
+
+TEST_CASE("A gradient that lies otherwise in memory than its parameter is applied element by element") {
+  // The fused CPU kernels walk through both as they lie.
+  for (const bool transposed_gradient : {false, true}) {
+    at::Tensor a = torch::arange(12.0f).reshape({3, 4}).requires_grad_();
+    at::Tensor b = torch::arange(12.0f).reshape({4, 3}).t().detach().clone(at::MemoryFormat::Preserve).requires_grad_();
+    REQUIRE_FALSE(b.is_contiguous());
+    SGD optimizer({.lr = 1});
+    optimizer.add_param_group({.params = {{"a", a}, {"b", b}}});
+    const at::Tensor a_before = a.detach().clone(), b_before = b.detach().clone();
+    const at::Tensor gradient = torch::arange(12.0f).reshape({3, 4}) * 10;
+    a.mutable_grad() = transposed_gradient ? gradient.t().contiguous().t() : gradient;
+    b.mutable_grad() = transposed_gradient ? gradient.t().contiguous().t() : gradient;
+    optimizer.step();
+    CHECK(torch::equal(a.detach(), a_before - gradient));
+    CHECK(torch::equal(b.detach(), b_before - gradient));
+  }
+}
+
+TEST_CASE("A gradient whose strides differ only in dimensions of size 1 is applied as it is") {
+  at::Tensor column = torch::zeros({5, 1}).requires_grad_();
+  SGD optimizer({.lr = 1});
+  optimizer.add_param_group({.params = {{"column", column}}});
+  const at::Tensor gradient = torch::arange(5.0f).as_strided({5, 1}, {1, 7});
+  REQUIRE(gradient.strides() != column.strides());
+  column.mutable_grad() = gradient;
+  optimizer.step();
+  CHECK(torch::equal(column.detach(), -gradient));
+}
+
+TEST_CASE("Each group has its learning rate: the optimizer's times its multiple, and follows set_lr") {
+  Model model;
+  const bool capturable = GENERATE(false, true);
+  SGD optimizer({.lr = 0.5, .capturable = capturable});
+  optimizer.add_param_groups(model.groups());
+  const at::Tensor matrix = model.matrix.detach().clone(), vector = model.vector.detach().clone();
+  model.matrix.mutable_grad() = torch::ones({4, 3});
+  model.vector.mutable_grad() = torch::ones({5});
+  CHECK(optimizer.group_lrs() == std::vector<double>{0.5, 0.25});
+  optimizer.step();
+  CHECK(torch::equal(model.matrix.detach(), matrix - 0.5));
+  CHECK(torch::equal(model.vector.detach(), vector - 0.25));
+  optimizer.set_lr(2);
+  CHECK(optimizer.group_lrs() == std::vector<double>{2, 1});
+  CHECK(optimizer.lr() == 2);
+  CHECK_THROWS_AS(optimizer.set_lr(-1), c10::ValueError);
+  CHECK_THROWS_AS(optimizer.set_lr(std::numeric_limits<double>::infinity()), c10::ValueError);
+  CHECK(optimizer.group_lrs() == std::vector<double>{2, 1});
+  if (capturable) {
+    optimizer.set_lr_on_device(torch::full({}, 4.0));
+    CHECK(optimizer.group_lrs() == std::vector<double>{4, 2});
+  } else {
+    CHECK_THROWS_WITH(optimizer.set_lr_on_device(torch::full({}, 4.0)), Contains("not kept on the device"));
+  }
+}
+
+TEST_CASE("A group that is added later starts at step 0 while the others go on") {
+  Model model;
+  AdamW optimizer({.lr = 0.1});
+  optimizer.add_param_group(model.groups()[0]);
+  model.backward(0);
+  optimizer.step();
+  const at::Tensor mean = std::get<at::Tensor>(optimizer.state_dict().at("state.matrix.exp_avg")).clone();
+  optimizer.add_param_group(model.groups()[1]);
+  CHECK(optimizer.step_count().item<int64_t>() == 1);
+  CHECK(torch::equal(std::get<at::Tensor>(optimizer.state_dict().at("state.matrix.exp_avg")), mean));
+  optimizer.step();
+  const StateDict state = optimizer.state_dict();
+  CHECK(std::get<at::Tensor>(state.at("state.matrix.step")).item<int64_t>() == 2);
+  CHECK(std::get<at::Tensor>(state.at("state.vector.step")).item<int64_t>() == 1);
+  CHECK(std::get<int64_t>(state.at("step")) == 2);
+}
+
+TEST_CASE("add_param_group refuses what cannot be trained, and adds nothing then") {
+  Model model;
+  AdamW optimizer;
+  CHECK_THROWS_WITH(optimizer.step(), Contains("without parameters"));
+  optimizer.add_param_groups(model.groups());
+  const auto refuses = [&](ParamGroup group, const std::string& text) {
+    CHECK_THROWS_WITH(optimizer.add_param_group(group), Contains(text));
+    CHECK_THROWS_AS(optimizer.add_param_group(group), c10::ValueError);
+    CHECK(optimizer.param_groups().size() == 2);
+  };
+  refuses({}, "is empty");
+  refuses({.params = {{"again", model.matrix}}}, "'again' is in another group already");
+  refuses({.params = {{"matrix", parameter({2})}}}, "two parameters are named 'matrix'");
+  refuses({.params = {{"a", parameter({2})}, {"a", parameter({2})}}}, "two parameters are named 'a'");
+  refuses({.params = {{"int", torch::zeros({2}, at::kInt)}}}, "'int' must be a dense floating-point leaf");
+  refuses({.params = {{"not leaf", parameter({2}) * 2}}}, "'not leaf' must be a dense floating-point leaf");
+  refuses({.params = {{"expanded", torch::zeros({1}).expand({4})}}}, "'expanded' must be a dense floating-point leaf");
+  refuses({.params = {{"none", at::Tensor()}}}, "'none' must be a dense floating-point leaf");
+  refuses({.params = {{"meta", torch::zeros({2}, at::kMeta)}}}, "'meta' is on meta, expected cpu");
+  refuses({.params = {{"x", parameter({2})}}, .lr_multiple = -1}, "lr_multiple");
+  refuses({.params = {{"x", parameter({2})}}, .weight_decay = -1.0}, "weight_decay");
+}
+
+TEST_CASE("The same tensor twice in a group is stepped once") {
+  at::Tensor tied = torch::zeros({2}).requires_grad_();
+  SGD optimizer({.lr = 1});
+  optimizer.add_param_group({.params = {{"embedding", tied}, {"head", tied}}});
+  CHECK(optimizer.param_groups()[0].params.size() == 1);
+  tied.mutable_grad() = torch::ones({2});
+  optimizer.step();
+  CHECK(tied[0].item<double>() == -1);
+}
+
+TEST_CASE("A sparse gradient is an error before anything is changed") {
+  at::Tensor a = torch::zeros({2, 2}).requires_grad_(), b = torch::zeros({2, 2}).requires_grad_();
+  SGD optimizer({.lr = 1});
+  optimizer.add_param_group({.params = {{"a", a}, {"b", b}}});
+  a.mutable_grad() = torch::ones({2, 2});
+  b.mutable_grad() = torch::ones({2, 2}).to_sparse();
+  CHECK_THROWS_WITH(optimizer.step(), Contains("the gradient of 'b' must be dense"));
+  CHECK(a.abs().sum().item<double>() == 0);
+  CHECK(optimizer.step_count().item<double>() == 0);
+  CHECK(optimizer.max_step_count() == 0);
+}
+
+TEST_CASE("zero_grad drops gradients, or keeps their memory and zeroes it") {
+  Model model;
+  SGD optimizer;
+  optimizer.add_param_groups(model.groups());
+  model.backward(0);
+  const void* memory = model.matrix.grad().data_ptr();
+  optimizer.zero_grad(/*set_to_none=*/false);
+  CHECK(model.matrix.grad().data_ptr() == memory);
+  CHECK(model.matrix.grad().abs().sum().item<double>() == 0);
+  optimizer.step();
+  optimizer.zero_grad();
+  CHECK_FALSE(model.matrix.grad().defined());
+  optimizer.zero_grad(/*set_to_none=*/false);
+  CHECK_FALSE(model.matrix.grad().defined());
+}
+
+TEST_CASE("zero_grad cuts a kept gradient off the graph that made it") {
+  at::Tensor x = torch::full({}, 3.0f).requires_grad_();
+  SGD optimizer;
+  optimizer.add_param_group({.params = {{"x", x}}});
+  (x * x * x).backward(/*gradient=*/{}, /*retain_graph=*/true, /*create_graph=*/true);
+  REQUIRE(x.grad().requires_grad());
+  optimizer.zero_grad(/*set_to_none=*/false);
+  CHECK_FALSE(x.grad().requires_grad());
+  CHECK(x.grad().item<double>() == 0);
+}
+
+TEST_CASE("The optimizer holds no gradient after a step") {
+  Model model;
+  AdamW optimizer;
+  optimizer.add_param_groups(model.groups());
+  model.backward(0);
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(model.matrix.grad().getIntrusivePtr());
+  optimizer.step();
+  model.matrix.mutable_grad().reset();
+  CHECK(weak.expired());
+}
+
+TEST_CASE("Constructors name every option out of range at once") {
+  CHECK_THROWS_AS(AdamW({.lr = -1}), c10::ValueError);
+  const auto adam = [] { return AdamW({.lr = -1, .betas = {1.0, -0.5}, .eps = -1, .weight_decay = -1}); };
+  for (const char* name : {" lr ", "betas[0]", "betas[1]", "eps", "weight_decay"})
+    CHECK_THROWS_WITH(adam(), Contains(name));
+  const auto sgd = [] { return SGD({.lr = -1, .momentum = 1, .weight_decay = -1}); };
+  for (const char* name : {" lr ", "momentum", "weight_decay"}) CHECK_THROWS_WITH(sgd(), Contains(name));
+  CHECK_THROWS_WITH(SGD({.nesterov = true}), Contains("> 0 with nesterov"));
+}
+
+TEST_CASE("create_like makes an optimizer of the same kind and options without parameters") {
+  for (const char* kind : {"adamw", "adam", "capturable", "sgd", "nesterov"}) {
+    CAPTURE(kind);
+    Model a, b;
+    const auto original = make(kind);
+    const auto copy = original->create_like();
+    CHECK(copy->param_groups().empty());
+    original->add_param_groups(a.groups());
+    copy->add_param_groups(b.groups());
+    for (int step = 0; step < 5; ++step) {
+      a.backward(step);
+      original->step();
+      b.backward(step);
+      copy->step();
+    }
+    CHECK(torch::equal(a.matrix, b.matrix));
+    CHECK(torch::equal(a.vector, b.vector));
+    CHECK(test::same_state(original->state_dict(), copy->state_dict()));
+    CHECK(original->counts_on_device() == copy->counts_on_device());
+  }
+}
+
+TEST_CASE("An optimizer goes on after it is moved") {
+  Model model;
+  AdamW first({.lr = 0.1});
+  first.add_param_groups(model.groups());
+  model.backward(0);
+  first.step();
+  std::unique_ptr<Optimizer> second = std::make_unique<AdamW>(std::move(first));
+  second->step();
+  CHECK(second->step_count().item<int64_t>() == 2);
+  GradScaler scaler;
+  scaler.scale(torch::ones({}));
+  scaler.step(*second);
+  scaler.update();
+  CHECK(second->step_count().item<int64_t>() == 3);
+}
+
+TEST_CASE("Parameters of several types are stepped each in its own") {
+  for (const char* kind : {"adamw", "adam", "sgd", "nesterov"}) {
+    CAPTURE(kind);
+    torch::manual_seed(5);
+    at::Tensor single = parameter({40}), wide = single.detach().to(at::kDouble).requires_grad_(),
+               narrow = single.detach().to(at::kBFloat16).requires_grad_();
+    const auto optimizer = make(kind);
+    optimizer->set_lr(0.05);
+    optimizer->add_param_group({.params = {{"single", single}, {"wide", wide}, {"narrow", narrow}}});
+    for (int step = 0; step < 10; ++step) {
+      const at::Tensor gradient = torch::randn({40});
+      single.mutable_grad() = gradient;
+      wide.mutable_grad() = gradient.to(at::kDouble);
+      narrow.mutable_grad() = gradient.to(at::kBFloat16);
+      optimizer->step();
+    }
+    CHECK(torch::allclose(single.to(at::kDouble), wide, 1e-4, 1e-4));
+    CHECK(torch::allclose(single, narrow.to(at::kFloat), 0.1, 0.1));
+    CHECK_FALSE(torch::allclose(single, parameter({40}), 0.1, 0.1));
+  }
+}
+
+}  // namespace
+}  // namespace trainkit
