@@ -33,6 +33,7 @@ TEST_CASE("Counts, bytes and durations change their unit at the right place", "[
   CHECK(format_count(4.56e6) == "4.56M");
   CHECK(format_size(512) == "512 B");
   CHECK(format_size(1536) == "1.50 KiB");
+  CHECK(format_size(232 * 1024) == "232 KiB");
   CHECK(format_size(int64_t{24} << 30) == "24.0 GiB");
   CHECK(format_duration(7.4) == "0:07");
   CHECK(format_duration(59.6) == "1:00");

@@ -55,6 +55,7 @@
 #include "trainkit/train/loss.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/rng_state.h"
+#include "trainkit/train/run_folder.h"
 #include "trainkit/train/signals.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"

@@ -34,7 +34,9 @@ std::string format_size(int64_t bytes) {
   double value = static_cast<double>(bytes);
   size_t unit = 0;
   while (std::abs(value) >= 1023.5 && unit + 1 < kUnits.size()) value /= 1024, ++unit;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:#.3g} {}", value, kUnits[unit]);
+  if (unit == 0) return fmt::format("{} B", bytes);
+  const double size = std::abs(value);
+  return fmt::format("{:.{}f} {}", value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0, kUnits[unit]);
 }
 
 std::string format_duration(double seconds) {

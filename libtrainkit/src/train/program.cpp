@@ -4,7 +4,7 @@
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/fs.h"
+#include "trainkit/logging/summary.h"
 
 namespace trainkit {
 
@@ -22,7 +22,7 @@ int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body
   std::fputs(error_text(result.status()).c_str(), stderr);
   if (!program.output_dir.empty()) {
     // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
-    (void)write_file_atomically(Fs::posix(), program.output_dir + "/error.json", error_json(result.status()));
+    (void)write_error(program.output_dir, result.status());
   }
   return static_cast<int>(exit_code(result.status()));
 }

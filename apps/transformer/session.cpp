@@ -1,0 +1,170 @@
+#include "transformer/session.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/safetensors.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/weights.h"
+#include "transformer/demo_text.h"
+#include "transformer/sampling.h"
+
+namespace trainkit {
+namespace {
+
+constexpr char kTokenizerFile[] = "tokenizer.json";
+
+/// A folder that goes with the last copy of the pointer.
+std::shared_ptr<const std::string> temporary_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
+  if (!mkdtemp(name.data())) return nullptr;
+  return {new std::string(name), [](const std::string* folder) {
+            std::error_code ignored;
+            std::filesystem::remove_all(*folder, ignored);
+            delete folder;
+          }};
+}
+
+/// The tokenizer that stands beside a checkpoint.
+std::string tokenizer_beside(const CheckpointPath& checkpoint) {
+  return (std::filesystem::path(checkpoint.folder).parent_path() / kTokenizerFile).string();
+}
+
+/// Progress of tokenizing on stderr, in steps of a tenth; nothing for texts that take no time.
+TokenizeProgress tokenize_progress() {
+  return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
+    const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
+    if (tenth > shown) {
+      shown = tenth;
+      std::fprintf(stderr, "tokenizing %d%%\n", static_cast<int>(tenth * 10));
+    }
+    return true;
+  };
+}
+
+GenerateOptions generate_options(const TransformerOptions& options, uint64_t seed) {
+  return {
+      .max_tokens = options.sample_tokens, .temperature = options.temperature, .top_k = options.top_k, .seed = seed};
+}
+
+StateDict state_of(const TransformerConfig& config) {
+  return {{"vocab_size", config.vocab_size}, {"block_size", config.block_size}, {"n_layers", config.n_layers},
+          {"n_heads", config.n_heads},       {"hidden_dim", config.hidden_dim}, {"bias", config.bias},
+          {"tied_head", config.tied_head}};
+}
+
+absl::StatusOr<TransformerConfig> config_from(const StateDict& state) {
+  TransformerConfig config;
+  TRAINKIT_ASSIGN_OR_RETURN(config.vocab_size, get_state<int64_t>(state, "vocab_size"));
+  TRAINKIT_ASSIGN_OR_RETURN(config.block_size, get_state<int64_t>(state, "block_size"));
+  TRAINKIT_ASSIGN_OR_RETURN(config.n_layers, get_state<int64_t>(state, "n_layers"));
+  TRAINKIT_ASSIGN_OR_RETURN(config.n_heads, get_state<int64_t>(state, "n_heads"));
+  TRAINKIT_ASSIGN_OR_RETURN(config.hidden_dim, get_state<int64_t>(state, "hidden_dim"));
+  TRAINKIT_ASSIGN_OR_RETURN(config.bias, get_state<bool>(state, "bias"));
+  TRAINKIT_ASSIGN_OR_RETURN(config.tied_head, get_state<bool>(state, "tied_head"));
+  return config;
+}
+
+}  // namespace
+
+absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOptions& options) {
+  std::shared_ptr<const std::string> temporary;
+  std::string cache = run.data_dir.empty() ? run.output_dir : run.data_dir;
+  if (run.dry_run) {
+    temporary = temporary_folder();
+    if (!temporary) return absl::UnavailableError("no temporary folder can be made");
+    cache = *temporary;
+  }
+  CorpusOptions corpus = corpus_options(options, cache);
+  if (!run.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    const std::string saved = tokenizer_beside(checkpoint);
+    if (std::filesystem::exists(saved)) corpus.saved_tokenizer = saved;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(Corpus prepared, prepare_corpus(corpus, tokenize_progress()));
+  return Session(run, options, std::move(temporary), std::move(prepared));
+}
+
+std::string Session::describe() const {
+  return fmt::format("text       {}: {}, {} tokens of {} kinds ({}); the last {} are validation\n", corpus_.source,
+                     format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
+                     corpus_.tokenizer->name(), corpus_.tokens.size() - corpus_.train_tokens);
+}
+
+StateDict Session::model_state() const {
+  TransformerConfig config = model_config(options_, corpus_.tokenizer->vocab_size());
+  if (config.n_heads == 0) config.n_heads = default_n_heads(config.hidden_dim);
+  return state_of(config);
+}
+
+absl::Status Session::save() const {
+  return save_tokenizer(*corpus_.tokenizer, run_.output_dir + "/" + kTokenizerFile);
+}
+
+absl::StatusOr<std::string> Session::sample(Transformer& model) const {
+  return sample_text(model, *corpus_.tokenizer, "", generate_options(options_, run_.seed));
+}
+
+absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device) {
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint,
+                            resolve_checkpoint(run.resume.empty() ? "latest" : run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(checkpoint));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(tokenizer_beside(checkpoint)));
+  TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(contents.state, "config")));
+  TRAINKIT_RETURN_IF_ERROR(validate(config));
+  Transformer model(config);
+  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(*model, contents.model));
+  model->to(device);
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text,
+                            sample_text(model, *tokenizer, options.sample, generate_options(options, run.seed)));
+  std::fputs((text + "\n").c_str(), stdout);
+  return 0;
+}
+
+absl::StatusOr<int> write_demo_data(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string path = folder + "/demo.txt";
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, demo_text()));
+  std::fputs(("wrote " + path + "\ntry: trainkit-transformer --input " + path + "\n").c_str(), stdout);
+  return 0;
+}
+
+absl::Status load_weights(torch::nn::Module& model, const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
+  NamedTensors tensors;
+  for (const std::string& name : file.names()) {
+    TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(name));
+    tensors.emplace_back(name, std::move(tensor));
+  }
+  return load_named_tensors(model, tensors);
+}
+
+std::string describe_result(const TrainerResult& result, const RunOptions& run) {
+  const std::string& dir = run.output_dir;
+  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
+                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  if (!result.evaluation.empty()) {
+    text += fmt::format(
+        "\nvalidation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})",
+        result.evaluation.at("loss"), result.evaluation.at("perplexity"), result.evaluation.at("bits_per_character"),
+        result.best_evaluation.at("loss"), result.best_step);
+  }
+  text += fmt::format("\nloss curve   {}/loss.svg\ntensorboard  tensorboard --logdir {}", dir,
+                      run.tensorboard_dir.empty() ? dir + "/tensorboard" : run.tensorboard_dir);
+  if (result.signal != 0) {
+    text +=
+        fmt::format("\nstopped by signal {}; go on with: trainkit-transformer --config {}/config.yaml --resume latest",
+                    result.signal, dir);
+  }
+  return text;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,58 @@
+#pragma once
+/// What stands around the training of a Transformer: its text, what is kept beside its weights, and what it writes.
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "trainkit/config/run_options.h"
+#include "trainkit/core/state_dict.h"
+#include "trainkit/nn/transformer.h"
+#include "trainkit/train/trainer.h"
+#include "transformer/corpus.h"
+#include "transformer/options.h"
+
+namespace trainkit {
+
+/// The corpus of a run, tokenized (with progress on the screen), and its tokenizer, which a resumed run takes over.
+class Session {
+ public:
+  /// Errors are those of prepare_corpus, and of resolve_checkpoint with --resume. Tokens are cached in --data_dir, or
+  /// in the run's folder; a dry run keeps them in a temporary folder that goes with the Session.
+  static absl::StatusOr<Session> open(const RunOptions& run, const TransformerOptions& options);
+
+  const Corpus& corpus() const { return corpus_; }
+  /// "text ..." for the first lines of a run, with a line end.
+  std::string describe() const;
+  /// The model's shape, kept in each checkpoint so that sampling needs no flags.
+  StateDict model_state() const;
+  /// Keeps the tokenizer as `<output_dir>/tokenizer.json`.
+  absl::Status save() const;
+  /// Text that `model` writes from nothing.
+  absl::StatusOr<std::string> sample(Transformer& model) const;
+
+ private:
+  Session(const RunOptions& run, const TransformerOptions& options, std::shared_ptr<const std::string> temporary,
+          Corpus corpus)
+      : run_(run), options_(options), temporary_(std::move(temporary)), corpus_(std::move(corpus)) {}
+  RunOptions run_;
+  TransformerOptions options_;
+  std::shared_ptr<const std::string> temporary_;
+  Corpus corpus_;
+};
+
+/// --sample: continues the text with the latest checkpoint of --output_dir, or that of --resume. Prints the text.
+absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device);
+
+/// --make_demo_data: writes `<folder>/demo.txt`.
+absl::StatusOr<int> write_demo_data(const std::string& folder);
+
+/// --init_from: weights alone, from a safetensors file. Errors: exit code 5.
+absl::Status load_weights(torch::nn::Module& model, const std::string& path);
+
+/// The last lines of a run: scores, where things lie, what to do next.
+std::string describe_result(const TrainerResult& result, const RunOptions& run);
+
+}  // namespace trainkit

@@ -1,0 +1,57 @@
+#pragma once
+/// From the shared flags to a run: the library's options, the folder that a run writes, and how it ends.
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "trainkit/config/config.h"
+#include "trainkit/config/run_options.h"
+#include "trainkit/logging/logger.h"
+#include "trainkit/train/trainer.h"
+
+namespace trainkit {
+
+/// Loader options from the shared flags, for training, and for evaluation, which never drops a row.
+PrefetcherOptions training_loader_options(const RunOptions& run, at::Device device);
+PrefetcherOptions evaluation_loader_options(const RunOptions& run, at::Device device);
+
+/// Trainer options from the shared flags for a loader of `batches_per_epoch` batches; `min_lr_factor` is where the
+/// schedule ends. eval_every and save_every become an epoch where they were not given; a warm-up that nobody asked for
+/// becomes a tenth of a run too short for it (run.warmup_steps says so then). Errors are those of the schedule, blamed
+/// on the flag.
+absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, at::Device device,
+                                               int64_t batches_per_epoch, double min_lr_factor = 0);
+
+/// The first lines of a run: device, batches, precision, parameters, memory of weights and optimizer, the fields of a
+/// batch.
+std::string describe_run(const RunOptions& run, const TrainerOptions& options, const DeviceReplicator& devices,
+                         const Prefetcher& loader);
+
+/// `<output_dir>` of a run: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
+/// the progress on the screen.
+class RunFolder {
+ public:
+  /// Makes the folder and its files; what an earlier run logged after the step that this one goes on from is cut off.
+  /// `program` is the project's name in W&B. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B cannot
+  /// start.
+  static absl::StatusOr<std::unique_ptr<RunFolder>> open(const ConfigParser& parser, const RunOptions& run,
+                                                         const std::string& program);
+
+  /// Where records go; print() shows a line above the progress bar.
+  RunLogger& logger() { return *logger_; }
+  const std::string& path() const { return path_; }
+
+  /// Ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit code of the process: 0, or
+  /// 128 + the signal that stopped the run. Or the first failure of a log, exit code 6.
+  absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader);
+
+ private:
+  RunFolder(std::string path, std::unique_ptr<RunLogger> logger) : path_(std::move(path)), logger_(std::move(logger)) {}
+  std::string path_;
+  std::unique_ptr<RunLogger> logger_;
+};
+
+}  // namespace trainkit

@@ -1,0 +1,194 @@
+#include "trainkit/train/run_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/logging/plot.h"
+#include "trainkit/logging/run_log.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/weights.h"
+
+namespace trainkit {
+namespace {
+
+Precision precision_of(at::ScalarType type) {
+  return type == at::kBFloat16 ? Precision::kBf16 : type == at::kHalf ? Precision::kFp16 : Precision::kFp32;
+}
+
+const char* name_of(Precision precision) {
+  return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
+}
+
+OnError on_error_of(const std::string& word) {
+  return word == "skip" ? OnError::kSkip : word == "replace" ? OnError::kReplace : OnError::kFail;
+}
+
+std::chrono::milliseconds milliseconds(Seconds seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(seconds);
+}
+
+/// A field of a CSV file, quoted where it must be (RFC 4180).
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+absl::Status write_bad_samples(const std::string& path, const std::vector<BadSample>& samples) {
+  std::string text = "index,epoch,name,cause\n";
+  for (const BadSample& sample : samples) {
+    text += fmt::format("{},{},{},{}\n", sample.index, sample.epoch, csv_field(sample.name), csv_field(sample.cause));
+  }
+  return write_file_atomically(Fs::posix(), path + "/bad_samples.csv", text);
+}
+
+}  // namespace
+
+PrefetcherOptions training_loader_options(const RunOptions& run, at::Device device) {
+  return {.batch_size = run.batch_size.value.value_or(1),
+          .num_workers = resolve_num_workers(run),
+          .prefetch_factor = static_cast<int>(run.prefetch_factor),
+          .persistent_workers = run.persistent_workers,
+          .drop_last = run.drop_last,
+          .timeout = milliseconds(run.timeout),
+          .pin_memory = run.pin_memory,
+          .device = device,
+          .on_error = on_error_of(run.on_error),
+          .max_bad_samples = run.max_bad_samples};
+}
+
+PrefetcherOptions evaluation_loader_options(const RunOptions& run, at::Device device) {
+  PrefetcherOptions options = training_loader_options(run, device);
+  options.drop_last = false;
+  options.persistent_workers = false;
+  return options;
+}
+
+absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, at::Device device,
+                                               int64_t batches_per_epoch, double min_lr_factor) {
+  TrainerOptions options{.max_epochs = run.epochs,
+                         .max_steps = run.max_steps,
+                         .max_time = milliseconds(run.max_time),
+                         .precision = precision_of(resolve_precision(run, device)),
+                         .grad_accum_steps = resolve_grad_accum_steps(run),
+                         .grad_clip = run.grad_clip,
+                         .log_every = run.log_every,
+                         .output_dir = run.output_dir,
+                         .keep_last = run.keep_last,
+                         .continue_on_save_error = run.on_save_error == "continue",
+                         .resume = run.resume,
+                         .early_stopping = run.early_stopping,
+                         .handle_signals = true};
+  const int64_t epoch_steps = (batches_per_epoch + options.grad_accum_steps - 1) / options.grad_accum_steps;
+  options.eval_every = run.eval_every.value_or(epoch_steps);
+  options.save_every = run.save_every.value_or(epoch_steps);
+  const int64_t by_epochs = run.epochs * epoch_steps;
+  const int64_t total_steps =
+      run.max_steps > 0 && (by_epochs == 0 || run.max_steps < by_epochs) ? run.max_steps : by_epochs;
+  const bool plateau = run.scheduler == "plateau";
+  if (plateau) options.plateau = PlateauOptions{.factor = run.factor, .patience = run.patience};
+  // A warm-up that somebody asked for stands; a default one leaves most of a short run to the schedule.
+  const std::string source = parser.source("warmup_steps");
+  if (source.starts_with("default") || source.starts_with("preset")) {
+    run.warmup_steps = std::min(run.warmup_steps, total_steps / 10);
+  } else if (run.warmup_steps >= total_steps) {
+    return parser.invalid("warmup_steps", "leaves no step to the schedule",
+                          "below the " + std::to_string(total_steps) + " steps of the run");
+  }
+  auto schedule = create_schedule({.name = plateau ? "constant" : run.scheduler,
+                                   .total_steps = total_steps,
+                                   .warmup_steps = run.warmup_steps,
+                                   .min_factor = min_lr_factor});
+  if (!schedule.ok()) {
+    const auto error = error_of(schedule.status());
+    return parser.invalid("scheduler", error ? error->problem : std::string(schedule.status().message()));
+  }
+  options.schedule = *std::move(schedule);
+  return options;
+}
+
+std::string describe_run(const RunOptions& run, const TrainerOptions& options, const DeviceReplicator& devices,
+                         const Prefetcher& loader) {
+  int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0;
+  for (const auto& [name, tensor] : named_tensors(*devices.module())) {
+    parameters += tensor.numel();
+    weight_bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  for (const at::Tensor& parameter : devices.module()->parameters()) {
+    if (parameter.requires_grad()) trained_bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  const int64_t batch = loader.options().batch_size;
+  std::string text = fmt::format("strategy   single on {}\n", devices.device().str());
+  text += fmt::format("batch      {} per device x {} device x {} accumulated = {} per step\n", batch,
+                      devices.world_replicas(), options.grad_accum_steps,
+                      batch * devices.world_replicas() * options.grad_accum_steps);
+  text += fmt::format("precision  {}\n", name_of(options.precision));
+  text += fmt::format("model      {} parameters; weights {}, gradients {}, AdamW state {}\n",
+                      format_count(static_cast<double>(parameters)), format_size(weight_bytes),
+                      format_size(trained_bytes), format_size(2 * trained_bytes));
+  text += fmt::format("data       {} rows, {} batches an epoch, {} workers\n", loader.dataset().size(),
+                      loader.batches_per_epoch(), loader.options().num_workers);
+  for (const FieldSpec& field : loader.dataset().fields()) {
+    text += fmt::format("           {} ({}{}{}) {}\n", field.name, batch, field.shape.empty() ? "" : ", ",
+                        fmt::join(field.shape, ", "), c10::toString(field.dtype));
+  }
+  if (devices.device().is_cuda() && options.precision == Precision::kFp32) {
+    text += "warning: a GPU is used without mixed precision; --mixed_precision is faster and takes less memory\n";
+  }
+  text += "output     " + run.output_dir;
+  return text;
+}
+
+absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& parser, const RunOptions& run,
+                                                           const std::string& program) {
+  int64_t resume_step = -1;
+  if (!run.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    resume_step = checkpoint.step;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(auto logger, open_run_log({.output_dir = run.output_dir,
+                                                       .console = stdout,
+                                                       .use_tensorboard = run.use_tensorboard,
+                                                       .tensorboard_dir = run.tensorboard_dir,
+                                                       .use_wandb = run.use_wandb,
+                                                       .wandb = {.project = program},
+                                                       .resume_step = resume_step}));
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
+  return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, std::move(logger)));
+}
+
+absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader) {
+  TRAINKIT_RETURN_IF_ERROR(logger_->close());
+  const auto named = [](const Metrics& metrics) {
+    std::vector<std::pair<std::string, double>> list;
+    for (const auto& [name, value] : metrics) list.emplace_back("val_" + name, value);
+    return list;
+  };
+  RunSummary summary{.exit_reason = to_string(result.reason),
+                     .exit_code = result.signal == 0 ? 0 : 128 + result.signal,
+                     .steps = result.steps,
+                     .epochs = result.epochs,
+                     .wall_seconds = result.wall_seconds,
+                     .effective_fraction = result.effective_fraction,
+                     .final_metrics = named(result.evaluation),
+                     .best_metrics = named(result.best_evaluation),
+                     .best_step = result.best_evaluation.empty() ? -1 : result.best_step,
+                     .versions = library_versions()};
+  summary.final_metrics.emplace_back("train_loss", result.loss);
+  const std::vector<BadSample> bad_samples = loader.bad_samples();
+  if (!bad_samples.empty()) TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, bad_samples));
+  TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
+  TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));
+  return summary.exit_code;
+}
+
+}  // namespace trainkit

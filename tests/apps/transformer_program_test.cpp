@@ -1,0 +1,220 @@
+// trainkit-transformer as a user runs it: a process with flags, files, exit codes and signals.
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <random>
+
+#include "program.h"
+#include "test_util.h"
+#include "trainkit/logging/jsonl.h"
+#include "transformer/demo_text.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A text and a folder to run in.
+struct Place {
+  Place() { std::ofstream(dir / "text.txt") << demo_text(20'000, 1); }
+  /// Flags of a model that takes a millisecond a step.
+  std::vector<std::string> flags(const std::string& run, std::vector<std::string> more = {}) const {
+    std::vector<std::string> all = {"--input",
+                                    dir / "text.txt",
+                                    "--output_dir",
+                                    dir / run,
+                                    "--hidden_dim",
+                                    "16",
+                                    "--n_layers",
+                                    "1",
+                                    "--n_heads",
+                                    "2",
+                                    "--block_size",
+                                    "16",
+                                    "--batch_size",
+                                    "4",
+                                    "--dropout",
+                                    "0.1",
+                                    "--grad_accum_steps",
+                                    "2",
+                                    "--device",
+                                    "cpu",
+                                    "--log_every",
+                                    "5",
+                                    "--sample_tokens",
+                                    "20"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  TempDir dir;
+};
+
+struct Ended {
+  int code;
+  std::string output, errors;
+};
+
+Ended run(const Place& place, const std::vector<std::string>& flags) {
+  Program program("trainkit-transformer", flags, place.dir.path().string());
+  const int code = program.wait();
+  return {code, program.output(), program.errors()};
+}
+
+/// What was logged of each split, without the clocks.
+struct Loss {
+  std::string split;
+  int64_t step;
+  double loss;
+  bool operator==(const Loss&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const Loss& l) {
+    return out << l.split << " " << l.step << ": " << l.loss;
+  }
+};
+std::vector<Loss> losses(const std::string& folder) {
+  std::vector<Loss> list;
+  const std::vector<LogRecord> records = read_jsonl(folder + "/metrics.jsonl").value();
+  for (const LogRecord& record : records) {
+    list.push_back({record.split, record.step, *record.find("loss")});
+  }
+  return list;
+}
+
+std::string checkpoint_bytes(const std::string& folder, const std::string& step) {
+  const std::string at = folder + "/checkpoints/step-" + step;
+  return read_text(at + "/model.safetensors") + read_text(at + "/optimizer.safetensors") +
+         read_text(at + "/state.json");
+}
+
+}  // namespace
+
+TEST_CASE("A run writes its folder, says what it does and ends with a sample", "[apps][transformer]") {
+  const Place place;
+  const Ended ended = run(place, place.flags("run", {"--max_steps", "30", "--eval_every", "10", "--save_every", "10"}));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "loss.svg", "tokenizer.json", "tensorboard",
+                           "checkpoints/step-00000030/manifest.json", "checkpoints/latest"}) {
+    CHECK(fs::exists(place.dir / "run" + "/" + name));
+  }
+  for (const char* text : {"single on cpu", "4 per device x 1 device x 2 accumulated = 8 per step", "validation loss",
+                           "bits per character", "loss.svg", "tensorboard --logdir"}) {
+    INFO(ended.output);
+    CHECK(ended.output.find(text) != std::string::npos);
+  }
+  const auto logged = losses(place.dir / "run");
+  CHECK(logged.size() == 6 + 3);
+  CHECK(logged.back().loss < logged.front().loss);
+  CHECK(!fs::exists(place.dir / "run" + "/error.json"));
+}
+
+TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]") {
+  const Place place;
+  REQUIRE(run(place, place.flags("run", {"--max_steps", "10", "--save_every", "10"})).code == 0);
+  const Ended again = run(place, {"--config", place.dir / "run" + "/config.yaml", "--output_dir", place.dir / "again"});
+  INFO(again.errors);
+  REQUIRE(again.code == 0);
+  CHECK(losses(place.dir / "run") == losses(place.dir / "again"));
+}
+
+TEST_CASE("A dry run checks everything and writes nothing", "[apps][transformer]") {
+  const Place place;
+  const Ended ended = run(place, place.flags("run", {"--dry_run"}));
+  INFO(ended.errors);
+  CHECK(ended.code == 0);
+  CHECK(ended.output.find("parameters") != std::string::npos);
+  CHECK(!fs::exists(place.dir / "run"));
+}
+
+TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][transformer]") {
+  const Place place;
+  std::ofstream(place.dir / "empty.txt");
+  std::ofstream(place.dir / "bad.yaml") << "hiden_dim: 8\n";
+  std::ofstream(place.dir / "file") << "not a folder";
+  std::ofstream(place.dir / "weights.safetensors") << "not weights";
+  REQUIRE(run(place, place.flags("taken", {"--max_steps", "2", "--save_every", "2"})).code == 0);
+  struct Case {
+    int code;
+    const char* text;
+    std::vector<std::string> flags;
+  };
+  const std::vector<Case> cases = {
+      {2, "error[cli.unknown] --hiden-dim", {"--hiden-dim", "8"}},
+      {2, "--batch-size", {"--batch-size", "0"}},
+      {2, "--n_heads", place.flags("a", {"--n_heads", "3"})},
+      {2, "--device", place.flags("b", {"--device", "cuda:7"})},
+      {2, "--overwrite", place.flags("taken")},
+      {3, "bad.yaml:1:1", {"--config", place.dir / "bad.yaml"}},
+      {4, "error[data.", {"--input", place.dir / "empty.txt", "--output_dir", place.dir / "c"}},
+      {4, "missing.txt", {"--input", place.dir / "missing.txt", "--output_dir", place.dir / "d"}},
+      {5, "error[", place.flags("e", {"--resume", "latest"})},
+      {5, "weights.safetensors", place.flags("f", {"--init_from", place.dir / "weights.safetensors"})},
+      {6, "error[", {"--input", place.dir / "text.txt", "--output_dir", place.dir / "file"}},
+  };
+  for (const Case& bad : cases) {
+    const std::vector<std::string>& flags = bad.flags;
+    const Ended ended = run(place, flags);
+    INFO(bad.text << "\n" << ended.errors);
+    CHECK(ended.code == bad.code);
+    CHECK(ended.errors.starts_with("trainkit: error["));
+    CHECK(ended.errors.find(bad.text) != std::string::npos);
+    const std::string line = ended.errors.substr(0, ended.errors.find('\n'));
+    CHECK(line.size() <= 400);
+    CHECK(std::count(ended.errors.begin(), ended.errors.end(), '\n') <= 2);
+  }
+}
+
+TEST_CASE("--sample continues a text with a run's model and needs no other flag", "[apps][transformer]") {
+  const Place place;
+  REQUIRE(run(place, place.flags("run", {"--max_steps", "20", "--save_every", "20"})).code == 0);
+  const Ended ended = run(place, {"--output_dir", place.dir / "run", "--sample", "the ", "--device", "cpu"});
+  INFO(ended.errors);
+  CHECK(ended.code == 0);
+  CHECK(ended.output.starts_with("the "));
+  CHECK(ended.output.size() > 100);
+}
+
+TEST_CASE("SIGTERM finishes the step, saves and exits 143; the run goes on from there", "[apps][transformer]") {
+  const Place place;
+  const auto flags = place.flags("run", {"--max_steps", "1000000", "--save_every", "1000000"});
+  Program program("trainkit-transformer", flags, place.dir.path().string());
+  while (read_text(place.dir / "run" + "/metrics.jsonl").empty())
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  program.kill(SIGTERM);
+  REQUIRE(program.wait() == 143);
+  CHECK(fs::exists(place.dir / "run" + "/checkpoints/latest"));
+  CHECK(program.output().find("--resume latest") != std::string::npos);
+}
+
+TEST_CASE("Runs killed at random moments end with the bytes of one that was not", "[apps][transformer][resume]") {
+  const Place place;
+  const std::vector<std::string> more = {"--max_steps", "400", "--save_every", "20", "--eval_every", "100"};
+  const auto start = std::chrono::steady_clock::now();
+  REQUIRE(run(place, place.flags("whole", more)).code == 0);
+  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 6 : 60;  // kills
+  std::mt19937 random(5);
+  int kills = 0, runs = 0;
+  while (kills < wanted) {
+    const std::string name = "killed" + std::to_string(++runs);
+    const bool workers = runs % 2 == 0;
+    for (int code = -1; code != 0;) {
+      auto flags = place.flags(name, more);
+      flags.insert(flags.end(), {"--num_workers", workers ? "2" : "0"});
+      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
+      Program program("trainkit-transformer", flags, place.dir.path().string());
+      if (kills < wanted) {
+        const double delay = std::uniform_real_distribution<double>(0, whole_seconds)(random);
+        std::this_thread::sleep_for(std::chrono::duration<double>(delay));
+        program.kill(SIGKILL);
+      }
+      code = program.wait();
+      INFO(program.errors());
+      REQUIRE((code == 0 || code == 256 + SIGKILL));
+      kills += code != 0;
+    }
+    INFO(name << " after " << kills << " kills");
+    REQUIRE(checkpoint_bytes(place.dir / name, "00000400") == checkpoint_bytes(place.dir / "whole", "00000400"));
+    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
+  }
+}
