@@ -1,0 +1,122 @@
+#include "transformer/text_dataset.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "test_util.h"
+#include "trainkit/data/prefetcher.h"
+#include "trainkit/nn/transformer.h"
+
+using namespace trainkit;
+
+namespace {
+
+/// A file of the tokens 0, 1, 2, ... so that a token says where it stands.
+TokenFile counting_file(const test::TempDir& folder, int64_t size) {
+  const TokenFileOrigin origin{
+      .vocab_size = size, .tokenizer_digest = std::string(32, '0'), .source_digest = std::string(32, '0')};
+  const std::string path = folder / ("tokens" + std::to_string(size));
+  std::vector<TokenId> tokens(static_cast<size_t>(size));
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
+  REQUIRE(write_token_file(path, origin, [&](const TokenSink& sink) { return sink(tokens); }).ok());
+  return TokenFile::open(path).value();
+}
+
+/// All rows of one epoch: (rows, block) each.
+std::pair<at::Tensor, at::Tensor> epoch_of(const TokenWindows& windows, int64_t epoch, uint64_t seed) {
+  const int64_t rows = windows.size(), block = windows.fields()[0].shape[0];
+  at::Tensor x = torch::full({rows, block}, -1, at::kLong), y = torch::full({rows, block}, -1, at::kLong);
+  const std::vector<BatchView::Field> fields = {{static_cast<std::byte*>(x.data_ptr()), block * 8},
+                                                {static_cast<std::byte*>(y.data_ptr()), block * 8}};
+  std::vector<RowKey> keys;
+  for (int64_t i = 0; i < rows; ++i) keys.push_back({.index = i, .epoch = epoch, .seed = seed});
+  windows.get_batch(keys, BatchView(fields, rows));
+  return {x, y};
+}
+
+}  // namespace
+
+TEST_CASE("An epoch is every non-overlapping window once, from an offset of its own", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  const TokenWindows windows(counting_file(folder, 1000), {.block_size = 16});
+  std::map<int64_t, int> offsets;
+  for (int64_t epoch = 0; epoch < 400; ++epoch) {
+    const auto [x, y] = epoch_of(windows, epoch, 7);
+    CHECK(torch::equal(y, x + 1));
+    const int64_t first = x[0][0].item<int64_t>();
+    CHECK(torch::equal(x.flatten(), torch::arange(first, first + x.numel())));
+    CHECK(x.size(0) >= (1000 - 2 * 16) / 16);
+    CHECK(y.max().item<int64_t>() < 1000);
+    ++offsets[first];
+  }
+  CHECK(offsets.size() == 16);  // every offset, about equally often
+  for (const auto& [offset, count] : offsets) CHECK((offset >= 0 && offset < 16 && count > 5 && count < 60));
+  CHECK(torch::equal(epoch_of(windows, 3, 7).first, epoch_of(windows, 3, 7).first));
+  int64_t same = 0;
+  for (int64_t epoch = 0; epoch < 50; ++epoch) {
+    same += torch::equal(epoch_of(windows, epoch, 7).first, epoch_of(windows, epoch, 8).first);
+  }
+  CHECK(same < 15);
+}
+
+TEST_CASE("No offset reads past the end, whatever the length", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  for (int64_t size = 5; size < 40; ++size) {
+    const TokenWindows windows(counting_file(folder, size), {.block_size = 4});
+    CHECK(windows.size() == std::max<int64_t>(1, (size - 4) / 4));
+    for (int64_t epoch = 0; epoch < 20; ++epoch) CHECK(epoch_of(windows, epoch, 1).second.max().item<int64_t>() < size);
+  }
+}
+
+TEST_CASE("A whole part has every token but the first as a target once", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  for (const int64_t end : {902, 916, 917, 918, 1000}) {
+    const TokenWindows windows(counting_file(folder, 1000),
+                               {.block_size = 16, .begin = 900, .end = end, .whole = true});
+    const auto [x, y] = epoch_of(windows, 5, 9);
+    const at::Tensor targets = y.masked_select(y != kIgnoreIndex);
+    CHECK(torch::equal(targets, torch::arange(901, end)));
+    CHECK(torch::equal(x.masked_select(y != kIgnoreIndex), torch::arange(900, end - 1)));
+    CHECK((x.masked_select(y == kIgnoreIndex) == 0).all().item<bool>());
+    int64_t sum = 0;
+    std::vector<int64_t> rows;
+    for (int64_t i = 0; i < windows.size(); ++i) rows.push_back(i), sum += windows.targets(i);
+    CHECK(sum == end - 901);
+    CHECK(windows.targets(rows) == sum);
+  }
+}
+
+TEST_CASE("A part that is too short, or none, is an error", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  const TokenFile file = counting_file(folder, 20);
+  CHECK_THROWS_AS(TokenWindows(file, {.block_size = 20}), c10::ValueError);
+  CHECK_THROWS_AS(TokenWindows(file, {.block_size = 0}), c10::ValueError);
+  CHECK_THROWS_AS(TokenWindows(file, {.block_size = 4, .begin = -1}), c10::ValueError);
+  CHECK_THROWS_AS(TokenWindows(file, {.block_size = 4, .end = 21}), c10::ValueError);
+  CHECK_THROWS_AS(TokenWindows(file, {.block_size = 4, .begin = 19, .whole = true}), c10::ValueError);
+  CHECK(TokenWindows(file, {.block_size = 19}).size() == 1);
+  CHECK(TokenWindows(file, {.block_size = 4, .begin = 18, .whole = true}).size() == 1);
+}
+
+TEST_CASE("Windows are the same for any number of workers", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  const auto windows =
+      std::make_shared<TokenWindows>(counting_file(folder, 3000), TokenWindowsOptions{.block_size = 8});
+  const auto run = [&](int workers) {
+    auto loader = Prefetcher::create(windows, RandomSampler(windows->size(), {.seed = 3}),
+                                     {.batch_size = 32, .num_workers = workers})
+                      .value();
+    std::vector<at::Tensor> batches;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      while (auto batch = loader->next().value()) batches.push_back((*batch)["x"].clone());
+    }
+    return torch::cat(batches);
+  };
+  const at::Tensor expected = run(0);
+  CHECK(torch::equal(run(1), expected));
+  CHECK(torch::equal(run(2), expected));
+  const int64_t half = expected.size(0) / 2;
+  CHECK(std::get<0>(expected.slice(0, 0, half).flatten().sort()).diff().min().item<int64_t>() == 1);  // no window twice
+  CHECK_FALSE(torch::equal(expected.slice(0, 0, half), expected.slice(0, half)));
+}
