@@ -87,14 +87,16 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
     return LossOutput(language_model_loss(net->forward(batch["x"]), batch["y"]),
                       static_cast<double>(validation_set->targets(batch.row_indices())));
   };
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const TrainerResult result,
-      trainer.fit(*loader, loss,
-                  {.validation = validation.get(),
-                   .validation_loss = make_loss_function(validation_loss),
-                   .on_evaluation = [&](int64_t,
-                                        Metrics& metrics) { metrics.merge(language_metrics(metrics["loss"], corpus)); },
-                   .logger = &folder->logger()}));
+  const auto on_evaluation = [&](int64_t, Metrics& metrics) {
+    metrics.merge(language_metrics(metrics["loss"], corpus));
+    if (run.monitor) folder->watch(*loader);
+  };
+  TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
+                            trainer.fit(*loader, loss,
+                                        {.validation = validation.get(),
+                                         .validation_loss = make_loss_function(validation_loss),
+                                         .on_evaluation = on_evaluation,
+                                         .logger = &folder->logger()}));
   TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader));
   print(describe_result(result, run));
   if (code == 0) {

@@ -89,7 +89,8 @@ std::string checkpoint_bytes(const std::string& folder, const std::string& step)
 
 TEST_CASE("A run writes its folder, says what it does and ends with a sample", "[apps][transformer]") {
   const Place place;
-  const Ended ended = run(place, place.flags("run", {"--max_steps", "30", "--eval_every", "10", "--save_every", "10"}));
+  const Ended ended =
+      run(place, place.flags("run", {"--max_steps", "30", "--eval_every", "10", "--save_every", "10", "--monitor"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "loss.svg", "tokenizer.json", "tensorboard",
@@ -97,7 +98,7 @@ TEST_CASE("A run writes its folder, says what it does and ends with a sample", "
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"single on cpu", "4 per device x 1 device x 2 accumulated = 8 per step", "validation loss",
-                           "bits per character", "loss.svg", "tensorboard --logdir"}) {
+                           "bits per character", "loss.svg", "tensorboard --logdir", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }

@@ -1,5 +1,6 @@
 #include "trainkit/train/run_folder.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -144,6 +145,9 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
   if (devices.device().is_cuda() && options.precision == Precision::kFp32) {
     text += "warning: a GPU is used without mixed precision; --mixed_precision is faster and takes less memory\n";
   }
+  if (devices.device().is_cpu() && at::hasCUDA()) {
+    text += "warning: a GPU is there and not used; --device cuda uses it\n";
+  }
   text += "output     " + run.output_dir;
   return text;
 }
@@ -164,6 +168,25 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
                                                        .resume_step = resume_step}));
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, std::move(logger)));
+}
+
+void RunFolder::watch(const Prefetcher& loader) {
+  const int cpus = ResourceMonitor::available_cpus();
+  const double cpu_share = monitor_.cpu_share();
+  std::string line = fmt::format("monitor: {} of host memory, {:.0f}% of {} processors",
+                                 format_size(monitor_.resident_bytes()), 100 * cpu_share, cpus);
+  for (const GpuUsage& gpu : monitor_.gpus()) {
+    line += fmt::format("; {} {:.0f}% busy, {} of {}", gpu.name, 100 * gpu.utilization, format_size(gpu.used_bytes),
+                        format_size(gpu.total_bytes));
+  }
+  const PrefetcherStats stats = loader.stats();
+  const std::string advice =
+      loader_advice(difference(stats, watched_), {.num_workers = loader.options().num_workers,
+                                                  .prefetch_factor = loader.options().prefetch_factor,
+                                                  .cpus = cpus,
+                                                  .cpu_share = cpu_share});
+  watched_ = stats;
+  logger_->print(advice.empty() ? line : line + "\n" + advice);
 }
 
 absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader) {

@@ -10,6 +10,7 @@
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
 #include "trainkit/logging/logger.h"
+#include "trainkit/logging/monitor.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
@@ -44,6 +45,10 @@ class RunFolder {
   RunLogger& logger() { return *logger_; }
   const std::string& path() const { return path_; }
 
+  /// --monitor: prints what the process and the GPUs use, and, if the step waits for data, the setting to change; all
+  /// since the last call. Takes up to a millisecond.
+  void watch(const Prefetcher& loader);
+
   /// Ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit code of the process: 0, or
   /// 128 + the signal that stopped the run. Or the first failure of a log, exit code 6.
   absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader);
@@ -52,6 +57,8 @@ class RunFolder {
   RunFolder(std::string path, std::unique_ptr<RunLogger> logger) : path_(std::move(path)), logger_(std::move(logger)) {}
   std::string path_;
   std::unique_ptr<RunLogger> logger_;
+  ResourceMonitor monitor_;
+  PrefetcherStats watched_;
 };
 
 }  // namespace trainkit
