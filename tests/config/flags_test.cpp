@@ -277,5 +277,8 @@ TEST_CASE("Help names every flag with its group, default, aliases and presets", 
     CHECK_THAT(help, Catch::Contains(part));
   }
   std::istringstream lines(help);
-  for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 110);
+  for (std::string line; std::getline(lines, line);) {
+    CHECK(line.size() <= 110);
+    CHECK_FALSE(line.ends_with(' '));
+  }
 }

@@ -81,20 +81,19 @@ absl::StatusOr<std::string> read_text(const std::string& path) {
   if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return file_error(path, "config.file", "a folder", {}, "a YAML or JSON file");
   if (!S_ISREG(info.st_mode)) return file_error(path, "config.file", "not a regular file", {}, "a YAML or JSON file");
-  std::string text(kMaxFileBytes + 1, '\0');
-  size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t count = ::read(fd, text.data() + size, text.size() - size);
+  std::string text;
+  char chunk[16384];
+  while (text.size() <= kMaxFileBytes) {
+    const ssize_t count = ::read(fd, chunk, sizeof chunk);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return failed(std::strerror(errno));
     if (count == 0) break;
-    size += static_cast<size_t>(count);
+    text.append(chunk, static_cast<size_t>(count));
   }
-  if (size > kMaxFileBytes) {
+  if (text.size() > kMaxFileBytes) {
     return file_error(path, "config.size", "too large for a configuration file",
                       std::to_string(info.st_size) + " bytes", "at most " + std::to_string(kMaxFileBytes));
   }
-  text.resize(size);
   return text;
 }
 

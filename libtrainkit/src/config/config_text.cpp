@@ -18,13 +18,16 @@ std::string wrapped(const std::string& text) {
   size_t column = kIndent;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find(' ', begin), text.size());
-    if (column + end - begin > kWidth && column > kIndent) {
+    const bool first = column == kIndent;
+    if (!first && column + 1 + end - begin > kWidth) {
       out += fmt::format("\n{:{}}", "", kIndent);
       column = kIndent;
+    } else if (!first) {
+      out += ' ';
+      ++column;
     }
-    out += text.substr(begin, end - begin);
-    column += end - begin + 1;
-    if (end < text.size()) out += ' ';
+    out.append(text, begin, end - begin);
+    column += end - begin;
     begin = end + 1;
   }
   return out;
