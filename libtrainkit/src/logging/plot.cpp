@@ -169,8 +169,8 @@ std::string legend_text(const Series& series, bool evaluation) {
 void draw_legend(Chart& chart, const std::vector<Series>& all) {
   std::string text;
   for (size_t i = 0; i < all.size(); ++i) {
-    text += fmt::format(R"(<tspan dx="20" font-weight="900" fill="{}">—</tspan> {})", kColors[i % std::size(kColors)],
-                        legend_text(all[i], all[i].split != "train"));
+    text += fmt::format(R"(<tspan dx="{}" font-weight="900" fill="{}">—</tspan> {})", i == 0 ? 0 : 20,
+                        kColors[i % std::size(kColors)], legend_text(all[i], all[i].split != "train"));
   }
   chart.add(R"(<text x="{}" y="30" text-anchor="end">{}</text>)", kRight, text);
 }
