@@ -326,8 +326,9 @@ class Run {
   absl::Status save() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     const Clock::time_point start = Clock::now();
-    if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
-    const absl::Status saved = save_run(*store_, parts(), progress_, options_.config);
+    // Records first: a run that goes on from this checkpoint does not repeat them.
+    absl::Status saved = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
+    if (saved.ok()) saved = save_run(*store_, parts(), progress_, options_.config);
     end_pause(start);
     if (saved.ok()) {
       last_saved_ = progress_.step;
