@@ -1,26 +1,386 @@
 #include "trainkit/io/safetensors.h"
 
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
 #include "test_util.h"
 
 using namespace trainkit;
+namespace stdfs = std::filesystem;
 
-TEST_CASE("Tensors come back as they were written", "[io][safetensors]") {
+namespace {
+
+void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+std::string read(const std::string& path) { return Fs::posix().read_file(path, 1 << 24).value(); }
+
+std::string length_prefix(uint64_t length) {
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes;
+}
+
+/// A file of that header and `data_bytes` bytes of data.
+std::string file_of(const std::string& header, size_t data_bytes = 0) {
+  return length_prefix(header.size()) + header + std::string(data_bytes, '\1');
+}
+
+/// A header's member for one tensor.
+std::string member(const std::string& name, const std::string& dtype, const std::string& shape,
+                   const std::string& offsets) {
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
+}
+
+std::string repeat(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("Tensors of every dtype come back as they were written", "[io][safetensors]") {
   test::TempDir dir;
   const std::string path = dir / "m.safetensors";
-  const NamedTensors written = {{"b", torch::randn({3, 4})},
-                                {"a", torch::arange(6).view({2, 3}).t()},
-                                {"flag", torch::tensor({true, false})},
-                                {"half", torch::randn({5}).to(torch::kHalf)},
-                                {"none", torch::empty({0, 7})},
-                                {"scalar", torch::tensor(1.5)}};
-  REQUIRE(save_safetensors(Fs::posix(), path, written, {{"format", "pt"}}).ok());
+  NamedTensors written = {
+      {"flag", torch::tensor({true, false, true})}, {"none", torch::empty({0, 7})}, {"scalar", torch::tensor(1.5)}};
+  for (const auto type : {torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong, torch::kHalf,
+                          torch::kBFloat16, torch::kFloat, torch::kDouble, torch::kComplexFloat, torch::kUInt16,
+                          torch::kUInt32, torch::kUInt64, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2}) {
+    written.emplace_back(c10::toString(type), torch::randint(0, 100, {3, 5}).to(type));
+  }
+  REQUIRE(save_safetensors(Fs::posix(), path, written, {{"format", "pt"}}) == absl::OkStatus());
   const auto file = SafetensorsFile::open(path).value();
   CHECK(file.metadata() == SafetensorsMetadata{{"format", "pt"}});
   CHECK(file.entries().size() == written.size());
+  CHECK(file.names().size() == written.size());
   for (const auto& [name, tensor] : written) {
+    CAPTURE(name);
     const at::Tensor read = file.tensor(name).value();
     CHECK(read.dtype() == tensor.dtype());
     CHECK(read.is_contiguous());
-    CHECK(torch::equal(read, tensor));
+    CHECK(reinterpret_cast<uintptr_t>(read.data_ptr()) % 16 == 0);
+    CHECK(read.sizes() == tensor.sizes());
+    CHECK(std::memcmp(read.data_ptr(), tensor.data_ptr(), tensor.nbytes()) == 0);
   }
+  CHECK(file.tensors()->size() == written.size());
+}
+
+TEST_CASE("Not a number, infinities and negative zero keep their bits", "[io][safetensors]") {
+  test::TempDir dir;
+  const at::Tensor tensor = torch::tensor({NAN, -NAN, INFINITY, -INFINITY, -0.0f, 1e-45f});
+  REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"t", tensor}}).ok());
+  const at::Tensor read = SafetensorsFile::open(dir / "f")->tensor("t").value();
+  CHECK(std::memcmp(read.data_ptr(), tensor.data_ptr(), tensor.nbytes()) == 0);
+}
+
+TEST_CASE("Views are written as what they show", "[io][safetensors]") {
+  test::TempDir dir;
+  const at::Tensor base = torch::arange(24.).view({4, 6});
+  const NamedTensors views = {{"turned", base.t()},
+                              {"strided", base.slice(1, 0, 6, 2)},
+                              {"expanded", torch::ones({1}).expand({5})},
+                              {"needs_grad", torch::ones({2}).requires_grad_()},
+                              {"conj", torch::randn({3}, torch::kComplexFloat).conj()}};
+  REQUIRE(save_safetensors(Fs::posix(), dir / "f", views).ok());
+  const auto file = SafetensorsFile::open(dir / "f").value();
+  for (const auto& [name, tensor] : views) {
+    CAPTURE(name);
+    CHECK(torch::equal(file.tensor(name).value(), tensor.detach()));
+    CHECK_FALSE(file.tensor(name)->requires_grad());
+  }
+}
+
+TEST_CASE("The bytes of a file do not depend on the order given", "[io][safetensors]") {
+  test::TempDir dir;
+  NamedTensors tensors = {
+      {"b", torch::ones({3})}, {"a", torch::zeros({2}, torch::kByte)}, {"c", torch::ones({1}, torch::kDouble)}};
+  REQUIRE(save_safetensors(Fs::posix(), dir / "1", tensors).ok());
+  std::reverse(tensors.begin(), tensors.end());
+  REQUIRE(save_safetensors(Fs::posix(), dir / "2", tensors).ok());
+  CHECK(read(dir / "1") == read(dir / "2"));
+  CHECK(static_cast<int64_t>(read(dir / "1").size()) == safetensors_bytes(tensors).value());
+  CHECK(SafetensorsFile::open(dir / "1")->names() == std::vector<std::string>{"c", "b", "a"});
+}
+
+TEST_CASE("What cannot be written is named, and the file before stays", "[io][safetensors]") {
+  test::TempDir dir;
+  REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"a", torch::ones({2})}}).ok());
+  const std::string before = read(dir / "f");
+  const struct {
+    const char* field;
+    NamedTensors tensors;
+  } rows[] = {{"x", {{"x", at::Tensor()}}},
+              {"x", {{"x", torch::ones({2}, torch::kMeta)}}},
+              {"x", {{"x", torch::eye(2).to_sparse()}}},
+              {"x", {{"x", torch::ones({2}, torch::kComplexDouble)}}},
+              {"x", {{"x", torch::ones({2})}, {"y", torch::ones({2})}, {"x", torch::ones({2})}}},
+              {"__metadata__", {{"__metadata__", torch::ones({2})}}},
+              {"names and metadata", {{"\xff", torch::ones({2})}}}};
+  for (const auto& row : rows) {
+    const absl::Status status = save_safetensors(Fs::posix(), dir / "f", row.tensors);
+    CAPTURE(status.ToString());
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(error_of(status)->field == row.field);
+    CHECK(read(dir / "f") == before);
+  }
+  CHECK(Fs::posix().open_directory(dir.path())->list()->size() == 1);
+}
+
+TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "[io][safetensors]") {
+  const std::string one = member("a", "F32", "[1]", "[0,4]");
+  const struct {
+    const char* name;
+    std::string bytes;
+    const char* problem;
+  } rows[] = {
+      {"empty", "", "is too short for a safetensors file (got '0 bytes'"},
+      {"7 bytes", std::string(7, '\0'), "is too short"},
+      {"header of no bytes", length_prefix(0), "header: does not start with '{'"},
+      {"header longer than the file", length_prefix(100) + "{}",
+       "is cut short within its header (got '10 bytes', expected at least 108)"},
+      {"header of 100,000,001 bytes", length_prefix(100'000'001) + "{}",
+       "its header would be too long (got '100000001 bytes'"},
+      {"header of 2^63 bytes", length_prefix(uint64_t{1} << 63) + "{}", "its header would be too long"},
+      {"header of 2^64 - 1 bytes", length_prefix(~uint64_t{0}) + "{}", "its header would be too long"},
+      {"no brace", file_of("abcd"), "does not start with '{' (got 'a')"},
+      {"leading space", file_of(" {}"), "does not start with '{'"},
+      {"byte order mark", file_of("\xef\xbb\xbf{}"), "does not start with '{'"},
+      {"not JSON", file_of("{nope}"), "@0xa: header: is not valid JSON"},
+      {"not UTF-8", file_of("{\"\xff\":{}}"), "is not valid JSON"},
+      {"padding that is no space", file_of("{}xx"), "is not valid JSON"},
+      {"root is a list", file_of("[]"), "does not start with '{'"},
+      {"depth of 10,000", file_of("{\"a\":{\"x\":" + std::string(10'000, '[') + std::string(10'000, ']') + "}}"),
+       "nested deeper than 16"},
+      {"name twice", file_of("{" + one + "," + one + "}", 4), "a: stands twice"},
+      {"inner key twice", file_of(R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4),
+       "a: has its 'dtype' twice"},
+      {"no dtype", file_of(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4), "a: has no dtype"},
+      {"no shape", file_of(R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4), "a: has no shape"},
+      {"no offsets", file_of(R"({"a":{"dtype":"F32","shape":[1]}})", 4), "a: has no data_offsets"},
+      {"unknown dtype", file_of("{" + member("a", "F31", "[1]", "[0,4]") + "}", 4), "a: dtype is unknown (got 'F31')"},
+      {"lower-case dtype", file_of("{" + member("a", "f32", "[1]", "[0,4]") + "}", 4),
+       "a: dtype is unknown (got 'f32')"},
+      {"dtype is a number", file_of(R"({"a":{"dtype":32,"shape":[1],"data_offsets":[0,4]}})", 4),
+       "a: dtype is of the wrong type (got 'a number')"},
+      {"dimension -1", file_of("{" + member("a", "F32", "[-1]", "[0,4]") + "}", 4), "a: shape holds what is no number"},
+      {"dimension -0", file_of("{" + member("a", "F32", "[-0]", "[0,0]") + "}"), "a: shape holds what is no number"},
+      {"dimension 1.0", file_of("{" + member("a", "F32", "[1.0]", "[0,4]") + "}", 4),
+       "a: shape holds what is no number"},
+      {"dimension '1'", file_of("{" + member("a", "F32", "[\"1\"]", "[0,4]") + "}", 4),
+       "a: shape holds what is no number"},
+      {"dimension list", file_of("{" + member("a", "F32", "[[1]]", "[0,4]") + "}", 4),
+       "a: shape holds what is no number"},
+      {"shape is a number", file_of("{" + member("a", "F32", "1", "[0,4]") + "}", 4), "a: shape is of the wrong type"},
+      {"product of 2^64", file_of("{" + member("a", "U8", "[4294967296,4294967296]", "[0,0]") + "}"),
+       "a: shape and dtype make no whole number of bytes below 2^64"},
+      {"bytes past 2^64", file_of("{" + member("a", "F64", "[4611686018427387904]", "[0,0]") + "}"),
+       "a: shape and dtype make no whole number"},
+      {"dimension of 2^64 - 1", file_of("{" + member("a", "U8", "[18446744073709551615,0]", "[0,0]") + "}"),
+       "a: shape and dtype make no whole number"},
+      {"65 dimensions", file_of("{" + member("a", "U8", "[1" + repeat(",1", 64) + "]", "[0,1]") + "}", 1),
+       "a: has too many dimensions (got '65'"},
+      {"reversed offsets", file_of("{" + member("a", "F32", "[1]", "[4,0]") + "}", 4),
+       "a: data_offsets are reversed (got '[4, 0]')"},
+      {"negative offset", file_of("{" + member("a", "F32", "[1]", "[-4,0]") + "}", 4),
+       "a: data_offsets holds what is no number"},
+      {"one offset", file_of("{" + member("a", "F32", "[1]", "[0]") + "}", 4), "a: data_offsets are not two numbers"},
+      {"three offsets", file_of("{" + member("a", "F32", "[1]", "[0,4,4]") + "}", 4),
+       "a: data_offsets are not two numbers"},
+      {"past the end", file_of("{" + member("a", "F32", "[2]", "[0,8]") + "}", 4),
+       "a: data_offsets are past the end of the file, which is cut short (got '[0, 8]', expected an end at most 4)"},
+      {"overlap", file_of("{" + one + "," + member("b", "F32", "[1]", "[2,6]") + "}", 6),
+       "b: offsets overlap the tensor before (got '[2, 6]', expected a start at 4)"},
+      {"hole", file_of("{" + one + "," + member("b", "F32", "[1]", "[6,10]") + "}", 10),
+       "b: offsets leave a hole (got '[6, 10]', expected a start at 4)"},
+      {"hole at the start", file_of("{" + member("a", "F32", "[1]", "[4,8]") + "}", 8), "a: offsets leave a hole"},
+      {"size is not the shape's", file_of("{" + member("a", "F32", "[3]", "[0,4]") + "}", 4),
+       "a: data_offsets do not fit shape and dtype (got '[0, 4]', expected 12 bytes)"},
+      {"trailing bytes", file_of("{" + one + "}", 5), "has bytes after the last tensor (got '1 bytes'"},
+      {"one byte short", file_of("{" + one + "}", 3), "a: data_offsets are past the end"},
+      {"metadata holds a number", file_of(R"({"__metadata__":{"a":1}})"),
+       "__metadata__.a: is not a string (got 'a number')"},
+      {"metadata holds an object", file_of(R"({"__metadata__":{"a":{}}})"),
+       "__metadata__.a: is not a string (got 'an object')"},
+      {"metadata is a list", file_of(R"({"__metadata__":[]})"), "__metadata__: is not an object (got 'a list')"},
+      {"metadata twice", file_of(R"({"__metadata__":{},"__metadata__":{}})"), "__metadata__: stands twice"},
+      {"metadata key twice", file_of(R"({"__metadata__":{"a":"","a":""}})"), "__metadata__.a: stands twice"},
+      {"tensor is a list", file_of(R"({"a":["F32",[1],[0,4]]})", 4), "a: is not an object (got 'a list')"},
+      {"tensor is null", file_of(R"({"a":null})"), "a: is not an object (got 'null')"},
+      {"half a byte of F4", file_of("{" + member("a", "F4", "[1]", "[0,0]") + "}"),
+       "a: shape and dtype make no whole number of bytes"},
+      {"control bytes in a name", file_of("{" + member("a\\u0000b", "F32", "[1]", "[0,4]") + "}", 4),
+       "name holds control characters"},
+      {"name of 1 MB", file_of("{" + member(std::string(1 << 20, 'n'), "F32", "[1]", "[0,4]") + "}", 4),
+       "name is too long"},
+      {"pickle", std::string("\x80\x02}q\x00.", 6) + std::string(20, 'x'), "no safetensors file"},
+  };
+  test::TempDir dir;
+  const std::string path = dir / "m.safetensors";
+  for (const auto& row : rows) {
+    write(path, row.bytes);
+    const auto file = SafetensorsFile::open(path);
+    CAPTURE(row.name, file.status().ToString());
+    REQUIRE_FALSE(file.ok());
+    CHECK(exit_code(file.status()) == ExitCode::kWeights);
+    const std::string line = error_line(file.status());
+    CHECK(line.starts_with("error[weights.safetensors] "));
+    CHECK(line.find("m.safetensors") != std::string::npos);
+    CHECK(line.find(row.problem) != std::string::npos);
+  }
+}
+
+TEST_CASE("What looks like another format is hinted at", "[io][safetensors]") {
+  test::TempDir dir;
+  const auto hint = [&](const std::string& bytes) {
+    write(dir / "f", bytes);
+    return error_of(SafetensorsFile::open(dir / "f").status())->hint;
+  };
+  CHECK(hint(std::string("PK\x03\x04", 4) + std::string(40, 'x')).find("torch.save") != std::string::npos);
+  CHECK(hint(std::string("\x80\x02", 2) + std::string(40, 'x')).find("pickle") != std::string::npos);
+  CHECK(hint("version https://git-lfs.github.com/spec/v1\n").find("git lfs pull") != std::string::npos);
+  CHECK(hint(std::string(40, 'x')).empty());
+}
+
+TEST_CASE("A file that is missing, a folder, a link loop or a pipe is an error of exit code 5", "[io][safetensors]") {
+  test::TempDir dir;
+  stdfs::create_symlink(dir / "loop", dir / "loop");
+  for (const std::string& path : {dir / "none", dir.path().string(), dir / "loop"}) {
+    CAPTURE(path);
+    const auto status = SafetensorsFile::open(path).status();
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK(error_of(status)->where == path);
+  }
+}
+
+TEST_CASE("Odd headers that the format allows are accepted", "[io][safetensors]") {
+  test::TempDir dir;
+  const std::string rows[] = {
+      file_of("{}"),
+      file_of("{}   \n"),
+      file_of(R"({"__metadata__":null})"),
+      file_of("{" + member("", "F32", "[]", "[0,4]") + "}", 4),
+      file_of("{" + member("a", "F64", "[0,9223372036854775807]", "[0,0]") + "}"),
+      file_of("{" + member("b", "U8", "[1]", "[4,5]") + "," + member("a", "F32", "[1]", "[0,4]") + "}", 5),
+      file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"extra":{"shape":[2],"x":[null]}}})", 1),
+  };
+  for (const auto& bytes : rows) {
+    write(dir / "f", bytes);
+    CAPTURE(bytes);
+    const auto file = SafetensorsFile::open(dir / "f");
+    REQUIRE(file.status() == absl::OkStatus());
+    CHECK(file->tensors().status() == absl::OkStatus());
+  }
+}
+
+TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safetensors]") {
+  test::TempDir dir;
+  const std::string header = "{" + member("a", "U8", "[1]", "[0,1]") + "," + member("b", "F64", "[1]", "[1,9]") + "}";
+  const double value = 2.5;
+  std::string bytes = file_of(header, 1);
+  bytes.append(reinterpret_cast<const char*>(&value), 8);
+  write(dir / "f", bytes);
+  const at::Tensor b = SafetensorsFile::open(dir / "f")->tensor("b").value();
+  CHECK(b.item<double>() == 2.5);
+  CHECK(reinterpret_cast<uintptr_t>(b.data_ptr()) % 16 == 0);
+}
+
+TEST_CASE("A truth value of any bits but zero is true", "[io][safetensors]") {
+  test::TempDir dir;
+  write(dir / "f", file_of("{" + member("a", "BOOL", "[2]", "[0,2]") + "}") + std::string("\0\x82", 2));
+  const at::Tensor a = SafetensorsFile::open(dir / "f")->tensor("a").value();
+  CHECK(torch::equal(a, torch::tensor({false, true})));
+  CHECK(torch::equal(a.to(torch::kByte), torch::tensor({0, 1}, torch::kByte)));
+}
+
+TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safetensors]") {
+  test::TempDir dir;
+  write(dir / "f", file_of("{" + member("a", "F4", "[2]", "[0,1]") + "}", 1));
+  const auto file = SafetensorsFile::open(dir / "f").value();
+  CHECK(file.entries().at(0).dtype == "F4");
+  const absl::Status status = file.tensor("a").status();
+  CHECK(absl::IsUnimplemented(status));
+  CHECK(exit_code(status) == ExitCode::kWeights);
+}
+
+TEST_CASE("A name that is not there suggests the nearest", "[io][safetensors]") {
+  test::TempDir dir;
+  REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"fc.weight", torch::ones({2})}}).ok());
+  const auto file = SafetensorsFile::open(dir / "f").value();
+  CHECK(file.contains("fc.weight"));
+  CHECK_FALSE(file.contains("fc.wieght"));
+  const absl::Status status = file.tensor("fc.wieght").status();
+  CHECK(absl::IsNotFound(status));
+  CHECK(error_of(status)->hint == "did you mean 'fc.weight'?");
+}
+
+TEST_CASE("A file that shrinks after it was opened is an error that names it", "[io][safetensors]") {
+  test::TempDir dir;
+  REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"a", torch::ones({100'000})}}).ok());
+  const auto file = SafetensorsFile::open(dir / "f").value();
+  stdfs::resize_file(dir / "f", 1000);
+  const absl::Status status = file.tensor("a").status();
+  CHECK(absl::IsDataLoss(status));
+  CHECK(exit_code(status) == ExitCode::kWeights);
+  CHECK(error_of(status)->where == (dir / "f"));
+}
+
+TEST_CASE("A tensor larger than memory in a sparse file is an error, not the end", "[io][safetensors]") {
+  test::TempDir dir;
+  const std::string header = "{" + member("a", "U8", "[1125899906842624]", "[0,1125899906842624]") + "}";  // 1 PiB
+  write(dir / "f", file_of(header));
+  std::error_code error;
+  stdfs::resize_file(dir / "f", 8 + header.size() + (uint64_t{1} << 50), error);
+  if (error) return;  // this file system has no files of that size; then the one above is "cut short"
+  const absl::Status status = SafetensorsFile::open(dir / "f")->tensor("a").status();
+  CHECK(absl::IsResourceExhausted(status));
+}
+
+TEST_CASE("Every prefix of a file is refused", "[io][safetensors]") {
+  test::TempDir dir;
+  REQUIRE(save_safetensors(Fs::posix(), dir / "whole",
+                           {{"a", torch::ones({3, 2})}, {"b", torch::ones({5}, torch::kByte)}}, {{"format", "pt"}})
+              .ok());
+  const std::string whole = read(dir / "whole");
+  for (size_t size = 0; size < whole.size(); ++size) {
+    write(dir / "cut", whole.substr(0, size));
+    const auto file = SafetensorsFile::open(dir / "cut");
+    CAPTURE(size, file.status().ToString());
+    REQUIRE_FALSE(file.ok());
+    REQUIRE(exit_code(file.status()) == ExitCode::kWeights);
+    REQUIRE(error_of(file.status())->where.starts_with(dir / "cut"));
+  }
+}
+
+TEST_CASE("copy_named_tensors copies by name and converts between floating-point types", "[io][safetensors]") {
+  const at::Tensor a = torch::zeros({2}).requires_grad_(), b = torch::zeros({3}, torch::kHalf);
+  REQUIRE(copy_named_tensors({{"b", torch::full({3}, 2.)}, {"a", torch::full({2}, 1., torch::kDouble)}},
+                             {{"a", a}, {"b", b}}, "f")
+              .ok());
+  CHECK(torch::equal(a.detach(), torch::ones({2})));
+  CHECK(torch::equal(b, torch::full({3}, 2., torch::kHalf)));
+}
+
+TEST_CASE("copy_named_tensors names everything that does not match and copies nothing", "[io][safetensors]") {
+  const at::Tensor a = torch::zeros({2}), b = torch::zeros({3}), c = torch::zeros({1}),
+                   d = torch::zeros({4}, torch::kLong);
+  const absl::Status status = copy_named_tensors(
+      {{"a", torch::ones({2})}, {"b", torch::ones({4})}, {"d", torch::ones({4})}, {"extra", torch::ones({1})}},
+      {{"a", a}, {"b", b}, {"c", c}, {"d", d}}, "m.safetensors");
+  CHECK(exit_code(status) == ExitCode::kWeights);
+  const std::string problem = error_of(status)->problem;
+  CHECK(error_of(status)->where == "m.safetensors");
+  CHECK(problem.find("1 missing (c)") != std::string::npos);
+  CHECK(problem.find("1 unexpected (extra)") != std::string::npos);
+  CHECK(problem.find("b: (4) in the file, (3) here") != std::string::npos);
+  CHECK(problem.find("d: Float in the file, Long here") != std::string::npos);
+  CHECK(torch::equal(a, torch::zeros({2})));
+
+  NamedTensors many;
+  for (int i = 0; i < 100; ++i) many.emplace_back("t" + std::to_string(i), torch::ones({1}));
+  const std::string text = error_of(copy_named_tensors({}, many, "f"))->problem;
+  CHECK(text.find("100 missing") != std::string::npos);
+  CHECK(text.find("t19") != std::string::npos);
+  CHECK(text.find("t20") == std::string::npos);
 }

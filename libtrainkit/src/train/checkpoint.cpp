@@ -278,13 +278,13 @@ absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, i
                         .where = folder.path() + "/" + name,
                         .problem = "is a link or a file where the checkpoint must go"});
     }
+    const absl::Status exchanged = folder.exchange(temporary, name);
+    swapped = exchanged.ok();
+    if (swapped) return folder.sync();
+    if (!absl::IsInvalidArgument(exchanged) && !absl::IsUnimplemented(exchanged)) return exchanged;
+    // A file system that cannot swap: the last good checkpoint may not be away, not even between two renames.
     const auto latest = latest_step(folder);
-    if (latest.ok() && *latest == step) {
-      // The last good checkpoint may never be away, not between two renames either.
-      TRAINKIT_RETURN_IF_ERROR(folder.exchange(temporary, name));
-      swapped = true;
-      return folder.sync();
-    }
+    if (!latest.ok() || *latest == step) return exchanged;
     TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));  // removed with the next stale ones
   }
   TRAINKIT_RETURN_IF_ERROR(folder.rename(temporary, name));

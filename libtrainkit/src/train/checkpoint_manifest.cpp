@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 constexpr int kSchema = 1;
 constexpr int64_t kMaxManifestBytes = 1 << 20;
-constexpr std::string_view kLibrary = "0.1.0";
+constexpr std::string_view kLibrary = TRAINKIT_VERSION;
 
 /// The last member of the object, which holds the digest of every byte before it.
 std::string digest_member(std::string_view text_before) {

@@ -1,0 +1,98 @@
+#pragma once
+/// A disk in memory that crashes, tears, forgets and fails on demand, in the manner of LevelDB's fault injection tests.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainkit/core/fs.h"
+#include "trainkit/core/system_calls.h"
+
+namespace trainkit::test {
+
+/// What happens at one call.
+struct Fault {
+  enum Kind {
+    kNone,
+    kCrash,       ///< The process dies before the call.
+    kCrashAfter,  ///< The process dies after the call; a write is torn in the middle.
+    kError,       ///< The call fails with `error`.
+    kErrorOn,     ///< So does every later call that writes: the disk stays full, or stays broken.
+    kShort,       ///< A read or a write moves half of its bytes.
+  };
+  Kind kind = kNone;
+  int at = -1;  ///< Number of the call, from 0.
+  int error = 0;
+};
+
+/// What is left of data that was not flushed.
+enum class PowerLoss {
+  kNone,    ///< All: the process died, the machine did not.
+  kAll,     ///< Nothing.
+  kRandom,  ///< Any part: each write and each change of a directory that was not flushed is kept or not, by itself.
+};
+
+/// Keeps two images of every file and directory: as programs see it, and as it is on the disk. fsync carries what is
+/// pending from the one to the other; where it fails, what was pending never gets there, and the next fsync succeeds,
+/// as on Linux. The directory of a new file must be flushed for the file to have a name. One thread.
+class FaultDisk : public SystemCalls {
+ public:
+  FaultDisk();
+  ~FaultDisk() override;
+
+  /// Arms a fault and counts calls from 0 again.
+  void arm(const Fault& fault);
+  /// Calls since arm().
+  int calls() const { return calls_; }
+  /// Name of the call at which the fault struck; empty if it did not.
+  const std::string& struck() const { return struck_; }
+  /// Ends the process's life: descriptors and locks are gone, and what was not flushed as `loss` says.
+  void restart(PowerLoss loss, uint64_t seed = 0);
+  /// Whether renameat2 can swap two entries; NFS, for one, cannot.
+  bool can_exchange = true;
+  /// Free space that fstatvfs reports.
+  int64_t free_bytes = int64_t{1} << 40;
+  /// Changes one byte of a file, on the disk too.
+  void flip(const std::string& path, size_t at);
+  /// All paths that programs see, sorted.
+  std::vector<std::string> paths() const;
+
+  int openat(int directory, const char* name, int flags, mode_t mode) override;
+  int close(int descriptor) override;
+  ssize_t pread(int descriptor, void* data, size_t size, off_t offset) override;
+  ssize_t pwrite(int descriptor, const void* data, size_t size, off_t offset) override;
+  int fsync(int descriptor) override;
+  int fstat(int descriptor, struct stat* result) override;
+  int fstatat(int directory, const char* name, struct stat* result) override;
+  int mkdirat(int directory, const char* name, mode_t mode) override;
+  int unlinkat(int directory, const char* name, int flags) override;
+  int renameat2(int directory, const char* from, const char* to, unsigned flags) override;
+  int fstatvfs(int descriptor, struct statvfs* result) override;
+  int try_lock(int descriptor) override;
+  int list(int directory, std::vector<std::string>& names) override;
+
+ private:
+  struct Node;
+  using NodePtr = std::shared_ptr<Node>;
+  using Entries = std::map<std::string, NodePtr>;
+  /// Does `effect` as the armed fault lets it; `writes` is true for calls that kErrorOn goes on failing.
+  template <class Effect>
+  auto call(const char* name, bool writes, Effect&& effect) -> decltype(effect());
+  NodePtr resolve(int directory, const std::string& path) const;
+  int change(const NodePtr& directory, const std::function<void(Entries&)>& operation);
+
+  NodePtr root_;
+  std::map<int, NodePtr> open_;
+  std::map<int, Node*> locks_;
+  int next_descriptor_ = 100;
+  Fault fault_;
+  int calls_ = 0;
+  bool dead_ = false;
+  bool tear_ = false;   // the write under way is torn
+  bool halve_ = false;  // the read or write under way is short
+  std::string struck_;
+};
+
+}  // namespace trainkit::test

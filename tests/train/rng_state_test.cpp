@@ -1,0 +1,41 @@
+#include "trainkit/train/rng_state.h"
+
+#include "test_util.h"
+
+using namespace trainkit;
+
+TEST_CASE("The default generators draw the same numbers after their state is put back", "[train][rng_state]") {
+  torch::manual_seed(3);
+  torch::randn({3});  // leaves half of a pair of normal numbers in the generator
+  const StateDict state = default_generator_state();
+  const auto draw = [] {
+    return torch::cat({torch::randn({101}), torch::rand({7}), torch::randperm(9).to(torch::kFloat)});
+  };
+  const at::Tensor first = draw();
+  CHECK_FALSE(torch::equal(draw(), first));
+  REQUIRE(load_default_generator_state(state) == absl::OkStatus());
+  CHECK(torch::equal(draw(), first));
+}
+
+TEST_CASE("A generator state that does not fit is named, and no generator changes", "[train][rng_state]") {
+  torch::manual_seed(3);
+  const StateDict good = default_generator_state();
+  torch::randn({10});
+  const StateDict before = default_generator_state();
+  const at::Tensor cpu = std::get<at::Tensor>(good.at("cpu"));
+  StateDict short_state = good, wrong_type = good, no_tensor = good, surplus = good;
+  short_state["cpu"] = cpu.slice(0, 0, 100).clone();
+  wrong_type["cpu"] = cpu.to(torch::kFloat);
+  no_tensor["cpu"] = int64_t{3};
+  surplus["cuda.7"] = cpu;
+  const std::pair<const char*, StateDict> rows[] = {
+      {"cpu", {}}, {"cpu", short_state}, {"cpu", wrong_type}, {"cpu", no_tensor}, {"cuda.7", surplus}};
+  for (const auto& [field, state] : rows) {
+    const absl::Status status = load_default_generator_state(state);
+    CAPTURE(status.ToString());
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK(error_of(status)->field == field);
+    CHECK(torch::equal(std::get<at::Tensor>(default_generator_state().at("cpu")),
+                       std::get<at::Tensor>(before.at("cpu"))));
+  }
+}
