@@ -104,9 +104,8 @@ absl::StatusOr<Manifest> verify_files(const Directory& checkpoint) {
   if (!names.ok()) return reclassify(names.status(), ExitCode::kWeights, "ckpt.file");
   for (const std::string& name : *names) {
     if (name == kManifestFile || manifest.files.contains(name)) continue;
-    Error error = checkpoint_error("ckpt.extra", checkpoint.path() + "/" + name, "is not in the checkpoint's manifest");
-    error.hint = "remove it if you put it there";
-    return to_status(error);
+    return to_status(checkpoint_error("ckpt.extra", checkpoint.path() + "/" + name,
+                                      "is not in the checkpoint's manifest: remove it if you put it there"));
   }
   for (const auto& [name, record] : manifest.files) TRAINKIT_RETURN_IF_ERROR(check_file(checkpoint, name, record));
   return manifest;
