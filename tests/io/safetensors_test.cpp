@@ -160,6 +160,8 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
       {"not JSON", file_of("{nope}"), "@0xa: header: is not valid JSON"},
       {"not UTF-8", file_of("{\"\xff\":{}}"), "is not valid JSON"},
       {"padding that is no space", file_of("{}xx"), "is not valid JSON"},
+      {"NUL after the header's end", file_of(std::string("{}\0}", 4)),
+       "header: is not valid JSON: it holds a NUL byte"},
       {"root is a list", file_of("[]"), "does not start with '{'"},
       {"depth of 10,000",
        file_of(object(join({"\"a\":", object(join({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -42,13 +43,19 @@ absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Er
     return true;
   };
   Error error = blame;
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {  // the parser would see the end of the text
+    error.where += fmt::format("@0x{:x}", nul);
+    error.problem = "is not valid JSON: it holds a NUL byte";
+    return to_status(error);
+  }
   try {
     return nlohmann::json::parse(text.begin(), text.end(), check);
   } catch (const Refused& refused) {
     error.field = refused.field;
     error.problem = refused.problem;
   } catch (const nlohmann::json::parse_error& failure) {
-    error.where += fmt::format("@0x{:x}", failure.byte);
+    error.where +=
+        fmt::format("@0x{:x}", failure.byte - std::min<size_t>(failure.byte, 1));  // bytes read, the bad one last
     error.problem = "is not valid JSON: " + json_problem(failure);
   } catch (const nlohmann::json::exception& failure) {
     error.problem = "is not valid JSON: " + json_problem(failure);

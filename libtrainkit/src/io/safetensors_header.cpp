@@ -93,7 +93,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
     Error problem = safetensors_error(path_, "header", "is not valid JSON: " + json_problem(error));
-    problem.where += fmt::format("@0x{:x}", 8 + position);
+    problem.where +=
+        fmt::format("@0x{:x}", 8 + position - std::min<size_t>(position, 1));  // bytes read, the bad one last
     status = to_status(problem);
     return false;
   }
@@ -289,6 +290,9 @@ absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view text
     Error error = safetensors_error(path, "header", "does not start with '{'");
     error.got = text.substr(0, 1);
     return to_status(error);
+  }
+  if (text.find('\0') != std::string_view::npos) {  // where nlohmann's parser would see the end of the text
+    return to_status(safetensors_error(path, "header", "is not valid JSON: it holds a NUL byte"));
   }
   HeaderReader reader(path);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &reader)) return reader.status;
