@@ -211,21 +211,27 @@ class TokenWindows final : public Dataset {
   const uint16_t* from_ = tokens().data();
 };
 
-// The same loop and nothing around it, into rings of 16 batches.
+// The same loop and nothing around it, into rings of 16 batches; the second asks for all windows of a batch first.
 class WindowFloor {
  public:
+  explicit WindowFloor(bool prefetch) : prefetch_(prefetch) {}
+
   double operator()(double duration) {
     return bench::threaded_rate(kWorkers, duration, [&](int thread) {
       RandomStream random(++next_[thread * 16] * kWorkers + thread);
       int64_t* out = &memory_[(thread * 16 + next_[thread * 16] % 16) * kWindows * kWindow];
-      for (int64_t i = 0; i < kWindows; ++i) {
-        widen(&tokens()[random.below(kTokens - kWindow)], kWindow, out + i * kWindow);
+      const uint16_t* windows[kWindows];
+      for (const uint16_t*& window : windows) {
+        window = tokens().data() + random.below(kTokens - kWindow);
+        if (prefetch_) prefetch_bytes(reinterpret_cast<const std::byte*>(window), kWindow * 2);
       }
+      for (int64_t i = 0; i < kWindows; ++i) widen(windows[i], kWindow, out + i * kWindow);
       return kWindows * (kWindow - 1);
     });
   }
 
  private:
+  bool prefetch_;
   std::vector<int64_t> memory_ = std::vector<int64_t>(kWorkers * 16 * kWindows * kWindow);
   uint64_t next_[kWorkers * 16] = {};
 };
@@ -236,7 +242,8 @@ void BM_TokenWindows(benchmark::State& state) {
       ours("batches", std::make_shared<TokenWindows>(), state.range(0) != 0, state.range(1), kWindows);
   bench::run_rounds(
       state, {{"tokens", [=](double duration) { return ours_in_tokens.rate(duration) * kWindows * (kWindow - 1); }},
-              {"memory", WindowFloor()}});
+              {"memory", WindowFloor(false)},
+              {"prefetched_memory", WindowFloor(true)}});
 }
 BENCHMARK(BM_TokenWindows)
     ->ArgNames({"assist", "prefetch_factor"})

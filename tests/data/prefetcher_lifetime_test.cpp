@@ -78,7 +78,7 @@ TEST_CASE("A loader whose worker is stuck can go elsewhere", "[data][prefetcher]
   REQUIRE_FALSE(loader->next().ok());
   loader->seek(0, 2);
   CHECK(drain(*loader) == range(20, 100));
-  CHECK(door.waiting() == 1);  // still
+  CHECK(door.waiting() >= 1);  // still; a fresh worker may be there by now for the next epoch
   door.open();
   door.await(0);
 }
@@ -159,7 +159,11 @@ TEST_CASE("Memory and threads stay the same over a long run", "[data][prefetcher
   read(batches);
   CHECK(thread_count() == threads);
   if (persistent) CHECK(loader->stats().allocations == allocations);
+#ifndef __SANITIZE_ADDRESS__  // which holds back what is freed
   CHECK(resident_kilobytes() - memory < 4096);
+#else
+  (void)memory;
+#endif
 }
 
 TEST_CASE("A batch outlives its loader", "[data][prefetcher]") {

@@ -96,8 +96,10 @@ Reader::Reading Reader::reading() const {
 
 void Reader::work() {
   pthread_setname_np(pthread_self(), "trainkit-loader");
+  at::get_num_threads();  // a thread's first use takes over the number that was set last: let that be now, not later
   at::set_num_threads(1);
-  crew_->started.fetch_add(1, std::memory_order_release);
+  crew_->started.fetch_add(1, std::memory_order_seq_cst);
+  crew_->start.wake();
   reading_row = &row_;
   std::shared_ptr<Course> course;
   while (await_course(course)) work_on(*course);
@@ -172,6 +174,14 @@ void Crew::start(int num_workers, int slots_per_worker) {
     threads_.emplace_back([reader] { reader->work(); });
     workers_.push_back(std::move(reader));
   }
+  // They read already; the consumer has nothing to do before the first batch is there.
+  const auto deadline = Clock::now() + kPatience;
+  while (num_workers > 0 && Clock::now() < deadline) {
+    const uint32_t ticket = state_->start.ticket();
+    if (state_->started.load(std::memory_order_seq_cst) == num_workers) break;
+    state_->start.wait(ticket, deadline);
+  }
+  restore_num_threads();
 }
 
 Crew::~Crew() {

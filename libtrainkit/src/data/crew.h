@@ -86,6 +86,7 @@ struct CrewState {
   alignas(kCacheLine) std::atomic<int64_t> awaited{-1};  // the batch that the consumer sleeps for
   WaitWord consumer;
   alignas(kCacheLine) std::atomic<int> started{0};
+  WaitWord start;
   std::atomic<int> ended{0};
   WaitWord end;
 };
@@ -148,7 +149,8 @@ class Crew {
   /// themselves with all they use.
   ~Crew();
 
-  /// Throws std::system_error if there are no more threads to be had.
+  /// Starts the threads on the course that is set, and returns when they run (or kPatience is over). Throws
+  /// std::system_error if there are no more threads to be had.
   void start(int num_workers, int slots_per_worker);
   void set_course(std::shared_ptr<Course> course);
   CrewState& state() { return *state_; }

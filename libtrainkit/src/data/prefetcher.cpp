@@ -133,21 +133,21 @@ Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<c
 
 // Starts threads (where there are to be any) and sets them on their way from the present place.
 void Prefetcher::Impl::muster() {
-  if (!crew_) {
-    // The consumer holds one batch, and perhaps the one before it, while the next is read.
-    const int per_worker = std::max(options_.prefetch_factor, options_.num_workers == 1 ? 2 : 1);
-    auto state = std::make_shared<detail::CrewState>(batches_, layout_, counters_);
-    crew_.emplace(state);
-    crew_->start(options_.num_workers, per_worker);
-    const bool reads = options_.num_workers == 0 || options_.consumer_assist;
-    if (reads) self_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
-  }
   const auto plan = schedule(epoch_, position_);
   const int64_t end = options_.persistent_workers ? plan.end() : plan.batches_in_first_epoch();
   const int64_t slots = int64_t{kMaxPrefetchFactor} * (options_.num_workers + 1);
   course_ = std::make_shared<detail::Course>(plan, end, slots);
   number_ = ready_end_ = 0;
+  if (crew_) return crew_->set_course(course_);
+
+  // The consumer holds one batch, and perhaps the one before it, while the next is read.
+  const int per_worker = std::max(options_.prefetch_factor, options_.num_workers == 1 ? 2 : 1);
+  auto state = std::make_shared<detail::CrewState>(batches_, layout_, counters_);
+  crew_.emplace(state);
   crew_->set_course(course_);
+  const bool reads = options_.num_workers == 0 || options_.consumer_assist;
+  if (reads) self_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
+  crew_->start(options_.num_workers, per_worker);
 }
 
 // Ends the threads and gives their memory back, but for what the consumer still holds.
