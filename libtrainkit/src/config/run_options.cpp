@@ -299,6 +299,9 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
   TRAINKIT_RETURN_IF_ERROR(check_devices(parser, options));
   TRAINKIT_RETURN_IF_ERROR(check_precision(parser, options, device));
   TRAINKIT_RETURN_IF_ERROR(check_batch(parser, options));
+  if (options.on_nonfinite != "fail") {
+    return parser.invalid("on_nonfinite", "not supported", "fail", "skip and rollback come with a later release");
+  }
   if (!options.resume.empty() && options.overwrite) {
     return parser.invalid("overwrite", "contradicts --resume", "", "give one of the two");
   }
