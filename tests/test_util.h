@@ -10,11 +10,11 @@
 #include "trainkit/core/error.h"
 
 /// Ends the test case as skipped (CTest reports the whole file so: keep such cases in a file of their own).
-#define TRAINKIT_SKIP(reason)                                \
-  do {                                                       \
-    std::cout << "skipped: " << (reason) << std::endl;       \
-    SUCCEED("skipped");                                      \
-    return;                                                  \
+#define TRAINKIT_SKIP(reason)                          \
+  do {                                                 \
+    std::cout << "skipped: " << (reason) << std::endl; \
+    SUCCEED("skipped");                                \
+    return;                                            \
   } while (false)
 
 namespace trainkit::test {

@@ -5,8 +5,12 @@
 using namespace trainkit;
 
 TEST_CASE("An error is one line with where, field, problem, value and rule", "[core][error]") {
-  const absl::Status status = to_status({.exit_code = ExitCode::kUsage, .id = "cli.value", .field = "--batch-size",
-                                         .problem = "not a positive integer", .got = "0", .expected = "1..1048576"});
+  const absl::Status status = to_status({.exit_code = ExitCode::kUsage,
+                                         .id = "cli.value",
+                                         .field = "--batch-size",
+                                         .problem = "not a positive integer",
+                                         .got = "0",
+                                         .expected = "1..1048576"});
   CHECK(error_line(status) == "error[cli.value] --batch-size: not a positive integer (got '0', expected 1..1048576)");
   CHECK(exit_code(status) == ExitCode::kUsage);
   CHECK(error_of(status)->got == "0");
@@ -14,15 +18,25 @@ TEST_CASE("An error is one line with where, field, problem, value and rule", "[c
 }
 
 TEST_CASE("A hint is a second line", "[core][error]") {
-  const absl::Status status = to_status({.exit_code = ExitCode::kConfig, .id = "config.key", .where = "run.yaml:12:5",
-                                         .field = "epoch", .problem = "unknown key", .hint = "did you mean 'epochs'?"});
-  CHECK(error_text(status) == "trainkit: error[config.key] run.yaml:12:5: epoch: unknown key\n  hint: did you mean 'epochs'?\n");
+  const absl::Status status = to_status({.exit_code = ExitCode::kConfig,
+                                         .id = "config.key",
+                                         .where = "run.yaml:12:5",
+                                         .field = "epoch",
+                                         .problem = "unknown key",
+                                         .hint = "did you mean 'epochs'?"});
+  CHECK(error_text(status) ==
+        "trainkit: error[config.key] run.yaml:12:5: epoch: unknown key\n  hint: did you mean 'epochs'?\n");
 }
 
 TEST_CASE("An error line stays under 400 bytes, on one line, in printable UTF-8", "[core][error]") {
   const std::string hostile = "\x1b[31m\n\xff" + std::string(1 << 20, 'x');
-  const absl::Status status = to_status({.exit_code = ExitCode::kData, .id = "data.tokens", .where = hostile, .field = hostile,
-                                         .problem = hostile, .got = hostile, .expected = hostile});
+  const absl::Status status = to_status({.exit_code = ExitCode::kData,
+                                         .id = "data.tokens",
+                                         .where = hostile,
+                                         .field = hostile,
+                                         .problem = hostile,
+                                         .got = hostile,
+                                         .expected = hostile});
   const std::string line = error_line(status);
   CHECK(line.size() <= 400);
   CHECK(line.find('\n') == std::string::npos);

@@ -88,7 +88,9 @@ TEST_CASE("Text that is not UTF-8 is refused with the offset of the fault", "[io
       {"ab\xc0\xaf", "@0x2"},          // overlong
       {"ab\xed\xa0\x80", "@0x2"},      // lone surrogate
       {"ab\xf4\x90\x80\x80", "@0x2"},  // above U+10FFFF
-      {"\x1f\x8b\x08" "ab", "@0x1"},      // gzip
+      {"\x1f\x8b\x08"
+       "ab",
+       "@0x1"},  // gzip
       {"\xff\xfe"
        "a",
        "@0x0"},  // UTF-16

@@ -231,7 +231,8 @@ std::string mask_secrets(std::string_view text) {
     if (!looks_secret(name)) continue;
     // "name" = "value": quotes and spaces around the mark stay.
     size_t mark = std::min(plain.find_first_not_of("\"' ", i), plain.size());
-    const bool assigned = mark < plain.size() && (plain[mark] == '=' || (plain[mark] == ':' && !name.ends_with("oken") && name.size() > 3));
+    const bool assigned = mark < plain.size() &&
+                          (plain[mark] == '=' || (plain[mark] == ':' && !name.ends_with("oken") && name.size() > 3));
     if (!assigned) continue;
     mark = std::min(plain.find_first_not_of("\"' ", mark + 1), plain.size());
     out += plain.substr(i, mark - i);

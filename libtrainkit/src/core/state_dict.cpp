@@ -8,7 +8,8 @@ namespace trainkit {
 namespace {
 
 absl::Status bad_state(std::string_view name, const char* problem, absl::StatusCode code) {
-  return to_status({.exit_code = ExitCode::kWeights, .id = "ckpt.state", .field = std::string(name), .problem = problem}, code);
+  return to_status(
+      {.exit_code = ExitCode::kWeights, .id = "ckpt.state", .field = std::string(name), .problem = problem}, code);
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ absl::Status status_from_exception(std::exception_ptr exception) {
     return from_c10(absl::StatusCode::kInvalidArgument, error);
   } catch (const c10::Error& error) {
     // The default CPU allocator reports a failed allocation as a plain c10::Error.
-    const bool no_memory = std::string_view(error.what_without_backtrace()).find("DefaultCPUAllocator: can't allocate memory") !=
-                           std::string_view::npos;
+    const bool no_memory =
+        std::string_view(error.what_without_backtrace()).find("DefaultCPUAllocator: can't allocate memory") !=
+        std::string_view::npos;
     return from_c10(no_memory ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal, error);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of host memory");

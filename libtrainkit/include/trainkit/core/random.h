@@ -35,7 +35,9 @@ class RandomStream {
   constexpr uint64_t operator()() { return mix64(state_ += 0x9e3779b97f4a7c15ULL); }
 
   /// Uniform in [0, n), n >= 1. Multiply-shift; its bias is below n / 2^64.
-  constexpr uint64_t below(uint64_t n) { return static_cast<uint64_t>((static_cast<unsigned __int128>((*this)()) * n) >> 64); }
+  constexpr uint64_t below(uint64_t n) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>((*this)()) * n) >> 64);
+  }
   /// Uniform in [0, 1), 53 bits.
   constexpr double uniform() { return static_cast<double>((*this)() >> 11) * 0x1.0p-53; }
   /// Standard normal, by Box and Muller; draws two numbers.

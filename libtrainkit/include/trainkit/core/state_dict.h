@@ -14,7 +14,8 @@
 
 namespace trainkit {
 
-using StateValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, at::Tensor>;
+using StateValue =
+    std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, at::Tensor>;
 
 /// Names are dotted paths ("optimizer.state.blocks.0.weight.exp_avg"). Every part with state has
 ///   StateDict state_dict() const;
@@ -38,7 +39,8 @@ extern template absl::StatusOr<bool> get_state<bool>(const StateDict&, std::stri
 extern template absl::StatusOr<int64_t> get_state<int64_t>(const StateDict&, std::string_view);
 extern template absl::StatusOr<double> get_state<double>(const StateDict&, std::string_view);
 extern template absl::StatusOr<std::string> get_state<std::string>(const StateDict&, std::string_view);
-extern template absl::StatusOr<std::vector<int64_t>> get_state<std::vector<int64_t>>(const StateDict&, std::string_view);
+extern template absl::StatusOr<std::vector<int64_t>> get_state<std::vector<int64_t>>(const StateDict&,
+                                                                                     std::string_view);
 extern template absl::StatusOr<std::vector<double>> get_state<std::vector<double>>(const StateDict&, std::string_view);
 extern template absl::StatusOr<at::Tensor> get_state<at::Tensor>(const StateDict&, std::string_view);
 

@@ -30,8 +30,8 @@ absl::Status annotate(const absl::Status& status, std::string_view context);
 }  // namespace trainkit
 
 /// Returns from the calling function if `expression` is not OK.
-#define TRAINKIT_RETURN_IF_ERROR(expression)                              \
-  do {                                                                    \
+#define TRAINKIT_RETURN_IF_ERROR(expression)                                                           \
+  do {                                                                                                 \
     if (absl::Status trainkit_status_ = (expression); !trainkit_status_.ok()) return trainkit_status_; \
   } while (false)
 
