@@ -1,6 +1,7 @@
 #pragma once
 /// All of the library. Read its headers in this order, which is also the way of the data and the order of the modules:
 /// a header uses only those above it.
+// clang-format off: it would sort the modules by name
 
 #include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
