@@ -1,7 +1,8 @@
 #pragma once
 /// All of the library. Read its headers in this order, which is also the way of the data and the order of the modules:
 /// a header uses only those above it.
-// clang-format off: it would sort the modules by name
+// The formatter would sort the modules by name:
+// clang-format off
 
 #include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
