@@ -200,7 +200,7 @@ def report(ratios, results, loads, options):
                            f"{engineering(statistics.median(rates))}" if rates else "", str(len(measurement.repetitions))])
     return f"""# Benchmarks
 
-Written by `{command}` on {now:%Y-%m-%d %H:%M} UTC. {options.repetitions} repetitions; in each, every suite and every peer
+Written by `{command}` on {now:%Y-%m-%d %H:%M} UTC. Repetitions: {options.repetitions}; in each, every suite and every peer
 ran once, one after the other. A ratio is ours over the peer's (or the floor's) rate within one repetition: above 1 is
 faster. Medians over the repetitions, with the lowest and the highest.
 
