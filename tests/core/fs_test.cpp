@@ -213,10 +213,10 @@ TEST_CASE("Reclassifying keeps everything but exit code and id", "[core][fs]") {
 }
 
 TEST_CASE("Bytes are written for people", "[core][fs]") {
-  CHECK(format_bytes(0) == "0 bytes");
-  CHECK(format_bytes(1023) == "1,023 bytes");
-  CHECK(format_bytes(1'234'567) == "1,234,567 bytes (1.2 MiB)");
-  CHECK(format_bytes(-5000) == "-5,000 bytes");
+  CHECK(describe_bytes(0) == "0 bytes");
+  CHECK(describe_bytes(1023) == "1,023 bytes");
+  CHECK(describe_bytes(1'234'567) == "1,234,567 bytes (1.2 MiB)");
+  CHECK(describe_bytes(-5000) == "-5,000 bytes");
 }
 
 TEST_CASE("A path is split into folder and name", "[core][fs]") {
