@@ -36,8 +36,7 @@ struct Variable {
 
 TEST_CASE("The official client records offline what was logged, and nowhere the key", "[logging][wandb]") {
   if (!has_wandb()) TRAINKIT_SKIP("no Python with wandb");
-  // Seen once to read one record of two: the client drops what it has not sent when it ends. Until that is mended,
-  // --full only.
+  // Seen once to find one record of two in the client's file; the cause is not known yet. Until then --full only.
   if (test::environment("TRAINKIT_TEST_FULL").empty()) TRAINKIT_SKIP("run by ./dev test --full");
   test::TempDir dir;
   Variable mode("WANDB_MODE", "offline"), key("WANDB_API_KEY", "canary0123456789canary0123456789canary01");
