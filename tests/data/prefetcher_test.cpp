@@ -204,6 +204,30 @@ TEST_CASE("Prefetcher resumes a sharded order on another number of ranks", "[dat
   CHECK_THAT(std::string(status.message()), Contains("does not divide among the ranks"));
 }
 
+TEST_CASE("The end of an epoch is its end for any number of ranks and any batch size", "[data][prefetcher]") {
+  // 47 rows, 45 with batches of 5: 12 positions for each of 4 ranks, 15 for each of 3.
+  const RandomSampler sampler(47, {.seed = 1});
+  const auto make = [&](int64_t world, int64_t batch_size) {
+    const DistributedSampler share(sampler,
+                                   {.rank = world - 1, .world_size = world, .tail = Tail::kPad, .multiple_of = 5});
+    return Prefetcher::create(numbers(47), share, {.batch_size = batch_size}).value();
+  };
+  for (const auto& [from, batch] : {std::pair<int64_t, int64_t>{1, 5}, {2, 5}, {4, 3}, {3, 2}}) {
+    auto loader = make(from, batch);
+    while (!loader->at_epoch_end()) CHECK(loader->next().value().has_value());
+    CHECK(loader->epoch() == 0);
+    const StateDict state = loader->state_dict();
+    for (const int64_t to : {1, 2, 3, 4}) {
+      auto next = make(to, 2);
+      REQUIRE(next->load_state_dict(state).ok());
+      CHECK(next->at_epoch_end());
+      CHECK_FALSE(next->next().value().has_value());
+      CHECK(next->epoch() == 1);
+      CHECK(!next->at_epoch_end());
+    }
+  }
+}
+
 TEST_CASE("Prefetcher refuses a state of other data and stays where it is", "[data][prefetcher]") {
   auto loader = Prefetcher::create(numbers(50), RandomSampler(50, {.seed = 7}), {.batch_size = 5}).value();
   loader->next().value();

@@ -112,6 +112,30 @@ TEST_CASE("DistributedSampler says which rows it repeats", "[data][sampler]") {
   CHECK(std::adjacent_find(rows.begin(), rows.end()) == rows.end());
 }
 
+TEST_CASE("DistributedSampler shares the same rows of an epoch for any number of ranks", "[data][sampler]") {
+  // 103 rows in batches of 5: what drop_last leaves to one process are 100, whatever the number of ranks.
+  const RandomSampler order(103, {.seed = 3});
+  std::vector<int64_t> whole = order_of(order, 2);
+  whole.resize(100);
+  for (const int64_t world : {1, 2, 3, 4, 7, 64}) {
+    std::vector<int64_t> together(100, -1);
+    for (int64_t rank = 0; rank < world; ++rank) {
+      const DistributedSampler share(order, {.rank = rank, .world_size = world, .tail = Tail::kPad, .multiple_of = 5});
+      CHECK(share.epoch_size() == 100);
+      CHECK(share.size() == (100 + world - 1) / world);
+      const auto rows = order_of(share, 2);
+      for (int64_t i = 0; i < share.size() - share.padding(); ++i) together[i * world + rank] = rows[i];
+      for (const int64_t row : rows) CHECK(std::find(whole.begin(), whole.end(), row) != whole.end());
+    }
+    CHECK(together == whole);
+  }
+  CHECK(DistributedSampler(order, {.rank = 1, .world_size = 4}).epoch_size() == 100);
+  CHECK(DistributedSampler(order, {.rank = 0, .world_size = 4, .tail = Tail::kUneven}).epoch_size() == 103);
+  CHECK(DistributedSampler(order, {.tail = Tail::kPad, .multiple_of = 104}).size() == 0);
+  CHECK(order.epoch_size() == 103);
+  CHECK_THROWS_AS(DistributedSampler(order, {.multiple_of = 0}), c10::ValueError);
+}
+
 TEST_CASE("DistributedSampler refuses ranks that do not exist", "[data][sampler]") {
   CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = 2, .world_size = 2}), c10::ValueError);
   CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = -1, .world_size = 2}), c10::ValueError);

@@ -76,6 +76,7 @@ class Prefetcher::Impl {
   int64_t epoch() const { return epoch_; }
   int64_t batch_in_epoch() const { return position_ / options_.batch_size; }
   int64_t batches_per_epoch() const { return schedule(0, 0).batches_per_epoch(); }
+  bool at_epoch_end() const { return schedule(epoch_, position_).batches_in_first_epoch() == 0; }
 
  private:
   detail::Schedule schedule(int64_t epoch, int64_t position) const {
@@ -184,7 +185,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
   if (!over_budget_.ok()) return over_budget_;
   take_back();
   for (;;) {
-    if (schedule(epoch_, position_).batches_in_first_epoch() == 0) {
+    if (at_epoch_end()) {
       ++epoch_;
       position_ = 0;
       if (!options_.persistent_workers) disband();
@@ -356,7 +357,7 @@ absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
 
 StateDict Prefetcher::Impl::state_dict() const {
   return {{"epoch", epoch_},
-          {"rows", position_ * sampler().world_size()},
+          {"rows", at_epoch_end() ? sampler().epoch_size() : position_ * sampler().world_size()},
           {"seed", static_cast<int64_t>(sampler().seed())},
           {"size", dataset().size()}};
 }
@@ -387,15 +388,14 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
                   std::to_string(static_cast<int64_t>(sampler().seed())), "resume with the seed of the run");
   }
   if (epoch < 0) return refuse("epoch", "out of range", epoch, ">= 0", "");
-  if (rows < 0 || rows / world > sampler().size()) {
-    return refuse("rows", "out of range", rows, "0.." + std::to_string(sampler().size() * world), "");
-  }
-  if (rows % world != 0) {
+  const int64_t whole = sampler().epoch_size();
+  if (rows < 0 || rows > whole) return refuse("rows", "out of range", rows, "0.." + std::to_string(whole), "");
+  if (rows < whole && rows % world != 0) {
     return refuse("rows", "the place in the epoch does not divide among the ranks", rows,
                   "a multiple of " + std::to_string(world) + " ranks",
                   "resume with the number of ranks of the run, or a divisor of it");
   }
-  go_to(epoch, rows / world);
+  go_to(epoch, rows < whole ? rows / world : sampler().size());
   return absl::OkStatus();
 }
 
@@ -442,6 +442,7 @@ void Prefetcher::seek(int64_t epoch, int64_t batch) {
 int64_t Prefetcher::epoch() const { return impl_->epoch(); }
 int64_t Prefetcher::position() const { return impl_->batch_in_epoch(); }
 int64_t Prefetcher::batches_per_epoch() const { return impl_->batches_per_epoch(); }
+bool Prefetcher::at_epoch_end() const { return impl_->at_epoch_end(); }
 const Dataset& Prefetcher::dataset() const { return impl_->dataset(); }
 const Sampler& Prefetcher::sampler() const { return impl_->sampler(); }
 const PrefetcherOptions& Prefetcher::options() const { return impl_->options(); }

@@ -93,8 +93,12 @@ DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, D
   TORCH_CHECK_VALUE(options.world_size >= 1, "DistributedSampler: world_size must be >= 1, got ", options.world_size);
   TORCH_CHECK_VALUE(options.rank >= 0 && options.rank < options.world_size, "DistributedSampler: rank must be in 0..",
                     options.world_size - 1, ", got ", options.rank);
-  const int64_t whole = sampler_->size(), world = options.world_size, left = whole % world;
+  TORCH_CHECK_VALUE(options.multiple_of >= 1, "DistributedSampler: multiple_of must be >= 1, got ",
+                    options.multiple_of);
+  const int64_t whole = sampler_->size() - sampler_->size() % options.multiple_of;
+  const int64_t world = options.world_size, left = whole % world;
   size_ = whole / world;
+  rows_ = options.tail == Tail::kDrop ? whole - left : whole;
   if (left == 0 || options.tail == Tail::kDrop) return;
   if (options.tail == Tail::kUneven) {
     size_ += options.rank < left;
@@ -115,7 +119,7 @@ void DistributedSampler::fill_strided(int64_t epoch, int64_t begin, int64_t stri
   const bool padded = padding_ > 0 && last == size_ - 1;
   sampler_->fill_strided(epoch, begin * world + options_.rank, stride * world, out.first(out.size() - padded));
   // The position beyond the end goes on from the epoch's beginning, around it more than once if ranks outnumber rows.
-  if (padded) sampler_->fill(epoch, (last * world + options_.rank) % sampler_->size(), out.last(1));
+  if (padded) sampler_->fill(epoch, (last * world + options_.rank) % rows_, out.last(1));
 }
 
 }  // namespace trainkit

@@ -130,6 +130,8 @@ class Prefetcher {
   int64_t epoch() const;
   int64_t position() const;
   int64_t batches_per_epoch() const;
+  /// Whether no batch is left of the present epoch: next() returns nullopt next.
+  bool at_epoch_end() const;
 
   const Dataset& dataset() const;
   const Sampler& sampler() const;
@@ -140,7 +142,8 @@ class Prefetcher {
 
   /// {"epoch", "rows" (position in rows of the whole epoch), "seed", "size"}: the place in the data and what it is a
   /// place in. load_state_dict refuses a state of another dataset size or seed (exit code 5). Another batch_size or
-  /// num_workers is accepted: the rows go on from the same position.
+  /// num_workers or number of ranks is accepted: the rows go on from the same position. The end of an epoch is the end
+  /// of it for any of them.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 

@@ -33,6 +33,9 @@ class Sampler {
   /// Ranks that share this order: position p here stands for `world_size()` positions of the whole epoch.
   virtual int64_t world_size() const { return 1; }
 
+  /// Positions of one epoch over all the ranks, each row once: what is repeated or left out does not count.
+  virtual int64_t epoch_size() const { return size(); }
+
   /// Positions at the end of this rank's epoch that only repeat rows, so that all ranks have as many.
   virtual int64_t padding() const { return 0; }
 };
@@ -108,6 +111,9 @@ struct DistributedSamplerOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
   Tail tail = Tail::kDrop;
+  /// Rows at the end of an epoch that do not fill so many are left out of it before it is shared. With the batch size
+  /// here and Tail::kPad an epoch has the rows that drop_last leaves to one process, whatever the number of ranks.
+  int64_t multiple_of = 1;
 };
 
 /// One rank's share of another sampler's order: rank r takes positions r, r + world_size, r + 2 world_size, ... so that
@@ -116,7 +122,8 @@ struct DistributedSamplerOptions {
 /// Source: torch.utils.data.DistributedSampler, which repeats rows without saying so unless drop_last is set.
 class DistributedSampler final : public Sampler {
  public:
-  /// Throws c10::ValueError unless 0 <= rank < world_size, and if the sampler is null or distributed already.
+  /// Throws c10::ValueError unless 0 <= rank < world_size and multiple_of >= 1, and if the sampler is null or
+  /// distributed already.
   DistributedSampler(std::shared_ptr<const Sampler> sampler, DistributedSamplerOptions options);
   template <class S>
   requires std::is_base_of_v<Sampler, S> DistributedSampler(S sampler, DistributedSamplerOptions options)
@@ -127,11 +134,13 @@ class DistributedSampler final : public Sampler {
   void fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const override;
   uint64_t seed() const override { return sampler_->seed(); }
   int64_t world_size() const override { return options_.world_size; }
+  int64_t epoch_size() const override { return rows_; }
   int64_t padding() const override { return padding_; }
 
  private:
   std::shared_ptr<const Sampler> sampler_;
   DistributedSamplerOptions options_;
+  int64_t rows_ = 0;  // of the epoch, over all ranks
   int64_t size_ = 0;
   int64_t padding_ = 0;
 };
