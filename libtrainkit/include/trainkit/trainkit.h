@@ -5,6 +5,7 @@
 // clang-format off
 
 #include "trainkit/core/digest.h"
+#include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
@@ -37,6 +38,7 @@
 #include "trainkit/optim/param_groups.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/launch_environment.h"
 #include "trainkit/nn/checkpoint.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/logging/format.h"
