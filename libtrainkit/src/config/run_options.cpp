@@ -9,9 +9,9 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
@@ -259,8 +259,7 @@ void add_run_flags(ConfigParser& parser, RunOptions& options) {
 }
 
 Machine Machine::here() {
-  return {.cuda_devices = static_cast<int>(torch::cuda::device_count()),
-          .cpus = std::max(1, static_cast<int>(std::thread::hardware_concurrency()))};
+  return {.cuda_devices = static_cast<int>(torch::cuda::device_count()), .cpus = available_cpus()};
 }
 
 absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const RunOptions& options,

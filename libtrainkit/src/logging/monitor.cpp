@@ -2,13 +2,14 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <ctime>
 #include <fstream>
+
+#include "trainkit/core/processors.h"
 
 namespace trainkit {
 namespace {
@@ -142,6 +143,7 @@ class ResourceMonitor::Nvml {
 
 ResourceMonitor::ResourceMonitor(const std::string& nvml_library)
     : nvml_(Nvml::open(nvml_library)),
+      cpus_(available_cpus()),
       wall_seconds_(seconds_of(CLOCK_MONOTONIC)),
       cpu_seconds_(seconds_of(CLOCK_PROCESS_CPUTIME_ID)) {}
 ResourceMonitor::~ResourceMonitor() = default;
@@ -155,7 +157,7 @@ int64_t ResourceMonitor::resident_bytes() const {
 double ResourceMonitor::cpu_share() {
   const double wall = seconds_of(CLOCK_MONOTONIC), cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
   const double passed = wall - std::exchange(wall_seconds_, wall), used = cpu - std::exchange(cpu_seconds_, cpu);
-  return passed > 0 ? std::clamp(used / passed / available_cpus(), 0.0, 1.0) : 0;
+  return passed > 0 ? std::clamp(used / passed / cpus_, 0.0, 1.0) : 0;
 }
 
 std::vector<GpuUsage> ResourceMonitor::gpus() const { return nvml_ ? nvml_->gpus() : std::vector<GpuUsage>{}; }
@@ -169,11 +171,6 @@ std::vector<std::pair<std::string, double>> ResourceMonitor::sample() {
     values.emplace_back(fmt::format("gpu_used_bytes/{}", i), static_cast<double>(all[i].used_bytes));
   }
   return values;
-}
-
-int ResourceMonitor::available_cpus() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
 }
 
 }  // namespace trainkit

@@ -54,7 +54,7 @@ class ResourceMonitor {
 
   /// Bytes of memory that this process holds (resident set).
   int64_t resident_bytes() const;
-  /// Share of `cpus` processors that this process used since the last call (the first: since the start), 0 to 1.
+  /// Share of its available_cpus() that this process used since the last call (the first: since the start), 0 to 1.
   double cpu_share();
   /// In the driver's order, which CUDA_VISIBLE_DEVICES does not change.
   std::vector<GpuUsage> gpus() const;
@@ -62,12 +62,10 @@ class ResourceMonitor {
   /// All of it as values of a LogRecord: "host_memory_bytes", "cpu_share", "gpu_utilization/0", "gpu_used_bytes/0", ...
   std::vector<std::pair<std::string, double>> sample();
 
-  /// Processors that this process may run on (its affinity mask, not the machine's number).
-  static int available_cpus();
-
  private:
   class Nvml;
   std::unique_ptr<Nvml> nvml_;
+  int cpus_;
   double wall_seconds_;
   double cpu_seconds_;
 };

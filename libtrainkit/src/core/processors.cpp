@@ -1,4 +1,4 @@
-#include "trainkit/data/core_budget.h"
+#include "trainkit/core/processors.h"
 
 #include <sched.h>
 
@@ -99,8 +99,9 @@ int suggest_num_workers(int devices, int ranks) {
   return std::max(1, per_machine / std::max(1, ranks));
 }
 
-int suggest_intra_op_threads(int num_workers, int ranks) {
-  return std::max(1, available_cpus() / std::max(1, ranks) - num_workers);
+int suggest_intra_op_threads(int num_workers, ReadCost cost, int ranks) {
+  const int busy_workers = cost == ReadCost::kCopy ? 0 : num_workers;
+  return std::max(1, available_cpus() / std::max(1, ranks) - busy_workers);
 }
 
 }  // namespace trainkit

@@ -21,9 +21,15 @@ int available_cpus();
 /// among the ranks, at least 1. `devices` are those of the whole machine, 1 for the CPU alone.
 int suggest_num_workers(int devices = 1, int ranks = 1);
 
-/// Threads for LibTorch's own loops beside `num_workers` workers in each of `ranks` processes: the processors that are
-/// left, at least 1.
-int suggest_intra_op_threads(int num_workers, int ranks = 1);
+/// What reading rows costs a loader's worker.
+enum class ReadCost {
+  kCopy,   ///< Rows are copied from memory or a mapped file: a worker idles nearly all the time.
+  kDecode  ///< Rows are decoded or transformed: a worker is busy.
+};
+
+/// Threads for LibTorch's own loops beside `num_workers` workers in each of `ranks` processes, at least 1: the
+/// processors that are left, or all of them where workers only copy.
+int suggest_intra_op_threads(int num_workers, ReadCost cost = ReadCost::kDecode, int ranks = 1);
 
 namespace detail {
 /// The quota, in processors, of the control group that `membership` (the text of /proc/self/cgroup) names, in the tree

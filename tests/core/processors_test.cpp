@@ -1,4 +1,4 @@
-#include "trainkit/data/core_budget.h"
+#include "trainkit/core/processors.h"
 
 #include <sched.h>
 
@@ -14,7 +14,7 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-TEST_CASE("The smallest quota of a control group and those above it holds", "[data][core_budget]") {
+TEST_CASE("The smallest quota of a control group and those above it holds", "[core][processors]") {
   const test::TempDir dir;
   const std::string root = dir.path().string();
   write(dir / "a/cpu.max", "400000 100000\n");
@@ -30,7 +30,7 @@ TEST_CASE("The smallest quota of a control group and those above it holds", "[da
   CHECK(detail::cgroup_cpus(root, "0::/a/b/c\n") == 4);
 }
 
-TEST_CASE("Quotas of version 1 control groups hold", "[data][core_budget]") {
+TEST_CASE("Quotas of version 1 control groups hold", "[core][processors]") {
   const test::TempDir dir;
   write(dir / "cpu/x/cpu.cfs_quota_us", "250000\n");
   write(dir / "cpu/x/cpu.cfs_period_us", "100000\n");
@@ -39,7 +39,7 @@ TEST_CASE("Quotas of version 1 control groups hold", "[data][core_budget]") {
   CHECK(detail::cgroup_cpus(dir.path().string(), "4:cpuset:/x\n") == 0);
 }
 
-TEST_CASE("available_cpus keeps to the affinity mask", "[data][core_budget]") {
+TEST_CASE("available_cpus keeps to the affinity mask", "[core][processors]") {
   cpu_set_t before, one;
   REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
   CHECK(available_cpus() >= 1);
@@ -58,12 +58,14 @@ TEST_CASE("available_cpus keeps to the affinity mask", "[data][core_budget]") {
   REQUIRE(sched_setaffinity(0, sizeof before, &before) == 0);
 }
 
-TEST_CASE("Workers and LibTorch's threads share the processors", "[data][core_budget]") {
+TEST_CASE("Workers and LibTorch's threads share the processors", "[core][processors]") {
   const int cpus = available_cpus();
   CHECK(suggest_num_workers(1) == std::max(1, std::min(cpus / 2, 2)));
   CHECK(suggest_num_workers(100) == std::max(1, std::min(cpus / 2, 8)));
   CHECK(suggest_num_workers(1, 1000) == 1);
   CHECK(suggest_intra_op_threads(0) == cpus);
+  CHECK(suggest_intra_op_threads(3, ReadCost::kCopy) == cpus);
+  CHECK(suggest_intra_op_threads(0, ReadCost::kCopy, 1000) == 1);
   CHECK(suggest_num_workers() + suggest_intra_op_threads(suggest_num_workers()) == std::max(2, cpus));
 }
 
