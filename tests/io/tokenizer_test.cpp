@@ -138,6 +138,11 @@ TEST_CASE("A file that is not a saved tokenizer is named", "[io][tokenizer]") {
     CHECK(id_of(load_tokenizer(path).status()) == "data.vocabulary");
   }
   CHECK(id_of(load_tokenizer(folder / "none").status()) == "data.missing");
+  REQUIRE(save_tokenizer(*CharTokenizer::from_text("ab").value(), path).ok());
+  REQUIRE(load_tokenizer(path).ok());
+  std::ofstream(path, std::ios::app) << '\0' << "garbage";
+  CHECK(id_of(load_tokenizer(path).status()) == "data.vocabulary");
+  CHECK(error_line(load_tokenizer(path).status()).find("it holds a NUL byte") != std::string::npos);
 }
 
 TEST_CASE("Pairs are merged best first, and pieces never cross the pattern's borders", "[io][tokenizer]") {
@@ -210,6 +215,7 @@ TEST_CASE("A bad vocabulary is refused by file and rule", "[io][tokenizer]") {
       {"{\"a\": 0", "not JSON"},
       {"{\"a\": 0, \"\\ud800\": 1}", "not JSON"},  // a lone surrogate
       {"{\"a\xff\": 0}", "not JSON"},
+      {vocab() + '\0' + "garbage", "not JSON (got 'a NUL byte'"},
       {vocab({"ab", "abc"}, "<|endoftext|>", "\"a\": 300, "), "token listed twice"},
       {vocab({"ab", "abc"}, "<|endoftext|>", "\"zz\": 256, "), "two tokens have one id"},
       {vocab({"ab", "abc"}, "<|endoftext|>", "\"zz\": 5000, "), "ids have a gap"},

@@ -111,6 +111,14 @@ TEST_CASE("After a rewind no step stands twice, wherever the file was cut", "[lo
   CHECK(rewound(dir / "m.jsonl", 2) == kept);
 }
 
+TEST_CASE("A line with a NUL byte is no record, however well it begins", "[logging][jsonl]") {
+  test::TempDir dir;
+  const std::string line = to_json({.step = 1, .values = {{"loss", 2}}});
+  write(dir / "m.jsonl", line + "\n" + line + '\0' + "garbage\n" + line + "\n");
+  CHECK(read_jsonl(dir / "m.jsonl").value().size() == 1);
+  CHECK(rewound(dir / "m.jsonl", 2) == line + "\n");
+}
+
 TEST_CASE("Logging goes on behind what a rewind left", "[logging][jsonl]") {
   test::TempDir dir;
   auto logger = JsonlLogger::open(dir / "m.jsonl").value();

@@ -28,6 +28,8 @@ std::string json_problem(const std::exception& error) {
   return tail.substr(0, tail.find("; last read"));
 }
 
+bool holds_nul(std::string_view text) { return text.find('\0') != std::string_view::npos; }
+
 absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Error& blame, int max_depth) {
   using Event = nlohmann::json::parse_event_t;
   std::vector<std::set<std::string>> keys;
@@ -43,8 +45,8 @@ absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Er
     return true;
   };
   Error error = blame;
-  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {  // the parser would see the end of the text
-    error.where += fmt::format("@0x{:x}", nul);
+  if (holds_nul(text)) {
+    error.where += fmt::format("@0x{:x}", text.find('\0'));
     error.problem = "is not valid JSON: it holds a NUL byte";
     return to_status(error);
   }

@@ -15,6 +15,10 @@ namespace trainkit::detail {
 /// `blame` with problem, and the byte after its `where`.
 absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Error& blame, int max_depth = 16);
 
+/// Whether `text` holds a NUL byte. nlohmann's parser takes it for the end of the text and what follows for nothing:
+/// whoever calls that parser instead of parse_strict_json asks this first.
+bool holds_nul(std::string_view text);
+
 /// nlohmann's parse_error text without its prefix and position: "unexpected end of input".
 std::string json_problem(const std::exception& error);
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "core/strict_json.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/core/utf8.h"
@@ -111,6 +112,7 @@ class Parser {
 
   absl::Status parse_vocab(std::string_view json) {
     VocabReader reader;
+    if (detail::holds_nul(json)) return vocab_error("not JSON", "a NUL byte", "{\"token\": id, ...}", "");
     if (!nlohmann::json::sax_parse(json, &reader)) {
       const bool swapped = json.starts_with("#version") || json.starts_with("\u0120 t");
       return vocab_error(reader.problem, reader.got, "{\"token\": id, ...}",

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/strict_json.h"
 #include "io/token_buffer.h"
 #include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
@@ -73,14 +74,16 @@ absl::Status save_tokenizer(const Tokenizer& tokenizer, const std::string& path)
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> load_tokenizer(const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  const Error blame{.exit_code = ExitCode::kData,
+                    .id = "data.vocabulary",
+                    .where = path,
+                    .expected = "a file that save_tokenizer wrote"};
   const auto bad = [&](const std::string& problem) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.vocabulary",
-                      .where = path,
-                      .problem = problem,
-                      .expected = "a file that save_tokenizer wrote"});
+    Error error = blame;
+    error.problem = problem;
+    return to_status(error);
   };
-  const auto json = nlohmann::json::parse(file->text(), nullptr, /*allow_exceptions=*/false);
+  TRAINKIT_ASSIGN_OR_RETURN(const nlohmann::json json, detail::parse_strict_json(file->text(), blame));
   if (!json.is_object() || !json.contains("type")) return bad("not a tokenizer");
   if (json["type"] == "char" && json.contains("characters") && json["characters"].is_string()) {
     const std::string characters = json["characters"];

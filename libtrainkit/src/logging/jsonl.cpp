@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "append_file.h"
+#include "core/strict_json.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -51,6 +52,7 @@ std::optional<double> to_number(const nlohmann::json& value) {
 
 /// The record of a line, or nullopt if it is not one.
 std::optional<LogRecord> parse_record(std::string_view line) {
+  if (detail::holds_nul(line)) return std::nullopt;  // what a power cut leaves
   const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
   LogRecord record{.step = json["step"].get<int64_t>(), .split = ""};
