@@ -1,7 +1,7 @@
 """Writes what a folder of offline W&B runs holds as JSON: wandb_history.py OUT.json FOLDER
 
-{"runs": [{"id", "project", "config", "history": [{"_step", name: value, ...}, ...], "exit_code"}, ...]}, in the order of
-the runs. A .wandb file is a LevelDB log (https://github.com/google/leveldb/blob/main/doc/log_format.md) of protobufs
+{"runs": [{"id", "project", "config", "history": [{"_step", name: value, ...}, ...], "exit_code"}, ...]}, in the order in
+which the runs began: the folders' names do not tell, for the client calls two of one second NAME and NAME-1. A .wandb file is a LevelDB log (https://github.com/google/leveldb/blob/main/doc/log_format.md) of protobufs
 behind a header of 7 bytes.
 """
 import glob
@@ -29,10 +29,11 @@ def records(data):
 
 
 def read(path):
-    run = {"history": []}
+    run = {"history": [], "start": 0}
     for record in records(open(path, "rb").read()):
         kind = record.WhichOneof("record_type")
         if kind == "run":
+            run["start"] = record.run.start_time.ToNanoseconds()
             run["id"], run["project"] = record.run.run_id, record.run.project
             run["config"] = {item.key: json.loads(item.value_json, parse_constant=str) for item in record.run.config.update if item.key}
         elif kind == "history":
@@ -44,4 +45,5 @@ def read(path):
 
 
 out, folder = sys.argv[1:]
-json.dump({"runs": [read(path) for path in sorted(glob.glob(f"{folder}/wandb/offline-run-*/*.wandb"))]}, open(out, "w"))
+runs = [read(path) for path in glob.glob(f"{folder}/wandb/offline-run-*/*.wandb")]
+json.dump({"runs": sorted(runs, key=lambda run: run["start"])}, open(out, "w"))
