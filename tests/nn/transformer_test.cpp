@@ -174,16 +174,61 @@ TEST_CASE("Generation is a function of the seed and leaves the model's mode as i
   CHECK(*std::max_element(text.begin(), text.end()) < 11);
 }
 
-TEST_CASE("Temperature 0 and top_k 1 both take the most probable token after the last block_size tokens",
-          "[nn][transformer]") {
+TEST_CASE("A model that goes on from a cache has the logits of the whole sequence", "[nn][transformer]") {
+  for (const bool bias : {false, true}) {
+    Transformer model = small_model();
+    if (bias)
+      model = Transformer(TransformerConfig{.vocab_size = 11,
+                                            .block_size = 8,
+                                            .n_layers = 2,
+                                            .n_heads = 2,
+                                            .hidden_dim = 16,
+                                            .bias = true,
+                                            .tied_head = false});
+    for (const at::Tensor& parameter : model->parameters()) {  // far from the small initial weights
+      torch::NoGradGuard no_grad;
+      parameter.normal_(0, 0.5);
+    }
+    const at::Tensor ids = torch::randint(11, {3, 8}, torch::kLong);
+    const at::Tensor whole = model->forward(ids);
+    for (const std::vector<int64_t>& parts :
+         std::vector<std::vector<int64_t>>{{1, 1, 1, 1, 1, 1, 1, 1}, {8}, {5, 3}, {1, 4, 2, 1}}) {
+      KeyValueCache cache;
+      std::vector<at::Tensor> logits;
+      for (const int64_t part : parts) logits.push_back(model->forward(ids.narrow(1, cache.length, part), cache));
+      CHECK(cache.length == 8);
+      CHECK_FALSE(logits.back().requires_grad());
+      CHECK(at::allclose(torch::cat(logits, 1), whole, 1e-5, 1e-5));
+    }
+  }
+}
+
+TEST_CASE("A full cache takes no further position, nor another number of sequences", "[nn][transformer]") {
   Transformer model = small_model();
-  std::vector<int64_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};  // longer than the block
-  const auto greedy = generate(model, prompt, {.max_tokens = 5, .temperature = 0});
-  CHECK(generate(model, prompt, {.max_tokens = 5, .temperature = 1, .top_k = 1}) == greedy);
-  for (int64_t token : greedy) {
-    const std::vector<int64_t> window(prompt.end() - 8, prompt.end());
-    CHECK(model->forward(torch::tensor(window).unsqueeze(0))[0][7].argmax().item<int64_t>() == token);
-    prompt.push_back(token);
+  KeyValueCache cache;
+  model->forward(torch::zeros({2, 7}, torch::kLong), cache);
+  CHECK_THROWS_AS(model->forward(torch::zeros({2, 2}, torch::kLong), cache), c10::ValueError);
+  CHECK_THROWS_AS(model->forward(torch::zeros({1, 1}, torch::kLong), cache), c10::ValueError);
+  model->forward(torch::zeros({2, 1}, torch::kLong), cache);
+  CHECK(cache.length == 8);
+}
+
+TEST_CASE("Temperature 0 and top_k 1 both take the most probable token after the tokens in sight",
+          "[nn][transformer]") {
+  Transformer model = small_model();  // of 8 positions
+  for (const auto& [slide, forgotten] : {std::pair{0, 4}, std::pair{1, 1}, std::pair{3, 3}, std::pair{8, 8}}) {
+    INFO("slide " << slide);
+    for (std::vector<int64_t> text : {std::vector<int64_t>{3}, std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}}) {
+      const auto greedy = generate(model, text, {.max_tokens = 25, .temperature = 0, .slide = slide});
+      CHECK(generate(model, text, {.max_tokens = 25, .temperature = 1, .top_k = 1, .slide = slide}) == greedy);
+      int64_t seen = std::min<int64_t>(static_cast<int64_t>(text.size()), 8);
+      for (const int64_t token : greedy) {
+        const std::vector<int64_t> window(text.end() - seen, text.end());
+        REQUIRE(model->forward(torch::tensor(window).unsqueeze(0))[0][-1].argmax().item<int64_t>() == token);
+        text.push_back(token);
+        if (++seen > 8) seen -= forgotten;
+      }
+    }
   }
 }
 
@@ -212,5 +257,7 @@ TEST_CASE("Generation refuses an empty prompt, ids outside the vocabulary and ba
   CHECK_THROWS_AS(generate(model, {1}, {.max_tokens = -1}), c10::ValueError);
   CHECK_THROWS_AS(generate(model, {1}, {.temperature = -0.1}), c10::ValueError);
   CHECK_THROWS_AS(generate(model, {1}, {.top_k = -1}), c10::ValueError);
+  CHECK_THROWS_AS(generate(model, {1}, {.slide = -1}), c10::ValueError);
+  CHECK_THROWS_AS(generate(model, {1}, {.slide = 9}), c10::ValueError);
   CHECK(generate(model, {1}, {.max_tokens = 0}).empty());
 }

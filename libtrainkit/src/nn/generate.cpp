@@ -56,21 +56,27 @@ std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& pr
   TORCH_CHECK_VALUE(options.temperature >= 0 && std::isfinite(options.temperature), "temperature must be >= 0, got ",
                     options.temperature);
   TORCH_CHECK_VALUE(options.top_k >= 0, "top_k must be >= 0, got ", options.top_k);
+  TORCH_CHECK_VALUE(options.slide >= 0 && options.slide <= config.block_size, "slide must be in 0..", config.block_size,
+                    ", got ", options.slide);
   for (int64_t id : prompt) {
     TORCH_CHECK_INDEX(id >= 0 && id < config.vocab_size, "token ", id, " is outside the vocabulary of ",
                       config.vocab_size);
   }
-  const torch::NoGradGuard no_grad;
   const EvaluationScope evaluation(*model);
   const at::Device device = model->parameters().front().device();
+  const int64_t slide = options.slide > 0 ? options.slide : std::max<int64_t>(config.block_size / 2, 1);
   RandomStream random(hash_key(options.seed));
   std::vector<int64_t> tokens = prompt;
-  for (int64_t i = 0; i < options.max_tokens; ++i) {
-    const auto seen = std::min(static_cast<int64_t>(tokens.size()), config.block_size);
-    const at::Tensor window = at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(seen)),
-                                         at::TensorOptions().dtype(at::kLong));
-    const at::Tensor logits =
-        model->forward(window.unsqueeze(0).to(device))[0][seen - 1].to(at::kCPU, at::kFloat).contiguous();
+  KeyValueCache cache;
+  int64_t seen = std::min(static_cast<int64_t>(tokens.size()), config.block_size);
+  for (int64_t i = 0; i < options.max_tokens; ++i, ++seen) {
+    if (seen > config.block_size) {
+      seen -= slide;
+      cache.length = 0;
+    }
+    const auto fresh = static_cast<size_t>(seen - cache.length);
+    const at::Tensor ids = at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - fresh), at::kLong);
+    const at::Tensor logits = model->forward(ids.unsqueeze(0).to(device), cache)[0][-1].to(at::kCPU, at::kFloat);
     const float* values = logits.const_data_ptr<float>();
     tokens.push_back(draw({values, values + config.vocab_size}, options, random));
   }

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/init.h>
@@ -79,21 +81,44 @@ at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
 }
 
 CausalSelfAttentionImpl::CausalSelfAttentionImpl(const TransformerConfig& config)
-    : n_heads_(config.n_heads), dropout_(config.dropout) {
+    : n_heads_(config.n_heads), block_size_(config.block_size), dropout_(config.dropout) {
   c_attn_ = register_module("c_attn", linear(config.hidden_dim, 3 * config.hidden_dim, config.bias));
   c_proj_ = register_module("c_proj", linear(config.hidden_dim, config.hidden_dim, config.bias));
 }
 
-at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x) {
-  const int64_t batch = x.size(0), time = x.size(1), channels = x.size(2);
-  const auto heads = [&](const at::Tensor& t) {  // (B, heads, T, C / heads)
-    return t.view({batch, time, n_heads_, channels / n_heads_}).transpose(1, 2);
-  };
-  const auto qkv = c_attn_->forward(x).split(channels, 2);
-  const at::Tensor mixed = at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), std::nullopt,
-                                                            is_training() ? dropout_ : 0.0, /*is_causal=*/true);
-  const at::Tensor out = c_proj_->forward(mixed.transpose(1, 2).reshape({batch, time, channels}));
+/// (B, T, C) to (B, heads, T, C / heads).
+at::Tensor CausalSelfAttentionImpl::heads(const at::Tensor& x) const {
+  return x.view({x.size(0), x.size(1), n_heads_, x.size(2) / n_heads_}).transpose(1, 2);
+}
+
+at::Tensor CausalSelfAttentionImpl::project(const at::Tensor& mixed) {
+  const at::Tensor out = c_proj_->forward(mixed.transpose(1, 2).flatten(2));
   return dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out;
+}
+
+at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x) {
+  const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
+  return project(at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), std::nullopt,
+                                                  is_training() ? dropout_ : 0.0, /*is_causal=*/true));
+}
+
+at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, KeyValueCache& cache, size_t layer) {
+  const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
+  const int64_t time = x.size(1), end = cache.length + time;
+  const auto extend = [&](std::vector<at::Tensor>& layers, const at::Tensor& fresh) {
+    if (!layers[layer].defined()) {
+      layers[layer] = at::empty({fresh.size(0), n_heads_, block_size_, fresh.size(3)}, fresh.options());
+    }
+    TORCH_CHECK_VALUE(layers[layer].size(0) == fresh.size(0), "the cache has seen ", layers[layer].size(0),
+                      " sequences, not ", fresh.size(0));
+    layers[layer].narrow(2, cache.length, time).copy_(fresh);
+    return layers[layer].narrow(2, 0, end);
+  };
+  const at::Tensor keys = extend(cache.keys, heads(qkv[1])), values = extend(cache.values, heads(qkv[2]));
+  // Of several positions each sees the ones before it; `is_causal` would align them with the first key.
+  std::optional<at::Tensor> mask;
+  if (time > 1) mask = at::ones({time, end}, x.options().dtype(at::kBool)).tril_(cache.length);
+  return project(at::scaled_dot_product_attention(heads(qkv[0]), keys, values, mask, is_training() ? dropout_ : 0.0));
 }
 
 namespace {
@@ -113,7 +138,14 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config) : dr
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor attended = x + attn_->forward(ln_1_->forward(x));
+  return feed_forward(x + attn_->forward(ln_1_->forward(x)));
+}
+
+at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, KeyValueCache& cache, size_t layer) {
+  return feed_forward(x + attn_->forward(ln_1_->forward(x), cache, layer));
+}
+
+at::Tensor TransformerBlockImpl::feed_forward(const at::Tensor& attended) {
   const at::Tensor out = c_proj_->forward(at::gelu(c_fc_->forward(ln_2_->forward(attended))));
   return attended + (dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out);
 }
@@ -154,15 +186,33 @@ at::Tensor TransformerImpl::run_block(size_t layer, const at::Tensor& x) {
                     {.preserve_rng_state = random});
 }
 
-at::Tensor TransformerImpl::forward(const at::Tensor& ids) {
+at::Tensor TransformerImpl::embed(const at::Tensor& ids, int64_t first_position) {
   TORCH_CHECK_VALUE(ids.dim() == 2, "ids must be (batch, time), got ", ids.sizes());
-  const int64_t time = ids.size(1);
-  TORCH_CHECK_VALUE(time >= 1 && time <= config_.block_size, "ids have ", time, " positions, expected 1..",
+  const int64_t time = ids.size(1), end = first_position + time;
+  TORCH_CHECK_VALUE(time >= 1 && end <= config_.block_size, "ids have ", end, " positions, expected 1..",
                     config_.block_size);
-  at::Tensor x = wte_->forward(ids) + wpe_->weight.narrow(0, 0, time);
-  if (config_.dropout > 0) x = at::dropout(x, config_.dropout, is_training());
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x);
+  const at::Tensor x = wte_->forward(ids) + wpe_->weight.narrow(0, first_position, time);
+  return config_.dropout > 0 ? at::dropout(x, config_.dropout, is_training()) : x;
+}
+
+at::Tensor TransformerImpl::logits(const at::Tensor& x) {
   return at::linear(ln_f_->forward(x), lm_head_ ? lm_head_->weight : wte_->weight);
+}
+
+at::Tensor TransformerImpl::forward(const at::Tensor& ids) {
+  at::Tensor x = embed(ids, 0);
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x);
+  return logits(x);
+}
+
+at::Tensor TransformerImpl::forward(const at::Tensor& ids, KeyValueCache& cache) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor x = embed(ids, cache.length);
+  cache.keys.resize(blocks_.size());
+  cache.values.resize(blocks_.size());
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = blocks_[layer]->forward(x, cache, layer);
+  cache.length += ids.size(1);
+  return logits(x);
 }
 
 int64_t TransformerImpl::num_parameters() const {

@@ -49,14 +49,28 @@ class LayerNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LayerNorm);
 
+/// What attention needs of the positions that a Transformer has seen, so that the next ones cost only themselves.
+struct KeyValueCache {
+  /// Per layer (B, heads, block_size, C / heads); the first `length` positions are filled. Made by the first forward.
+  std::vector<at::Tensor> keys = {};
+  std::vector<at::Tensor> values = {};
+  int64_t length = 0;
+};
+
 /// Causal self-attention of several heads, (B, T, C) to (B, T, C).
 class CausalSelfAttentionImpl : public torch::nn::Module {
  public:
   explicit CausalSelfAttentionImpl(const TransformerConfig& config);
   at::Tensor forward(const at::Tensor& x);
+  /// The same for positions that follow the `cache.length` of the cache, whose `layer` it fills.
+  at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
 
  private:
+  at::Tensor heads(const at::Tensor& x) const;
+  at::Tensor project(const at::Tensor& mixed);
+
   int64_t n_heads_;
+  int64_t block_size_;
   double dropout_;
   torch::nn::Linear c_attn_{nullptr};  // queries, keys and values at once
   torch::nn::Linear c_proj_{nullptr};
@@ -68,8 +82,11 @@ class TransformerBlockImpl : public torch::nn::Module {
  public:
   explicit TransformerBlockImpl(const TransformerConfig& config);
   at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
 
  private:
+  at::Tensor feed_forward(const at::Tensor& attended);
+
   double dropout_;
   LayerNorm ln_1_{nullptr};
   CausalSelfAttention attn_{nullptr};
@@ -97,6 +114,11 @@ class TransformerImpl : public torch::nn::Module {
   /// @param ids (B, T) int64, 1 <= T <= block_size. @return logits (B, T, vocab_size).
   at::Tensor forward(const at::Tensor& ids);
 
+  /// Logits of `ids` (B, T) as the continuation of what `cache` has seen, and adds them to it: those of forward() for
+  /// the whole sequence, without its work. Without gradients. An error if cache.length + T is above block_size; then
+  /// start with an empty cache, for every position is another.
+  at::Tensor forward(const at::Tensor& ids, KeyValueCache& cache);
+
   /// Keep only the input of each block for backward and compute the rest again there (nn/checkpoint.h): the same
   /// gradients for less memory and about a third more time.
   void set_gradient_checkpointing(bool on) { gradient_checkpointing_ = on; }
@@ -109,6 +131,8 @@ class TransformerImpl : public torch::nn::Module {
 
  private:
   void initialise();
+  at::Tensor embed(const at::Tensor& ids, int64_t first_position);
+  at::Tensor logits(const at::Tensor& x);
   at::Tensor run_block(size_t layer, const at::Tensor& x);
 
   TransformerConfig config_;
@@ -134,12 +158,17 @@ struct GenerateOptions {
   /// Draw only from the k most probable tokens; 0: from all. nanoGPT's sample.py: 200.
   int64_t top_k = 200;
   uint64_t seed = 0;
+  /// Tokens that are forgotten at once when the model has seen block_size of them. Every position is another one then,
+  /// so that the rest is computed anew: 1 keeps the longest context and computes all of it for every token, 0 stands
+  /// for half of block_size.
+  int64_t slide = 0;
 };
 
-/// Continues `prompt`: the model sees the last block_size tokens. Sets the model to evaluation for the time and
-/// restores it. The same seed gives the same tokens on one kind of device. Reads from the device once per token. Throws
-/// c10::ValueError if the prompt is empty or an option is out of range, c10::IndexError for an id outside the
-/// vocabulary. @return only the new tokens.
+/// Continues `prompt`: the model sees the last tokens, at most block_size, and once it has seen that many at least
+/// block_size + 1 - slide. What it has seen is kept (KeyValueCache): a token costs one position, not all. Sets the
+/// model to evaluation for the time and restores it. The same seed gives the same tokens on one kind of device. Reads
+/// from the device once per token. Throws c10::ValueError if the prompt is empty or an option is out of range,
+/// c10::IndexError for an id outside the vocabulary. @return only the new tokens.
 std::vector<int64_t> generate(Transformer& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options = {});
 
