@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "contract/dataset_contract.h"
 #include "test_util.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/nn/transformer.h"
@@ -99,24 +100,31 @@ TEST_CASE("A part that is too short, or none, is an error", "[apps][text_dataset
   CHECK(TokenWindows(file, {.block_size = 4, .begin = 18, .whole = true}).size() == 1);
 }
 
-TEST_CASE("Windows are the same for any number of workers", "[apps][text_dataset]") {
+TEST_CASE("TokenWindows keeps the contract of a dataset, for training and for evaluation", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  const TokenFile file = counting_file(folder, 3000);
+  for (const bool whole : {false, true}) {
+    for (const int64_t block : {1, 8, 64}) {
+      INFO("whole " << whole << ", block " << block);
+      test::check_dataset_contract(
+          std::make_shared<TokenWindows>(file, TokenWindowsOptions{.block_size = block, .begin = 7, .whole = whole}));
+    }
+  }
+}
+
+TEST_CASE("A loader's epoch has no token twice, and the next one other windows", "[apps][text_dataset]") {
   const test::TempDir folder;
   const auto windows =
       std::make_shared<TokenWindows>(counting_file(folder, 3000), TokenWindowsOptions{.block_size = 8});
-  const auto run = [&](int workers) {
-    auto loader = Prefetcher::create(windows, RandomSampler(windows->size(), {.seed = 3}),
-                                     {.batch_size = 32, .num_workers = workers})
-                      .value();
+  auto loader =
+      Prefetcher::create(windows, RandomSampler(windows->size(), {.seed = 3}), {.batch_size = 32, .num_workers = 2})
+          .value();
+  std::vector<at::Tensor> epochs;
+  for (int epoch = 0; epoch < 2; ++epoch) {
     std::vector<at::Tensor> batches;
-    for (int epoch = 0; epoch < 2; ++epoch) {
-      while (auto batch = loader->next().value()) batches.push_back((*batch)["x"].clone());
-    }
-    return torch::cat(batches);
-  };
-  const at::Tensor expected = run(0);
-  CHECK(torch::equal(run(1), expected));
-  CHECK(torch::equal(run(2), expected));
-  const int64_t half = expected.size(0) / 2;
-  CHECK(std::get<0>(expected.slice(0, 0, half).flatten().sort()).diff().min().item<int64_t>() == 1);  // no window twice
-  CHECK_FALSE(torch::equal(expected.slice(0, 0, half), expected.slice(0, half)));
+    while (auto batch = loader->next().value()) batches.push_back((*batch)["x"].clone());
+    epochs.push_back(torch::cat(batches));
+  }
+  CHECK(std::get<0>(epochs[0].flatten().sort()).diff().min().item<int64_t>() == 1);
+  CHECK_FALSE(torch::equal(epochs[0], epochs[1]));
 }
