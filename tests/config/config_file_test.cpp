@@ -118,6 +118,9 @@ const std::vector<BadFile> kBadYaml = {
     {"a lone carriage return", "seed: 1\rlr: 2\n", "config.encoding", ":1:8", "a carriage return without a line feed"},
     {"a lone surrogate escape", "data_dir: \"\\ud800\"\n", "config.syntax", ":1:", "not valid YAML"},
     {"an output path that climbs", "output_dir: ../../x\n", "config.value", ":1:13", "climbs out with '..'"},
+    {"garbage after a NUL byte", std::string("lr: 1\n\0garbage", 14), "config.encoding", ":2:1", "a control byte"},
+    {"an included file", "include: other.yaml\n", "config.key", ":1:1", "include: no such key"},
+    {"a schema of another version", "schema_version: 99\nlr: 1\n", "config.key", ":1:1", "schema_version: no such key"},
     {"an unknown preset", "preset: small\n", "config.value", ":1:9", "preset: no such preset (got 'small'"},
     {"a combination", "resume: latest\noverwrite: true\n", "config.value", ":2:12", "overwrite: contradicts --resume"},
     {"an unsupported setting", "strategy: ddp\n", "config.value", ":1:11", "strategy: not supported (got 'ddp'"},
@@ -146,6 +149,18 @@ const std::vector<BadFile> kBadJson = {
     {"a string for a number", "{\"lr\": \"fast\"}", "config.type", ":1:8", "lr: a string, not a number (got 'fast'"},
     {"a brace in a string before", "{\"data_dir\": \"a\\\"}],{\",\n\"seed\": 1.5}", "config.type", ":2:9",
      "not an integer (got '1.5'"},
+    {"garbage after a NUL byte", std::string("{\"lr\": 1}\0 garbage", 18), "config.encoding", ":1:10",
+     "a control byte"},
+    {"garbage after a NUL byte in a string", std::string("{\"data_dir\": \"a\0\"} {", 19), "config.encoding", ":1:16",
+     "a control byte"},
+    {"UTF-16", std::string("\xff\xfe{\0}\0", 6), "config.encoding", ":1:1", "looks like UTF-16"},
+    {"invalid UTF-8", "{\"data_dir\": \"\xff\"}", "config.encoding", ":1:15", "not valid UTF-8"},
+    {"a lone carriage return", "{\r\"lr\": 1}", "config.encoding", ":1:2", "a carriage return without a line feed"},
+    {"an open bracket", "{\"gpu_ids\": [0, 1}", "config.syntax", ":1:", "not valid JSON"},
+    {"an open brace", "{\"lr\": 1,", "config.syntax", ":1:", "not valid JSON"},
+    {"a section with a key twice", "{\"train\": {\"lr\": 1, \"lr\": 2}}", "config.key", ":1:2", "without sections"},
+    {"null for what is needed", "{\"seed\": null}", "config.type", ":1:10", "seed: null, not an integer"},
+    {"an empty key", "{\"\": 1}", "config.key", ":1:2", "no such key"},
     {"a raw newline in a string", "{\"data_dir\": \"a\nb\"}", "config.syntax", ":1:", "not valid JSON"},
 };
 
@@ -181,6 +196,72 @@ TEST_CASE("A bad JSON file ends with exit code 3 and its file, line and column",
   for (const BadFile& file : kBadJson) {
     SECTION(file.what) { check_bad_file(file, "run.json"); }
   }
+}
+
+TEST_CASE("The same fault is told in the same words in YAML and in JSON", "[config][config_file]") {
+  // The value as it stands after "key: " in both formats; JSON is YAML where nothing else is said.
+  const std::vector<std::pair<std::string, std::string>> faults = {{"seed", "\"eight\""},
+                                                                   {"seed", "3.0"},
+                                                                   {"seed", "1e3"},
+                                                                   {"seed", "-1"},
+                                                                   {"seed", "true"},
+                                                                   {"seed", "null"},
+                                                                   {"seed", "[1]"},
+                                                                   {"seed", "{\"a\": 1}"},
+                                                                   {"lr", "\"fast\""},
+                                                                   {"lr", "0"},
+                                                                   {"lr", "1e999"},
+                                                                   {"lr", "true"},
+                                                                   {"drop_last", "1"},
+                                                                   {"drop_last", "\"yes\""},
+                                                                   {"hidden_dim", "0"},
+                                                                   {"max_steps", "9223372036854775808"},
+                                                                   {"precision", "\"fp8\""},
+                                                                   {"precision", "\"BF16\""},
+                                                                   {"tokenizer", "8"},
+                                                                   {"data_dir", "\"\""},
+                                                                   {"data_dir", "true"},
+                                                                   {"gpu_ids", "[]"},
+                                                                   {"gpu_ids", "0"},
+                                                                   {"gpu_ids", "[0, \"one\"]"},
+                                                                   {"gpu_ids", "[0, 0]"},
+                                                                   {"timeout", "\"1y\""},
+                                                                   {"hiden_dim", "8"},
+                                                                   {"config", "\"other\""},
+                                                                   {"output_dir", "\"../../x\""},
+                                                                   {"preset", "\"small\""}};
+  for (const auto& [key, value] : faults) {
+    const TempDir folder;
+    const auto yaml = error_of(start_with(folder, "run.yaml", key + ": " + value + "\n"));
+    const auto json = error_of(start_with(folder, "run.json", "{\"" + key + "\": " + value + "}"));
+    INFO(key << ": " << value);
+    REQUIRE(yaml.has_value());
+    REQUIRE(json.has_value());
+    CHECK(yaml->exit_code == ExitCode::kConfig);
+    CHECK(json->exit_code == ExitCode::kConfig);
+    CHECK(yaml->id == json->id);
+    CHECK(yaml->field == json->field);
+    CHECK(yaml->problem == json->problem);
+    CHECK(yaml->got == json->got);
+    CHECK(yaml->expected == json->expected);
+    CHECK(yaml->hint == json->hint);
+  }
+}
+
+TEST_CASE("Nothing in a file is expanded: a variable of the environment is text", "[config][config_file]") {
+  const TempDir folder;
+  setenv("TRAINKIT_TEST_VARIABLE", "elsewhere", 1);
+  for (const std::string text : {"${TRAINKIT_TEST_VARIABLE}", "$TRAINKIT_TEST_VARIABLE", "${TRAINKIT_TEST_VARIABLE",
+                                 "${UNSET_VARIABLE}", "~/data", "`id`", "$(id)"}) {
+    for (const bool json : {false, true}) {
+      Program program;
+      const std::string file = json ? write(folder / "run.json", "{\"data_dir\": \"" + text + "\"}")
+                                    : write(folder / "run.yaml", "data_dir: \"" + text + "\"\n");
+      REQUIRE(program.start({"--config", file}).ok());
+      CHECK(program.run.data_dir == folder / text);  // a relative path is the file's
+    }
+  }
+  unsetenv("TRAINKIT_TEST_VARIABLE");
 }
 
 TEST_CASE("A required setting that a file leaves out is missing from the file", "[config][config_file]") {

@@ -121,6 +121,13 @@ const std::vector<BadLine> kBadLines = {
     {{"--"}, "cli.positional", {"--: belongs to no flag"}},
     {{""}, "cli.positional", {}},
     {{"--num_workers", "100000"}, "cli.value", {"out of range (got '100000', expected 0..1024 or auto)"}},
+    {{"--log_every", "1e3"}, "cli.value", {"--log_every: not an integer (got '1e3'"}},
+    {{"--keep_last", "\xef\xbc\x98"}, "cli.value", {"--keep_last: not an integer"}},
+    {{"--global_batch_size", "0"}, "cli.value", {"--global_batch_size: out of range (got '0'"}},
+    {{"--from-scratch"}, "cli.unknown", {"--from-scratch: no such flag"}},
+    {{"--resume", "latest", "--no-resume"}, "cli.unknown", {"--no-resume"}},
+    {{"--on_error", "ignore"}, "cli.value", {"expected fail, skip or replace"}},
+    {{"--output_dir", std::string("a\0b", 3)}, "cli.value", {"--output_dir: holds a NUL byte"}},
     {{"--num_workers", "many"}, "cli.value", {"not an integer or 'auto' (got 'many'"}},
     {{"--prefetch_factor", "0"}, "cli.value", {"out of range (got '0', expected 1..1024)"}},
     {{"--timeout", "-1"}, "cli.value", {"--timeout: out of range (got '-1', expected 0..1000000"}},
@@ -155,6 +162,15 @@ TEST_CASE("Ten thousand flags are refused at the first that stands twice", "[con
   for (int i = 0; i < 10000; ++i) arguments.push_back("--seed=" + std::to_string(i));
   Program program;
   check_error(program.start(arguments), ExitCode::kUsage, "cli.duplicate");
+}
+
+TEST_CASE("Ten thousand unknown flags are refused at the first", "[config][flags]") {
+  std::vector<std::string> arguments;
+  for (int i = 0; i < 10000; ++i) arguments.push_back("--flag" + std::to_string(i));
+  Program program;
+  const absl::Status status = program.start(arguments);
+  check_error(status, ExitCode::kUsage, "cli.unknown");
+  CHECK_THAT(error_line(status), Catch::Contains("--flag0: no such flag"));
 }
 
 TEST_CASE("A configuration file that cannot be read ends with exit code 3", "[config][flags]") {
