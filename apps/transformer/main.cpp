@@ -40,6 +40,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
   if (!run.dry_run) program.output_dir = run.output_dir;
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
   torch::manual_seed(run.seed);
+  share_processors(run, ReadCost::kCopy);  // token windows are copied out of a mapped file
 
   TRAINKIT_ASSIGN_OR_RETURN(const Session session, Session::open(run, options));
   const Corpus& corpus = session.corpus();
@@ -67,6 +68,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings,
                             trainer_options(parser, run, device, loader->batches_per_epoch(), options.final_lr_share));
   settings.config = session.model_state();
+  settings.weight_unit = "tokens";
   print(session.describe() + describe_run(run, settings, *devices, *loader));
   if (device.is_cuda()) suggest_preset(device);
   TRAINKIT_ASSIGN_OR_RETURN(

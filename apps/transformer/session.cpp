@@ -120,7 +120,7 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
   TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(contents.state, "config")));
   TRAINKIT_RETURN_IF_ERROR(validate(config));
   Transformer model(config);
-  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(*model, contents.model));
+  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(*model, contents.model, checkpoint.path() + "/model.safetensors"));
   model->to(device);
   TRAINKIT_ASSIGN_OR_RETURN(const std::string text,
                             sample_text(model, *tokenizer, options.sample, generate_options(options, run.seed)));
@@ -144,7 +144,7 @@ absl::Status load_weights(torch::nn::Module& model, const std::string& path) {
     TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(name));
     tensors.emplace_back(name, std::move(tensor));
   }
-  return load_named_tensors(model, tensors);
+  return load_named_tensors(model, tensors, path);
 }
 
 std::string describe_result(const TrainerResult& result, const RunOptions& run) {

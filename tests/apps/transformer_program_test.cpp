@@ -102,6 +102,12 @@ TEST_CASE("A run writes its folder, says what it does and ends with a sample", "
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
+  const std::vector<LogRecord> records = read_jsonl(place.dir / "run" + "/metrics.jsonl").value();
+  for (const LogRecord& record : records) {
+    if (record.split != "train") continue;
+    REQUIRE(record.find("tokens_per_second"));
+    CHECK(*record.find("tokens_per_second") == Approx(16 * *record.find("samples_per_second")).epsilon(1e-3));
+  }
   const auto logged = losses(place.dir / "run");
   CHECK(logged.size() == 6 + 3);
   CHECK(logged.back().loss < logged.front().loss);
@@ -130,6 +136,7 @@ TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][tr
   const Place place;
   std::ofstream(place.dir / "empty.txt");
   std::ofstream(place.dir / "bad.yaml") << "hiden_dim: 8\n";
+  std::ofstream(place.dir / "bad.json") << "{\"lr\": 1, }";
   std::ofstream(place.dir / "file") << "not a folder";
   std::ofstream(place.dir / "weights.safetensors") << "not weights";
   REQUIRE(run(place, place.flags("taken", {"--max_steps", "2", "--save_every", "2"})).code == 0);
@@ -141,6 +148,16 @@ TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][tr
   const std::vector<Case> cases = {
       {2, "error[cli.unknown] --hiden-dim", {"--hiden-dim", "8"}},
       {2, "--batch-size", {"--batch-size", "0"}},
+      {2, "error[cli.missing] --lr", place.flags("h", {"--lr"})},
+      {2, "--lr: not a finite number", place.flags("i", {"--lr", "nan"})},
+      {2, "error[cli.duplicate] --no-drop_last", place.flags("j", {"--drop_last", "--no-drop_last"})},
+      {2, "error[cli.positional] more.txt", place.flags("k", {"more.txt"})},
+      {2, "--precision: fp16 needs a GPU", place.flags("l", {"--precision", "fp16"})},
+      {2, "(got 'a\\x1b[31m\\x0ab'", place.flags("m", {"--tokenizer", "a\x1b[31m\nb"})},
+      {2, "not an integer (got '999", place.flags("n", {"--seed", std::string(100'000, '9') + "x"})},
+      {3, "none.yaml", {"--config", place.dir / "none.yaml"}},
+      {3, "a folder", {"--config", place.dir.path().string()}},
+      {3, "bad.json:1:11", {"--config", place.dir / "bad.json"}},
       {2, "--n_heads", place.flags("a", {"--n_heads", "3"})},
       {2, "--device", place.flags("b", {"--device", "cuda:7"})},
       {2, "--overwrite", place.flags("taken")},

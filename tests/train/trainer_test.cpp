@@ -156,7 +156,7 @@ TEST_CASE("A checkpoint of another model is refused by name", "[train][trainer][
     return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
   });
   CHECK(exit_code(result.status()) == ExitCode::kWeights);
-  CHECK(error_of(result.status())->id == "weights.missing");
+  CHECK(error_of(result.status())->id == "weights.match");
 }
 
 TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
@@ -214,12 +214,73 @@ TEST_CASE("No batch to train on is an error of the data", "[train][trainer]") {
   CHECK(exit_code(trainer.fit(*loader, tiny_loss).status()) == ExitCode::kData);
 }
 
+TEST_CASE("Records carry the learning rate of each group, wherever the optimizer keeps it", "[train][trainer]") {
+  const auto logged = [](bool capturable) {
+    torch::manual_seed(11);
+    auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+    auto loader = tiny_loader(52, 4);
+    AdamW optimizer({.lr = 1e-2, .capturable = capturable});
+    auto groups = default_param_groups(*devices->module());
+    REQUIRE(groups.size() == 2);
+    groups[1].lr_multiple = 0.5;
+    optimizer.add_param_groups(std::move(groups));
+    CHECK(optimizer.device_group_lrs().size() == (capturable ? 2 : 0));
+    auto trainer = Trainer::create(*devices, std::move(optimizer),
+                                   {.max_epochs = 2,
+                                    .schedule = create_schedule({.name = "linear", .total_steps = 26}).value(),
+                                    .log_every = 1})
+                       .value();
+    MemoryLogger logger;
+    REQUIRE(trainer.fit(*loader, tiny_loss, {.logger = &logger}).ok());
+    std::vector<std::vector<double>> lrs;
+    for (const LogRecord& record : logger.records) {
+      lrs.push_back(record.lr);
+      CHECK(record.values.front().first == "loss");
+      CHECK(std::isfinite(record.values.front().second));
+    }
+    return lrs;
+  };
+  const auto host = logged(false), device = logged(true);
+  REQUIRE(host.size() == 26);
+  REQUIRE(device.size() == host.size());
+  for (size_t i = 0; i < host.size(); ++i) {
+    INFO("step " << i + 1);
+    REQUIRE(host[i].size() == 2);
+    REQUIRE(device[i].size() == 2);
+    CHECK(host[i][0] == Approx(1e-2 * (1 - static_cast<double>(i + 1) / 26)).margin(1e-12));
+    for (size_t group = 0; group < 2; ++group) CHECK(device[i][group] == Approx(host[i][group]).margin(1e-9));
+  }
+}
+
+TEST_CASE("Throughput is reported in what the loss counts, too, where it has a name", "[train][trainer]") {
+  const auto rates = [](const std::string& unit) {
+    auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+    auto loader = tiny_loader(52, 4);
+    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}),
+                                   {.max_epochs = 2, .grad_accum_steps = 2, .log_every = 5, .weight_unit = unit})
+                       .value();
+    MemoryLogger logger;
+    const auto seven_tokens_a_row = [](TinyNet& model, const Batch& batch) {
+      return LossOutput(tiny_loss(model, batch), 7.0 * static_cast<double>(batch.size()));
+    };
+    REQUIRE(trainer.fit(*loader, seven_tokens_a_row, {.logger = &logger}).ok());
+    return logger.records;
+  };
+  const auto records = rates("tokens");
+  REQUIRE(records.size() == 3);  // steps 5 and 10, and 14, which ends the second epoch
+  for (const LogRecord& record : records) {
+    REQUIRE(record.find("tokens_per_second"));
+    CHECK(*record.find("tokens_per_second") == Approx(7 * *record.find("samples_per_second")).epsilon(1e-12));
+  }
+  for (const LogRecord& record : rates("")) CHECK(record.values.back().first == "data_wait_fraction");
+}
+
 TEST_CASE("planned_steps counts what fit takes", "[train][trainer]") {
   const auto loader = tiny_loader(52, 4);
-  CHECK(planned_steps(*loader, {.max_epochs = 3}) == 39);
-  CHECK(planned_steps(*loader, {.max_epochs = 3, .grad_accum_steps = 2}) == 21);
-  CHECK(planned_steps(*loader, {.max_epochs = 3, .max_steps = 10}) == 10);
-  CHECK(planned_steps(*loader, {.max_epochs = 0, .max_steps = 10}) == 10);
+  CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3}) == 39);
+  CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3, .grad_accum_steps = 2}) == 21);
+  CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3, .max_steps = 10}) == 10);
+  CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 0, .max_steps = 10}) == 10);
 }
 
 TEST_CASE("evaluate averages over all rows, in evaluation mode, and gives the mode back", "[train][evaluate]") {

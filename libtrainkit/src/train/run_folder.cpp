@@ -1,10 +1,12 @@
 #include "trainkit/train/run_folder.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "trainkit/core/error.h"
@@ -74,6 +76,12 @@ PrefetcherOptions evaluation_loader_options(const RunOptions& run, at::Device de
   return options;
 }
 
+int share_processors(const RunOptions& run, ReadCost cost) {
+  const int threads = std::min(at::get_num_threads(), suggest_intra_op_threads(resolve_num_workers(run), cost));
+  at::set_num_threads(threads);
+  return threads;
+}
+
 absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, at::Device device,
                                                int64_t batches_per_epoch, double min_lr_factor) {
   TrainerOptions options{.max_epochs = run.epochs,
@@ -89,12 +97,11 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .resume = run.resume,
                          .early_stopping = run.early_stopping,
                          .handle_signals = true};
-  const int64_t epoch_steps = (batches_per_epoch + options.grad_accum_steps - 1) / options.grad_accum_steps;
+  const int64_t epoch_steps =
+      planned_steps(batches_per_epoch, {.max_epochs = 1, .grad_accum_steps = options.grad_accum_steps});
   options.eval_every = run.eval_every.value_or(epoch_steps);
   options.save_every = run.save_every.value_or(epoch_steps);
-  const int64_t by_epochs = run.epochs * epoch_steps;
-  const int64_t total_steps =
-      run.max_steps > 0 && (by_epochs == 0 || run.max_steps < by_epochs) ? run.max_steps : by_epochs;
+  const int64_t total_steps = planned_steps(batches_per_epoch, options);
   const bool plateau = run.scheduler == "plateau";
   if (plateau) options.plateau = PlateauOptions{.factor = run.factor, .patience = run.patience};
   // A warm-up that somebody asked for stands; a default one leaves most of a short run to the schedule.
@@ -136,8 +143,9 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
   text += fmt::format("model      {} parameters; weights {}, gradients {}, AdamW state {}\n",
                       format_count(static_cast<double>(parameters)), format_size(weight_bytes),
                       format_size(trained_bytes), format_size(2 * trained_bytes));
-  text += fmt::format("data       {} rows, {} batches an epoch, {} workers\n", loader.dataset().size(),
-                      loader.batches_per_epoch(), loader.options().num_workers);
+  text += fmt::format("data       {} rows, {} batches an epoch, {} workers beside {} threads of LibTorch\n",
+                      loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
+                      at::get_num_threads());
   for (const FieldSpec& field : loader.dataset().fields()) {
     text += fmt::format("           {} ({}{}{}) {}\n", field.name, batch, field.shape.empty() ? "" : ", ",
                         fmt::join(field.shape, ", "), c10::toString(field.dtype));
@@ -171,7 +179,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
 }
 
 void RunFolder::watch(const Prefetcher& loader) {
-  const int cpus = ResourceMonitor::available_cpus();
+  const int cpus = available_cpus();
   const double cpu_share = monitor_.cpu_share();
   std::string line = fmt::format("monitor: {} of host memory, {:.0f}% of {} processors",
                                  format_size(monitor_.resident_bytes()), 100 * cpu_share, cpus);

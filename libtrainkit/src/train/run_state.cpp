@@ -62,7 +62,8 @@ absl::Status resume_run(const std::string& spec, const std::string& output_dir, 
   for (const auto& [name, tensor] : contents.optimizer) optimizer[name] = tensor;
 
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(sub_state(contents.state, "trainer")));
-  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(*parts.devices.module(), contents.model));
+  TRAINKIT_RETURN_IF_ERROR(
+      load_named_tensors(*parts.devices.module(), contents.model, found.path() + "/model.safetensors"));
   TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
   if (parts.scheduler) {
     TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));

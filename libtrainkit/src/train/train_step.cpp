@@ -106,6 +106,7 @@ StepMetrics TrainStep::finish() {
   scaler_.update();
   if (scheduler_) scheduler_->step();
   optimizer_.zero_grad(options_.zero_grad_set_to_none);
+  metrics_.weight = weight_;
   accumulated_ = 0;
   weight_ = 0;
   return std::move(metrics_);

@@ -137,7 +137,7 @@ class Run {
     first_step_ = progress_.step;
     if (fit_.logger) {
       fit_.logger->begin({.first_step = first_step_,
-                          .total_steps = planned_steps(loader_, options_),
+                          .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
                           .total_epochs = static_cast<double>(options_.max_epochs)});
     }
     check_limits();
@@ -147,6 +147,7 @@ class Run {
 
   absl::Status complete_step() {
     last_metrics_ = step_.finish();
+    if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.weight;
     const int64_t step = ++progress_.step;
     if (fit_.logger) fit_.logger->tick(step);
     check_limits();
@@ -230,13 +231,19 @@ class Run {
       pending.names.push_back("grad_norm");
       scalars.push_back(last_metrics_.grad_norm);
     }
+    const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
+    scalars.insert(scalars.end(), lrs.begin(), lrs.end());
     pending.scalars = LateScalars(scalars);
     pending.record.values = {{"samples_per_second", static_cast<double>(interval_rows_) / seconds},
                              {"data_wait_fraction", wait_fraction(interval_stats_, stats)}};
-    pending.record.lr = optimizer_.group_lrs();
+    if (interval_weight_ > 0) {
+      pending.record.values.emplace_back(options_.weight_unit + "_per_second", interval_weight_ / seconds);
+    }
+    if (lrs.empty()) pending.record.lr = optimizer_.group_lrs();
     pending.record.gpu_memory_bytes = device_memory_bytes(devices_);
     pending_.push_back(std::move(pending));
     interval_rows_ = 0;
+    interval_weight_ = 0;
     interval_start_ = Clock::now();
     interval_stats_ = stats;
     return emit(/*wait=*/false);
@@ -254,8 +261,10 @@ class Run {
       pending_.pop_front();
       const std::vector<double> values = pending.scalars.values();
       std::vector<std::pair<std::string, double>> named;
-      named.reserve(values.size() + pending.record.values.size());
-      for (size_t i = 0; i < values.size(); ++i) named.emplace_back(std::move(pending.names[i]), values[i]);
+      named.reserve(pending.names.size() + pending.record.values.size());
+      for (size_t i = 0; i < pending.names.size(); ++i) named.emplace_back(std::move(pending.names[i]), values[i]);
+      const auto lrs = values.begin() + static_cast<ptrdiff_t>(pending.names.size());
+      if (lrs != values.end()) pending.record.lr.assign(lrs, values.end());
       for (auto& value : pending.record.values) named.push_back(std::move(value));
       pending.record.values = std::move(named);
       if (fit_.logger) fit_.logger->log(pending.record);
@@ -341,7 +350,8 @@ class Run {
 
   RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_}; }
 
-  /// A record whose scalars are on their way.
+  /// A record whose scalars are on their way: those that `names` names, then the groups' learning rates if the
+  /// optimizer keeps them on the device.
   struct Pending {
     LogRecord record = {};
     std::vector<std::string> names = {};
@@ -370,6 +380,7 @@ class Run {
   Clock::time_point start_, interval_start_;
   double pause_seconds_ = 0;
   int64_t interval_rows_ = 0;
+  double interval_weight_ = 0;
   PrefetcherStats interval_stats_, first_stats_;
 };
 
@@ -416,8 +427,8 @@ absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction
   return status_from_current_exception();
 }
 
-int64_t planned_steps(const Prefetcher& loader, const TrainerOptions& options) {
-  const int64_t per_epoch = (loader.batches_per_epoch() + options.grad_accum_steps - 1) / options.grad_accum_steps;
+int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {
+  const int64_t per_epoch = (batches_per_epoch + options.grad_accum_steps - 1) / options.grad_accum_steps;
   const int64_t by_epochs = per_epoch * options.max_epochs;
   if (options.max_steps > 0 && (by_epochs == 0 || options.max_steps < by_epochs)) return options.max_steps;
   return by_epochs;

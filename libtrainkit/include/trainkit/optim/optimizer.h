@@ -48,6 +48,9 @@ class Optimizer : public ScaledOptimizer {
   void set_lr(double lr);
   /// Each group's learning rate for the next step. Reads from the device where counts_on_device().
   std::vector<double> group_lrs() const;
+  /// The same as float32 scalars on the device, without reading them: what they hold changes with the next
+  /// set_lr_on_device(). Empty unless counts_on_device(): the host knows group_lrs() then.
+  const std::vector<at::Tensor>& device_group_lrs() const { return device_lrs_.views; }
 
   /// Applies one step to every parameter that has a gradient. Never waits for the device; allocates no tensor memory
   /// unless a gradient's layout is not its parameter's, or the set of parameters with gradients has changed.

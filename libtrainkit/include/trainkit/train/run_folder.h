@@ -9,6 +9,7 @@
 
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/logging/monitor.h"
 #include "trainkit/train/trainer.h"
@@ -18,6 +19,11 @@ namespace trainkit {
 /// Loader options from the shared flags, for training, and for evaluation, which never drops a row.
 PrefetcherOptions training_loader_options(const RunOptions& run, at::Device device);
 PrefetcherOptions evaluation_loader_options(const RunOptions& run, at::Device device);
+
+/// Gives LibTorch's own loops the processors that the loader's workers leave (suggest_intra_op_threads); never more
+/// threads than it has already (OMP_NUM_THREADS). Returns their number. Sums of LibTorch depend on it in the last bits:
+/// it follows from the flags and the machine alone, so that a resumed run has the same.
+int share_processors(const RunOptions& run, ReadCost cost);
 
 /// Trainer options from the shared flags for a loader of `batches_per_epoch` batches; `min_lr_factor` is where the
 /// schedule ends. eval_every and save_every become an epoch where they were not given; a warm-up that nobody asked for

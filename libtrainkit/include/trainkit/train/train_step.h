@@ -44,6 +44,8 @@ struct StepMetrics {
   std::vector<std::pair<std::string, at::Tensor>> metrics;
   /// 2-norm of the gradients before clipping; undefined unless grad_clip > 0.
   at::Tensor grad_norm;
+  /// Sum of the micro-batches' weights (LossOutput::weight), known to the host.
+  double weight = 0;
 };
 
 /// Runs optimizer steps. Nothing in it reads the device, so the host runs ahead; a step whose gradients are not finite

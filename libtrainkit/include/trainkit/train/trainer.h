@@ -42,6 +42,9 @@ struct TrainerOptions {
 
   /// Intervals in optimizer steps; 0 is never. With save_every > 0 the end of the run saves too.
   int64_t log_every = 10;
+  /// What LossOutput::weight counts, in the plural: with "tokens" records of training have "tokens_per_second" beside
+  /// "samples_per_second". Empty: only the latter.
+  std::string weight_unit = {};
   int64_t eval_every = 0;
   int64_t save_every = 0;
   /// Where checkpoints go, under "checkpoints/"; needed for save_every and resume.
@@ -151,7 +154,8 @@ class Trainer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Optimizer steps that fit takes with `loader`: what a schedule over the whole run needs to know. 0 without a limit.
-int64_t planned_steps(const Prefetcher& loader, const TrainerOptions& options);
+/// Optimizer steps that fit takes with a loader of `batches_per_epoch` batches: what a schedule over the whole run
+/// needs to know. 0 without a limit.
+int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options);
 
 }  // namespace trainkit

@@ -4,6 +4,8 @@
 #include <absl/status/status.h>
 #include <torch/nn/module.h>
 
+#include <string>
+
 #include "trainkit/io/safetensors.h"
 
 namespace trainkit {
@@ -12,8 +14,8 @@ namespace trainkit {
 /// once, under its first name. The tensors share the model's memory.
 NamedTensors named_tensors(const torch::nn::Module& model);
 
-/// Copies `tensors` into the parameters and buffers of `model`, converting dtype and device. All are checked before any
-/// is changed: an Error of exit code 5 names up to 20 that are missing, unexpected or of another shape.
-absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& tensors);
+/// Copies `tensors` into the parameters and buffers of `model`, as copy_named_tensors does: all are checked before any
+/// is changed. `where` is the file to blame.
+absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& tensors, const std::string& where = {});
 
 }  // namespace trainkit
