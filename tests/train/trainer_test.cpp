@@ -1,5 +1,6 @@
 #include "trainkit/train/trainer.h"
 
+#include <ATen/record_function.h>
 #include <signal.h>
 
 #include <cmath>
@@ -214,6 +215,22 @@ TEST_CASE("No batch to train on is an error of the data", "[train][trainer]") {
   CHECK(exit_code(trainer.fit(*loader, tiny_loss).status()) == ExitCode::kData);
 }
 
+namespace {
+
+/// The learning rates that CopyWatch looks for, and how often they were converted or copied as a whole, which on a GPU
+/// would wait for it. A scalar that LateScalars takes is read one by one.
+const void* watched_lrs = nullptr;
+int64_t lr_copies = 0;
+
+std::unique_ptr<at::ObserverContext> watch_copies(const at::RecordFunction& function) {
+  if (std::string_view(function.name()) != "aten::_to_copy") return nullptr;
+  const c10::IValue& source = function.inputs()[0];
+  if (source.isTensor() && source.toTensor().storage().data() == watched_lrs) ++lr_copies;
+  return nullptr;
+}
+
+}  // namespace
+
 TEST_CASE("Records carry the learning rate of each group, wherever the optimizer keeps it", "[train][trainer]") {
   const auto logged = [](bool capturable) {
     torch::manual_seed(11);
@@ -224,14 +241,22 @@ TEST_CASE("Records carry the learning rate of each group, wherever the optimizer
     REQUIRE(groups.size() == 2);
     groups[1].lr_multiple = 0.5;
     optimizer.add_param_groups(std::move(groups));
-    CHECK(optimizer.device_group_lrs().size() == (capturable ? 2 : 0));
+    REQUIRE(optimizer.device_group_lrs().size() == (capturable ? 2 : 0));
+    watched_lrs = capturable ? optimizer.device_group_lrs()[0].storage().data() : nullptr;
     auto trainer = Trainer::create(*devices, std::move(optimizer),
                                    {.max_epochs = 2,
                                     .schedule = create_schedule({.name = "linear", .total_steps = 26}).value(),
                                     .log_every = 1})
                        .value();
     MemoryLogger logger;
-    REQUIRE(trainer.fit(*loader, tiny_loss, {.logger = &logger}).ok());
+    lr_copies = 0;
+    const at::CallbackHandle watch =
+        at::addThreadLocalCallback(at::RecordFunctionCallback(watch_copies).needsInputs(true));
+    const absl::Status status = trainer.fit(*loader, tiny_loss, {.logger = &logger}).status();
+    CHECK(lr_copies == 0);
+    if (capturable) CHECK((trainer.optimizer().group_lrs().size() == 2 && lr_copies == 1));  // it is seen if it happens
+    at::removeCallback(watch);
+    REQUIRE(status.ok());
     std::vector<std::vector<double>> lrs;
     for (const LogRecord& record : logger.records) {
       lrs.push_back(record.lr);
