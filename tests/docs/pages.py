@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""The C++ blocks of the pages, as programs that are built and run.
+
+    tests/docs/pages.py extract FOLDER PAGE...   writes FOLDER/<page>_<n>.cpp for every ```cpp block, and their names
+    tests/docs/pages.py check PAGE...            names the blocks that are no programs
+    tests/docs/pages.py run PAGE N PROGRAM       runs PROGRAM, block N of PAGE, in a folder of its own
+
+A block is a whole program: whoever reads it can compile it. If the text behind it begins with "prints" or "It prints", the
+lines of the block that follows must stand in the program's output, to the letter but for figures; "exits with 4" there is the
+exit code, otherwise 0. Exit status: 0 as the page says, 1 not so.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+BLOCK = re.compile(r"^```cpp\n(?P<code>.*?)^```\n(?P<behind>\n*(?:It )?prints(?P<how>[^`]*?):?\n+```\w*\n(?P<output>.*?)^```)?",
+                   re.M | re.S)
+
+
+def blocks(page):
+    """(line, code, output or None, exit code) of every C++ block of a page."""
+    text = pathlib.Path(page).read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        code = re.search(r"exits with (\d+)", match["how"] or "")
+        yield text.count("\n", 0, match.start()) + 2, match["code"], match["output"], int(code[1]) if code else 0
+
+
+def is_program(code):
+    return "int main(" in code
+
+
+def check(*pages):
+    return [f"{page}:{line}: a C++ block without main() cannot be compiled: make it a program"
+            for page in pages for line, code, _, _ in blocks(page) if not is_program(code)]
+
+
+def extract(folder, *pages):
+    """Writes the programs, and leaves those alone that have not changed; prints page, number and file of each."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in pages:
+        for number, (line, code, _, _) in enumerate(blocks(page), 1):
+            if not is_program(code):
+                continue
+            program = folder / f"{pathlib.Path(page).stem.lower()}_{number}.cpp"
+            source = f'#line {line} "{page}"\n{code}'
+            if not program.exists() or program.read_text(encoding="utf-8") != source:
+                program.write_text(source, encoding="utf-8")
+            print(f"{page}|{number}|{program}")
+    return []
+
+
+def shape(text):
+    """Lines without their figures."""
+    return [re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line.rstrip()) for line in text.splitlines()]
+
+
+def stands_in(wanted, lines):
+    return any(lines[at:at + len(wanted)] == wanted for at in range(len(lines) - len(wanted) + 1))
+
+
+def run(page, number, program):
+    line, _, output, exit_code = list(blocks(page))[int(number) - 1]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([pathlib.Path(program).resolve()], cwd=folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
+    problems = []
+    if done.returncode != exit_code:
+        problems.append(f"{page}:{line}: exits with {done.returncode}, not {exit_code}")
+    if output is not None and not stands_in(shape(output), shape(done.stdout)):
+        problems.append(f"{page}:{line}: does not print what the page shows")
+    if problems:
+        problems.append(done.stdout)
+    return problems
+
+
+def main():
+    command, *arguments = sys.argv[1:]
+    problems = {"extract": extract, "check": check, "run": run}[command](*arguments)
+    print("\n".join(problems), file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

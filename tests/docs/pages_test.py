@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""pages.py finds a fault that was planted for it."""
+
+import io
+import pathlib
+import tempfile
+import unittest
+from contextlib import redirect_stdout
+
+import pages
+
+PAGE = """# Page
+
+```cpp
+int main() { puts("loss 0.5"); return 4; }
+```
+
+prints, and exits with 4:
+
+```
+OUTPUT
+```
+
+```cpp
+SECOND
+```
+"""
+
+
+class PagesTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def page(self, output="loss 0.25", second="int main() {}"):
+        path = self.folder / "page.md"
+        path.write_text(PAGE.replace("OUTPUT", output).replace("SECOND", second))
+        return str(path)
+
+    def program(self, script):
+        path = self.folder / "program.sh"
+        path.write_text("#!/bin/sh\n" + script)
+        path.chmod(0o755)
+        return str(path)
+
+    def extract(self, page):
+        with redirect_stdout(io.StringIO()) as printed:
+            pages.extract(self.folder / "out", page)
+        return printed.getvalue().splitlines()
+
+    def test_every_block_becomes_a_program_with_the_lines_of_its_page(self):
+        listed = self.extract(self.page())
+        self.assertEqual([line.split("|")[1] for line in listed], ["1", "2"])
+        self.assertIn("#line 4 ", (self.folder / "out/page_1.cpp").read_text())
+
+    def test_a_block_that_is_no_program_is_named(self):
+        self.assertEqual(pages.check(self.page()), [])
+        page = self.page(second="loader->next();")
+        self.assertEqual(len(self.extract(page)), 1)
+        problems = pages.check(page)
+        self.assertEqual(len(problems), 1)
+        self.assertIn("page.md:14", problems[0])
+
+    def test_what_the_page_shows_must_be_printed_but_for_figures(self):
+        program = self.program("echo first; echo loss 0.5; exit 4")
+        self.assertEqual(pages.run(self.page(), 1, program), [])
+        self.assertIn("does not print", pages.run(self.page(output="  loss 0.25"), 1, program)[0])
+        self.assertIn("does not print", pages.run(self.page(output="loss 0.25\nmore"), 1, program)[0])
+
+    def test_the_exit_code_is_that_of_the_page(self):
+        self.assertIn("exits with 0, not 4", pages.run(self.page(), 1, self.program("echo loss 0.5"))[0])
+        self.assertEqual(pages.run(self.page(), 2, self.program("exit 0")), [])
+        self.assertIn("exits with 1, not 0", pages.run(self.page(), 2, self.program("exit 1"))[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
