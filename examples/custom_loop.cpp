@@ -36,7 +36,7 @@ int main() {
     while (auto batch = loader->next().value()) {
       {
         AutocastGuard amp(device, dtype);
-        loss = torch::cross_entropy_loss(model->forward((*batch)["x"]), (*batch)["y"]);
+        loss = cross_entropy(model->forward((*batch)["x"]), (*batch)["y"]);
       }
       scaler.scale(loss).backward();
       scaler.unscale_(optimizer);

@@ -19,7 +19,7 @@ int main() {
   auto loader = Prefetcher::create(dataset, sampler, {.batch_size = 256, .num_workers = 2, .drop_last = true}).value();
   auto devices = DeviceReplicator::create([] { return Classifier(); }, {.strategy = Strategy::kAuto}).value();
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 5}).value();
-  auto loss = [](Classifier& m, const Batch& b) { return at::cross_entropy_loss(m->forward(b["x"]), b["y"]); };
+  auto loss = [](Classifier& m, const Batch& b) { return cross_entropy(m->forward(b["x"]), b["y"]); };
   auto result = trainer.fit(*loader, loss).value();
   std::cout << result.steps << " steps in " << result.epochs << " epochs, loss " << result.loss << "\n";
 }

@@ -7,6 +7,7 @@
 
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/logging/logger.h"
+#include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 
@@ -23,7 +24,7 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 
 at::Tensor loss_of(Mlp& model, const Batch& batch) {
-  return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
+  return cross_entropy(model->forward(batch["x"]), batch["y"]);
 }
 
 struct Task {

@@ -40,6 +40,7 @@
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/launch_environment.h"
 #include "trainkit/nn/checkpoint.h"
+#include "trainkit/nn/cross_entropy.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/jsonl.h"

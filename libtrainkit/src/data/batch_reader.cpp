@@ -40,7 +40,8 @@ std::string BatchReader::row_name(int64_t index) const noexcept {
   return "row " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")");
 }
 
-void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch) const noexcept {
+void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, TeamRead* team,
+                       int64_t rows_per_part) const noexcept {
   try {
     auto& indices = slot.row_indices();
     indices.resize(plan.rows);
@@ -52,8 +53,12 @@ void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch) cons
     }
     slot.padding_rows = std::max<int64_t>(0, plan.begin + plan.rows - (sampler_->size() - sampler_->padding()));
     try {
-      if (!scratch.keys.empty()) note_reading(scratch.keys.front());
-      dataset_->get_batch(scratch.keys, slot.view());
+      if (team) {
+        team->lead(*dataset_, scratch.keys, slot.view(), rows_per_part);
+      } else {
+        if (!scratch.keys.empty()) note_reading(scratch.keys.front());
+        dataset_->get_batch(scratch.keys, slot.view());
+      }
       slot.rows_read = plan.rows;
     } catch (...) {
       read_row_by_row(plan, slot, scratch);

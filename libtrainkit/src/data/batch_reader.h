@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "data/slot.h"
+#include "data/team_read.h"
 
 namespace trainkit::detail {
 
@@ -26,8 +27,9 @@ class BatchReader {
   };
 
   /// Fills `slot` (prepared) with the rows of `plan`: a pure function of the plan, whichever thread calls it. What goes
-  /// wrong is left in the slot. Never throws.
-  void read(const BatchPlan& plan, Slot& slot, Scratch& scratch) const noexcept;
+  /// wrong is left in the slot. Never throws. With a `team`, other readers take part, `rows_per_part` at a time.
+  void read(const BatchPlan& plan, Slot& slot, Scratch& scratch, TeamRead* team = nullptr,
+            int64_t rows_per_part = 1) const noexcept;
 
   /// Rows that may fail one after the other before a replacement is given up.
   static constexpr int64_t kMaxReplacements = 1000;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "data/vectorized.h"
+#include "core/vectorized.h"
 
 namespace trainkit {
 namespace {

@@ -13,6 +13,8 @@ namespace {
 
 // Work per claim that makes a wake-up (1 to 5 us) cheap and keeps the batches' order from being waited for.
 constexpr int64_t kGroupNanoseconds = 50'000;
+// Of the first batch, so that readers who begin late or get slow rows still end together.
+constexpr int kPartsPerReader = 4;
 
 int64_t nanoseconds(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
@@ -46,6 +48,7 @@ RingSlot* Course::take(int64_t number) { return entry(number).slot.exchange(null
 
 std::vector<RingSlot*> Course::cancel() {
   cancelled.store(true, std::memory_order_seq_cst);
+  first.close();  // its leader may have seen that, and not begun
   std::vector<RingSlot*> published;
   for (Entry& each : entries_) {
     RingSlot* slot = each.slot.exchange(closed(), std::memory_order_acq_rel);
@@ -71,12 +74,17 @@ void Reader::read(Course& course, int64_t number) {
   const uint64_t free = free_.load(std::memory_order_acquire);
   RingSlot* slot = &slots_[std::countr_zero(free)];
   free_.fetch_and(~slot->bit, std::memory_order_relaxed);
+  const bool first = number == 0;
   try {
+    const BatchPlan plan = course.schedule.plan(number);
     slot->slot.prepare(*crew_->layout, crew_->counters->allocations);
-    crew_->batches->read(course.schedule.plan(number), slot->slot, scratch_);
+    TeamRead* team = first && crew_->readers > 1 ? &course.first : nullptr;
+    const int64_t parts = int64_t{kPartsPerReader} * std::max(1, crew_->readers);
+    crew_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
   } catch (const std::exception& error) {
     slot->slot.fail(absl::ResourceExhaustedError(std::string("no memory for a batch: ") + error.what()));
   }
+  if (first) course.first.close();
   if (!course.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);
 }
 
@@ -140,16 +148,26 @@ bool Reader::await_slots(const Course& course, int group) {
   }
 }
 
+// Says what it reads from now on.
+void Reader::claimed(const Course& course, int64_t begin, int64_t end) {
+  since_.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
+  claim_course_.store(&course, std::memory_order_relaxed);
+  claim_begin_.store(begin, std::memory_order_relaxed);
+  claim_end_.store(end, std::memory_order_relaxed);
+}
+
 void Reader::work_on(Course& course) {
-  while (await_slots(course, group_)) {
+  for (bool joined = false; await_slots(course, group_); joined = true) {
     const int64_t begin = course.next.fetch_add(group_, std::memory_order_relaxed);
+    const auto start = Clock::now();
+    if (!joined && begin > 0) {
+      claimed(course, 0, 1);
+      course.first.join();
+      row_.store(-1, std::memory_order_relaxed);
+    }
     const int64_t end = std::min(begin + group_, course.end);
     if (begin >= end) return;
-    const auto start = Clock::now();
-    since_.store(nanoseconds(start), std::memory_order_relaxed);
-    claim_course_.store(&course, std::memory_order_relaxed);
-    claim_begin_.store(begin, std::memory_order_relaxed);
-    claim_end_.store(end, std::memory_order_relaxed);
+    claimed(course, begin, end);
     for (int64_t number = begin; number < end && !course.cancelled.load(std::memory_order_relaxed); ++number) {
       read(course, number);
     }

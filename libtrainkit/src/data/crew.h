@@ -15,6 +15,7 @@
 #include "data/batch_reader.h"
 #include "data/schedule.h"
 #include "data/slot.h"
+#include "data/team_read.h"
 #include "data/wait_word.h"
 
 namespace trainkit::detail {
@@ -45,6 +46,7 @@ class Course {
   const int64_t end;                                 // batches from here on are not claimed
   std::atomic<bool> cancelled{false};                // the consumer has gone elsewhere
   alignas(kCacheLine) std::atomic<int64_t> next{0};  // the first batch that is not claimed
+  TeamRead first;                                    // batch 0
 
   /// By the reader: hands the slot to the consumer. False if the course was cancelled: the slot is still the reader's.
   bool publish(int64_t number, RingSlot* slot);
@@ -79,6 +81,7 @@ struct CrewState {
   const std::shared_ptr<const SlotLayout> layout;
   const std::shared_ptr<Counters> counters;
 
+  int readers = 0;  // workers, and the consumer if it reads too; set before any of them starts
   std::atomic<bool> stop{false};
   std::mutex mutex;
   std::shared_ptr<Course> course;  // guarded by mutex
@@ -121,6 +124,7 @@ class Reader {
  private:
   bool await_slots(const Course& course, int group);
   bool await_course(std::shared_ptr<Course>& course);
+  void claimed(const Course& course, int64_t begin, int64_t end);
   void work_on(Course& course);
 
   const std::shared_ptr<CrewState> crew_;

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "data/vectorized.h"
+#include "core/vectorized.h"
 #include "trainkit/core/random.h"
 
 namespace trainkit {

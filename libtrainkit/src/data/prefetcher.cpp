@@ -144,6 +144,7 @@ void Prefetcher::Impl::muster() {
   // The consumer holds one batch, and perhaps the one before it, while the next is read.
   const int per_worker = std::max(options_.prefetch_factor, options_.num_workers == 1 ? 2 : 1);
   auto state = std::make_shared<detail::CrewState>(batches_, layout_, counters_);
+  state->readers = options_.num_workers + (options_.consumer_assist ? 1 : 0);
   crew_.emplace(state);
   crew_->set_course(course_);
   const bool reads = options_.num_workers == 0 || options_.consumer_assist;

@@ -15,4 +15,8 @@ inline void note_reading(const RowKey& key) {
   if (reading_row) reading_row->store(key.origin, std::memory_order_relaxed);
 }
 
+inline void note_reading_nothing() {
+  if (reading_row) reading_row->store(-1, std::memory_order_relaxed);
+}
+
 }  // namespace trainkit::detail

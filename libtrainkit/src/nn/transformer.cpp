@@ -1,7 +1,6 @@
 #include "trainkit/nn/transformer.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
@@ -25,6 +24,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/checkpoint.h"
+#include "trainkit/nn/cross_entropy.h"
 
 namespace trainkit {
 namespace {
@@ -222,8 +222,7 @@ int64_t TransformerImpl::num_parameters() const {
 }
 
 at::Tensor language_model_loss(const at::Tensor& logits, const at::Tensor& targets) {
-  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), /*weight=*/{},
-                                at::Reduction::Mean, kIgnoreIndex);
+  return cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), kIgnoreIndex);
 }
 
 }  // namespace trainkit

@@ -62,8 +62,9 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) try {
 
 void TrainStep::add_metrics(const LossOutput& output, double share) {
   if (share == 1.0) {
-    metrics_.loss = output.loss.detach();
+    metrics_.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
     metrics_.metrics = output.metrics;
+    for (auto& [name, value] : metrics_.metrics) value = value.tensor_data();
     return;
   }
   const c10::AutoGradMode no_grad(false);

@@ -91,7 +91,8 @@ class Dataset {
   virtual void get(const RowKey& key, const BatchView& out, int64_t at) const = 0;
 
   /// Writes rows `keys[i]` at positions i of `out`; out.rows() >= keys.size(). By default one get after another,
-  /// with prefetch called a few rows ahead. When it throws, the Prefetcher reads the rows again one by one with `get`.
+  /// with prefetch called a few rows ahead. The Prefetcher may ask for a batch in parts, from several threads. When
+  /// it throws, the Prefetcher reads the rows again one by one with `get`.
   virtual void get_batch(std::span<const RowKey> keys, const BatchView& out) const;
 
   /// A hint that row `index` is read soon: touch its memory without waiting for it. Never throws.

@@ -111,7 +111,7 @@ struct FitOptions {
 ///
 ///   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3}), {.max_epochs = 5}).value();
 ///   auto result = trainer.fit(*loader, [](Classifier& model, const Batch& b) {
-///     return at::cross_entropy_loss(model->forward(b["x"]), b["y"]);
+///     return cross_entropy(model->forward(b["x"]), b["y"]);
 ///   }).value();
 ///
 /// A run that is stopped at any moment and resumed from its checkpoint ends with the same bits as one that was not

@@ -1,0 +1,113 @@
+#include "trainkit/nn/cross_entropy.h"
+
+#include "test_util.h"
+
+using namespace trainkit;
+
+namespace {
+
+double worst_relative(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+/// Loss and gradient of logits, by `loss_of`.
+template <class F>
+std::pair<at::Tensor, at::Tensor> with_gradient(const at::Tensor& logits, F loss_of) {
+  const at::Tensor x = logits.detach().clone().requires_grad_();
+  const at::Tensor loss = loss_of(x);
+  (loss * 3).backward();
+  return {loss.detach(), x.grad()};
+}
+
+}  // namespace
+
+TEST_CASE("cross_entropy and its gradient equal LibTorch's in float64 within float32 rounding", "[nn][cross_entropy]") {
+  torch::manual_seed(3);
+  for (const auto& [rows, classes] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {5, 2}, {64, 10}, {7, 17}, {33, 64}, {16, 5000}, {300, 1000}}) {
+    for (const double spread : {0.1, 5.0, 60.0}) {
+      CAPTURE(rows, classes, spread);
+      const at::Tensor logits = torch::randn({rows, classes}) * spread + 20;
+      at::Tensor target = torch::randint(classes, {rows});
+      if (rows > 4) target[2] = -100;
+      const auto [loss, gradient] = with_gradient(logits, [&](const auto& x) { return cross_entropy(x, target); });
+      const auto [expected, expected_gradient] =
+          with_gradient(logits.to(at::kDouble), [&](const auto& x) { return at::cross_entropy_loss(x, target); });
+      CHECK(loss.scalar_type() == at::kFloat);
+      CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-6).margin(1e-6));
+      if (classes > 1) CHECK(worst_relative(gradient, expected_gradient) < 2e-6);
+    }
+  }
+}
+
+TEST_CASE("cross_entropy has the same bits for any number of threads, and with and without a gradient",
+          "[nn][cross_entropy]") {
+  const at::Tensor logits = torch::randn({500, 700});
+  const at::Tensor target = torch::randint(700, {500});
+  const int threads = at::get_num_threads();
+  std::vector<at::Tensor> losses, gradients;
+  for (const int count : {1, 2, 7}) {
+    at::set_num_threads(count);
+    const auto [loss, gradient] = with_gradient(logits, [&](const auto& x) { return cross_entropy(x, target); });
+    losses.push_back(loss);
+    gradients.push_back(gradient);
+    losses.push_back(cross_entropy(logits, target));
+  }
+  at::set_num_threads(threads);
+  for (const auto& loss : losses) CHECK(loss.equal(losses[0]));
+  for (const auto& gradient : gradients) CHECK(gradient.equal(gradients[0]));
+}
+
+TEST_CASE("cross_entropy treats ignored rows, NaN and infinity as LibTorch does", "[nn][cross_entropy]") {
+  const at::Tensor target = torch::tensor({1, 0, -100, 2});
+  const auto same = [&](const at::Tensor& logits, const at::Tensor& to, int64_t ignore_index = -100) {
+    const auto ours = with_gradient(logits, [&](const auto& x) { return cross_entropy(x, to, ignore_index); });
+    const auto theirs = with_gradient(
+        logits, [&](const auto& x) { return at::cross_entropy_loss(x, to, {}, at::Reduction::Mean, ignore_index); });
+    CHECK(at::allclose(ours.first, theirs.first, 1e-5, 1e-6, /*equal_nan=*/true));
+    CHECK(at::allclose(ours.second, theirs.second, 1e-5, 1e-6, /*equal_nan=*/true));
+  };
+  const at::Tensor logits = torch::randn({4, 3});
+  same(logits, target);
+  same(logits, torch::tensor({1, 0, 7, 2}), 7);
+  same(logits, torch::full({4}, -100, at::kLong));  // NaN: nothing counts
+  for (const double odd : {double(NAN), double(INFINITY), double(-INFINITY)}) {
+    at::Tensor other = logits.clone();
+    other[1][2] = odd;
+    same(other, target);
+    other[1][0] = odd;  // the target's own
+    same(other, target);
+  }
+  // Far apart: the exponential of the others underflows.
+  same(torch::tensor({{0.f, 1000.f}, {1000.f, 0.f}}), torch::tensor({0, 0}));
+}
+
+TEST_CASE("cross_entropy takes what its fast path does not", "[nn][cross_entropy]") {
+  const at::Tensor target = torch::randint(6, {4});
+  for (const at::Tensor& logits :
+       {torch::randn({4, 6}, at::kDouble), torch::randn({4, 6}).to(at::kBFloat16), torch::randn({6, 4}).t()}) {
+    CHECK(at::allclose(cross_entropy(logits, target), at::cross_entropy_loss(logits, target)));
+  }
+  CHECK(cross_entropy(torch::randn({0, 6}), torch::zeros({0}, at::kLong)).isnan().item<bool>());
+  CHECK_THROWS(cross_entropy(torch::randn({4, 6}), torch::zeros({3}, at::kLong)));
+}
+
+TEST_CASE("cross_entropy names a target out of range", "[nn][cross_entropy]") {
+  CHECK_THROWS_WITH(cross_entropy(torch::randn({2, 3}), torch::tensor({0, 3})),
+                    Catch::Contains("target 3 of row 1 is out of range for 3 classes"));
+  CHECK_THROWS_AS(cross_entropy(torch::randn({2, 3}), torch::tensor({-1, 0})), c10::IndexError);
+}
+
+TEST_CASE("cross_entropy goes backward twice only where the graph is retained, and has no second derivative",
+          "[nn][cross_entropy]") {
+  const at::Tensor target = torch::tensor({1, 0});
+  const at::Tensor x = torch::randn({2, 3}).requires_grad_();
+  at::Tensor loss = cross_entropy(x, target);
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = x.grad().clone();
+  loss.backward();
+  CHECK(at::allclose(x.grad(), 2 * once));
+  CHECK_THROWS(loss.backward());
+  loss = cross_entropy(x, target);
+  CHECK_THROWS_WITH(loss.backward({}, true, /*create_graph=*/true), Catch::Contains("no second derivative"));
+}
