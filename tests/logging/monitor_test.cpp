@@ -130,3 +130,15 @@ TEST_CASE("GPUs are read through the driver's library, without those that it ref
 TEST_CASE("A library of that name that is not NVML is no GPU", "[logging][monitor]") {
   CHECK(ResourceMonitor("libm.so.6").gpus().empty());
 }
+
+TEST_CASE("processes that hold memory of a GPU are named where they can be seen") {
+  const std::vector<GpuProcess> processes = ResourceMonitor(FAKE_NVML).gpu_processes();
+  REQUIRE(processes.size() == 2);
+  CHECK(processes[0].gpu == 1);
+  CHECK(processes[0].pid == 1);
+  CHECK_FALSE(processes[0].name.empty());
+  CHECK(processes[0].used_bytes == int64_t{2} << 30);
+  CHECK(processes[1].name.empty());
+  CHECK(processes[1].used_bytes == -1);
+  CHECK(ResourceMonitor("no-such-library.so").gpu_processes().empty());
+}

@@ -4,6 +4,7 @@
 // The formatter would sort the modules by name:
 // clang-format off
 
+#include "trainkit/core/cuda_support.h"
 #include "trainkit/core/digest.h"
 #include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
@@ -39,6 +40,7 @@
 #include "trainkit/optim/sgd.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/scaling_model.h"
 #include "trainkit/nn/checkpoint.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/nn/transformer.h"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <ctime>
 #include <fstream>
@@ -71,8 +72,9 @@ std::string loader_advice(const PrefetcherStats& stats, const LoaderSettings& se
       readers);
 }
 
-/// The six functions of NVML that we call, with the structures of its ABI.
-/// Source: nvml.h of the CUDA toolkit (nvmlMemory_t, nvmlUtilization_t; the _v2 entry points).
+/// The functions of NVML that we call, with the structures of its ABI.
+/// Source: nvml.h of the CUDA toolkit (nvmlMemory_t, nvmlUtilization_t, nvmlProcessInfo_t; the _v2 and _v3 entry
+/// points).
 class ResourceMonitor::Nvml {
  public:
   static std::unique_ptr<Nvml> open(const std::string& library) {
@@ -106,8 +108,35 @@ class ResourceMonitor::Nvml {
     return all;
   }
 
+  std::vector<GpuProcess> processes() const {
+    std::vector<GpuProcess> all;
+    unsigned int gpus = 0;
+    if (!processes_ || count_(&gpus) != 0) return all;
+    for (unsigned int i = 0; i < gpus; ++i) {
+      Device device = nullptr;
+      std::array<Process, 256> found{};
+      unsigned int count = found.size();
+      if (device_(i, &device) != 0 || processes_(device, &count, found.data()) != 0) continue;
+      for (unsigned int k = 0; k < count; ++k) {
+        std::string name;
+        std::getline(std::ifstream(fmt::format("/proc/{}/comm", found[k].pid)), name);
+        const bool known = found[k].used != ~0ull;  // NVML_VALUE_NOT_AVAILABLE
+        all.push_back({.gpu = static_cast<int>(i),
+                       .pid = found[k].pid,
+                       .name = name,
+                       .used_bytes = known ? static_cast<int64_t>(found[k].used) : -1});
+      }
+    }
+    return all;
+  }
+
  private:
   using Device = void*;
+  struct Process {
+    unsigned int pid;
+    unsigned long long used;
+    unsigned int gpu_instance, compute_instance;
+  };
   struct Memory {
     unsigned long long total, free, used;
   };
@@ -128,6 +157,7 @@ class ResourceMonitor::Nvml {
                find(device_, "nvmlDeviceGetHandleByIndex_v2") && find(name_, "nvmlDeviceGetName") &&
                find(memory_, "nvmlDeviceGetMemoryInfo") && find(utilization_, "nvmlDeviceGetUtilizationRates") &&
                start() == 0;
+    find(processes_, "nvmlDeviceGetComputeRunningProcesses_v3");  // drivers before 510 lack it
     return started_;
   }
 
@@ -139,6 +169,7 @@ class ResourceMonitor::Nvml {
   int (*name_)(Device, char*, unsigned int) = nullptr;
   int (*memory_)(Device, Memory*) = nullptr;
   int (*utilization_)(Device, Utilization*) = nullptr;
+  int (*processes_)(Device, unsigned int*, Process*) = nullptr;
 };
 
 ResourceMonitor::ResourceMonitor(const std::string& nvml_library)
@@ -161,6 +192,10 @@ double ResourceMonitor::cpu_share() {
 }
 
 std::vector<GpuUsage> ResourceMonitor::gpus() const { return nvml_ ? nvml_->gpus() : std::vector<GpuUsage>{}; }
+
+std::vector<GpuProcess> ResourceMonitor::gpu_processes() const {
+  return nvml_ ? nvml_->processes() : std::vector<GpuProcess>{};
+}
 
 std::vector<std::pair<std::string, double>> ResourceMonitor::sample() {
   std::vector<std::pair<std::string, double>> values = {{"host_memory_bytes", static_cast<double>(resident_bytes())},

@@ -44,6 +44,17 @@ struct GpuUsage {
   double utilization = 0;
 };
 
+/// A process that holds memory of a GPU, of whatever user.
+struct GpuProcess {
+  /// In the driver's order, as in ResourceMonitor::gpus().
+  int gpu = 0;
+  int64_t pid = 0;
+  /// The program's name; empty if it cannot be seen (another container's).
+  std::string name = {};
+  /// -1 where the driver does not tell.
+  int64_t used_bytes = -1;
+};
+
 /// Reads this process's memory and processor time from /proc, and the GPUs from NVIDIA's driver if its library is
 /// there. One thread at a time. A sample takes some microseconds, with GPUs up to a millisecond: not for every step.
 class ResourceMonitor {
@@ -58,6 +69,8 @@ class ResourceMonitor {
   double cpu_share();
   /// In the driver's order, which CUDA_VISIBLE_DEVICES does not change.
   std::vector<GpuUsage> gpus() const;
+  /// Who holds memory of the GPUs. Empty where the driver does not tell.
+  std::vector<GpuProcess> gpu_processes() const;
 
   /// All of it as values of a LogRecord: "host_memory_bytes", "cpu_share", "gpu_utilization/0", "gpu_used_bytes/0", ...
   std::vector<std::pair<std::string, double>> sample();

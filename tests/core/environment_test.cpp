@@ -1,0 +1,66 @@
+#include "trainkit/core/environment.h"
+
+#include <sys/resource.h>
+
+#include "test_util.h"
+
+using namespace trainkit;
+
+namespace {
+
+std::string fault(const EnvironmentVariables& variables) {
+  const absl::Status status = check_environment(variables);
+  CHECK(exit_code(status) == ExitCode::kUsage);
+  return error_text(status);
+}
+
+}  // namespace
+
+TEST_CASE("the environment is read as it is, values with '=' and empty ones too") {
+  setenv("TRAINKIT_TEST_VALUE", "a=b", 1);
+  setenv("TRAINKIT_TEST_EMPTY", "", 1);
+  const EnvironmentVariables variables = environment_variables();
+  CHECK(variables.at("TRAINKIT_TEST_VALUE") == "a=b");
+  CHECK(variables.at("TRAINKIT_TEST_EMPTY").empty());
+  unsetenv("TRAINKIT_TEST_VALUE");
+  unsetenv("TRAINKIT_TEST_EMPTY");
+  CHECK_FALSE(environment_variables().contains("TRAINKIT_TEST_VALUE"));
+}
+
+TEST_CASE("this test's own environment is a good one") { CHECK(check_environment().ok()); }
+
+TEST_CASE("OMP_NUM_THREADS is a number of threads, or one for each level of loops") {
+  for (const char* good : {"1", "64", "4,2", "4096"}) CHECK(check_environment({{"OMP_NUM_THREADS", good}}).ok());
+  for (const char* bad : {"0", "abc", "1000000", "", "-1", "2 ", "4,", ",4", "1.5"}) {
+    CHECK_THAT(fault({{"OMP_NUM_THREADS", bad}}),
+               Catch::Contains("error[env.value] OMP_NUM_THREADS: no number of threads"));
+  }
+}
+
+TEST_CASE("TMPDIR is a folder that is there") {
+  test::TempDir dir;
+  CHECK(check_environment({{"TMPDIR", dir.path().string()}}).ok());
+  CHECK(check_environment({{"TMPDIR", ""}}).ok());
+  CHECK_THAT(fault({{"TMPDIR", dir / "missing"}}), Catch::Contains("TMPDIR: no such folder"));
+}
+
+TEST_CASE("a variable of ours that nobody reads is a misspelt one") {
+  CHECK_THAT(fault({{"TRAINKIT_PYTON", "python3"}}), Catch::Contains("did you mean TRAINKIT_PYTHON?"));
+  CHECK_THAT(fault({{"TRAINKIT_BATCH_SIZE", "4"}}), Catch::Contains("settings are flags"));
+  CHECK(
+      check_environment({{"TRAINKIT_PYTHON", "x"}, {"TRAINKIT_TEST_X", ""}, {"TRAINKI", ""}, {"TRAINKITS", ""}}).ok());
+}
+
+TEST_CASE("locale, time zone and home may be anything") {
+  CHECK(check_environment({{"LC_ALL", "de_DE"}, {"TZ", "nowhere"}}).ok());
+}
+
+TEST_CASE("too few open files are told before the first cannot be opened") {
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit few{32, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  const std::string text = fault({});
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK_THAT(text, Catch::Contains("error[env.limit] open files: too few for a run (got '32', expected 64 or more)"));
+}
