@@ -2,7 +2,10 @@
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <fstream>
 
 #include "test_util.h"
 
@@ -168,6 +171,8 @@ TEST_CASE("every fault in torchrun's variables is named, with what it must be") 
       {{{"MASTER_PORT", "abc"}}, "MASTER_PORT: not a whole number (got 'abc', expected 1..65535)"},
       {{{"TORCHELASTIC_RESTART_COUNT", "abc"}},
        "TORCHELASTIC_RESTART_COUNT: not a whole number (got 'abc', expected 0..2147483647)"},
+      {{{"TORCH_DISTRIBUTED_DEBUG", "bogus"}},
+       "TORCH_DISTRIBUTED_DEBUG: no such level (got 'bogus', expected OFF, INFO or DETAIL)"},
   };
   for (const Case& fault : cases) {
     const auto launch = read_launch_environment(with(kTorchrun, fault.changes));
@@ -347,4 +352,53 @@ TEST_CASE("a free port is found free, and stays so") {
 TEST_CASE("rank 0 cannot listen on another machine's address") {
   const LaunchEnvironment launch{.world_size = 2, .master_addr = "192.0.2.1"};  // for documentation: RFC 5737
   CHECK_THAT(line(check_rendezvous(launch)), Catch::Contains("MASTER_ADDR: is not this machine"));
+}
+
+TEST_CASE("c10d's own settings are taken in any case, and dangerous ones are warned of") {
+  CHECK(read(with(kTorchrun, {{"TORCH_DISTRIBUTED_DEBUG", "detail"}})).warnings.empty());
+  for (const Variables& base : {kTorchrun, kSlurm, kOpenMpi}) {
+    const LaunchEnvironment launch = read(with(base, {{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}));
+    REQUIRE(launch.warnings.size() == 1);
+    CHECK_THAT(launch.warnings[0], Catch::Contains("TORCH_NCCL_ASYNC_ERROR_HANDLING=0"));
+  }
+}
+
+TEST_CASE("a network interface that is not there is named, with those that are") {
+  const LaunchEnvironment launch{.rank = 1, .world_size = 2};
+  const auto check = [&](const char* name, const char* value) { return check_rendezvous(launch, {{name, value}}); };
+  for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+    CHECK(check(name, "lo").ok());
+    const absl::Status status = check(name, "nosuch0");
+    CHECK_THAT(line(status),
+               Catch::Contains(std::string(name) + ": no such network interface (got 'nosuch0', expected one of "));
+    CHECK_THAT(line(status), Catch::Contains("lo"));
+  }
+  CHECK_FALSE(check("GLOO_SOCKET_IFNAME", "lo,nosuch0").ok());
+  CHECK_FALSE(check("NCCL_SOCKET_IFNAME", "=l").ok());
+  for (const char* value : {"l", "=lo", "^docker", "nosuch0,lo"}) CHECK(check("NCCL_SOCKET_IFNAME", value).ok());
+}
+
+TEST_CASE("a port below 1024 is an error for a user without rights to it") {
+  std::ifstream file("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+  int first_free = 1024;
+  file >> first_free;
+  if (first_free <= 81) return;  // this machine lets everybody have it
+  int pipe_ends[2];
+  REQUIRE(pipe(pipe_ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // as nobody, who has no rights
+    const bool dropped = getuid() != 0 || setresuid(65534, 65534, 65534) == 0;
+    const std::string text =
+        dropped ? error_line(check_rendezvous({.world_size = 2, .master_port = 81})) : "not dropped";
+    (void)!write(pipe_ends[1], text.data(), text.size());
+    _exit(0);
+  }
+  close(pipe_ends[1]);
+  std::string text(1000, '\0');
+  const ssize_t size = ::read(pipe_ends[0], text.data(), text.size());
+  close(pipe_ends[0]);
+  waitpid(child, nullptr, 0);
+  CHECK_THAT(text.substr(0, static_cast<size_t>(std::max<ssize_t>(size, 0))),
+             Catch::Contains("MASTER_PORT: needs rights that this user lacks (got '81', expected 1024..65535)"));
 }

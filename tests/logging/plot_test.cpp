@@ -131,3 +131,13 @@ TEST_CASE("loss.svg is drawn from metrics.jsonl", "[logging][plot]") {
   const std::string svg((std::istreambuf_iterator<char>(file)), {});
   CHECK(svg == plot_svg(run(300)));
 }
+
+TEST_CASE("a picture of something else than a run names its axis and no lowest value") {
+  const std::vector<LogRecord> records = {{.step = 1, .split = "linear", .values = {{"speed-up", 1}}},
+                                          {.step = 8, .split = "linear", .values = {{"speed-up", 8}}}};
+  const std::string svg = plot_svg(records, "speed-up", "devices & nodes");
+  CHECK(svg.find(">devices &amp; nodes<") != std::string::npos);
+  CHECK(svg.find("linear 8.0000") != std::string::npos);
+  CHECK(svg.find("lowest") == std::string::npos);
+  CHECK(svg.find(">step<") == std::string::npos);
+}

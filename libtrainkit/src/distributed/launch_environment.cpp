@@ -1,11 +1,13 @@
 #include "trainkit/distributed/launch_environment.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -211,6 +213,57 @@ absl::StatusOr<LaunchEnvironment> read_slurm(Reader reader) {
   return launch;
 }
 
+/// Whether NCCL_SOCKET_IFNAME fits one of `interfaces`: prefixes with commas between them, "=" before names in full,
+/// "^" before those to leave out. Source: NCCL user guide, environment variables.
+bool nccl_names_interface(std::string_view value, const std::vector<std::string>& interfaces) {
+  if (value.starts_with('^')) return true;
+  const bool whole = value.starts_with('=');
+  if (whole) value.remove_prefix(1);
+  while (!value.empty()) {
+    const std::string_view name = value.substr(0, value.find(','));
+    value.remove_prefix(std::min(name.size() + 1, value.size()));
+    for (const std::string& interface : interfaces) {
+      if (whole ? interface == name : interface.starts_with(name)) return true;
+    }
+  }
+  return false;
+}
+
+absl::Status check_interfaces(const Reader& reader) {
+  std::vector<std::string> interfaces;
+  std::string list;
+  const std::unique_ptr<struct if_nameindex, decltype(&if_freenameindex)> all(if_nameindex(), if_freenameindex);
+  for (const auto* entry = all.get(); entry && entry->if_name; ++entry) {
+    list += (list.empty() ? "" : ", ") + interfaces.emplace_back(entry->if_name);
+  }
+  const std::string gloo = reader.text("GLOO_SOCKET_IFNAME"), nccl = reader.text("NCCL_SOCKET_IFNAME");
+  for (size_t begin = 0; !gloo.empty() && begin <= gloo.size();) {  // c10d: one device for each name
+    const size_t end = std::min(gloo.find(',', begin), gloo.size());
+    const std::string name = gloo.substr(begin, end - begin);
+    if (std::find(interfaces.begin(), interfaces.end(), name) == interfaces.end())
+      return fault("GLOO_SOCKET_IFNAME", "no such network interface", name, "one of " + list);
+    begin = end + 1;
+  }
+  if (!nccl.empty() && !nccl_names_interface(nccl, interfaces))
+    return fault("NCCL_SOCKET_IFNAME", "no such network interface", nccl, "one of " + list);
+  return absl::OkStatus();
+}
+
+/// Settings of c10d itself that it would refuse late, or obey to everybody's harm.
+absl::Status check_c10d(const Reader& reader, LaunchEnvironment& launch) {
+  std::string debug = reader.text("TORCH_DISTRIBUTED_DEBUG");
+  std::transform(debug.begin(), debug.end(), debug.begin(), [](unsigned char c) { return std::toupper(c); });
+  if (reader.has("TORCH_DISTRIBUTED_DEBUG") && debug != "OFF" && debug != "INFO" && debug != "DETAIL")
+    return fault("TORCH_DISTRIBUTED_DEBUG", "no such level", reader.text("TORCH_DISTRIBUTED_DEBUG"),
+                 "OFF, INFO or DETAIL");
+  for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"}) {
+    if (reader.text(name) == "0")
+      launch.warnings.push_back(std::string(name) +
+                                "=0: NCCL does not notice a dead peer, and the others wait forever");
+  }
+  return absl::OkStatus();
+}
+
 /// Rank 0 will listen there: can it? Any of the addresses that the name stands for will do.
 absl::Status check_port(const LaunchEnvironment& launch, const addrinfo* addresses) {
   int error = 0;
@@ -261,13 +314,17 @@ absl::StatusOr<std::optional<LaunchEnvironment>> read_launch_environment(const E
   const bool torch = reader.has("RANK") || (reader.has("WORLD_SIZE") && !mpi && !slurm);
   // By hand, `mpirun` or `srun` with RANK and nothing else of PyTorch's is still theirs.
   const bool whole = reader.has("LOCAL_RANK") || reader.has("TORCHELASTIC_RUN_ID");
-  if (torch && (whole || (!mpi && !slurm))) return read_torch(reader);
-  if (mpi) return read_open_mpi(reader);
-  if (slurm) return read_slurm(reader);
-  return std::nullopt;
+  const bool is_torch = torch && (whole || (!mpi && !slurm));
+  if (!is_torch && !mpi && !slurm) return std::nullopt;
+  TRAINKIT_ASSIGN_OR_RETURN(LaunchEnvironment launch, is_torch ? read_torch(reader)
+                                                      : mpi    ? read_open_mpi(reader)
+                                                               : read_slurm(reader));
+  TRAINKIT_RETURN_IF_ERROR(check_c10d(reader, launch));
+  return launch;
 }
 
-absl::Status check_rendezvous(const LaunchEnvironment& launch) {
+absl::Status check_rendezvous(const LaunchEnvironment& launch, const EnvironmentVariables& variables) {
+  TRAINKIT_RETURN_IF_ERROR(check_interfaces(Reader(variables)));
   addrinfo wanted{};
   wanted.ai_flags = AI_NUMERICSERV;
   wanted.ai_socktype = SOCK_STREAM;

@@ -110,7 +110,7 @@ std::string xml(std::string_view text) {
   return out;
 }
 
-void draw_axes(Chart& chart, std::string_view metric) {
+void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) {
   chart.add(R"(<text x="{}" y="30" font-size="18" font-weight="600">{}</text>)", kLeft, xml(metric));
   for (int i = 0; chart.y.low + i * chart.y.mark <= chart.y.high + chart.y.mark / 2; ++i) {
     const double value = chart.y.low + i * chart.y.mark, y = chart.py(value);
@@ -125,7 +125,8 @@ void draw_axes(Chart& chart, std::string_view metric) {
               step < 10'000 ? fmt::format("{:.4g}", step) : format_count(step));
   }
   chart.add(R"(<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="#999"/>)", kLeft, kBottom, kRight, kBottom);
-  chart.add(R"(<text x="{}" y="{}" text-anchor="middle" fill="#555">step</text>)", (kLeft + kRight) / 2, kBottom + 42);
+  chart.add(R"(<text x="{}" y="{}" text-anchor="middle" fill="#555">{}</text>)", (kLeft + kRight) / 2, kBottom + 42,
+            xml(x_label));
 }
 
 void draw_series(Chart& chart, const Series& series, const char* color, bool evaluation) {
@@ -166,18 +167,18 @@ std::string legend_text(const Series& series, bool evaluation) {
   return text;
 }
 
-void draw_legend(Chart& chart, const std::vector<Series>& all) {
+void draw_legend(Chart& chart, const std::vector<Series>& all, bool of_a_run) {
   std::string text;
   for (size_t i = 0; i < all.size(); ++i) {
     text += fmt::format(R"(<tspan dx="{}" font-weight="900" fill="{}">—</tspan> {})", i == 0 ? 0 : 20,
-                        kColors[i % std::size(kColors)], legend_text(all[i], all[i].split != "train"));
+                        kColors[i % std::size(kColors)], legend_text(all[i], of_a_run && all[i].split != "train"));
   }
   chart.add(R"(<text x="{}" y="30" text-anchor="end">{}</text>)", kRight, text);
 }
 
 }  // namespace
 
-std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric) {
+std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric, std::string_view x_label) {
   const std::vector<Series> all = collect(records, metric);
   double low = std::numeric_limits<double>::infinity(), high = -low, first = low, last = high;
   for (const Series& series : all) {
@@ -193,11 +194,11 @@ std::string plot_svg(const std::vector<LogRecord>& records, std::string_view met
   chart.add(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 450" width="800" height="450" )"
             R"(font-family="Helvetica, Arial, sans-serif" font-size="12">)");
   chart.add(R"(<rect width="800" height="450" fill="#fff"/>)");
-  draw_axes(chart, metric);
+  draw_axes(chart, metric, x_label);
   for (size_t i = 0; i < all.size(); ++i) {
     draw_series(chart, all[i], kColors[i % std::size(kColors)], all[i].split != "train");
   }
-  draw_legend(chart, all);
+  draw_legend(chart, all, x_label == "step");
   chart.add("</svg>");
   return chart.out;
 }

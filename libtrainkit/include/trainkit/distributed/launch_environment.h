@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "trainkit/core/environment.h"
 
@@ -46,6 +47,8 @@ struct LaunchEnvironment {
   std::string run_id = {};
   /// File in which the launcher expects what went wrong (TORCHELASTIC_ERROR_FILE); empty: it expects nothing.
   std::string error_file = {};
+  /// What is odd and no error, a sentence each: settings of NCCL under which a dead peer is never noticed.
+  std::vector<std::string> warnings = {};
 };
 
 /// What the launcher of this process says; nullopt if nobody launched it. A pure function of `variables`.
@@ -65,14 +68,17 @@ struct LaunchEnvironment {
 /// the job's number: between 12000 and 31999, below those that Linux gives to outgoing connections.
 ///
 /// Errors: exit code 8, "error[dist.env] MASTER_PORT: out of range (got '70000', expected 1..65535)", for a variable
-/// that is missing, malformed, out of range, or that contradicts another one.
+/// that is missing, malformed, out of range, or that contradicts another one; for TORCH_DISTRIBUTED_DEBUG that is none
+/// of OFF, INFO and DETAIL.
 absl::StatusOr<std::optional<LaunchEnvironment>> read_launch_environment(
     const EnvironmentVariables& variables = environment_variables());
 
 /// Fails early, and by name, where a store would try again until its timeout: the master's name does not resolve; or,
-/// on the rank that will listen (rank 0 without agent_store), the port is taken or needs rights that we lack.
+/// on the rank that will listen (rank 0 without agent_store), the port is taken or needs rights that we lack; or
+/// GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no network interface of this machine.
 /// Blocks as long as the resolver does. Exit code 8.
-absl::Status check_rendezvous(const LaunchEnvironment& launch);
+absl::Status check_rendezvous(const LaunchEnvironment& launch,
+                              const EnvironmentVariables& variables = environment_variables());
 
 /// The device of this rank: the CPU, or GPU number local_rank of the `device_count` that are visible. Under Slurm a
 /// single visible GPU is the task's own (--gpus-per-task=1). Exit code 8 if there are fewer GPUs than local ranks.
