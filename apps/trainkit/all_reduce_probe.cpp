@@ -1,0 +1,111 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#ifdef TRAINKIT_WITH_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/probes.h"
+
+namespace trainkit::tool {
+namespace {
+
+constexpr std::array<std::pair<int64_t, int>, 4> kSizes = {
+    {{4 << 10, 200}, {256 << 10, 50}, {1 << 20, 30}, {25 << 20, 7}}};
+constexpr std::chrono::seconds kTimeout(60);
+
+using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(int rank)>;
+
+/// One rank's part; times are those of rank 0, which every all-reduce keeps in step with the others.
+std::vector<AllReduceSample> time_rank(c10d::Backend& backend, at::Device device) {
+  std::vector<AllReduceSample> samples;
+  for (const auto& [bytes, repeats] : kSizes) {
+    std::vector<at::Tensor> tensors = {at::ones({bytes / 4}, at::TensorOptions().device(device))};
+    std::vector<double> seconds;
+    for (int i = 0; i <= repeats; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      backend.allreduce(tensors)->wait();
+      if (device.is_cuda()) torch::cuda::synchronize(device.index());
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      tensors[0].fill_(1);
+    }
+    seconds.erase(seconds.begin());  // connections are made with the first
+    std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
+    samples.push_back({bytes, seconds[static_cast<size_t>(repeats / 2)]});
+  }
+  return samples;
+}
+
+absl::StatusOr<std::vector<AllReduceSample>> measure(int ranks, at::DeviceType type, const MakeBackend& make_backend) {
+  std::vector<AllReduceSample> samples;
+  std::vector<absl::Status> states(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const at::Device device(type, type == at::kCUDA ? static_cast<c10::DeviceIndex>(rank) : c10::DeviceIndex{-1});
+        std::vector<AllReduceSample> mine = time_rank(*make_backend(rank), device);
+        if (rank == 0) samples = std::move(mine);
+      } catch (...) {
+        states[static_cast<size_t>(rank)] = status_from_current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& state : states) TRAINKIT_RETURN_IF_ERROR(state);
+  return samples;
+}
+
+void add_samples(Report& report, const std::string& section, int ranks,
+                 const absl::StatusOr<std::vector<AllReduceSample>>& samples) {
+  if (!samples.ok()) {
+    report.add(section, "error", nullptr, std::string(samples.status().message()), Verdict::kWarning,
+               "ranks on this machine could not work together");
+    return;
+  }
+  for (const auto& [bytes, seconds] : *samples) {
+    // What each link carries: 2 (n - 1) / n of the bytes. Source: NVIDIA, nccl-tests, PERFORMANCE.md ("bus bandwidth").
+    const double speed = static_cast<double>(bytes) * 2 * (ranks - 1) / ranks / seconds;
+    report.add(section, format_size(bytes), {{"seconds", seconds}, {"bus_bytes_per_second", speed}},
+               fmt::format("{:.3g} ms, {}/s", seconds * 1e3, format_size(static_cast<int64_t>(speed))));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<AllReduceSample>> measure_gloo(int ranks) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  return measure(ranks, at::kCPU, [&](int rank) {
+    const auto options = c10d::ProcessGroupGloo::Options::create(kTimeout);
+    options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
+    return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options));
+  });
+}
+
+void probe_all_reduce(Report& report) {
+  add_samples(report, "all-reduce, 2 CPU ranks (gloo)", 2, measure_gloo(2));
+#ifdef TRAINKIT_WITH_NCCL
+  const int devices = static_cast<int>(torch::cuda::device_count());
+  if (devices < 2) return;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  add_samples(report, fmt::format("all-reduce, {} GPUs (nccl)", devices), devices,
+              measure(devices, at::kCUDA, [&](int rank) {
+                const auto options = c10d::ProcessGroupNCCL::Options::create();
+                options->timeout = kTimeout;
+                return c10::intrusive_ptr<c10d::Backend>(
+                    c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, devices, options));
+              }));
+#endif
+}
+
+}  // namespace trainkit::tool

@@ -1,0 +1,78 @@
+#include "trainkit/command.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+#include "trainkit/core/error.h"
+#include "trainkit/logging/summary.h"
+
+namespace trainkit::tool {
+namespace {
+
+std::string help(const std::vector<Command>& commands) {
+  std::string text = "trainkit: tools around training runs\n\nUsage: trainkit COMMAND [flags]\n\nCommands\n";
+  for (const Command& command : commands) text += fmt::format("  {:<14} {}\n", command.name, command.summary);
+  text +=
+      "\n`trainkit COMMAND --help` lists a command's flags; `trainkit --version` the versions.\n\nExamples\n"
+      "  trainkit doctor\n"
+      "  trainkit doctor --app transformer --data_dir data/books\n"
+      "  trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt\n"
+      "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink --between eth100\n";
+  return text;
+}
+
+std::string versions() {
+  std::string text;
+  for (const auto& [name, version] : library_versions()) text += name + " " + version + "\n";
+  return text;
+}
+
+}  // namespace
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+std::string program_folder() {
+  std::string path(4096, '\0');
+  const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
+  if (size <= 0) return ".";
+  path.resize(static_cast<size_t>(size));
+  return path.substr(0, path.find_last_of('/'));
+}
+
+absl::StatusOr<int> dispatch(const std::vector<std::string>& words, const std::vector<Command>& commands) {
+  if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
+    print(help(commands));
+    return words.empty() ? static_cast<int>(ExitCode::kUsage) : 0;
+  }
+  if (words[0] == "--version") {
+    print(versions());
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    if (command.name == words[0]) {
+      const auto mark = std::find(words.begin() + 1, words.end(), "--");
+      Arguments arguments{.flags = {words.begin() + 1, mark}};
+      if (mark != words.end()) arguments.program.assign(std::next(mark), words.end());
+      return command.run(arguments);
+    }
+    names.push_back(command.name);
+  }
+  const std::string nearest = nearest_name(words[0], names);
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.unknown",
+                    .field = "command",
+                    .problem = "no such command",
+                    .got = words[0],
+                    .expected = fmt::format("{}", fmt::join(names, ", ")),
+                    .hint = nearest.empty() ? "trainkit --help" : "did you mean trainkit " + nearest + "?"});
+}
+
+}  // namespace trainkit::tool

@@ -1,0 +1,128 @@
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Functions.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "trainkit/core/cuda_support.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/logging/monitor.h"
+#include "trainkit/probes.h"
+
+namespace trainkit::tool {
+namespace {
+
+/// Bytes per second from the host to `device`, the best of five copies of 256 MiB.
+double copy_speed(at::Device device, bool pinned) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  const auto host = at::ones({kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
+  const auto there = at::empty({kBytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  double best = 0;
+  for (int i = 0; i < 6; ++i) {
+    torch::cuda::synchronize(device.index());
+    const auto start = std::chrono::steady_clock::now();
+    there.copy_(host, /*non_blocking=*/pinned);
+    torch::cuda::synchronize(device.index());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    if (i > 0) best = std::max(best, static_cast<double>(kBytes) / seconds.count());  // the first allocates
+  }
+  return best;
+}
+
+/// The driver's functions on devices; the library is there, for there are devices.
+struct Driver {
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return;
+    name = reinterpret_cast<decltype(name)>(dlsym(library, "cuDeviceGetName"));
+    reaches = reinterpret_cast<decltype(reaches)>(dlsym(library, "cuDeviceCanAccessPeer"));
+  }
+  int (*name)(char*, int, int) = nullptr;
+  int (*reaches)(int*, int, int) = nullptr;
+};
+
+void probe_device(Report& report, const Driver& driver, int index, bool quick) {
+  const std::string section = fmt::format("gpu {}", index);
+  char name[256] = "";
+  if (!driver.name || driver.name(name, sizeof name, index) != 0) name[0] = '\0';
+  report.add(section, "name", name, name);
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+  const auto [free, total] = at::accelerator::getMemoryInfo(device.index());
+  const bool tight = free < total / 2;
+  report.add(
+      section, "memory", {{"free_bytes", free}, {"total_bytes", total}},
+      fmt::format("{} free of {}", format_size(static_cast<int64_t>(free)), format_size(static_cast<int64_t>(total))),
+      tight ? Verdict::kWarning : Verdict::kOk, tight ? "somebody holds the rest: see \"gpu processes\"" : "");
+  if (quick) return;
+  for (const bool pinned : {true, false}) {
+    const double speed = copy_speed(device, pinned);
+    report.add(section, pinned ? "copy, pinned" : "copy, pageable", speed,
+               format_size(static_cast<int64_t>(speed)) + "/s from the host");
+  }
+}
+
+/// Which GPU reads which GPU's memory without the host between them.
+void probe_peers(Report& report, const Driver& driver, int devices) {
+  if (devices < 2 || !driver.reaches) return;
+  bool all = true;
+  for (int from = 0; from < devices; ++from) {
+    std::vector<int> row;
+    std::string text;
+    for (int to = 0; to < devices; ++to) {
+      int can = from == to;
+      if (from != to && driver.reaches(&can, from, to) != 0) can = 0;
+      row.push_back(can);
+      text += from == to ? " ." : can ? " x" : " -";
+      all = all && can;
+    }
+    report.add("peer to peer", fmt::format("gpu {}", from), row, text.substr(1));
+  }
+  if (!all)
+    report.add("peer to peer", "all pairs", false, "no", Verdict::kNote,
+               "gradients go through the host between some GPUs: `nvidia-smi topo -m` shows the way");
+}
+
+}  // namespace
+
+void probe_gpus(Report& report, bool quick) {
+  const CudaFacts facts = probe_cuda();
+  const CudaDiagnosis diagnosis = diagnose_cuda(facts);
+  const auto version = [](int number) { return number ? cuda_version_text(number) : std::string("none"); };
+  report.add("cuda", "of LibTorch", version(facts.libtorch_cuda), version(facts.libtorch_cuda));
+  report.add("cuda", "of the driver", version(facts.driver_cuda),
+             version(facts.driver_cuda) + (facts.driver_version.empty() ? "" : ", driver " + facts.driver_version));
+  // A machine that has no GPU is no fault; one that hides it is.
+  const bool none = diagnosis.state == CudaState::kNoDriver && facts.pci_gpus <= 0;
+  const bool ready = diagnosis.state == CudaState::kReady;
+  report.add("cuda", "state", cuda_state_name(diagnosis.state),
+             ready ? fmt::format("ready, {} devices", facts.devices) : diagnosis.problem,
+             ready  ? Verdict::kOk
+             : none ? Verdict::kNote
+                    : Verdict::kWarning,
+             diagnosis.remedy);
+  const Driver driver;
+  for (int i = 0; i < facts.devices; ++i) {
+    try {
+      probe_device(report, driver, i, quick);
+    } catch (...) {
+      report.add(fmt::format("gpu {}", i), "error", nullptr, std::string(status_from_current_exception().message()),
+                 Verdict::kWarning, "see nvidia-smi; a device that fails here fails in training");
+    }
+  }
+  probe_peers(report, driver, facts.devices);
+  for (const GpuProcess& process : ResourceMonitor().gpu_processes()) {
+    const std::string memory = process.used_bytes < 0 ? "an unknown amount" : format_size(process.used_bytes);
+    report.add(
+        "gpu processes", fmt::format("pid {} on gpu {}", process.pid, process.gpu),
+        {{"pid", process.pid}, {"gpu", process.gpu}, {"name", process.name}, {"used_bytes", process.used_bytes}},
+        fmt::format("{} holds {}", process.name.empty() ? "a program of another container" : process.name, memory),
+        Verdict::kNote);
+  }
+}
+
+}  // namespace trainkit::tool

@@ -1,0 +1,392 @@
+#include "trainkit/launch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <optional>
+
+#include "trainkit/command.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/processors.h"
+#include "trainkit/core/status.h"
+#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/rank_output.h"
+
+namespace trainkit::tool {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+/// How long a rank that ended with 8 may be ahead of the one that is to blame.
+constexpr double kSettleSeconds = 1.0;
+/// How long output may still come from a rank's own children after the last rank has ended.
+constexpr double kDrainSeconds = 0.5;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void write_all(int descriptor, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t size = write(descriptor, text.data() + done, text.size() - done);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return;  // nobody reads any more: the ranks go on
+    done += static_cast<size_t>(size);
+  }
+}
+
+/// "[rank 3] ", in a colour of its own on a terminal.
+std::string prefix(int64_t rank, int descriptor) {
+  const std::string text = fmt::format("[rank {}] ", rank);
+  const char* term = std::getenv("TERM");
+  if (!isatty(descriptor) || std::getenv("NO_COLOR") || !term || std::string_view(term) == "dumb") return text;
+  constexpr std::array kColors = {36, 33, 35, 32, 34, 31};
+  return fmt::format("\x1b[{}m{}\x1b[0m", kColors[static_cast<size_t>(rank) % kColors.size()], text);
+}
+
+absl::StatusOr<uint16_t> free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  const bool bound = socket >= 0 && bind(socket, generic, size) == 0 && getsockname(socket, generic, &size) == 0;
+  const int error = errno;
+  if (socket >= 0) close(socket);
+  if (bound) return ntohs(address.sin_port);
+  return to_status({.exit_code = ExitCode::kDistributed,
+                    .id = "launch.port",
+                    .problem = std::string("no free port on the loopback interface: ") + std::strerror(error)});
+}
+
+/// How a rank ended.
+struct Ending {
+  int64_t rank = 0;
+  int status = 0;
+  /// This process had told it to end, because of another rank.
+  bool told = false;
+  /// It died by, or exited for, a signal that the user sent.
+  bool stopped = false;
+
+  bool exited_with(ExitCode code) const { return WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(code); }
+};
+
+struct Rank {
+  Rank(int64_t number, int out_pipe, int error_pipe)
+      : rank(number),
+        streams{Stream{out_pipe, {prefix(number, 1), [](const auto& line) { write_all(1, line); }}},
+                Stream{error_pipe, {prefix(number, 2), [](const auto& line) { write_all(2, line); }}}} {}
+
+  struct Stream {
+    int descriptor;
+    RankOutput lines;
+  };
+  int64_t rank;
+  pid_t pid = -1;
+  bool running = false;
+  bool told = false;
+  std::array<Stream, 2> streams;
+};
+
+/// Runs in the child between fork and exec; nothing here allocates. Returns the errno of what failed.
+int become(char* const* argv, char* const* environment, const std::array<int, 2>& pipes, pid_t parent) {
+  setpgid(0, 0);  // a Ctrl+C is the parent's to pass on, once
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kDistributed));  // it died before the line above
+  const int null = open("/dev/null", O_RDONLY);
+  if (null < 0 || dup2(null, 0) < 0 || dup2(pipes[0], 1) < 0 || dup2(pipes[1], 2) < 0) return errno;
+  if (null > 2) close(null);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  // A shell's background job ignores SIGINT, and would hand that down.
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGCHLD}) signal(number, SIG_DFL);
+  execvpe(argv[0], argv, environment);
+  return errno;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+/// The ranks of one machine, from their start to their end.
+class Job {
+ public:
+  explicit Job(const LaunchOptions& options) : options_(options) {
+    sigset_t mine;
+    sigemptyset(&mine);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1}) sigaddset(&mine, number);
+    struct sigaction hangup {};
+    sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&mine, SIGHUP);  // nohup means it
+    sigprocmask(SIG_BLOCK, &mine, &previous_);
+    signals_ = signalfd(-1, &mine, SFD_CLOEXEC | SFD_NONBLOCK);
+    signal(SIGPIPE, SIG_IGN);
+  }
+  ~Job() {
+    tell(SIGKILL);
+    for (Rank& rank : ranks_) {
+      if (rank.running) waitpid(rank.pid, nullptr, 0);
+      for (const auto& stream : rank.streams) {
+        if (stream.descriptor >= 0) close(stream.descriptor);
+      }
+    }
+    close(signals_);
+    sigprocmask(SIG_SETMASK, &previous_, nullptr);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  absl::Status start(std::vector<std::string> program) {
+    const int cpus = available_cpus();
+    const std::vector<char*> argv = pointers(program);
+    for (int64_t i = 0; i < options_.nproc_per_node; ++i) {
+      std::vector<std::string> settings;
+      for (const auto& [name, value] : rank_environment(options_, i, cpus, environment_variables()))
+        settings.push_back(name + "=" + value);
+      TRAINKIT_RETURN_IF_ERROR(start_rank(i, argv.data(), pointers(settings).data()));
+    }
+    return absl::OkStatus();
+  }
+
+  /// Until every rank has ended and said all it had to say.
+  void run() {
+    double drained_at = kNever;
+    while (true) {
+      const bool running = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; });
+      const bool talking = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+        return rank.streams[0].descriptor >= 0 || rank.streams[1].descriptor >= 0;
+      });
+      if (!running && drained_at == kNever) drained_at = now() + kDrainSeconds;
+      if (!running && (!talking || now() >= drained_at)) break;
+      wait(std::min({terminate_at_, kill_at_, drained_at}));
+      if (now() >= terminate_at_) terminate();
+      if (now() >= kill_at_) kill();
+    }
+    for (Rank& rank : ranks_) {
+      for (auto& stream : rank.streams) stream.lines.end();
+    }
+  }
+
+  absl::StatusOr<int> result() const;
+
+ private:
+  absl::Status start_rank(int64_t local_rank, char* const* argv, char* const* environment);
+  void wait(double until);
+  void read(Rank::Stream& stream);
+  void take_signals();
+  void reap();
+  /// To every rank that runs, and to the processes that it has started.
+  void tell(int signal) {
+    for (Rank& rank : ranks_) {
+      if (rank.running) ::kill(-rank.pid, signal);
+    }
+  }
+  void terminate() {
+    for (Rank& rank : ranks_) rank.told |= rank.running;
+    tell(SIGTERM);
+    tell(SIGCONT);  // one that is stopped would not hear it
+    terminate_at_ = kNever;
+    kill_at_ = std::min(kill_at_, now() + options_.grace.count());
+  }
+  void kill() {
+    for (Rank& rank : ranks_) rank.told |= rank.running;
+    tell(SIGKILL);
+    kill_at_ = kNever;
+  }
+
+  const LaunchOptions& options_;
+  sigset_t previous_;
+  int signals_ = -1;
+  std::deque<Rank> ranks_;
+  std::vector<Ending> endings_;
+  int passed_on_ = 0;
+  int stop_signals_ = 0;
+  double terminate_at_ = kNever;
+  double kill_at_ = kNever;
+};
+
+absl::Status Job::start_rank(int64_t local_rank, char* const* argv, char* const* environment) {
+  const auto failed = [](ExitCode code, std::string where, std::string problem) {
+    return to_status({.exit_code = code, .id = "launch.start", .where = std::move(where), .problem = problem});
+  };
+  std::array<std::array<int, 2>, 3> pipes;  // stdout, stderr, and errno if exec fails
+  for (auto& pipe : pipes) {
+    if (pipe2(pipe.data(), O_CLOEXEC) != 0) return failed(ExitCode::kBug, "", std::strerror(errno));
+  }
+  Rank& rank = ranks_.emplace_back(options_.node_rank * options_.nproc_per_node + local_rank, pipes[0][0], pipes[1][0]);
+  const pid_t parent = getpid();
+  rank.pid = fork();
+  if (rank.pid == 0) {
+    const int error = become(argv, environment, {pipes[0][1], pipes[1][1]}, parent);
+    (void)!write(pipes[2][1], &error, sizeof error);
+    _exit(127);
+  }
+  const int fork_error = errno;
+  for (const auto& pipe : pipes) close(pipe[1]);
+  rank.running = rank.pid > 0;
+  int error = 0;
+  ssize_t size = 0;
+  while (rank.running && (size = ::read(pipes[2][0], &error, sizeof error)) < 0 && errno == EINTR) continue;
+  close(pipes[2][0]);
+  if (!rank.running)
+    return failed(ExitCode::kBug, "", std::string("cannot start a process: ") + std::strerror(fork_error));
+  setpgid(rank.pid, rank.pid);
+  for (const auto& stream : rank.streams) fcntl(stream.descriptor, F_SETFL, O_NONBLOCK);
+  if (size == sizeof error)
+    return failed(ExitCode::kUsage, argv[0], std::string("cannot be started: ") + std::strerror(error));
+  return absl::OkStatus();
+}
+
+void Job::wait(double until) {
+  std::vector<pollfd> polled = {{.fd = signals_, .events = POLLIN, .revents = 0}};
+  std::vector<Rank::Stream*> streams;
+  for (Rank& rank : ranks_) {
+    for (auto& stream : rank.streams) {
+      if (stream.descriptor < 0) continue;
+      polled.push_back({.fd = stream.descriptor, .events = POLLIN, .revents = 0});
+      streams.push_back(&stream);
+    }
+  }
+  const double milliseconds = std::ceil(std::max(until - now(), 0.0) * 1000);
+  poll(polled.data(), polled.size(), until == kNever ? -1 : static_cast<int>(std::min(milliseconds, 1e6)));
+  for (size_t i = 0; i < streams.size(); ++i) {
+    if (polled[i + 1].revents != 0) read(*streams[i]);
+  }
+  take_signals();
+}
+
+void Job::read(Rank::Stream& stream) {
+  std::array<char, 65536> buffer;
+  const ssize_t size = ::read(stream.descriptor, buffer.data(), buffer.size());
+  if (size > 0) stream.lines.feed({buffer.data(), static_cast<size_t>(size)}, now());
+  if (size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR))) return;
+  close(stream.descriptor);
+  stream.descriptor = -1;
+}
+
+void Job::take_signals() {
+  signalfd_siginfo info;
+  bool child = false;
+  while (::read(signals_, &info, sizeof info) == sizeof info) {
+    int number = static_cast<int>(info.ssi_signo);
+    if (number == SIGCHLD) {
+      child = true;
+      continue;
+    }
+    if (number == SIGHUP) number = SIGTERM;  // the terminal is gone: save what there is
+    if (number == SIGUSR1) {
+      // To the ranks alone: it would kill helpers of theirs, which know nothing of it.
+      for (const Rank& rank : ranks_) {
+        if (rank.running) ::kill(rank.pid, SIGUSR1);
+      }
+      continue;
+    }
+    tell(number);
+    passed_on_ = number;
+    if (++stop_signals_ > 1) kill_at_ = std::min(kill_at_, now() + options_.grace.count());
+  }
+  if (child) reap();
+}
+
+void Job::reap() {
+  for (Rank& rank : ranks_) {
+    int status = 0;
+    if (!rank.running || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+    rank.running = false;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    const bool saved =
+        WIFEXITED(status) && (WEXITSTATUS(status) == 128 + SIGINT || WEXITSTATUS(status) == 128 + SIGTERM);
+    const bool by_user = WIFSIGNALED(status) && WTERMSIG(status) == passed_on_;
+    const Ending& ending = endings_.emplace_back(Ending{rank.rank, status, rank.told, saved || by_user});
+    ::kill(-rank.pid, SIGKILL);  // what it had started and left behind
+    // Ranks that stop together end one after the other, and rank 0 saves meanwhile: a SIGTERM would be its second.
+    double patience = 0;
+    if (ending.exited_with(ExitCode::kDistributed)) patience = kSettleSeconds;
+    if (stop_signals_ > 0) patience = std::max(patience, options_.grace.count());
+    if (ending.stopped) patience = options_.stop_timeout.count();
+    if (kill_at_ == kNever) terminate_at_ = std::min(terminate_at_, now() + patience);
+  }
+}
+
+absl::StatusOr<int> Job::result() const {
+  // The cause is whoever failed first by its own; 8 says that another one failed, and comes second.
+  const auto rank_of = [](const Ending& ending) {
+    if (ending.told) return 2;
+    if (ending.stopped) return 3;
+    return ending.exited_with(ExitCode::kDistributed) ? 1 : 0;
+  };
+  const auto cause = std::min_element(endings_.begin(), endings_.end(),
+                                      [&](const Ending& a, const Ending& b) { return rank_of(a) < rank_of(b); });
+  if (cause == endings_.end()) return 0;
+  const bool exited = WIFEXITED(cause->status);
+  const int code = exited ? WEXITSTATUS(cause->status) : 128 + WTERMSIG(cause->status);
+  if (cause->stopped) return code;
+  Error error{.exit_code = exited ? static_cast<ExitCode>(code) : ExitCode::kDistributed,
+              .id = "launch.rank",
+              .field = fmt::format("rank {}", cause->rank),
+              .problem = exited ? fmt::format("ended with exit code {}", code)
+                                : fmt::format("was killed by signal {} ({})", code - 128, strsignal(code - 128))};
+  if (exited) error.hint = fmt::format("its own words are the lines above that begin with [rank {}]", cause->rank);
+  if (!exited && code == 128 + SIGKILL) error.hint = "out of memory? the kernel's log says so: dmesg | grep -i oom";
+  return to_status(error);
+}
+
+/// `name` beside this program, if it is there; else `name`, for the PATH.
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return name;
+  const std::string beside = program_folder() + "/" + name;
+  return access(beside.c_str(), X_OK) == 0 ? beside : name;
+}
+
+}  // namespace
+
+EnvironmentVariables rank_environment(const LaunchOptions& options, int64_t local_rank, int cpus,
+                                      EnvironmentVariables inherited) {
+  std::erase_if(inherited, [](const auto& entry) { return entry.first.starts_with("TORCHELASTIC_"); });
+  const auto set = [&](const char* name, int64_t value) { inherited[name] = std::to_string(value); };
+  set("RANK", options.node_rank * options.nproc_per_node + local_rank);
+  set("WORLD_SIZE", options.nnodes * options.nproc_per_node);
+  set("LOCAL_RANK", local_rank);
+  set("LOCAL_WORLD_SIZE", options.nproc_per_node);
+  set("GROUP_RANK", options.node_rank);
+  set("MASTER_PORT", options.master_port);
+  inherited["MASTER_ADDR"] = options.master_addr;
+  inherited["TRAINKIT_LAUNCH_ID"] = fmt::format("{}:{}", options.master_addr, options.master_port);
+  inherited.try_emplace("OMP_NUM_THREADS", std::to_string(std::max<int64_t>(cpus / options.nproc_per_node, 1)));
+  return inherited;
+}
+
+absl::StatusOr<int> launch(LaunchOptions options, const std::vector<std::string>& program) {
+  if (options.master_port == 0) {
+    TRAINKIT_ASSIGN_OR_RETURN(options.master_port, free_port());
+  }
+  TRAINKIT_RETURN_IF_ERROR(check_rendezvous({.rank = options.node_rank * options.nproc_per_node,
+                                             .world_size = options.nnodes * options.nproc_per_node,
+                                             .master_addr = options.master_addr,
+                                             .master_port = options.master_port}));
+  std::vector<std::string> words = program;
+  words[0] = find_program(words[0]);
+  Job job(options);
+  TRAINKIT_RETURN_IF_ERROR(job.start(std::move(words)));
+  job.run();
+  return job.result();
+}
+
+}  // namespace trainkit::tool

@@ -1,0 +1,13 @@
+// trainkit: tools around training runs. Each subcommand is a function in a file of its own.
+#include "trainkit/command.h"
+#include "trainkit/train/program.h"
+
+int main(int argc, char** argv) {
+  using namespace trainkit::tool;
+  const std::vector<Command> commands = {
+      {"doctor", "what this machine has for training, and what is wrong with it", doctor_command},
+      {"launch", "runs a program as several ranks on this machine", launch_command},
+      {"scale", "predicts the speed-up of more devices and machines", scale_command},
+  };
+  return trainkit::run_program([&](trainkit::Program&) { return dispatch({argv + 1, argv + argc}, commands); });
+}

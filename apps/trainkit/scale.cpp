@@ -1,0 +1,276 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trainkit/command.h"
+#include "trainkit/config/config.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/distributed/scaling_model.h"
+#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/plot.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/probes.h"
+#include "trainkit/scale_run.h"
+
+namespace trainkit::tool {
+namespace {
+
+struct Flags {
+  double step_seconds = 0, gradient_mb = 0, bucket_mb = 26.2144, update_share = 0.05;
+  int64_t grad_accum_steps = 1;
+  std::string run = {};
+  int64_t devices = 8, nodes = 1;
+  std::string inside = {}, between = {}, algorithm = "best", batch = "grows";
+  double interference = 0, contention = 0;
+  std::vector<std::string> measured = {};
+  bool json = false;
+  std::string plot = {};
+};
+
+void add_flags(ConfigParser& parser, Flags& flags) {
+  const std::string step = "The step", cluster = "The devices", output = "Output";
+  parser.add("step_seconds", &flags.step_seconds,
+             {.help = "One optimizer step on one device.", .group = step, .min = 0, .metavar = "S"});
+  parser.add(
+      "gradient_mb", &flags.gradient_mb,
+      {.help = "Gradients in MB (1e6 bytes): 4 x parameters in fp32.", .group = step, .min = 0, .metavar = "MB"});
+  parser.add("grad_accum_steps", &flags.grad_accum_steps,
+             {.help = "Forward and backward passes in a step; gradients travel in the last.",
+              .group = step,
+              .min = 1,
+              .max = 1e6});
+  parser.add("run", &flags.run,
+             {.help = "Output folder of a run on one device, to take all three from.",
+              .group = step,
+              .path = PathKind::kInput});
+  parser.add("bucket_mb", &flags.bucket_mb, {.help = "Largest bucket.", .group = step, .above = 0, .metavar = "MB"});
+  parser.add("update_share", &flags.update_share,
+             {.help = "Share of the step that is neither forward nor backward.", .group = step, .min = 0, .max = 0.99});
+  parser.add("devices", &flags.devices, {.help = "Devices per machine.", .group = cluster, .min = 1, .max = 1024});
+  parser.add("nodes", &flags.nodes, {.help = "Machines.", .group = cluster, .min = 1, .max = 65536});
+  parser.add("inside", &flags.inside,
+             {.help = "Link between devices of one machine: a name, <microseconds>,<GB/s>, or measure (Gloo, here).",
+              .group = cluster,
+              .metavar = "LINK"});
+  parser.add("between", &flags.between, {.help = "Link between machines.", .group = cluster, .metavar = "LINK"});
+  parser.add("algorithm", &flags.algorithm,
+             {.help = "How the gradients are summed.", .group = cluster, .choices = {"best", "ring", "tree"}});
+  parser.add("batch", &flags.batch,
+             {.help = "grows: every device keeps its batch. fixed: one global batch is divided.",
+              .group = cluster,
+              .choices = {"grows", "fixed"}});
+  parser.add("interference", &flags.interference,
+             {.help = "How much backward slows down while gradients travel: 0 none, 1 it stands still.",
+              .group = cluster,
+              .min = 0,
+              .max = 1});
+  parser.add("contention", &flags.contention,
+             {.help = "Extra compute time per further device on a machine, as a share.", .group = cluster, .min = 0});
+  parser.add("measured", &flags.measured,
+             {.help = "Steps measured on several devices, to compare with: 2:0.231,4:0.262 (devices:seconds).",
+              .group = output,
+              .metavar = "N:S"});
+  parser.add("json", &flags.json, {.help = "JSON instead of a table.", .group = output, .flag_only = true});
+  parser.add(
+      "plot", &flags.plot,
+      {.help = "Writes the speed-up as a picture.", .group = output, .path = PathKind::kOutput, .metavar = "FILE.svg"});
+}
+
+/// A line of the answer: the prediction, and what was measured (0: nothing).
+struct Row {
+  int64_t nodes = 1;
+  ScalingPrediction prediction = {};
+  double measured_seconds = 0;
+};
+
+absl::StatusOr<Link> read_link(const ConfigParser& parser, const std::string& flag, const std::string& value) {
+  if (value == "measure") {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::vector<AllReduceSample> samples, measure_gloo(2));
+    return fit_link(2, samples.front().bytes, samples.front().seconds, samples.back().bytes, samples.back().seconds);
+  }
+  const absl::StatusOr<Link> link = parse_link(value);
+  if (link.ok()) return link;
+  const Error error = error_of(link.status()).value();
+  return parser.invalid(flag, error.problem, error.expected, error.hint);
+}
+
+absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, Flags& flags) {
+  if (!flags.run.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const MeasuredStep measured, read_measured_step(flags.run));
+    if (flags.step_seconds == 0) flags.step_seconds = measured.seconds;
+    if (flags.gradient_mb == 0) flags.gradient_mb = static_cast<double>(measured.gradient_bytes) / 1e6;
+    if (!parser.is_given("grad_accum_steps")) flags.grad_accum_steps = measured.micro_steps;
+  }
+  if (flags.step_seconds == 0)
+    return parser.invalid("step_seconds", "needed", "a number above 0",
+                          "--step_seconds 0.21, or --run runs/transformer");
+  if (flags.gradient_mb == 0)
+    return parser.invalid("gradient_mb", "needed", "a number above 0",
+                          "4 bytes per parameter: 25 M parameters are 100");
+  return make_step_profile(flags.step_seconds, std::llround(flags.gradient_mb * 1e6),
+                           {.bucket_bytes = std::llround(flags.bucket_mb * 1e6),
+                            .update_share = flags.update_share,
+                            .micro_steps = flags.grad_accum_steps});
+}
+
+absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const Flags& flags) {
+  Cluster cluster{.devices_per_node = flags.devices, .nodes = flags.nodes};
+  const std::string hint = "nvlink4, pcie4, eth100, ...; --help has more";
+  if (flags.devices > 1 && flags.inside.empty())
+    return parser.invalid("inside", "needed with several devices", "a link", hint);
+  if (flags.nodes > 1 && flags.between.empty())
+    return parser.invalid("between", "needed with several machines", "a link", hint);
+  if (!flags.inside.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(cluster.inside, read_link(parser, "inside", flags.inside));
+  }
+  if (!flags.between.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(cluster.between, read_link(parser, "between", flags.between));
+  }
+  if (flags.algorithm == "ring") cluster.algorithm = AllReduceAlgorithm::kRing;
+  if (flags.algorithm == "tree") cluster.algorithm = AllReduceAlgorithm::kTree;
+  return cluster;
+}
+
+/// 1, 2, 4, ... and `last` itself.
+std::vector<int64_t> doublings(int64_t last) {
+  std::vector<int64_t> numbers;
+  for (int64_t n = 1; n < last; n *= 2) numbers.push_back(n);
+  numbers.push_back(last);
+  return numbers;
+}
+
+absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const ConfigParser& parser, const Flags& flags) {
+  std::vector<std::pair<int64_t, double>> measured;
+  for (const std::string& text : flags.measured) {
+    int64_t devices = 0;
+    double seconds = 0;
+    const char* const end = text.data() + text.size();
+    const auto number = std::from_chars(text.data(), end, devices);
+    const bool colon = number.ptr != end && *number.ptr == ':';
+    if (!colon || std::from_chars(number.ptr + 1, end, seconds).ptr != end || devices < 1 || !(seconds > 0))
+      return parser.invalid("measured", "not devices:seconds", "such as 2:0.231");
+    measured.emplace_back(devices, seconds);
+  }
+  return measured;
+}
+
+std::vector<Row> predict(const StepProfile& step, const Cluster& whole, const ScalingOptions& options,
+                         const std::vector<std::pair<int64_t, double>>& measured) {
+  std::vector<Row> rows;
+  const auto add = [&](int64_t devices, int64_t nodes) {
+    Cluster cluster = whole;
+    cluster.devices_per_node = devices;
+    cluster.nodes = nodes;
+    Row row{.nodes = nodes, .prediction = predict_scaling(step, cluster, options)};
+    for (const auto& [n, seconds] : measured) {
+      if (n == cluster.devices()) row.measured_seconds = seconds;
+    }
+    rows.push_back(row);
+  };
+  for (const int64_t devices : doublings(whole.devices_per_node)) add(devices, 1);
+  for (const int64_t nodes : doublings(whole.nodes)) {
+    if (nodes > 1) add(whole.devices_per_node, nodes);
+  }
+  return rows;
+}
+
+std::string table(const StepProfile& step, const std::vector<Row>& rows) {
+  const bool measured = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.measured_seconds > 0; });
+  std::string out = fmt::format("{:>8} {:>6} {:>12} {:>14} {:>14} {:>9} {:>11}", "devices", "nodes", "step (ms)",
+                                "all-reduce", "not hidden", "speed-up", "efficiency");
+  if (measured) out += fmt::format(" {:>14} {:>7}", "measured (ms)", "error");
+  out += "\n";
+  for (const Row& row : rows) {
+    const ScalingPrediction& p = row.prediction;
+    out += fmt::format("{:>8} {:>6} {:>12.2f} {:>11.2f} ms {:>11.2f} ms {:>8.2f}x {:>10.1f}%", p.devices, row.nodes,
+                       p.step_seconds * 1e3, p.communication_seconds * 1e3, p.exposed_seconds * 1e3, p.speedup,
+                       p.efficiency * 100);
+    if (row.measured_seconds > 0)
+      out += fmt::format(" {:>14.2f} {:>+6.1f}%", row.measured_seconds * 1e3,
+                         (p.step_seconds / row.measured_seconds - 1) * 100);
+    out += "\n";
+  }
+  return out +
+         fmt::format("\nfrom a step of {:.2f} ms with {} buckets\n", step.seconds() * 1e3, step.bucket_bytes.size());
+}
+
+std::string json(const StepProfile& step, const Cluster& cluster, const std::vector<Row>& rows) {
+  const auto link = [](const Link& l) {
+    return nlohmann::ordered_json{{"latency_seconds", l.latency_seconds}, {"bytes_per_second", l.bytes_per_second}};
+  };
+  nlohmann::ordered_json out = {{"step",
+                                 {{"forward_seconds", step.forward_seconds},
+                                  {"backward_seconds", step.backward_seconds},
+                                  {"update_seconds", step.update_seconds},
+                                  {"bucket_bytes", step.bucket_bytes}}},
+                                {"inside", link(cluster.inside)},
+                                {"between", link(cluster.between)},
+                                {"predictions", nlohmann::ordered_json::array()}};
+  for (const Row& row : rows) {
+    const ScalingPrediction& p = row.prediction;
+    nlohmann::ordered_json line = {{"devices", p.devices},
+                                   {"nodes", row.nodes},
+                                   {"step_seconds", p.step_seconds},
+                                   {"communication_seconds", p.communication_seconds},
+                                   {"exposed_seconds", p.exposed_seconds},
+                                   {"speedup", p.speedup},
+                                   {"efficiency", p.efficiency}};
+    if (row.measured_seconds > 0) line["measured_step_seconds"] = row.measured_seconds;
+    out["predictions"].push_back(line);
+  }
+  return out.dump(2) + "\n";
+}
+
+absl::Status write_plot(const std::string& path, const StepProfile& step, bool batch_grows,
+                        const std::vector<Row>& rows) {
+  std::vector<LogRecord> records;
+  const auto add = [&](const char* line, int64_t devices, double speedup) {
+    records.push_back({.step = devices, .split = line, .values = {{"speed-up", speedup}}});
+  };
+  for (const Row& row : rows) {
+    const ScalingPrediction& p = row.prediction;
+    add("predicted", p.devices, p.speedup);
+    add("linear", p.devices, static_cast<double>(p.devices));
+    const double n = batch_grows ? static_cast<double>(p.devices) : 1;
+    if (row.measured_seconds > 0) add("measured", p.devices, n * step.seconds() / row.measured_seconds);
+  }
+  return write_file_atomically(Fs::posix(), path, plot_svg(records, "speed-up", "devices"));
+}
+
+}  // namespace
+
+absl::StatusOr<int> scale_command(const Arguments& arguments) {
+  ConfigParser parser(
+      {.name = "trainkit scale",
+       .version = library_versions()["trainkit"],
+       .description =
+           "Predicts speed-up and efficiency on more devices from one measured step and two figures per link.\n"
+           "Links: loopback, eth10, eth25, eth100, ib100, ib4x100, pcie3, pcie4, nvlink2, nvlink4.",
+       .examples = {"trainkit scale --step_seconds 0.1 --gradient_mb 102 --devices 8 --inside nvlink2",
+                    "trainkit scale --run runs/transformer --devices 2 --inside measure --interference 1",
+                    "trainkit scale --step_seconds 0.1 --gradient_mb 102 --devices 8 --nodes 4 --inside nvlink4 "
+                    "--between eth100 --plot scaling.svg"}});
+  Flags flags;
+  add_flags(parser, flags);
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(arguments.flags));
+  if (request != Request::kRun) {
+    print(parser.text(request));
+    return 0;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));
+  TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));
+  const ScalingOptions options{
+      .batch_grows = flags.batch == "grows", .interference = flags.interference, .contention = flags.contention};
+  const std::vector<Row> rows = predict(step, cluster, options, measured);
+  if (!flags.plot.empty()) TRAINKIT_RETURN_IF_ERROR(write_plot(flags.plot, step, options.batch_grows, rows));
+  print(flags.json ? json(step, cluster, rows) : table(step, rows));
+  return 0;
+}
+
+}  // namespace trainkit::tool

@@ -1,0 +1,107 @@
+// trainkit doctor as a user runs it, on this machine.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+#include "test_util.h"
+#include "trainkit/core/cuda_support.h"
+#include "trainkit/core/processors.h"
+#include "trainkit/probes.h"
+#include "trainkit/report.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+struct Doctor {
+  explicit Doctor(std::vector<std::string> flags) {
+    flags.insert(flags.begin(), "doctor");
+    Program program("trainkit", flags, dir.path().string());
+    code = program.wait();
+    output = program.output();
+    errors = program.errors();
+  }
+  Json json() const { return Json::parse(output); }
+  TempDir dir;
+  int code;
+  std::string output, errors;
+};
+
+}  // namespace
+
+TEST_CASE("doctor's figures of the processors, memory and limits are this machine's") {
+  const Doctor doctor({"--quick", "--json"});
+  REQUIRE(doctor.code == 0);
+  const Json report = doctor.json();
+  CHECK(report["processors"]["usable"]["value"] == available_cpus());
+  CHECK(report["memory"]["total"]["value"] == sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  CHECK(report["limits"]["open files"]["value"] == files.rlim_cur);
+  CHECK(report["versions"]["libtorch"]["value"].get<std::string>().starts_with("2."));
+  CHECK_FALSE(report.contains("output disk"));  // --quick
+}
+
+TEST_CASE("doctor's verdict on CUDA is the library's diagnosis, with its remedy") {
+  const CudaDiagnosis diagnosis = diagnose_cuda(probe_cuda());
+  const Json state = Doctor({"--quick", "--json"}).json()["cuda"]["state"];
+  CHECK(state["value"] == cuda_state_name(diagnosis.state));
+  CHECK(state["hint"] == diagnosis.remedy);
+  if (diagnosis.state != CudaState::kReady) CHECK_FALSE(state["hint"].get<std::string>().empty());
+}
+
+TEST_CASE("doctor measures disks and all-reduce, and leaves no file behind") {
+  TempDir place;
+  const Doctor doctor({"--output_dir", place.path().string(), "--json"});
+  REQUIRE(doctor.code == 0);
+  const Json report = doctor.json();
+  CHECK(report["output disk"]["read"]["value"].get<double>() > 0);
+  CHECK(report["output disk"]["write"]["value"].get<double>() > 0);
+  const Json sums = report["all-reduce, 2 CPU ranks (gloo)"];
+  REQUIRE(sums.size() == 4);
+  for (const auto& [size, line] : sums.items()) CHECK(line["value"]["seconds"].get<double>() > 0);
+  CHECK(sums["25.0 MiB"]["value"]["seconds"].get<double>() > sums["4.00 KiB"]["value"]["seconds"].get<double>());
+  CHECK(std::filesystem::is_empty(place.path()));
+}
+
+TEST_CASE("doctor reads the files of a data set that is there") {
+  TempDir data;
+  std::ofstream(data / "big.bin") << std::string(20 << 20, 'x');
+  const Json report = Doctor({"--data_dir", data.path().string(), "--json"}).json();
+  CHECK(report["data disk"]["read"]["value"].get<double>() > 0);
+  CHECK_FALSE(report["data disk"].contains("write"));
+  CHECK(read_text(data / "big.bin").size() == 20 << 20);
+}
+
+TEST_CASE("doctor's table marks warnings and puts what to do below them") {
+  tool::Report report;
+  report.add("memory", "total", 1, "1 B");
+  report.add("memory", "free", 0, "0 B", tool::Verdict::kWarning, "buy some");
+  report.add("limits", "open files", 3, "3\x1b[2J", tool::Verdict::kNote);
+  CHECK(report.table() ==
+        "memory\n  total       1 B\n! free        0 B\n              -> buy some\n\nlimits\n  open files  3\\x1b[2J\n");
+  const Json json = Json::parse(report.json());
+  CHECK(json["warnings"] == 1);
+  CHECK(json["memory"]["free"] == Json{{"value", 0}, {"text", "0 B"}, {"verdict", "warning"}, {"hint", "buy some"}});
+}
+
+TEST_CASE("all-reduce over any number of ranks in one process ends with times") {
+  for (const int ranks : {2, 3}) {
+    const auto samples = tool::measure_gloo(ranks);
+    INFO(samples.status().message());
+    REQUIRE(samples.ok());
+    CHECK(samples->size() == 4);
+    for (const auto& sample : *samples) CHECK(sample.seconds > 0);
+  }
+}
+
+TEST_CASE("a trainer that is not there is a mistake in the command") {
+  const Doctor doctor({"--quick", "--app", "transformr"});
+  CHECK(doctor.code == 2);
+  CHECK_THAT(doctor.errors, Catch::Contains("no such trainer beside this program (got 'transformr'") &&
+                                Catch::Contains("did you mean --app transformer?"));
+}
