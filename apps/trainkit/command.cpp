@@ -19,7 +19,7 @@ std::string help(const std::vector<Command>& commands) {
   text +=
       "\n`trainkit COMMAND --help` lists a command's flags; `trainkit --version` the versions.\n\nExamples\n"
       "  trainkit doctor\n"
-      "  trainkit doctor --app transformer --data_dir data/books\n"
+      "  trainkit doctor --app transformer -- --input book.txt\n"
       "  trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt\n"
       "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink --between eth100\n";
   return text;

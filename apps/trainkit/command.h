@@ -11,7 +11,7 @@ namespace trainkit::tool {
 /// Words after the subcommand's name, those after "--" apart: they belong to another program.
 struct Arguments {
   std::vector<std::string> flags = {};
-  /// What follows "--"; nullopt-like empty if there is no "--".
+  /// What follows "--"; empty if nothing does.
   std::vector<std::string> program = {};
 };
 

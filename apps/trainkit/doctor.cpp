@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,10 +29,10 @@ struct Flags {
 
 struct Ended {
   int code = 0;
-  std::string output = {};
+  std::string output = {}, errors = {};
 };
 
-/// Runs a program without a shell; its stderr goes with its stdout.
+/// Runs a program without a shell.
 absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
   int pipe[2];
   if (pipe2(pipe, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
@@ -39,7 +40,8 @@ absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 2);
+  const int errors = memfd_create("stderr", MFD_CLOEXEC);
+  posix_spawn_file_actions_adddup2(&actions, errors, 2);
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -52,12 +54,20 @@ absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
   for (ssize_t size = 0; failed == 0 && (size = read(pipe[0], buffer, sizeof buffer)) > 0;)
     ended.output.append(buffer, static_cast<size_t>(size));
   close(pipe[0]);
-  int status = 0;
-  if (failed != 0)
-    return to_status(
-        {.exit_code = ExitCode::kUsage, .id = "doctor.app", .where = words[0], .problem = std::strerror(failed)});
-  waitpid(pid, &status, 0);
-  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ExitCode::kBug);
+  if (failed == 0) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ExitCode::kBug);
+    const ssize_t size = pread(errors, buffer, sizeof buffer, 0);
+    ended.errors.assign(buffer, static_cast<size_t>(std::max<ssize_t>(size, 0)));
+  }
+  close(errors);
+  if (failed != 0) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "doctor.app",
+                      .where = words[0],
+                      .problem = std::string("cannot be started: ") + std::strerror(failed)});
+  }
   return ended;
 }
 
@@ -74,7 +84,8 @@ std::vector<std::string> apps() {
 }
 
 /// The trainer's own checks, without a step. Returns its exit code.
-absl::StatusOr<int> check_data(const ConfigParser& parser, const Flags& flags, Report& report) {
+absl::StatusOr<int> check_data(const ConfigParser& parser, const Flags& flags, const std::vector<std::string>& further,
+                               Report& report) {
   const std::vector<std::string> known = apps();
   if (std::find(known.begin(), known.end(), flags.app) == known.end()) {
     const std::string nearest = nearest_name(flags.app, known);
@@ -83,6 +94,7 @@ absl::StatusOr<int> check_data(const ConfigParser& parser, const Flags& flags, R
   }
   std::vector<std::string> words = {program_folder() + "/trainkit-" + flags.app, "--dry_run", "--json"};
   if (!flags.data_dir.empty()) words.insert(words.end(), {"--data_dir", flags.data_dir});
+  words.insert(words.end(), further.begin(), further.end());
   TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_program_and_read(words));
   const auto answer = nlohmann::ordered_json::parse(ended.output, nullptr, false);
   if (answer.is_object()) {
@@ -90,7 +102,9 @@ absl::StatusOr<int> check_data(const ConfigParser& parser, const Flags& flags, R
       report.add("data set", name, value, value.is_string() ? value.get<std::string>() : value.dump());
   }
   const bool good = ended.code == 0;
-  report.add("data set", "verdict", ended.code, good ? "good" : ended.output.substr(0, ended.output.find('\n')),
+  const size_t error = std::min(ended.errors.find("error["), ended.errors.size());
+  report.add("data set", "verdict", ended.code,
+             good ? "good" : ended.errors.substr(error, ended.errors.find('\n', error) - error),
              good ? Verdict::kOk : Verdict::kWarning,
              good ? "" : fmt::format("trainkit-{} --dry_run tells the rest (exit code {})", flags.app, ended.code));
   return ended.code;
@@ -112,9 +126,11 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
        .version = library_versions()["trainkit"],
        .description = "Says what this machine has for training, how fast it is, and what is wrong with it.",
        .examples = {"trainkit doctor", "trainkit doctor --json | jq .cuda",
-                    "trainkit doctor --app transformer --data_dir data/books"}});
+                    "trainkit doctor --app transformer -- --input book.txt"}});
   Flags flags;
-  parser.add("app", &flags.app, {.help = "Trainer whose data set to check, by its own --dry_run.", .metavar = "NAME"});
+  parser.add("app", &flags.app,
+             {.help = "Trainer whose data set to check, by its own --dry_run; what follows -- are its flags.",
+              .metavar = "NAME"});
   parser.add("data_dir", &flags.data_dir, {.help = "Data set: its disk is measured.", .path = PathKind::kInput});
   parser.add("output_dir", &flags.output_dir,
              {.help = "Where runs go: its disk is measured.", .path = PathKind::kInput});
@@ -138,7 +154,7 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
   }
   int code = 0;
   if (!flags.app.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(code, check_data(parser, flags, report));
+    TRAINKIT_ASSIGN_OR_RETURN(code, check_data(parser, flags, arguments.program, report));
   }
   print(flags.json ? report.json() : report.table());
   return code;

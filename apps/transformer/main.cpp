@@ -69,8 +69,9 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
                             trainer_options(parser, run, device, loader->batches_per_epoch(), options.final_lr_share));
   settings.config = session.model_state();
   settings.weight_unit = "tokens";
-  print(session.describe() + describe_run(run, settings, *devices, *loader));
-  if (device.is_cuda()) suggest_preset(device);
+  const std::string plan = session.describe() + describe_run(run, settings, *devices, *loader);
+  print(run.json ? plan_to_json(plan) : plan);
+  if (device.is_cuda() && !run.json) suggest_preset(device);
   TRAINKIT_ASSIGN_OR_RETURN(
       auto trainer,
       Trainer::create(*devices,

@@ -99,6 +99,23 @@ TEST_CASE("all-reduce over any number of ranks in one process ends with times") 
   }
 }
 
+TEST_CASE("doctor checks a data set with its trainer, and quotes what is wrong with it") {
+  TempDir data;
+  std::ofstream(data / "book.txt") << std::string(200'000, 'a') << "bcdefgh";
+  const Doctor good({"--quick", "--json", "--app", "transformer", "--", "--input", data / "book.txt"});
+  INFO(good.output);
+  CHECK(good.code == 0);
+  const Json found = good.json()["data set"];
+  CHECK(found["verdict"]["text"] == "good");
+  CHECK(found.contains("data"));
+  CHECK_FALSE(std::filesystem::exists("runs/transformer/config.yaml"));
+
+  const Doctor missing({"--quick", "--json", "--app", "transformer", "--", "--input", data / "missing"});
+  CHECK(missing.code == 4);
+  CHECK(missing.json()["data set"]["verdict"]["verdict"] == "warning");
+  CHECK_THAT(missing.json()["data set"]["verdict"]["text"].get<std::string>(), Catch::StartsWith("error["));
+}
+
 TEST_CASE("a trainer that is not there is a mistake in the command") {
   const Doctor doctor({"--quick", "--app", "transformr"});
   CHECK(doctor.code == 2);

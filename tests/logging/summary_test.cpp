@@ -72,3 +72,12 @@ TEST_CASE("A folder that is not there is exit code 6", "[logging][summary]") {
   CHECK(exit_code(write_summary(dir / "none", {})) == ExitCode::kStorage);
   CHECK(exit_code(write_error(dir / "none", absl::InternalError("x"))) == ExitCode::kStorage);
 }
+
+TEST_CASE("the first lines of a run become one JSON object, with lists where a line goes on") {
+  const auto json = nlohmann::ordered_json::parse(plan_to_json(
+      "strategy   single on cpu\n\ndata       3 rows, \"a\"\n           x (3, 4) Long\n           y (3) Long\nlast\n"));
+  CHECK(json == nlohmann::ordered_json{{"strategy", "single on cpu"},
+                                       {"data", {"3 rows, \"a\"", "x (3, 4) Long", "y (3) Long"}},
+                                       {"last", ""}});
+  CHECK(plan_to_json("") == "{}");
+}

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "trainkit/core/cuda_support.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
@@ -82,6 +83,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("init_from", &o.init_from, path(PathKind::kInput, "Start from this file's weights alone."));
   parser.add("overwrite", &o.overwrite, spec("Remove an earlier run from --output_dir."));
   parser.add("dry_run", &o.dry_run, spec("All checks and the plan, no step."));
+  parser.add("json", &o.json, {.help = "With --dry_run: the plan as JSON.", .group = "Run", .flag_only = true});
   parser.add("monitor", &o.monitor, spec("Watch the loader and the device, and name the bottleneck."));
   parser.add("use_tensorboard", &o.use_tensorboard, spec("Write TensorBoard event files."));
   parser.add("use_wandb", &o.use_wandb, spec("Log to Weights & Biases through its Python client."));
@@ -159,6 +161,13 @@ std::optional<int> cuda_index(std::string_view device) {
   const bool whole = result.ec == std::errc() && result.ptr == device.data() + device.size();
   const bool canonical = !device.empty() && device[0] != '-' && (device.size() == 1 || device[0] != '0');
   return whole && canonical && index < 128 ? std::optional(index) : std::nullopt;
+}
+
+/// The cause, and what to do.
+std::string why_no_gpu() {
+  const CudaDiagnosis diagnosis = diagnose_cuda(probe_cuda());
+  return diagnosis.state == CudaState::kReady ? "--device cpu trains without one"
+                                              : diagnosis.problem + ": " + diagnosis.remedy;
 }
 
 /// What the devices that are asked for come to; several are not in this release.
@@ -269,7 +278,7 @@ absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const Run
   if (options.device == "auto") return c10::Device(c10::kCUDA, 0);
   const auto index = cuda_index(options.device);
   if (!index) return parser.invalid("device", "not a device", "auto, cpu, cuda or cuda:N");
-  if (!has_cuda) return parser.invalid("device", "no GPU on this machine", "cpu", "--device cpu trains without one");
+  if (!has_cuda) return parser.invalid("device", "no GPU on this machine", "cpu", why_no_gpu());
   if (*index >= machine.cuda_devices) {
     return parser.invalid("device", "no such GPU", "cuda:0..cuda:" + std::to_string(machine.cuda_devices - 1));
   }
@@ -300,6 +309,9 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
   TRAINKIT_RETURN_IF_ERROR(check_batch(parser, options));
   if (options.on_nonfinite != "fail") {
     return parser.invalid("on_nonfinite", "not supported", "fail", "skip and rollback come with a later release");
+  }
+  if (options.json && !options.dry_run) {
+    return parser.invalid("json", "needs --dry_run", "", "a run's own JSON is metrics.jsonl and summary.json");
   }
   if (!options.resume.empty() && options.overwrite) {
     return parser.invalid("overwrite", "contradicts --resume", "", "give one of the two");

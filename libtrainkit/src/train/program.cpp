@@ -1,7 +1,9 @@
 #include "trainkit/train/program.h"
 
+#include <csignal>
 #include <cstdio>
 
+#include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
@@ -9,9 +11,11 @@
 namespace trainkit {
 
 int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error to tell, not to die of
   Program program;
   const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {
     try {
+      TRAINKIT_RETURN_IF_ERROR(check_environment());
       return body(program);
     } catch (...) {
       return status_from_current_exception();

@@ -61,6 +61,8 @@ struct RunOptions {
   std::string init_from = {};
   bool overwrite = false;
   bool dry_run = false;
+  /// The plan of a dry run as JSON.
+  bool json = false;
   bool monitor = false;
   bool use_tensorboard = true;
   bool use_wandb = false;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,11 @@ std::map<std::string, std::string> library_versions();
 
 /// The text of summary.json. Not a number and infinity are strings, as in metrics.jsonl.
 std::string to_json(const RunSummary& summary);
+
+/// The first lines of a run as one JSON object, for --dry_run --json: {"strategy": "single on cpu", "data": ["3336
+/// rows", "x (12, 64) Long"], ...}. A line's first word is its name; lines that begin with a space go on with the one
+/// before.
+std::string plan_to_json(std::string_view lines);
 
 /// Writes `<output_dir>/summary.json` as a whole or not at all, and removes an error.json of an earlier attempt if the
 /// exit code is 0. Exit code 6.

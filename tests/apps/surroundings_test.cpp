@@ -1,0 +1,85 @@
+// Programs in odd surroundings: environment variables, limits, closed streams.
+#include <cstdlib>
+
+#include "program.h"
+#include "test_util.h"
+#include "trainkit/core/cuda_support.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// The trainer after `setting` of a shell, with a model of a few numbers.
+struct Run {
+  explicit Run(const std::string& setting, const std::string& flags = "", const std::string& behind = "",
+               const std::string& model = "--hidden_dim 16 --n_layers 1") {
+    std::ofstream(dir / "text.txt") << std::string(20'000, 'a') << "bcdefgh";
+    const std::string out = " > " + (dir / "out") + " 2> " + (dir / "err");
+    const std::string command = setting + " " + TRAINKIT_BIN_DIR + "/trainkit-transformer --input " +
+                                (dir / "text.txt") + " --output_dir " + (dir / "run") + " " + model +
+                                " --n_heads 2 --block_size 16 --batch_size 4 "
+                                "--grad_accum_steps 1 --max_steps 3 --sample_tokens 5 " +
+                                flags + out + behind;
+    const int status = std::system(("bash -c '" + command + "'").c_str());
+    code = WIFEXITED(status) ? WEXITSTATUS(status) : 256;
+    output = read_text(dir / "out");
+    errors = read_text(dir / "err");
+  }
+  TempDir dir;
+  int code;
+  std::string output, errors;
+};
+
+}  // namespace
+
+TEST_CASE("a bad variable is told at the start, by its name") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"OMP_NUM_THREADS=abc", "error[env.value] OMP_NUM_THREADS: no number of threads (got 'abc'"},
+      {"OMP_NUM_THREADS=0", "error[env.value] OMP_NUM_THREADS: no number of threads (got '0'"},
+      {"OMP_NUM_THREADS=1000000", "error[env.value] OMP_NUM_THREADS: no number of threads (got '1000000'"},
+      {"TMPDIR=/no/such/folder", "error[env.value] TMPDIR: no such folder"},
+      {"TRAINKIT_BATCH_SIZE=4", "error[env.value] TRAINKIT_BATCH_SIZE: no such variable"},
+      {"ulimit -n 32;", "error[env.limit] open files: too few for a run (got '32'"},
+  };
+  for (const auto& [setting, text] : cases) {
+    const Run run(setting);
+    INFO(run.errors);
+    CHECK(run.code == 2);
+    CHECK_THAT(run.errors, Catch::Contains(text));
+  }
+}
+
+TEST_CASE("locale, time zone and a missing home change nothing, and no comma gets into a number") {
+  const Run run("env -u HOME LC_ALL=de_DE.UTF-8 TZ=nowhere");
+  INFO(run.errors);
+  CHECK(run.code == 0);
+  CHECK_THAT(read_text(run.dir / "run/metrics.jsonl"), Catch::Contains("\"loss\":") && !Catch::Contains("\"loss\":2,"));
+}
+
+TEST_CASE("a GPU that is asked for and hidden is a mistake in the command") {
+  for (const char* value : {"", "9", "0,0"}) {
+    const Run run(std::string("CUDA_VISIBLE_DEVICES=") + value, "--device cuda");
+    if (std::string(value) == "0,0" && run.code == 0) continue;  // a driver that takes it
+    INFO(run.errors);
+    CHECK(run.code == 2);
+    CHECK_THAT(run.errors, Catch::Contains("--device: no"));
+    const CudaDiagnosis diagnosis = diagnose_cuda(probe_cuda());
+    if (diagnosis.state == CudaState::kNoDriver) CHECK_THAT(run.errors, Catch::Contains(diagnosis.remedy));
+  }
+}
+
+TEST_CASE("a file larger than the limit is an error of storage") {
+  const Run run("ulimit -f 20;", "", "", "--hidden_dim 64 --n_layers 1");
+  INFO(run.errors);
+  CHECK(run.code == 6);
+  CHECK_THAT(run.errors, Catch::Contains("error[storage"));
+}
+
+TEST_CASE("a model beyond the limit of memory is out of memory") {
+  const Run run("ulimit -v 12000000;", "", "", "--hidden_dim 40000 --n_layers 1");
+  INFO(run.errors);
+  CHECK(run.code == 7);
+}
+
+TEST_CASE("a closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }
