@@ -1,5 +1,10 @@
 #include "trainkit/distributed/device_replicator.h"
 
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <thread>
+
 #include "test_util.h"
 
 using namespace trainkit;
@@ -29,14 +34,81 @@ TEST_CASE("A factory that throws becomes a Status, and no module is an error", "
   CHECK(null.status().code() == absl::StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("run on one device gives the gradient of the body, and passes its exception on",
+TEST_CASE("run on one device gives the gradient of the loss, and passes the body's exception on",
           "[distributed][device_replicator]") {
   const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
   auto* linear = devices->module()->as<torch::nn::Linear>();
   devices->run([&](int64_t replica) {
     CHECK(replica == 0);
-    linear->forward(torch::ones({4, 3})).sum().backward();
+    return linear->forward(torch::ones({4, 3})).sum();
   });
   CHECK(linear->weight.grad().allclose(torch::full({2, 3}, 4.0)));
-  CHECK_THROWS_WITH(devices->run([](int64_t) { throw std::runtime_error("stop"); }), "stop");
+  CHECK_THROWS_WITH(devices->run([](int64_t) -> at::Tensor { throw std::runtime_error("stop"); }), "stop");
+}
+
+TEST_CASE("Replicas begin alike, and the factory draws for one of them", "[distributed][device_replicator]") {
+  torch::manual_seed(4);
+  const auto single = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
+  const at::Tensor next = torch::rand({3});
+  for (const bool share : {true, false}) {
+    torch::manual_seed(4);
+    const auto devices =
+        DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 3, .share_weights = share})
+            .value();
+    CHECK(torch::rand({3}).equal(next));
+    CHECK(devices->replicas() == 3);
+    CHECK(devices->world_replicas() == 3);
+    CHECK(devices->weight_copies() == (share ? 1 : 3));
+    for (int64_t replica = 0; replica < 3; ++replica) {
+      const at::Tensor weight = devices->module(replica)->parameters()[0];
+      CHECK(weight.equal(single->module()->parameters()[0]));
+      CHECK((weight.data_ptr() == devices->module()->parameters()[0].data_ptr()) == (share || replica == 0));
+    }
+  }
+}
+
+TEST_CASE("Bodies of replicas run at once in threads of their own, with the caller's grad mode",
+          "[distributed][device_replicator]") {
+  const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 3}).value();
+  std::atomic<int> here = 0;
+  std::vector<std::thread::id> ids(3);
+  const torch::NoGradGuard no_grad;
+  devices->run(
+      [&](int64_t replica) {
+        ids[static_cast<size_t>(replica)] = std::this_thread::get_id();
+        ++here;
+        while (here < 3) std::this_thread::yield();  // hangs if one waits for another
+        CHECK(!torch::GradMode::is_enabled());
+        return at::Tensor();
+      },
+      false);
+  CHECK(std::set<std::thread::id>(ids.begin(), ids.end()).size() == 3);
+  CHECK(std::count(ids.begin(), ids.end(), std::this_thread::get_id()) == 0);
+}
+
+TEST_CASE("An exception of one replica is thrown on when all are done, and the next run works",
+          "[distributed][device_replicator]") {
+  const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 4}).value();
+  std::atomic<int> done = 0;
+  CHECK_THROWS_WITH(devices->run([&](int64_t replica) -> at::Tensor {
+    if (replica == 2) throw std::runtime_error("replica 2 fails");
+    ++done;
+    return {};
+  }),
+                    "replica 2 fails");
+  CHECK(done == 3);
+  devices->run([&](int64_t replica) {
+    return devices->module(replica)->as<torch::nn::Linear>()->forward(torch::ones({1, 3})).sum();
+  });
+  CHECK(devices->module()->parameters()[0].grad().equal(torch::full({2, 3}, 4.0)));
+}
+
+TEST_CASE("Replicas that cannot be made are errors of usage", "[distributed][device_replicator]") {
+  const auto create = [](const DeviceReplicatorOptions& options) {
+    return DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, options).status();
+  };
+  CHECK(exit_code(create({.strategy = Strategy::kDataParallel, .cpu_replicas = 0})) == ExitCode::kUsage);
+  CHECK(exit_code(create({.strategy = Strategy::kDistributed})) == ExitCode::kUsage);
+  CHECK(exit_code(create({.device = at::kCUDA, .gpu_ids = {98, 99}})) == ExitCode::kUsage);
+  CHECK(create({.strategy = Strategy::kDataParallel, .cpu_replicas = 1}).ok());
 }

@@ -1,46 +1,141 @@
 #include "trainkit/distributed/device_replicator.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "distributed/data_parallel.h"
+#include "distributed/distributed.h"
+#include "distributed/single_device.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
 namespace {
 
-/// Whether LibTorch can use `device`; an Error of exit code 2 that says how many there are if it cannot.
-absl::Status check_device(at::Device device) {
-  if (device.is_cpu()) return absl::OkStatus();
-  const auto* backend =
-      c10::impl::hasDeviceGuardImpl(device.type()) ? c10::impl::getDeviceGuardImpl(device.type()) : nullptr;
-  const int count = backend ? backend->deviceCount() : 0;
-  if (std::max<int>(device.index(), 0) < count) return absl::OkStatus();
+int device_count(at::DeviceType type) {
+  if (type == at::kCPU) return 1;
+  return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount() : 0;
+}
+
+absl::Status usage_error(std::string field, std::string problem, std::string got, std::string expected,
+                         std::string hint = {}) {
   return to_status({.exit_code = ExitCode::kUsage,
                     .id = "cli.device",
-                    .field = "--device",
-                    .problem = "there is no such device",
-                    .got = device.str(),
-                    .expected = count == 0 ? "cpu" : "an index below " + std::to_string(count),
-                    .hint = count == 0 ? "no CUDA device is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES" : ""});
+                    .field = std::move(field),
+                    .problem = std::move(problem),
+                    .got = std::move(got),
+                    .expected = std::move(expected),
+                    .hint = std::move(hint)});
+}
+
+/// Whether LibTorch can use `device`; an Error of exit code 2 that says how many there are if it cannot.
+absl::Status check_device(at::Device device, const char* field = "--device") {
+  if (device.is_cpu()) return absl::OkStatus();
+  const int count = device_count(device.type());
+  if (std::max<int>(device.index(), 0) < count) return absl::OkStatus();
+  return usage_error(field, "there is no such device", device.str(),
+                     count == 0 ? "cpu" : "an index below " + std::to_string(count),
+                     count == 0 ? "no CUDA device is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES" : "");
+}
+
+Strategy resolve(const DeviceReplicatorOptions& options) {
+  if (options.strategy != Strategy::kAuto) return options.strategy;
+  if (options.process_group) return Strategy::kDistributed;
+  const bool several = options.device.is_cpu() ? options.cpu_replicas > 1 : options.gpu_ids.size() > 1;
+  return several ? Strategy::kDataParallel : Strategy::kSingle;
+}
+
+/// The devices of DataParallel.
+absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions& options) {
+  if (options.device.is_cpu()) {
+    if (options.cpu_replicas < 1) {
+      return usage_error("--parallel", "there must be a replica", std::to_string(options.cpu_replicas), ">= 1");
+    }
+    return std::vector<at::Device>(static_cast<size_t>(options.cpu_replicas), at::kCPU);
+  }
+  std::vector<int64_t> ids = options.gpu_ids;
+  for (int i = 0; ids.empty() && i < device_count(options.device.type()); ++i) ids.push_back(i);
+  if (ids.empty()) TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
+  if (std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
+    return usage_error("--gpu_ids", "a GPU stands twice", "", "each GPU once");
+  }
+  std::vector<at::Device> devices;
+  for (const int64_t id : ids) {
+    if (id < 0 || id >= device_count(options.device.type())) {
+      return usage_error("--gpu_ids", "there is no such GPU", std::to_string(id),
+                         "0.." + std::to_string(device_count(options.device.type()) - 1),
+                         "see nvidia-smi and CUDA_VISIBLE_DEVICES");
+    }
+    devices.emplace_back(options.device.type(), static_cast<c10::DeviceIndex>(id));
+  }
+  return devices;
+}
+
+absl::Status check_buckets(const DeviceReplicatorOptions& options) {
+  if (options.bucket_bytes > 0 && options.first_bucket_bytes > 0) return absl::OkStatus();
+  return usage_error("bucket_bytes", "buckets must have room",
+                     std::to_string(std::min(options.bucket_bytes, options.first_bucket_bytes)), "> 0");
+}
+
+std::shared_ptr<torch::nn::Module> made(const std::function<std::shared_ptr<torch::nn::Module>()>& factory,
+                                        at::Device device) {
+  auto module = factory();
+  TORCH_CHECK_VALUE(module != nullptr, "the factory returned no module");
+  module->to(device);
+  return module;
+}
+
+/// Models for all devices. What the factory draws counts once, so that a run goes on as it does on one device.
+std::vector<std::shared_ptr<torch::nn::Module>> made_for_all(
+    const std::function<std::shared_ptr<torch::nn::Module>()>& factory, const std::vector<at::Device>& devices) {
+  std::vector<std::shared_ptr<torch::nn::Module>> modules{made(factory, devices[0])};
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const at::Tensor state = [&, lock = std::lock_guard(generator.mutex())] { return generator.get_state(); }();
+  for (size_t i = 1; i < devices.size(); ++i) modules.push_back(made(factory, devices[i]));
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+  return modules;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erased(
-    const ModuleFactory& factory, const DeviceReplicatorOptions& options) {
-  TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
-  try {
-    return std::make_unique<SingleDevice>(factory(), options.device);
-  } catch (...) {
-    return status_from_current_exception();
+    const ModuleFactory& factory, const DeviceReplicatorOptions& options) try {
+  std::unique_ptr<DeviceReplicator> replicator;
+  switch (resolve(options)) {
+    case Strategy::kDataParallel: {
+      TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
+      const bool share = options.share_weights && options.device.is_cpu();
+      replicator = std::make_unique<detail::DataParallel>(made_for_all(factory, devices), devices, share);
+      break;
+    }
+    case Strategy::kDistributed: {
+      if (!options.process_group) {
+        return usage_error("--strategy", "ddp needs a launcher", "ddp", "",
+                           "start the program with torchrun, srun, mpirun or trainkit launch");
+      }
+      TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
+      TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
+      replicator = std::make_unique<detail::Distributed>(made(factory, options.device), options);
+      break;
+    }
+    default:
+      TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
+      replicator = std::make_unique<detail::SingleDevice>(made(factory, options.device), options.device);
   }
+  return replicator;
+} catch (...) {
+  return status_from_current_exception();
 }
 
+namespace detail {
+
 SingleDevice::SingleDevice(std::shared_ptr<torch::nn::Module> module, at::Device device)
-    : module_(std::move(module)), device_(device) {
-  TORCH_CHECK_VALUE(module_ != nullptr, "the factory returned no module");
-  module_->to(device_);
-}
+    : module_(std::move(module)), device_(device) {}
 
 at::Device SingleDevice::device(int64_t replica) const {
   TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);
@@ -52,6 +147,9 @@ const std::shared_ptr<torch::nn::Module>& SingleDevice::module(int64_t replica) 
   return module_;
 }
 
-void SingleDevice::run(const std::function<void(int64_t replica)>& body, bool) { body(0); }
+void SingleDevice::run(const Body& body, bool) {
+  if (const at::Tensor loss = body(0); loss.defined()) loss.backward();
+}
 
+}  // namespace detail
 }  // namespace trainkit

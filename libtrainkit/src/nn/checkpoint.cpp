@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "trainkit/distributed/replica_random.h"
+
 namespace trainkit {
 namespace {
 
@@ -17,11 +19,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The default generators that work on `device` draws from.
+/// The generators that work on `device` draws from in this thread.
 class RngState {
  public:
   explicit RngState(at::Device device) {
-    save(at::detail::getDefaultCPUGenerator());
+    save(current_cpu_generator());
     if (!device.is_cpu()) save(at::globalContext().defaultGenerator(device));
   }
   void restore() const {

@@ -201,6 +201,16 @@ void Optimizer::set_lr(double lr) {
   if (device_lrs_.values.defined()) device_lrs_.values.copy_(device_lrs_.multiples.mul(lr));
 }
 
+void Optimizer::set_lr_from(const Optimizer& other) {
+  lr_ = other.lr_;
+  if (!other.device_lrs_.values.defined()) return;
+  if (!device_lrs_.values.defined()) {
+    device_lrs_ = make_device_lrs(groups_, lr_);
+    on_device_ = true;
+  }
+  device_lrs_.values.copy_(other.device_lrs_.values, /*non_blocking=*/true);
+}
+
 std::vector<double> Optimizer::group_lrs() const {
   std::vector<double> lrs;
   if (device_lrs_.values.defined()) {

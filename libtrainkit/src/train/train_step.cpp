@@ -1,9 +1,17 @@
 #include "trainkit/train/train_step.h"
 
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <absl/status/statusor.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <map>
+
 #include "trainkit/amp/autocast.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
 #include "trainkit/optim/clip_grad.h"
 
 namespace trainkit {
@@ -15,7 +23,36 @@ GradScalerOptions scaler_options(const TrainStepOptions& options) {
   return scaler;
 }
 
+/// The rows of `replica` of `replicas`: shares differ by one row at most.
+Batch shard_of(const Batch& batch, int64_t replica, int64_t replicas, at::Device device) {
+  const Batch shard = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
+  return device.is_cpu() ? shard : shard.to(device);
+}
+
+template <class T>
+T value_or_throw(absl::StatusOr<T> result) {
+  if (!result.ok()) throw absl::BadStatusOrAccess(result.status());
+  return std::move(result).value();
+}
+
+absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step) {
+  const std::string rank = "rank " + std::to_string(verdict.failed.front());
+  return to_status(
+      {.exit_code = ExitCode::kDistributed,
+       .id = "dist.peer",
+       .problem = rank + " failed at step " + std::to_string(step) + ": " + verdict.reason},
+      verdict.out_of_memory.empty() ? absl::StatusCode::kUnavailable : absl::StatusCode::kResourceExhausted);
+}
+
 }  // namespace
+
+/// What a replica's part of a micro-batch came to; no output if it had no rows.
+struct TrainStep::ReplicaResult {
+  std::optional<LossOutput> output;
+  double weight = 0;
+  double share = 0;
+  double unit = 0;
+};
 
 TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options,
                      LRScheduler* scheduler)
@@ -31,46 +68,132 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
   if (optimizer.param_groups().empty()) {
     for (auto& group : default_param_groups(*devices.module())) optimizer.add_param_group(std::move(group));
   }
+  create_mirrors();
+  if (ProcessGroup* group = devices.process_group()) agreement_.emplace(*group);
 }
 
-void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) try {
-  double weight = 0;
-  devices_.run(
-      [&](int64_t replica) {
-        const at::Device device = devices_.device(replica);
-        LossOutput output = [&] {
-          if (options_.precision == Precision::kFp32) return loss(*devices_.module(replica), batch);
-          AutocastGuard autocast(device, options_.precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
-          return loss(*devices_.module(replica), batch);
-        }();
-        weight = output.weight > 0 ? output.weight : static_cast<double>(batch.size());
-        if (accumulated_ == 0) expected_weight_ = weight * static_cast<double>(options_.grad_accum_steps);
-        const double share = weight / expected_weight_;
-        at::Tensor scaled = share == 1.0 ? output.loss : output.loss * share;
-        scaler_.scale(scaled).backward();
-        add_metrics(output, share);
-      },
-      accumulated_ + 1 == options_.grad_accum_steps);
+TrainStep::~TrainStep() = default;
+
+/// For each further copy of the weights an optimizer of the same groups, whose parameters are those of the same names.
+void TrainStep::create_mirrors() {
+  std::map<const void*, std::string> names;
+  for (const auto& parameter : devices_.module()->named_parameters()) {
+    names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
+  }
+  for (int64_t copy = 1; copy < devices_.weight_copies(); ++copy) {
+    const auto parameters = devices_.module(copy)->named_parameters();
+    mirrors_.push_back(optimizer_.create_like());
+    for (ParamGroup group : optimizer_.param_groups()) {
+      for (NamedParameter& parameter : group.params) {
+        const auto name = names.find(parameter.tensor.unsafeGetTensorImpl());
+        TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name, "' is not one of the replicator's model");
+        parameter.tensor = parameters[name->second];
+      }
+      mirrors_.back()->add_param_group(std::move(group));
+    }
+  }
+}
+
+std::vector<Optimizer*> TrainStep::optimizers() {
+  std::vector<Optimizer*> all{&optimizer_};
+  for (const auto& mirror : mirrors_) all.push_back(mirror.get());
+  return all;
+}
+
+void TrainStep::synchronize() {
+  devices_.synchronize();
+  const StateDict state = mirrors_.empty() ? StateDict{} : optimizer_.state_dict();
+  for (const auto& mirror : mirrors_) {
+    const absl::Status loaded = mirror->load_state_dict(state);
+    if (!loaded.ok()) throw absl::BadStatusOrAccess(loaded);
+  }
+}
+
+void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
+  const int64_t replicas = devices_.replicas();
+  std::vector<ReplicaResult> results(static_cast<size_t>(replicas));
+  // A loss function may keep something from call to call, so each thread has one of its own.
+  std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
+  const bool last = accumulated_ + 1 == options_.grad_accum_steps;
+  if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
+  try {
+    devices_.run(
+        [&](int64_t replica) {
+          const auto i = static_cast<size_t>(replica);
+          const Batch shard = replicas > 1 ? shard_of(batch, replica, replicas, devices_.device(replica)) : batch;
+          results[i] = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
+          if (!results[i].output) return at::Tensor();
+          const at::Tensor& value = results[i].output->loss;
+          const at::Tensor scaled = results[i].share == 1.0 ? value : value * results[i].share;
+          const std::lock_guard lock(scaler_mutex_);
+          return scaler_.scale(scaled);
+        },
+        last);
+  } catch (const c10::OutOfMemoryError& error) {
+    fail(error.what_without_backtrace(), /*out_of_memory=*/true, last);
+    throw;
+  } catch (...) {
+    fail(std::string(status_from_current_exception().message()), /*out_of_memory=*/false, last);
+    throw;
+  }
+  for (const ReplicaResult& result : results) {
+    if (result.output) add_metrics(*result.output, result.share);
+    weight_ += result.weight;
+  }
+  weight_unit_ = results[0].unit;
+  reduced_ = last;
   ++accumulated_;
-  weight_ += weight;
-} catch (...) {
-  optimizer_.zero_grad(true);
-  accumulated_ = 0;
-  weight_ = 0;
-  throw;
+}
+
+TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& shard, const LossFunction& loss) {
+  ReplicaResult result;
+  try {
+    if (shard.size() > 0) result.output = forward(replica, shard, loss);
+  } catch (...) {
+    if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);  // the other ranks wait for it
+    throw;
+  }
+  if (result.output) {
+    result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(shard.size());
+  }
+  const bool alone = devices_.world_replicas() == 1;
+  result.unit = alone ? 0 : weight_unit_ > 0 ? weight_unit_ : agree_on_unit(replica, result.weight);
+  const double whole = static_cast<double>(options_.grad_accum_steps * devices_.world_replicas());
+  // Every thread writes the same number; alone, the first micro-batch of a step sets the measure.
+  const double expected = alone ? (accumulated_ == 0 ? result.weight * whole : expected_weight_) : result.unit * whole;
+  if (replica == 0) expected_weight_ = expected;
+  result.share = result.weight / expected;
+  return result;
+}
+
+LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFunction& loss) {
+  torch::nn::Module& module = *devices_.module(replica);
+  if (options_.precision == Precision::kFp32) return loss(module, shard);
+  const AutocastGuard autocast(devices_.device(replica),
+                               options_.precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+  return loss(module, shard);
+}
+
+/// The mean of what the replicas' first micro-batches weigh: once per run, since shares must have one measure.
+double TrainStep::agree_on_unit(int64_t replica, double weight) {
+  at::Tensor sum = at::full({1}, weight, at::kDouble);
+  devices_.group().all_reduce(replica, sum);
+  const double unit = sum.item<double>() / static_cast<double>(devices_.world_replicas());
+  return unit > 0 ? unit : 1.0;
 }
 
 void TrainStep::add_metrics(const LossOutput& output, double share) {
-  if (share == 1.0) {
+  const bool first = !metrics_.loss.defined();
+  if (first && share == 1.0) {
     metrics_.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
     metrics_.metrics = output.metrics;
     for (auto& [name, value] : metrics_.metrics) value = value.tensor_data();
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  const bool first = accumulated_ == 0;
-  if (first) metrics_.metrics.clear();
-  metrics_.loss = first ? output.loss.detach() * share : metrics_.loss.add_(output.loss.detach(), share);
+  const at::Device device = devices_.device();
+  const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
+  metrics_.loss = first ? output.loss.detach() * share : metrics_.loss.add_(local(output.loss), share);
   for (size_t i = 0; i < output.metrics.size(); ++i) {
     const auto& [name, value] = output.metrics[i];
     if (first) {
@@ -78,39 +201,94 @@ void TrainStep::add_metrics(const LossOutput& output, double share) {
     } else {
       TORCH_CHECK(i < metrics_.metrics.size() && metrics_.metrics[i].first == name, "metric '", name,
                   "' is not returned for every micro-batch of a step");
-      metrics_.metrics[i].second.add_(value.detach(), share);
+      metrics_.metrics[i].second.add_(local(value), share);
     }
   }
 }
 
+/// After an exception here: takes part in what the other ranks of the step wait for, and tells them.
+void TrainStep::fail(const std::string& reason, bool out_of_memory, bool reduced) {
+  const ProcessGroup* group = devices_.process_group();
+  if (group && group->usable()) {
+    if (!reduced) devices_.skip_reduction();
+    vote_.failed = true;
+    vote_.out_of_memory = out_of_memory;
+    agree(reason);
+  }
+  abandon();
+}
+
+void TrainStep::abandon() {
+  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) devices_.module(replica)->zero_grad(true);
+  optimizer_.zero_grad(true);
+  devices_.abandon_step();
+  scaler_.abandon();
+  metrics_ = {};
+  accumulated_ = 0;
+  weight_ = 0;
+}
+
+void TrainStep::agree(const std::string& reason) {
+  vote_.weight = weight_;
+  vote_.reason = reason;
+  if (agreement_) {
+    verdict_ = value_or_throw((*agreement_)(step_ + 1, vote_));
+  } else {
+    verdict_ = {.stop = vote_.stop, .save = vote_.save, .weight = vote_.weight};
+  }
+  vote_ = {};
+}
+
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
+  if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
+  agree("");
+  if (!verdict_.ok()) {
+    abandon();
+    throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
+  }
+  const std::vector<Optimizer*> all = optimizers();
   // Fewer micro-batches than planned, or of another weight than the first: the shares do not add up to 1 yet.
-  const double correction = expected_weight_ / weight_;
-  if (correction != 1.0) {
-    const c10::AutoGradMode no_grad(false);
-    std::vector<at::Tensor> gradients;
-    for (const ParamGroup& group : optimizer_.param_groups()) {
-      for (const NamedParameter& parameter : group.params) {
-        if (parameter.tensor.grad().defined()) gradients.push_back(parameter.tensor.grad());
-      }
+  const c10::AutoGradMode no_grad(false);
+  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0) {
+    for (Optimizer* optimizer : all) {
+      if (const auto gradients = optimizer->gradients(); !gradients.empty()) at::_foreach_mul_(gradients, correction);
     }
-    at::_foreach_mul_(gradients, correction);
+  }
+  if (const double correction = expected_weight_ / weight_; correction != 1.0) {
     metrics_.loss = metrics_.loss * correction;
     for (auto& [name, value] : metrics_.metrics) value = value * correction;
   }
-  if (options_.grad_clip > 0) {
-    scaler_.unscale_(optimizer_);
-    metrics_.grad_norm = clip_grad_norm_(optimizer_, options_.grad_clip);
+  for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
+  for (Optimizer* optimizer : all) {
+    if (options_.grad_clip > 0) {
+      scaler_.unscale_(*optimizer);
+      const at::Tensor norm = clip_grad_norm_(*optimizer, options_.grad_clip);
+      if (optimizer == &optimizer_) metrics_.grad_norm = norm;
+    }
+    scaler_.step(*optimizer);
   }
-  scaler_.step(optimizer_);
   scaler_.update();
   if (scheduler_) scheduler_->step();
-  optimizer_.zero_grad(options_.zero_grad_set_to_none);
+  for (Optimizer* optimizer : all) optimizer->zero_grad(options_.zero_grad_set_to_none);
   metrics_.weight = weight_;
+  metrics_.world_weight = verdict_.weight;
   accumulated_ = 0;
   weight_ = 0;
-  return std::move(metrics_);
+  ++step_;
+  return std::exchange(metrics_, {});
+}
+
+void TrainStep::average_over_ranks(StepMetrics& metrics) {
+  ProcessGroup* group = devices_.process_group();
+  if (!group || group->world_size() == 1) return;
+  std::vector<at::Tensor> values{metrics.loss};
+  for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(metrics.loss.dtype()));
+  const at::Tensor sums = at::stack(values).mul_(metrics.weight / metrics.world_weight);
+  const absl::Status reduced = group->all_reduce(sums, "all_reduce(metrics)");
+  if (!reduced.ok()) throw absl::BadStatusOrAccess(reduced);
+  metrics.loss = sums[0];
+  for (size_t i = 0; i < metrics.metrics.size(); ++i) metrics.metrics[i].second = sums[static_cast<int64_t>(i) + 1];
 }
 
 }  // namespace trainkit

@@ -46,6 +46,9 @@ class Optimizer : public ScaledOptimizer {
   /// The learning rate before the groups' multiples, as the host last set it.
   double lr() const { return lr_; }
   void set_lr(double lr);
+  /// Takes over the learning rates of `other`, an optimizer of the same groups: for a copy of the weights that is
+  /// updated alike. On the device where they are kept there; reads from none.
+  void set_lr_from(const Optimizer& other);
   /// Each group's learning rate for the next step. Reads from the device where counts_on_device().
   std::vector<double> group_lrs() const;
   /// The same as float32 scalars on the device, without reading them: what they hold changes with the next

@@ -5,12 +5,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
+#include "trainkit/distributed/agreement.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
@@ -39,13 +42,14 @@ struct TrainStepOptions {
 
 /// Scalars of one step, on the device, detached; reading one waits for the device.
 struct StepMetrics {
-  /// Mean over the micro-batches of the step, by their weights.
+  /// Mean over what this process trained on in the step, by weight; see TrainStep::average_over_ranks.
   at::Tensor loss;
   std::vector<std::pair<std::string, at::Tensor>> metrics;
   /// 2-norm of the gradients before clipping; undefined unless grad_clip > 0.
   at::Tensor grad_norm;
-  /// Sum of the micro-batches' weights (LossOutput::weight), known to the host.
+  /// Sum of the micro-batches' weights (LossOutput::weight), here and on all ranks; known to the host.
   double weight = 0;
+  double world_weight = 0;
 };
 
 /// Runs optimizer steps. Nothing in it reads the device, so the host runs ahead; a step whose gradients are not finite
@@ -54,20 +58,28 @@ struct StepMetrics {
 ///   TrainStep step(*devices, optimizer, {.grad_clip = 1.0});
 ///   while (auto batch = loader->next().value()) { auto metrics = step(*batch, loss); }
 ///
+/// With several replicas in this process each gets its share of a batch's rows, in order, and the loss function is
+/// called from a thread per replica. With several ranks each gives its own batch, and all make the same calls; finish()
+/// has them agree (distributed/agreement.h), so that they skip, stop and fail after the same step. Either way the
+/// gradient is that of one process on all rows: losses count by their weights, wherever they were computed.
+///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch pass through; the gradients accumulated so far are
-/// dropped then, and weights and optimizer state are untouched.
+/// dropped then, and weights and optimizer state are untouched, on every rank. Where another rank failed or is lost,
+/// absl::BadStatusOrAccess is thrown with an Error of exit code 8 that names it.
 class TrainStep {
  public:
-  /// Keeps references to all three. An optimizer without parameters gets default_param_groups of the model.
-  /// Throws c10::ValueError for options out of range and for kFp16 on the CPU, which has no fast float16 kernels.
+  /// Keeps references to all three. An optimizer without parameters gets default_param_groups of the model. Each
+  /// further copy of the weights gets an optimizer like it, which does what it does. Throws c10::ValueError for options
+  /// out of range and for kFp16 on the CPU, which has no fast float16 kernels.
   TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options = {},
             LRScheduler* scheduler = nullptr);
+  ~TrainStep();
 
   /// Forward and backward of one micro-batch; its gradient counts by its share of the step's weight.
   void accumulate(const Batch& batch, const LossFunction& loss);
 
   /// Clips, updates and moves the schedule, from what was accumulated: grad_accum_steps micro-batches, or fewer at the
-  /// end of the data. Throws c10::Error if nothing was accumulated.
+  /// end of the data, as many on each rank. Throws c10::Error if nothing was accumulated.
   StepMetrics finish();
 
   /// A whole step from one batch: accumulate, then finish.
@@ -76,6 +88,26 @@ class TrainStep {
     return finish();
   }
 
+  /// The means of a step over all ranks, by their weights. Every rank calls it for the same steps (those that are
+  /// logged): one more small all-reduce. Changes nothing without other ranks.
+  void average_over_ranks(StepMetrics& metrics);
+
+  /// What this rank says in the next finish(): set `stop` and `save` before it; it is forgotten afterwards.
+  StepVote& vote() { return vote_; }
+  /// What all said in the last one. Without other ranks it is this rank's vote.
+  const StepVerdict& verdict() const { return verdict_; }
+
+  /// After weights and optimizer were loaded (into replica 0, of every rank): gives all copies the same.
+  void synchronize();
+
+  /// The step that errors name and on which ranks must agree: steps done so far. Counts on by itself.
+  void set_step(int64_t step) { step_ = step; }
+  /// With several replicas: the weight of a micro-batch of one replica that losses are scaled by, agreed on in the
+  /// first step of a run. The result depends on it in the last bits alone; keep it in a checkpoint to keep those. 0:
+  /// not yet.
+  double weight_unit() const { return weight_unit_; }
+  void set_weight_unit(double unit) { weight_unit_ = unit; }
+
   /// Micro-batches accumulated since the last finish().
   int64_t accumulated() const { return accumulated_; }
   GradScaler& scaler() { return scaler_; }
@@ -83,16 +115,35 @@ class TrainStep {
   const TrainStepOptions& options() const { return options_; }
 
  private:
+  struct ReplicaResult;
+
+  void create_mirrors();
+  ReplicaResult run_replica(int64_t replica, const Batch& shard, const LossFunction& loss);
+  LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
+  double agree_on_unit(int64_t replica, double weight);
   void add_metrics(const LossOutput& output, double share);
+  void agree(const std::string& reason);
+  void fail(const std::string& reason, bool out_of_memory, bool reduced);
+  void abandon();
+  std::vector<Optimizer*> optimizers();
 
   DeviceReplicator& devices_;
   Optimizer& optimizer_;
   LRScheduler* scheduler_;
   TrainStepOptions options_;
   GradScaler scaler_;
+  std::mutex scaler_mutex_;  // replicas scale their losses at once
+  std::vector<std::unique_ptr<Optimizer>> mirrors_;
+  std::optional<Agreement> agreement_;
+
   StepMetrics metrics_;
+  StepVote vote_;
+  StepVerdict verdict_;
+  int64_t step_ = 0;
   int64_t accumulated_ = 0;
-  double weight_ = 0;           // of the micro-batches accumulated so far
+  bool reduced_ = false;  // the last micro-batch reduced the gradients
+  double weight_ = 0;     // of the micro-batches accumulated so far
+  double weight_unit_ = 0;
   double expected_weight_ = 0;  // of the whole step if all micro-batches weigh as much as the first
 };
 

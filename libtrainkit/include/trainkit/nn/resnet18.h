@@ -1,0 +1,70 @@
+#pragma once
+/// ResNet18, layer for layer and name for name torchvision's.
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+
+#include "trainkit/distributed/sync_batch_norm.h"
+
+namespace trainkit {
+
+struct ResNet18Options {
+  int64_t num_classes = 1000;
+  int64_t in_channels = 3;
+  /// Statistics of batch normalisation over the rows of all replicas; synchronize_batch_norm(model) switches it later.
+  bool sync_batch_norm = false;
+};
+
+/// Two 3x3 convolutions around which the input goes unchanged, or through a 1x1 convolution where the shape changes.
+class BasicBlockImpl : public torch::nn::Module {
+ public:
+  BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride, bool sync_batch_norm);
+  /// (N, in, H, W) to (N, out, H / stride, W / stride).
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  torch::nn::Conv2d conv1_{nullptr};
+  SyncBatchNorm bn1_{nullptr};
+  torch::nn::Conv2d conv2_{nullptr};
+  SyncBatchNorm bn2_{nullptr};
+  torch::nn::Sequential downsample_{nullptr};  // null where the shape stays
+};
+TORCH_MODULE(BasicBlock);
+
+/// Images to class scores: (N, in_channels, H, W), from 32 pixels a side on, to (N, num_classes).
+///
+///   ResNet18 model(ResNet18Options{.num_classes = 7});
+///   at::Tensor loss = at::cross_entropy_loss(model->forward(images), labels);
+///
+/// Parameters and buffers have torchvision's names and shapes ("layer2.0.downsample.1.running_var"), so that its
+/// state_dict fits. Initialised as there: convolutions normal with variance 2 / fan_out, BatchNorm 1 and 0, the linear
+/// layer as torch.nn.Linear. Throws c10::ValueError if there is no class or no channel.
+/// Source: He et al. 2015, arXiv 1512.03385; torchvision.models.resnet18 (0.26).
+class ResNet18Impl : public torch::nn::Module {
+ public:
+  explicit ResNet18Impl(const ResNet18Options& options = {});
+
+  at::Tensor forward(const at::Tensor& images) { return fc_->forward(features(images)); }
+  /// What the last layer sees: (N, 512).
+  at::Tensor features(const at::Tensor& images);
+
+  const ResNet18Options& options() const { return options_; }
+
+ private:
+  torch::nn::Sequential make_layer(int64_t in_channels, int64_t out_channels, int64_t stride) const;
+
+  ResNet18Options options_;
+  torch::nn::Conv2d conv1_{nullptr};
+  SyncBatchNorm bn1_{nullptr};
+  torch::nn::Sequential layer1_{nullptr}, layer2_{nullptr}, layer3_{nullptr}, layer4_{nullptr};
+  torch::nn::Linear fc_{nullptr};
+};
+TORCH_MODULE(ResNet18);
+
+}  // namespace trainkit

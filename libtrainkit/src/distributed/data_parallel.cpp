@@ -1,0 +1,258 @@
+#include "distributed/data_parallel.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <optional>
+#ifdef TRAINKIT_WITH_NCCL
+#include <torch/csrc/cuda/nccl.h>
+#endif
+
+#include "distributed/rendezvous.h"
+#include "distributed/replica_tools.h"
+#include "trainkit/core/error.h"
+
+namespace trainkit::detail {
+
+ReplicaThreads::ReplicaThreads(int64_t count, int intra_op_threads) : exceptions_(static_cast<size_t>(count)) {
+  for (int64_t i = 0; i < count; ++i) threads_.emplace_back([this, i, intra_op_threads] { loop(i, intra_op_threads); });
+}
+
+ReplicaThreads::~ReplicaThreads() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  begin_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ReplicaThreads::run(const Task& task, const std::function<void()>& on_exception) {
+  std::unique_lock lock(mutex_);
+  task_ = &task;
+  on_exception_ = &on_exception;
+  std::fill(exceptions_.begin(), exceptions_.end(), nullptr);
+  running_ = static_cast<int64_t>(threads_.size());
+  ++round_;
+  begin_.notify_all();
+  end_.wait(lock, [&] { return running_ == 0; });
+  for (const std::exception_ptr& exception : exceptions_) {
+    if (exception) std::rethrow_exception(exception);
+  }
+}
+
+void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
+  // The number of intra-op threads belongs to a thread, and a new one begins with what anybody set last.
+  at::set_num_threads(intra_op_threads);
+  uint64_t seen = 0;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    begin_.wait(lock, [&] { return stopping_ || round_ != seen; });
+    if (stopping_) return;
+    seen = round_;
+    lock.unlock();
+    std::exception_ptr exception;
+    try {
+      (*task_)(replica);
+    } catch (...) {
+      exception = std::current_exception();
+      (*on_exception_)();
+    }
+    lock.lock();
+    exceptions_[static_cast<size_t>(replica)] = exception;
+    if (--running_ == 0) end_.notify_one();
+  }
+}
+
+void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
+  const c10::AutoGradMode no_grad(false);
+  std::unique_lock lock(mutex_);
+  const uint64_t round = round_;
+  tensors_[static_cast<size_t>(replica)] = &tensor;
+  if (!aborted_ && ++arrived_ == size()) {
+    // The last to come adds up, in the order of the replicas.
+    at::Tensor sum = tensors_[0]->clone();
+    for (size_t i = 1; i < tensors_.size(); ++i) sum.add_(tensors_[i]->to(sum.device()));
+    for (at::Tensor* one : tensors_) one->copy_(sum);
+    arrived_ = 0;
+    ++round_;
+    changed_.notify_all();
+    return;
+  }
+  changed_.wait(lock, [&] { return aborted_ || round_ != round; });
+  if (round_ == round) {
+    throw absl::BadStatusOrAccess(
+        distributed_error("dist.replica", "", "another replica failed, and this one waited for it"));
+  }
+}
+
+void LocalGroup::abort() {
+  const std::lock_guard lock(mutex_);
+  aborted_ = true;
+  changed_.notify_all();
+}
+
+void LocalGroup::reset() {
+  const std::lock_guard lock(mutex_);
+  aborted_ = false;
+  arrived_ = 0;
+}
+
+namespace {
+
+std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : unique_parameters(module)) {
+    if (parameter.requires_grad()) parameters.push_back(parameter);
+  }
+  return parameters;
+}
+
+int threads_per_replica(const std::vector<at::Device>& devices) {
+  return std::max(1, at::get_num_threads() / static_cast<int>(devices.size()));
+}
+
+}  // namespace
+
+DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
+                           bool share_weights)
+    : modules_(std::move(modules)),
+      devices_(std::move(devices)),
+      share_weights_(share_weights),
+      group_(static_cast<int64_t>(modules_.size())),
+      threads_(static_cast<int64_t>(modules_.size()), threads_per_replica(devices_)) {
+  const c10::AutoGradMode no_grad(false);
+  if (share_weights_) {
+    const auto first = unique_parameters(*modules_[0]);
+    for (size_t i = 1; i < modules_.size(); ++i) {
+      auto others = unique_parameters(*modules_[i]);
+      TORCH_CHECK_VALUE(others.size() == first.size(), "the factory made models with different parameters");
+      for (size_t p = 0; p < first.size(); ++p) others[p].second.set_data(first[p].second.detach());
+    }
+  }
+  synchronize();
+  for (size_t i = 0; i < modules_.size(); ++i) {
+    bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
+    parameters_.push_back(trained_parameters(*modules_[i]));
+    buffers_.push_back(own_buffers(*modules_[i]));
+    TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
+                      "the factory made models with different parameters");
+  }
+#ifdef TRAINKIT_WITH_NCCL
+  if (devices_.size() > 1 && !devices_[0].is_cpu()) {  // makes NCCL's communicators, which a launch in a group cannot
+    std::vector<at::Tensor> ones;
+    for (const at::Device device : devices_) ones.push_back(at::ones({1}, device));
+    torch::cuda::nccl::all_reduce(ones, ones);
+  }
+#endif
+}
+
+const std::shared_ptr<torch::nn::Module>& DataParallel::module(int64_t replica) const {
+  TORCH_CHECK_INDEX(replica >= 0 && replica < replicas(), "replica must be in 0..", replicas() - 1, ", got ", replica);
+  return modules_[static_cast<size_t>(replica)];
+}
+
+void DataParallel::synchronize() {
+  const c10::AutoGradMode no_grad(false);
+  const auto parameters = unique_parameters(*modules_[0]);
+  const auto buffers = unique_buffers(*modules_[0]);
+  for (size_t i = 1; i < modules_.size(); ++i) {
+    const auto to_parameters = unique_parameters(*modules_[i]);
+    const auto to_buffers = unique_buffers(*modules_[i]);
+    TORCH_CHECK_VALUE(to_parameters.size() == parameters.size() && to_buffers.size() == buffers.size(),
+                      "the factory made models with different parameters");
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      if (!share_weights_) at::Tensor(to_parameters[p].second).copy_(parameters[p].second);
+    }
+    for (size_t b = 0; b < buffers.size(); ++b) at::Tensor(to_buffers[b].second).copy_(buffers[b].second);
+  }
+}
+
+void DataParallel::run(const Body& body, bool reduce_gradients) {
+  if (reduce_gradients) copy_buffers();
+  group_.reset();
+  const at::ThreadLocalState caller;  // grad mode, autocast
+  const uint64_t seed = draw_seed();
+  threads_.run(
+      [&](int64_t replica) {
+        const at::ThreadLocalStateGuard as_caller(caller);
+        const at::Device device = devices_[static_cast<size_t>(replica)];
+        const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
+        const ReplicaRandom random(seed, replica, device);
+        if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
+      },
+      [&] { group_.abort(); });
+  if (!reduce_gradients) return;
+  if (devices_[0].is_cpu()) {
+    reduce_on_cpu();
+  } else if (devices_.size() > 1) {
+    reduce_on_cuda();
+  }
+}
+
+/// What each replica changes for itself (BatchNorm's statistics) begins the step as replica 0 has it.
+void DataParallel::copy_buffers() {
+  if (buffers_[0].empty() || !modules_[0]->is_training()) return;
+  const c10::AutoGradMode no_grad(false);
+  for (size_t i = 1; i < buffers_.size(); ++i) {
+    for (size_t b = 0; b < buffers_[0].size(); ++b) buffers_[i][b].copy_(buffers_[0][b]);
+  }
+}
+
+/// Each thread sums its share of the parameters, in the order of the replicas: nothing is allocated. A replica that
+/// uses the weights of another gives up its gradient; the others get a copy.
+void DataParallel::reduce_on_cpu() {
+  threads_.run([&](int64_t thread) {
+    const c10::AutoGradMode no_grad(false);
+    for (size_t p = static_cast<size_t>(thread); p < parameters_[0].size(); p += parameters_.size()) {
+      at::Tensor& sum = parameters_[0][p].mutable_grad();
+      for (size_t i = 1; i < parameters_.size(); ++i) {
+        at::Tensor& gradient = parameters_[i][p].mutable_grad();
+        if (!gradient.defined()) continue;
+        if (!sum.defined()) {
+          sum = gradient;
+          gradient = share_weights_ ? at::Tensor() : gradient.clone();
+        } else {
+          sum.add_(gradient);
+          if (share_weights_) gradient.reset();
+        }
+      }
+      if (share_weights_ || !sum.defined()) continue;
+      for (size_t i = 1; i < parameters_.size(); ++i) {
+        at::Tensor& gradient = parameters_[i][p].mutable_grad();
+        if (gradient.defined()) {
+          gradient.copy_(sum);
+        } else {
+          gradient = sum.clone();
+        }
+      }
+    }
+  });
+}
+
+void DataParallel::reduce_on_cuda() {
+#ifdef TRAINKIT_WITH_NCCL
+  const torch::cuda::nccl::AutoNcclGroup one_launch;
+  for (size_t p = 0; p < parameters_[0].size(); ++p) {
+    std::vector<at::Tensor> gradients;
+    const bool used = std::any_of(parameters_.begin(), parameters_.end(),
+                                  [&](const auto& replica) { return replica[p].grad().defined(); });
+    if (!used) continue;
+    for (auto& replica : parameters_) {
+      at::Tensor& gradient = replica[p].mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(replica[p]);
+      gradients.push_back(gradient);
+    }
+    torch::cuda::nccl::all_reduce(gradients, gradients);
+  }
+#else
+  TORCH_CHECK_VALUE(false, "trainkit was built without NCCL: several GPUs cannot train one model");
+#endif
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,92 @@
+#pragma once
+// One process, a replica and a persistent thread for each device.
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "trainkit/distributed/device_replicator.h"
+
+namespace trainkit::detail {
+
+/// The threads of the replicas: each runs every task that it is given once.
+class ReplicaThreads {
+ public:
+  using Task = std::function<void(int64_t replica)>;
+
+  /// `intra_op_threads`: of LibTorch, in each thread.
+  ReplicaThreads(int64_t count, int intra_op_threads);
+  ~ReplicaThreads();
+
+  /// Calls task(i) on thread i, for all of them at once. Blocks until all have returned; then throws the exception of
+  /// the lowest replica that threw, if any did. `on_exception` is called at once by a thread whose task threw.
+  void run(
+      const Task& task, const std::function<void()>& on_exception = [] {});
+
+ private:
+  void loop(int64_t replica, int intra_op_threads);
+
+  std::mutex mutex_;
+  std::condition_variable begin_, end_;
+  const Task* task_ = nullptr;
+  const std::function<void()>* on_exception_ = nullptr;
+  uint64_t round_ = 0;
+  int64_t running_ = 0;
+  bool stopping_ = false;
+  std::vector<std::exception_ptr> exceptions_;
+  std::vector<std::thread> threads_;
+};
+
+/// Sums over the replicas of a process, by their threads. The barrier can be aborted: a replica that fails lets the
+/// others go.
+class LocalGroup final : public ReplicaGroup {
+ public:
+  explicit LocalGroup(int64_t size) : tensors_(static_cast<size_t>(size)) {}
+
+  int64_t size() const override { return static_cast<int64_t>(tensors_.size()); }
+  void all_reduce(int64_t replica, at::Tensor& tensor) override;
+  /// All who wait, and all who come, throw, until reset().
+  void abort();
+  void reset();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<at::Tensor*> tensors_;
+  int64_t arrived_ = 0;
+  uint64_t round_ = 0;
+  bool aborted_ = false;
+};
+
+class DataParallel final : public DeviceReplicator {
+ public:
+  /// `share_weights`: all devices are the same, and all replicas use the weights of the first.
+  DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
+               bool share_weights);
+
+  int64_t replicas() const override { return static_cast<int64_t>(modules_.size()); }
+  int64_t world_replicas() const override { return replicas(); }
+  int64_t weight_copies() const override { return share_weights_ ? 1 : replicas(); }
+  at::Device device(int64_t replica = 0) const override { return devices_.at(static_cast<size_t>(replica)); }
+  const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
+  ReplicaGroup& group() override { return group_; }
+  void run(const Body& body, bool reduce_gradients) override;
+  void synchronize() override;
+
+ private:
+  void copy_buffers();
+  void reduce_on_cpu();
+  void reduce_on_cuda();
+
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<at::Device> devices_;
+  bool share_weights_;
+  std::vector<std::vector<at::Tensor>> parameters_;  // per replica, in one order; those that are trained
+  std::vector<std::vector<at::Tensor>> buffers_;     // per replica; those that each changes for itself
+  LocalGroup group_;
+  ReplicaThreads threads_;
+};
+
+}  // namespace trainkit::detail

@@ -1,0 +1,257 @@
+#include "distributed/distributed.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "distributed/replica_tools.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::Tensor>>& named) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
+  return tensors;
+}
+
+void throw_status(const absl::Status& status) {
+  if (!status.ok()) throw absl::BadStatusOrAccess(status);
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::string text = std::string(c10::toString(tensor.scalar_type())) + " [";
+  for (const int64_t size : tensor.sizes()) text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
+  return text + "]" + (tensor.requires_grad() ? "" : " frozen");
+}
+
+std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients) {
+  if (compression == GradientCompression::kNone) return std::nullopt;
+  const auto type = compression == GradientCompression::kFp16 ? at::kHalf : at::kBFloat16;
+  return gradients.element_size() > 2 ? std::optional(type) : std::nullopt;
+}
+
+c10::intrusive_ptr<c10d::Work> all_reduce(ProcessGroup::Impl& group, const at::Tensor& tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  return group.backend(tensor.device().type()).allreduce(tensors);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
+  const at::Tensor gradients = bucket.getBuffer();
+  const auto type = wire_type(compression_, gradients);
+  const at::Tensor sent = type ? gradients.to(*type) : gradients;
+  const auto work = all_reduce(group_, sent);
+  sent_->works.push_back(work);
+  if (!type) return work->getFuture();
+  return work->getFuture()->then(
+      [gradients, sent](c10::ivalue::Future& done) -> c10::IValue {
+        done.value();  // throws what the collective threw
+        return at::Tensor(gradients).copy_(sent);
+      },
+      c10::TensorType::get());
+}
+
+at::Tensor BucketHook::parseHookResult(const c10::IValue& result) {
+  return c10d::detail::parseCppCommHookResult(result);
+}
+
+void Distributed::Ranks::all_reduce(int64_t, at::Tensor& tensor) {
+  throw_status(group_.all_reduce(tensor, "all_reduce inside the model"));
+}
+
+Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const DeviceReplicatorOptions& options)
+    : process_group_(options.process_group),
+      module_(std::move(module)),
+      device_(options.device),
+      find_unused_(options.find_unused_parameters),
+      compression_(options.gradient_compression),
+      group_(*process_group_),
+      sent_(std::make_shared<BucketHook::Sent>()) {
+  std::vector<DigestField> fields;
+  for (const auto& [name, tensor] : unique_parameters(*module_)) {
+    fields.push_back({"parameter " + name, shape_text(tensor)});
+    if (tensor.requires_grad()) trained_.emplace_back(name, tensor);
+  }
+  for (const auto& [name, tensor] : unique_buffers(*module_)) fields.push_back({"buffer " + name, shape_text(tensor)});
+  fields.push_back({"gradient_compression", std::to_string(static_cast<int>(compression_))});
+  fields.push_back({"bucket_bytes", std::to_string(options.bucket_bytes)});
+  fields.push_back({"first_bucket_bytes", std::to_string(options.first_bucket_bytes)});
+  fields.push_back({"find_unused_parameters", find_unused_ ? "true" : "false"});
+  throw_status(process_group_->compare_digest(fields));
+  asks_others_ = bind_replica(*module_, group_, process_group_->rank());
+  buffers_ = own_buffers(*module_);
+  synchronize();
+  if (!trained_.empty()) create_reducer(options);
+}
+
+Distributed::~Distributed() = default;
+
+void Distributed::create_reducer(const DeviceReplicatorOptions& options) {
+  const std::vector<at::Tensor> parameters = tensors_of(trained_);
+  std::unordered_map<size_t, std::string> names;
+  for (size_t i = 0; i < trained_.size(); ++i) names[i] = trained_[i].first;
+  // One bucket at first: after the first backward the Reducer knows the order in which gradients come, and cuts it
+  // into buckets. It does not where some parameters may be unused. As torch.nn.parallel.DistributedDataParallel does.
+  const auto limit = static_cast<size_t>(std::numeric_limits<int64_t>::max());
+  const std::vector<size_t> limits = find_unused_ ? std::vector<size_t>{static_cast<size_t>(options.first_bucket_bytes),
+                                                                        static_cast<size_t>(options.bucket_bytes)}
+                                                  : std::vector<size_t>{limit};
+  const std::vector<bool> dense(parameters.size(), false);
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, limits, dense));
+  std::reverse(buckets.begin(), buckets.end());
+  reducer_ = std::make_shared<c10d::Reducer>(
+      parameters, std::move(buckets), ranks().c10d(), dense, options.bucket_bytes, find_unused_,
+      /*gradient_as_bucket_view=*/true, std::move(names), options.first_bucket_bytes,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>());
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
+  // With a hook of ours the Reducer sums and does not divide.
+  reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), compression_, sent_));
+}
+
+at::Device Distributed::device(int64_t replica) const {
+  TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);
+  return device_;
+}
+
+const std::shared_ptr<torch::nn::Module>& Distributed::module(int64_t replica) const {
+  TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);
+  return module_;
+}
+
+void Distributed::synchronize() {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> tensors;
+  for (const auto& named : {unique_parameters(*module_), unique_buffers(*module_)}) {
+    for (const auto& [name, tensor] : named) tensors.push_back(tensor.detach());
+  }
+  throw_status(process_group_->broadcast(tensors, 0, "broadcast of the weights"));
+}
+
+void Distributed::run(const Body& body, bool reduce_gradients) {
+  const ReplicaRandom random(draw_seed(), process_group_->rank(), device_);
+  const bool reduce = reduce_gradients && reducer_;
+  if (reduce) begin_reduction();
+  ranks().at("forward and backward");
+  try {
+    backward(body, reduce);
+  } catch (...) {
+    if (reduce) throw_if_broken();
+    // With exchanges in the model, the others wait at a place that nothing here can reach any more.
+    if (asks_others_) process_group_->leave(std::string(status_from_current_exception().message()));
+    if (reduce && !asks_others_) complete_reduction(/*contribute=*/false);
+    throw;
+  }
+  begun_ = false;
+}
+
+void Distributed::backward(const Body& body, bool reduce) {
+  if (reduce) reducer_->prepare_for_forward();
+  const at::Tensor loss = body(0);
+  if (!loss.defined() && reduce) return complete_reduction(/*contribute=*/true);
+  if (!loss.defined()) return;
+  if (!reduce) return loss.backward();
+  reducer_->prepare_for_backward(find_unused_ ? std::vector<at::Tensor>{loss} : std::vector<at::Tensor>{});
+  sent_->started = std::chrono::steady_clock::now();
+  loss.backward();
+  TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets().size(), "the loss did not reach ",
+                    parameters_without_gradient(), ": set find_unused_parameters if that may be");
+}
+
+void Distributed::begin_reduction() {
+  begun_ = true;
+  sent_->works.clear();
+  sent_->started = std::chrono::steady_clock::now();
+  if (!buffers_.empty() && module_->is_training()) {
+    throw_status(process_group_->broadcast(buffers_, 0, "broadcast of the buffers"));
+  }
+  try {
+    reducer_->rebuild_buckets();
+  } catch (const std::exception& error) {
+    throw_status(ranks().failure("the arrangement of buckets", sent_->started, error.what()));
+  }
+}
+
+void Distributed::skip_reduction() {
+  if (!reducer_) return;
+  if (!begun_) begin_reduction();
+  complete_reduction(/*contribute=*/false);
+}
+
+/// Sends the buckets that backward has not sent and that the other ranks wait for: with the gradients that are there
+/// (`contribute`), which then become the sums, or zeros for a step that has failed.
+void Distributed::complete_reduction(bool contribute) {
+  begun_ = false;
+  const auto buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/true);
+  const size_t first = sent_->works.size();
+  std::vector<at::Tensor> sent;
+  for (size_t i = first; i < buckets.size(); ++i) {
+    const at::Tensor& bucket = buckets[i].getBuffer();
+    if (contribute) copy_gradients(buckets[i], /*to_bucket=*/true);
+    sent.push_back(bucket.to(wire_type(compression_, bucket).value_or(bucket.scalar_type())));
+    sent_->works.push_back(all_reduce(ranks(), sent.back()));
+  }
+  at::Tensor used;
+  if (find_unused_ && first < buckets.size()) {
+    used = at::zeros({static_cast<int64_t>(trained_.size())}, at::kInt);
+    for (size_t i = 0; contribute && i < trained_.size(); ++i) used[i] = trained_[i].second.grad().defined() ? 1 : 0;
+    used = used.to(device_);
+    sent_->works.push_back(all_reduce(ranks(), used));
+  }
+  throw_if_broken();
+  if (!contribute) return;
+  const c10::AutoGradMode no_grad(false);
+  for (size_t i = first; i < buckets.size(); ++i) {
+    at::Tensor(buckets[i].getBuffer()).copy_(sent[i - first]);
+    copy_gradients(buckets[i], /*to_bucket=*/false);
+  }
+  for (size_t i = 0; used.defined() && i < trained_.size(); ++i) {
+    if (used[i].item<int>() == 0) trained_[i].second.mutable_grad().reset();
+  }
+  // The others have learnt in which order gradients come, and will arrange the buckets anew with this rank.
+  reducer_->push_rebuilt_params_for_all_indices();
+}
+
+void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const {
+  const c10::AutoGradMode no_grad(false);
+  const auto views = bucket.getGradients();
+  const auto parameters = bucket.getParameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor& gradient = parameters[i].mutable_grad();
+    if (to_bucket) {
+      if (gradient.defined()) at::Tensor(views[i]).copy_(gradient);
+    } else if (gradient.defined()) {
+      gradient.copy_(views[i]);
+    } else {
+      gradient = views[i].clone();
+    }
+  }
+}
+
+void Distributed::abandon_step() {
+  if (reducer_) reducer_->reset_state();
+  begun_ = false;
+}
+
+void Distributed::throw_if_broken() {
+  for (size_t i = 0; i < sent_->works.size(); ++i) {
+    const std::string what = "allreduce(bucket " + std::to_string(i) + ")";
+    ranks().at(what);
+    throw_status(ranks().wait(sent_->works[i], what, sent_->started));
+  }
+}
+
+std::string Distributed::parameters_without_gradient() const {
+  std::string names;
+  for (const auto& [name, tensor] : trained_) {
+    if (!tensor.grad().defined()) names += (names.empty() ? "" : ", ") + name;
+  }
+  return names.empty() ? "every parameter" : names;
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,283 @@
+#include "trainkit/distributed/process_group.h"
+
+#include <ATen/ops/zeros.h>
+#include <absl/status/statusor.h>
+#include <c10/util/Logging.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <utility>
+#ifdef TRAINKIT_WITH_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include "distributed/process_group_impl.h"
+#include "distributed/rendezvous.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How long a rank that lives may take to answer. A survivor reports within a second.
+constexpr std::chrono::milliseconds kPatience{500};
+constexpr size_t kBroadcastBytes = 25 << 20;
+
+/// What Gloo or NCCL said, without the place in their sources.
+std::string short_reason(std::string_view message) {
+  for (const auto& [phrase, reason] : {std::pair{"Connection closed by peer", "connection closed"},
+                                       {"Connection reset by peer", "connection reset"},
+                                       {"Broken pipe", "connection closed"},
+                                       {"Timed out", "no answer within the timeout"},
+                                       {"Wait timeout", "no answer within the timeout"}}) {
+    if (message.find(phrase) != std::string_view::npos) return reason;
+  }
+  if (message.starts_with('[')) message.remove_prefix(std::min(message.find(']') + 1, message.size()));
+  message = message.substr(0, message.find('\n'));
+  message.remove_prefix(std::min(message.find_first_not_of(' '), message.size()));
+  return std::string(message.substr(0, 160));
+}
+
+std::string rank_text(const std::vector<int64_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size() && i < 8; ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > 8 ? text + ", ..." : text;
+}
+
+/// c10d writes warnings with backtraces to stderr when a rank goes; what they say is in our errors. Whoever sets
+/// TORCH_CPP_LOG_LEVEL gets them.
+void quieten_c10d() {
+  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 2);
+}
+
+/// Fields with a NUL byte after each part: names and values hold none.
+std::string packed(const std::vector<DigestField>& fields) {
+  std::string bytes;
+  for (const DigestField& field : fields) bytes.append(field.name).append(1, '\0').append(field.value).append(1, '\0');
+  return bytes;
+}
+
+std::vector<DigestField> unpacked(const std::string& bytes) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end; (end = bytes.find('\0', begin)) != std::string::npos; begin = end + 1) {
+    parts.push_back(bytes.substr(begin, end - begin));
+  }
+  std::vector<DigestField> fields;
+  for (size_t i = 0; i + 1 < parts.size(); i += 2) fields.push_back({parts[i], parts[i + 1]});
+  return fields;
+}
+
+/// The first field that differs, as {name, value and ranks, value of rank 0}; nullopt if all ranks agree.
+std::optional<std::array<std::string, 3>> first_difference(const std::vector<std::vector<DigestField>>& all) {
+  const auto value_of = [](const std::vector<DigestField>& fields, const std::string& name) -> std::string {
+    const auto found =
+        std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.name == name; });
+    return found == fields.end() ? "nothing" : found->value;
+  };
+  std::vector<std::string> names;
+  for (const auto& fields : all) {
+    if (&fields != &all.front() && packed(fields) == packed(all.front())) continue;
+    for (const DigestField& field : fields) {
+      if (std::find(names.begin(), names.end(), field.name) == names.end()) names.push_back(field.name);
+    }
+  }
+  for (const std::string& name : names) {
+    const std::string expected = value_of(all.front(), name);
+    std::map<std::string, std::vector<int64_t>> others;
+    for (size_t rank = 1; rank < all.size(); ++rank) {
+      const std::string value = value_of(all[rank], name);
+      if (value != expected) others[value].push_back(static_cast<int64_t>(rank));
+    }
+    if (others.empty()) continue;
+    std::string got;
+    for (const auto& [value, ranks] : others) got += (got.empty() ? "" : ", ") + value + " on " + rank_text(ranks);
+    return {{name, got, "'" + expected + "' as on rank 0"}};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
+                         c10::intrusive_ptr<c10d::Store> store, const std::string& address)
+    : rank(launch.rank), world_size(launch.world_size), options(std::move(options_)), store_(std::move(store)) {
+  roll_call_ = std::make_unique<detail::RollCall>(store_, rank, world_size);
+  const int size = static_cast<int>(world_size);
+  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address)};
+  gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", store_),
+                                                      static_cast<int>(rank), size, gloo);
+  c10d_ = c10::make_intrusive<c10d::ProcessGroup>(store_, static_cast<int>(rank), size);
+  c10d_->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo_);
+  c10d_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+  if (!options.device.is_cuda()) return;
+#ifdef TRAINKIT_WITH_NCCL
+  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  // Gloo carries each step's agreement and notices a lost rank first; NCCL's own watchdog would end the process.
+  nccl->timeout = options.timeout + std::chrono::seconds(60);
+  nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>("nccl", store_),
+                                                      static_cast<int>(rank), size, nccl);
+  nccl_->setBoundDeviceId(options.device);
+  c10d_->setBackend(c10::DeviceType::CUDA, c10d::ProcessGroup::BackendType::NCCL, nccl_);
+  c10d_->setDefaultBackend(c10d::ProcessGroup::BackendType::NCCL);
+#else
+  TORCH_CHECK_VALUE(false, "trainkit was built without NCCL: ranks cannot train on GPUs");
+#endif
+}
+
+ProcessGroup::Impl::~Impl() {
+  if (broken_ && nccl_) nccl_->abort();
+}
+
+c10d::Backend& ProcessGroup::Impl::backend(at::DeviceType type) const {
+  TORCH_CHECK(type == at::kCPU || nccl_, "this process group has no backend for tensors on ", type);
+  return type == at::kCPU ? *gloo_ : *nccl_;
+}
+
+void ProcessGroup::Impl::at(std::string_view what) {
+  roll_call_->set_position("step " + std::to_string(step) + " in " + std::string(what));
+}
+
+absl::Status ProcessGroup::Impl::wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what,
+                                      Clock::time_point started) {
+  try {
+    work->wait();
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return failure(what, started, error.what());
+  }
+}
+
+absl::Status ProcessGroup::Impl::failure(std::string_view what, Clock::time_point started, std::string_view message) {
+  if (broken_) return *broken_;
+  char after[32];
+  snprintf(after, sizeof(after), "%.2f s", std::chrono::duration<double>(Clock::now() - started).count());
+  const std::string verdict = roll_call_->verdict(kPatience);
+  broken_ = detail::distributed_error("dist.peer", "",
+                                      verdict + " at step " + std::to_string(step) + " in " + std::string(what) +
+                                          " after " + after + ": " + short_reason(message));
+  roll_call_->leave("it lost its connection to another rank");
+  return *broken_;
+}
+
+ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ProcessGroup::~ProcessGroup() = default;
+
+absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchEnvironment& launch,
+                                                                   const ProcessGroupOptions& options) try {
+  TORCH_CHECK_VALUE(launch.world_size >= 1 && launch.rank >= 0 && launch.rank < launch.world_size,
+                    "rank must be in 0..world_size - 1, got ", launch.rank, " of ", launch.world_size);
+  TORCH_CHECK_VALUE(options.timeout.count() > 0, "timeout must be > 0, got ", options.timeout.count(), " ms");
+  quieten_c10d();
+  const auto deadline = Clock::now() + options.timeout;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string address, detail::local_address(options.bind));
+  TRAINKIT_ASSIGN_OR_RETURN(auto store, detail::open_store(launch, options.bind, deadline, options.timeout));
+  TRAINKIT_RETURN_IF_ERROR(detail::join(*store, launch, deadline, options.timeout));
+  store->setTimeout(options.timeout);
+  return std::shared_ptr<ProcessGroup>(
+      new ProcessGroup(std::make_unique<Impl>(launch, options, std::move(store), address)));
+} catch (const c10::ValueError&) {
+  return status_from_current_exception();
+} catch (...) {
+  return detail::distributed_error("dist.join", "",
+                                   "the ranks could not connect to one another: " +
+                                       short_reason(std::string(status_from_current_exception().message())));
+}
+
+int64_t ProcessGroup::rank() const { return impl_->rank; }
+int64_t ProcessGroup::world_size() const { return impl_->world_size; }
+const ProcessGroupOptions& ProcessGroup::options() const { return impl_->options; }
+
+namespace {
+
+absl::Status all_reduce_with(ProcessGroup::Impl& impl, const at::Tensor& tensor, c10d::ReduceOp op,
+                             std::string_view what) {
+  const auto started = Clock::now();
+  impl.at(what);
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  return impl.wait(impl.backend(tensor.device().type()).allreduce(tensors, options), what, started);
+}
+
+}  // namespace
+
+absl::Status ProcessGroup::all_reduce(const at::Tensor& tensor, std::string_view what) {
+  return all_reduce_with(*impl_, tensor, c10d::ReduceOp::SUM, what);
+}
+
+absl::Status ProcessGroup::all_reduce_max(const at::Tensor& tensor, std::string_view what) {
+  return all_reduce_with(*impl_, tensor, c10d::ReduceOp::MAX, what);
+}
+
+absl::Status ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int64_t root, std::string_view what) {
+  const auto started = Clock::now();
+  impl_->at(what);
+  try {
+    if (!tensors.empty()) {
+      c10d::broadcast_coalesced(impl_->c10d(), tensors, kBroadcastBytes, static_cast<int>(root));
+    }
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return impl_->failure(what, started, error.what());
+  }
+}
+
+absl::Status ProcessGroup::barrier(std::string_view what) {
+  const auto started = Clock::now();
+  impl_->at(what);
+  return impl_->wait(impl_->backend(at::kCPU).barrier(), what, started);
+}
+
+absl::StatusOr<std::string> ProcessGroup::broadcast_text(std::string text, int64_t root, std::string_view what) {
+  const auto started = Clock::now();
+  const std::string key = "text/" + std::to_string(impl_->exchanges++);
+  try {
+    if (rank() == root) impl_->store().set(key, text);
+    TRAINKIT_RETURN_IF_ERROR(barrier(what));
+    return rank() == root ? text : impl_->store().get_to_str(key);
+  } catch (const std::exception& error) {
+    return impl_->failure(what, started, error.what());
+  }
+}
+
+absl::Status ProcessGroup::compare_digest(const std::vector<DigestField>& fields) {
+  constexpr std::string_view kWhat = "comparing the ranks' settings";
+  const auto started = Clock::now();
+  const std::string key = "digest/" + std::to_string(impl_->exchanges++) + "/";
+  try {
+    c10d::Store& store = impl_->store();
+    store.set(key + std::to_string(rank()), packed(fields));
+    TRAINKIT_RETURN_IF_ERROR(barrier(kWhat));
+    if (rank() == 0) {
+      std::vector<std::vector<DigestField>> all;
+      for (int64_t other = 0; other < world_size(); ++other) {
+        all.push_back(unpacked(store.get_to_str(key + std::to_string(other))));
+      }
+      const auto difference = first_difference(all);
+      store.set(key + "verdict",
+                difference ? packed({{(*difference)[0], (*difference)[1]}, {"", (*difference)[2]}}) : std::string());
+    }
+    TRAINKIT_RETURN_IF_ERROR(barrier(kWhat));
+    const std::vector<DigestField> verdict = unpacked(store.get_to_str(key + "verdict"));
+    if (verdict.size() != 2) return absl::OkStatus();
+    return detail::distributed_error("dist.digest", verdict[0].name, "differs between ranks", verdict[0].value,
+                                     verdict[1].value, "start every rank with the same program, flags and data");
+  } catch (const std::exception& error) {
+    return impl_->failure(kWhat, started, error.what());
+  }
+}
+
+void ProcessGroup::set_step(int64_t step) { impl_->step = step; }
+void ProcessGroup::leave(std::string_view reason) { impl_->roll_call().leave(reason); }
+bool ProcessGroup::usable() const { return !impl_->roll_call().has_left(); }
+
+}  // namespace trainkit

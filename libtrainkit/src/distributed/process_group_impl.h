@@ -1,0 +1,58 @@
+#pragma once
+// The c10d side of ProcessGroup, for the parts of the library that work with c10d's own types.
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "distributed/roll_call.h"
+#include "trainkit/distributed/process_group.h"
+
+namespace trainkit {
+
+class ProcessGroup::Impl {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Impl(const LaunchEnvironment& launch, ProcessGroupOptions options, c10::intrusive_ptr<c10d::Store> store,
+       const std::string& address);
+  ~Impl();
+
+  /// What the Reducer works with.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return c10d_; }
+  /// Gloo for the CPU, NCCL for CUDA.
+  c10d::Backend& backend(at::DeviceType type) const;
+  c10d::Store& store() const { return *store_; }
+
+  /// Waits for `work`, which began at `started`.
+  absl::Status wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what, Clock::time_point started);
+  /// The Error for a collective that failed with `message`: asks the other ranks which of them is gone. The first
+  /// failure is the one that is reported from then on.
+  absl::Status failure(std::string_view what, Clock::time_point started, std::string_view message);
+
+  /// Tells whoever asks what this rank is doing.
+  void at(std::string_view what);
+
+  const int64_t rank;
+  const int64_t world_size;
+  const ProcessGroupOptions options;
+  std::atomic<int64_t> step = 0;
+  int64_t exchanges = 0;  // through the store; each has keys of its own
+  detail::RollCall& roll_call() { return *roll_call_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::unique_ptr<detail::RollCall> roll_call_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  c10::intrusive_ptr<c10d::Backend> nccl_;
+  c10::intrusive_ptr<c10d::ProcessGroup> c10d_;
+  std::optional<absl::Status> broken_;
+};
+
+}  // namespace trainkit

@@ -1,0 +1,74 @@
+#include "distributed/replica_tools.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <mutex>
+#include <unordered_set>
+
+#include "trainkit/core/random.h"
+#include "trainkit/distributed/sync_batch_norm.h"
+
+namespace trainkit::detail {
+namespace {
+
+template <class Items>
+std::vector<std::pair<std::string, at::Tensor>> unique(const Items& items) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : items) {
+    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      result.emplace_back(item.key(), item.value());
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const torch::nn::Module& module) {
+  return unique(module.named_parameters());
+}
+
+std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::Module& module) {
+  return unique(module.named_buffers());
+}
+
+std::vector<at::Tensor> own_buffers(const torch::nn::Module& module) {
+  std::unordered_set<const void*> synchronised;
+  for (const auto& part : module.modules()) {
+    if (!part->as<SyncBatchNormImpl>()) continue;
+    for (const at::Tensor& buffer : part->buffers()) synchronised.insert(buffer.unsafeGetTensorImpl());
+  }
+  std::vector<at::Tensor> buffers;
+  for (const auto& [name, buffer] : unique_buffers(module)) {
+    if (!synchronised.count(buffer.unsafeGetTensorImpl())) buffers.push_back(buffer);
+  }
+  return buffers;
+}
+
+bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica) {
+  bool any = false;
+  for (const auto& part : module.modules()) {
+    if (auto* norm = part->as<SyncBatchNormImpl>()) {
+      norm->bind(&group, replica);
+      any = true;
+    }
+  }
+  return any;
+}
+
+uint64_t draw_seed() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+}
+
+ReplicaRandom::ReplicaRandom(uint64_t seed, int64_t replica, at::Device device) : guard_(hash_key(seed, replica)) {
+  if (device.is_cpu()) return;
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(hash_key(seed, replica));
+}
+
+}  // namespace trainkit::detail

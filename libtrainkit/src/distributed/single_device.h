@@ -1,0 +1,31 @@
+#pragma once
+// One model on one device: every call goes straight through.
+
+#include "trainkit/distributed/device_replicator.h"
+
+namespace trainkit::detail {
+
+class SingleDevice final : public DeviceReplicator {
+ public:
+  SingleDevice(std::shared_ptr<torch::nn::Module> module, at::Device device);
+
+  int64_t replicas() const override { return 1; }
+  int64_t world_replicas() const override { return 1; }
+  at::Device device(int64_t replica = 0) const override;
+  const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
+  ReplicaGroup& group() override { return group_; }
+  void run(const Body& body, bool reduce_gradients) override;
+  void synchronize() override {}
+
+ private:
+  struct Alone final : ReplicaGroup {
+    int64_t size() const override { return 1; }
+    void all_reduce(int64_t, at::Tensor&) override {}
+  };
+
+  std::shared_ptr<torch::nn::Module> module_;
+  at::Device device_;
+  Alone group_;
+};
+
+}  // namespace trainkit::detail

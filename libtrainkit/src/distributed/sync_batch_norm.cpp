@@ -1,0 +1,152 @@
+#include "trainkit/distributed/sync_batch_norm.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/var_mean.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <vector>
+
+namespace trainkit {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// All dimensions but that of the channels.
+std::vector<int64_t> reduced_dims(const at::Tensor& x) {
+  std::vector<int64_t> dims{0};
+  for (int64_t d = 2; d < x.dim(); ++d) dims.push_back(d);
+  return dims;
+}
+
+/// (C) as (1, C, 1, ...), to be combined with `x`.
+at::Tensor per_channel(const at::Tensor& values, const at::Tensor& x) {
+  std::vector<int64_t> shape(static_cast<size_t>(x.dim()), 1);
+  shape[1] = values.numel();
+  return values.to(x.scalar_type()).view(shape);
+}
+
+/// Mean and variance of each channel over the rows of all replicas, and how many numbers they are over.
+struct Statistics {
+  at::Tensor mean;
+  at::Tensor var;  // biased
+  at::Tensor count;
+};
+
+/// Sums go through float64, so that E[x^2] - E[x]^2 loses nothing.
+Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t replica) {
+  const int64_t channels = x.size(1);
+  const int64_t count = x.numel() / channels;
+  const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto [var, mean] = at::var_mean(x.to(type), reduced_dims(x), /*correction=*/0);
+  const at::Tensor mean64 = mean.to(at::kDouble);
+  at::Tensor sums = at::empty({2 * channels + 1}, mean64.options());
+  sums.narrow(0, 0, channels).copy_(mean64 * count);
+  sums.narrow(0, channels, channels).copy_((var.to(at::kDouble) + mean64 * mean64) * count);
+  sums.narrow(0, 2 * channels, 1).fill_(static_cast<double>(count));
+  group.all_reduce(replica, sums);
+  const at::Tensor total = sums.narrow(0, 2 * channels, 1);
+  const at::Tensor mean_all = sums.narrow(0, 0, channels) / total;
+  const at::Tensor var_all = (sums.narrow(0, channels, channels) / total - mean_all * mean_all).clamp_min_(0);
+  return {mean_all.to(type), var_all.to(type), total};
+}
+
+struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& var,
+                            const at::Tensor& count, double eps, ReplicaGroup* group, int64_t replica) {
+    context->save_for_backward({x, weight, mean, var, count});
+    context->saved_data["eps"] = eps;
+    context->saved_data["group"] = reinterpret_cast<int64_t>(group);
+    context->saved_data["replica"] = replica;
+    return std::get<0>(at::native_batch_norm(x, weight, bias, mean, var, /*training=*/false, 0, eps));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
+    const double eps = context->saved_data["eps"].toDouble();
+    const at::Tensor dy = gradients[0].contiguous(x.suggest_memory_format());
+    // With the statistics taken as constants this gives sum(dy (x - mean) / std) and sum(dy), of the rows here.
+    const auto [unused, d_weight, d_bias] =
+        at::native_batch_norm_backward(dy, x, weight, mean, var, {}, {}, /*train=*/false, eps, {false, true, true});
+    at::Tensor sums = at::cat({d_weight, d_bias}).to(at::kDouble);
+    auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
+    group->all_reduce(context->saved_data["replica"].toInt(), sums);
+    // dx = weight / std (dy - mean(dy) - (x - mean) / std mean(dy (x - mean) / std)), the means over all rows.
+    const int64_t channels = x.size(1);
+    const at::Tensor inverse_std = (var.to(at::kDouble) + eps).rsqrt();
+    const at::Tensor scale = weight.to(at::kDouble) * inverse_std;
+    const at::Tensor slope = -scale * inverse_std * sums.narrow(0, 0, channels) / count;
+    const at::Tensor offset = -scale * sums.narrow(0, channels, channels) / count - slope * mean;
+    at::Tensor dx = dy * per_channel(scale, x);
+    dx.addcmul_(x, per_channel(slope, x)).add_(per_channel(offset, x));
+    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+SyncBatchNormImpl::SyncBatchNormImpl(const SyncBatchNormOptions& options_) : options(options_) { reset(); }
+
+void SyncBatchNormImpl::reset() {
+  TORCH_CHECK_VALUE(options.num_features > 0, "num_features must be > 0, got ", options.num_features);
+  weight = register_parameter("weight", at::ones({options.num_features}));
+  bias = register_parameter("bias", at::zeros({options.num_features}));
+  running_mean = register_buffer("running_mean", at::zeros({options.num_features}));
+  running_var = register_buffer("running_var", at::ones({options.num_features}));
+  num_batches_tracked = register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
+}
+
+void SyncBatchNormImpl::bind(ReplicaGroup* group, int64_t replica) {
+  group_ = group;
+  replica_ = replica;
+}
+
+at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+  TORCH_CHECK_VALUE(input.dim() >= 2 && input.size(1) == options.num_features, "SyncBatchNorm: expected (N, ",
+                    options.num_features, ", ...), got ", input.sizes());
+  if (is_training()) {
+    const c10::AutoGradMode no_grad(false);
+    num_batches_tracked.add_(1);
+  }
+  if (!is_training() || !options.synchronize || !group_ || group_->size() == 1) {
+    return at::batch_norm(input, weight, bias, running_mean, running_var, is_training(), options.momentum, options.eps,
+                          /*cudnn_enabled=*/true);
+  }
+  const at::Tensor x = input.contiguous(input.suggest_memory_format());
+  const Statistics all = [&] {
+    const c10::AutoGradMode no_grad(false);
+    Statistics statistics = statistics_of_all(x, *group_, replica_);
+    const at::Tensor unbiased = statistics.var * (statistics.count / (statistics.count - 1)).to(statistics.var.dtype());
+    running_mean.lerp_(statistics.mean.to(running_mean.scalar_type()), options.momentum);
+    running_var.lerp_(unbiased.to(running_var.scalar_type()), options.momentum);
+    return statistics;
+  }();
+  return SyncBatchNormFunction::apply(x, weight, bias, all.mean, all.var, all.count, options.eps, group_, replica_);
+}
+
+int64_t synchronize_batch_norm(torch::nn::Module& module, bool synchronize) {
+  int64_t found = 0;
+  for (const auto& part : module.modules()) {
+    TORCH_CHECK_VALUE(!part->as<torch::nn::BatchNorm1dImpl>() && !part->as<torch::nn::BatchNorm2dImpl>() &&
+                          !part->as<torch::nn::BatchNorm3dImpl>(),
+                      "a torch::nn::BatchNorm cannot be synchronised: build the model of SyncBatchNorm");
+    if (auto* norm = part->as<SyncBatchNormImpl>()) {
+      norm->options.synchronize = synchronize;
+      ++found;
+    }
+  }
+  return found;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,161 @@
+#include "trainkit/distributed/process_group.h"
+
+#include <thread>
+
+#include "../ranks.h"
+#include "test_util.h"
+#include "trainkit/distributed/agreement.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+LaunchEnvironment launch_of(int64_t rank, int64_t world_size, int port) {
+  LaunchEnvironment launch;
+  launch.launcher = Launcher::kTorchrun;
+  launch.rank = launch.local_rank = rank;
+  launch.world_size = launch.local_world_size = world_size;
+  launch.master_port = static_cast<uint16_t>(port);
+  return launch;
+}
+
+/// The text of `status`, or "ok".
+std::string text_of(const absl::Status& status) { return status.ok() ? "ok" : error_line(status); }
+
+/// Calls work(group) on `count` ranks, each a thread of this process; returns what each came to.
+std::vector<std::string> on_ranks(int64_t count, const std::function<absl::Status(ProcessGroup&)>& work) {
+  const int port = free_port();
+  std::vector<std::string> texts(static_cast<size_t>(count));
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < count; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto group = ProcessGroup::create(launch_of(rank, count, port), {.timeout = std::chrono::seconds(20)});
+      texts[static_cast<size_t>(rank)] = text_of(group.ok() ? work(**group) : group.status());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return texts;
+}
+
+}  // namespace
+
+TEST_CASE("Ranks sum, take the largest, broadcast and wait for each other", "[distributed][process_group]") {
+  for (const int64_t count : {1, 2, 3}) {
+    const auto texts = on_ranks(count, [&](ProcessGroup& group) -> absl::Status {
+      CHECK(group.world_size() == count);
+      const at::Tensor sum = torch::full({5}, static_cast<double>(group.rank() + 1)), largest = sum.clone();
+      if (auto status = group.all_reduce(sum); !status.ok()) return status;
+      CHECK(sum.equal(torch::full({5}, static_cast<double>(count * (count + 1) / 2))));
+      if (auto status = group.all_reduce_max(largest); !status.ok()) return status;
+      CHECK(largest.equal(torch::full({5}, static_cast<double>(count))));
+      const std::vector<at::Tensor> tensors{torch::full({3}, group.rank()), torch::full({2}, group.rank() * 2.5)};
+      if (auto status = group.broadcast(tensors, count - 1); !status.ok()) return status;
+      CHECK(tensors[0].equal(torch::full({3}, count - 1)));
+      CHECK(tensors[1].equal(torch::full({2}, static_cast<double>(count - 1) * 2.5)));
+      CHECK(group.broadcast_text("text of " + std::to_string(group.rank())).value() == "text of 0");
+      return group.barrier();
+    });
+    for (const std::string& text : texts) CHECK(text == "ok");
+  }
+}
+
+TEST_CASE("A digest that differs is the same error on every rank, with field, values and ranks",
+          "[distributed][process_group]") {
+  const auto texts = on_ranks(3, [](ProcessGroup& group) -> absl::Status {
+    auto status = group.compare_digest({{"library", "0.1"}, {"rows", "100"}});
+    if (!status.ok()) return status;
+    std::vector<DigestField> fields{{"library", "0.1"}, {"rows", group.rank() == 2 ? "99" : "100"}};
+    if (group.rank() == 1) fields.push_back({"extra", "1"});
+    return group.compare_digest(fields);
+  });
+  for (const std::string& text : texts) {
+    CHECK(text == "error[dist.digest] rows: differs between ranks (got '99 on rank 2', expected '100' as on rank 0)");
+  }
+  const auto missing = on_ranks(2, [](ProcessGroup& group) {
+    return group.compare_digest(group.rank() == 1 ? std::vector<DigestField>{{"seed", "1"}}
+                                                  : std::vector<DigestField>());
+  });
+  for (const std::string& text : missing)
+    CHECK_THAT(text, Catch::Contains("seed: differs between ranks (got '1 on rank 1'"));
+}
+
+TEST_CASE("Votes of all ranks reach all, and a rank at another step is an error", "[distributed][agreement]") {
+  const auto texts = on_ranks(3, [](ProcessGroup& group) -> absl::Status {
+    Agreement agree(group);
+    const int64_t rank = group.rank();
+    const StepVerdict quiet = agree(1, {.weight = 2.5}).value();
+    CHECK((quiet.ok() && quiet.stop == 0 && !quiet.save && !quiet.found_inf && quiet.weight == 7.5));
+    const StepVerdict all =
+        agree(2, {.stop = rank == 1 ? 15 : 0, .save = rank == 2, .found_inf = rank == 0, .weight = 1}).value();
+    CHECK((all.ok() && all.stop == 15 && all.save && all.found_inf));
+    const StepVerdict failed =
+        agree(3, {.out_of_memory = rank == 2, .failed = rank == 1, .reason = "reason " + std::to_string(rank)}).value();
+    CHECK(failed.failed == std::vector<int64_t>{1, 2});
+    CHECK(failed.out_of_memory == std::vector<int64_t>{2});
+    CHECK(failed.reason == "reason 1");
+    return agree(rank == 1 ? 5 : 4, {}).status();
+  });
+  for (const std::string& text : texts)
+    CHECK_THAT(text, Catch::StartsWith("error[dist.order] step: ranks are not at the same"));
+}
+
+TEST_CASE("A rank that leaves says why to those who wait for it", "[distributed][process_group]") {
+  const auto texts = on_ranks(3, [](ProcessGroup& group) -> absl::Status {
+    if (group.rank() == 2) {
+      group.leave("the disk is full");
+      CHECK(!group.usable());
+      return absl::OkStatus();
+    }
+    group.set_step(7);
+    return group.all_reduce(torch::ones({4}), "allreduce(test)");
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(texts[static_cast<size_t>(rank)],
+               Catch::StartsWith("error[dist.peer] rank 2 left: the disk is full at step 7 in allreduce(test) after "));
+  }
+}
+
+TEST_CASE("Ranks that do not come are named when the time is up", "[distributed][process_group]") {
+  const auto started = std::chrono::steady_clock::now();
+  const auto group = ProcessGroup::create(launch_of(0, 3, free_port()), {.timeout = std::chrono::milliseconds(700)});
+  REQUIRE(!group.ok());
+  CHECK(exit_code(group.status()) == ExitCode::kDistributed);
+  CHECK(text_of(group.status()) == "error[dist.join] rank 1, 2 did not join within 0.7 s");
+  CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(20));
+  const auto nobody = ProcessGroup::create(launch_of(1, 2, free_port()), {.timeout = std::chrono::milliseconds(300)});
+  CHECK_THAT(text_of(nobody.status()), Catch::Contains("rank 1 found nobody at 127.0.0.1:"));
+}
+
+TEST_CASE("Addresses, ports and ranks that cannot be are errors before anything waits",
+          "[distributed][process_group]") {
+  const int port = free_port();
+  const auto first = ProcessGroup::create(launch_of(0, 1, port));
+  REQUIRE(first.ok());
+  const auto taken = ProcessGroup::create(launch_of(0, 1, port));
+  CHECK_THAT(text_of(taken.status()), Catch::Contains("error[dist.env] MASTER_PORT: cannot listen on 127.0.0.1:"));
+  CHECK(exit_code(taken.status()) == ExitCode::kDistributed);
+  const auto nowhere = ProcessGroup::create(launch_of(0, 1, free_port()), {.bind = "no-such-interface"});
+  CHECK_THAT(text_of(nowhere.status()), Catch::Contains("--dist_bind: is no address, host or network interface"));
+  LaunchEnvironment two_machines = launch_of(0, 4, free_port());
+  two_machines.local_world_size = 2;
+  CHECK_THAT(text_of(ProcessGroup::create(two_machines).status()),
+             Catch::Contains("--dist_bind: the loopback does not reach the ranks of other machines"));
+  CHECK(!ProcessGroup::create(launch_of(2, 2, free_port())).ok());
+}
+
+TEST_CASE("A rank that is there twice is told so", "[distributed][process_group]") {
+  const int port = free_port();
+  std::vector<std::string> texts(3);
+  std::vector<std::thread> threads;
+  for (const int64_t rank : {0, 1, 1}) {
+    threads.emplace_back([&, rank, i = threads.size()] {
+      const auto group = ProcessGroup::create(launch_of(rank, 2, port), {.timeout = std::chrono::seconds(5)});
+      texts[i] = text_of(group.status());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(texts[0] == "ok");
+  CHECK((texts[1] == "ok") != (texts[2] == "ok"));
+  CHECK_THAT(texts[1] + texts[2], Catch::Contains("error[dist.env] RANK: another process is this rank already"));
+}

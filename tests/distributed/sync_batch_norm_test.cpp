@@ -1,0 +1,95 @@
+#include "trainkit/distributed/sync_batch_norm.h"
+
+#include "test_util.h"
+#include "trainkit/distributed/device_replicator.h"
+
+using namespace trainkit;
+
+namespace {
+
+/// Forward, backward and statistics of `replicas` on their share of x; the loss weighs each output.
+struct Outcome {
+  at::Tensor y, dx, weight_grad, bias_grad, mean, var;
+};
+
+Outcome on_replicas(int64_t replicas, const at::Tensor& x, const at::Tensor& weights) {
+  const auto devices = DeviceReplicator::create(
+                           [&] {
+                             auto norm = std::make_shared<SyncBatchNormImpl>(x.size(1));
+                             norm->to(x.scalar_type());
+                             const torch::NoGradGuard no_grad;
+                             norm->weight.copy_(torch::linspace(0.5, 2, x.size(1)));
+                             norm->bias.copy_(torch::linspace(-1, 1, x.size(1)));
+                             return norm;
+                           },
+                           {.cpu_replicas = replicas})
+                           .value();
+  std::vector<at::Tensor> y(static_cast<size_t>(replicas)), inputs(y.size());
+  const auto shards = x.chunk(replicas), weight_shards = weights.chunk(replicas);
+  devices->run([&](int64_t replica) {
+    const auto i = static_cast<size_t>(replica);
+    inputs[i] = shards[i].detach().clone().set_requires_grad(true);
+    y[i] = devices->module(replica)->as<SyncBatchNorm>()->forward(inputs[i]);
+    return (y[i] * weight_shards[i]).sum();
+  });
+  auto* norm = devices->module()->as<SyncBatchNorm>();
+  auto* last = devices->module(replicas - 1)->as<SyncBatchNorm>();
+  CHECK(norm->running_mean.equal(last->running_mean));
+  CHECK(norm->running_var.equal(last->running_var));
+  CHECK(norm->num_batches_tracked.item<int64_t>() == 1);
+  std::vector<at::Tensor> dx;
+  for (const at::Tensor& input : inputs) dx.push_back(input.grad());
+  return {torch::cat(y).detach(), torch::cat(dx),     norm->weight.grad(),
+          norm->bias.grad(),      norm->running_mean, norm->running_var};
+}
+
+}  // namespace
+
+TEST_CASE("Synchronised batch normalisation is that of the whole batch, forward and backward",
+          "[distributed][sync_batch_norm]") {
+  torch::manual_seed(3);
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{12, 5}, {12, 5, 7}, {12, 3, 4, 6}}) {
+    for (const auto type : {at::kFloat, at::kDouble}) {
+      const at::Tensor x = torch::randn(shape, type) * 3 + 10, weights = torch::randn(shape, type);
+      const Outcome whole = on_replicas(1, x, weights);
+      const at::Tensor reference =
+          at::batch_norm(x, torch::linspace(0.5, 2, shape[1]).to(type), torch::linspace(-1, 1, shape[1]).to(type), {},
+                         {}, true, 0.1, 1e-5, false);
+      CHECK(whole.y.allclose(reference, 1e-6, 1e-6));
+      for (const int64_t replicas : {2, 3}) {
+        const Outcome parts = on_replicas(replicas, x, weights);
+        const double tolerance = type == at::kFloat ? 2e-5 : 1e-10;
+        CHECK(parts.y.allclose(whole.y, tolerance, tolerance));
+        CHECK(parts.dx.allclose(whole.dx, tolerance, tolerance));
+        CHECK(parts.weight_grad.allclose(whole.weight_grad, tolerance, tolerance));
+        CHECK(parts.bias_grad.allclose(whole.bias_grad, tolerance, tolerance));
+        CHECK(parts.mean.allclose(whole.mean, tolerance, tolerance));
+        CHECK(parts.var.allclose(whole.var, tolerance, tolerance));
+      }
+    }
+  }
+}
+
+TEST_CASE("A replica that fails lets go those that wait for it in batch normalisation",
+          "[distributed][sync_batch_norm]") {
+  const auto devices = DeviceReplicator::create([] { return SyncBatchNorm(4); }, {.cpu_replicas = 3}).value();
+  const auto body = [&](int64_t replica, bool fail) {
+    if (fail && replica == 2) throw std::runtime_error("row 5 is broken");
+    return devices->module(replica)->as<SyncBatchNorm>()->forward(torch::randn({6, 4})).sum();
+  };
+  CHECK_THROWS(devices->run([&](int64_t replica) { return body(replica, true); }));
+  CHECK_NOTHROW(devices->run([&](int64_t replica) { return body(replica, false); }));
+}
+
+TEST_CASE("Models of our batch normalisation are switched, others refused", "[distributed][sync_batch_norm]") {
+  torch::nn::Sequential model(SyncBatchNorm(SyncBatchNormOptions{.num_features = 4, .synchronize = false}),
+                              torch::nn::Linear(4, 4), SyncBatchNorm(4));
+  CHECK(synchronize_batch_norm(*model) == 2);
+  CHECK(model[0]->as<SyncBatchNorm>()->options.synchronize);
+  CHECK(synchronize_batch_norm(*model, false) == 2);
+  CHECK(!model[2]->as<SyncBatchNorm>()->options.synchronize);
+  torch::nn::Sequential foreign(torch::nn::BatchNorm1d(4));
+  CHECK_THROWS_AS(synchronize_batch_norm(*foreign), c10::ValueError);
+  CHECK_THROWS_AS(SyncBatchNorm(0), c10::ValueError);
+  CHECK_THROWS_AS(SyncBatchNorm(4)->forward(torch::ones({2, 5})), c10::ValueError);
+}

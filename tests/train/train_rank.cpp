@@ -1,0 +1,94 @@
+// One rank that trains a small model with TrainStep: train_rank SCENARIO OUT.
+// It writes its weights to OUT/rank<r>.safetensors, prints what it saw, and ends with its error's text and exit code.
+
+#include "train_rank.h"
+
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/safetensors.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// What the rank does at step `step`, in the forward of its loss.
+void misbehave(const std::string& scenario, int64_t rank, int64_t step) {
+  if (rank != 1 || step != 3) return;
+  if (scenario == "killed") ::raise(SIGKILL);
+  if (scenario == "stopped") ::raise(SIGSTOP);
+  if (scenario == "exits") ::_exit(0);
+  if (scenario == "throws") throw std::runtime_error("row 17 is not a picture");
+  static bool once = false;
+  if (scenario == "out_of_memory" && !std::exchange(once, true)) C10_THROW_ERROR(OutOfMemoryError, "no room for 4 GiB");
+}
+
+absl::Status run_rank(const std::string& scenario, const std::string& out) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
+  const auto timeout = std::chrono::milliseconds(scenario == "stopped" ? 2000 : 30000);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto group, ProcessGroup::create(launch.value(), {.timeout = timeout}));
+  const int64_t rank = group->rank();
+  if (scenario == "digest") {
+    TRAINKIT_RETURN_IF_ERROR(group->compare_digest(
+        {{"library", "1"}, {"batch_size", rank == 1 ? "16" : "32"}, {"rows", std::to_string(rank)}}));
+  }
+  const int64_t width = scenario == "other_model" && rank == 1 ? 9 : 16;
+  TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create(
+                                                    [&] {
+                                                      torch::manual_seed(1);
+                                                      return RankNet(width);
+                                                    },
+                                                    {.process_group = group}));
+  SGD optimizer({.lr = 0.1});
+  const bool accumulating = scenario.starts_with("accumulate");
+  TrainStep train(*devices, optimizer, {.grad_accum_steps = accumulating ? 2 : 1, .grad_clip = 1.0});
+  for (int64_t step = 1; step <= kRankSteps; ++step) {
+    const int64_t micro_batches = scenario == "accumulate_short" && step == kRankSteps ? 1 : accumulating ? 2 : 1;
+    try {
+      for (int64_t part = 0; part < micro_batches; ++part) {
+        train.accumulate(rank_batch(step, rank * micro_batches + part, group->world_size() * micro_batches),
+                         [&](torch::nn::Module& module, const Batch& batch) {
+                           misbehave(scenario, rank, step);
+                           return rank_loss(module, batch);
+                         });
+      }
+      if (scenario == "stop" && rank == 1 && step == 3) train.vote().stop = SIGTERM;
+      StepMetrics metrics = train.finish();
+      train.average_over_ranks(metrics);
+      std::cout << "step " << step << " loss " << metrics.loss.item<double>() << std::endl;
+    } catch (const absl::BadStatusOrAccess& error) {
+      if (scenario != "out_of_memory") return error.status();
+      std::cout << "again: " << error_line(error.status()) << std::endl;
+      --step;  // agreed: every rank tries the step again
+    } catch (const c10::OutOfMemoryError&) {
+      std::cout << "again: out of memory" << std::endl;
+      --step;
+    }
+    if (train.verdict().stop != 0) {
+      std::cout << "stopped by " << train.verdict().stop << " after step " << step << std::endl;
+      break;
+    }
+  }
+  NamedTensors weights;
+  for (const auto& item : devices->module()->named_parameters()) weights.emplace_back(item.key(), item.value());
+  return save_safetensors(Fs::posix(), out + "/rank" + std::to_string(rank) + ".safetensors", weights);
+}
+
+}  // namespace
+
+int main(int, char** values) {
+  absl::Status status;
+  try {
+    at::set_num_threads(1);
+    status = run_rank(values[1], values[2]);
+  } catch (...) {
+    status = status_from_current_exception();
+  }
+  if (status.ok()) return 0;
+  std::cerr << error_text(status);
+  return static_cast<int>(exit_code(status));
+}
