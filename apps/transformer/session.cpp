@@ -1,5 +1,6 @@
 #include "transformer/session.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -96,6 +97,25 @@ std::string Session::describe() const {
   return fmt::format("text       {}: {}, {} tokens of {} kinds ({}); the last {} are validation\n", corpus_.source,
                      format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
                      corpus_.tokenizer->name(), corpus_.tokens.size() - corpus_.train_tokens);
+}
+
+std::shared_ptr<const TokenWindows> Session::training_set() const {
+  return std::make_shared<TokenWindows>(
+      corpus_.tokens, TokenWindowsOptions{.block_size = options_.block_size, .begin = 0, .end = corpus_.train_tokens});
+}
+
+std::shared_ptr<const TokenWindows> Session::validation_set() const {
+  return std::make_shared<TokenWindows>(
+      corpus_.tokens,
+      TokenWindowsOptions{.block_size = options_.block_size, .begin = corpus_.train_tokens, .whole = true});
+}
+
+std::string describe_memory(at::Device device) {
+  const auto [free_bytes, total_bytes] = at::accelerator::getMemoryInfo(std::max<c10::DeviceIndex>(device.index(), 0));
+  const std::string preset = suggested_preset(static_cast<int64_t>(total_bytes));
+  return fmt::format("memory     {} free of {}{}", format_size(static_cast<int64_t>(free_bytes)),
+                     format_size(static_cast<int64_t>(total_bytes)),
+                     preset.empty() ? "" : "; suggested: --preset " + preset);
 }
 
 StateDict Session::model_state() const {

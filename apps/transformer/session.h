@@ -13,6 +13,7 @@
 #include "trainkit/train/trainer.h"
 #include "transformer/corpus.h"
 #include "transformer/options.h"
+#include "transformer/text_dataset.h"
 
 namespace trainkit {
 
@@ -24,6 +25,9 @@ class Session {
   static absl::StatusOr<Session> open(const RunOptions& run, const TransformerOptions& options);
 
   const Corpus& corpus() const { return corpus_; }
+  /// The windows that a run trains on, and those of the rest of the text.
+  std::shared_ptr<const TokenWindows> training_set() const;
+  std::shared_ptr<const TokenWindows> validation_set() const;
   /// "text ..." for the first lines of a run, with a line end.
   std::string describe() const;
   /// The model's shape, kept in each checkpoint so that sampling needs no flags.
@@ -42,6 +46,9 @@ class Session {
   std::shared_ptr<const std::string> temporary_;
   Corpus corpus_;
 };
+
+/// "memory ..." of a GPU, and which preset suits it, for whoever has not chosen one.
+std::string describe_memory(at::Device device);
 
 /// --sample: continues the text with the latest checkpoint of --output_dir, or that of --resume. Prints the text.
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device);

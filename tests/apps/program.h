@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -26,20 +27,36 @@ inline std::string read_text(const std::string& path) {
   return text.str();
 }
 
-/// Starts a program with its output in files of `folder`; it is killed if the object goes first.
+struct ProgramOptions {
+  /// NAME=value, instead of this process's environment.
+  std::optional<std::vector<std::string>> environment = {};
+  /// Of the output files: <stem>stdout, <stem>stderr.
+  std::string stem = {};
+};
+
+/// Starts a program (of build/bin, or one named by its path) with its output in files of `folder`; it is killed if the
+/// object goes first.
 class Program {
  public:
-  Program(const std::string& name, std::vector<std::string> arguments, const std::string& folder)
-      : out_(folder + "/stdout"), err_(folder + "/stderr") {
-    arguments.insert(arguments.begin(), std::string(TRAINKIT_BIN_DIR) + "/" + name);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
+  Program(const std::string& name, std::vector<std::string> arguments, const std::string& folder,
+          ProgramOptions options = {})
+      : out_(folder + "/" + options.stem + "stdout"), err_(folder + "/" + options.stem + "stderr") {
+    arguments.insert(arguments.begin(), name.starts_with('/') ? name : std::string(TRAINKIT_BIN_DIR) + "/" + name);
+    const auto pointers = [](std::vector<std::string>& texts) {
+      std::vector<char*> list;
+      for (std::string& text : texts) list.push_back(text.data());
+      list.push_back(nullptr);
+      return list;
+    };
+    std::vector<char*> argv = pointers(arguments);
+    std::vector<char*> variables;
+    if (options.environment) variables = pointers(*options.environment);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 1, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_addopen(&actions, 2, err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    const int failed = posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ);
+    const int failed =
+        posix_spawnp(&pid_, argv[0], &actions, nullptr, argv.data(), options.environment ? variables.data() : environ);
     posix_spawn_file_actions_destroy(&actions);
     if (failed) throw std::runtime_error("cannot start " + arguments[0]);
   }
@@ -52,19 +69,31 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  void kill(int number) { ::kill(pid_, number); }
+  void kill(int number) {
+    if (pid_ > 0) ::kill(pid_, number);
+  }
+  pid_t pid() const { return pid_; }
+
+  /// wait() if the program has ended, else nullopt.
+  std::optional<int> poll() {
+    int status = 0;
+    if (waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
+    pid_ = -1;
+    return code_of(status);
+  }
 
   /// The exit code, or 256 + the signal that killed it.
   int wait() {
     int status = 0;
     waitpid(pid_, &status, 0);
     pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+    return code_of(status);
   }
   std::string output() const { return read_text(out_); }
   std::string errors() const { return read_text(err_); }
 
  private:
+  static int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status); }
   pid_t pid_ = -1;
   std::string out_, err_;
 };

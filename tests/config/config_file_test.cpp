@@ -123,7 +123,8 @@ const std::vector<BadFile> kBadYaml = {
     {"a schema of another version", "schema_version: 99\nlr: 1\n", "config.key", ":1:1", "schema_version: no such key"},
     {"an unknown preset", "preset: small\n", "config.value", ":1:9", "preset: no such preset (got 'small'"},
     {"a combination", "resume: latest\noverwrite: true\n", "config.value", ":2:12", "overwrite: contradicts --resume"},
-    {"an unsupported setting", "strategy: ddp\n", "config.value", ":1:11", "strategy: not supported (got 'ddp'"},
+    {"a strategy without a launcher", "strategy: ddp\n", "config.value", ":1:11",
+     "strategy: needs a launcher (got 'ddp'"},
 };
 
 const std::vector<BadFile> kBadJson = {

@@ -95,7 +95,8 @@ TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
                            "mixed_precision",
                            "precision",
                            "dist_timeout",
-                           "dist_bind"}) {
+                           "dist_bind",
+                           "grad_compression"}) {
     INFO(name);
     Program program;
     CHECK(program.parser.source(name) == "default");
@@ -163,11 +164,110 @@ TEST_CASE("Automatic workers are half the processors, at most 8 and two per GPU"
   CHECK(Machine::here().cpus >= 1);
 }
 
-TEST_CASE("A global batch decides the accumulation", "[config][run_options]") {
+TEST_CASE("Workers chosen by auto are shared by the ranks of a machine", "[config][run_options]") {
+  CHECK(resolve_num_workers({}, {.cuda_devices = 4, .cpus = 64, .ranks = 8, .local_ranks = 4}) == 2);
+  CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 2, .ranks = 2, .local_ranks = 2}) == 1);
+  CHECK(resolve_num_workers({.num_workers = {3}}, {.cuda_devices = 4, .cpus = 64, .ranks = 4, .local_ranks = 4}) == 3);
+}
+
+namespace {
+
+/// "dp 2: cpu cpu" of the flags, or the text of the error.
+std::string devices_of(const std::vector<std::string>& flags, const Machine& machine) {
   Program program;
-  REQUIRE(program.start({"--batch_size", "8", "--global_batch_size", "32"}).ok());
-  CHECK(resolve_grad_accum_steps(program.run) == 4);
-  CHECK(resolve_grad_accum_steps({.batch_size = {8}, .grad_accum_steps = 3}) == 3);
+  if (const auto request = program.parser.parse(flags); !request.ok()) return error_line(request.status());
+  const auto plan = resolve_devices(program.parser, program.run, machine);
+  if (!plan.ok()) return error_line(plan.status());
+  std::string text = plan->strategy + " " + std::to_string(plan->replicas) + ":";
+  for (const c10::Device device : plan->devices) text += " " + device.str();
+  return text;
+}
+
+Machine rank_of(int64_t local_rank, int64_t local_ranks, int64_t ranks, int cuda_devices) {
+  return {
+      .cuda_devices = cuda_devices, .cpus = 8, .ranks = ranks, .local_ranks = local_ranks, .local_rank = local_rank};
+}
+
+}  // namespace
+
+TEST_CASE("The strategy follows from the devices asked for and the launcher", "[config][run_options]") {
+  const Machine cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 4, .cpus = 16};
+  CHECK(devices_of({}, cpu) == "single 1: cpu");
+  CHECK(devices_of({"--parallel", "3"}, cpu) == "dp 3: cpu cpu cpu");
+  CHECK(devices_of({"--strategy", "dp"}, cpu) == "dp 1: cpu");
+  CHECK(devices_of({}, gpus) == "single 1: cuda:0");
+  CHECK(devices_of({"--use_multi_gpu"}, gpus) == "dp 4: cuda:0 cuda:1 cuda:2 cuda:3");
+  CHECK(devices_of({"--use_multi_gpu", "--gpu_ids", "2", "0"}, gpus) == "dp 2: cuda:2 cuda:0");
+  CHECK(devices_of({"--gpu_ids", "2", "0", "--no-use_multi_gpu"}, gpus) == "single 1: cuda:0");
+  CHECK(devices_of({"--parallel", "2"}, gpus) == "dp 2: cuda:0 cuda:1");
+  CHECK(devices_of({"--parallel", "6", "--device", "cpu"}, gpus) == "dp 6: cpu cpu cpu cpu cpu cpu");
+  CHECK(devices_of({"--device", "cuda:3"}, gpus) == "single 1: cuda:3");
+
+  CHECK(devices_of({}, rank_of(1, 2, 2, 0)) == "ddp 2: cpu");
+  CHECK(devices_of({}, rank_of(0, 1, 1, 0)) == "ddp 1: cpu");
+  CHECK(devices_of({}, rank_of(3, 4, 8, 4)) == "ddp 8: cuda:3");
+  CHECK(devices_of({"--use_multi_gpu", "--gpu_ids", "2", "0"}, rank_of(1, 2, 2, 4)) == "ddp 2: cuda:0");
+  CHECK(devices_of({}, rank_of(3, 4, 4, 1)) == "ddp 4: cuda:0");  // each rank has its own CUDA_VISIBLE_DEVICES
+  CHECK(devices_of({"--device", "cuda:1"}, rank_of(0, 1, 2, 4)) == "ddp 2: cuda:1");
+  CHECK(devices_of({"--device", "cpu"}, rank_of(3, 4, 4, 2)) == "ddp 4: cpu");
+  CHECK(devices_of({"--strategy", "single"}, rank_of(0, 1, 1, 0)) == "single 1: cpu");
+}
+
+TEST_CASE("Devices that are not there, and flags that contradict each other or the launcher, are refused",
+          "[config][run_options]") {
+  const Machine cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 2, .cpus = 16};
+  struct Case {
+    std::vector<std::string> flags;
+    Machine machine;
+    const char* text;
+  };
+  const std::vector<Case> cases = {
+      {{"--parallel", "3"}, gpus, "--parallel: more devices than there are (got '3', expected at most 2"},
+      {{"--use_multi_gpu", "--gpu_ids", "0", "2"}, gpus, "--gpu_ids: no GPU 2"},
+      {{"--use_multi_gpu"}, cpu, "--use_multi_gpu: no GPU on this machine"},
+      {{"--use_multi_gpu", "--device", "cpu"}, gpus, "--use_multi_gpu: contradicts --device"},
+      {{"--use_multi_gpu", "--device", "cuda:1"}, gpus, "--device: names one GPU, but several are asked for"},
+      {{"--use_multi_gpu", "--gpu_ids", "0", "1", "--parallel", "3"}, gpus, "--parallel: contradicts --use_multi_gpu"},
+      {{"--strategy", "single", "--parallel", "2"}, gpus, "--strategy: contradicts the 2 devices asked for"},
+      {{"--strategy", "ddp"}, gpus, "--strategy: needs a launcher"},
+      {{"--strategy", "single"}, rank_of(0, 2, 2, 2), "--strategy: the launcher has started 2 ranks"},
+      {{"--strategy", "dp"}, rank_of(0, 2, 2, 2), "--strategy: the launcher has started 2 ranks"},
+      {{"--parallel", "3"}, rank_of(0, 2, 2, 0), "--parallel: contradicts the launcher"},
+      {{"--device", "cuda:0"}, rank_of(1, 2, 2, 2), "--device: names one GPU for all ranks"},
+      {{"--use_multi_gpu", "--gpu_ids", "1"}, rank_of(1, 2, 2, 2), "--gpu_ids: fewer GPUs than ranks"},
+      {{}, rank_of(3, 4, 4, 3), "error[dist.env] LOCAL_RANK: there are fewer GPUs than ranks"},
+  };
+  for (const Case& bad : cases) {
+    INFO(bad.text);
+    CHECK_THAT(devices_of(bad.flags, bad.machine), Catch::Contains(bad.text));
+  }
+}
+
+TEST_CASE("A global batch decides the batch per device and the accumulation", "[config][run_options]") {
+  const auto plan = [](std::vector<std::string> flags, int64_t replicas, int64_t global = 0) -> std::vector<int64_t> {
+    Program program;
+    REQUIRE(program.parser.parse(flags).ok());
+    const auto batch = resolve_batch(program.parser, program.run, replicas, global);
+    if (!batch.ok()) return {-static_cast<int64_t>(exit_code(batch.status()))};
+    CHECK(batch->replicas == replicas);
+    return {batch->batch_size, batch->grad_accum_steps, batch->global_batch_size()};
+  };
+  CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 1) == std::vector<int64_t>{8, 4, 32});
+  CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "3"}, 2) == std::vector<int64_t>{8, 3, 48});
+  CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 2) == std::vector<int64_t>{8, 2, 32});
+  CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 4) == std::vector<int64_t>{8, 1, 32});
+  CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 8) == std::vector<int64_t>{4, 1, 32});
+  CHECK(plan({"--batch_size", "8", "--global_batch_size", "24"}, 2) == std::vector<int64_t>{6, 2, 24});
+  CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 3) == std::vector<int64_t>{-8});
+  // The global batch of a run that goes on wins over what the flags make on another number of devices.
+  CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "4"}, 4, 32) == std::vector<int64_t>{8, 1, 32});
+  CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "4"}, 3, 32) == std::vector<int64_t>{-8});
+}
+
+TEST_CASE("--auto_scale_lr multiplies the learning rate with the devices", "[config][run_options]") {
+  CHECK(resolve_lr({.lr = 0.1}, 4) == 0.1);
+  CHECK(resolve_lr({.lr = 0.1, .auto_scale_lr = true}, 4) == 0.4);
+  CHECK(resolve_lr({.lr = 0.1, .auto_scale_lr = true}, 1) == 0.1);
 }
 
 TEST_CASE("--no-use_multi_gpu sets gpu_ids aside", "[config][run_options]") {

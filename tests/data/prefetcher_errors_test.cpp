@@ -173,6 +173,24 @@ TEST_CASE("Bad rows that are met again in later epochs do not count again", "[da
   CHECK(loader->bad_samples().size() == 4);
 }
 
+TEST_CASE("Ranks have as many batches where one of them could not read a single row of a batch", "[data][prefetcher]") {
+  const int workers = GENERATE(0, 2);
+  // Of two ranks with batches of 2 over 16 rows, rank 0 reads 0 2, 4 6, 8 10, 12 14: its second batch is lost.
+  const auto dataset = hooked(16, [](const RowKey& key) {
+    if (key.index == 4 || key.index == 6 || key.index == 13) throw std::runtime_error("unreadable");
+  });
+  std::vector<std::vector<int64_t>> sizes(2);
+  for (int64_t rank : {0, 1}) {
+    auto loader =
+        Prefetcher::create(dataset, DistributedSampler(SequentialSampler(16), {.rank = rank, .world_size = 2}),
+                           {.batch_size = 2, .num_workers = workers, .on_error = OnError::kSkip})
+            .value();
+    while (auto batch = loader->next().value()) sizes[static_cast<size_t>(rank)].push_back(batch->size());
+  }
+  CHECK(sizes[0] == std::vector<int64_t>{2, 0, 2, 2});
+  CHECK(sizes[1] == std::vector<int64_t>{2, 2, 2, 1});
+}
+
 // Reads whole batches, which it refuses where they hold a bad row.
 class Bulk final : public Dataset {
  public:

@@ -66,6 +66,7 @@
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/late_scalars.h"
 #include "trainkit/train/loss.h"
+#include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/rng_state.h"
 #include "trainkit/train/run_folder.h"

@@ -104,6 +104,15 @@ std::string ConfigParser::to_yaml() const {
   return text;
 }
 
+Settings ConfigParser::settings() const {
+  Settings settings;
+  for (const auto& option : state_->options) {
+    if (option->spec.flag_only || option->name == "preset" || option->spec.path != PathKind::kNone) continue;
+    settings.emplace_back(option->name, option->binding->to_yaml(option->spec));
+  }
+  return settings;
+}
+
 std::string ConfigParser::text(Request request) const {
   switch (request) {
     case Request::kRun:

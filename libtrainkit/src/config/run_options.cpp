@@ -19,7 +19,6 @@ namespace trainkit {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr char kLaterRelease[] = "comes with a later release";
 
 void add_data_flags(ConfigParser& parser, RunOptions& o) {
   const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Data"}; };
@@ -149,6 +148,9 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec dist_bind = spec("Address that ranks meet at; loopback keeps it on this machine.");
   dist_bind.metavar = "ADDRESS";
   parser.add("dist_bind", &o.dist_bind, dist_bind);
+  OptionSpec compression = spec("Type in which ddp sends gradients; half the bytes, less exact sums.");
+  compression.choices = {"none", "fp16", "bf16"};
+  parser.add("grad_compression", &o.grad_compression, compression);
 }
 
 /// N of "cuda:N"; 0 for "cuda"; nullopt for anything else.
@@ -170,21 +172,88 @@ std::string why_no_gpu() {
                                               : diagnosis.problem + ": " + diagnosis.remedy;
 }
 
-/// What the devices that are asked for come to; several are not in this release.
-absl::Status check_devices(const ConfigParser& parser, const RunOptions& o) {
-  for (const char* word : {"dp", "ddp"}) {
-    if (o.strategy == word) return parser.invalid("strategy", "not supported", "auto or single", kLaterRelease);
-  }
-  if (!o.gpu_ids.empty() && !o.use_multi_gpu && !parser.is_given("use_multi_gpu")) {
+/// The devices that --use_multi_gpu, --gpu_ids and --parallel ask for; none of the flags given: `device` alone.
+absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parser, const RunOptions& o,
+                                                       c10::Device device, const Machine& machine) {
+  const bool several_gpus = o.use_multi_gpu;
+  if (!o.gpu_ids.empty() && !several_gpus && !parser.is_given("use_multi_gpu")) {
     return parser.invalid("gpu_ids", "needs --use_multi_gpu", "", "one GPU alone is --device cuda:N");
   }
-  if (o.use_multi_gpu) {
-    return parser.invalid("use_multi_gpu", "not supported", "false",
-                          "training on several GPUs comes with a later release");
+  const bool many = several_gpus || o.parallel > 1;
+  if (many && device.is_cuda() && o.device != "auto" && o.device != "cuda") {
+    return parser.invalid("device", "names one GPU, but several are asked for", "auto or cuda", "--gpu_ids picks GPUs");
   }
-  if (o.parallel > 1)
-    return parser.invalid("parallel", "not supported", "1", "several devices come with a later release");
-  return absl::OkStatus();
+  if (several_gpus) {
+    if (device.is_cpu()) {
+      return parser.invalid(
+          "use_multi_gpu",
+          machine.cuda_devices > 0 ? "contradicts " + parser.source("device") : "no GPU on this machine", "",
+          "--device cpu --parallel N trains N logical replicas on the CPU");
+    }
+    std::vector<c10::Device> gpus;
+    for (const int id : o.gpu_ids) {
+      if (id >= machine.cuda_devices) {
+        return parser.invalid("gpu_ids", "no GPU " + std::to_string(id),
+                              "0.." + std::to_string(machine.cuda_devices - 1),
+                              "CUDA_VISIBLE_DEVICES decides which GPUs are seen; trainkit doctor lists them");
+      }
+      gpus.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(id));
+    }
+    for (int id = 0; o.gpu_ids.empty() && id < machine.cuda_devices; ++id) {
+      gpus.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(id));
+    }
+    if (o.parallel > 1 && o.parallel != static_cast<int64_t>(gpus.size())) {
+      return parser.invalid("parallel", "contradicts --use_multi_gpu", std::to_string(gpus.size()),
+                            "give one of the two");
+    }
+    return gpus;
+  }
+  if (o.parallel == 1) return std::vector{device};
+  if (device.is_cpu()) return std::vector(static_cast<size_t>(o.parallel), device);
+  if (o.parallel > machine.cuda_devices) {
+    return parser.invalid("parallel", "more devices than there are",
+                          "at most " + std::to_string(machine.cuda_devices) + " (GPUs that are seen)",
+                          "--device cpu takes any number, as logical replicas");
+  }
+  std::vector<c10::Device> gpus;
+  for (int64_t id = 0; id < o.parallel; ++id) gpus.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(id));
+  return gpus;
+}
+
+/// The device of this rank, of those that are asked for.
+absl::StatusOr<DevicePlan> resolve_rank(const ConfigParser& parser, const RunOptions& o,
+                                        const std::vector<c10::Device>& asked, const Machine& machine) {
+  if (o.parallel > 1 && o.parallel != machine.ranks) {
+    return parser.invalid("parallel", "contradicts the launcher, which has started other many ranks",
+                          std::to_string(machine.ranks), "leave --parallel away under a launcher");
+  }
+  c10::Device device = asked.front();
+  // Where every rank has its own CUDA_VISIBLE_DEVICES, or one GPU is named for the only rank here, there is no choice.
+  const bool chosen = o.device != "auto" && o.device != "cuda";
+  if (device.is_cuda() && !o.gpu_ids.empty() && o.use_multi_gpu) {
+    if (machine.local_rank >= static_cast<int64_t>(asked.size())) {
+      return parser.invalid("gpu_ids", "fewer GPUs than ranks on this machine",
+                            std::to_string(machine.local_ranks) + " GPUs");
+    }
+    device = asked[static_cast<size_t>(machine.local_rank)];
+  } else if (device.is_cuda() && machine.local_ranks > 1) {
+    if (chosen) {
+      return parser.invalid("device", "names one GPU for all ranks of this machine", "auto or cuda",
+                            "each rank takes the GPU of its number");
+    }
+    if (machine.local_rank >= machine.cuda_devices && machine.cuda_devices > 1) {
+      return to_status({.exit_code = ExitCode::kDistributed,
+                        .id = "dist.env",
+                        .field = "LOCAL_RANK",
+                        .problem = "there are fewer GPUs than ranks on this machine",
+                        .got = std::to_string(machine.local_rank),
+                        .expected = "below " + std::to_string(machine.cuda_devices),
+                        .hint = "start one rank per GPU, or give --device cpu"});
+    }
+    const int64_t index = machine.cuda_devices == 1 ? 0 : machine.local_rank;
+    device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  }
+  return DevicePlan{.strategy = "ddp", .devices = {device}, .replicas = machine.ranks};
 }
 
 absl::Status check_precision(const ConfigParser& parser, const RunOptions& o, c10::Device device) {
@@ -196,23 +265,6 @@ absl::Status check_precision(const ConfigParser& parser, const RunOptions& o, c1
   const bool mixed = o.precision != "fp32";
   if (parser.is_given("mixed_precision") && parser.is_given("precision") && mixed != o.mixed_precision) {
     return parser.invalid("precision", "contradicts " + parser.source("mixed_precision"), "", "give one of the two");
-  }
-  return absl::OkStatus();
-}
-
-/// Whether batch_size, grad_accum_steps and global_batch_size agree, on one device.
-absl::Status check_batch(const ConfigParser& parser, const RunOptions& o) {
-  if (o.batch_size.is_auto()) {
-    return parser.invalid("batch_size", "not supported", "a number", "planning from memory comes with a later release");
-  }
-  if (!o.global_batch_size) return absl::OkStatus();
-  const int64_t rows = *o.batch_size.value;
-  if (*o.global_batch_size % rows != 0) {
-    return parser.invalid("global_batch_size", "not a multiple of batch_size", "a multiple of " + std::to_string(rows));
-  }
-  if (parser.is_given("grad_accum_steps") && *o.global_batch_size != rows * o.grad_accum_steps) {
-    return parser.invalid("global_batch_size", "contradicts " + parser.source("grad_accum_steps"),
-                          std::to_string(rows * o.grad_accum_steps), "give one of the two");
   }
   return absl::OkStatus();
 }
@@ -294,19 +346,83 @@ c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device)
 
 int resolve_num_workers(const RunOptions& options, const Machine& machine) {
   if (!options.num_workers.is_auto()) return static_cast<int>(*options.num_workers.value);
-  return std::max(1, std::min({machine.cpus / 2, 8, 2 * std::max(machine.cuda_devices, 1)}));
+  const int machine_workers = std::min({machine.cpus / 2, 8, 2 * std::max(machine.cuda_devices, 1)});
+  return std::max(1, machine_workers / static_cast<int>(std::max<int64_t>(machine.local_ranks, 1)));
 }
 
-int64_t resolve_grad_accum_steps(const RunOptions& options) {
-  if (!options.global_batch_size) return options.grad_accum_steps;
-  return *options.global_batch_size / options.batch_size.value.value();
+absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
+                                           const Machine& machine) {
+  TRAINKIT_ASSIGN_OR_RETURN(const c10::Device device, resolve_device(parser, options, machine));
+  TRAINKIT_ASSIGN_OR_RETURN(auto asked, asked_devices(parser, options, device, machine));
+  const bool launched = machine.ranks > 0;
+  if (options.strategy == "ddp" || (options.strategy == "auto" && launched)) {
+    if (!launched) {
+      return parser.invalid(
+          "strategy", "needs a launcher", "auto, single or dp",
+          "trainkit launch --nproc_per_node N -- <program> ..., or torchrun --no-python, srun, mpirun");
+    }
+    return resolve_rank(parser, options, asked, machine);
+  }
+  if (machine.ranks > 1) {
+    return parser.invalid(
+        "strategy",
+        "the launcher has started " + std::to_string(machine.ranks) + " ranks, which would all train the same",
+        "auto or ddp", "start the program without a launcher, or with one rank");
+  }
+  if (options.strategy == "single" && asked.size() > 1) {
+    return parser.invalid("strategy", "contradicts the " + std::to_string(asked.size()) + " devices asked for",
+                          "auto or dp");
+  }
+  const bool parallel = options.strategy == "dp" || asked.size() > 1;
+  const auto replicas = static_cast<int64_t>(asked.size());
+  return DevicePlan{.strategy = parallel ? "dp" : "single", .devices = std::move(asked), .replicas = replicas};
+}
+
+absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
+                                        int64_t global_batch_size) {
+  if (options.batch_size.is_auto()) {
+    return parser.invalid("batch_size", "not supported", "a number", "planning from memory comes with a later release");
+  }
+  const int64_t rows = *options.batch_size.value;
+  const bool from_flag = global_batch_size == 0 && options.global_batch_size;
+  const int64_t global = from_flag ? *options.global_batch_size : global_batch_size;
+  if (global == 0) return BatchPlan{rows, replicas, options.grad_accum_steps};
+  if (global % replicas != 0) {
+    return to_status({.exit_code = ExitCode::kDistributed,
+                      .id = "dist.batch",
+                      .field = "global_batch_size",
+                      .problem = "does not divide among the devices",
+                      .got = std::to_string(global),
+                      .expected = "a multiple of " + std::to_string(replicas) + " devices",
+                      .hint = "train on a number of devices that divides it"},
+                     absl::StatusCode::kInvalidArgument);
+  }
+  const int64_t share = global / replicas;
+  const auto is_flag = [&](const char* name) { return parser.source(name).starts_with("-"); };
+  if (from_flag && is_flag("global_batch_size") && is_flag("grad_accum_steps") &&
+      share != rows * options.grad_accum_steps) {
+    return parser.invalid("global_batch_size", "contradicts " + parser.source("grad_accum_steps"),
+                          std::to_string(rows * replicas * options.grad_accum_steps), "give one of the two");
+  }
+  if (from_flag && replicas == 1 && share % rows != 0) {
+    return parser.invalid("global_batch_size", "not a multiple of batch_size", "a multiple of " + std::to_string(rows));
+  }
+  int64_t per_device = std::min(rows, share);
+  while (share % per_device != 0) --per_device;
+  return BatchPlan{per_device, replicas, share / per_device};
+}
+
+double resolve_lr(const RunOptions& options, int64_t replicas) {
+  return options.auto_scale_lr ? options.lr * static_cast<double>(replicas) : options.lr;
 }
 
 absl::Status check_run_options(const ConfigParser& parser, const RunOptions& options, const Machine& machine) {
-  TRAINKIT_ASSIGN_OR_RETURN(const c10::Device device, resolve_device(parser, options, machine));
-  TRAINKIT_RETURN_IF_ERROR(check_devices(parser, options));
-  TRAINKIT_RETURN_IF_ERROR(check_precision(parser, options, device));
-  TRAINKIT_RETURN_IF_ERROR(check_batch(parser, options));
+  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, options, machine));
+  TRAINKIT_RETURN_IF_ERROR(check_precision(parser, options, plan.devices.front()));
+  TRAINKIT_RETURN_IF_ERROR(resolve_batch(parser, options, plan.replicas).status());
+  if (options.grad_compression != "none" && plan.strategy != "ddp") {
+    return parser.invalid("grad_compression", "compresses what ddp sends; strategy is " + plan.strategy, "none");
+  }
   if (options.on_nonfinite != "fail") {
     return parser.invalid("on_nonfinite", "not supported", "fail", "skip and rollback come with a later release");
   }

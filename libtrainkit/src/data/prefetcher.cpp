@@ -221,6 +221,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
     if (!status.ok() || slot.rows_read == 0) {
       ring_slot->owner->give_back(ring_slot);
       if (!status.ok()) return status;
+      if (sampler().world_size() > 1) return std::optional(Batch());
       continue;  // all rows were left out
     }
     lent_.push_back(ring_slot);

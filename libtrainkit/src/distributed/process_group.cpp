@@ -55,7 +55,7 @@ std::string rank_text(const std::vector<int64_t>& ranks) {
 /// c10d writes warnings with backtraces to stderr when a rank goes; what they say is in our errors. Whoever sets
 /// TORCH_CPP_LOG_LEVEL gets them.
 void quieten_c10d() {
-  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 2);
+  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 3);
 }
 
 /// Fields with a NUL byte after each part: names and values hold none.

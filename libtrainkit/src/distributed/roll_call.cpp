@@ -1,7 +1,13 @@
 #include "distributed/roll_call.h"
 
 #include <algorithm>
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace trainkit::detail {
 namespace {
@@ -13,6 +19,9 @@ constexpr milliseconds kPoll{5};
 /// How long the host of the store stays for the others: to read the verdict, or to leave.
 constexpr milliseconds kLinger{300};
 
+/// How long a store that works may take to answer.
+constexpr milliseconds kStorePatience{1000};
+
 constexpr std::string_view kFinished = "it has finished";
 
 std::string rank_list(const std::vector<int64_t>& ranks) {
@@ -23,81 +32,137 @@ std::string rank_list(const std::vector<int64_t>& ranks) {
 
 }  // namespace
 
+struct RollCall::State {
+  State(c10::intrusive_ptr<c10d::Store> store_, int64_t rank_, int64_t world_size_)
+      : store(std::move(store_)), rank(rank_), world_size(world_size_) {}
+
+  void answer_until_stopped();
+  void answer(c10d::Store& own_store, const std::string& call);
+  std::string ask(milliseconds patience);
+  void say_farewell(bool in_order);
+  std::string key(const char* name, int64_t of_rank) const { return std::string(name) + "/" + std::to_string(of_rank); }
+
+  c10::intrusive_ptr<c10d::Store> store;  // of the asking thread
+  const int64_t rank;
+  const int64_t world_size;
+  mutable std::mutex mutex;
+  std::string position;                // guarded by mutex
+  std::optional<std::string> verdict;  // guarded by mutex
+  std::mutex store_mutex;              // a store's client is for one thread at a time
+  std::atomic<bool> left = false;
+  std::atomic<bool> stopping = false;
+  std::atomic<bool> store_lost = false;
+  std::promise<void> answered;  // the answering thread has ended
+};
+
+namespace {
+
+/// What `work` returns, from a thread of its own; nullopt if that takes longer than `limit`: the thread is left behind.
+template <class Work>
+auto within(milliseconds limit, Work work) -> std::optional<decltype(work())> {
+  auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
+  auto result = task->get_future();
+  std::thread([task] { (*task)(); }).detach();
+  if (result.wait_for(limit) != std::future_status::ready) return std::nullopt;
+  return result.get();
+}
+
+}  // namespace
+
 RollCall::RollCall(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size) {
-  thread_ = std::thread([this] { answer_until_stopped(); });
+    : state_(std::make_shared<State>(std::move(store), rank, world_size)) {
+  std::thread([state = state_] {
+    state->answer_until_stopped();
+    state->answered.set_value();
+  }).detach();
 }
 
 RollCall::~RollCall() {
-  const bool in_order = !left_;
+  State& state = *state_;
+  const bool in_order = !state.left;
   leave(kFinished);
-  stopping_ = true;
+  state.stopping = true;
+  if (state.store_lost) return;
+  const bool said = within(kLinger + kStorePatience, [state = state_, in_order] {
+                      state->say_farewell(in_order);
+                      return true;
+                    }).has_value();
+  if (!said || state.answered.get_future().wait_for(kStorePatience) != std::future_status::ready) return;
   try {
-    const std::lock_guard lock(store_mutex_);
-    store_->set(key("call", rank_), std::string("stop"));
-    // The store goes with rank 0, and others may still be about to leave.
-    const auto deadline = Clock::now() + kLinger;
-    for (int64_t rank = 1; in_order && rank_ == 0 && rank < world_size_; ++rank) {
-      while (!store_->check({key("gone", rank)}) && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
-    }
-  } catch (...) {  // the store is gone, and with it the thread's wait
-  }
-  thread_.join();
-  try {
-    if (rank_ != 0) store_->set(key("gone", rank_), std::string("gone"));
+    if (state.rank != 0) state.store->set(state.key("gone", state.rank), std::string("gone"));
   } catch (...) {
   }
 }
 
+/// Ends the answering thread; the holder of the store waits for those who are about to leave it.
+void RollCall::State::say_farewell(bool in_order) {
+  const std::lock_guard lock(store_mutex);
+  try {
+    store->set(key("call", rank), std::string("stop"));
+    // The store goes with rank 0, and others may still be about to leave.
+    const auto deadline = Clock::now() + kLinger;
+    for (int64_t other = 1; in_order && rank == 0 && other < world_size; ++other) {
+      while (!store->check({key("gone", other)}) && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
+    }
+  } catch (...) {  // the store is gone, and with it the thread's wait
+  }
+}
+
 void RollCall::set_position(std::string position) {
-  const std::lock_guard lock(mutex_);
-  position_ = std::move(position);
+  const std::lock_guard lock(state_->mutex);
+  state_->position = std::move(position);
 }
 
 std::string RollCall::position() const {
-  const std::lock_guard lock(mutex_);
-  return position_;
+  const std::lock_guard lock(state_->mutex);
+  return state_->position;
 }
 
+bool RollCall::has_left() const { return state_->left; }
+
 void RollCall::leave(std::string_view reason) {
-  const std::lock_guard lock(store_mutex_);
-  if (left_.exchange(true)) return;
+  State& state = *state_;
+  if (state.left.exchange(true) || state.store_lost) return;
+  const std::lock_guard lock(state.store_mutex);
   try {
-    store_->set(key("left", rank_), std::string(reason));
+    state.store->set(state.key("left", state.rank), std::string(reason));
   } catch (...) {  // the store is gone: nobody is there to read it
   }
 }
 
-void RollCall::answer_until_stopped() {
-  const std::string call = key("call", rank_);
+void RollCall::State::answer_until_stopped() {
+  const std::string call = key("call", rank);
   try {
-    const c10::intrusive_ptr<c10d::Store> store = store_->clone();
-    while (!stopping_) {
+    const c10::intrusive_ptr<c10d::Store> own_store = store->clone();
+    while (!stopping) {
       try {
-        store->wait({call}, std::chrono::hours(24));
+        own_store->wait({call}, std::chrono::hours(24));
       } catch (const c10::DistStoreError&) {
         continue;  // a day has passed
       }
-      if (!stopping_) answer(*store, call);
+      if (!stopping) answer(*own_store, call);
     }
   } catch (...) {  // the store is gone: verdict() says so
   }
 }
 
 /// Answers all who call in the next moments, and learns what they found.
-void RollCall::answer(c10d::Store& store, const std::string& call) {
+void RollCall::State::answer(c10d::Store& own_store, const std::string& call) {
   const auto deadline = Clock::now() + std::chrono::seconds(2);
-  while (!stopping_ && Clock::now() < deadline) {
-    if (store.check({call})) {
-      store.deleteKey(call);
-      store.set(key("position", rank_), position());
-      store.add(key("answers", rank_), 1);
+  while (!stopping && Clock::now() < deadline) {
+    if (own_store.check({call})) {
+      own_store.deleteKey(call);
+      own_store.set(key("position", rank), [&] {
+        const std::lock_guard lock(mutex);
+        return position;
+      }());
+      own_store.add(key("answers", rank), 1);
     }
-    if (store.check({"verdict"})) {
-      std::string found = store.get_to_str("verdict");
-      store.add("verdict_seen", 1);
-      const std::lock_guard lock(mutex_);
-      verdict_ = std::move(found);
+    if (own_store.check({"verdict"})) {
+      std::string found = own_store.get_to_str("verdict");
+      own_store.add("verdict_seen", 1);
+      const std::lock_guard lock(mutex);
+      verdict = std::move(found);
       return;
     }
     std::this_thread::sleep_for(kPoll);
@@ -105,62 +170,68 @@ void RollCall::answer(c10d::Store& store, const std::string& call) {
 }
 
 std::string RollCall::verdict(milliseconds patience) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (verdict_) return *verdict_;
-  }
-  const std::lock_guard lock(store_mutex_);
-  try {
-    return ask(patience);
-  } catch (...) {
-    // Another rank's verdict may have come while this one was asking.
-    const std::lock_guard verdict_lock(mutex_);
-    if (verdict_) return *verdict_;
-    return rank_ == 0 ? "the store failed" : "rank 0 lost (it holds the store)";
-  }
+  State& state = *state_;
+  const auto known = [&] {
+    const std::lock_guard lock(state.mutex);
+    return state.verdict;
+  };
+  if (const auto found = known()) return *found;
+  const auto asked = within(patience + kLinger + kStorePatience, [state = state_, patience]() -> std::string {
+    const std::lock_guard lock(state->store_mutex);
+    try {
+      return state->ask(patience);
+    } catch (...) {
+      return {};  // the store is gone
+    }
+  });
+  if (asked && !asked->empty()) return *asked;
+  if (!asked) state.store_lost = true;
+  // Another rank's verdict may have come while this one was asking.
+  if (const auto found = known()) return *found;
+  return state.rank == 0 ? "the store failed" : "rank 0 lost (it holds the store)";
 }
 
-std::string RollCall::ask(milliseconds patience) {
+std::string RollCall::State::ask(milliseconds patience) {
   std::vector<int64_t> silent;
-  std::vector<int64_t> before(static_cast<size_t>(world_size_));
-  for (int64_t rank = 0; rank < world_size_; ++rank) {
-    if (rank == rank_) continue;
-    before[static_cast<size_t>(rank)] = store_->add(key("answers", rank), 0);
-    store_->set(key("call", rank), std::string("answer"));
-    silent.push_back(rank);
+  std::vector<int64_t> before(static_cast<size_t>(world_size));
+  for (int64_t other = 0; other < world_size; ++other) {
+    if (other == rank) continue;
+    before[static_cast<size_t>(other)] = store->add(key("answers", other), 0);
+    store->set(key("call", other), std::string("answer"));
+    silent.push_back(other);
   }
   const auto deadline = Clock::now() + patience;
-  std::vector<std::string> left;
+  std::vector<std::string> gone;
   while (!silent.empty()) {
-    std::erase_if(silent, [&](int64_t rank) {
-      if (store_->check({key("left", rank)})) {
-        left.push_back("rank " + std::to_string(rank) + " left: " + store_->get_to_str(key("left", rank)));
+    std::erase_if(silent, [&](int64_t other) {
+      if (store->check({key("left", other)})) {
+        gone.push_back("rank " + std::to_string(other) + " left: " + store->get_to_str(key("left", other)));
         return true;
       }
-      return store_->add(key("answers", rank), 0) > before[static_cast<size_t>(rank)];
+      return store->add(key("answers", other), 0) > before[static_cast<size_t>(other)];
     });
     if (silent.empty() || Clock::now() >= deadline) break;
-    if (store_->check({"verdict"})) return store_->get_to_str("verdict");
+    if (store->check({"verdict"})) return store->get_to_str("verdict");
     std::this_thread::sleep_for(kPoll);
   }
   std::string found;
   if (!silent.empty()) {
     found = rank_list(silent) + " lost";
-  } else if (!left.empty()) {
-    found = left.front();
+  } else if (!gone.empty()) {
+    found = gone.front();
   } else {
     // All live: the one that is behind has not arrived.
-    for (int64_t rank = 0; rank < world_size_; ++rank) {
-      if (rank == rank_) continue;
-      found += (found.empty() ? "" : "; ") + std::string("rank ") + std::to_string(rank) + " is at " +
-               store_->get_to_str(key("position", rank));
+    for (int64_t other = 0; other < world_size; ++other) {
+      if (other == rank) continue;
+      found += (found.empty() ? "" : "; ") + std::string("rank ") + std::to_string(other) + " is at " +
+               store->get_to_str(key("position", other));
     }
   }
   // The first verdict stands; those who ask later report the same.
-  found = store_->compareSet("verdict", std::string(), found);
-  const int64_t readers = world_size_ - 1 - static_cast<int64_t>(silent.size() + left.size());
+  found = store->compareSet("verdict", std::string(), found);
+  const int64_t readers = world_size - 1 - static_cast<int64_t>(silent.size() + gone.size());
   const auto linger = Clock::now() + kLinger;
-  while (rank_ == 0 && Clock::now() < linger && store_->add("verdict_seen", 0) < readers) {
+  while (rank == 0 && Clock::now() < linger && store->add("verdict_seen", 0) < readers) {
     std::this_thread::sleep_for(kPoll);
   }
   return found;

@@ -1,10 +1,8 @@
 #pragma once
 // Finds out which rank is gone, when something between the ranks has broken. Internal to ProcessGroup.
 
-#include <atomic>
 #include <chrono>
-#include <mutex>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -19,6 +17,9 @@ namespace trainkit::detail {
 /// connections too. So the first to see a failure calls the others through the store. A rank that lives answers within
 /// milliseconds, also while its main thread computes; one that was killed or stopped does not. What the caller finds is
 /// kept in the store as the verdict, which all survivors report.
+///
+/// c10d waits without limit for what the store answers. Its holder may be the one that stands still, so every question
+/// is asked from a thread that can be left behind.
 class RollCall {
  public:
   RollCall(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size);
@@ -35,24 +36,11 @@ class RollCall {
 
   /// Why this rank leaves; the first call counts.
   void leave(std::string_view reason);
-  bool has_left() const { return left_; }
+  bool has_left() const;
 
  private:
-  void answer_until_stopped();
-  void answer(c10d::Store& store, const std::string& call);
-  std::string ask(std::chrono::milliseconds patience);
-  std::string key(const char* name, int64_t rank) const { return std::string(name) + "/" + std::to_string(rank); }
-
-  c10::intrusive_ptr<c10d::Store> store_;  // of the asking thread
-  const int64_t rank_;
-  const int64_t world_size_;
-  mutable std::mutex mutex_;
-  std::string position_;
-  std::optional<std::string> verdict_;
-  std::mutex store_mutex_;  // a store's client is for one thread at a time
-  std::atomic<bool> left_ = false;
-  std::atomic<bool> stopping_ = false;
-  std::thread thread_;
+  struct State;  // shared with threads that a store without answers may keep for ever
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace trainkit::detail

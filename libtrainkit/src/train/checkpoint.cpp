@@ -117,6 +117,12 @@ absl::StatusOr<int64_t> latest_step(const Directory& folder) {
   return with_hint(folder, std::numeric_limits<int64_t>::max(), to_status(error));
 }
 
+absl::StatusOr<StateDict> read_state(const Directory& checkpoint) {
+  const auto text = checkpoint.read_file(kStateFile, kMaxStateBytes);
+  if (!text.ok()) return as_weights(text.status());
+  return detail::state_from_json(*text, checkpoint.path() + "/" + kStateFile);
+}
+
 absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t step) {
   TRAINKIT_RETURN_IF_ERROR(verify_step(folder, step));
   const auto checkpoint = folder.open_directory(step_name(step));
@@ -130,9 +136,7 @@ absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t st
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.model, tensors_of(kModelFile));
   TRAINKIT_ASSIGN_OR_RETURN(contents.optimizer, tensors_of(kOptimizerFile));
-  const auto text = checkpoint->read_file(kStateFile, kMaxStateBytes);
-  if (!text.ok()) return as_weights(text.status());
-  TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::state_from_json(*text, checkpoint->path() + "/" + kStateFile));
+  TRAINKIT_ASSIGN_OR_RETURN(contents.state, read_state(*checkpoint));
   return contents;
 }
 
@@ -398,6 +402,13 @@ absl::StatusOr<CheckpointContents> load_checkpoint(const CheckpointPath& checkpo
   const auto folder = fs.open_directory(checkpoint.folder);
   if (!folder.ok()) return as_weights(folder.status());
   return load_step(*folder, checkpoint.step);
+}
+
+absl::StatusOr<StateDict> load_checkpoint_state(const CheckpointPath& checkpoint, const Fs& fs) {
+  const auto folder = fs.open_directory(checkpoint.path());
+  if (!folder.ok()) return as_weights(folder.status());
+  TRAINKIT_RETURN_IF_ERROR(detail::verify_file(*folder, kStateFile));
+  return read_state(*folder);
 }
 
 absl::Status verify_checkpoint(const CheckpointPath& checkpoint, const Fs& fs) {

@@ -53,6 +53,12 @@ absl::Status check_file(const Directory& checkpoint, const std::string& name, co
   return to_status(error);
 }
 
+absl::StatusOr<Manifest> read_manifest(const Directory& checkpoint) {
+  const auto text = checkpoint.read_file(kManifestFile, kMaxManifestBytes);
+  if (!text.ok()) return reclassify(text.status(), ExitCode::kWeights, "ckpt.file");
+  return manifest_from_json(*text, checkpoint.path() + "/" + kManifestFile);
+}
+
 }  // namespace
 
 Error checkpoint_error(std::string id, std::string where, std::string problem) {
@@ -97,9 +103,7 @@ absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::st
 }
 
 absl::StatusOr<Manifest> verify_files(const Directory& checkpoint) {
-  const auto text = checkpoint.read_file(kManifestFile, kMaxManifestBytes);
-  if (!text.ok()) return reclassify(text.status(), ExitCode::kWeights, "ckpt.file");
-  TRAINKIT_ASSIGN_OR_RETURN(auto manifest, manifest_from_json(*text, checkpoint.path() + "/" + kManifestFile));
+  TRAINKIT_ASSIGN_OR_RETURN(auto manifest, read_manifest(checkpoint));
   const auto names = checkpoint.list();
   if (!names.ok()) return reclassify(names.status(), ExitCode::kWeights, "ckpt.file");
   for (const std::string& name : *names) {
@@ -109,6 +113,13 @@ absl::StatusOr<Manifest> verify_files(const Directory& checkpoint) {
   }
   for (const auto& [name, record] : manifest.files) TRAINKIT_RETURN_IF_ERROR(check_file(checkpoint, name, record));
   return manifest;
+}
+
+absl::Status verify_file(const Directory& checkpoint, const std::string& name) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto manifest, read_manifest(checkpoint));
+  const auto record = manifest.files.find(name);
+  if (record != manifest.files.end()) return check_file(checkpoint, name, record->second);
+  return to_status(checkpoint_error("ckpt.manifest", checkpoint.path(), "the manifest names no " + name));
 }
 
 }  // namespace trainkit::detail

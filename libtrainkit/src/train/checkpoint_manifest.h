@@ -35,6 +35,9 @@ absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::st
 /// size and digest. Errors are of exit code 5 and name the file.
 absl::StatusOr<Manifest> verify_files(const Directory& checkpoint);
 
+/// The same for the one file `name`, the others unread.
+absl::Status verify_file(const Directory& checkpoint, const std::string& name);
+
 Error checkpoint_error(std::string id, std::string where, std::string problem);
 
 }  // namespace trainkit::detail

@@ -1,8 +1,12 @@
 #include "trainkit/train/evaluate.h"
 
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -40,6 +44,36 @@ class Sums {
       add_one(i + 1, output.metrics[i].first, output.metrics[i].second, weight);
     }
   }
+
+  /// Adds what another replica has summed up.
+  void add(const Sums& other) {
+    weight_ += other.weight_;
+    for (size_t i = 0; i < other.sums_.size(); ++i) add_one(i, other.sums_[i].first, other.sums_[i].second, 1.0);
+  }
+
+  /// Makes them the sums of all ranks.
+  absl::Status add_other_ranks(ProcessGroup& group) {
+    const auto count = static_cast<double>(sums_.size());
+    const at::Tensor counts = at::tensor({count, -count}, at::kDouble);
+    TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(counts, "the evaluation's metrics"));
+    if (counts[0].item<double>() != -counts[1].item<double>()) {
+      return to_status({.exit_code = ExitCode::kData,
+                        .id = "data.metrics",
+                        .problem = "ranks have different metrics, or one could read no row of the evaluation",
+                        .got = std::to_string(sums_.size()) + " here"});
+    }
+    if (sums_.empty()) return absl::OkStatus();
+    std::vector<at::Tensor> values;
+    for (const auto& [name, sum] : sums_) values.push_back(sum);
+    values.push_back(at::full_like(values.front(), weight_));
+    const at::Tensor all = at::stack(values);
+    TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "the evaluation's sums"));
+    const at::Tensor host = all.cpu();
+    for (size_t i = 0; i < sums_.size(); ++i) sums_[i].second = host[static_cast<int64_t>(i)];
+    weight_ = host[-1].item<double>();
+    return absl::OkStatus();
+  }
+
   double weight() const { return weight_; }
   Metrics means() const {
     Metrics metrics;
@@ -52,36 +86,69 @@ class Sums {
     if (sums_.size() == at)
       sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
     TORCH_CHECK(at < sums_.size() && sums_[at].first == name, "metric '", name, "' is not returned for every batch");
-    sums_[at].second.add_(value.to(at::kDouble), weight);
+    sums_[at].second.add_(value.to(sums_[at].second.options()), weight);
   }
 
   std::vector<std::pair<std::string, at::Tensor>> sums_;
   double weight_ = 0;
 };
 
+/// Adds one replica's part of a batch; a row that only repeats another counts nothing.
+void add_rows(torch::nn::Module& model, at::Device device, const Batch& rows, const LossFunction& loss,
+              Precision precision, Sums& sums) {
+  const c10::InferenceMode inference;
+  if (rows.size() == 0) return;
+  const int64_t own = rows.size() - rows.padding_rows();
+  const Batch counted = own > 0 && own < rows.size() ? rows.slice(0, own) : rows;
+  std::optional<AutocastGuard> autocast;
+  if (precision != Precision::kFp32) {
+    autocast.emplace(device, precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+  }
+  const LossOutput output = loss(model, counted);
+  const double weight = output.weight > 0 ? output.weight : static_cast<double>(counted.size());
+  sums.add(output, own > 0 ? weight : 0.0);
+}
+
 }  // namespace
 
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
                                  Precision precision) {
   const c10::InferenceMode inference;
-  const EvaluationMode mode(*devices.module());
-  Sums sums;
+  const auto replicas = static_cast<size_t>(devices.replicas());
+  std::vector<std::unique_ptr<EvaluationMode>> modes;
+  for (size_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<EvaluationMode>(*devices.module(i)));
+  std::vector<Sums> sums(replicas);
+  // A loss function may keep something from call to call, so each thread has one of its own.
+  std::vector<LossFunction> losses(replicas, loss);
+  const auto rows_of = [&](const Batch& batch, size_t i) {
+    const auto at = [&](size_t part) { return batch.size() * static_cast<int64_t>(part) / devices.replicas(); };
+    return batch.slice(at(i), at(i + 1));
+  };
   loader.seek(0, 0);
   while (true) {
     TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader.next());
     if (!batch) break;
-    std::optional<AutocastGuard> autocast;
-    if (precision != Precision::kFp32) {
-      autocast.emplace(devices.device(), precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+    if (replicas == 1) {
+      add_rows(*devices.module(), devices.device(), *batch, loss, precision, sums[0]);
+      continue;
     }
-    const LossOutput output = loss(*devices.module(), *batch);
-    sums.add(output, output.weight > 0 ? output.weight : static_cast<double>(batch->size()));
+    devices.run(
+        [&](int64_t replica) {
+          const auto i = static_cast<size_t>(replica);
+          const at::Device device = devices.device(replica);
+          const Batch rows = device.is_cpu() ? rows_of(*batch, i) : rows_of(*batch, i).to(device);
+          add_rows(*devices.module(replica), device, rows, losses[i], precision, sums[i]);
+          return at::Tensor();
+        },
+        /*reduce_gradients=*/false);
   }
-  if (sums.weight() == 0) {
+  for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
+  if (ProcessGroup* group = devices.process_group()) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group));
+  if (sums[0].weight() == 0) {
     return to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = "there is no row to evaluate"},
                      absl::StatusCode::kInvalidArgument);
   }
-  return sums.means();
+  return sums[0].means();
 }
 
 }  // namespace trainkit

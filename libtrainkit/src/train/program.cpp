@@ -2,13 +2,48 @@
 
 #include <csignal>
 #include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/launch_environment.h"
 #include "trainkit/logging/summary.h"
 
 namespace trainkit {
+namespace {
+
+/// How long a rank that fails before the ranks have met waits for them, to say why it will not come.
+constexpr std::chrono::seconds kFarewell{10};
+
+std::string line_of(const absl::Status& status) {
+  std::string text = error_line(status);
+  return text.substr(0, text.find('\n'));
+}
+
+/// The others wait for this rank, or soon will: they learn why it ends.
+void tell_ranks(std::shared_ptr<ProcessGroup>& group, const LaunchEnvironment& launch, const absl::Status& status) {
+  if (!group) {
+    if (exit_code(status) == ExitCode::kDistributed) return;  // they could not meet
+    auto met = ProcessGroup::create(launch, {.timeout = kFarewell});
+    if (!met.ok()) return;  // nobody is there to be told
+    group = *std::move(met);
+  }
+  group->leave(line_of(status));
+}
+
+/// What torchrun shows in its summary: torch/distributed/elastic/multiprocessing/errors reads this form.
+void tell_launcher(const std::string& path, const absl::Status& status) {
+  const nlohmann::json message = {{"message", line_of(status)}, {"timestamp", std::to_string(std::time(nullptr))}};
+  // Told on stderr already: a file that cannot be written is not worth another error.
+  (void)write_file_atomically(Fs::posix(), path,
+                              message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace
 
 int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error to tell, not to die of
@@ -22,8 +57,14 @@ int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body
     }
   }();
   if (result.ok()) return *result;
+  const auto environment = read_launch_environment();
+  const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
+  const std::string rank = launch.world_size > 1 ? "[rank " + std::to_string(launch.rank) + "] " : "";
   std::fflush(stdout);
-  std::fputs(error_text(result.status()).c_str(), stderr);
+  std::fputs((rank + error_text(result.status())).c_str(), stderr);
+  std::fflush(stderr);
+  if (!launch.error_file.empty()) tell_launcher(launch.error_file, result.status());
+  if (launch.world_size > 1) tell_ranks(program.group, launch, result.status());
   if (!program.output_dir.empty()) {
     // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
     (void)write_error(program.output_dir, result.status());

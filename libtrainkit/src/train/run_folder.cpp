@@ -1,6 +1,7 @@
 #include "trainkit/train/run_folder.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -30,8 +31,9 @@ const char* name_of(Precision precision) {
   return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
 }
 
-OnError on_error_of(const std::string& word) {
-  return word == "skip" ? OnError::kSkip : word == "replace" ? OnError::kReplace : OnError::kFail;
+int64_t device_bytes(at::Device device) {
+  const auto index = std::max<c10::DeviceIndex>(device.index(), 0);
+  return static_cast<int64_t>(at::accelerator::getMemoryInfo(index).second);
 }
 
 std::chrono::milliseconds milliseconds(Seconds seconds) {
@@ -46,49 +48,60 @@ std::string csv_field(const std::string& text) {
   return quoted + "\"";
 }
 
-absl::Status write_bad_samples(const std::string& path, const std::vector<BadSample>& samples) {
-  std::string text = "index,epoch,name,cause\n";
+std::string lines_of(const std::vector<BadSample>& samples) {
+  std::string text;
   for (const BadSample& sample : samples) {
     text += fmt::format("{},{},{},{}\n", sample.index, sample.epoch, csv_field(sample.name), csv_field(sample.cause));
   }
-  return write_file_atomically(Fs::posix(), path + "/bad_samples.csv", text);
+  return text;
+}
+
+/// Lists the bad samples of all ranks, if there are any, each row once.
+absl::Status write_bad_samples(const std::string& path, ProcessGroup* group, const std::string& mine) {
+  std::string text = mine;
+  for (int64_t rank = 1; group && rank < group->world_size(); ++rank) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string theirs, group->broadcast_text(mine, rank, "gathering bad samples"));
+    text += theirs;
+  }
+  if (text.empty() || (group && group->rank() != 0)) return absl::OkStatus();
+  return write_file_atomically(Fs::posix(), path + "/bad_samples.csv", "index,epoch,name,cause\n" + text);
+}
+
+/// "ddp on 2 ranks: cpu", "dp on cuda:0, cuda:1 (each 79.1 GB)", "single on cpu".
+std::string describe_devices(const Placement& placement) {
+  const DevicePlan& plan = placement.plan;
+  std::string text =
+      plan.strategy + (placement.group ? fmt::format(" over {} ranks, each on ", plan.replicas) : " on ");
+  if (plan.devices.size() > 1 && plan.devices.front().is_cpu()) {
+    return text + fmt::format("cpu, {} logical replicas", plan.devices.size());
+  }
+  if (placement.group && plan.replicas > 1 && !plan.devices.front().is_cpu()) {
+    return text + fmt::format("a GPU of {}", format_size(device_bytes(plan.devices.front())));
+  }
+  for (size_t i = 0; i < plan.devices.size(); ++i) {
+    text += (i ? ", " : "") + plan.devices[i].str();
+    if (!plan.devices[i].is_cpu()) text += fmt::format(" ({})", format_size(device_bytes(plan.devices[i])));
+  }
+  return text;
 }
 
 }  // namespace
 
-PrefetcherOptions training_loader_options(const RunOptions& run, at::Device device) {
-  return {.batch_size = run.batch_size.value.value_or(1),
-          .num_workers = resolve_num_workers(run),
-          .prefetch_factor = static_cast<int>(run.prefetch_factor),
-          .persistent_workers = run.persistent_workers,
-          .drop_last = run.drop_last,
-          .timeout = milliseconds(run.timeout),
-          .pin_memory = run.pin_memory,
-          .device = device,
-          .on_error = on_error_of(run.on_error),
-          .max_bad_samples = run.max_bad_samples};
-}
-
-PrefetcherOptions evaluation_loader_options(const RunOptions& run, at::Device device) {
-  PrefetcherOptions options = training_loader_options(run, device);
-  options.drop_last = false;
-  options.persistent_workers = false;
-  return options;
-}
-
-int share_processors(const RunOptions& run, ReadCost cost) {
-  const int threads = std::min(at::get_num_threads(), suggest_intra_op_threads(resolve_num_workers(run), cost));
+int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost) {
+  const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
+  const int share = suggest_intra_op_threads(resolve_num_workers(run, machine), cost, ranks);
+  const int threads = std::min(at::get_num_threads(), share);
   at::set_num_threads(threads);
   return threads;
 }
 
-absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, at::Device device,
-                                               int64_t batches_per_epoch, double min_lr_factor) {
+absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
+                                               const Prefetcher& loader, double min_lr_factor) {
   TrainerOptions options{.max_epochs = run.epochs,
                          .max_steps = run.max_steps,
                          .max_time = milliseconds(run.max_time),
-                         .precision = precision_of(resolve_precision(run, device)),
-                         .grad_accum_steps = resolve_grad_accum_steps(run),
+                         .precision = precision_of(resolve_precision(run, placement.device())),
+                         .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
                          .log_every = run.log_every,
                          .output_dir = run.output_dir,
@@ -98,10 +111,10 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .early_stopping = run.early_stopping,
                          .handle_signals = true};
   const int64_t epoch_steps =
-      planned_steps(batches_per_epoch, {.max_epochs = 1, .grad_accum_steps = options.grad_accum_steps});
+      planned_steps(loader.batches_per_epoch(), {.max_epochs = 1, .grad_accum_steps = options.grad_accum_steps});
   options.eval_every = run.eval_every.value_or(epoch_steps);
   options.save_every = run.save_every.value_or(epoch_steps);
-  const int64_t total_steps = planned_steps(batches_per_epoch, options);
+  const int64_t total_steps = planned_steps(loader.batches_per_epoch(), options);
   const bool plateau = run.scheduler == "plateau";
   if (plateau) options.plateau = PlateauOptions{.factor = run.factor, .patience = run.patience};
   // A warm-up that somebody asked for stands; a default one leaves most of a short run to the schedule.
@@ -124,8 +137,8 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   return options;
 }
 
-std::string describe_run(const RunOptions& run, const TrainerOptions& options, const DeviceReplicator& devices,
-                         const Prefetcher& loader) {
+std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
+                         const DeviceReplicator& devices, const Prefetcher& loader) {
   int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0;
   for (const auto& [name, tensor] : named_tensors(*devices.module())) {
     parameters += tensor.numel();
@@ -134,11 +147,14 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
   for (const at::Tensor& parameter : devices.module()->parameters()) {
     if (parameter.requires_grad()) trained_bytes += static_cast<int64_t>(parameter.nbytes());
   }
-  const int64_t batch = loader.options().batch_size;
-  std::string text = fmt::format("strategy   single on {}\n", devices.device().str());
-  text += fmt::format("batch      {} per device x {} device x {} accumulated = {} per step\n", batch,
-                      devices.world_replicas(), options.grad_accum_steps,
-                      batch * devices.world_replicas() * options.grad_accum_steps);
+  const BatchPlan& batch = placement.batch;
+  std::string text = fmt::format("strategy   {}\n", describe_devices(placement));
+  text +=
+      fmt::format("batch      {} per device x {} device{} x {} accumulated = {} per step\n", batch.batch_size,
+                  batch.replicas, batch.replicas == 1 ? "" : "s", batch.grad_accum_steps, batch.global_batch_size());
+  if (batch.batch_size != run.batch_size.value) {
+    text += fmt::format("           (not {} per device: the global batch is kept)\n", *run.batch_size.value);
+  }
   text += fmt::format("precision  {}\n", name_of(options.precision));
   text += fmt::format("model      {} parameters; weights {}, gradients {}, AdamW state {}\n",
                       format_count(static_cast<double>(parameters)), format_size(weight_bytes),
@@ -147,7 +163,7 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
                       loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
                       at::get_num_threads());
   for (const FieldSpec& field : loader.dataset().fields()) {
-    text += fmt::format("           {} ({}{}{}) {}\n", field.name, batch, field.shape.empty() ? "" : ", ",
+    text += fmt::format("           {} ({}{}{}) {}\n", field.name, batch.batch_size, field.shape.empty() ? "" : ", ",
                         fmt::join(field.shape, ", "), c10::toString(field.dtype));
   }
   if (devices.device().is_cuda() && options.precision == Precision::kFp32) {
@@ -161,7 +177,10 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
 }
 
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& parser, const RunOptions& run,
-                                                           const std::string& program) {
+                                                           const Placement& placement, const std::string& program) {
+  if (!placement.is_first()) {
+    return std::unique_ptr<RunFolder>(new RunFolder("", placement.group, std::make_unique<RunLogger>()));
+  }
   int64_t resume_step = -1;
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
@@ -175,7 +194,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
                                                        .wandb = {.project = program},
                                                        .resume_step = resume_step}));
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
-  return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, std::move(logger)));
+  return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 
 void RunFolder::watch(const Prefetcher& loader) {
@@ -215,8 +234,8 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .best_step = result.best_evaluation.empty() ? -1 : result.best_step,
                      .versions = library_versions()};
   summary.final_metrics.emplace_back("train_loss", result.loss);
-  const std::vector<BadSample> bad_samples = loader.bad_samples();
-  if (!bad_samples.empty()) TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, bad_samples));
+  TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, group_.get(), lines_of(loader.bad_samples())));
+  if (!is_first()) return summary.exit_code;
   TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));
   return summary.exit_code;

@@ -1,11 +1,17 @@
 #include "run_state.h"
 
+#include <ATen/Context.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 #include <variant>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/rng_state.h"
 #include "trainkit/train/weights.h"
@@ -14,8 +20,10 @@ namespace trainkit {
 namespace {
 
 StateDict progress_state(const RunProgress& progress) {
-  StateDict state = {
-      {"step", progress.step}, {"bad_evaluations", progress.bad_evaluations}, {"best_step", progress.best_step}};
+  StateDict state = {{"step", progress.step},
+                     {"bad_evaluations", progress.bad_evaluations},
+                     {"best_step", progress.best_step},
+                     {"weight_unit", progress.weight_unit}};
   for (const auto& [name, value] : progress.best) state["best." + name] = value;
   return state;
 }
@@ -25,17 +33,95 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(progress.step, get_state<int64_t>(state, "step"));
   TRAINKIT_ASSIGN_OR_RETURN(progress.bad_evaluations, get_state<int64_t>(state, "bad_evaluations"));
   TRAINKIT_ASSIGN_OR_RETURN(progress.best_step, get_state<int64_t>(state, "best_step"));
+  if (state.contains("weight_unit")) {
+    TRAINKIT_ASSIGN_OR_RETURN(progress.weight_unit, get_state<double>(state, "weight_unit"));
+  }
   for (const auto& [name, value] : sub_state(state, "best")) {
     if (const double* number = std::get_if<double>(&value)) progress.best[name] = *number;
   }
   return progress;
 }
 
+StateDict shape_state(const RunShape& shape) {
+  return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
+}
+
+/// The generators that a rank draws from: the CPU's, and that of its device behind it.
+std::vector<at::Generator> rank_generators(at::Device device) {
+  std::vector<at::Generator> generators = {at::globalContext().defaultGenerator(at::kCPU)};
+  if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
+  return generators;
+}
+
+at::Tensor rank_generator_state(at::Device device) {
+  std::vector<at::Tensor> states;
+  for (at::Generator& generator : rank_generators(device)) {
+    const std::lock_guard lock(generator.mutex());
+    states.push_back(generator.get_state());
+  }
+  return at::cat(states);
+}
+
+/// Each rank's generators in a row: (ranks, bytes) uint8, the same on all.
+absl::StatusOr<at::Tensor> gather_generators(ProcessGroup& group, at::Device device) {
+  const at::Tensor mine = rank_generator_state(device);
+  const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
+  all[group.rank()].copy_(mine);
+  TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "gathering random generators"));
+  return all;
+}
+
+/// Gives a rank the generators that the rank of its number had. One that did not exist then begins where the first
+/// rank is on the CPU (whose numbers replicas do not draw from directly), and anew, by its number, on its GPU.
+absl::Status load_rank_generators(const at::Tensor& rows, int64_t rank, at::Device device, uint64_t seed) {
+  const bool is_new = rank >= rows.size(0);
+  const at::Tensor row = rows[is_new ? 0 : rank];
+  int64_t begin = 0;
+  for (at::Generator& generator : rank_generators(device)) {
+    const std::lock_guard lock(generator.mutex());
+    const int64_t bytes = generator.get_state().numel();
+    if (is_new && begin > 0) {
+      generator.set_current_seed(hash_key(seed, rank));
+    } else if (begin + bytes <= row.numel()) {
+      generator.set_state(row.slice(0, begin, begin + bytes).clone());
+    }  // else: the run was on the CPU before
+    begin += bytes;
+  }
+  return absl::OkStatus();
+}
+
+/// On another number of devices the rows of a step stay what they were, or this is not the same run.
+absl::Status check_shape(const RunShape& saved, const RunShape& now) {
+  if (saved.replicas == 0 || saved.replicas == now.replicas || saved.global_batch_size == now.global_batch_size) {
+    return absl::OkStatus();
+  }
+  return to_status(
+      {.exit_code = ExitCode::kDistributed,
+       .id = "dist.batch",
+       .field = "global_batch_size",
+       .problem = fmt::format("the run had {} rows a step on {} devices", saved.global_batch_size, saved.replicas),
+       .got = fmt::format("{} on {} devices", now.global_batch_size, now.replicas),
+       .expected = std::to_string(saved.global_batch_size),
+       .hint = "choose batch_size and grad_accum_steps so that batch_size x devices x grad_accum_steps "
+               "stays what it was"},
+      absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 
-absl::Status save_run(CheckpointStore& store, const RunParts& parts, const RunProgress& progress,
-                      const StateDict& config) {
+RunShape saved_shape(const StateDict& state) {
+  const auto global = get_state<int64_t>(state, "shape.global_batch_size");
+  const auto replicas = get_state<int64_t>(state, "shape.replicas");
+  return global.ok() && replicas.ok() ? RunShape{*global, *replicas} : RunShape{};
+}
+
+absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
+                                               const RunShape& shape, const StateDict& config) {
   CheckpointContents contents;
+  if (ProcessGroup* group = parts.devices.process_group()) {
+    TRAINKIT_ASSIGN_OR_RETURN(contents.state["rng_ranks"], gather_generators(*group, parts.devices.device()));
+    if (group->rank() != 0) return contents;  // the first rank alone writes
+  }
   contents.model = named_tensors(*parts.devices.module());
   // Tensors of the optimizer have a file of their own; its scalars stand with the rest of the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {
@@ -50,14 +136,16 @@ absl::Status save_run(CheckpointStore& store, const RunParts& parts, const RunPr
   merge_state(contents.state, "loader", parts.loader.state_dict());
   merge_state(contents.state, "rng", default_generator_state());
   merge_state(contents.state, "trainer", progress_state(progress));
+  merge_state(contents.state, "shape", shape_state(shape));
   merge_state(contents.state, "config", config);
-  return store.save(progress.step, contents);
+  return contents;
 }
 
 absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
-                        RunProgress& progress) {
+                        const RunShape& shape, RunProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(spec, output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
+  TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
   StateDict optimizer = sub_state(contents.state, "optimizer");
   for (const auto& [name, tensor] : contents.optimizer) optimizer[name] = tensor;
 
@@ -70,9 +158,27 @@ absl::Status resume_run(const std::string& spec, const std::string& output_dir, 
   }
   TRAINKIT_RETURN_IF_ERROR(parts.scaler.load_state_dict(sub_state(contents.state, "scaler")));
   TRAINKIT_RETURN_IF_ERROR(parts.loader.load_state_dict(sub_state(contents.state, "loader")));
-  TRAINKIT_RETURN_IF_ERROR(load_default_generator_state(sub_state(contents.state, "rng")));
+  const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
+  if (rank == 0) {
+    TRAINKIT_RETURN_IF_ERROR(load_default_generator_state(sub_state(contents.state, "rng")));
+  } else {
+    const bool had_ranks = contents.state.contains("rng_ranks");
+    TRAINKIT_ASSIGN_OR_RETURN(auto rows, get_state<at::Tensor>(contents.state, had_ranks ? "rng_ranks" : "rng.cpu"));
+    TRAINKIT_RETURN_IF_ERROR(load_rank_generators(had_ranks ? rows : rows.unsqueeze(0), rank, parts.devices.device(),
+                                                  hash_key(parts.loader.sampler().seed(), loaded.step)));
+  }
   progress = std::move(loaded);
   return absl::OkStatus();
+}
+
+void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields) {
+  fields.push_back({name + " rows", std::to_string(dataset.size())});
+  std::string text;
+  for (const FieldSpec& field : dataset.fields()) {
+    text += fmt::format("{}{} ({}) {}", text.empty() ? "" : ", ", field.name, fmt::join(field.shape, ", "),
+                        c10::toString(field.dtype));
+  }
+  fields.push_back({name + " fields", text});
 }
 
 std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices) {

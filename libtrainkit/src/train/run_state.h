@@ -10,6 +10,7 @@
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/process_group.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/checkpoint.h"
@@ -32,16 +33,31 @@ struct RunProgress {
   int64_t bad_evaluations = 0;
   int64_t best_step = 0;
   Metrics best = {};
+  /// See TrainStep::weight_unit.
+  double weight_unit = 0;
 };
 
-/// Saves everything as step `progress.step`.
-absl::Status save_run(CheckpointStore& store, const RunParts& parts, const RunProgress& progress,
-                      const StateDict& config);
+/// Rows of an optimizer step, and the devices that share them. 0: the checkpoint does not say.
+struct RunShape {
+  int64_t global_batch_size = 0;
+  int64_t replicas = 0;
+};
+
+/// What a checkpoint of save_run says of the run that wrote it.
+RunShape saved_shape(const StateDict& state);
+
+/// Everything of a run as it is now. Every rank calls it: each has random generators of its own.
+absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
+                                               const RunShape& shape, const StateDict& config);
 
 /// Puts everything back from the checkpoint that `spec` names (see resolve_checkpoint). The random generators come
-/// last, so that nothing draws from them in between.
+/// last, so that nothing draws from them in between. Exit code 8 if the run had another number of devices and `shape`
+/// has another global batch.
 absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
-                        RunProgress& progress);
+                        const RunShape& shape, RunProgress& progress);
+
+/// What ranks must have alike of a data set: "<name> rows" and "<name> fields".
+void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields);
 
 /// Bytes that the allocator holds on each device of the replicas; empty on the CPU.
 std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices);

@@ -3,6 +3,8 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <absl/status/statusor.h>
 #include <c10/core/GradMode.h>
 
@@ -147,15 +149,18 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
 
 TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& shard, const LossFunction& loss) {
   ReplicaResult result;
+  // Rows that only repeat others do not count. A rank that has no others learns from them nothing, but what its metrics
+  // are called.
+  const int64_t own = shard.size() - shard.padding_rows();
   try {
-    if (shard.size() > 0) result.output = forward(replica, shard, loss);
+    if (shard.size() > 0) {
+      result.output = forward(replica, own > 0 && own < shard.size() ? shard.slice(0, own) : shard, loss);
+    }
   } catch (...) {
     if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);  // the other ranks wait for it
     throw;
   }
-  if (result.output) {
-    result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(shard.size());
-  }
+  if (own > 0) result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(own);
   const bool alone = devices_.world_replicas() == 1;
   result.unit = alone ? 0 : weight_unit_ > 0 ? weight_unit_ : agree_on_unit(replica, result.weight);
   const double whole = static_cast<double>(options_.grad_accum_steps * devices_.world_replicas());
@@ -239,9 +244,21 @@ void TrainStep::agree(const std::string& reason) {
   vote_ = {};
 }
 
+/// The metrics of a step of which no row could be read here, though on other ranks.
+void TrainStep::take_nothing() {
+  if (!metric_names_) {
+    const std::string problem = "no row of the first step could be read";
+    fail(problem, /*out_of_memory=*/false, /*reduced=*/true);
+    throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = problem}));
+  }
+  metrics_.loss = at::zeros({}, at::TensorOptions(devices_.device()));
+  for (const std::string& name : *metric_names_) metrics_.metrics.emplace_back(name, at::zeros_like(metrics_.loss));
+}
+
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
+  if (!metrics_.loss.defined()) take_nothing();
   agree("");
   if (!verdict_.ok()) {
     abandon();
@@ -250,12 +267,12 @@ StepMetrics TrainStep::finish() {
   const std::vector<Optimizer*> all = optimizers();
   // Fewer micro-batches than planned, or of another weight than the first: the shares do not add up to 1 yet.
   const c10::AutoGradMode no_grad(false);
-  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0) {
+  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
     for (Optimizer* optimizer : all) {
       if (const auto gradients = optimizer->gradients(); !gradients.empty()) at::_foreach_mul_(gradients, correction);
     }
   }
-  if (const double correction = expected_weight_ / weight_; correction != 1.0) {
+  if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {
     metrics_.loss = metrics_.loss * correction;
     for (auto& [name, value] : metrics_.metrics) value = value * correction;
   }
@@ -271,6 +288,10 @@ StepMetrics TrainStep::finish() {
   scaler_.update();
   if (scheduler_) scheduler_->step();
   for (Optimizer* optimizer : all) optimizer->zero_grad(options_.zero_grad_set_to_none);
+  if (!metric_names_) {
+    metric_names_.emplace();
+    for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
+  }
   metrics_.weight = weight_;
   metrics_.world_weight = verdict_.weight;
   accumulated_ = 0;
@@ -282,8 +303,9 @@ StepMetrics TrainStep::finish() {
 void TrainStep::average_over_ranks(StepMetrics& metrics) {
   ProcessGroup* group = devices_.process_group();
   if (!group || group->world_size() == 1) return;
-  std::vector<at::Tensor> values{metrics.loss};
-  for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(metrics.loss.dtype()));
+  if (metrics.world_weight == 0) return;
+  std::vector<at::Tensor> values{metrics.loss.to(at::kDouble)};
+  for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(at::kDouble));
   const at::Tensor sums = at::stack(values).mul_(metrics.weight / metrics.world_weight);
   const absl::Status reduced = group->all_reduce(sums, "all_reduce(metrics)");
   if (!reduced.ok()) throw absl::BadStatusOrAccess(reduced);

@@ -1,5 +1,7 @@
 #include "trainkit/train/trainer.h"
 
+#include <ATen/ops/full.h>
+
 #include <cmath>
 #include <deque>
 #include <optional>
@@ -17,6 +19,10 @@ namespace trainkit {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// What a rank whose time is up says in the vote on stopping, where signals stand by their numbers: no signal that asks
+/// for an end has this one.
+constexpr int kTimeIsUp = 1;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -83,6 +89,7 @@ class Run {
         loader_(loader),
         loss_(std::move(loss)),
         fit_(fit),
+        group_(devices.process_group()),
         scheduler_(make_scheduler(optimizer, options)),
         step_(devices, optimizer,
               {.precision = options.precision,
@@ -101,7 +108,7 @@ class Run {
     while (!finished_) {
       TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
       if (batch) {
-        interval_rows_ += batch->size();
+        interval_rows_ += batch->size() - batch->padding_rows();
         step_.accumulate(*batch, loss_);
         if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
       } else {
@@ -114,6 +121,10 @@ class Run {
   }
 
  private:
+  bool is_first() const { return !group_ || group_->rank() == 0; }
+  int64_t ranks() const { return group_ ? group_->world_size() : 1; }
+  bool saves() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
+
   /// Opens the checkpoints, goes on from one if asked, and sees whether anything is left to do.
   absl::Status prepare() {
     if (loader_.batches_per_epoch() == 0) {
@@ -124,15 +135,21 @@ class Run {
                         .expected = "at least one batch of " + std::to_string(loader_.options().batch_size),
                         .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
     }
-    if (!options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
+    if (is_first() && !options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
       TRAINKIT_ASSIGN_OR_RETURN(
           auto store, CheckpointStore::open(options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last)}));
       store_.emplace(std::move(store));
     }
     if (!options_.resume.empty()) {
-      TRAINKIT_RETURN_IF_ERROR(resume_run(options_.resume, options_.output_dir, parts(), progress_));
+      TRAINKIT_RETURN_IF_ERROR(resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
       if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
       last_saved_ = last_evaluated_ = progress_.step;
+    }
+    TRAINKIT_RETURN_IF_ERROR(compare_ranks());
+    if (!options_.resume.empty()) {
+      step_.set_step(progress_.step);
+      step_.set_weight_unit(progress_.weight_unit);
+      step_.synchronize();
     }
     first_step_ = progress_.step;
     if (fit_.logger) {
@@ -140,38 +157,69 @@ class Run {
                           .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
                           .total_epochs = static_cast<double>(options_.max_epochs)});
     }
+    if (!group_ && options_.handle_signals) check_stop(SignalWatch::stop_signal());  // ranks vote after a step
     check_limits();
     check_epochs();
     return absl::OkStatus();
   }
 
+  /// What the ranks must have alike, before they do anything together. Rows and gradients would not fit otherwise, or
+  /// one rank would be done before the others.
+  absl::Status compare_ranks() {
+    if (!group_) return absl::OkStatus();
+    std::vector<DigestField> fields = {{"max_epochs", std::to_string(options_.max_epochs)},
+                                       {"max_steps", std::to_string(options_.max_steps)},
+                                       {"precision", std::to_string(static_cast<int>(options_.precision))},
+                                       {"grad_accum_steps", std::to_string(options_.grad_accum_steps)},
+                                       {"grad_clip", std::to_string(options_.grad_clip)},
+                                       {"log_every", std::to_string(options_.log_every)},
+                                       {"eval_every", std::to_string(options_.eval_every)},
+                                       {"save_every", std::to_string(options_.save_every)},
+                                       {"batch_size", std::to_string(loader_.options().batch_size)},
+                                       {"batches per epoch", std::to_string(loader_.batches_per_epoch())},
+                                       {"seed of the order", std::to_string(loader_.sampler().seed())},
+                                       {"step of the checkpoint", std::to_string(progress_.step)}};
+    append_data_fields("training", loader_.dataset(), fields);
+    if (fit_.validation) append_data_fields("validation", fit_.validation->dataset(), fields);
+    return group_->compare_digest(fields);
+  }
+
   absl::Status complete_step() {
+    step_.vote().stop = local_stop();
+    step_.vote().save = options_.handle_signals && SignalWatch::take_save_request();
     last_metrics_ = step_.finish();
-    if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.weight;
+    averaged_ = false;
+    if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
     const int64_t step = ++progress_.step;
+    progress_.weight_unit = step_.weight_unit();
     if (fit_.logger) fit_.logger->tick(step);
+    check_stop(step_.verdict().stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
     if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
       TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     }
-    const bool wanted = options_.handle_signals && SignalWatch::take_save_request();
-    if (store_ && options_.save_every > 0 && (wanted || step % options_.save_every == 0)) return save();
+    if (saves() && (step_.verdict().save || step % options_.save_every == 0)) return save();
     return absl::OkStatus();
   }
 
+  /// Why this rank alone would stop now: a signal, else kTimeIsUp; 0 to go on.
+  int local_stop() const {
+    const int number = options_.handle_signals ? SignalWatch::stop_signal() : 0;
+    const bool late = options_.max_time.count() > 0 && Clock::now() - start_ >= options_.max_time;
+    return number != 0 ? number : late ? kTimeIsUp : 0;
+  }
+
+  /// Acts on what all ranks have agreed on.
+  void check_stop(int stop) {
+    if (stop == 0 || finished_) return;
+    if (stop == kTimeIsUp) return finish(ExitReason::kMaxTime);
+    result_.signal = stop;
+    finish(ExitReason::kSignal);
+  }
+
   void check_limits() {
-    if (finished_) return;
-    if (options_.handle_signals) {
-      if (const int number = SignalWatch::stop_signal()) {
-        result_.signal = number;
-        return finish(ExitReason::kSignal);
-      }
-    }
-    if (options_.max_steps > 0 && progress_.step >= options_.max_steps) return finish(ExitReason::kMaxSteps);
-    if (options_.max_time.count() > 0 && progress_.step > first_step_ && Clock::now() - start_ >= options_.max_time) {
-      return finish(ExitReason::kMaxTime);
-    }
+    if (!finished_ && options_.max_steps > 0 && progress_.step >= options_.max_steps) finish(ExitReason::kMaxSteps);
   }
 
   void check_epochs() {
@@ -194,8 +242,9 @@ class Run {
       const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
       if (due && result_.reason != ExitReason::kSignal) TRAINKIT_RETURN_IF_ERROR(log_step());
       TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+      average_metrics();
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
-      if (store_ && options_.save_every > 0 && last_saved_ != progress_.step) TRAINKIT_RETURN_IF_ERROR(save());
+      if (saves() && last_saved_ != progress_.step) TRAINKIT_RETURN_IF_ERROR(save());
     }
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
     result_.steps = progress_.step;
@@ -215,8 +264,17 @@ class Run {
     return total > 0 ? wait / total : 0;
   }
 
+  /// Makes the metrics of the last step those of all ranks, once.
+  void average_metrics() {
+    if (!std::exchange(averaged_, true)) step_.average_over_ranks(last_metrics_);
+  }
+
   /// Starts reading the scalars of the step; the record goes out when they are on the host.
   absl::Status log_step() {
+    // Ranks must end at the same step if a loss is not finite: what was logged before is read now on all of them, by
+    // when it has long been there.
+    if (group_) TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+    average_metrics();
     const double seconds = seconds_since(interval_start_);
     const PrefetcherStats stats = loader_.stats();
     Pending pending;
@@ -234,7 +292,7 @@ class Run {
     const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
     scalars.insert(scalars.end(), lrs.begin(), lrs.end());
     pending.scalars = LateScalars(scalars);
-    pending.record.values = {{"samples_per_second", static_cast<double>(interval_rows_) / seconds},
+    pending.record.values = {{"samples_per_second", static_cast<double>(interval_rows_ * ranks()) / seconds},
                              {"data_wait_fraction", wait_fraction(interval_stats_, stats)}};
     if (interval_weight_ > 0) {
       pending.record.values.emplace_back(options_.weight_unit + "_per_second", interval_weight_ / seconds);
@@ -246,7 +304,7 @@ class Run {
     interval_weight_ = 0;
     interval_start_ = Clock::now();
     interval_stats_ = stats;
-    return emit(/*wait=*/false);
+    return group_ && !devices_.device().is_cpu() ? absl::OkStatus() : emit(/*wait=*/false);
   }
 
   double epoch_fraction() const {
@@ -332,12 +390,16 @@ class Run {
     pause_seconds_ += seconds_since(start);
   }
 
+  /// The first rank writes; all go on, or end, when it has.
   absl::Status save() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     const Clock::time_point start = Clock::now();
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
+                              collect_run(parts(), progress_, shape(), options_.config));
     // Records first: a run that goes on from this checkpoint does not repeat them.
     absl::Status saved = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
-    if (saved.ok()) saved = save_run(*store_, parts(), progress_, options_.config);
+    if (saved.ok() && store_) saved = store_->save(progress_.step, contents);
+    saved = agree_on_save(saved);
     end_pause(start);
     if (saved.ok()) {
       last_saved_ = progress_.step;
@@ -346,6 +408,23 @@ class Run {
       return absl::OkStatus();
     }
     return saved;
+  }
+
+  /// `saved`; or, on a rank that was not the one to fail, that another was.
+  absl::Status agree_on_save(const absl::Status& saved) {
+    if (!group_) return saved;
+    const at::Tensor failures = at::full({1}, saved.ok() ? 0.0 : 1.0, at::kDouble);
+    TRAINKIT_RETURN_IF_ERROR(group_->all_reduce(failures, "the checkpoint"));
+    if (!saved.ok() || failures.item<double>() == 0) return saved;
+    return to_status({.exit_code = ExitCode::kDistributed,
+                      .id = "dist.peer",
+                      .problem = "another rank could not save the checkpoint of step " +
+                                 std::to_string(progress_.step) + "; it says why"});
+  }
+
+  RunShape shape() const {
+    const int64_t micro_batch = loader_.options().batch_size * ranks();
+    return {.global_batch_size = micro_batch * options_.grad_accum_steps, .replicas = devices_.world_replicas()};
   }
 
   RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_}; }
@@ -364,6 +443,7 @@ class Run {
   Prefetcher& loader_;
   LossFunction loss_;
   const FitOptions& fit_;
+  ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;
   std::optional<CheckpointStore> store_;
@@ -376,6 +456,7 @@ class Run {
   int64_t last_evaluated_ = -1;
   int64_t nonfinite_ = 0;
   StepMetrics last_metrics_;
+  bool averaged_ = false;  // last_metrics_, over the ranks
   std::deque<Pending> pending_;
   Clock::time_point start_, interval_start_;
   double pause_seconds_ = 0;

@@ -200,6 +200,10 @@ class ConfigParser {
   absl::Status invalid(std::string_view name, std::string problem, std::string expected = {},
                        std::string hint = {}) const;
 
+  /// Every option but paths, with its value as to_yaml writes it: what processes of one run must have alike, whose
+  /// machines may keep their files in different places.
+  Settings settings() const;
+
   /// What to print for a request: help, version or print_config. Empty for kRun.
   std::string text(Request request) const;
   std::string help() const;

@@ -103,6 +103,8 @@ struct RunOptions {
   std::string precision = {};
   Seconds dist_timeout{120};
   std::string dist_bind = "loopback";
+  /// none, fp16 or bf16: the type in which ddp sends gradients.
+  std::string grad_compression = "none";
 };
 
 /// Adds every flag of RunOptions, bound to `options`, with the design's names, aliases and bounds.
@@ -112,13 +114,18 @@ void add_run_flags(ConfigParser& parser, RunOptions& options);
 struct Machine {
   int cuda_devices = 0;
   int cpus = 1;
-  /// This one.
+  /// What a launcher (trainkit launch, torchrun, Slurm, Open MPI) has started: ranks of the run, those of them on this
+  /// machine, and which of the latter this process is. 0 ranks: there is no launcher.
+  int64_t ranks = 0;
+  int64_t local_ranks = 0;
+  int64_t local_rank = 0;
+  /// This one, as if there were no launcher: the module that reads a launcher's environment is above this one.
   static Machine here();
 };
 
 /// The combinations that no single flag can check. Call it after parse() and the late defaults. Errors are blamed on
 /// the flag or the line of the file that they came from (kUsage, kConfig): devices that are not there, fp16 on a CPU,
-/// --resume with --overwrite, several devices and --batch_size auto (not in this release), and so on.
+/// --resume with --overwrite, a global batch that the devices cannot share (kDistributed), and so on.
 absl::Status check_run_options(const ConfigParser& parser, const RunOptions& options,
                                const Machine& machine = Machine::here());
 
@@ -126,14 +133,45 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
 absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const RunOptions& options,
                                            const Machine& machine = Machine::here());
 
+/// Where a run trains.
+struct DevicePlan {
+  /// single, dp or ddp.
+  std::string strategy = "single";
+  /// Those of this process, a replica of the model on each; on the CPU the same one several times.
+  std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
+  /// Replicas over all processes.
+  int64_t replicas = 1;
+};
+
+/// --strategy, --device, --use_multi_gpu, --gpu_ids and --parallel as devices. auto is ddp under a launcher, dp when
+/// several devices are asked for, else single; a rank of ddp takes the GPU of its number on the machine. Errors: more
+/// devices than there are, flags that contradict each other or the launcher.
+absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
+                                           const Machine& machine = Machine::here());
+
+/// Rows per optimizer step: batch_size x replicas x grad_accum_steps.
+struct BatchPlan {
+  int64_t batch_size = 1;
+  int64_t replicas = 1;
+  int64_t grad_accum_steps = 1;
+  int64_t global_batch_size() const { return batch_size * replicas * grad_accum_steps; }
+};
+
+/// Micro-batches on `replicas` devices: batch_size and grad_accum_steps as given, or what makes `global_batch_size`
+/// (0: that of the options, if any) of them. Then the batch per device is the largest divisor of its share that is not
+/// above --batch_size. A global batch that does not divide by the replicas is an error of exit code 8.
+absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
+                                        int64_t global_batch_size = 0);
+
+/// --lr, times the replicas with --auto_scale_lr (the linear rule: Goyal et al. 2017, arXiv 1706.02677).
+double resolve_lr(const RunOptions& options, int64_t replicas);
+
 /// The type to compute in: --precision, else with --mixed_precision fp16 on CUDA and bf16 on the CPU, else fp32.
 c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device);
 
-/// --num_workers as a number: auto is min(cpus / 2, 8, 2 x devices) and at least 1.
+/// --num_workers as a number for this process: auto is min(cpus / 2, 8, 2 x devices), shared by the ranks of this
+/// machine, and at least 1.
 int resolve_num_workers(const RunOptions& options, const Machine& machine = Machine::here());
-
-/// Micro-steps per optimizer step: grad_accum_steps, or what global_batch_size asks for. Needs check_run_options.
-int64_t resolve_grad_accum_steps(const RunOptions& options);
 
 /// Makes `options.output_dir` ready for a run; nothing is written in a dry run.
 ///

@@ -24,7 +24,8 @@ namespace trainkit {
 /// What happens to a row that cannot be read.
 enum class OnError {
   kFail,    ///< next() returns the error.
-  kSkip,    ///< The row is left out and the batch is shorter.
+  kSkip,    ///< The row is left out and the batch is shorter. A batch without rows is left out too, but for a rank's
+            ///< (DistributedSampler): it comes empty, so that all ranks have as many batches.
   kReplace  ///< The next row of the order takes its place: batches stay full.
 };
 

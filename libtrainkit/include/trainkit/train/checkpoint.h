@@ -110,6 +110,9 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
 /// Reads a checkpoint and verifies every file of it, as CheckpointStore::load does. Locks nothing.
 absl::StatusOr<CheckpointContents> load_checkpoint(const CheckpointPath& checkpoint, const Fs& fs = Fs::posix());
 
+/// Reads and verifies a checkpoint's state.json alone, which is small: how a run was, before its model is made.
+absl::StatusOr<StateDict> load_checkpoint_state(const CheckpointPath& checkpoint, const Fs& fs = Fs::posix());
+
 /// Checks a checkpoint's files against its manifest without loading them. An error is that of load_checkpoint.
 absl::Status verify_checkpoint(const CheckpointPath& checkpoint, const Fs& fs = Fs::posix());
 

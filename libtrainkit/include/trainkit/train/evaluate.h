@@ -16,12 +16,16 @@ namespace trainkit {
 /// Metrics by name; "loss" is always among them.
 using Metrics = std::map<std::string, double>;
 
-/// Means of the loss and its metrics over one epoch of `loader`, weighted by LossOutput::weight, in evaluation mode and
-/// without gradients. Starts at epoch 0, so that every evaluation sees the same rows in the same order; the model goes
-/// back to the mode it was in. Sums are kept in float64 on the device and read once, at the end.
+/// Means of the loss and its metrics over one epoch of `loader`, on all replicas and ranks together, weighted by
+/// LossOutput::weight, in evaluation mode and without gradients. Starts at epoch 0, so that every evaluation sees the
+/// same rows in the same order; the model goes back to the mode it was in. Sums are kept in float64 on the device and
+/// read once, at the end.
+///
+/// Each rank gives its own share of the rows (a DistributedSampler with Tail::kPad or kUneven); rows that only repeat
+/// others do not count, and every rank returns the same. All ranks call it.
 ///
 /// Blocks the caller; draws nothing from the random generators unless the loss function does. Errors are the loader's,
-/// and kInvalidArgument for a loader without rows.
+/// kInvalidArgument for a loader without rows, and those of other ranks (exit code 8).
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
                                  Precision precision = Precision::kFp32);
 

@@ -12,40 +12,37 @@
 #include "trainkit/core/processors.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/logging/monitor.h"
+#include "trainkit/train/placement.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
 
-/// Loader options from the shared flags, for training, and for evaluation, which never drops a row.
-PrefetcherOptions training_loader_options(const RunOptions& run, at::Device device);
-PrefetcherOptions evaluation_loader_options(const RunOptions& run, at::Device device);
+/// Trainer options from the shared flags for training on `loader`; `min_lr_factor` is where the schedule ends.
+/// eval_every and save_every become an epoch where they were not given; a warm-up that nobody asked for becomes a tenth
+/// of a run too short for it (run.warmup_steps says so then). Errors are those of the schedule, blamed on the flag.
+absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
+                                               const Prefetcher& loader, double min_lr_factor = 0);
 
-/// Gives LibTorch's own loops the processors that the loader's workers leave (suggest_intra_op_threads); never more
-/// threads than it has already (OMP_NUM_THREADS). Returns their number. Sums of LibTorch depend on it in the last bits:
-/// it follows from the flags and the machine alone, so that a resumed run has the same.
-int share_processors(const RunOptions& run, ReadCost cost);
+/// Gives LibTorch's own loops the processors that the loader's workers leave (suggest_intra_op_threads), shared by the
+/// ranks of this machine; never more threads than it has already (OMP_NUM_THREADS). Returns their number. Sums of
+/// LibTorch depend on it in the last bits: it follows from the flags and the machine alone, so that a resumed run has
+/// the same.
+int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost);
 
-/// Trainer options from the shared flags for a loader of `batches_per_epoch` batches; `min_lr_factor` is where the
-/// schedule ends. eval_every and save_every become an epoch where they were not given; a warm-up that nobody asked for
-/// becomes a tenth of a run too short for it (run.warmup_steps says so then). Errors are those of the schedule, blamed
-/// on the flag.
-absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, at::Device device,
-                                               int64_t batches_per_epoch, double min_lr_factor = 0);
-
-/// The first lines of a run: device, batches, precision, parameters, memory of weights and optimizer, the fields of a
-/// batch.
-std::string describe_run(const RunOptions& run, const TrainerOptions& options, const DeviceReplicator& devices,
-                         const Prefetcher& loader);
+/// The first lines of a run: strategy and devices, batches, precision, parameters, memory of weights and optimizer, the
+/// fields of a batch.
+std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
+                         const DeviceReplicator& devices, const Prefetcher& loader);
 
 /// `<output_dir>` of a run: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
-/// the progress on the screen.
+/// the progress on the screen. Of several ranks the first alone writes and prints; the others' objects do nothing.
 class RunFolder {
  public:
   /// Makes the folder and its files; what an earlier run logged after the step that this one goes on from is cut off.
   /// `program` is the project's name in W&B. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B cannot
   /// start.
   static absl::StatusOr<std::unique_ptr<RunFolder>> open(const ConfigParser& parser, const RunOptions& run,
-                                                         const std::string& program);
+                                                         const Placement& placement, const std::string& program);
 
   /// Where records go; print() shows a line above the progress bar.
   RunLogger& logger() { return *logger_; }
@@ -56,12 +53,16 @@ class RunFolder {
   void watch(const Prefetcher& loader);
 
   /// Ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit code of the process: 0, or
-  /// 128 + the signal that stopped the run. Or the first failure of a log, exit code 6.
+  /// 128 + the signal that stopped the run. Or the first failure of a log, exit code 6. Every rank calls it: the bad
+  /// samples of all are listed.
   absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader);
 
  private:
-  RunFolder(std::string path, std::unique_ptr<RunLogger> logger) : path_(std::move(path)), logger_(std::move(logger)) {}
+  RunFolder(std::string path, std::shared_ptr<ProcessGroup> group, std::unique_ptr<RunLogger> logger)
+      : path_(std::move(path)), group_(std::move(group)), logger_(std::move(logger)) {}
+  bool is_first() const { return !group_ || group_->rank() == 0; }
   std::string path_;
+  std::shared_ptr<ProcessGroup> group_;
   std::unique_ptr<RunLogger> logger_;
   ResourceMonitor monitor_;
   PrefetcherStats watched_;

@@ -124,6 +124,7 @@ class TrainStep {
   void add_metrics(const LossOutput& output, double share);
   void agree(const std::string& reason);
   void fail(const std::string& reason, bool out_of_memory, bool reduced);
+  void take_nothing();
   void abandon();
   std::vector<Optimizer*> optimizers();
 
@@ -137,6 +138,7 @@ class TrainStep {
   std::optional<Agreement> agreement_;
 
   StepMetrics metrics_;
+  std::optional<std::vector<std::string>> metric_names_;  // known after the first step
   StepVote vote_;
   StepVerdict verdict_;
   int64_t step_ = 0;

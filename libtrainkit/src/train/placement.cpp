@@ -1,0 +1,155 @@
+#include "trainkit/train/placement.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "run_state.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/train/checkpoint.h"
+
+namespace trainkit {
+namespace {
+
+/// What may differ from rank to rank: it changes how fast a rank is, not what it computes.
+constexpr std::array<std::string_view, 13> kOfOneRank = {
+    "num_workers", "prefetch_factor", "persistent_workers", "timeout",   "pin_memory",
+    "monitor",     "device",          "use_tensorboard",    "use_wandb", "gpu_ids",
+    "overwrite",   "cudnn_benchmark", "dist_bind"};
+
+absl::StatusOr<std::shared_ptr<ProcessGroup>> join_ranks(const ConfigParser& parser, const RunOptions& run,
+                                                         const DevicePlan& plan, Program& program) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
+  TORCH_CHECK(launch, "ddp needs a launcher: check_run_options comes first");
+  ProcessGroupOptions options{.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.dist_timeout),
+                              .device = plan.devices.front()};
+  if (run.dist_bind != "loopback") options.bind = run.dist_bind;
+  TRAINKIT_ASSIGN_OR_RETURN(auto group, ProcessGroup::create(*launch, options));
+  program.group = group;
+  std::vector<DigestField> fields;
+  for (auto& [name, version] : library_versions()) fields.push_back({"version of " + name, version});
+  fields.push_back({"kind of device", plan.devices.front().is_cpu() ? "cpu" : "cuda"});
+  for (auto& [name, value] : parser.settings()) {
+    if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) == kOfOneRank.end()) fields.push_back({name, value});
+  }
+  TRAINKIT_RETURN_IF_ERROR(group->compare_digest(fields));
+  return group;
+}
+
+/// The global batch that a run goes on with: its own, if it had another number of devices; 0 if the flags decide.
+absl::StatusOr<int64_t> kept_global_batch(const RunOptions& run, int64_t replicas) {
+  if (run.resume.empty()) return 0;
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(found));
+  const RunShape shape = saved_shape(state);
+  if (shape.replicas == 0 || shape.replicas == replicas) return 0;
+  if (run.global_batch_size && *run.global_batch_size != shape.global_batch_size) {
+    return to_status({.exit_code = ExitCode::kDistributed,
+                      .id = "dist.batch",
+                      .field = "global_batch_size",
+                      .problem = "on another number of devices a run keeps its global batch",
+                      .got = std::to_string(*run.global_batch_size),
+                      .expected = std::to_string(shape.global_batch_size)},
+                     absl::StatusCode::kInvalidArgument);
+  }
+  return shape.global_batch_size;
+}
+
+PrefetcherOptions loader_options(const RunOptions& run, const Machine& machine, const Placement& placement) {
+  const auto on_error = run.on_error == "skip"      ? OnError::kSkip
+                        : run.on_error == "replace" ? OnError::kReplace
+                                                    : OnError::kFail;
+  const auto replicas = static_cast<int64_t>(placement.plan.devices.size());
+  // Several devices of one process take their shares of a batch from the host.
+  const at::Device target = replicas == 1 ? placement.device() : at::Device(at::kCPU);
+  return {.batch_size = placement.batch.batch_size * replicas,
+          .num_workers = resolve_num_workers(run, machine),
+          .prefetch_factor = static_cast<int>(run.prefetch_factor),
+          .persistent_workers = run.persistent_workers,
+          .drop_last = false,  // training_loader leaves rows out where all ranks do
+          .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.timeout),
+          .pin_memory = run.pin_memory,
+          .device = target,
+          .on_error = on_error,
+          .max_bad_samples = run.max_bad_samples};
+}
+
+}  // namespace
+
+absl::StatusOr<Machine> launched_machine(const EnvironmentVariables& variables) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment(variables));
+  Machine machine = Machine::here();
+  if (launch) {
+    machine.ranks = launch->world_size;
+    machine.local_ranks = launch->local_world_size;
+    machine.local_rank = launch->local_rank;
+  }
+  return machine;
+}
+
+absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions& run, const Machine& machine,
+                                    Program& program) {
+  Placement placement;
+  TRAINKIT_ASSIGN_OR_RETURN(placement.plan, resolve_devices(parser, run, machine));
+  if (placement.plan.strategy == "ddp") {
+    TRAINKIT_ASSIGN_OR_RETURN(placement.group, join_ranks(parser, run, placement.plan, program));
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t global, kept_global_batch(run, placement.plan.replicas));
+  TRAINKIT_ASSIGN_OR_RETURN(placement.batch, resolve_batch(parser, run, placement.plan.replicas, global));
+  return placement;
+}
+
+absl::StatusOr<std::unique_ptr<Prefetcher>> training_loader(std::shared_ptr<const Dataset> dataset,
+                                                            std::shared_ptr<const Sampler> order, const RunOptions& run,
+                                                            const Machine& machine, const Placement& placement) {
+  auto share = std::make_shared<DistributedSampler>(
+      std::move(order), DistributedSamplerOptions{.rank = placement.rank(),
+                                                  .world_size = placement.ranks(),
+                                                  .tail = Tail::kPad,
+                                                  .multiple_of = run.drop_last ? run.batch_size.value.value_or(1) : 1});
+  return Prefetcher::create(std::move(dataset), std::shared_ptr<const Sampler>(std::move(share)),
+                            loader_options(run, machine, placement));
+}
+
+absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<const Dataset> dataset,
+                                                              const RunOptions& run, const Machine& machine,
+                                                              const Placement& placement) {
+  auto order = std::make_shared<SequentialSampler>(dataset->size());
+  auto share = std::make_shared<DistributedSampler>(
+      std::shared_ptr<const Sampler>(std::move(order)),
+      DistributedSamplerOptions{.rank = placement.rank(), .world_size = placement.ranks(), .tail = Tail::kPad});
+  PrefetcherOptions options = loader_options(run, machine, placement);
+  options.persistent_workers = false;
+  return Prefetcher::create(std::move(dataset), std::shared_ptr<const Sampler>(std::move(share)), options);
+}
+
+absl::Status compare_data(const Placement& placement,
+                          std::initializer_list<std::pair<const char*, const Dataset*>> sets) {
+  if (!placement.group) return absl::OkStatus();
+  std::vector<DigestField> fields;
+  for (const auto& [name, dataset] : sets) append_data_fields(name, *dataset, fields);
+  return placement.group->compare_digest(fields);
+}
+
+DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement) {
+  DeviceReplicatorOptions options{.device = placement.device(), .process_group = placement.group};
+  const std::string& strategy = placement.plan.strategy;
+  options.strategy = strategy == "dp"    ? Strategy::kDataParallel
+                     : strategy == "ddp" ? Strategy::kDistributed
+                                         : Strategy::kSingle;
+  if (options.device.is_cpu()) {
+    options.cpu_replicas = static_cast<int64_t>(placement.plan.devices.size());
+  } else {
+    for (const at::Device device : placement.plan.devices) options.gpu_ids.push_back(device.index());
+  }
+  options.gradient_compression = run.grad_compression == "fp16"   ? GradientCompression::kFp16
+                                 : run.grad_compression == "bf16" ? GradientCompression::kBf16
+                                                                  : GradientCompression::kNone;
+  return options;
+}
+
+}  // namespace trainkit

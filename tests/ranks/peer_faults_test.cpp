@@ -1,0 +1,229 @@
+// What happens to the other ranks when one does harm at a named moment: they end, soon, and say why.
+//
+// Random moments are in random_kills_test.cpp, ranks that differ in mismatch_test.cpp, who meets where in
+// rendezvous_test.cpp and strangers_test.cpp, networks in network_test.cpp, restarts in launchers_test.cpp. Not tried:
+// a link of 1 kB/s and an MTU black hole (no hang differs from that of a cut link), a name server that comes and goes
+// (names are resolved once), a clock that jumps (every wait is on the monotonic clock), a stranger who speaks the
+// store's protocol (the store has no passwords: who reaches the port belongs to the job).
+#include "ranks.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr int kKilled = 256 + SIGKILL;
+
+struct PeerFault {
+  const char* what;
+  int64_t world;
+  /// <moment>:<how often passed before>:<action>; see rank_program.cpp.
+  const char* at;
+  const char* victims;
+  int victim_code;
+  int survivor_code;
+  /// In the survivors' errors; "" checks nothing.
+  const char* text;
+  std::vector<std::string> flags = {};
+};
+
+RanksOptions job(const PeerFault& fault, const std::string& folder) {
+  RanksOptions options{.world = fault.world, .program = "trainkit-test-rank"};
+  options.flags = {"--folder", folder, "--at", fault.at, "--victim", fault.victims};
+  options.flags.insert(options.flags.end(), fault.flags.begin(), fault.flags.end());
+  return options;
+}
+
+bool is_victim(const PeerFault& fault, size_t rank) {
+  return std::string_view(fault.victims).find(std::to_string(rank)) != std::string_view::npos;
+}
+
+/// When the harm was done, by the clock that all processes share.
+steady_clock::time_point harm_time(const TempDir& folder) {
+  std::ifstream file(folder / "harm");
+  int64_t nanoseconds = 0;
+  file >> nanoseconds;
+  return steady_clock::time_point(std::chrono::nanoseconds(nanoseconds));
+}
+
+void check_ends(const PeerFault& fault, const std::vector<RankEnd>& ends, const TempDir& folder) {
+  INFO(fault.what << "\n" << describe(ends));
+  double slowest = 0;
+  for (size_t rank = 0; rank < ends.size(); ++rank) {
+    INFO("rank " << rank);
+    REQUIRE(ends[rank].code != RankEnd::kHung);
+    CHECK(ends[rank].code == (is_victim(fault, rank) ? fault.victim_code : fault.survivor_code));
+    if (is_victim(fault, rank)) continue;
+    CHECK_THAT(ends[rank].errors, Catch::Contains(fault.text));
+    if (fault.survivor_code == 8) {
+      CHECK_THAT(ends[rank].errors, Catch::StartsWith("[rank " + std::to_string(rank) + "] trainkit: error[dist."));
+    }
+    slowest = std::max(slowest, std::chrono::duration<double>(ends[rank].at - harm_time(folder)).count());
+  }
+  if (fault.survivor_code == 8)
+    std::cout << fault.what << ": survivors ended " << slowest << " s after it" << std::endl;
+}
+
+}  // namespace
+
+TEST_CASE("A rank that dies or fails at any moment ends the others, who name it", "[ranks][faults]") {
+  const std::vector<std::string> brief = {"--timeout", "3000"};
+  const std::vector<PeerFault> faults = {
+      {"killed before the store", 2, "start:0:kill", "1", kKilled, 8, "rank 1", brief},
+      {"killed before the first exchange", 2, "joined:0:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed before the broadcast of the weights", 2, "model:0:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed in forward", 2, "forward:13:kill", "1", kKilled, 8, "rank 1 lost at step 8"},
+      {"killed in backward, where gradients are reduced", 2, "backward:13:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed in the optimizer step", 2, "step:9:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"the first rank killed while saving", 2, "save:1:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"another rank killed while the first saves", 2, "save:1:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed in evaluation", 2, "evaluation:4:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed after the last exchange", 2, "end:0:kill", "1", kKilled, 0, ""},
+      {"SIGSEGV", 2, "forward:13:segv", "1", 256 + SIGSEGV, 8, "rank 1 lost"},
+      {"SIGABRT", 2, "forward:13:abort", "1", 256 + SIGABRT, 8, "rank 1 lost"},
+      {"exit(0) too early", 2, "forward:13:exit", "1", 0, 8, "rank 1 lost"},
+      {"the data set throws", 2, "read:40:throw", "1", 4, 8, "the fault that the test asked for"},
+      {"the loss throws", 2, "forward:13:throw", "1", 1, 8, "rank 1"},
+      {"the loss throws on the first rank", 2, "forward:13:throw", "0", 1, 8, "rank 0"},
+      {"backward throws", 2, "backward:13:throw", "1", 1, 8, "rank 1"},
+      {"out of memory", 2, "forward:13:oom", "1", 7, 8, "rank 1"},
+      {"evaluation throws", 2, "evaluation:4:throw", "1", 1, 8, "rank 1"},
+      {"the holder of the store killed", 2, "forward:13:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"one of four killed", 4, "backward:13:kill", "2", kKilled, 8, "rank 2 lost"},
+      {"three of four killed", 4, "forward:13:kill", "123", kKilled, 8, "lost"},
+      {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "loss: is not finite at step 8"},
+  };
+  for (const PeerFault& fault : faults) {
+    const TempDir folder;
+    Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+    check_ends(fault, ranks.wait(), folder);
+  }
+}
+
+TEST_CASE("A rank that stands still ends the others at the timeout, who name it and where", "[ranks][faults]") {
+  for (const char* victim : {"1", "0"}) {
+    const PeerFault fault{"stopped", 2, "forward:13:stop", victim, kKilled, 8, "", {"--timeout", "2000"}};
+    const TempDir folder;
+    Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+    const size_t stopped = victim[0] - '0', survivor = 1 - stopped;
+    std::vector<RankEnd> ends(2);
+    const auto started = steady_clock::now();
+    while (true) {
+      if (const auto code = ranks[static_cast<int64_t>(survivor)].poll()) {
+        ends[survivor] = {*code, steady_clock::now(), "", ranks[static_cast<int64_t>(survivor)].errors()};
+        break;
+      }
+      REQUIRE(steady_clock::now() - started < std::chrono::seconds(90));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    ranks[static_cast<int64_t>(stopped)].kill(SIGKILL);
+    ranks[static_cast<int64_t>(stopped)].wait();
+    INFO(ends[survivor].errors);
+    CHECK(ends[survivor].code == 8);
+    CHECK_THAT(ends[survivor].errors,
+               Catch::Contains("rank " + std::string(victim)) && Catch::Contains("at step 8 in "));
+    const double seconds = std::chrono::duration<double>(ends[survivor].at - harm_time(folder)).count();
+    CHECK(seconds >= 1.9);
+    std::cout << "rank " << victim << " stopped: the other ended after " << seconds << " s of a timeout of 2 s\n";
+  }
+}
+
+TEST_CASE("A rank that stands still for less than the timeout is waited for", "[ranks][faults]") {
+  const PeerFault fault{"stopped for a second", 2, "forward:13:stop", "1", 0, 0, ""};
+  const TempDir folder;
+  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  while (!std::filesystem::exists(folder / "harm")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  ranks[1].kill(SIGCONT);
+  check_ends(fault, ranks.wait(), folder);
+}
+
+TEST_CASE("A rank that is much slower than the others is waited for", "[ranks][faults]") {
+  const PeerFault fault{"slow", 2, "forward:0:slow", "1", 0, 0, "", {"--steps", "20"}};
+  const TempDir folder;
+  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  check_ends(fault, ranks.wait(), folder);
+}
+
+TEST_CASE("Ranks that leave out rows that cannot be read, whole batches of them too, stay together",
+          "[ranks][faults]") {
+  // A row a batch: a third of the batches are lost, some of them on one rank alone, some on both.
+  const TempDir folder;
+  RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
+  options.flags = {"--folder", folder.path().string(), "--batch", "1", "--accum", "1", "--bad", "35", "--steps",
+                   "120",      "--save_every",         "50"};
+  const auto ends = Ranks(options, folder.path().string()).wait();
+  INFO(describe(ends));
+  for (const RankEnd& end : ends) {
+    CHECK(end.code == 0);
+    CHECK_THAT(end.output, Catch::StartsWith("step 120 "));
+  }
+  CHECK(read_text(folder / "losses.0") == read_text(folder / "losses.1"));
+}
+
+TEST_CASE("A signal to one rank stops all after the same step, with one checkpoint", "[ranks][faults]") {
+  for (const auto& [action, code] : {std::pair{"term", 143}, {"int", 130}}) {
+    for (const char* victim : {"0", "1", "3"}) {
+      const std::string at = std::string("forward:13:") + action;
+      const PeerFault fault{"signal", 4, at.c_str(), victim, code, code, ""};
+      const TempDir folder;
+      Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+      const auto ends = ranks.wait();
+      check_ends(fault, ends, folder);
+      for (const RankEnd& end : ends) CHECK_THAT(end.output, Catch::StartsWith("step 8 "));
+      CHECK(read_text(folder / "run/checkpoints/latest") == "step-00000008\n");
+    }
+  }
+}
+
+TEST_CASE("SIGTERM to every rank stops all after the same step", "[ranks][faults]") {
+  const TempDir folder;
+  RanksOptions options{.world = 4, .program = "trainkit-test-rank"};
+  options.flags = {"--folder", folder.path().string(), "--steps", "1000000"};
+  Ranks ranks(options, folder.path().string());
+  while (read_text(folder / "rows.3").empty()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (int64_t rank = 0; rank < 4; ++rank) ranks[rank].kill(SIGTERM);
+  const auto ends = ranks.wait();
+  INFO(describe(ends));
+  for (const RankEnd& end : ends) {
+    CHECK(end.code == 143);
+    CHECK(end.output == ends[0].output);
+  }
+}
+
+TEST_CASE("A rank killed before the first collective ends the others, with connections made late too",
+          "[ranks][faults]") {
+  const PeerFault fault{
+      "killed before the first collective, TORCH_GLOO_LAZY_INIT=1", 2, "model:0:kill", "1", kKilled, 8, "rank 1"};
+  const TempDir folder;
+  RanksOptions options = job(fault, folder.path().string());
+  options.environment = [](int64_t) { return std::vector<std::string>{"TORCH_GLOO_LAZY_INIT=1"}; };
+  Ranks ranks(options, folder.path().string());
+  check_ends(fault, ranks.wait(), folder);
+}
+
+TEST_CASE("A rank that may open no more files ends, and so do the others", "[ranks][faults]") {
+  for (const char* limit : {"8", "20", "24", "28"}) {
+    const TempDir folder;
+    RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
+    options.flags = {"--folder", folder.path().string(), "--timeout", "5000", "--steps", "20", "--save_every", "0"};
+    options.wrapper = [&](int64_t rank) -> std::vector<std::string> {
+      if (rank == 0) return {};
+      return {"/bin/sh", "-c", std::string("ulimit -n ") + limit + "; exec \"$0\" \"$@\""};
+    };
+    const auto ends = Ranks(options, folder.path().string()).wait();
+    INFO("at most " << limit << " files\n" << describe(ends));
+    for (const RankEnd& end : ends) CHECK(end.code != RankEnd::kHung);
+    CHECK((ends[0].code == 0) == (ends[1].code == 0));
+  }
+}
+
+TEST_CASE("SIGUSR1 to one rank saves a checkpoint and the run goes on", "[ranks][faults]") {
+  const PeerFault fault{"SIGUSR1", 2, "forward:13:usr1", "1", 0, 0, "", {"--save_every", "1000"}};
+  const TempDir folder;
+  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  check_ends(fault, ranks.wait(), folder);
+  CHECK(std::filesystem::exists(folder / "run/checkpoints/step-00000008"));
+  CHECK(std::filesystem::exists(folder / "run/checkpoints/step-00000040"));
+}
