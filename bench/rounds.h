@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -70,11 +71,18 @@ inline double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+/// Whether to see only that everything runs (TRAINKIT_BENCH_QUICK): figures are then worth nothing.
+inline bool quick() {
+  const char* value = std::getenv("TRAINKIT_BENCH_QUICK");
+  return value && *value;
+}
+
 /// Measures the contestants in turn, each for `duration` seconds, once an iteration. Counters: the median rate of each
 /// under its name; for each after the first the median over the rounds of first / it, "over_<name>"; and the same per
 /// second of processor time, "cpu_over_<name>", which other load on the machine changes far less.
 inline void run_rounds(benchmark::State& state, const std::vector<Contestant>& contestants, double duration = 0.1) {
   const size_t count = contestants.size();
+  if (quick()) duration /= 20;
   std::vector<std::vector<double>> rates(count), ratios(count), cpu_ratios(count);
   std::vector<double> per_cpu_second(count);
   for (const auto& contestant : contestants) contestant.rate(duration / 10);  // warm

@@ -58,7 +58,8 @@ def run_suite(program, options, repetition, results, log):
         command.append(f"--benchmark_filter={options.filter}")
     if options.quick:
         command.append("--benchmark_min_time=0.05")
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TRAINKIT_BENCH_QUICK": "1" if options.quick else ""}
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     if done.returncode or not output.exists() or not output.stat().st_size:
         if "Failed to match" not in done.stderr and done.returncode:
             print(f"   {program.name} failed: {done.stderr.strip()[-300:]}", file=sys.stderr)

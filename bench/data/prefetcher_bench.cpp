@@ -163,6 +163,7 @@ BENCHMARK(BM_Rows)
     ->Args({0, 2})
     ->Args({0, 8})
     ->Args({0, 16})
+    ->Args({1, 4})
     ->Args({1, 8})
     ->UseManualTime()
     ->Iterations(10);

@@ -3,8 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
-#include <chrono>
-
+#include "../rounds.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/nn/cross_entropy.h"
@@ -23,9 +22,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-at::Tensor loss_of(Mlp& model, const Batch& batch) {
-  return cross_entropy(model->forward(batch["x"]), batch["y"]);
-}
+at::Tensor loss_of(Mlp& model, const Batch& batch) { return cross_entropy(model->forward(batch["x"]), batch["y"]); }
 
 struct Task {
   Task() {
@@ -41,9 +38,9 @@ struct Task {
 };
 
 double seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = bench::Clock::now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return bench::seconds_since(start);
 }
 
 /// A loop of one's own: no Trainer, no logging.
@@ -68,7 +65,7 @@ class Discard final : public Logger {
 /// Steps by hand and by Trainer in turns, so that other load on the machine falls on both. Counters are microseconds a
 /// step; `overhead` is the median over the turns of their difference.
 void BM_TrainerOverhead(benchmark::State& state) {
-  const int64_t steps = state.range(0);
+  const int64_t steps = bench::quick() ? 100 : state.range(0);
   Task hand, ours;
   Adam adam({.lr = 1e-3});
   adam.add_param_groups(default_param_groups(*hand.devices->module()));
@@ -87,13 +84,9 @@ void BM_TrainerOverhead(benchmark::State& state) {
     overhead_us.push_back(trainer_us.back() - by_hand_us.back());
     state.SetIterationTime(a + b);
   }
-  const auto median = [](std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-    return values[values.size() / 2];
-  };
-  state.counters["by_hand_us"] = median(by_hand_us);
-  state.counters["trainer_us"] = median(trainer_us);
-  state.counters["overhead_us"] = median(overhead_us);
+  state.counters["by_hand_us"] = bench::median(by_hand_us);
+  state.counters["trainer_us"] = bench::median(trainer_us);
+  state.counters["overhead_us"] = bench::median(overhead_us);
 }
 BENCHMARK(BM_TrainerOverhead)->Arg(10'000)->Iterations(10)->UseManualTime()->Unit(benchmark::kMillisecond);
 

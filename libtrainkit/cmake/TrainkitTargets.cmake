@@ -74,6 +74,7 @@ function(trainkit_benchmarks MODULE)
   trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES} LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES})
   if(TRAINKIT_BUILD_TESTS)
     add_test(NAME bench.${MODULE} COMMAND bench_${MODULE} --benchmark_min_time=0.01)
-    set_tests_properties(bench.${MODULE} PROPERTIES LABELS "bench" TIMEOUT 600)
+    set_tests_properties(bench.${MODULE} PROPERTIES LABELS "bench" TIMEOUT 600
+                         ENVIRONMENT TRAINKIT_BENCH_QUICK=1)
   endif()
 endfunction()
