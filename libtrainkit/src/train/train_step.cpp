@@ -94,12 +94,8 @@ void TrainStep::create_mirrors() {
       mirrors_.back()->add_param_group(std::move(group));
     }
   }
-}
-
-std::vector<Optimizer*> TrainStep::optimizers() {
-  std::vector<Optimizer*> all{&optimizer_};
-  for (const auto& mirror : mirrors_) all.push_back(mirror.get());
-  return all;
+  optimizers_.push_back(&optimizer_);
+  for (const auto& mirror : mirrors_) optimizers_.push_back(mirror.get());
 }
 
 void TrainStep::synchronize() {
@@ -113,7 +109,7 @@ void TrainStep::synchronize() {
 
 void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
   const int64_t replicas = devices_.replicas();
-  std::vector<ReplicaResult> results(static_cast<size_t>(replicas));
+  results_.resize(static_cast<size_t>(replicas));
   // A loss function may keep something from call to call, so each thread has one of its own.
   std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
   const bool last = accumulated_ + 1 == options_.grad_accum_steps;
@@ -123,10 +119,11 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
         [&](int64_t replica) {
           const auto i = static_cast<size_t>(replica);
           const Batch shard = replicas > 1 ? shard_of(batch, replica, replicas, devices_.device(replica)) : batch;
-          results[i] = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
-          if (!results[i].output) return at::Tensor();
-          const at::Tensor& value = results[i].output->loss;
-          const at::Tensor scaled = results[i].share == 1.0 ? value : value * results[i].share;
+          ReplicaResult& result = results_[i];
+          result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
+          if (!result.output) return at::Tensor();
+          const at::Tensor& value = result.output->loss;
+          const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
           const std::lock_guard lock(scaler_mutex_);
           return scaler_.scale(scaled);
         },
@@ -138,11 +135,12 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
     fail(std::string(status_from_current_exception().message()), /*out_of_memory=*/false, last);
     throw;
   }
-  for (const ReplicaResult& result : results) {
+  for (const ReplicaResult& result : results_) {
     if (result.output) add_metrics(*result.output, result.share);
     weight_ += result.weight;
   }
-  weight_unit_ = results[0].unit;
+  weight_unit_ = results_[0].unit;
+  results_.clear();
   reduced_ = last;
   ++accumulated_;
 }
@@ -228,6 +226,7 @@ void TrainStep::abandon() {
   optimizer_.zero_grad(true);
   devices_.abandon_step();
   scaler_.abandon();
+  results_.clear();
   metrics_ = {};
   accumulated_ = 0;
   weight_ = 0;
@@ -264,11 +263,10 @@ StepMetrics TrainStep::finish() {
     abandon();
     throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
   }
-  const std::vector<Optimizer*> all = optimizers();
   // Fewer micro-batches than planned, or of another weight than the first: the shares do not add up to 1 yet.
   const c10::AutoGradMode no_grad(false);
   if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
-    for (Optimizer* optimizer : all) {
+    for (Optimizer* optimizer : optimizers_) {
       if (const auto gradients = optimizer->gradients(); !gradients.empty()) at::_foreach_mul_(gradients, correction);
     }
   }
@@ -277,7 +275,7 @@ StepMetrics TrainStep::finish() {
     for (auto& [name, value] : metrics_.metrics) value = value * correction;
   }
   for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
-  for (Optimizer* optimizer : all) {
+  for (Optimizer* optimizer : optimizers_) {
     if (options_.grad_clip > 0) {
       scaler_.unscale_(*optimizer);
       const at::Tensor norm = clip_grad_norm_(*optimizer, options_.grad_clip);
@@ -287,7 +285,7 @@ StepMetrics TrainStep::finish() {
   }
   scaler_.update();
   if (scheduler_) scheduler_->step();
-  for (Optimizer* optimizer : all) optimizer->zero_grad(options_.zero_grad_set_to_none);
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
   if (!metric_names_) {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);

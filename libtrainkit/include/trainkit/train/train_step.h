@@ -126,7 +126,6 @@ class TrainStep {
   void fail(const std::string& reason, bool out_of_memory, bool reduced);
   void take_nothing();
   void abandon();
-  std::vector<Optimizer*> optimizers();
 
   DeviceReplicator& devices_;
   Optimizer& optimizer_;
@@ -135,6 +134,8 @@ class TrainStep {
   GradScaler scaler_;
   std::mutex scaler_mutex_;  // replicas scale their losses at once
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
+  std::vector<Optimizer*> optimizers_;  // the caller's, and the mirrors
+  std::vector<ReplicaResult> results_;  // of the present micro-batch; kept for its memory
   std::optional<Agreement> agreement_;
 
   StepMetrics metrics_;
