@@ -163,17 +163,20 @@ TEST_CASE("Ranks that leave out rows that cannot be read, whole batches of them 
 }
 
 TEST_CASE("A signal to one rank stops all after the same step, with one checkpoint", "[ranks][faults]") {
-  for (const auto& [action, code] : {std::pair{"term", 143}, {"int", 130}}) {
-    for (const char* victim : {"0", "1", "3"}) {
-      const std::string at = std::string("forward:13:") + action;
-      const PeerFault fault{"signal", 4, at.c_str(), victim, code, code, ""};
-      const TempDir folder;
-      Ranks ranks(job(fault, folder.path().string()), folder.path().string());
-      const auto ends = ranks.wait();
-      check_ends(fault, ends, folder);
-      for (const RankEnd& end : ends) CHECK_THAT(end.output, Catch::StartsWith("step 8 "));
-      CHECK(read_text(folder / "run/checkpoints/latest") == "step-00000008\n");
-    }
+  struct Signal {
+    const char* at;
+    const char* victim;
+    int code;
+  };
+  for (const auto& [at, victim, code] :
+       {Signal{"forward:13:term", "0", 143}, {"forward:13:term", "3", 143}, {"forward:13:int", "1", 130}}) {
+    const PeerFault fault{"signal", 4, at, victim, code, code, ""};
+    const TempDir folder;
+    Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+    const auto ends = ranks.wait();
+    check_ends(fault, ends, folder);
+    for (const RankEnd& end : ends) CHECK_THAT(end.output, Catch::StartsWith("step 8 "));
+    CHECK(read_text(folder / "run/checkpoints/latest") == "step-00000008\n");
   }
 }
 
@@ -204,7 +207,7 @@ TEST_CASE("A rank killed before the first collective ends the others, with conne
 }
 
 TEST_CASE("A rank that may open no more files ends, and so do the others", "[ranks][faults]") {
-  for (const char* limit : {"8", "20", "24", "28"}) {
+  for (const char* limit : {"20", "72"}) {
     const TempDir folder;
     RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
     options.flags = {"--folder", folder.path().string(), "--timeout", "5000", "--steps", "20", "--save_every", "0"};
