@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <absl/status/statusor.h>
 #include <c10/util/Logging.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -104,6 +105,33 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
   return std::nullopt;
 }
 
+/// Threads that begin while one of these lives are not ended by SIGPIPE. The store's server writes to sockets whose
+/// other end may be gone (libuv does not ask for MSG_NOSIGNAL); Python, which ignores the signal, never notices.
+class SigpipeBlocked {
+ public:
+  SigpipeBlocked() {
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+  }
+  ~SigpipeBlocked() {
+    sigset_t pipe, pending;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    const timespec now{};
+    if (!sigismember(&before_, SIGPIPE) && sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE)) {
+      sigtimedwait(&pipe, nullptr, &now);  // one that was meant for a write of this thread's
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeBlocked(const SigpipeBlocked&) = delete;
+  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 }  // namespace
 
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
@@ -173,6 +201,7 @@ ProcessGroup::~ProcessGroup() = default;
 
 absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchEnvironment& launch,
                                                                    const ProcessGroupOptions& options) try {
+  const SigpipeBlocked blocked;
   TORCH_CHECK_VALUE(launch.world_size >= 1 && launch.rank >= 0 && launch.rank < launch.world_size,
                     "rank must be in 0..world_size - 1, got ", launch.rank, " of ", launch.world_size);
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "timeout must be > 0, got ", options.timeout.count(), " ms");
