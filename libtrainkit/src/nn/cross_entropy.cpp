@@ -22,13 +22,16 @@
 namespace trainkit {
 namespace {
 
+// Parts of rows_loss, which is compiled once for each width of vectors: they become part of each.
+#define TRAINKIT_INLINE inline __attribute__((always_inline))
+
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 2048;              // floats that are worked on at a time: they stay in the first-level cache
 constexpr int64_t kGrain = int64_t{1} << 15;  // logits per task that are worth another thread
 
 /// e^x for x <= 0, to 2 units in the last place; 0 below -87. Cephes' expf: 2^n times a polynomial on +-ln(2)/2.
 /// Without branches, so that the compiler makes vector code of a loop over it.
-inline float exp_of(float x) {
+TRAINKIT_INLINE float exp_of(float x) {
   x = x < -87.0f ? -87.0f : x;                                   // a NaN stays one
   const float shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
   const float n = shifted - 12582912.0f;
@@ -45,7 +48,7 @@ inline float exp_of(float x) {
 }
 
 /// The largest of x[0..n), in lanes: the compiler may not reorder a plain loop. NaNs are passed over.
-TRAINKIT_VECTORIZED float max_of(const float* x, int64_t n) {
+TRAINKIT_INLINE float max_of(const float* x, int64_t n) {
   float lanes[kLanes];
   std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
   int64_t i = 0;
@@ -57,7 +60,7 @@ TRAINKIT_VECTORIZED float max_of(const float* x, int64_t n) {
 }
 
 /// to[i] = e^(x[i] - shift); the sum.
-TRAINKIT_VECTORIZED float exp_and_sum(const float* x, int64_t n, float shift, float* to) {
+TRAINKIT_INLINE float exp_and_sum(const float* x, int64_t n, float shift, float* to) {
   float lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -75,13 +78,13 @@ TRAINKIT_VECTORIZED float exp_and_sum(const float* x, int64_t n, float shift, fl
   return sum;
 }
 
-TRAINKIT_VECTORIZED void multiply(float* x, int64_t n, float factor) {
+TRAINKIT_INLINE void multiply(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
 /// The losses of rows [begin, end); with `gradient`, that of their sum times `scale`.
-void rows_loss(const float* logits, const int64_t* target, int64_t classes, int64_t ignore_index, int64_t begin,
-               int64_t end, float* losses, float* gradient, float scale) {
+TRAINKIT_VECTORIZED void rows_loss(const float* logits, const int64_t* target, int64_t classes, int64_t ignore_index,
+                                   int64_t begin, int64_t end, float* losses, float* gradient, float scale) {
   float block[kBlock];
   for (int64_t row = begin; row < end; ++row) {
     const float* x = logits + row * classes;
