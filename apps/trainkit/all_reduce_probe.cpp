@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -47,6 +48,8 @@ std::vector<AllReduceSample> time_rank(c10d::Backend& backend, at::Device device
 }
 
 absl::StatusOr<std::vector<AllReduceSample>> measure(int ranks, at::DeviceType type, const MakeBackend& make_backend) {
+  // c10d's flight recorder is one for the process: ranks that are threads of it would write into its map at once.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   std::vector<AllReduceSample> samples;
   std::vector<absl::Status> states(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
 
 namespace trainkit::tool {
@@ -32,6 +33,12 @@ std::string versions() {
 }
 
 }  // namespace
+
+absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& arguments) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(arguments.flags));
+  if (request != Request::kRun) print(parser.text(request));
+  return request == Request::kRun;
+}
 
 void print(const std::string& text) {
   std::fputs(text.c_str(), stdout);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "trainkit/config/config.h"
+
 namespace trainkit::tool {
 
 /// Words after the subcommand's name, those after "--" apart: they belong to another program.
@@ -27,6 +29,9 @@ struct Command {
 absl::StatusOr<int> launch_command(const Arguments& arguments);
 absl::StatusOr<int> doctor_command(const Arguments& arguments);
 absl::StatusOr<int> scale_command(const Arguments& arguments);
+
+/// Reads the flags. Prints what was asked for instead of a run, the help or the versions; false then.
+absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& arguments);
 
 /// Writes to stdout at once, so that the order with stderr is kept.
 void print(const std::string& text);

@@ -136,11 +136,8 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
              {.help = "Where runs go: its disk is measured.", .path = PathKind::kInput});
   parser.add("json", &flags.json, {.help = "JSON instead of a table.", .flag_only = true});
   parser.add("quick", &flags.quick, {.help = "Leaves out what takes seconds: disks, copies, all-reduce."});
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(arguments.flags));
-  if (request != Request::kRun) {
-    print(parser.text(request));
-    return 0;
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted) return 0;
   Report report;
   probe_versions(report);
   probe_gpus(report, flags.quick);

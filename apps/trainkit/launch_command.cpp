@@ -72,11 +72,8 @@ absl::StatusOr<int> launch_command(const Arguments& arguments) {
                     "--nproc_per_node 4 -- trainkit-transformer --input book.txt"}});
   Flags flags;
   add_flags(parser, flags);
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(arguments.flags));
-  if (request != Request::kRun) {
-    print(parser.text(request));
-    return 0;
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const LaunchOptions options, options_of(parser, flags));
   if (arguments.program.empty()) {
     return to_status({.exit_code = ExitCode::kUsage,

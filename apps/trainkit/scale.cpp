@@ -257,11 +257,8 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
                     "--between eth100 --plot scaling.svg"}});
   Flags flags;
   add_flags(parser, flags);
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(arguments.flags));
-  if (request != Request::kRun) {
-    print(parser.text(request));
-    return 0;
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));

@@ -14,11 +14,6 @@ using namespace test;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-std::unique_ptr<Prefetcher> sequential(std::shared_ptr<const Dataset> dataset, const PrefetcherOptions& options) {
-  const int64_t size = dataset->size();
-  return Prefetcher::create(std::move(dataset), SequentialSampler(size), options).value();
-}
-
 TEST_CASE("All workers read the first batch together, after a start and after a seek", "[data][prefetcher]") {
   // Whoever reads one of its rows stands at the epoch's door, which opens when four stand there.
   const std::array<Door, 2> doors;

@@ -25,11 +25,6 @@ std::shared_ptr<const Dataset> stuck_at(int64_t size, int64_t row, const Door& d
   });
 }
 
-std::unique_ptr<Prefetcher> sequential(std::shared_ptr<const Dataset> dataset, const PrefetcherOptions& options) {
-  const int64_t size = dataset->size();
-  return Prefetcher::create(std::move(dataset), SequentialSampler(size), options).value();
-}
-
 TEST_CASE("A read that stalls ends at the timeout in an error that names worker and row", "[data][prefetcher]") {
   const int workers = GENERATE(1, 2, 7);
   const Door door;

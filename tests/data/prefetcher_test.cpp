@@ -19,11 +19,6 @@ std::shared_ptr<const Dataset> numbers(int64_t rows) {
       TensorDataset({{"x", torch::arange(rows * 3).reshape({rows, 3})}, {"y", torch::arange(rows)}}));
 }
 
-std::unique_ptr<Prefetcher> sequential(std::shared_ptr<const Dataset> dataset, const PrefetcherOptions& options) {
-  const int64_t size = dataset->size();
-  return Prefetcher::create(std::move(dataset), SequentialSampler(size), options).value();
-}
-
 std::vector<int64_t> place(const StateDict& state) {
   std::vector<int64_t> numbers;
   for (const auto& [name, value] : state) numbers.push_back(std::get<int64_t>(value));

@@ -78,6 +78,13 @@ class Door {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+/// Loads the rows of `dataset` in their order.
+inline std::unique_ptr<Prefetcher> sequential(std::shared_ptr<const Dataset> dataset,
+                                              const PrefetcherOptions& options) {
+  const int64_t size = dataset->size();
+  return Prefetcher::create(std::move(dataset), SequentialSampler(size), options).value();
+}
+
 /// The "y" of a batch.
 inline std::vector<int64_t> labels(const Batch& batch) {
   const at::Tensor& y = batch["y"];

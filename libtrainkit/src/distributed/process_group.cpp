@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 #include <absl/status/statusor.h>
 #include <c10/util/Logging.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
+#include "core/sigpipe.h"
 #include "distributed/process_group_impl.h"
 #include "distributed/rendezvous.h"
 #include "trainkit/core/error.h"
@@ -45,12 +45,6 @@ std::string short_reason(std::string_view message) {
   message = message.substr(0, message.find('\n'));
   message.remove_prefix(std::min(message.find_first_not_of(' '), message.size()));
   return std::string(message.substr(0, 160));
-}
-
-std::string rank_text(const std::vector<int64_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return ranks.size() > 8 ? text + ", ..." : text;
 }
 
 /// c10d writes warnings with backtraces to stderr when a rank goes; what they say is in our errors. Whoever sets
@@ -99,38 +93,12 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
     }
     if (others.empty()) continue;
     std::string got;
-    for (const auto& [value, ranks] : others) got += (got.empty() ? "" : ", ") + value + " on " + rank_text(ranks);
+    for (const auto& [value, ranks] : others)
+      got += (got.empty() ? "" : ", ") + value + " on " + detail::rank_list(ranks, /*at_most=*/8);
     return {{name, got, "'" + expected + "' as on rank 0"}};
   }
   return std::nullopt;
 }
-
-/// Threads that begin while one of these lives are not ended by SIGPIPE. The store's server writes to sockets whose
-/// other end may be gone (libuv does not ask for MSG_NOSIGNAL); Python, which ignores the signal, never notices.
-class SigpipeBlocked {
- public:
-  SigpipeBlocked() {
-    sigset_t pipe;
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipe, &before_);
-  }
-  ~SigpipeBlocked() {
-    sigset_t pipe, pending;
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    const timespec now{};
-    if (!sigismember(&before_, SIGPIPE) && sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE)) {
-      sigtimedwait(&pipe, nullptr, &now);  // one that was meant for a write of this thread's
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  SigpipeBlocked(const SigpipeBlocked&) = delete;
-  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -201,7 +169,9 @@ ProcessGroup::~ProcessGroup() = default;
 
 absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchEnvironment& launch,
                                                                    const ProcessGroupOptions& options) try {
-  const SigpipeBlocked blocked;
+  // For the store's server, which begins here: libuv does not ask for MSG_NOSIGNAL. Python, which ignores the signal,
+  // never notices.
+  const detail::SigpipeBlocked blocked;
   TORCH_CHECK_VALUE(launch.world_size >= 1 && launch.rank >= 0 && launch.rank < launch.world_size,
                     "rank must be in 0..world_size - 1, got ", launch.rank, " of ", launch.world_size);
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "timeout must be > 0, got ", options.timeout.count(), " ms");

@@ -24,13 +24,13 @@ constexpr milliseconds kStorePatience{1000};
 
 constexpr std::string_view kFinished = "it has finished";
 
-std::string rank_list(const std::vector<int64_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
-}
-
 }  // namespace
+
+std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < std::min(ranks.size(), at_most); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > at_most ? text + ", ..." : text;
+}
 
 struct RollCall::State {
   State(c10::intrusive_ptr<c10d::Store> store_, int64_t rank_, int64_t world_size_)

@@ -2,6 +2,8 @@
 // Finds out which rank is gone, when something between the ranks has broken. Internal to ProcessGroup.
 
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,6 +12,9 @@
 #include <vector>
 
 namespace trainkit::detail {
+
+/// "rank 1", "ranks 1, 2, ...": the first `at_most`.
+std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most = std::numeric_limits<size_t>::max());
 
 /// Answers the other ranks from a thread of its own, and asks them.
 ///

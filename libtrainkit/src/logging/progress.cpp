@@ -1,7 +1,6 @@
 #include "trainkit/logging/progress.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <ctime>
 #include <optional>
 
+#include "core/sigpipe.h"
 #include "trainkit/logging/format.h"
 
 namespace trainkit {
@@ -29,23 +29,14 @@ double steady_seconds() {
 
 /// Writes all of `text`; a reader that is gone is a return value and not a signal.
 bool write_all(int fd, std::string_view text) {
-  sigset_t pipe, before, pending;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  sigpending(&pending);
-  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  const detail::SigpipeBlocked blocked;
   bool ok = true;
   while (ok && !text.empty()) {
     const ssize_t count = ::write(fd, text.data(), text.size());
     if (count > 0) text.remove_prefix(static_cast<size_t>(count));
     if (count < 0 && errno == EAGAIN) break;  // a terminal that is stopped: this text is left out
     ok = count > 0 || (count < 0 && errno == EINTR);
-    if (!ok && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
-      const timespec now{};
-      sigtimedwait(&pipe, nullptr, &now);  // takes back the signal that this write raised
-    }
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return ok;
 }
 
