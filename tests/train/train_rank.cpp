@@ -27,6 +27,22 @@ void misbehave(const std::string& scenario, int64_t rank, int64_t step) {
   if (scenario == "out_of_memory" && !std::exchange(once, true)) C10_THROW_ERROR(OutOfMemoryError, "no room for 4 GiB");
 }
 
+/// rank_loss, whose backward throws where the gradient of `where` is known: the hidden layer's output, or the input,
+/// which comes after all parameters.
+LossOutput failing_loss(torch::nn::Module& module, const Batch& batch, const std::string& where) {
+  auto* net = module.as<RankNetImpl>();
+  const auto fail = [](const at::Tensor&) -> void { throw std::runtime_error("row 17 is not a picture"); };
+  const at::Tensor x = batch["x"].detach().requires_grad_();
+  const at::Tensor hidden = net->hidden(x);
+  (where == "x" ? x : hidden).register_hook(fail);
+  return {at::cross_entropy_loss(net->out(torch::relu(hidden)), batch["y"]), batch["y"].ge(0).sum().item<double>()};
+}
+
+/// A loss that does not reach the output layer.
+LossOutput hidden_loss(torch::nn::Module& module, const Batch& batch) {
+  return module.as<RankNetImpl>()->hidden(batch["x"]).square().mean();
+}
+
 absl::Status run_rank(const std::string& scenario, const std::string& out) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
   const auto timeout = std::chrono::milliseconds(scenario == "stopped" ? 2000 : 30000);
@@ -49,14 +65,19 @@ absl::Status run_rank(const std::string& scenario, const std::string& out) {
   for (int64_t step = 1; step <= kRankSteps; ++step) {
     const int64_t micro_batches = scenario == "accumulate_short" && step == kRankSteps ? 1 : accumulating ? 2 : 1;
     try {
+      if (scenario == "stop" && rank == 1 && step == 3) train.vote().stop = SIGTERM;
       for (int64_t part = 0; part < micro_batches; ++part) {
         train.accumulate(rank_batch(step, rank * micro_batches + part, group->world_size() * micro_batches),
                          [&](torch::nn::Module& module, const Batch& batch) {
                            misbehave(scenario, rank, step);
+                           const bool fails = rank == 1 && step == 3;
+                           if (fails && scenario == "throws_in_backward") return failing_loss(module, batch, "hidden");
+                           if (fails && scenario == "throws_at_the_end") return failing_loss(module, batch, "x");
+                           if (scenario == "unreached") return hidden_loss(module, batch);
                            return rank_loss(module, batch);
                          });
       }
-      if (scenario == "stop" && rank == 1 && step == 3) train.vote().stop = SIGTERM;
+      if (scenario == "stop_late" && rank == 1 && step == 3) train.vote().stop = SIGTERM;
       StepMetrics metrics = train.finish();
       train.average_over_ranks(metrics);
       std::cout << "step " << step << " loss " << metrics.loss.item<double>() << std::endl;

@@ -126,6 +126,45 @@ TEST_CASE("An exception on one rank ends that rank with it, and the others with 
   }
 }
 
+TEST_CASE("An exception inside backward ends that rank with it, and the others with its text",
+          "[train][train_step][ranks]") {
+  for (const int count : {2, 4}) {
+    const TempDir folder;
+    Ranks job("train_rank", count, {"throws_in_backward", folder.path().string()}, folder.path().string());
+    for (int rank = 0; rank < count; ++rank) {
+      INFO(job.err(rank));
+      CHECK(job.wait(rank) == (rank == 1 ? 1 : 8));
+      CHECK_THAT(job.err(rank), Catch::Contains("row 17 is not a picture"));
+      if (rank != 1) CHECK_THAT(job.err(rank), Catch::Contains("rank 1 failed at step 3"));
+    }
+  }
+}
+
+TEST_CASE("An exception after all gradients were sent ends that rank with it, and the others with its text",
+          "[train][train_step][ranks]") {
+  for (const int count : {2, 4}) {
+    const TempDir folder;
+    Ranks job("train_rank", count, {"throws_at_the_end", folder.path().string()}, folder.path().string());
+    for (int rank = 0; rank < count; ++rank) {
+      INFO(job.err(rank));
+      CHECK(job.wait(rank) == (rank == 1 ? 1 : 8));
+      CHECK_THAT(job.err(rank), Catch::Contains("row 17 is not a picture"));
+      if (rank != 1) CHECK_THAT(job.err(rank), Catch::Contains("rank 1"));
+    }
+  }
+}
+
+TEST_CASE("A loss that does not reach all parameters is an error that names them on every rank",
+          "[train][train_step][ranks]") {
+  const TempDir folder;
+  Ranks job("train_rank", 2, {"unreached", folder.path().string()}, folder.path().string());
+  for (int rank = 0; rank < 2; ++rank) {
+    INFO(job.err(rank));
+    CHECK(job.wait(rank) != 0);
+    CHECK_THAT(job.err(rank), Catch::Contains("the loss did not reach out.weight, out.bias: set find_unused_param"));
+  }
+}
+
 TEST_CASE("Ranks may try a step again that failed on one of them for want of memory", "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"out_of_memory", folder.path().string()}, folder.path().string());
@@ -144,6 +183,14 @@ TEST_CASE("A rank that is asked to stop stops all ranks after the same step", "[
   CHECK_THAT(job.out(0), Catch::EndsWith("stopped by 15 after step 3\n"));
   CHECK(job.out(0) == job.out(1));
   for (size_t i = 0; i < 4; ++i) CHECK(weights_of(folder, 0)[i].equal(weights_of(folder, 1)[i]));
+}
+
+TEST_CASE("A vote that is cast after the gradients were sent counts for the step after", "[train][train_step][ranks]") {
+  const TempDir folder;
+  Ranks job("train_rank", 2, {"stop_late", folder.path().string()}, folder.path().string());
+  REQUIRE(job.wait_all() == std::vector<int>{0, 0});
+  CHECK_THAT(job.out(0), Catch::EndsWith("stopped by 15 after step 4\n"));
+  CHECK(job.out(0) == job.out(1));
 }
 
 TEST_CASE("Ranks that were started differently all end with the field that differs", "[train][train_step][ranks]") {

@@ -15,16 +15,35 @@ namespace {
 constexpr int64_t kWeight = 0, kStep = 1, kStepSquared = 2, kFirstRank = 3;
 constexpr int kSave = 1, kFoundInf = 2, kOutOfMemory = 4, kFailed = 8, kStop = 16;
 
+/// The largest number of a step that is exact in all sums: squares stay below 2^53 by counting modulo 2^20.
+double place_of(int64_t step) { return static_cast<double>(step % (1 << 20)); }
+
+std::string reason_key(int64_t step, int64_t rank) {
+  return "failed/" + std::to_string(step) + "/" + std::to_string(rank);
+}
+
+constexpr std::string_view kWhat = "the agreement";
+
 }  // namespace
+
+struct Agreement::Sent {
+  int64_t step = 0;
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  c10::intrusive_ptr<c10d::Work> work = nullptr;
+  std::string error = {};  // why there is no work
+};
 
 Agreement::Agreement(ProcessGroup& group)
     : group_(group), numbers_(at::zeros({kFirstRank + group.world_size()}, at::kDouble)) {}
 
-absl::StatusOr<StepVerdict> Agreement::operator()(int64_t step, const StepVote& vote) try {
+Agreement::~Agreement() = default;
+
+void Agreement::send(int64_t step, const StepVote& vote) {
+  TORCH_CHECK(!sent_, "the vote on step ", sent_->step, " is still on its way");
+  sent_ = std::make_unique<Sent>(Sent{.step = step});
   double* numbers = numbers_.mutable_data_ptr<double>();
   std::fill_n(numbers, numbers_.numel(), 0.0);
-  // The largest step that is exact in all sums: squares stay below 2^53 by counting modulo 2^20.
-  const auto place = static_cast<double>(step % (1 << 20));
+  const double place = place_of(step);
   numbers[kWeight] = vote.weight;
   numbers[kStep] = place;
   numbers[kStepSquared] = place * place;
@@ -32,9 +51,27 @@ absl::StatusOr<StepVerdict> Agreement::operator()(int64_t step, const StepVote& 
                                         (vote.out_of_memory ? kOutOfMemory : 0) + (vote.failed ? kFailed : 0) +
                                         kStop * vote.stop;
   group_.set_step(step);
-  const auto reason_key = [&](int64_t rank) { return "failed/" + std::to_string(step) + "/" + std::to_string(rank); };
-  if (vote.failed || vote.out_of_memory) group_.impl().store().set(reason_key(group_.rank()), vote.reason);
-  TRAINKIT_RETURN_IF_ERROR(group_.all_reduce(numbers_, "the agreement"));
+  try {
+    if (vote.failed || vote.out_of_memory) group_.impl().store().set(reason_key(step, group_.rank()), vote.reason);
+    std::vector<at::Tensor> tensors{numbers_};
+    sent_->work = group_.impl().backend(at::kCPU).allreduce(tensors);
+  } catch (const std::exception& error) {  // the store, or a connection
+    sent_->error = error.what();
+  }
+}
+
+absl::StatusOr<StepVerdict> Agreement::wait() {
+  TORCH_CHECK(sent_, "wait() needs a send() before it");
+  const auto sent = std::move(sent_);
+  group_.impl().at(kWhat);
+  if (!sent->work) return group_.impl().failure(kWhat, sent->started, sent->error);
+  TRAINKIT_RETURN_IF_ERROR(group_.impl().wait(sent->work, kWhat, sent->started));
+  return read(sent->step);
+}
+
+absl::StatusOr<StepVerdict> Agreement::read(int64_t step) try {
+  const double* numbers = numbers_.const_data_ptr<double>();
+  const double place = place_of(step);
   const auto ranks = static_cast<double>(group_.world_size());
   if (numbers[kStep] != ranks * place || numbers[kStepSquared] != ranks * place * place) {
     return detail::distributed_error("dist.order", "step", "ranks are not at the same step",
@@ -50,10 +87,10 @@ absl::StatusOr<StepVerdict> Agreement::operator()(int64_t step, const StepVote& 
     if (said & kOutOfMemory) verdict.out_of_memory.push_back(rank);
     if (said & (kFailed | kOutOfMemory)) verdict.failed.push_back(rank);
   }
-  if (!verdict.ok()) verdict.reason = group_.impl().store().get_to_str(reason_key(verdict.failed.front()));
+  if (!verdict.ok()) verdict.reason = group_.impl().store().get_to_str(reason_key(step, verdict.failed.front()));
   return verdict;
 } catch (const std::exception& error) {  // the store
-  return group_.impl().failure("the agreement", std::chrono::steady_clock::now(), error.what());
+  return group_.impl().failure(kWhat, std::chrono::steady_clock::now(), error.what());
 }
 
 }  // namespace trainkit

@@ -173,7 +173,7 @@ void DataParallel::synchronize() {
   }
 }
 
-void DataParallel::run(const Body& body, bool reduce_gradients) {
+void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   if (reduce_gradients) copy_buffers();
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast

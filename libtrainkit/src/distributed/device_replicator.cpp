@@ -147,7 +147,7 @@ const std::shared_ptr<torch::nn::Module>& SingleDevice::module(int64_t replica) 
   return module_;
 }
 
-void SingleDevice::run(const Body& body, bool) {
+void SingleDevice::run(const Body& body, bool, const OnSent&) {
   if (const at::Tensor loss = body(0); loss.defined()) loss.backward();
 }
 

@@ -47,6 +47,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bu
   const at::Tensor sent = type ? gradients.to(*type) : gradients;
   const auto work = all_reduce(group_, sent);
   sent_->works.push_back(work);
+  if (bucket.isLast() && sent_->on_sent) sent_->on_sent();
   if (!type) return work->getFuture();
   return work->getFuture()->then(
       [gradients, sent](c10::ivalue::Future& done) -> c10::IValue {
@@ -133,10 +134,12 @@ void Distributed::synchronize() {
   throw_status(process_group_->broadcast(tensors, 0, "broadcast of the weights"));
 }
 
-void Distributed::run(const Body& body, bool reduce_gradients) {
+void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_sent) {
   const ReplicaRandom random(draw_seed(), process_group_->rank(), device_);
   const bool reduce = reduce_gradients && reducer_;
   if (reduce) begin_reduction();
+  // The Reducer sends which parameters were used after the last bucket: collectives must keep one order on all ranks.
+  sent_->on_sent = find_unused_ ? nullptr : on_sent;
   ranks().at("forward and backward");
   try {
     backward(body, reduce);

@@ -20,6 +20,7 @@ class BucketHook final : public c10d::CommHookInterface {
   struct Sent {
     std::chrono::steady_clock::time_point started;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;  // in the order of the buckets
+    DeviceReplicator::OnSent on_sent;                   // after the last bucket
   };
 
   BucketHook(ProcessGroup::Impl& group, GradientCompression compression, std::shared_ptr<Sent> sent)
@@ -45,7 +46,7 @@ class Distributed final : public DeviceReplicator {
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ProcessGroup* process_group() const override { return process_group_.get(); }
   ReplicaGroup& group() override { return group_; }
-  void run(const Body& body, bool reduce_gradients) override;
+  void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;
   void abandon_step() override;
   void synchronize() override;

@@ -38,6 +38,7 @@ std::string short_reason(std::string_view message) {
                                        {"Connection reset by peer", "connection reset"},
                                        {"Broken pipe", "connection closed"},
                                        {"Timed out", "no answer within the timeout"},
+                                       {"Application timeout", "no answer within the timeout"},
                                        {"Wait timeout", "no answer within the timeout"}}) {
     if (message.find(phrase) != std::string_view::npos) return reason;
   }

@@ -14,7 +14,7 @@ class SingleDevice final : public DeviceReplicator {
   at::Device device(int64_t replica = 0) const override;
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ReplicaGroup& group() override { return group_; }
-  void run(const Body& body, bool reduce_gradients) override;
+  void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void synchronize() override {}
 
  private:

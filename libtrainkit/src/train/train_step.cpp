@@ -127,7 +127,7 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
           const std::lock_guard lock(scaler_mutex_);
           return scaler_.scale(scaled);
         },
-        last);
+        last, [&] { send_vote(weight_ + results_[0].weight); });
   } catch (const c10::OutOfMemoryError& error) {
     fail(error.what_without_backtrace(), /*out_of_memory=*/true, last);
     throw;
@@ -213,10 +213,17 @@ void TrainStep::add_metrics(const LossOutput& output, double share) {
 void TrainStep::fail(const std::string& reason, bool out_of_memory, bool reduced) {
   const ProcessGroup* group = devices_.process_group();
   if (group && group->usable()) {
-    if (!reduced) devices_.skip_reduction();
-    vote_.failed = true;
-    vote_.out_of_memory = out_of_memory;
-    agree(reason);
+    if (agreement_->sent()) {
+      // The others have this rank's word that the step went well, and go on: they cannot go far without it.
+      receive_verdict();
+      devices_.process_group()->leave(reason);
+    } else {
+      if (!reduced) devices_.skip_reduction();
+      vote_.failed = true;
+      vote_.out_of_memory = out_of_memory;
+      send_vote(weight_, reason);
+      receive_verdict();
+    }
   }
   abandon();
 }
@@ -232,15 +239,19 @@ void TrainStep::abandon() {
   weight_ = 0;
 }
 
-void TrainStep::agree(const std::string& reason) {
-  vote_.weight = weight_;
+void TrainStep::send_vote(double weight, const std::string& reason) {
+  vote_.weight = weight;
   vote_.reason = reason;
   if (agreement_) {
-    verdict_ = value_or_throw((*agreement_)(step_ + 1, vote_));
+    agreement_->send(step_ + 1, vote_);
   } else {
     verdict_ = {.stop = vote_.stop, .save = vote_.save, .weight = vote_.weight};
   }
   vote_ = {};
+}
+
+void TrainStep::receive_verdict() {
+  if (agreement_) verdict_ = value_or_throw(agreement_->wait());
 }
 
 /// The metrics of a step of which no row could be read here, though on other ranks.
@@ -258,7 +269,8 @@ StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
   if (!metrics_.loss.defined()) take_nothing();
-  agree("");
+  if (!agreement_ || !agreement_->sent()) send_vote(weight_);
+  receive_verdict();
   if (!verdict_.ok()) {
     abandon();
     throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));

@@ -109,6 +109,7 @@ class Run {
       TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
       if (batch) {
         interval_rows_ += batch->size() - batch->padding_rows();
+        if (group_) vote();  // may leave with the gradients
         step_.accumulate(*batch, loss_);
         if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
       } else {
@@ -185,8 +186,7 @@ class Run {
   }
 
   absl::Status complete_step() {
-    step_.vote().stop = local_stop();
-    step_.vote().save = options_.handle_signals && SignalWatch::take_save_request();
+    vote();
     last_metrics_ = step_.finish();
     averaged_ = false;
     if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
@@ -201,6 +201,11 @@ class Run {
     }
     if (saves() && (step_.verdict().save || step % options_.save_every == 0)) return save();
     return absl::OkStatus();
+  }
+
+  void vote() {
+    step_.vote().stop = std::max(step_.vote().stop, local_stop());
+    step_.vote().save |= options_.handle_signals && SignalWatch::take_save_request();
   }
 
   /// Why this rank alone would stop now: a signal, else kTimeIsUp; 0 to go on.

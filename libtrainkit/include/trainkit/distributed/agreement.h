@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -48,14 +49,31 @@ struct StepVerdict {
 class Agreement {
  public:
   explicit Agreement(ProcessGroup& group);
+  ~Agreement();
 
-  /// Blocks until every rank has voted on `step`. Besides the errors of ProcessGroup, dist.order (exit code 8) if a
-  /// rank is at another step.
-  absl::StatusOr<StepVerdict> operator()(int64_t step, const StepVote& vote);
+  /// Sends this rank's vote on `step` and returns at once, so that it travels while gradients do. Any error shows in
+  /// wait().
+  void send(int64_t step, const StepVote& vote);
+  /// Whether a vote is on its way that nobody has waited for.
+  bool sent() const { return sent_ != nullptr; }
+  /// Blocks until every rank has voted on the step of send(). Besides the errors of ProcessGroup, dist.order (exit code
+  /// 8) if a rank is at another step.
+  absl::StatusOr<StepVerdict> wait();
+
+  /// send(), then wait().
+  absl::StatusOr<StepVerdict> operator()(int64_t step, const StepVote& vote) {
+    send(step, vote);
+    return wait();
+  }
 
  private:
+  struct Sent;
+
+  absl::StatusOr<StepVerdict> read(int64_t step);
+
   ProcessGroup& group_;
   at::Tensor numbers_;
+  std::unique_ptr<Sent> sent_;
 };
 
 }  // namespace trainkit

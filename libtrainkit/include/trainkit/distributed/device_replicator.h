@@ -95,6 +95,9 @@ class DeviceReplicator {
   /// For exchanges inside a body.
   virtual ReplicaGroup& group() = 0;
 
+  /// Called by run, when all that this rank has for the others is on its way and nothing has come back yet.
+  using OnSent = std::function<void()>;
+
   /// Calls `body(replica)` for every replica here and backward() on what it returns. Then, with `reduce_gradients`,
   /// every replica holds the sum of the gradients of all replicas, those of earlier runs without reduction included:
   /// let a body scale its loss by its share. Pass false while gradients accumulate, true on the last micro-batch of a
@@ -104,7 +107,10 @@ class DeviceReplicator {
   /// step. Other ranks do not wait for a body that throws: they get a sum without this rank, and TrainStep's agreement
   /// tells them to drop it. (A body with exchanges of its own, SyncBatchNorm's, cannot be helped so: there the others
   /// fail when this process ends.) A lost rank is thrown as absl::BadStatusOrAccess with the Error of ProcessGroup.
-  virtual void run(const Body& body, bool reduce_gradients = true) = 0;
+  ///
+  /// `on_sent` is called once during backward, from the thread that this goes on in; not at all without other ranks,
+  /// where a rank has no loss, or with find_unused_parameters.
+  virtual void run(const Body& body, bool reduce_gradients = true, const OnSent& on_sent = nullptr) = 0;
 
   /// Takes part in the reduction of a step that this rank cannot finish: adds zero. Nothing without other ranks.
   virtual void skip_reduction() {}

@@ -92,7 +92,8 @@ class TrainStep {
   /// logged): one more small all-reduce. Changes nothing without other ranks.
   void average_over_ranks(StepMetrics& metrics);
 
-  /// What this rank says in the next finish(): set `stop` and `save` before it; it is forgotten afterwards.
+  /// What this rank says about the next step: set `stop` and `save` before its last accumulate(), which may send them
+  /// on their way together with the gradients. What is set later counts for the step after.
   StepVote& vote() { return vote_; }
   /// What all said in the last one. Without other ranks it is this rank's vote.
   const StepVerdict& verdict() const { return verdict_; }
@@ -122,7 +123,9 @@ class TrainStep {
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
   double agree_on_unit(int64_t replica, double weight);
   void add_metrics(const LossOutput& output, double share);
-  void agree(const std::string& reason);
+  /// Sends vote_, which is empty then: what all say is known after receive_verdict().
+  void send_vote(double weight, const std::string& reason = "");
+  void receive_verdict();
   void fail(const std::string& reason, bool out_of_memory, bool reduced);
   void take_nothing();
   void abandon();
