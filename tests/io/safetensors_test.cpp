@@ -72,7 +72,7 @@ TEST_CASE("Tensors of every dtype come back as they were written", "[io][safeten
     CHECK(read.is_contiguous());
     CHECK(reinterpret_cast<uintptr_t>(read.data_ptr()) % 16 == 0);
     CHECK(read.sizes() == tensor.sizes());
-    CHECK(std::memcmp(read.data_ptr(), tensor.data_ptr(), tensor.nbytes()) == 0);
+    CHECK((tensor.nbytes() == 0 || std::memcmp(read.data_ptr(), tensor.data_ptr(), tensor.nbytes()) == 0));
   }
   CHECK(file.tensors()->size() == written.size());
 }

@@ -225,8 +225,8 @@ absl::Status TokenFile::check_origin(const TokenFileOrigin& expected) const {
 
 void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
-  TORCH_CHECK_INDEX(begin >= 0 && count <= size_ && begin <= size_ - count, "tokens [", begin, ", ", begin + count,
-                    ") are outside the ", size_, " tokens of ", path());
+  TORCH_CHECK_INDEX(begin >= 0 && count <= size_ && begin <= size_ - count, count, " tokens from ", begin,
+                    " on are outside the ", size_, " tokens of ", path());
   const std::byte* from = tokens_ + begin * token_bytes_;
   const uint32_t greatest = token_bytes_ == 2 ? widen_16(reinterpret_cast<const uint16_t*>(from), out.data(), count)
                                               : widen_32(reinterpret_cast<const uint32_t*>(from), out.data(), count);

@@ -103,7 +103,7 @@ std::optional<at::Tensor> tensor_from_json(const Json& json) {
     }
     if (size != bytes.size()) return std::nullopt;
     at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(type));
-    std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
     return tensor;
   }
   return std::nullopt;
