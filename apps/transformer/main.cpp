@@ -10,6 +10,7 @@
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/run_folder.h"
+#include "trainkit/train/weights.h"
 #include "transformer/options.h"
 #include "transformer/sampling.h"
 #include "transformer/session.h"

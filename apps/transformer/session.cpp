@@ -10,7 +10,6 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/safetensors.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
@@ -155,16 +154,6 @@ absl::StatusOr<int> write_demo_data(const std::string& folder) {
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, demo_text()));
   std::fputs(("wrote " + path + "\ntry: trainkit-transformer --input " + path + "\n").c_str(), stdout);
   return 0;
-}
-
-absl::Status load_weights(torch::nn::Module& model, const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
-  NamedTensors tensors;
-  for (const std::string& name : file.names()) {
-    TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(name));
-    tensors.emplace_back(name, std::move(tensor));
-  }
-  return load_named_tensors(model, tensors, path);
 }
 
 std::string describe_result(const TrainerResult& result, const RunOptions& run) {

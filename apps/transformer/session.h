@@ -56,9 +56,6 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
 /// --make_demo_data: writes `<folder>/demo.txt`.
 absl::StatusOr<int> write_demo_data(const std::string& folder);
 
-/// --init_from: weights alone, from a safetensors file. Errors: exit code 5.
-absl::Status load_weights(torch::nn::Module& model, const std::string& path);
-
 /// The last lines of a run: scores, where things lie, what to do next.
 std::string describe_result(const TrainerResult& result, const RunOptions& run);
 

@@ -10,14 +10,36 @@ if(TRAINKIT_SANITIZE)
   target_link_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE})
 endif()
 
-# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [PUBLIC lib ...] [PRIVATE lib ...])
+# trainkit_cuda_object(FILE OUT): compiles a .cu of plain kernels (no header of LibTorch) to an object and names it in OUT.
+# A command of our own, because CMake's CUDA language would make every program that links us a CUDA program, with a
+# second copy of CUDA's runtime beside LibTorch's.
+function(trainkit_cuda_object FILE OUT)
+  get_filename_component(stem ${FILE} NAME_WE)
+  set(object ${CMAKE_CURRENT_BINARY_DIR}/${stem}.cu.o)
+  add_custom_command(
+    OUTPUT ${object}
+    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CXX_COMPILER} -std=c++17 -O3 -arch=all-major -Xcompiler=-fPIC,-Wall
+            -I${PROJECT_SOURCE_DIR}/libtrainkit/src -MD -MF ${object}.d -c ${FILE} -o ${object}
+    DEPENDS ${FILE} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.cu.o" VERBATIM)
+  set(${OUT} ${object} PARENT_SCOPE)
+endfunction()
+
+# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [CUDA_SOURCES a.cu ...] [PUBLIC lib ...]
+#                 [PRIVATE lib ...])
 # One module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
-# include/trainkit/NAME. DEPENDS names modules below it; PUBLIC and PRIVATE name third-party targets.
+# include/trainkit/NAME. CUDA_SOURCES are left out without CUDA. DEPENDS names modules below it; PUBLIC and PRIVATE name
+# third-party targets.
 function(trainkit_module NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
   list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
   list(TRANSFORM ARG_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/include/trainkit/${NAME}/)
   list(TRANSFORM ARG_DEPENDS PREPEND trainkit_)
+  if(TRAINKIT_WITH_CUDA)
+    foreach(source ${ARG_CUDA_SOURCES})
+      trainkit_cuda_object(${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/${source} object)
+      list(APPEND ARG_SOURCES ${object})
+    endforeach()
+  endif()
   add_library(trainkit_${NAME} STATIC ${ARG_SOURCES})
   add_library(trainkit::${NAME} ALIAS trainkit_${NAME})
   set_target_properties(trainkit_${NAME} PROPERTIES EXPORT_NAME ${NAME} POSITION_INDEPENDENT_CODE ON)

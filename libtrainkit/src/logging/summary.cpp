@@ -48,6 +48,7 @@ std::string to_json(const RunSummary& summary) {
                {"best", metrics(summary.best_metrics)},
                {"best_step", summary.best_step < 0 ? Json(nullptr) : Json(summary.best_step)},
                {"versions", Json::object()}};
+  for (const auto& [name, score] : summary.scores) json[escape_text(name)] = number(score);
   for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
   return json.dump(2) + "\n";
 }

@@ -94,16 +94,10 @@ class Sums {
 };
 
 /// Adds one replica's part of a batch; a row that only repeats another counts nothing.
-void add_rows(torch::nn::Module& model, at::Device device, const Batch& rows, const LossFunction& loss,
-              Precision precision, Sums& sums) {
-  const c10::InferenceMode inference;
+void add_rows(torch::nn::Module& model, const Batch& rows, const LossFunction& loss, Sums& sums) {
   if (rows.size() == 0) return;
   const int64_t own = rows.size() - rows.padding_rows();
   const Batch counted = own > 0 && own < rows.size() ? rows.slice(0, own) : rows;
-  std::optional<AutocastGuard> autocast;
-  if (precision != Precision::kFp32) {
-    autocast.emplace(device, precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
-  }
   const LossOutput output = loss(model, counted);
   const double weight = output.weight > 0 ? output.weight : static_cast<double>(counted.size());
   sums.add(output, own > 0 ? weight : 0.0);
@@ -111,37 +105,52 @@ void add_rows(torch::nn::Module& model, at::Device device, const Batch& rows, co
 
 }  // namespace
 
-absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
-                                 Precision precision) {
-  const c10::InferenceMode inference;
-  const auto replicas = static_cast<size_t>(devices.replicas());
+absl::Status for_each_batch(
+    DeviceReplicator& devices, Prefetcher& loader, Precision precision,
+    const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit) {
+  const int64_t replicas = devices.replicas();
   std::vector<std::unique_ptr<EvaluationMode>> modes;
-  for (size_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<EvaluationMode>(*devices.module(i)));
-  std::vector<Sums> sums(replicas);
-  // A loss function may keep something from call to call, so each thread has one of its own.
-  std::vector<LossFunction> losses(replicas, loss);
-  const auto rows_of = [&](const Batch& batch, size_t i) {
-    const auto at = [&](size_t part) { return batch.size() * static_cast<int64_t>(part) / devices.replicas(); };
-    return batch.slice(at(i), at(i + 1));
+  for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<EvaluationMode>(*devices.module(i)));
+  const auto visit_rows = [&](int64_t replica, const Batch& rows) {
+    const c10::InferenceMode inference;
+    std::optional<AutocastGuard> autocast;
+    if (precision != Precision::kFp32) {
+      autocast.emplace(devices.device(replica), precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+    }
+    visit(replica, *devices.module(replica), rows);
   };
   loader.seek(0, 0);
   while (true) {
-    TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader.next());
-    if (!batch) break;
+    TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, loader.next());
+    if (!batch) return absl::OkStatus();
     if (replicas == 1) {
-      add_rows(*devices.module(), devices.device(), *batch, loss, precision, sums[0]);
+      visit_rows(0, *batch);
       continue;
     }
     devices.run(
         [&](int64_t replica) {
-          const auto i = static_cast<size_t>(replica);
+          const c10::InferenceMode inference;
+          const Batch rows = batch->slice(batch->size() * replica / replicas, batch->size() * (replica + 1) / replicas);
           const at::Device device = devices.device(replica);
-          const Batch rows = device.is_cpu() ? rows_of(*batch, i) : rows_of(*batch, i).to(device);
-          add_rows(*devices.module(replica), device, rows, losses[i], precision, sums[i]);
+          visit_rows(replica, device.is_cpu() ? rows : rows.to(device));
           return at::Tensor();
         },
         /*reduce_gradients=*/false);
   }
+}
+
+absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
+                                 Precision precision) {
+  const c10::InferenceMode inference;
+  const auto replicas = static_cast<size_t>(devices.replicas());
+  std::vector<Sums> sums(replicas);
+  // A loss function may keep something from call to call, so each thread has one of its own.
+  std::vector<LossFunction> losses(replicas, loss);
+  TRAINKIT_RETURN_IF_ERROR(
+      for_each_batch(devices, loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
+        const auto i = static_cast<size_t>(replica);
+        add_rows(model, rows, losses[i], sums[i]);
+      }));
   for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
   if (ProcessGroup* group = devices.process_group()) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group));
   if (sums[0].weight() == 0) {

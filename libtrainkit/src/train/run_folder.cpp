@@ -216,7 +216,7 @@ void RunFolder::watch(const Prefetcher& loader) {
   logger_->print(advice.empty() ? line : line + "\n" + advice);
 }
 
-absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader) {
+absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores) {
   TRAINKIT_RETURN_IF_ERROR(logger_->close());
   const auto named = [](const Metrics& metrics) {
     std::vector<std::pair<std::string, double>> list;
@@ -232,6 +232,7 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .final_metrics = named(result.evaluation),
                      .best_metrics = named(result.best_evaluation),
                      .best_step = result.best_evaluation.empty() ? -1 : result.best_step,
+                     .scores = {scores.begin(), scores.end()},
                      .versions = library_versions()};
   summary.final_metrics.emplace_back("train_loss", result.loss);
   TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, group_.get(), lines_of(loader.bad_samples())));

@@ -2,6 +2,9 @@
 
 #include <set>
 
+#include "trainkit/core/status.h"
+#include "trainkit/io/safetensors.h"
+
 namespace trainkit {
 
 NamedTensors named_tensors(const torch::nn::Module& model) {
@@ -21,6 +24,16 @@ NamedTensors named_tensors(const torch::nn::Module& model) {
 
 absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& tensors, const std::string& where) {
   return copy_named_tensors(tensors, named_tensors(model), where);
+}
+
+absl::Status load_weights(torch::nn::Module& model, const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
+  NamedTensors tensors;
+  for (const std::string& name : file.names()) {
+    TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(name));
+    tensors.emplace_back(name, std::move(tensor));
+  }
+  return load_named_tensors(model, tensors, path);
 }
 
 }  // namespace trainkit

@@ -1,8 +1,10 @@
 #pragma once
-/// The loss and metrics of a model over a whole data set.
+/// The loss and metrics of a model over a whole data set, or what else is to be had of it.
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 
@@ -28,5 +30,14 @@ using Metrics = std::map<std::string, double>;
 /// kInvalidArgument for a loader without rows, and those of other ranks (exit code 8).
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
                                  Precision precision = Precision::kFp32);
+
+/// Calls `visit` for the rows of one epoch of `loader`, in evaluation mode, without gradients and in `precision`, from
+/// epoch 0; the models go back to the mode they were in. With several replicas each gets its share of a batch's rows,
+/// on its device, and `visit` is called from a thread for each: what it writes to must be the replica's own. Rows that
+/// only repeat others (Batch::padding_rows) are among them. What `visit` throws is thrown on; other errors are the
+/// loader's. Other ranks play no part.
+absl::Status for_each_batch(
+    DeviceReplicator& devices, Prefetcher& loader, Precision precision,
+    const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit);
 
 }  // namespace trainkit

@@ -54,8 +54,8 @@ class RunFolder {
 
   /// Ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit code of the process: 0, or
   /// 128 + the signal that stopped the run. Or the first failure of a log, exit code 6. Every rank calls it: the bad
-  /// samples of all are listed.
-  absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader);
+  /// samples of all are listed. `scores` are what the run is judged by, for summary.json.
+  absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores = {});
 
  private:
   RunFolder(std::string path, std::shared_ptr<ProcessGroup> group, std::unique_ptr<RunLogger> logger)

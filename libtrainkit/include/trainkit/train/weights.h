@@ -18,4 +18,7 @@ NamedTensors named_tensors(const torch::nn::Module& model);
 /// is changed. `where` is the file to blame.
 absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& tensors, const std::string& where = {});
 
+/// --init_from: load_named_tensors of all tensors of a safetensors file. Errors: exit code 5.
+absl::Status load_weights(torch::nn::Module& model, const std::string& path);
+
 }  // namespace trainkit

@@ -1,0 +1,144 @@
+#include "data/patch_gather.h"
+
+#include <algorithm>
+#include <cstring>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+namespace trainkit::detail {
+namespace {
+
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+#ifdef __SSE2__
+// A line must leave the core's write-combining buffers as a whole: its stores stand together.
+void stream_lines_sse2(std::byte* to, const std::byte* from, int64_t lines) {
+  for (; lines > 0; --lines, to += kLine, from += kLine) {
+    const auto* source = reinterpret_cast<const __m128i*>(from);
+    auto* target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+}
+
+__attribute__((target("avx512f"))) void stream_lines_avx512(std::byte* to, const std::byte* from, int64_t lines) {
+  for (; lines > 0; --lines, to += kLine, from += kLine) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+  }
+}
+
+using StreamLines = void (*)(std::byte*, const std::byte*, int64_t);
+const StreamLines stream_lines = __builtin_cpu_supports("avx512f") ? stream_lines_avx512 : stream_lines_sse2;
+
+void end_streaming() { _mm_sfence(); }  // the lines are in memory before another thread is told so
+#else
+// Without streaming stores a line is copied as any other.
+void stream_lines(std::byte* to, const std::byte* from, int64_t lines) { std::memcpy(to, from, lines * kLine); }
+void end_streaming() {}
+#endif
+
+/// Joins pieces to whole lines, which go past the cache. Only the first and the last line, of which others may own a
+/// part, are written through it.
+class StreamingWriter {
+ public:
+  explicit StreamingWriter(float* out)
+      : to_(reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(out) & ~uintptr_t{kLine - 1})),
+        filled_(static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % kLine)),
+        foreign_(filled_) {}
+  ~StreamingWriter() {
+    if (filled_ > foreign_) std::memcpy(to_ + foreign_, line_ + foreign_, filled_ - foreign_);
+    end_streaming();
+  }
+  StreamingWriter(const StreamingWriter&) = delete;
+  StreamingWriter& operator=(const StreamingWriter&) = delete;
+
+  void append(const float* piece, int64_t floats) {
+    const auto* from = reinterpret_cast<const std::byte*>(piece);
+    int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
+    if (filled_ > 0) {
+      const int64_t fit = std::min(kLine - filled_, bytes);
+      std::memcpy(line_ + filled_, from, fit);
+      filled_ += fit;
+      if (filled_ < kLine) return;
+      flush_line();
+      from += fit;
+      bytes -= fit;
+    }
+    const int64_t lines = bytes / kLine;
+    stream_lines(to_, from, lines);
+    to_ += lines * kLine;
+    filled_ = bytes % kLine;
+    std::memcpy(line_, from + lines * kLine, filled_);
+  }
+
+ private:
+  void flush_line() {
+    if (foreign_ > 0) {
+      std::memcpy(to_ + foreign_, line_ + foreign_, kLine - foreign_);
+    } else {
+      stream_lines(to_, line_, 1);
+    }
+    to_ += kLine;
+    filled_ = foreign_ = 0;
+  }
+
+  std::byte* to_;        // the line that is being filled
+  int64_t filled_ = 0;   // bytes of it
+  int64_t foreign_ = 0;  // of those, at its beginning, not ours
+  alignas(kLine) std::byte line_[kLine];
+};
+
+class CachedWriter {
+ public:
+  explicit CachedWriter(float* out) : to_(out) {}
+  void append(const float* piece, int64_t floats) {
+    std::memcpy(to_, piece, floats * sizeof(float));
+    to_ += floats;
+  }
+
+ private:
+  float* to_;
+};
+
+/// Appends one patch, run by run: whole rows where the columns keep their order, else pixel by pixel.
+template <class Writer>
+void append_patch(const PatchSource& source, int64_t pixel, unsigned orientation, Writer& writer) {
+  const int64_t size = source.patch_size, bands = source.bands, stride = source.row_stride();
+  const float* corner = source.image + pixel / source.width * stride + pixel % source.width * bands;
+  const bool bottom_up = orientation & 1, right_to_left = orientation & 2, swapped = orientation & 4;
+  const int64_t down = bottom_up ? -stride : stride, right = right_to_left ? -bands : bands;
+  const float* first = corner + (bottom_up ? (size - 1) * stride : 0) + (right_to_left ? (size - 1) * bands : 0);
+  if (!right_to_left && !swapped) {
+    for (int64_t i = 0; i < size; ++i) writer.append(first + i * down, size * bands);
+    return;
+  }
+  const int64_t row_step = swapped ? right : down, column_step = swapped ? down : right;
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < size; ++j) writer.append(first + i * row_step + j * column_step, bands);
+  }
+}
+
+template <class Writer>
+void append_patches(const PatchSource& source, const int64_t* pixels, const uint8_t* orientations, int64_t count,
+                    Writer writer) {
+  for (int64_t n = 0; n < count; ++n) append_patch(source, pixels[n], orientations ? orientations[n] : 0, writer);
+}
+
+}  // namespace
+
+void copy_patches(const PatchSource& source, const int64_t* pixels, const uint8_t* orientations, int64_t count,
+                  float* out, bool streaming) {
+  if (streaming) {
+    append_patches<StreamingWriter>(source, pixels, orientations, count, StreamingWriter(out));
+  } else {
+    append_patches<CachedWriter>(source, pixels, orientations, count, CachedWriter(out));
+  }
+}
+
+}  // namespace trainkit::detail

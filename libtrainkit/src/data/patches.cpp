@@ -1,0 +1,166 @@
+#include "trainkit/data/patches.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "data/patch_gather.h"
+#include "data/scratch.h"
+#ifdef TRAINKIT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace trainkit {
+namespace {
+
+constexpr uint64_t kOrientationStream = 0x6f7269656e740001;  // keeps orientations apart from other uses of a row's key
+constexpr int64_t kStreamingBytes = int64_t{4} << 20;
+constexpr int64_t kGrainBytes = int64_t{256} << 10;  // what a thread is worth
+
+detail::PatchSource source_of(const at::Tensor& image, int64_t patch_size) {
+  TORCH_CHECK_VALUE(patch_size >= 1 && patch_size % 2 == 1, "patch_size must be odd and >= 1, got ", patch_size);
+  TORCH_CHECK_VALUE(image.defined() && image.dim() == 3 && image.scalar_type() == at::kFloat && image.is_contiguous(),
+                    "image: expected (height, width, bands), float32 and contiguous");
+  const detail::PatchSource source{.image = image.const_data_ptr<float>(),
+                                   .height = image.size(0) - patch_size + 1,
+                                   .width = image.size(1) - patch_size + 1,
+                                   .bands = image.size(2),
+                                   .patch_size = patch_size};
+  TORCH_CHECK_VALUE(source.height >= 1 && source.width >= 1 && source.bands >= 1, "image: ", image.sizes(),
+                    " with its border is smaller than a patch of ", patch_size);
+  TORCH_CHECK_VALUE(source.patch_floats() < (int64_t{1} << 31), "a patch of ", patch_size, " x ", patch_size, " x ",
+                    source.bands, " is too large");
+  return source;
+}
+
+void check_inside(const detail::PatchSource& source, const int64_t* pixels, int64_t count) {
+  for (int64_t n = 0; n < count; ++n) {
+    TORCH_CHECK_INDEX(pixels[n] >= 0 && pixels[n] < source.pixels(), "pixel ", pixels[n], " is not one of ",
+                      source.height, " x ", source.width);
+  }
+}
+
+std::vector<int64_t> to_vector(const at::Tensor& values, const char* name) {
+  TORCH_CHECK_VALUE(values.defined() && values.dim() == 1 && values.scalar_type() == at::kLong && values.is_cpu(), name,
+                    ": expected (n) int64 on the CPU");
+  const at::Tensor contiguous = values.contiguous();
+  return {contiguous.const_data_ptr<int64_t>(), contiguous.const_data_ptr<int64_t>() + contiguous.numel()};
+}
+
+void gather_on_cpu(const detail::PatchSource& source, const int64_t* pixels, const uint8_t* orientations, int64_t count,
+                   float* out, PatchStores stores) {
+  check_inside(source, pixels, count);
+  const int64_t patch_bytes = source.patch_floats() * static_cast<int64_t>(sizeof(float));
+  const bool streaming =
+      stores == PatchStores::kStreaming || (stores == PatchStores::kAuto && count * patch_bytes >= kStreamingBytes);
+  at::parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / patch_bytes), [&](int64_t begin, int64_t end) {
+    detail::copy_patches(source, pixels + begin, orientations ? orientations + begin : nullptr, end - begin,
+                         out + begin * source.patch_floats(), streaming);
+  });
+}
+
+}  // namespace
+
+uint8_t draw_orientation(const RowKey& key) {
+  return static_cast<uint8_t>(
+      RandomStream(hash_key(kOrientationStream, key.seed, key.epoch, key.index)).below(kOrientations));
+}
+
+at::Tensor gather_patches(const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,
+                          const at::Tensor& orientations, PatchStores stores) {
+  (void)source_of(image, patch_size);  // its checks come before the memory is taken
+  const at::Tensor out = at::empty({pixels.numel(), patch_size, patch_size, image.size(2)}, image.options());
+  gather_patches_out(out, image, pixels, patch_size, orientations, stores);
+  return out;
+}
+
+void gather_patches_out(const at::Tensor& out, const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,
+                        const at::Tensor& orientations, PatchStores stores) {
+  const detail::PatchSource source = source_of(image, patch_size);
+  TORCH_CHECK_VALUE(pixels.dim() == 1 && pixels.scalar_type() == at::kLong && pixels.device() == image.device(),
+                    "pixels: expected (n) int64 on ", image.device());
+  TORCH_CHECK_VALUE(
+      !orientations.defined() || (orientations.sizes() == pixels.sizes() && orientations.scalar_type() == at::kByte &&
+                                  orientations.device() == image.device()),
+      "orientations: expected (n) uint8 on ", image.device());
+  const int64_t count = pixels.numel();
+  TORCH_CHECK_VALUE(out.sizes() == at::IntArrayRef({count, patch_size, patch_size, source.bands}) &&
+                        out.scalar_type() == at::kFloat && out.is_contiguous() && out.device() == image.device(),
+                    "out: expected (n, patch_size, patch_size, bands) float32, contiguous, on ", image.device());
+  const at::Tensor index = pixels.contiguous();
+  const at::Tensor turned = orientations.defined() ? orientations.contiguous() : orientations;
+  const uint8_t* const codes = turned.defined() ? turned.const_data_ptr<uint8_t>() : nullptr;
+  if (image.is_cpu()) {
+    return gather_on_cpu(source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(), stores);
+  }
+#ifdef TRAINKIT_WITH_CUDA
+  TORCH_CHECK_VALUE(image.is_cuda(), "image: expected it on the CPU or CUDA, got ", image.device());
+  const c10::cuda::CUDAGuard guard(image.device());
+  C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_gather_patches(
+      source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(),
+      c10::cuda::getCurrentCUDAStream(image.device().index()).stream())));
+#else
+  TORCH_CHECK_VALUE(false, "image: expected it on the CPU (this build is without CUDA), got ", image.device());
+#endif
+}
+
+PatchDataset::PatchDataset(at::Tensor image, const at::Tensor& pixels, const at::Tensor& labels,
+                           const PatchOptions& options)
+    : image_(std::move(image)),
+      pixels_(to_vector(pixels, "pixels")),
+      labels_(to_vector(labels, "labels")),
+      options_(options) {
+  const detail::PatchSource source = source_of(image_, options_.patch_size);
+  TORCH_CHECK_VALUE(image_.is_cpu(), "image: expected it on the CPU, got ", image_.device());
+  TORCH_CHECK_VALUE(labels_.size() == pixels_.size(), "labels: expected ", pixels_.size(), ", got ", labels_.size());
+  check_inside(source, pixels_.data(), size());
+  fields_ = {{"x", at::kFloat, {options_.patch_size, options_.patch_size, source.bands}},
+             {"pixel", at::kLong, {}},
+             {"y", at::kLong, {}}};
+}
+
+void PatchDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+  get_batch({&key, 1}, out.slice(at, 1));
+}
+
+void PatchDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
+  if (keys.empty()) return;
+  const detail::PatchSource source = source_of(image_, options_.patch_size);
+  detail::Scratch<uint8_t> orientations;
+  orientations->resize(options_.augment ? keys.size() : 0);
+  auto* const pixels = out.row<int64_t>(1, 0);
+  auto* const labels = out.row<int64_t>(2, 0);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    pixels[i] = pixels_[static_cast<size_t>(keys[i].index)];
+    labels[i] = labels_[static_cast<size_t>(keys[i].index)];
+    if (options_.augment) (*orientations)[i] = draw_orientation(keys[i]);
+  }
+  const auto count = static_cast<int64_t>(keys.size());
+  detail::copy_patches(source, pixels, options_.augment ? orientations->data() : nullptr, count, out.row<float>(0, 0),
+                       count * out.row_bytes(0) >= kStreamingBytes);
+}
+
+std::string PatchDataset::describe(int64_t index) const {
+  const int64_t width = image_.size(1) - options_.patch_size + 1;
+  const int64_t pixel = pixels_[static_cast<size_t>(index)];
+  return "pixel (" + std::to_string(pixel / width) + ", " + std::to_string(pixel % width) + ")";
+}
+
+PixelDataset::PixelDataset(const at::Tensor& pixels, const at::Tensor& labels, bool augment)
+    : pixels_(to_vector(pixels, "pixels")), labels_(to_vector(labels, "labels")), augment_(augment) {
+  TORCH_CHECK_VALUE(labels_.size() == pixels_.size(), "labels: expected ", pixels_.size(), ", got ", labels_.size());
+  fields_ = {{"pixel", at::kLong, {}}, {"orientation", at::kByte, {}}, {"y", at::kLong, {}}};
+}
+
+void PixelDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+  const auto index = static_cast<size_t>(key.index);
+  *out.row<int64_t>(0, at) = pixels_[index];
+  *out.row<uint8_t>(1, at) = augment_ ? draw_orientation(key) : uint8_t{0};
+  *out.row<int64_t>(2, at) = labels_[index];
+}
+
+}  // namespace trainkit
