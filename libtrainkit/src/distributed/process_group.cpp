@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdlib>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -51,7 +52,10 @@ std::string short_reason(std::string_view message) {
 /// c10d writes warnings with backtraces to stderr when a rank goes; what they say is in our errors. Whoever sets
 /// TORCH_CPP_LOG_LEVEL gets them.
 void quieten_c10d() {
-  if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 3);
+  static std::once_flag once;  // ranks may be threads of one process
+  std::call_once(once, [] {
+    if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 3);
+  });
 }
 
 /// Fields with a NUL byte after each part: names and values hold none.
