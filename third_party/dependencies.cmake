@@ -5,4 +5,7 @@ find_package(fmt REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(Threads REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(PNG REQUIRED)
+find_package(Matio REQUIRED)  # libtrainkit/cmake/FindMatio.cmake
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used as a header alone: nothing of it reaches the installed package

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "data/npy_header.h"
+#include "io/npy_header.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/copy_rows.h"
@@ -25,13 +25,13 @@ absl::StatusOr<std::shared_ptr<const MappedArrayDataset>> MappedArrayDataset::op
   if (!header.ok()) return bad_file("data.npy", path, std::string(header.status().message()));
   if (header->shape.empty())
     return bad_file("data.npy", path, "the array is a single number, without a dimension of rows");
+  if (header->fortran_order) {
+    return bad_file("data.npy", path,
+                    "arrays in Fortran order are not supported: write numpy.ascontiguousarray(array)");
+  }
   const int64_t available = static_cast<int64_t>(file->bytes().size()) - header->data_offset;
-  int64_t bytes = static_cast<int64_t>(at::elementSize(header->dtype));
-  bool fits = true;
-  for (const int64_t size : header->shape) fits = !__builtin_mul_overflow(bytes, size, &bytes) && fits;
-  if (!fits || bytes > available) {
-    return bad_file("data.npy", path, "the file is shorter than its array", std::to_string(available) + " bytes",
-                    fits ? std::to_string(bytes) + " bytes" : "a size that fits 64 bits");
+  if (const auto bytes = detail::npy_array_bytes(*header, available); !bytes.ok()) {
+    return bad_file("data.npy", path, std::string(bytes.status().message()));
   }
   FieldSpec spec{field, header->dtype, {header->shape.begin() + 1, header->shape.end()}};
   return std::shared_ptr<const MappedArrayDataset>(

@@ -34,6 +34,9 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::string& path() const { return path_; }
+  /// Opens the same file for a library that wants a path, whatever was put in its place since. Valid as long as this
+  /// object lives, in this process.
+  std::string same_file_path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
   /// The bytes, valid as long as this object lives.
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }

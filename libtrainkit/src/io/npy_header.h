@@ -14,6 +14,7 @@ namespace trainkit::detail {
 struct NpyHeader {
   at::ScalarType dtype;
   std::vector<int64_t> shape;
+  bool fortran_order;   ///< the first dimension varies fastest
   int64_t data_offset;  ///< of the array, from the beginning of the file
 };
 
@@ -21,5 +22,11 @@ struct NpyHeader {
 /// Source: numpy.lib.format. The header is a Python literal; this reads the three entries that NumPy writes, in any
 /// order.
 absl::StatusOr<NpyHeader> parse_npy_header(std::string_view bytes);
+
+/// Bytes of the array; kInvalidArgument says what is wrong if that does not fit 63 bits or the `available` bytes.
+absl::StatusOr<int64_t> npy_array_bytes(const NpyHeader& header, int64_t available);
+
+/// The name of a dtype, "<f4"; empty if NumPy has none.
+std::string_view npy_dtype_name(at::ScalarType dtype);
 
 }  // namespace trainkit::detail

@@ -1,4 +1,4 @@
-#include "data/npy_header.h"
+#include "io/npy_header.h"
 
 #include <charconv>
 #include <map>
@@ -113,13 +113,28 @@ absl::StatusOr<NpyHeader> parse_npy_header(std::string_view bytes) {
     reader.take(",");
   }
   if (!descr || !shape || !fortran_order) return invalid("the header lacks descr, shape or fortran_order");
-  if (*fortran_order) return invalid("arrays in Fortran order are not supported: write numpy.ascontiguousarray(array)");
   const auto dtype = dtypes().find(*descr);
   if (dtype == dtypes().end()) {
     return invalid("elements of type \"" + escape_text(*descr) +
                    "\" are not supported (expected little-endian numbers or bool)");
   }
-  return NpyHeader{dtype->second, std::move(*shape), static_cast<int64_t>(begin + length)};
+  return NpyHeader{dtype->second, std::move(*shape), *fortran_order, static_cast<int64_t>(begin + length)};
+}
+
+absl::StatusOr<int64_t> npy_array_bytes(const NpyHeader& header, int64_t available) {
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(header.dtype));
+  bool fits = true;
+  for (const int64_t size : header.shape) fits = !__builtin_mul_overflow(bytes, size, &bytes) && fits;
+  if (fits && bytes <= available) return bytes;
+  return invalid("the file is shorter than its array (got '" + std::to_string(available) + " bytes', expected " +
+                 (fits ? std::to_string(bytes) + " bytes" : "a size that fits 64 bits") + ")");
+}
+
+std::string_view npy_dtype_name(at::ScalarType dtype) {
+  for (const auto& [name, known] : dtypes()) {
+    if (known == dtype) return name;
+  }
+  return {};
 }
 
 }  // namespace trainkit::detail

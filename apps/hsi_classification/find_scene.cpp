@@ -1,0 +1,229 @@
+#include "hsi_classification/find_scene.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <functional>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/envi.h"
+#include "trainkit/io/mat.h"
+#include "trainkit/io/npy.h"
+
+namespace trainkit {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
+  return result;
+}
+
+/// Letters and digits alone, in lower case.
+std::string plain(std::string_view name) {
+  std::string result = lower(name);
+  std::erase_if(result, [](unsigned char c) { return !std::isalnum(c); });
+  return result;
+}
+
+std::string extension(std::string_view path) {
+  const size_t dot = path.find_last_of("./");
+  return dot == path.npos || path[dot] == '/' ? "" : lower(path.substr(dot));
+}
+
+bool is_readable_kind(std::string_view path) {
+  const std::string kind = extension(path);
+  return kind == ".mat" || kind == ".npy" || kind == ".hdr";
+}
+
+absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got = "",
+                        const std::string& expected = "", const std::string& hint = "") {
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = flag,
+                    .problem = problem,
+                    .got = got,
+                    .expected = expected,
+                    .hint = hint});
+}
+
+absl::Status bad_data(const std::string& where, const std::string& field, const std::string& problem,
+                      const std::string& got = "", const std::string& expected = "", const std::string& hint = "") {
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.scene",
+                    .where = where,
+                    .field = field,
+                    .problem = problem,
+                    .got = got,
+                    .expected = expected,
+                    .hint = hint});
+}
+
+/// Whether a file is one of `names`: that name, or that name and sizes, "SalinasA_corrected_83x86x204.mat".
+bool is_one_of(const std::string& file, const std::vector<std::string_view>& names) {
+  const std::string stem = lower(std::string_view(file).substr(0, file.rfind('.')));
+  return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+    if (!stem.starts_with(lower(name))) return false;
+    const std::string_view rest = std::string_view(stem).substr(name.size());
+    if (rest.empty()) return true;
+    const bool sizes = rest.find_first_not_of("_0123456789x") == rest.npos;
+    return sizes && rest[0] == '_' && rest.find('x') != rest.npos;
+  });
+}
+
+/// The file of a folder that is one of `names`; the first name counts most. Empty if there is none.
+std::string find_file(const std::vector<std::string>& entries, const std::vector<std::string_view>& names) {
+  for (const std::string_view name : names) {
+    for (const std::string& entry : entries) {
+      if (is_readable_kind(entry) && is_one_of(entry, {name})) return entry;
+    }
+  }
+  return {};
+}
+
+std::string list_known() {
+  std::vector<std::string_view> names;
+  for (const KnownScene& scene : known_scenes()) names.push_back(scene.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const KnownScene* wanted) {
+  const auto folder = Fs::posix().open_directory(options.data_dir);
+  if (!folder.ok()) return reclassify(folder.status(), ExitCode::kData, "data.scene");
+  TRAINKIT_ASSIGN_OR_RETURN(const auto entries, folder->list());
+  std::vector<SceneFiles> found;
+  std::string half;  // of a scene, for the message
+  for (const KnownScene& scene : known_scenes()) {
+    if (wanted && wanted != &scene) continue;
+    const std::string cube = find_file(entries, scene.cube_files), gt = find_file(entries, scene.gt_files);
+    if (!cube.empty() && !gt.empty()) {
+      found.push_back({options.data_dir + "/" + cube, options.data_dir + "/" + gt, &scene});
+    } else if (!cube.empty() || !gt.empty()) {
+      half += fmt::format("{}{} without its {}", half.empty() ? "" : ", ", cube.empty() ? gt : cube,
+                          cube.empty() ? "cube" : "ground truth");
+    }
+  }
+  const std::string demo_cube = find_file(entries, {"demo"}), demo_gt = find_file(entries, {"demo_gt"});
+  if (!wanted && !demo_cube.empty() && !demo_gt.empty()) {
+    found.push_back({options.data_dir + "/" + demo_cube, options.data_dir + "/" + demo_gt, nullptr});
+  }
+  if (found.size() == 1) return found[0];
+  if (found.empty()) {
+    return bad_data(options.data_dir, "", wanted ? fmt::format("no files of {}", wanted->name) : "no known scene",
+                    half.empty() ? "none of their names" : half,
+                    wanted ? fmt::format("{}.mat and {}.mat", wanted->cube_files[0], wanted->gt_files[0]) : "",
+                    "name the files of any scene with --cube and --gt");
+  }
+  std::vector<std::string> names;
+  for (const SceneFiles& files : found)
+    names.push_back(files.known ? std::string(files.known->name) : "the demo scene");
+  return bad_data(options.data_dir, "", "more than one known scene", fmt::format("{}", fmt::join(names, ", ")), "one",
+                  "say which with --scene");
+}
+
+/// The only variable of a `.mat` that fits; its key, or an error that lists those that do.
+absl::StatusOr<std::string> find_key(const MatFile& file, const std::string& flag, const std::string& what,
+                                     const std::vector<std::string_view>& usual,
+                                     const std::function<absl::StatusOr<bool>(const MatVariable&)>& fits) {
+  const auto& variables = file.variables();
+  for (const std::string_view key : usual) {
+    const bool there = std::any_of(variables.begin(), variables.end(), [&](const auto& v) { return v.name == key; });
+    if (there) return std::string(key);
+  }
+  std::vector<std::string> keys, all;
+  for (const MatVariable& variable : variables) {
+    all.push_back(fmt::format("{} ({} {})", variable.name, fmt::join(variable.sizes, "x"), variable.type));
+    TRAINKIT_ASSIGN_OR_RETURN(const bool good, fits(variable));
+    if (good) keys.push_back(variable.name);
+  }
+  if (keys.size() == 1) return keys[0];
+  return bad_data(
+      file.path(), "", keys.empty() ? "no variable can be " + what : "more than one variable can be " + what,
+      all.empty() ? "a file without variables" : fmt::format("{}", fmt::join(keys.empty() ? all : keys, ", ")), "one",
+      "say which with " + flag);
+}
+
+absl::StatusOr<at::Tensor> read_array(const std::string& path) {
+  return extension(path) == ".npy" ? read_npy(path) : read_envi(path);
+}
+
+}  // namespace
+
+const KnownScene* find_known_scene(std::string_view name) {
+  const auto& scenes = known_scenes();
+  const auto at =
+      std::find_if(scenes.begin(), scenes.end(), [&](const auto& s) { return plain(s.name) == plain(name); });
+  return at == scenes.end() ? nullptr : &*at;
+}
+
+bool has_whole_numbers(const at::Tensor& tensor) {
+  if (!tensor.is_floating_point()) return true;
+  return tensor.isfinite().all().item<bool>() && tensor.trunc().eq(tensor).all().item<bool>();
+}
+
+absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
+  if (options.cube.empty() != options.gt.empty()) {
+    return bad_option(options.cube.empty() ? "--cube" : "--gt", "missing: cube and ground truth are named together");
+  }
+  const KnownScene* known = nullptr;
+  if (plain(options.scene) != "auto") {
+    known = find_known_scene(options.scene);
+    if (!known) return bad_option("--scene", "not a known scene", options.scene, "auto, " + list_known());
+  }
+  if (options.cube.empty()) {
+    if (options.data_dir.empty())
+      return bad_option("--data_dir", "missing: the folder of a known scene, or --cube and --gt");
+    return find_in_folder(options, known);
+  }
+  for (const auto& [flag, path] : {std::pair("--cube", options.cube), std::pair("--gt", options.gt)}) {
+    if (!is_readable_kind(path)) return bad_option(flag, "not a kind of file that is read", path, ".mat, .npy or .hdr");
+  }
+  if (!known) {
+    const auto file = [](const std::string& path) { return split_path(path).second; };
+    for (const KnownScene& scene : known_scenes()) {
+      if (is_one_of(file(options.cube), scene.cube_files) && is_one_of(file(options.gt), scene.gt_files))
+        known = &scene;
+    }
+  }
+  return SceneFiles{options.cube, options.gt, known};
+}
+
+absl::StatusOr<at::Tensor> read_cube(const SceneFiles& files, const std::string& key) {
+  if (extension(files.cube) != ".mat") return read_array(files.cube);
+  TRAINKIT_ASSIGN_OR_RETURN(const MatFile file, MatFile::open(files.cube));
+  std::string name = key;
+  if (name.empty()) {
+    const auto usual = files.known ? files.known->cube_keys : std::vector<std::string_view>{};
+    TRAINKIT_ASSIGN_OR_RETURN(name, find_key(file, "--cube_key", "the cube", usual, [](const MatVariable& variable) {
+                                return absl::StatusOr<bool>(variable.dtype && variable.sizes.size() == 3);
+                              }));
+  }
+  return file.read(name);
+}
+
+absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std::string& key,
+                                             at::IntArrayRef cube_sizes) {
+  if (extension(files.gt) != ".mat") return read_array(files.gt);
+  TRAINKIT_ASSIGN_OR_RETURN(const MatFile file, MatFile::open(files.gt));
+  if (!key.empty()) return file.read(key);
+  const auto of_cube = [&](const MatVariable& variable) {
+    return variable.dtype && variable.sizes == std::vector<int64_t>{cube_sizes[0], cube_sizes[1]};
+  };
+  const bool one_of_cube = std::any_of(file.variables().begin(), file.variables().end(), of_cube);
+  const auto fits = [&](const MatVariable& variable) -> absl::StatusOr<bool> {
+    if (!variable.dtype || variable.sizes.size() != 2 || (one_of_cube && !of_cube(variable))) return false;
+    if (!one_of_cube && (variable.sizes[0] == 1 || variable.sizes[1] == 1)) return false;  // wavelengths, for example
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor values, file.read(variable.name));
+    return has_whole_numbers(values);
+  };
+  const auto usual = files.known ? files.known->gt_keys : std::vector<std::string_view>{};
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string name, find_key(file, "--gt_key", "the ground truth", usual, fits));
+  return file.read(name);
+}
+
+}  // namespace trainkit

@@ -1,0 +1,299 @@
+// Files of version 5: every byte that libmatio will see is read here first.
+// Source: "MAT-File Format", The MathWorks, R2019b.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "io/mat5_element.h"
+#include "io/mat_source.h"
+#include "io/matio_bridge.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+constexpr int64_t kHeaderBytes = 128;
+constexpr uint32_t kComplexFlag = 0x0800, kLogicalFlag = 0x0200;
+constexpr size_t kMostVariables = 10'000, kMostDimensions = 32, kMostNameBytes = 4096;
+
+/// Types of stored numbers, by their number in the file.
+struct StorageType {
+  std::string_view name;
+  int bytes = 0;
+  bool is_signed = false, is_float = false;
+};
+constexpr std::array<StorageType, 14> kStorage = {{{},
+                                                   {"miINT8", 1, true},
+                                                   {"miUINT8", 1},
+                                                   {"miINT16", 2, true},
+                                                   {"miUINT16", 2},
+                                                   {"miINT32", 4, true},
+                                                   {"miUINT32", 4},
+                                                   {"miSINGLE", 4, true, true},
+                                                   {},
+                                                   {"miDOUBLE", 8, true, true},
+                                                   {},
+                                                   {},
+                                                   {"miINT64", 8, true},
+                                                   {"miUINT64", 8}}};
+constexpr uint32_t kInt32 = 5, kUint32 = 6;
+
+StorageType storage_type(uint32_t type) { return type < kStorage.size() ? kStorage[type] : StorageType{}; }
+
+/// Whether an array of `dtype` may keep its numbers as `stored`: MATLAB writes the smallest type that holds them all.
+bool may_hold(at::ScalarType dtype, const StorageType& stored) {
+  if (dtype == at::kBool) return stored.bytes == 1;
+  if (dtype == at::kDouble) return true;
+  if (dtype == at::kFloat) return !stored.is_float || stored.bytes == 4;
+  if (stored.is_float) return false;
+  const int bytes = static_cast<int>(c10::elementSize(dtype));
+  const bool is_signed = c10::isSignedType(dtype);
+  if (is_signed == stored.is_signed) return stored.bytes <= bytes;
+  return is_signed && stored.bytes < bytes;
+}
+
+/// All that stands before an array's data, as the file has it and as it is meant.
+struct Head {
+  uint32_t flags = 0;
+  int class_number = 0;
+  std::string name;
+  std::vector<int64_t> sizes;
+};
+
+template <class Number>
+std::vector<Number> numbers_in(const std::string& bytes, bool swap) {
+  std::vector<Number> numbers(bytes.size() / sizeof(Number));
+  std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(Number));
+  if (swap) std::transform(numbers.begin(), numbers.end(), numbers.begin(), swapped<Number>);
+  return numbers;
+}
+
+absl::Status read_sizes(ElementReader& reader, bool swap, Head& head) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto sizes, reader.read_small("sizes", kMostDimensions * sizeof(int32_t)));
+  if (sizes.first != kInt32 || sizes.second.size() % sizeof(int32_t) != 0) {
+    return absl::InvalidArgumentError("the sizes are no list of miINT32");
+  }
+  for (const int32_t size : numbers_in<int32_t>(sizes.second, swap)) head.sizes.push_back(size);
+  if (head.sizes.size() < 2)
+    return absl::InvalidArgumentError(fmt::format("has {} dimensions, at least 2 are needed", head.sizes.size()));
+  for (const int64_t size : head.sizes) {
+    if (size < 0) return absl::InvalidArgumentError(fmt::format("a size of {}", size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status read_head(ElementReader& reader, bool swap, Head& head) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto flags, reader.read_small("array flags", 8));
+  if (flags.first != kUint32 || flags.second.size() != 8)
+    return absl::InvalidArgumentError("the array flags are not two miUINT32");
+  head.flags = numbers_in<uint32_t>(flags.second, swap)[0];
+  head.class_number = static_cast<int>(head.flags & 0xff);
+  if (mat_class_name(head.class_number).empty())
+    return absl::InvalidArgumentError(fmt::format("class {} is not known", head.class_number));
+  if (head.class_number != static_cast<int>(MatClass::kOpaque))
+    TRAINKIT_RETURN_IF_ERROR(read_sizes(reader, swap, head));
+  TRAINKIT_ASSIGN_OR_RETURN(auto name, reader.read_small("name", kMostNameBytes));
+  if (storage_type(name.first).bytes != 1) return absl::InvalidArgumentError("the name is not of miINT8");
+  head.name = std::move(name.second);
+  if (head.name.find('\0') != head.name.npos) return absl::InvalidArgumentError("the name has a zero byte");
+  return absl::OkStatus();
+}
+
+MatVariable describe(const Head& head) {
+  MatVariable variable{
+      .name = head.name, .type = std::string(mat_class_name(head.class_number)), .dtype = {}, .sizes = head.sizes};
+  if (head.flags & kComplexFlag) {
+    variable.type = "complex " + variable.type;
+  } else {
+    variable.dtype = mat_class_dtype(head.class_number);
+  }
+  if (variable.dtype && (head.flags & kLogicalFlag)) {
+    variable.type = "logical";
+    variable.dtype = head.class_number == static_cast<int>(MatClass::kUint8) ? std::optional(at::kBool) : std::nullopt;
+  }
+  return variable;
+}
+
+/// A whole file of one variable, uncompressed, as libmatio is given it: in the byte order of the file it comes from.
+class PlainFile {
+ public:
+  PlainFile(MemoryFile& memory, std::span<const std::byte> header, bool swap) : memory_(memory), swap_(swap) {
+    text_.assign("MATLAB 5.0 MAT-file");
+    text_.resize(116, ' ');
+    text_.append(8, '\0');
+    text_.append(reinterpret_cast<const char*>(header.data()) + 124, 4);  // version and byte order
+  }
+
+  absl::Status begin(const Head& head, uint32_t data_type, int64_t data_bytes) {
+    std::string inside;
+    put_tag(inside, kUint32, 8);
+    put(inside, head.flags);
+    put(inside, uint32_t{0});
+    put_tag(inside, kInt32, 4 * head.sizes.size());
+    for (const int64_t size : head.sizes) put(inside, static_cast<uint32_t>(size));
+    pad(inside);
+    put_tag(inside, 1, head.name.size());
+    inside += head.name;
+    pad(inside);
+    put_tag(inside, data_type, static_cast<uint64_t>(data_bytes));
+    put_tag(text_, kMatMatrix, inside.size() + static_cast<uint64_t>(data_bytes + 7) / 8 * 8);
+    text_ += inside;
+    return memory_.append(text_.data(), text_.size());
+  }
+
+  absl::Status end(int64_t data_bytes) {
+    const uint64_t zeros = 0;
+    return memory_.append(&zeros, static_cast<size_t>((8 - data_bytes % 8) % 8));
+  }
+
+ private:
+  void put(std::string& to, uint32_t number) const {
+    const uint32_t stored = swap_ ? swapped(number) : number;
+    to.append(reinterpret_cast<const char*>(&stored), sizeof stored);
+  }
+  void put_tag(std::string& to, uint32_t type, uint64_t bytes) const {
+    put(to, type);
+    put(to, static_cast<uint32_t>(bytes));
+  }
+  static void pad(std::string& to) { to.resize((to.size() + 7) / 8 * 8, '\0'); }
+
+  MemoryFile& memory_;
+  bool swap_;
+  std::string text_;
+};
+
+class Mat5 final : public MatSource {
+ public:
+  Mat5(std::shared_ptr<const MappedFile> file, std::vector<MatVariable> variables, std::vector<Element> elements,
+       bool swap, const MatOptions& options)
+      : MatSource(file->path(), std::move(variables)),
+        file_(std::move(file)),
+        elements_(std::move(elements)),
+        swap_(swap),
+        options_(options) {}
+
+  absl::StatusOr<at::Tensor> read(size_t index) const override {
+    const Element& element = elements_[index];
+    ElementReader reader(element, swap_);
+    auto tensor = read(reader, variables()[index]);
+    TRAINKIT_RETURN_IF_ERROR(file_->check());  // before anything is said of bytes that were not there any more
+    if (tensor.ok() || error_of(tensor.status())) return tensor;
+    return mat_error({.path = path(),
+                      .offset = reader.offset(),
+                      .variable = variables()[index].name,
+                      .problem = std::string(tensor.status().message())},
+                     tensor.status().code());
+  }
+
+ private:
+  absl::StatusOr<at::Tensor> read(ElementReader& reader, const MatVariable& variable) const {
+    TRAINKIT_RETURN_IF_ERROR(reader.open(options_.max_variable_bytes));
+    Head head;
+    TRAINKIT_RETURN_IF_ERROR(read_head(reader, swap_, head));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto tag, reader.read_tag());
+    TRAINKIT_RETURN_IF_ERROR(check_data(tag, variable));
+    TRAINKIT_RETURN_IF_ERROR(reader.claim(tag.bytes));
+
+    TRAINKIT_ASSIGN_OR_RETURN(MemoryFile memory, MemoryFile::create());
+    PlainFile plain(memory, file_->bytes(), swap_);
+    TRAINKIT_RETURN_IF_ERROR(plain.begin(head, tag.type, tag.bytes));
+    std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(tag.bytes, 1 << 20)));
+    for (int64_t left = tag.bytes; left > 0;) {
+      const int64_t size = std::min<int64_t>(left, static_cast<int64_t>(piece.size()));
+      TRAINKIT_RETURN_IF_ERROR(reader.read(piece.data(), size));
+      TRAINKIT_RETURN_IF_ERROR(memory.append(piece.data(), static_cast<size_t>(size)));
+      left -= size;
+    }
+    TRAINKIT_RETURN_IF_ERROR(plain.end(tag.bytes));
+    TRAINKIT_RETURN_IF_ERROR(reader.skip_padding(tag));
+    TRAINKIT_RETURN_IF_ERROR(reader.finish());
+    return read_by_matio(memory.path(), variable);
+  }
+
+  absl::Status check_data(const ElementReader::Tag& tag, const MatVariable& variable) const {
+    const StorageType stored = storage_type(tag.type);
+    if (stored.bytes == 0) return absl::InvalidArgumentError(fmt::format("data of type {} is not known", tag.type));
+    if (!may_hold(*variable.dtype, stored)) {
+      return absl::InvalidArgumentError(fmt::format("an array of {} cannot hold {}", variable.type, stored.name));
+    }
+    const int64_t bytes = mat_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+    const std::string sizes = describe_sizes(variable.sizes);
+    if (bytes < 0) return absl::InvalidArgumentError(fmt::format("a size of {} overflows", sizes));
+    if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} holds nothing", sizes));
+    if (bytes > std::min<int64_t>(options_.max_variable_bytes, std::numeric_limits<int32_t>::max())) {
+      return absl::InvalidArgumentError(fmt::format("an array of {} takes {}, more than version 5 and the limit allow",
+                                                    sizes, describe_bytes(bytes)));
+    }
+    const int64_t expected = mat_bytes(variable.sizes, stored.bytes);
+    if (tag.bytes != expected) {
+      return absl::DataLossError(fmt::format("an array of {} {} needs {} bytes of data, the file has {} (truncated?)",
+                                             sizes, stored.name, expected, tag.bytes));
+    }
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<const MappedFile> file_;
+  std::vector<Element> elements_;
+  bool swap_;
+  MatOptions options_;
+};
+
+/// The top-level element at `offset`.
+absl::StatusOr<Element> element_at(std::span<const std::byte> bytes, int64_t offset, bool swap) {
+  const int64_t left = static_cast<int64_t>(bytes.size()) - offset;
+  if (left < kMatTagBytes)
+    return absl::DataLossError(fmt::format("{} bytes, too few for a variable (truncated?)", left));
+  std::array<uint32_t, 2> tag;
+  std::memcpy(tag.data(), bytes.data() + offset, sizeof tag);
+  if (swap) tag = {swapped(tag[0]), swapped(tag[1])};
+  const auto [type, claimed] = tag;
+  if (type != kMatMatrix && type != kMatCompressed)
+    return absl::InvalidArgumentError(fmt::format("element of type {} is no variable", type));
+  if (claimed > left - kMatTagBytes) {
+    return absl::DataLossError(
+        fmt::format("element claims {} bytes, {} remain (truncated?)", claimed, left - kMatTagBytes));
+  }
+  return Element{offset, bytes.subspan(static_cast<size_t>(offset + kMatTagBytes), claimed), type == kMatCompressed};
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const MatSource>> open_mat5(std::shared_ptr<const MappedFile> file,
+                                                           const MatOptions& options) {
+  const auto bytes = file->bytes();
+  const bool swap = static_cast<char>(bytes[126]) == (std::endian::native == std::endian::little ? 'M' : 'I');
+  std::vector<MatVariable> variables;
+  std::vector<Element> elements;
+  for (int64_t offset = kHeaderBytes; offset < static_cast<int64_t>(bytes.size());) {
+    const auto fail = [&](const absl::Status& status, int64_t where, const std::string& name) {
+      if (absl::Status shrunk = file->check(); !shrunk.ok()) return shrunk;
+      return mat_error(
+          {.path = file->path(), .offset = where, .variable = name, .problem = std::string(status.message())},
+          status.code());
+    };
+    const auto element = element_at(bytes, offset, swap);
+    if (!element.ok()) return fail(element.status(), offset, "");
+    ElementReader reader(*element, swap);
+    Head head;
+    absl::Status status = reader.open(std::numeric_limits<uint32_t>::max());
+    if (status.ok()) status = read_head(reader, swap, head);
+    if (!status.ok()) return fail(status, reader.offset(), head.name);
+    offset = element->offset + kMatTagBytes + static_cast<int64_t>(element->bytes.size());
+    if (head.name.empty()) continue;  // what MATLAB keeps for its own objects
+    if (variables.size() == kMostVariables)
+      return fail(absl::InvalidArgumentError(fmt::format("more than {} variables", kMostVariables)), element->offset,
+                  "");
+    variables.push_back(describe(head));
+    elements.push_back(*element);
+  }
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  return std::make_shared<const Mat5>(std::move(file), std::move(variables), std::move(elements), swap, options);
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,346 @@
+// Files of version 7.3: HDF5 after a block of 512 bytes. HDF5 reads the structure; what it would believe is checked.
+// Source: "HDF5 File Format Specification", version 3.0, The HDF Group.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "io/hdf5_handle.h"
+#include "io/inflate.h"
+#include "io/mat_source.h"
+#include "io/matio_bridge.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+constexpr size_t kUserBlock = 512;
+constexpr int64_t kMostVariables = 10'000, kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
+constexpr int kMostDimensions = 32;
+
+absl::Status damaged(const std::string& problem) { return absl::DataLossError(problem); }
+absl::Status refused(const std::string& problem) { return absl::InvalidArgumentError(problem); }
+
+/// The file's end, as its superblock has it.
+absl::Status check_superblock(std::string_view text) {
+  constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
+  if (text.size() < kUserBlock + 64) {
+    return damaged(fmt::format("{} bytes, too few for the HDF5 part (truncated?)", text.size()));
+  }
+  const std::string_view block = text.substr(kUserBlock);
+  if (!block.starts_with(kSignature)) return refused("version 7.3, but no HDF5 at byte 512");
+  const auto byte = [&](size_t at) { return static_cast<unsigned char>(block[at]); };
+  const auto address = [&](size_t at) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < 8; ++i) value |= uint64_t{byte(at + i)} << (8 * i);
+    return value;
+  };
+  const unsigned version = byte(8);
+  if (version > 3) return refused(fmt::format("HDF5 superblock of version {}, 0 to 3 are known", version));
+  const bool old = version < 2;
+  if (byte(old ? 13 : 9) != 8 || byte(old ? 14 : 10) != 8) return refused("HDF5 addresses are not of 8 bytes");
+  const size_t first = version == 0 ? 24 : version == 1 ? 28 : 12;
+  const uint64_t base = address(first), end = address(first + 16);
+  constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+  if (base != kUserBlock) return refused(fmt::format("HDF5 begins at {} by its own account, not at 512", base));
+  if (old && address(first + 24) != kNone)
+    return refused("the HDF5 part asks for a driver, which may name other files");
+  if (end == kNone || end > text.size()) {
+    return damaged(fmt::format("ends at byte {} by its own account, the file has {} (truncated?)", end, text.size()));
+  }
+  return absl::OkStatus();
+}
+
+Hdf5Handle open_file(const std::string& path) { return Hdf5Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)); }
+
+/// Text of a string attribute of fixed length, at most 64 bytes; empty if there is none.
+std::string attribute(hid_t object, const char* name) {
+  if (H5Aexists(object, name) <= 0) return {};
+  const Hdf5Handle found(H5Aopen(object, name, H5P_DEFAULT));
+  const Hdf5Handle type(found ? H5Aget_type(found) : -1), space(found ? H5Aget_space(found) : -1);
+  if (!type || !space || H5Tget_class(type) != H5T_STRING || H5Tis_variable_str(type) > 0) return {};
+  const size_t size = H5Tget_size(type);
+  if (size == 0 || size > 64 || H5Sget_simple_extent_npoints(space) != 1) return {};
+  std::string text(size, '\0');
+  if (H5Aread(found, type, text.data()) < 0) return {};
+  return text.substr(0, text.find('\0'));
+}
+
+/// The class of MATLAB that an object says it has; 0 if it is none of numbers.
+int class_number(const std::string& name) {
+  for (int number = 1; number <= static_cast<int>(MatClass::kOpaque); ++number) {
+    if (mat_class_name(number) == name) return number;
+  }
+  return 0;
+}
+
+/// Whether the numbers are stored as `dtype`, in either byte order.
+bool stored_as(hid_t type, at::ScalarType dtype) {
+  const auto any = [&](hid_t little, hid_t big) { return H5Tequal(type, little) > 0 || H5Tequal(type, big) > 0; };
+  switch (dtype) {
+    case at::kDouble:
+      return any(H5T_IEEE_F64LE, H5T_IEEE_F64BE);
+    case at::kFloat:
+      return any(H5T_IEEE_F32LE, H5T_IEEE_F32BE);
+    case at::kChar:
+      return any(H5T_STD_I8LE, H5T_STD_I8BE);
+    case at::kBool:
+    case at::kByte:
+      return any(H5T_STD_U8LE, H5T_STD_U8BE);
+    case at::kShort:
+      return any(H5T_STD_I16LE, H5T_STD_I16BE);
+    case at::kUInt16:
+      return any(H5T_STD_U16LE, H5T_STD_U16BE);
+    case at::kInt:
+      return any(H5T_STD_I32LE, H5T_STD_I32BE);
+    case at::kUInt32:
+      return any(H5T_STD_U32LE, H5T_STD_U32BE);
+    case at::kLong:
+      return any(H5T_STD_I64LE, H5T_STD_I64BE);
+    case at::kUInt64:
+      return any(H5T_STD_U64LE, H5T_STD_U64BE);
+    default:
+      return false;
+  }
+}
+
+/// MATLAB's sizes, the reverse of HDF5's; empty if there are none.
+std::vector<int64_t> sizes_of(hid_t dataset) {
+  const Hdf5Handle space(H5Dget_space(dataset));
+  if (!space || H5Sget_simple_extent_type(space) != H5S_SIMPLE) return {};
+  const int dimensions = H5Sget_simple_extent_ndims(space);
+  if (dimensions < 1 || dimensions > kMostDimensions) return {};
+  std::vector<hsize_t> sizes(dimensions);
+  if (H5Sget_simple_extent_dims(space, sizes.data(), nullptr) < 0) return {};
+  std::vector<int64_t> result;
+  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+    result.push_back(static_cast<int64_t>(std::min<hsize_t>(*size, std::numeric_limits<int64_t>::max())));
+  }
+  return result;
+}
+
+MatVariable describe(hid_t root, const std::string& name) {
+  MatVariable variable{.name = name, .type = "unreadable object", .dtype = {}, .sizes = {}};
+  H5L_info_t link;
+  if (H5Lget_info(root, name.c_str(), &link, H5P_DEFAULT) < 0) return variable;
+  if (link.type != H5L_TYPE_HARD) {
+    variable.type = "link";  // to another file, perhaps
+    return variable;
+  }
+  const Hdf5Handle object(H5Oopen(root, name.c_str(), H5P_DEFAULT));
+  if (!object) return variable;
+  const std::string class_name = attribute(object, "MATLAB_class");
+  variable.type = class_name.empty() ? "HDF5 object without a class of MATLAB" : class_name;
+  if (H5Iget_type(object) != H5I_DATASET) {
+    if (H5Aexists(object, "MATLAB_sparse") > 0) variable.type = "sparse";
+    if (class_name.empty()) variable.type = "struct";
+    return variable;
+  }
+  variable.sizes = sizes_of(object);
+  const Hdf5Handle type(H5Dget_type(object));
+  if (type && H5Tget_class(type) == H5T_COMPOUND) {
+    variable.type = "complex " + variable.type;
+  } else if (H5Aexists(object, "MATLAB_empty") > 0) {
+    variable.type = "empty " + variable.type;
+  } else {
+    variable.dtype = class_name == "logical" ? std::optional(at::kBool) : mat_class_dtype(class_number(class_name));
+  }
+  return variable;
+}
+
+absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
+  const Hdf5Handle root(H5Gopen2(file, "/", H5P_DEFAULT));
+  H5G_info_t info;
+  if (!root || H5Gget_info(root, &info) < 0) return damaged("HDF5 cannot read the list of variables");
+  if (info.nlinks > static_cast<hsize_t>(kMostVariables))
+    return refused(fmt::format("more than {} variables", kMostVariables));
+  std::vector<MatVariable> variables;
+  for (hsize_t i = 0; i < info.nlinks; ++i) {
+    const auto copy = [&](char* to, size_t size) {
+      return H5Lget_name_by_idx(root, ".", H5_INDEX_NAME, H5_ITER_INC, i, to, size, H5P_DEFAULT);
+    };
+    const ssize_t length = copy(nullptr, 0);
+    if (length <= 0 || length > 4096) return damaged("HDF5 cannot read the name of a variable");
+    std::string name(static_cast<size_t>(length), '\0');
+    if (copy(name.data(), name.size() + 1) < 0) return damaged("HDF5 cannot read the name of a variable");
+    if (name[0] != '#') variables.push_back(describe(root, name));  // '#refs#' and the like are MATLAB's own
+  }
+  return variables;
+}
+
+/// How the chunks of a dataset are stored.
+struct Chunks {
+  std::vector<hsize_t> sizes;  // of the dataset, as HDF5 has them
+  std::vector<hsize_t> chunk;
+  int64_t bytes = 0;  // of a chunk once it is inflated
+  bool deflated = false;
+};
+
+absl::Status check_filters(hid_t properties, Chunks& chunks) {
+  const int filters = H5Pget_nfilters(properties);
+  for (int i = 0; i < filters; ++i) {
+    unsigned flags = 0, config = 0;
+    size_t values = 0;
+    const H5Z_filter_t filter = H5Pget_filter2(properties, i, &flags, &values, nullptr, 0, nullptr, &config);
+    if (filter != H5Z_FILTER_DEFLATE && filter != H5Z_FILTER_SHUFFLE) {
+      return refused(fmt::format("filter {} of HDF5 is not used by MATLAB", static_cast<int>(filter)));
+    }
+    if (filter == H5Z_FILTER_DEFLATE) chunks.deflated = true;
+    if (filter == H5Z_FILTER_DEFLATE && i + 1 != filters) return refused("another filter follows the compression");
+  }
+  return filters < 0 ? damaged("HDF5 cannot read the filters") : absl::OkStatus();
+}
+
+/// HDF5 would inflate without end.
+absl::Status check_inflated(const std::vector<char>& stored, int64_t bytes) {
+  Inflater inflater(std::as_bytes(std::span(stored)));
+  std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(bytes, 1 << 18)));
+  for (int64_t left = bytes; left > 0;) {
+    const auto size = static_cast<size_t>(std::min<int64_t>(left, static_cast<int64_t>(piece.size())));
+    TRAINKIT_ASSIGN_OR_RETURN(const size_t got, inflater.read(piece.data(), size));
+    if (got < size) return damaged("the compressed data ends before its chunk");
+    left -= static_cast<int64_t>(size);
+  }
+  return inflater.finish();
+}
+
+absl::Status check_chunk(hid_t dataset, const Chunks& chunks, const std::vector<hsize_t>& at, int64_t file_bytes,
+                         std::vector<char>& stored) {
+  hsize_t size = 0;
+  if (H5Dget_chunk_storage_size(dataset, at.data(), &size) < 0 || size == 0) return damaged("a chunk of it is missing");
+  if (size > static_cast<hsize_t>(file_bytes))
+    return damaged(fmt::format("a chunk claims {} bytes, the file has {}", size, file_bytes));
+  if (!chunks.deflated && size != static_cast<hsize_t>(chunks.bytes)) {
+    return damaged(fmt::format("a chunk has {} bytes, {} are needed", size, chunks.bytes));
+  }
+  uint32_t left_out = 0;
+  stored.resize(size);
+  if (H5Dread_chunk(dataset, H5P_DEFAULT, at.data(), &left_out, stored.data()) < 0)
+    return damaged("HDF5 cannot read a chunk of it");
+  if (!chunks.deflated) return absl::OkStatus();
+  if (left_out != 0) {  // data that does not shrink is stored as it is
+    return size == static_cast<hsize_t>(chunks.bytes) ? absl::OkStatus() : damaged("a chunk is not of its size");
+  }
+  return check_inflated(stored, chunks.bytes);
+}
+
+absl::Status check_chunks(hid_t dataset, hid_t properties, const MatVariable& variable, int64_t file_bytes) {
+  Chunks chunks;
+  TRAINKIT_RETURN_IF_ERROR(check_filters(properties, chunks));
+  chunks.sizes.assign(variable.sizes.rbegin(), variable.sizes.rend());
+  chunks.chunk.resize(chunks.sizes.size());
+  const int dimensions = static_cast<int>(chunks.sizes.size());
+  if (H5Pget_chunk(properties, dimensions, chunks.chunk.data()) != dimensions)
+    return damaged("HDF5 cannot read the size of its chunks");
+  chunks.bytes =
+      mat_bytes({chunks.chunk.begin(), chunks.chunk.end()}, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+  if (chunks.bytes <= 0 || chunks.bytes > kMostChunkBytes)
+    return refused(fmt::format("chunks of more than {}", describe_bytes(kMostChunkBytes)));
+  int64_t count = 1;
+  for (int d = 0; d < dimensions; ++d) {
+    const auto along = static_cast<int64_t>((chunks.sizes[d] - 1) / chunks.chunk[d] + 1);
+    if (__builtin_mul_overflow(count, along, &count) || count > kMostChunks)
+      return refused(fmt::format("more than {} chunks", kMostChunks));
+  }
+  std::vector<hsize_t> at(dimensions, 0);
+  std::vector<char> stored;
+  for (int64_t i = 0; i < count; ++i) {
+    TRAINKIT_RETURN_IF_ERROR(check_chunk(dataset, chunks, at, file_bytes, stored));
+    for (int d = dimensions; d-- > 0 && (at[d] += chunks.chunk[d]) >= chunks.sizes[d];) at[d] = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t file_bytes, const MatOptions& options) {
+  const Hdf5Handle type(H5Dget_type(dataset)), properties(H5Dget_create_plist(dataset));
+  if (!type || !properties) return damaged("HDF5 cannot read its description");
+  if (!stored_as(type, *variable.dtype))
+    return refused(fmt::format("not stored as the class {} that it says", variable.type));
+  if (variable.sizes.size() < 2)
+    return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions));
+  const int64_t bytes = mat_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+  const std::string sizes = describe_sizes(variable.sizes);
+  if (bytes < 0) return refused(fmt::format("a size of {} overflows", sizes));
+  if (bytes == 0) return refused(fmt::format("an array of {} holds nothing", sizes));
+  if (bytes > options.max_variable_bytes) {
+    return refused(fmt::format("an array of {} takes {}, the limit is {}", sizes, describe_bytes(bytes),
+                               describe_bytes(options.max_variable_bytes)));
+  }
+  for (const int64_t size : variable.sizes) {
+    if (size > std::numeric_limits<int32_t>::max())
+      return refused(fmt::format("a size of {} is more than libmatio can count", size));
+  }
+  if (H5Pget_external_count(properties) != 0) return refused("its data lies in other files");
+  switch (H5Pget_layout(properties)) {
+    case H5D_CHUNKED:
+      return check_chunks(dataset, properties, variable, file_bytes);
+    case H5D_CONTIGUOUS:
+    case H5D_COMPACT:
+      break;
+    default:
+      return refused("its data is put together from other datasets");
+  }
+  if (static_cast<int64_t>(H5Dget_storage_size(dataset)) != bytes) {
+    return damaged(fmt::format("an array of {} needs {} bytes of data, the file has {}", sizes, bytes,
+                               H5Dget_storage_size(dataset)));
+  }
+  return absl::OkStatus();
+}
+
+class Mat73 final : public MatSource {
+ public:
+  Mat73(std::shared_ptr<const MappedFile> file, std::vector<MatVariable> variables, const MatOptions& options)
+      : MatSource(file->path(), std::move(variables)), file_(std::move(file)), options_(options) {}
+
+  absl::StatusOr<at::Tensor> read(size_t index) const override {
+    const MatVariable& variable = variables()[index];
+    auto tensor = read(variable);
+    TRAINKIT_RETURN_IF_ERROR(file_->check());
+    if (tensor.ok() || error_of(tensor.status())) return tensor;
+    return mat_error({.path = path(), .variable = variable.name, .problem = std::string(tensor.status().message())},
+                     tensor.status().code());
+  }
+
+ private:
+  absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
+    const Hdf5Session session;
+    const std::string same = file_->same_file_path();
+    {
+      const Hdf5Handle file = open_file(same);
+      const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
+      if (!dataset) return damaged("HDF5 cannot open it any more");
+      if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
+      TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
+    }
+    return read_by_matio(same, variable);
+  }
+
+  std::shared_ptr<const MappedFile> file_;
+  MatOptions options_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const MatSource>> open_mat73(std::shared_ptr<const MappedFile> file,
+                                                            const MatOptions& options) {
+  const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
+    TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text()));
+    const Hdf5Session session;
+    const Hdf5Handle hdf5 = open_file(file->same_file_path());
+    if (!hdf5) return damaged("HDF5 cannot open it: damaged or not HDF5");
+    return list_variables(hdf5);
+  };
+  auto variables = list();
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  if (!variables.ok()) {
+    return mat_error({.path = file->path(), .offset = kUserBlock, .problem = std::string(variables.status().message())},
+                     variables.status().code());
+  }
+  return std::make_shared<const Mat73>(std::move(file), *std::move(variables), options);
+}
+
+}  // namespace trainkit::detail

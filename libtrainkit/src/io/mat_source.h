@@ -1,0 +1,88 @@
+#pragma once
+/// What the two kinds of `.mat` file have in common.
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trainkit/io/mapped_file.h"
+#include "trainkit/io/mat.h"
+
+namespace trainkit::detail {
+
+/// MATLAB's classes, as version 5 numbers them.
+enum class MatClass : int {
+  kCell = 1,
+  kStruct,
+  kObject,
+  kChar,
+  kSparse,
+  kDouble,
+  kSingle,
+  kInt8,
+  kUint8,
+  kInt16,
+  kUint16,
+  kInt32,
+  kUint32,
+  kInt64,
+  kUint64,
+  kFunction,
+  kOpaque,
+};
+
+/// "uint8"; empty for what is no class.
+std::string_view mat_class_name(int number);
+
+/// The dtype of an array of this class; nullopt if it is none of numbers.
+std::optional<at::ScalarType> mat_class_dtype(int number);
+
+/// The class of a dtype; 0 if MATLAB has none.
+int mat_class_of(at::ScalarType dtype);
+
+/// One fault of a file: `data.mat`, exit code 4.
+struct MatFault {
+  std::string path;
+  int64_t offset = -1;  ///< -1: not known
+  std::string variable = {};
+  std::string problem;
+  std::string got = {};
+  std::string expected = {};
+  std::string hint = {};
+};
+absl::Status mat_error(const MatFault& fault, absl::StatusCode code = absl::StatusCode::kInvalidArgument);
+
+/// Bytes of `sizes` elements of `element_bytes`; -1 if that does not fit 63 bits or a size is negative.
+int64_t mat_bytes(const std::vector<int64_t>& sizes, int64_t element_bytes);
+
+/// "145 x 145 x 200".
+std::string describe_sizes(const std::vector<int64_t>& sizes);
+
+/// A file whose variables are listed and can be read one by one.
+class MatSource {
+ public:
+  MatSource(std::string path, std::vector<MatVariable> variables)
+      : path_(std::move(path)), variables_(std::move(variables)) {}
+  virtual ~MatSource() = default;
+  const std::string& path() const { return path_; }
+  const std::vector<MatVariable>& variables() const { return variables_; }
+  /// Variable `index`, which has a dtype.
+  virtual absl::StatusOr<at::Tensor> read(size_t index) const = 0;
+
+ private:
+  std::string path_;
+  std::vector<MatVariable> variables_;
+};
+
+absl::StatusOr<std::shared_ptr<const MatSource>> open_mat5(std::shared_ptr<const MappedFile> file,
+                                                           const MatOptions& options);
+absl::StatusOr<std::shared_ptr<const MatSource>> open_mat73(std::shared_ptr<const MappedFile> file,
+                                                            const MatOptions& options);
+
+}  // namespace trainkit::detail

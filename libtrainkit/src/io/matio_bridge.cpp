@@ -1,0 +1,168 @@
+#include "io/matio_bridge.h"
+
+#include <ATen/Functions.h>
+#include <matio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "io/mat_source.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+struct CloseMat {
+  void operator()(mat_t* mat) const { Mat_Close(mat); }
+};
+struct FreeVariable {
+  void operator()(matvar_t* variable) const { Mat_VarFree(variable); }
+};
+using Mat = std::unique_ptr<mat_t, CloseMat>;
+using Variable = std::unique_ptr<matvar_t, FreeVariable>;
+
+absl::Status no_memory_file(const std::string& what) {
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "storage.memory_file",
+                    .where = "memory",
+                    .problem = what + ": " + std::strerror(errno)},
+                   absl::StatusCode::kResourceExhausted);
+}
+
+// libmatio's own messages would go to stderr; ours name the file.
+void be_silent() {
+  static const int done = Mat_LogInitFunc("trainkit", [](int, char*) {});
+  (void)done;
+}
+
+std::vector<int64_t> reversed(const std::vector<int64_t>& sizes) { return {sizes.rbegin(), sizes.rend()}; }
+
+/// Rows first where columns were, or the other way round.
+at::Tensor turned(const at::Tensor& tensor) {
+  std::vector<int64_t> order(tensor.dim());
+  std::iota(order.rbegin(), order.rend(), 0);
+  return tensor.permute(order);
+}
+
+bool agrees(const matvar_t& found, const MatVariable& expected) {
+  if (found.isComplex || !found.dims || found.rank != static_cast<int>(expected.sizes.size())) return false;
+  for (int d = 0; d < found.rank; ++d) {
+    if (static_cast<int64_t>(found.dims[d]) != expected.sizes[d]) return false;
+  }
+  const auto dtype = *expected.dtype == at::kBool ? at::kByte : *expected.dtype;
+  return mat_class_dtype(found.class_type) == dtype && found.data_size == static_cast<int>(c10::elementSize(dtype)) &&
+         static_cast<int64_t>(found.nbytes) == mat_bytes(expected.sizes, found.data_size);
+}
+
+// libmatio counts with int; open_mat5 and open_mat73 refuse what does not fit.
+bool read_data(mat_t* mat, matvar_t* variable, const at::Tensor& columns) {
+  if (Mat_GetVersion(mat) != MAT_FT_MAT73) {  // in one piece
+    return Mat_VarReadDataLinear(mat, variable, columns.data_ptr(), 0, 1, static_cast<int>(columns.numel())) == 0;
+  }
+  std::vector<int> start(columns.dim(), 0), stride(columns.dim(), 1);
+  std::vector<int> edge(columns.sizes().rbegin(), columns.sizes().rend());
+  return Mat_VarReadData(mat, variable, columns.data_ptr(), start.data(), stride.data(), edge.data()) == 0;
+}
+
+matio_types type_of(matio_classes class_type) {
+  switch (class_type) {
+    case MAT_C_DOUBLE:
+      return MAT_T_DOUBLE;
+    case MAT_C_SINGLE:
+      return MAT_T_SINGLE;
+    case MAT_C_INT8:
+      return MAT_T_INT8;
+    case MAT_C_UINT8:
+      return MAT_T_UINT8;
+    case MAT_C_INT16:
+      return MAT_T_INT16;
+    case MAT_C_UINT16:
+      return MAT_T_UINT16;
+    case MAT_C_INT32:
+      return MAT_T_INT32;
+    case MAT_C_UINT32:
+      return MAT_T_UINT32;
+    case MAT_C_INT64:
+      return MAT_T_INT64;
+    default:
+      return MAT_T_UINT64;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryFile> MemoryFile::create() {
+  const int descriptor = ::memfd_create("trainkit", MFD_CLOEXEC);
+  if (descriptor < 0) return no_memory_file("no file in memory");
+  return MemoryFile(descriptor);
+}
+
+MemoryFile::MemoryFile(MemoryFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+MemoryFile::~MemoryFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+absl::Status MemoryFile::append(const void* data, size_t size) {
+  for (const char* at = static_cast<const char*>(data); size > 0;) {
+    const ssize_t written = ::write(descriptor_, at, size);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return no_memory_file("no room for a file in memory");
+    at += written;
+    size -= static_cast<size_t>(written);
+  }
+  return absl::OkStatus();
+}
+
+std::string MemoryFile::path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
+
+absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVariable& variable) try {
+  be_silent();
+  const Mat mat(Mat_Open(path.c_str(), MAT_ACC_RDONLY));
+  if (!mat) return absl::DataLossError("libmatio cannot open the file");
+  const Variable found(Mat_VarReadInfo(mat.get(), variable.name.c_str()));
+  if (!found) return absl::DataLossError("libmatio does not find the variable");
+  // The memory is ours and zero: nothing that libmatio leaves out can be what was there before.
+  if (!agrees(*found, variable))
+    return absl::DataLossError("libmatio reads other sizes or another type than the file says");
+  const bool logical = *variable.dtype == at::kBool;
+  at::Tensor columns =
+      at::zeros(reversed(variable.sizes), at::TensorOptions().dtype(logical ? at::kByte : *variable.dtype));
+  if (!read_data(mat.get(), found.get(), columns)) return absl::DataLossError("libmatio cannot read the data");
+  const at::Tensor rows = turned(columns);
+  return logical ? rows.ne(0).contiguous() : rows.contiguous();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+absl::Status write_by_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
+                            MatVersion version) {
+  be_silent();
+  Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit",
+                        version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
+  if (!mat) return absl::InternalError("libmatio cannot make a file");
+  for (const auto& [name, tensor] : variables) {
+    at::Tensor columns = turned(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
+    const bool logical = columns.scalar_type() == at::kBool;
+    if (logical) columns = columns.to(at::kByte);
+    const auto class_type = static_cast<matio_classes>(mat_class_of(columns.scalar_type()));
+    std::vector<size_t> sizes(columns.sizes().rbegin(), columns.sizes().rend());
+    const Variable variable(Mat_VarCreate(name.c_str(), class_type, type_of(class_type), static_cast<int>(sizes.size()),
+                                          sizes.data(), columns.data_ptr(),
+                                          MAT_F_DONT_COPY_DATA | (logical ? MAT_F_LOGICAL : 0)));
+    if (!variable) return absl::ResourceExhaustedError("libmatio cannot make variable '" + name + "'");
+    if (Mat_VarWrite(mat.get(), variable.get(), MAT_COMPRESSION_ZLIB) != 0) {
+      return absl::InternalError("libmatio cannot write variable '" + name + "'");
+    }
+  }
+  if (Mat_Close(mat.release()) != 0) return absl::InternalError("libmatio cannot close the file");
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::detail
