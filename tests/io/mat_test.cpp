@@ -201,7 +201,7 @@ TEST_CASE("A bad file is refused with its reason, its offset and its variable", 
   const std::string h = m.header();
   const auto one = [&](const MatBytes::Array& array) { return h + m.array(array); };
   const std::string whole = h + m.array();
-  std::string nested = "x";
+  std::string nested(8, 'x');
   for (int i = 0; i < 10'000; ++i)
     nested = m.number(uint32_t{14}) + m.number(static_cast<uint32_t>(nested.size())) + nested;
   std::string bad_zlib = h + m.compressed(m.array()), bad_adler = bad_zlib, long_zlib = m.deflated(m.array()) + "more";
@@ -315,7 +315,7 @@ TEST_CASE("An absent variable is answered with the names there are", "[io][mat]"
   const test::TempDir folder;
   const MatBytes m;
   std::string bytes = m.header();
-  for (int i = 0; i < 12; ++i) bytes += m.array({.name = "v" + std::to_string(i)});
+  for (int i = 0; i < 12; ++i) bytes += m.array({.name = std::string(1, 'v').append(std::to_string(i))});
   write_bytes(folder / "f.mat", bytes);
   const absl::Status status = MatFile::open(folder / "f.mat")->read("v").status();
   CHECK(absl::IsNotFound(status));
@@ -360,7 +360,8 @@ TEST_CASE("A file that is replaced or cut while it is open gives the old data or
     const auto file = MatFile::open(path);
     REQUIRE(file.ok());
     REQUIRE(write_mat(path, Variables{{"x", torch::zeros({2, 2})}}, version).ok());
-    CHECK(at::equal(file->read("x").value(), old));
+    const auto read = file->read("x");  // HDF5 asks for the name again
+    CHECK((read.ok() ? at::equal(*read, old) : version == MatVersion::k73 && id_of(read.status()) == "data.mat"));
     const auto cut = MatFile::open(path);
     REQUIRE(cut.ok());
     REQUIRE(::truncate(path.c_str(), 150) == 0);

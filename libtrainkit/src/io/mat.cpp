@@ -200,11 +200,22 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
     TRAINKIT_RETURN_IF_ERROR(check_writable(path, name, tensor, version));
     if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": '" + name + "' stands twice");
   }
-  // libmatio does not say whether the disk took what it wrote, so that it writes to memory.
-  TRAINKIT_ASSIGN_OR_RETURN(detail::MemoryFile memory, detail::MemoryFile::create());
-  TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_by_matio(memory.path(), variables, version), path));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(memory.path()));
-  return write_file_atomically(Fs::posix(), path, bytes->text());
+  // libmatio does not say whether the disk took what it wrote: it writes beside the place, and what it wrote is read.
+  const auto [folder, name] = split_path(path);
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
+  const std::string temporary = temporary_name(name), beside = folder + "/" + temporary;
+  const auto write = [&]() -> absl::Status {
+    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_by_matio(beside, variables, version), path));
+    TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(beside));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(beside));
+    return write_file_atomically(directory, name, bytes->text());
+  };
+  absl::Status status = write();
+  directory.remove_file(temporary).IgnoreError();  // there may be none
+  if (!status.ok() && exit_code(status) != ExitCode::kStorage) {
+    status = reclassify(status, ExitCode::kStorage, "storage.write");
+  }
+  return status;
 }
 
 }  // namespace trainkit

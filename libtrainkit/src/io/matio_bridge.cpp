@@ -10,7 +10,9 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 
+#include "io/hdf5_handle.h"
 #include "io/mat_source.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -55,9 +57,7 @@ bool agrees(const matvar_t& found, const MatVariable& expected) {
   for (int d = 0; d < found.rank; ++d) {
     if (static_cast<int64_t>(found.dims[d]) != expected.sizes[d]) return false;
   }
-  const auto dtype = *expected.dtype == at::kBool ? at::kByte : *expected.dtype;
-  return mat_class_dtype(found.class_type) == dtype && found.data_size == static_cast<int>(c10::elementSize(dtype)) &&
-         static_cast<int64_t>(found.nbytes) == mat_bytes(expected.sizes, found.data_size);
+  return mat_class_dtype(found.class_type) == (*expected.dtype == at::kBool ? at::kByte : *expected.dtype);
 }
 
 // libmatio counts with int; open_mat5 and open_mat73 refuse what does not fit.
@@ -144,6 +144,8 @@ absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVaria
 absl::Status write_by_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
                             MatVersion version) {
   be_silent();
+  std::optional<Hdf5Session> session;
+  if (version == MatVersion::k73) session.emplace();
   Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit",
                         version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
   if (!mat) return absl::InternalError("libmatio cannot make a file");
