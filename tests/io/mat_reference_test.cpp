@@ -74,6 +74,7 @@ TEST_CASE("What Python writes is read as it was meant", "[io][mat]") {
       CAPTURE(variable.name, variable.type);
       const auto ours = file->read(variable.name);
       const bool readable = std::filesystem::exists(folder / (variable.name + ".npy"));
+      INFO(error_line(ours.status()));
       CHECK(ours.ok() == readable);
       if (!ours.ok() || !readable) continue;
       const at::Tensor theirs = read_npy(folder / (variable.name + ".npy")).value();

@@ -158,10 +158,12 @@ TEST_CASE("Every prefix of a file of version 5 gives the right data or a named e
   }
 }
 
-TEST_CASE("Every changed byte of a compressed file is seen", "[io][mat]") {
+TEST_CASE("Every changed byte of a compressed file is seen, or changes nothing", "[io][mat]") {
   const test::TempDir folder;
   const MatBytes m;
   const std::string bytes = m.header() + m.compressed(m.array());
+  const at::Tensor whole = torch::tensor({{1, 3, 5}, {2, 4, 6}}, torch::kByte);
+  int unchanged = 0;
   for (size_t at = 124; at < bytes.size(); ++at) {
     for (const int bit : {0, 3, 7}) {
       CAPTURE(at, bit);
@@ -169,10 +171,16 @@ TEST_CASE("Every changed byte of a compressed file is seen", "[io][mat]") {
       changed[at] = static_cast<char>(changed[at] ^ (1 << bit));
       write_bytes(folder / "f.mat", changed);
       const absl::Status status = read_all(folder / "f.mat");
+      if (status.ok()) {  // zlib leaves a few bits before its checksum unused
+        REQUIRE(at::equal(MatFile::open(folder / "f.mat")->read("x").value(), whole));
+        ++unchanged;
+        continue;
+      }
       REQUIRE(id_of(status) == "data.mat");
       REQUIRE(exit_code(status) == ExitCode::kData);
     }
   }
+  CHECK(unchanged <= 2);
 }
 
 TEST_CASE("Every changed byte of a plain file gives data or a named error", "[io][mat]") {

@@ -14,6 +14,6 @@ if is_hdf5:
         for name, dataset in file.items():
             np.save(f"{folder}/{name}.npy", np.ascontiguousarray(dataset[()].T))
 else:
-    for name, array in scipy.io.loadmat(path).items():
+    for name, array in scipy.io.loadmat(path, mat_dtype=True).items():
         if not name.startswith("__"):
             np.save(f"{folder}/{name}.npy", np.ascontiguousarray(array))

@@ -174,7 +174,7 @@ absl::Status MatFile::error(std::string_view name, const std::string& problem, c
       {.path = path(), .variable = std::string(name), .problem = problem, .got = got, .expected = expected});
 }
 
-absl::StatusOr<at::Tensor> MatFile::read(std::string_view name) const {
+absl::StatusOr<at::Tensor> MatFile::read(std::string_view name) const try {
   const auto& all = variables();
   const auto at = std::find_if(all.begin(), all.end(), [&](const MatVariable& v) { return v.name == name; });
   if (at == all.end()) {
@@ -191,6 +191,8 @@ absl::StatusOr<at::Tensor> MatFile::read(std::string_view name) const {
                              absl::StatusCode::kUnimplemented);
   }
   return source_->read(static_cast<size_t>(at - all.begin()));
+} catch (...) {  // no memory for it
+  return annotate(status_from_current_exception(), path());
 }
 
 absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,

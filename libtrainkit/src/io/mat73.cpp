@@ -78,34 +78,41 @@ int class_number(const std::string& name) {
   return 0;
 }
 
-/// Whether the numbers are stored as `dtype`, in either byte order.
-bool stored_as(hid_t type, at::ScalarType dtype) {
-  const auto any = [&](hid_t little, hid_t big) { return H5Tequal(type, little) > 0 || H5Tequal(type, big) > 0; };
+/// How HDF5 names a dtype: in memory, and in a file in either byte order. Below 0 if MATLAB has none.
+struct Hdf5Types {
+  hid_t memory = -1, little = -1, big = -1;
+};
+Hdf5Types hdf5_types(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
-      return any(H5T_IEEE_F64LE, H5T_IEEE_F64BE);
+      return {H5T_NATIVE_DOUBLE, H5T_IEEE_F64LE, H5T_IEEE_F64BE};
     case at::kFloat:
-      return any(H5T_IEEE_F32LE, H5T_IEEE_F32BE);
+      return {H5T_NATIVE_FLOAT, H5T_IEEE_F32LE, H5T_IEEE_F32BE};
     case at::kChar:
-      return any(H5T_STD_I8LE, H5T_STD_I8BE);
+      return {H5T_NATIVE_INT8, H5T_STD_I8LE, H5T_STD_I8BE};
     case at::kBool:
     case at::kByte:
-      return any(H5T_STD_U8LE, H5T_STD_U8BE);
+      return {H5T_NATIVE_UINT8, H5T_STD_U8LE, H5T_STD_U8BE};
     case at::kShort:
-      return any(H5T_STD_I16LE, H5T_STD_I16BE);
+      return {H5T_NATIVE_INT16, H5T_STD_I16LE, H5T_STD_I16BE};
     case at::kUInt16:
-      return any(H5T_STD_U16LE, H5T_STD_U16BE);
+      return {H5T_NATIVE_UINT16, H5T_STD_U16LE, H5T_STD_U16BE};
     case at::kInt:
-      return any(H5T_STD_I32LE, H5T_STD_I32BE);
+      return {H5T_NATIVE_INT32, H5T_STD_I32LE, H5T_STD_I32BE};
     case at::kUInt32:
-      return any(H5T_STD_U32LE, H5T_STD_U32BE);
+      return {H5T_NATIVE_UINT32, H5T_STD_U32LE, H5T_STD_U32BE};
     case at::kLong:
-      return any(H5T_STD_I64LE, H5T_STD_I64BE);
+      return {H5T_NATIVE_INT64, H5T_STD_I64LE, H5T_STD_I64BE};
     case at::kUInt64:
-      return any(H5T_STD_U64LE, H5T_STD_U64BE);
+      return {H5T_NATIVE_UINT64, H5T_STD_U64LE, H5T_STD_U64BE};
     default:
-      return false;
+      return {};
   }
+}
+
+bool stored_as(hid_t type, at::ScalarType dtype) {
+  const Hdf5Types types = hdf5_types(dtype);
+  return types.memory >= 0 && (H5Tequal(type, types.little) > 0 || H5Tequal(type, types.big) > 0);
 }
 
 /// MATLAB's sizes, the reverse of HDF5's; empty if there are none.
@@ -270,10 +277,6 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
     return refused(fmt::format("an array of {} takes {}, the limit is {}", sizes, describe_bytes(bytes),
                                describe_bytes(options.max_variable_bytes)));
   }
-  for (const int64_t size : variable.sizes) {
-    if (size > std::numeric_limits<int32_t>::max())
-      return refused(fmt::format("a size of {} is more than libmatio can count", size));
-  }
   if (H5Pget_external_count(properties) != 0) return refused("its data lies in other files");
   switch (H5Pget_layout(properties)) {
     case H5D_CHUNKED:
@@ -308,15 +311,18 @@ class Mat73 final : public MatSource {
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
     const Hdf5Session session;
-    const std::string same = file_->same_file_path();
-    {
-      const Hdf5Handle file = open_file(same);
-      const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
-      if (!dataset) return damaged("HDF5 cannot open it any more");
-      if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
-      TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
+    const Hdf5Handle file = open_file(file_->same_file_path());
+    const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
+    if (!dataset) return damaged("HDF5 cannot open it any more");
+    if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
+    TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
+    // Not by libmatio, which looks at every variable that stands before this one, checked or not.
+    const at::Tensor columns = column_major(variable);
+    const hid_t type = hdf5_types(*variable.dtype).memory;
+    if (H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, columns.data_ptr()) < 0) {
+      return damaged("HDF5 cannot read its data");
     }
-    return read_by_matio(same, variable);
+    return row_major(columns, variable);
   }
 
   std::shared_ptr<const MappedFile> file_;

@@ -43,31 +43,12 @@ void be_silent() {
   (void)done;
 }
 
-std::vector<int64_t> reversed(const std::vector<int64_t>& sizes) { return {sizes.rbegin(), sizes.rend()}; }
-
-/// Rows first where columns were, or the other way round.
-at::Tensor turned(const at::Tensor& tensor) {
-  std::vector<int64_t> order(tensor.dim());
-  std::iota(order.rbegin(), order.rend(), 0);
-  return tensor.permute(order);
-}
-
 bool agrees(const matvar_t& found, const MatVariable& expected) {
   if (found.isComplex || !found.dims || found.rank != static_cast<int>(expected.sizes.size())) return false;
   for (int d = 0; d < found.rank; ++d) {
     if (static_cast<int64_t>(found.dims[d]) != expected.sizes[d]) return false;
   }
   return mat_class_dtype(found.class_type) == (*expected.dtype == at::kBool ? at::kByte : *expected.dtype);
-}
-
-// libmatio counts with int; open_mat5 and open_mat73 refuse what does not fit.
-bool read_data(mat_t* mat, matvar_t* variable, const at::Tensor& columns) {
-  if (Mat_GetVersion(mat) != MAT_FT_MAT73) {  // in one piece
-    return Mat_VarReadDataLinear(mat, variable, columns.data_ptr(), 0, 1, static_cast<int>(columns.numel())) == 0;
-  }
-  std::vector<int> start(columns.dim(), 0), stride(columns.dim(), 1);
-  std::vector<int> edge(columns.sizes().rbegin(), columns.sizes().rend());
-  return Mat_VarReadData(mat, variable, columns.data_ptr(), start.data(), stride.data(), edge.data()) == 0;
 }
 
 matio_types type_of(matio_classes class_type) {
@@ -96,6 +77,22 @@ matio_types type_of(matio_classes class_type) {
 }
 
 }  // namespace
+
+at::Tensor turned(const at::Tensor& tensor) {
+  std::vector<int64_t> order(tensor.dim());
+  std::iota(order.rbegin(), order.rend(), 0);
+  return tensor.permute(order);
+}
+
+at::Tensor column_major(const MatVariable& variable) {
+  const std::vector<int64_t> sizes(variable.sizes.rbegin(), variable.sizes.rend());
+  return at::zeros(sizes, at::TensorOptions().dtype(*variable.dtype == at::kBool ? at::kByte : *variable.dtype));
+}
+
+at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
+  const at::Tensor rows = turned(columns);
+  return (*variable.dtype == at::kBool ? rows.ne(0) : rows).contiguous();
+}
 
 absl::StatusOr<MemoryFile> MemoryFile::create() {
   const int descriptor = ::memfd_create("trainkit", MFD_CLOEXEC);
@@ -128,15 +125,17 @@ absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVaria
   if (!mat) return absl::DataLossError("libmatio cannot open the file");
   const Variable found(Mat_VarReadInfo(mat.get(), variable.name.c_str()));
   if (!found) return absl::DataLossError("libmatio does not find the variable");
-  // The memory is ours and zero: nothing that libmatio leaves out can be what was there before.
-  if (!agrees(*found, variable))
+  if (!agrees(*found, variable)) {
     return absl::DataLossError("libmatio reads other sizes or another type than the file says");
-  const bool logical = *variable.dtype == at::kBool;
-  at::Tensor columns =
-      at::zeros(reversed(variable.sizes), at::TensorOptions().dtype(logical ? at::kByte : *variable.dtype));
-  if (!read_data(mat.get(), found.get(), columns)) return absl::DataLossError("libmatio cannot read the data");
-  const at::Tensor rows = turned(columns);
-  return logical ? rows.ne(0).contiguous() : rows.contiguous();
+  }
+  // The memory is ours and zero: nothing that libmatio leaves out can be what was there before. It counts with int, and
+  // an array of version 5 has fewer bytes than that.
+  const at::Tensor columns = column_major(variable);
+  const int all = static_cast<int>(columns.numel());
+  if (Mat_VarReadDataLinear(mat.get(), found.get(), columns.data_ptr(), 0, 1, all) != 0) {
+    return absl::DataLossError("libmatio cannot read the data");
+  }
+  return row_major(columns, variable);
 } catch (...) {
   return status_from_current_exception();
 }

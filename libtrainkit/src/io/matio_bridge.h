@@ -30,7 +30,15 @@ class MemoryFile {
   int descriptor_;
 };
 
-/// Variable `variable` of the file at `path`, which is whole and has it. kDataLoss if libmatio finds it otherwise.
+/// `tensor` with its dimensions in the other order.
+at::Tensor turned(const at::Tensor& tensor);
+
+/// Zeros for the numbers of a variable in the order of a file, which has MATLAB's first dimension vary fastest;
+/// logicals as uint8. And the variable's tensor once they are there.
+at::Tensor column_major(const MatVariable& variable);
+at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
+
+/// The only variable of a file of version 5 at `path`, which is whole. kDataLoss if libmatio finds it otherwise.
 absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVariable& variable);
 
 /// Writes variables that can be written.

@@ -43,12 +43,12 @@ struct MatOptions {
 ///   auto file = MatFile::open("Indian_pines_corrected.mat").value();
 ///   at::Tensor cube = file.read("indian_pines_corrected").value();   // (145, 145, 200) uint16
 ///
-/// Arrays are read by libmatio, which trusts what it reads: given a file that was cut, it returns memory that nobody
-/// wrote, and some files end the process. So nothing reaches it that was not checked before. Of a file of version 5 our
-/// own scanner reads every byte first: tags, claimed sizes, the zlib stream and its checksum. libmatio is then given
-/// that variable alone, in the plainest form. Of a file of version 7.3 the end that it claims is compared with its
-/// size; type, sizes, layout, filters and every chunk of the variable are checked, and what leads to other files
-/// (external storage, external links, virtual datasets) is refused.
+/// libmatio trusts what it reads: given a file that was cut, it returns memory that nobody wrote, and some files end
+/// the process. So nothing reaches it that was not checked before. Of a file of version 5 our own scanner reads every
+/// byte of a variable first: tags, claimed sizes, the zlib stream and its checksum. libmatio is then given that
+/// variable alone, in the plainest form. Of a file of version 7.3 the end that it claims is compared with its size;
+/// type, sizes, layout, filters and every chunk of the variable are checked, what leads to other files (external
+/// storage, links, virtual datasets) is refused, and HDF5 reads that one dataset without libmatio.
 ///
 /// Errors (exit code 4) name file, offset and variable: those of MappedFile::open; `data.mat`. Threads: everything may
 /// be called from any thread; HDF5 has one lock for the process.
