@@ -1,14 +1,13 @@
 #pragma once
-/// A text to learn, the flags of a small run of trainkit-transformer on it, and what such a run leaves.
+/// A text to learn, and the flags of a small run of trainkit-transformer on it.
 
 #include <fstream>
-#include <iostream>
 #include <string>
 #include <vector>
 
 #include "program.h"
+#include "runs.h"
 #include "test_util.h"
-#include "trainkit/logging/jsonl.h"
 #include "transformer/demo_text.h"
 
 namespace trainkit::test {
@@ -47,30 +46,5 @@ struct Place {
   }
   TempDir dir;
 };
-
-/// What was logged of each split, without the clocks.
-struct Loss {
-  std::string split;
-  int64_t step;
-  double loss;
-  bool operator==(const Loss&) const = default;
-  friend std::ostream& operator<<(std::ostream& out, const Loss& l) {
-    return out << l.split << " " << l.step << ": " << l.loss;
-  }
-};
-inline std::vector<Loss> losses(const std::string& folder) {
-  std::vector<Loss> list;
-  const std::vector<LogRecord> records = read_jsonl(folder + "/metrics.jsonl").value();
-  for (const LogRecord& record : records) {
-    list.push_back({record.split, record.step, *record.find("loss")});
-  }
-  return list;
-}
-
-inline std::string checkpoint_bytes(const std::string& folder, const std::string& step) {
-  const std::string at = folder + "/checkpoints/step-" + step;
-  return read_text(at + "/model.safetensors") + read_text(at + "/optimizer.safetensors") +
-         read_text(at + "/state.json");
-}
 
 }  // namespace trainkit::test

@@ -12,15 +12,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Ended {
-  int code;
-  std::string output, errors;
-};
-
 Ended run(const Place& place, const std::vector<std::string>& flags) {
-  Program program("trainkit-transformer", flags, place.dir.path().string());
-  const int code = program.wait();
-  return {code, program.output(), program.errors()};
+  return run_to_end("trainkit-transformer", flags, place.dir.path().string());
 }
 
 }  // namespace

@@ -1,0 +1,208 @@
+#include "hsi_classification/results.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "hsi_classification/maps.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/mat.h"
+#include "trainkit/io/png.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/summary.h"
+
+namespace trainkit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// What one replica has classified, on its device.
+struct Part {
+  ConfusionMatrix confusion;
+  at::Tensor map;  // (pixels) int64
+};
+
+std::string percent(double share) { return fmt::format("{:.2f}%", 100 * share); }
+
+/// `map` (height, width) of classes 0..C as the values of the scene's file.
+at::Tensor file_values(const at::Tensor& map, const Scene& scene) {
+  std::vector<int64_t> values = {0};
+  values.insert(values.end(), scene.label_values.begin(), scene.label_values.end());
+  return at::tensor(values, at::kLong).index_select(0, map.flatten()).view(map.sizes());
+}
+
+Json json_of(const Scene& scene, const TestResult& result) {
+  Json json = {{"oa", result.scores.oa},    {"aa", result.scores.aa},     {"kappa", result.scores.kappa},
+               {"leak", result.leak},       {"rows", result.scores.rows}, {"classes", Json::array()},
+               {"confusion", Json::array()}};
+  for (size_t k = 0; k < result.scores.classes.size(); ++k) {
+    const ClassScore& score = result.scores.classes[k];
+    json["classes"].push_back({{"name", escape_text(scene.class_names[k])},
+                               {"label", scene.label_values[k]},
+                               {"rows", score.rows},
+                               {"precision", score.precision},
+                               {"recall", score.recall},
+                               {"f1", score.f1}});
+    const at::Tensor row = result.counts[static_cast<int64_t>(k)].contiguous();
+    json["confusion"].push_back(
+        std::vector<int64_t>(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel()));
+  }
+  return json;
+}
+
+}  // namespace
+
+Metrics TestResult::metrics() const {
+  return {{"oa", scores.oa}, {"aa", scores.aa}, {"kappa", scores.kappa}, {"leak", leak}};
+}
+
+absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session, const Split& split,
+                                      const RunOptions& run, const Machine& machine, const Placement& placement,
+                                      Precision precision, bool whole_scene) {
+  const Scene& scene = session.scene();
+  const int64_t pixels = scene.height() * scene.width();
+  // A pixel that is not to be scored has no label.
+  at::Tensor labels = at::full({pixels}, -1, at::kLong);
+  labels.index_copy_(0, split.test, session.labels_of(split.test));
+  const at::Tensor asked = whole_scene ? at::arange(pixels, at::kLong) : split.test;
+  const auto rows = session.feed().dataset(asked, labels.index_select(0, asked), /*augment=*/false);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, evaluation_loader(rows, run, machine, placement));
+
+  std::vector<Part> parts;
+  for (int64_t i = 0; i < devices.replicas(); ++i) {
+    const at::Device device = devices.device(i);
+    parts.push_back({ConfusionMatrix(scene.num_classes(), device),
+                     at::zeros({pixels}, at::TensorOptions(at::kLong).device(device))});
+  }
+  TRAINKIT_RETURN_IF_ERROR(
+      for_each_batch(devices, *loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& batch) {
+        // What only repeats other rows, so that ranks have as many, is left out: each pixel counts once.
+        const Batch own = batch.slice(0, batch.size() - batch.padding_rows());
+        if (own.size() == 0) return;
+        Part& part = parts[static_cast<size_t>(replica)];
+        const at::Tensor classes = model.as<HsiModel>()->forward(session.feed().patches(own)).argmax(1);
+        part.confusion.add(own["y"], classes);
+        part.map.index_copy_(0, own["pixel"], classes + 1);
+      }));
+  for (size_t i = 1; i < parts.size(); ++i) {
+    parts[0].confusion.add(parts[i].confusion);
+    parts[0].map = at::maximum(parts[0].map, parts[i].map.to(parts[0].map.device()));
+  }
+  if (ProcessGroup* group = placement.group.get()) {
+    TRAINKIT_RETURN_IF_ERROR(parts[0].confusion.add_other_ranks(*group));
+    TRAINKIT_RETURN_IF_ERROR(group->all_reduce_max(parts[0].map, "all_reduce(classification map)"));
+  }
+  TestResult result;
+  result.counts = parts[0].confusion.counts();
+  result.scores = score(result.counts);
+  result.leak = session.leak(split);
+  result.map = parts[0].map.to(at::kCPU).view({scene.height(), scene.width()});
+  return result;
+}
+
+absl::Status write_results(const std::string& output_dir, const Session& session, const Split& split,
+                           const TestResult& result, bool maps) {
+  const Scene& scene = session.scene();
+  TRAINKIT_RETURN_IF_ERROR(
+      write_file_atomically(Fs::posix(), output_dir + "/scores.json", json_of(scene, result).dump(2) + "\n"));
+  if (!maps) return absl::OkStatus();
+  TRAINKIT_RETURN_IF_ERROR(write_png(output_dir + "/classification.png", draw_map(result.map, scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(output_dir + "/ground_truth.png", draw_map(scene.labels, scene)));
+  at::Tensor parts = at::zeros({scene.height() * scene.width()}, at::kByte);
+  parts.index_fill_(0, split.train, 1).index_fill_(0, split.validation, 2).index_fill_(0, split.test, 3);
+  const std::vector<std::pair<std::string, at::Tensor>> variables = {
+      {"classification", file_values(result.map, scene)},
+      {"ground_truth", file_values(scene.labels, scene)},
+      {"split", parts.view({scene.height(), scene.width()})}};
+  return write_mat(output_dir + "/maps.mat", variables);
+}
+
+void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Scene& scene,
+              const TestResult& tested) {
+  if (!run.resume.empty()) {
+    const auto logged = read_jsonl(run.output_dir + "/metrics.jsonl");
+    if (logged.ok() && !logged->empty() && logged->back().split == "test" && logged->back().step == result.steps)
+      return;
+  }
+  const Metrics metrics = tested.metrics();
+  logger.log(
+      {.step = result.steps, .epoch = result.epochs, .split = "test", .values = {metrics.begin(), metrics.end()}});
+  logger.log_text({.step = result.steps, .tag = "test", .text = class_table(scene, tested)});
+}
+
+std::string describe_scores(const Metrics& metrics) {
+  const auto text = [&](const char* name, bool as_percent) {
+    const double value = metrics.at(name);
+    const auto deviation = metrics.find(std::string(name) + "_std");
+    std::string shown = as_percent ? fmt::format("{:.2f}", 100 * value) : fmt::format("{:.4f}", value);
+    if (deviation != metrics.end()) {
+      shown += as_percent ? fmt::format(" +- {:.2f}", 100 * deviation->second)
+                          : fmt::format(" +- {:.4f}", deviation->second);
+    }
+    return shown + (as_percent ? "%" : "");
+  };
+  return fmt::format("oa {}  aa {}  kappa {}  (leak {})", text("oa", true), text("aa", true), text("kappa", false),
+                     text("leak", true));
+}
+
+std::string class_table(const Scene& scene, const TestResult& result) {
+  std::string text = "| class | pixels | recall | precision | F1 |\n|---|---|---|---|---|\n";
+  for (size_t k = 0; k < result.scores.classes.size(); ++k) {
+    const ClassScore& score = result.scores.classes[k];
+    text += fmt::format("| {} | {} | {} | {} | {} |\n", escape_text(scene.class_names[k]), score.rows,
+                        percent(score.recall), percent(score.precision), percent(score.f1));
+  }
+  return text;
+}
+
+Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
+  Metrics all;
+  if (runs.empty()) return all;
+  const auto count = static_cast<double>(runs.size());
+  for (const auto& [name, unused] : runs.front()) {
+    double sum = 0, squares = 0;
+    for (const Metrics& run : runs) sum += run.at(name);
+    const double mean = sum / count;
+    for (const Metrics& run : runs) squares += (run.at(name) - mean) * (run.at(name) - mean);
+    all[name] = mean;
+    all[name + "_std"] = runs.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
+  }
+  return all;
+}
+
+absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs) {
+  Metrics all = mean_and_deviation(runs);
+  all["repeats"] = static_cast<double>(runs.size());
+  return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
+}
+
+std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores) {
+  const std::string& dir = run.output_dir;
+  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
+                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  if (!result.evaluation.empty()) {
+    text += fmt::format("\nvalidation loss {:.4f}, oa {} (best loss {:.4f} at step {})", result.evaluation.at("loss"),
+                        percent(result.evaluation.at("oa")), result.best_evaluation.at("loss"), result.best_step);
+  }
+  if (!scores.empty()) text += "\ntest       " + describe_scores(scores);
+  text += fmt::format("\nloss curve {0}/loss.svg\ntensorboard --logdir {1}", dir,
+                      run.tensorboard_dir.empty() ? dir + "/tensorboard" : run.tensorboard_dir);
+  if (result.signal != 0) {
+    text += fmt::format("\nstopped by signal {}; go on with: trainkit-hsi --config {}/config.yaml --resume latest",
+                        result.signal, dir);
+  }
+  return text;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,67 @@
+#pragma once
+/// What a trained model makes of the scene: scores on the test pixels, and maps.
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "hsi_classification/session.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/logging/logger.h"
+#include "trainkit/train/confusion_matrix.h"
+#include "trainkit/train/evaluate.h"
+#include "trainkit/train/train_step.h"
+#include "trainkit/train/trainer.h"
+
+namespace trainkit {
+
+struct TestResult {
+  /// (C, C) int64: a row for each true class, over the test pixels.
+  at::Tensor counts;
+  ClassificationScores scores;
+  /// Share of the test pixels that lie inside a training patch.
+  double leak = 0;
+  /// (height, width) int64: the class 1..C that the model gives, 0 where it was not asked.
+  at::Tensor map;
+
+  /// "oa", "aa", "kappa" and "leak", for summary.json and the logs.
+  Metrics metrics() const;
+};
+
+/// Classifies the test pixels, or (`whole_scene`) all of them, and scores the test pixels, each counted once over all
+/// devices and ranks. All ranks call it and get the same. Errors: the loader's, and those of other ranks.
+absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session, const Split& split,
+                                      const RunOptions& run, const Machine& machine, const Placement& placement,
+                                      Precision precision, bool whole_scene);
+
+/// Writes scores.json, and with maps classification.png, ground_truth.png (each pixel of the scene one of the picture,
+/// a legend beside) and maps.mat ("classification" and "ground_truth" with the values of the scene's file, "split": 1
+/// train, 2 validation, 3 test). Exit code 6.
+absl::Status write_results(const std::string& output_dir, const Session& session, const Split& split,
+                           const TestResult& result, bool maps);
+
+/// Logs the scores as a record of the split "test", and the table of the classes as text. Nothing if `run` was resumed
+/// and has that record already: a run that was killed between its last record and its end.
+void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Scene& scene,
+              const TestResult& tested);
+
+/// "oa 99.61%  aa 99.52%  kappa 0.9951 (leak 97.2%)".
+std::string describe_scores(const Metrics& metrics);
+
+/// A table of the classes and their scores, as lines of Markdown.
+std::string class_table(const Scene& scene, const TestResult& result);
+
+/// Mean and standard deviation (of a sample: over n - 1) of each metric of several runs: "oa" and "oa_std", ...
+Metrics mean_and_deviation(const std::vector<Metrics>& runs);
+
+/// Writes the summary.json of several runs: mean_and_deviation of their scores, and "repeats". Exit code 6.
+absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs);
+
+/// The last lines of a run: scores, where things lie, what to do next. `scores` is empty if the run was stopped.
+std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores);
+
+}  // namespace trainkit

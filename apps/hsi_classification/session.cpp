@@ -1,0 +1,124 @@
+#include "hsi_classification/session.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "hsi_classification/preprocess.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/train/checkpoint.h"
+
+namespace trainkit {
+namespace {
+
+constexpr char kSplitFile[] = "split.json";
+
+}  // namespace
+
+absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
+                                      const Placement& placement) {
+  TRAINKIT_ASSIGN_OR_RETURN(Scene scene, load_scene(scene_options(options, run.data_dir)));
+  const int64_t components = options.used_pca();
+  if (components > scene.bands()) {
+    return parser.invalid("pca", "more components than the scene has bands", fmt::format("at most {}", scene.bands()));
+  }
+  if (const int64_t least = model_defaults(options.model).min_bands; components == 0 && scene.bands() < least) {
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.scene",
+                      .where = scene.cube_path,
+                      .problem = "too few bands for " + options.model,
+                      .got = std::to_string(scene.bands()),
+                      .expected = "at least " + std::to_string(least),
+                      .hint = "--model cnn2d takes any number"});
+  }
+  at::Tensor cube = standardise(scene.cube, band_statistics(scene.cube));
+  std::string prepared = "each band standardised over all pixels";
+  if (components > 0) {
+    const Pca pca = fit_pca(cube, components);
+    prepared += fmt::format(", {} principal components ({:.2f}% of the variance)", components,
+                            100 * pca.explained_variance.sum().item<double>());
+    const at::Tensor projected = apply_pca(cube, pca);
+    cube = standardise(projected, band_statistics(projected));
+  }
+  const int64_t patch_size = options.used_patch_size();
+  at::Tensor image = pad_mirrored(cube, patch_size / 2).contiguous();
+  const FeedKind kind = choose_feed(options.feed, image, placement.plan.devices);
+  auto feed = std::make_shared<Feed>(kind, std::move(image), patch_size, placement.plan.devices);
+  return Session(options, std::move(scene), std::move(feed), std::move(prepared));
+}
+
+absl::StatusOr<Split> Session::split(const RunOptions& run, const Placement& placement) const {
+  const auto make = [&]() -> absl::StatusOr<Split> {
+    const std::string path = run.output_dir + "/" + kSplitFile;
+    if (!run.resume.empty()) {
+      TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+      const std::string saved = (std::filesystem::path(checkpoint.folder).parent_path() / kSplitFile).string();
+      if (std::filesystem::exists(saved)) return load_split(saved, scene_.height(), scene_.width());
+    }
+    TRAINKIT_ASSIGN_OR_RETURN(Split made, make_split(scene_, split_options(options_, run.seed)));
+    if (placement.is_first() && !run.dry_run) {
+      TRAINKIT_RETURN_IF_ERROR(save_split(path, made, scene_.height(), scene_.width()));
+    }
+    return made;
+  };
+  return first_rank_first(placement, "splitting the scene", make);
+}
+
+double Session::leak(const Split& split) const {
+  return trainkit::leak(split, scene_.height(), scene_.width(), feed_->patch_size());
+}
+
+at::Tensor Session::labels_of(const at::Tensor& pixels) const {
+  return scene_.labels.flatten().index_select(0, pixels) - 1;
+}
+
+std::shared_ptr<const Dataset> Session::rows(const at::Tensor& pixels, bool augment) const {
+  return feed_->dataset(pixels, labels_of(pixels), augment);
+}
+
+LossFunction Session::loss() const {
+  return make_loss_function([feed = feed_](HsiModel& model, const Batch& batch) {
+    const at::Tensor& labels = batch["y"];
+    const at::Tensor scores = model.forward(feed->patches(batch));
+    LossOutput output(cross_entropy(scores, labels));
+    const c10::NoGradGuard no_grad;
+    output.metrics = {{"oa", scores.argmax(1).eq(labels).to(at::kFloat).mean()}};
+    return output;
+  });
+}
+
+std::string Session::describe(const Split& split) const {
+  const Feed& feed = *feed_;
+  std::string text = fmt::format("scene      {}: {} x {} pixels, {} bands, {} classes; {}\n", scene_.name,
+                                 scene_.height(), scene_.width(), scene_.bands(), scene_.num_classes(), prepared_);
+  text += fmt::format(
+      "split      {}: {} pixels to train on, {} to watch, {} to score; leak {:.1f}%: the share of those to score that "
+      "lie inside a training patch\n",
+      options_.split, split.train.numel(), split.validation.numel(), split.test.numel(), 100 * leak(split));
+  text += fmt::format("feed       {} patches of {} x {}, {}\n", options_.model, feed.patch_size(), feed.patch_size(),
+                      feed.kind() == FeedKind::kDevice
+                          ? fmt::format("gathered in the step from an image of {}",
+                                        format_size(static_cast<int64_t>(feed.image().nbytes())))
+                          : "copied by the loader's workers");
+  return text;
+}
+
+absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
+  TRAINKIT_RETURN_IF_ERROR(write_demo_scene(folder, {.seed = seed}));
+  std::fputs(fmt::format("wrote {0}/demo.mat and {0}/demo_gt.mat\n"
+                         "try: trainkit-hsi --cube {0}/demo.mat --gt {0}/demo_gt.mat\n",
+                         folder)
+                 .c_str(),
+             stdout);
+  return 0;
+}
+
+}  // namespace trainkit

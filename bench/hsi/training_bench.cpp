@@ -1,0 +1,41 @@
+// Training steps of the hyperspectral trainer's networks as a run does them (loader, gather, loss, backward, clipping,
+// AdamW), two threads: patches of 11 x 11 x 200, batches of 256 (2-D) and 64 (3-D). The peer, peers/hsi_step.py, trains
+// the same networks in Python.
+#include <ATen/Parallel.h>
+#include <benchmark/benchmark.h>
+
+#include "../rounds.h"
+#include "hsi_classification/perf.h"
+
+namespace trainkit {
+namespace {
+
+void train(benchmark::State& state, const char* model, int64_t rows, int64_t batch_size, FeedKind feed) {
+  at::set_num_threads(2);
+  PerfSettings settings;
+  settings.model = {.model = model, .bands = 200, .patch_size = 11, .num_classes = 16};
+  settings.epoch_rows = rows;
+  settings.batch_size = batch_size;
+  settings.augment = false;
+  settings.feed = feed;
+  settings.num_workers = 1;
+  settings.seconds = bench::quick() ? 0.05 : 4;
+  double rate = 0;
+  for (auto _ : state) {
+    const PerfResult result = measure_training(settings).value();
+    rate = result.patches_per_second;
+    state.SetIterationTime(result.epoch_seconds);
+  }
+  state.counters["patches"] = rate;
+}
+
+void BM_HsiCnn2d(benchmark::State& state) {
+  train(state, "cnn2d", 3072, 256, state.range(0) != 0 ? FeedKind::kLoader : FeedKind::kDevice);
+}
+BENCHMARK(BM_HsiCnn2d)->ArgName("loader")->Arg(0)->Arg(1)->UseManualTime()->Iterations(1);
+
+void BM_HsiCnn3d(benchmark::State& state) { train(state, "cnn3d", 512, 64, FeedKind::kDevice); }
+BENCHMARK(BM_HsiCnn3d)->UseManualTime()->Iterations(1);
+
+}  // namespace
+}  // namespace trainkit

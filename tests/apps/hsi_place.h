@@ -1,0 +1,40 @@
+#pragma once
+/// A small scene, and the flags of a small run of trainkit-hsi on it.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hsi_classification/scene.h"
+#include "program.h"
+#include "runs.h"
+#include "test_util.h"
+
+namespace trainkit::test {
+
+/// A scene of 30 x 32 pixels with 16 bands and 3 classes, in a folder to run in.
+struct HsiPlace {
+  HsiPlace() {
+    const DemoSceneOptions scene{.height = 30, .width = 32, .bands = 16, .classes = 3, .seed = 4};
+    const absl::Status written = write_demo_scene(dir.path().string(), scene);
+    if (!written.ok()) throw std::runtime_error(error_line(written));
+  }
+  /// Flags of a run that takes a few milliseconds a step. What `more` gives stands instead of what would be here.
+  std::vector<std::string> flags(const std::string& run, std::vector<std::string> more = {}) const {
+    const std::vector<std::pair<std::string, std::string>> mine = {
+        {"--cube", dir / "demo.mat"}, {"--gt", dir / "demo_gt.mat"},
+        {"--output_dir", dir / run},  {"--model", "cnn2d"},
+        {"--patch_size", "5"},        {"--batch_size", "8"},
+        {"--train_ratio", "0.3"},     {"--device", "cpu"},
+        {"--log_every", "5"},         {"--epochs", "2"}};
+    std::vector<std::string> all = std::move(more);
+    for (const auto& [flag, value] : mine) {
+      if (std::find(all.begin(), all.end(), flag) == all.end()) all.insert(all.end(), {flag, value});
+    }
+    return all;
+  }
+  TempDir dir;
+};
+
+}  // namespace trainkit::test

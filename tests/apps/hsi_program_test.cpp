@@ -1,0 +1,291 @@
+// trainkit-hsi as a user runs it: a process with flags, files, exit codes and signals.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "hsi_place.h"
+#include "trainkit/io/mat.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+Ended run(const HsiPlace& place, const std::vector<std::string>& flags) {
+  return run_to_end("trainkit-hsi", flags, place.dir.path().string());
+}
+
+nlohmann::json summary_of(const HsiPlace& place, const std::string& run) {
+  return nlohmann::json::parse(read_text(place.dir / run + "/summary.json"));
+}
+
+}  // namespace
+
+TEST_CASE("A run writes its folder, its scores with the leak, and maps of the scene", "[apps][hsi]") {
+  const HsiPlace place;
+  const Ended ended = run(place, place.flags("run", {"--monitor"}));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "scores.json", "split.json", "loss.svg",
+                           "tensorboard", "classification.png", "ground_truth.png", "maps.mat", "checkpoints/latest"}) {
+    CHECK(fs::exists(place.dir / "run" + "/" + name));
+  }
+  for (const char* text : {"scene      ", "split      random", "leak ", "single on cpu", "validation loss",
+                           "test       oa ", "| class | pixels | recall |", "monitor: "}) {
+    INFO(ended.output);
+    CHECK(ended.output.find(text) != std::string::npos);
+  }
+  const auto summary = summary_of(place, "run");
+  const auto scores = nlohmann::json::parse(read_text(place.dir / "run" + "/scores.json"));
+  for (const char* name : {"oa", "aa", "kappa", "leak"}) CHECK(summary.at(name) == scores.at(name));
+  int64_t right = 0, rows = 0;
+  for (size_t i = 0; i < scores.at("confusion").size(); ++i) {
+    for (size_t j = 0; j < scores.at("confusion").size(); ++j) {
+      const auto count = scores.at("confusion")[i][j].get<int64_t>();
+      rows += count;
+      right += i == j ? count : 0;
+    }
+  }
+  CHECK(summary.at("oa").get<double>() == Approx(static_cast<double>(right) / static_cast<double>(rows)));
+  const auto split = nlohmann::json::parse(read_text(place.dir / "run" + "/split.json"));
+  CHECK(static_cast<size_t>(rows) == split.at("test").size());
+
+  const MatFile maps = MatFile::open(place.dir / "run" + "/maps.mat").value();
+  const at::Tensor classes = maps.read("classification").value(), truth = maps.read("ground_truth").value();
+  const at::Tensor parts = maps.read("split").value();
+  CHECK(classes.sizes() == at::IntArrayRef({30, 32}));
+  CHECK((classes > 0).all().item<bool>());  // every pixel, labelled or not
+  CHECK(classes.eq(truth).logical_and(parts == 3).sum().item<int64_t>() == right);
+  CHECK((truth.ne(0).logical_xor(parts.ne(0))).any().item<bool>() == false);
+
+  const auto logged = losses(place.dir / "run");
+  CHECK(logged.back().split == "test");
+  CHECK(logged.back().loss == summary.at("oa").get<double>());
+}
+
+TEST_CASE("Both ways to feed, and any number of workers, train the same weights", "[apps][hsi]") {
+  const HsiPlace place;
+  const std::vector<std::string> base = {"--save_every", "100", "--no-write_maps"};
+  const auto with = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(), base.begin(), base.end());
+    const Ended ended = run(place, place.flags(name, more));
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    const fs::path folder = place.dir / name + "/checkpoints";
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.is_directory()) return read_text((entry.path() / "model.safetensors").string());
+    }
+    return std::string();
+  };
+  const std::string expected = with("device", {"--feed", "device"});
+  REQUIRE(!expected.empty());
+  CHECK(with("loader0", {"--feed", "loader", "--num_workers", "0"}) == expected);
+  CHECK(with("loader3", {"--feed", "loader", "--num_workers", "3"}) == expected);
+  CHECK(with("plain", {"--feed", "device", "--no-augment"}) != expected);
+}
+
+TEST_CASE("Repeats are runs with other seeds, and come to their mean and deviation", "[apps][hsi]") {
+  const HsiPlace place;
+  const Ended ended = run(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1", "--overwrite"}));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  REQUIRE(run(place, place.flags("second", {"--seed", "6", "--epochs", "1"})).code == 0);
+  const double first = summary_of(place, "all/repeat-1").at("oa"), second = summary_of(place, "all/repeat-2").at("oa");
+  CHECK(second == summary_of(place, "second").at("oa").get<double>());
+  CHECK(read_text(place.dir / "all/repeat-1" + "/split.json") != read_text(place.dir / "all/repeat-2" + "/split.json"));
+  const auto all = summary_of(place, "all");
+  CHECK(all.at("oa").get<double>() == Approx((first + second) / 2));
+  CHECK(all.at("oa_std").get<double>() == Approx(std::abs(first - second) / std::sqrt(2)).margin(1e-12));
+  for (const char* name : {"aa", "kappa", "leak", "aa_std", "kappa_std", "leak_std"}) CHECK(all.contains(name));
+  CHECK(all.at("repeats") == 2);
+  CHECK_THAT(ended.output, Catch::Contains("mean and standard deviation of the runs: oa "));
+
+  // Those that are done are left as they are; only what is missing is run.
+  fs::remove_all(place.dir / "all/repeat-2");
+  const auto before = fs::last_write_time(place.dir / "all/repeat-1/checkpoints/latest");
+  REQUIRE(
+      run(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1", "--resume", "latest"})).code ==
+      0);
+  CHECK(fs::last_write_time(place.dir / "all/repeat-1/checkpoints/latest") == before);
+  CHECK(summary_of(place, "all").at("oa") == all.at("oa"));
+}
+
+TEST_CASE("Early stopping and the best step never see a test pixel", "[apps][hsi]") {
+  // With other test pixels and the same pixels to train on and to watch, nothing of training changes.
+  const HsiPlace place;
+  REQUIRE(run(place, place.flags("a", {"--early_stopping", "2", "--epochs", "6"})).code == 0);
+  auto split = nlohmann::json::parse(read_text(place.dir / "a" + "/split.json"));
+  REQUIRE(split.at("test").size() > 20);
+  split["test"].erase(split["test"].begin(), split["test"].begin() + 10);
+  std::ofstream(place.dir / "other.json") << split.dump();
+  const Ended ended =
+      run(place, place.flags("b", {"--early_stopping", "2", "--epochs", "6", "--split", place.dir / "other.json"}));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  auto a = losses(place.dir / "a"), b = losses(place.dir / "b");
+  std::erase_if(a, [](const Loss& loss) { return loss.split == "test"; });
+  std::erase_if(b, [](const Loss& loss) { return loss.split == "test"; });
+  CHECK(a == b);
+}
+
+TEST_CASE("config.yaml of a run of trainkit-hsi gives the same run again", "[apps][hsi]") {
+  const HsiPlace place;
+  REQUIRE(run(place, place.flags("run")).code == 0);
+  const Ended again = run(place, {"--config", place.dir / "run" + "/config.yaml", "--output_dir", place.dir / "again"});
+  INFO(again.errors);
+  REQUIRE(again.code == 0);
+  CHECK(losses(place.dir / "run") == losses(place.dir / "again"));
+}
+
+TEST_CASE("A dry run of trainkit-hsi checks everything and writes nothing", "[apps][hsi]") {
+  const HsiPlace place;
+  const Ended ended = run(place, place.flags("run", {"--dry_run"}));
+  INFO(ended.errors);
+  CHECK(ended.code == 0);
+  CHECK_THAT(ended.output, Catch::Contains("parameters") && Catch::Contains("leak"));
+  CHECK(!fs::exists(place.dir / "run"));
+  const Ended json = run(place, place.flags("run", {"--dry_run", "--json"}));
+  CHECK(nlohmann::json::parse(json.output).contains("scene"));
+}
+
+TEST_CASE("Every model, split and PCA trains as a program", "[apps][hsi]") {
+  const HsiPlace place;
+  for (const std::vector<std::string>& more : {std::vector<std::string>{"--model", "mlp", "--patch_size", "1"},
+                                               {"--model", "cnn3d", "--patch_size", "7"},
+                                               {"--model", "hybridsn", "--patch_size", "9", "--pca", "13"},
+                                               {"--model", "ssrn"},
+                                               {"--split", "disjoint", "--block_size", "6"},
+                                               {"--train_count", "20"},
+                                               {"--validation_share", "0"},
+                                               {"--precision", "bf16"}}) {
+    std::vector<std::string> given = more;
+    given.insert(given.end(), {"--max_steps", "3", "--overwrite"});
+    std::vector<std::string> flags = place.flags("run", given);
+    if (more[0] == "--train_count") {
+      const auto ratio = std::find(flags.begin(), flags.end(), "--train_ratio");
+      flags.erase(ratio, ratio + 2);
+    }
+    const Ended ended = run(place, flags);
+    INFO(more[0] << " " << more[1] << "\n" << ended.errors);
+    CHECK(ended.code == 0);
+  }
+}
+
+TEST_CASE("Faults of trainkit-hsi end with the exit code of their kind, in one line", "[apps][hsi]") {
+  const HsiPlace place;
+  std::ofstream(place.dir / "bad.yaml") << "patchsize: 8\n";
+  std::ofstream(place.dir / "cut.mat") << read_text(place.dir / "demo.mat").substr(0, 900);
+  std::ofstream(place.dir / "split.json") << "{}";
+  REQUIRE(run(place, place.flags("taken", {"--max_steps", "2", "--save_every", "2"})).code == 0);
+  struct Case {
+    int code;
+    const char* text;
+    std::vector<std::string> flags;
+  };
+  const std::string demo = place.dir / "demo.mat", truth = place.dir / "demo_gt.mat";
+  const std::vector<Case> cases = {
+      {2, "error[cli.unknown] --patchsize", {"--patchsize", "8"}},
+      {2, "--patch_size", {"--patch_size", "8"}},
+      {2, "--patch_size", {"--model", "ssrn", "--patch_size", "1"}},
+      {2, "--train_ratio", {"--train_ratio", "1.1"}},
+      {2, "--train_ratio", {"--train_ratio", "0"}},
+      {2, "--train_count", {"--train_count", "5", "--train_ratio", "0.1"}},
+      {2, "--model", {"--model", "resnet"}},
+      {2, "--feed", {"--feed", "disk"}},
+      {2, "--repeats", {"--repeats", "0"}},
+      {2, "--pca", {"--cube", demo, "--gt", truth, "--pca", "17", "--output_dir", place.dir / "p"}},
+      {2, "--batch_size", {"--batch_size", "0"}},
+      {2, "--resume", {"--repeats", "2", "--resume", place.dir / "taken"}},
+      {2, "--overwrite", place.flags("taken")},
+      {3, "bad.yaml:1:1", {"--config", place.dir / "bad.yaml"}},
+      {4, "cut.mat", {"--cube", place.dir / "cut.mat", "--gt", truth, "--output_dir", place.dir / "c"}},
+      {4, "missing.mat", {"--cube", place.dir / "missing.mat", "--gt", truth, "--output_dir", place.dir / "d"}},
+      {4, "split.json", place.flags("s", {"--split", place.dir / "split.json"})},
+      {5, "error[", place.flags("e", {"--resume", "latest"})},
+      {5, "demo.mat", place.flags("f", {"--init_from", demo})},
+      {6, "error[", {"--cube", demo, "--gt", truth, "--output_dir", demo}},
+  };
+  for (const Case& bad : cases) {
+    const Ended ended = run(place, bad.flags);
+    INFO(bad.text << "\n" << ended.errors);
+    CHECK(ended.code == bad.code);
+    CHECK(ended.errors.starts_with("trainkit: error["));
+    CHECK(ended.errors.find(bad.text) != std::string::npos);
+    CHECK(ended.errors.substr(0, ended.errors.find('\n')).size() <= 400);
+    CHECK(std::count(ended.errors.begin(), ended.errors.end(), '\n') <= 2);
+  }
+}
+
+TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it goes on with its split", "[apps][hsi]") {
+  const HsiPlace place;
+  Program program("trainkit-hsi", place.flags("run", {"--epochs", "100000", "--save_every", "1000000"}),
+                  place.dir.path().string());
+  while (read_text(place.dir / "run" + "/metrics.jsonl").empty())
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  program.kill(SIGTERM);
+  REQUIRE(program.wait() == 143);
+  CHECK(program.output().find("--resume latest") != std::string::npos);
+  CHECK_FALSE(fs::exists(place.dir / "run" + "/scores.json"));
+  const std::string split = read_text(place.dir / "run" + "/split.json");
+  const Ended resumed =
+      run(place, place.flags("run", {"--resume", "latest", "--max_steps", "1", "--validation_share", "0.5"}));
+  INFO(resumed.errors);
+  REQUIRE(resumed.code == 0);
+  CHECK(read_text(place.dir / "run" + "/split.json") == split);
+  CHECK(fs::exists(place.dir / "run" + "/scores.json"));
+}
+
+TEST_CASE("Runs of trainkit-hsi killed at random moments end with the bytes of one that was not",
+          "[apps][hsi][resume]") {
+  const HsiPlace place;
+  const std::vector<std::string> more = {"--epochs",     "8",  "--save_every", "7",
+                                         "--eval_every", "20", "--keep_last",  "0"};
+  const auto start = std::chrono::steady_clock::now();
+  REQUIRE(run(place, place.flags("whole", more)).code == 0);
+  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::string last = read_text(place.dir / "whole" + "/checkpoints/latest");
+  const std::string step = last.substr(last.find('-') + 1, 8);
+
+  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 4 : 50;
+  std::mt19937 random(5);
+  int kills = 0, runs = 0;
+  while (kills < wanted) {
+    const std::string name = "killed" + std::to_string(++runs);
+    const std::vector<std::string> feed = {"--feed", runs % 2 ? "loader" : "device", "--num_workers",
+                                           runs % 4 < 2 ? "2" : "0"};
+    for (int code = -1; code != 0;) {
+      auto flags = place.flags(name, more);
+      flags.insert(flags.end(), feed.begin(), feed.end());
+      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
+      Program program("trainkit-hsi", flags, place.dir.path().string());
+      if (kills < wanted) {
+        const double delay = std::uniform_real_distribution<double>(0, whole_seconds)(random);
+        std::this_thread::sleep_for(std::chrono::duration<double>(delay));
+        program.kill(SIGKILL);
+      }
+      code = program.wait();
+      INFO(program.errors());
+      REQUIRE((code == 0 || code == 256 + SIGKILL));
+      kills += code != 0;
+    }
+    INFO(name << " after " << kills << " kills");
+    REQUIRE(checkpoint_bytes(place.dir / name, step) == checkpoint_bytes(place.dir / "whole", step));
+    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
+    REQUIRE(read_text(place.dir / name + "/scores.json") == read_text(place.dir / "whole" + "/scores.json"));
+  }
+}
+
+TEST_CASE("The demo scene that the program writes is one that it reads", "[apps][hsi]") {
+  const HsiPlace place;
+  const Ended made = run(place, {"--make_demo_data", place.dir / "demo"});
+  INFO(made.errors);
+  REQUIRE(made.code == 0);
+  const Ended planned = run(place, {"--cube", place.dir / "demo/demo.mat", "--gt", place.dir / "demo/demo_gt.mat",
+                                    "--output_dir", place.dir / "run", "--dry_run"});
+  INFO(planned.errors);
+  CHECK(planned.code == 0);
+  CHECK_THAT(planned.output, Catch::Contains("145 x 145 pixels, 200 bands, 16 classes"));
+}

@@ -1,0 +1,52 @@
+#pragma once
+/// What a run of a trainer leaves in its folder, to be compared with another's.
+
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "program.h"
+#include "trainkit/logging/jsonl.h"
+
+namespace trainkit::test {
+
+/// How a program ended.
+struct Ended {
+  int code;
+  std::string output, errors;
+};
+
+/// Runs a program of build/bin to its end, with its output in files of `folder`.
+inline Ended run_to_end(const std::string& name, const std::vector<std::string>& flags, const std::string& folder) {
+  Program program(name, flags, folder);
+  const int code = program.wait();
+  return {code, program.output(), program.errors()};
+}
+
+/// What was logged of each split, without the clocks: the loss, or the overall accuracy of a test.
+struct Loss {
+  std::string split;
+  int64_t step;
+  double loss;
+  bool operator==(const Loss&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const Loss& l) {
+    return out << l.split << " " << l.step << ": " << l.loss;
+  }
+};
+inline std::vector<Loss> losses(const std::string& folder) {
+  std::vector<Loss> list;
+  const std::vector<LogRecord> records = read_jsonl(folder + "/metrics.jsonl").value();
+  for (const LogRecord& record : records) {
+    const double* value = record.find(record.split == "test" ? "oa" : "loss");
+    list.push_back({record.split, record.step, value ? *value : -1});
+  }
+  return list;
+}
+
+inline std::string checkpoint_bytes(const std::string& folder, const std::string& step) {
+  const std::string at = folder + "/checkpoints/step-" + step;
+  return read_text(at + "/model.safetensors") + read_text(at + "/optimizer.safetensors") +
+         read_text(at + "/state.json");
+}
+
+}  // namespace trainkit::test
