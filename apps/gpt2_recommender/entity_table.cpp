@@ -1,0 +1,144 @@
+#include "gpt2_recommender/entity_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <unordered_set>
+
+#include "trainkit/core/status.h"
+
+namespace trainkit::detail {
+namespace {
+
+constexpr const char* kNouns[] = {"user", "item"};
+/// Seconds stay below it until the year 5138, milliseconds were above it from 1973 on.
+constexpr int64_t kMilliseconds = 100'000'000'000;
+
+}  // namespace
+
+absl::Status EntityTable::add(const LineFile& file, int64_t line, std::string_view id, std::string text) {
+  const auto [at, is_new] = by_id_.emplace(std::string(id), rows_.size());
+  if (!is_new) {
+    return file.bad(line, noun_, fmt::format("stands in line {} already", rows_[at->second].line), id, "each id once");
+  }
+  rows_.push_back({{std::string(id), std::move(text)}, line});
+  return absl::OkStatus();
+}
+
+const Entity* EntityTable::find(std::string_view id) const {
+  const auto at = by_id_.find(std::string(id));
+  return at == by_id_.end() ? nullptr : &rows_[at->second].entity;
+}
+
+std::string EntityTable::unused_note(const std::vector<Entity>& used) const {
+  std::unordered_set<std::string_view> ids;
+  for (const Entity& entity : used) ids.insert(entity.id);
+  const auto is_unused = [&](const Row& row) { return !ids.contains(row.entity.id); };
+  const auto first = std::find_if(rows_.begin(), rows_.end(), is_unused);
+  if (first == rows_.end()) return {};
+  const auto more = std::count_if(first + 1, rows_.end(), is_unused);
+  return fmt::format("{}:{}: {} {} has no rating{}", path_, first->line, noun_, first->entity.id,
+                     more > 0 ? fmt::format(", and {} more", more) : "");
+}
+
+absl::StatusOr<int32_t> RatingsBuilder::number(int64_t line, int which, std::string_view id) {
+  const auto [at, is_new] = numbers_[which].emplace(std::string(id), static_cast<int32_t>(numbers_[which].size()));
+  if (!is_new) return at->second;
+  Entity entity{at->first, {}};
+  if (const EntityTable* table = tables_[which]) {
+    const Entity* known = table->find(id);
+    if (!known) return file_.bad(line, kNouns[which], "not in " + table->path(), id, "an id of that file");
+    entity = *known;
+  }
+  (which == 0 ? ratings_.users : ratings_.items).push_back(std::move(entity));
+  return at->second;
+}
+
+absl::Status RatingsBuilder::add(int64_t line, std::string_view user, std::string_view item, double value,
+                                 int64_t time) {
+  Rating row{.value = static_cast<float>(value), .time = time};
+  TRAINKIT_ASSIGN_OR_RETURN(row.user, number(line, 0, user));
+  TRAINKIT_ASSIGN_OR_RETURN(row.item, number(line, 1, item));
+  if (ratings_.rows.empty()) first_time_ = time;
+  if ((time >= kMilliseconds) != (first_time_ >= kMilliseconds)) {
+    return file_.bad(line, "timestamp",
+                     fmt::format("milliseconds beside seconds (line {} has {})", lines_.front(), first_time_),
+                     std::to_string(time), "one unit for the whole file");
+  }
+  ratings_.rows.push_back(row);
+  lines_.push_back(line);
+  return absl::OkStatus();
+}
+
+absl::Status RatingsBuilder::check_pairs() const {
+  std::vector<std::pair<int64_t, size_t>> pairs(lines_.size());
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    pairs[i] = {int64_t{ratings_.rows[i].user} << 32 | ratings_.rows[i].item, i};
+  }
+  std::sort(pairs.begin(), pairs.end());
+  size_t first = pairs.size(), second = pairs.size();
+  for (size_t i = 1; i < pairs.size(); ++i) {
+    if (pairs[i].first == pairs[i - 1].first && pairs[i].second < second) {
+      std::tie(first, second) = std::pair(pairs[i - 1].second, pairs[i].second);
+    }
+  }
+  if (second == pairs.size()) return absl::OkStatus();
+  const Rating& row = ratings_.rows[second];
+  return file_.bad(lines_[second], "",
+                   fmt::format("user {} and item {} stand in line {} already", ratings_.users[row.user].id,
+                               ratings_.items[row.item].id, lines_[first]),
+                   "", "each pair once");
+}
+
+absl::StatusOr<Ratings> RatingsBuilder::finish(std::string format) && {
+  TRAINKIT_RETURN_IF_ERROR(check_pairs());
+  if (ratings_.rows.empty()) return file_.bad(0, "", "no rating");
+  if (ratings_.users.size() < 2)
+    return file_.bad(0, "user", "all ratings are of one user", ratings_.users[0].id, "two or more");
+  if (ratings_.items.size() < 2)
+    return file_.bad(0, "item", "all ratings are of one item", ratings_.items[0].id, "two or more");
+  ratings_.format = std::move(format);
+  ratings_.path = file_.path();
+  for (int which : {0, 1}) {
+    if (!tables_[which]) continue;
+    std::string note = tables_[which]->unused_note(which == 0 ? ratings_.users : ratings_.items);
+    if (!note.empty()) ratings_.notes.push_back(std::move(note));
+  }
+  return std::move(ratings_);
+}
+
+absl::StatusOr<std::string> movielens_id(const LineFile& file, int64_t line, const char* noun, std::string_view text) {
+  int64_t id = 0;
+  if (!parse_number(text, id) || id < 1 || id > std::numeric_limits<int32_t>::max()) {
+    return file.bad(line, noun, "not an id", text, "a whole number from 1 to 2147483647");
+  }
+  return std::to_string(id);
+}
+
+absl::StatusOr<double> movielens_rating(const LineFile& file, int64_t line, std::string_view text) {
+  double rating = 0;
+  if (!parse_number(text, rating)) return file.bad(line, "rating", "not a number", text, "0.5 to 5");
+  if (rating < 0.5 || rating > 5) return file.bad(line, "rating", "out of range", text, "0.5 to 5");
+  return rating;
+}
+
+absl::StatusOr<int64_t> rating_time(const LineFile& file, int64_t line, std::string_view text) {
+  int64_t time = 0;
+  double seconds = 0;
+  if (parse_number(text, time)) {
+    if (time >= 0) return time;
+  } else if (parse_number(text, seconds) && seconds >= 0 && seconds < 0x1p62) {  // RecBole's "timestamp:float"
+    return static_cast<int64_t>(seconds);
+  }
+  return file.bad(line, "timestamp", "not a time", text, "seconds or milliseconds since 1970");
+}
+
+absl::Status check_fields(const LineFile& file, int64_t line, std::string_view text, size_t fields, size_t expected,
+                          const char* layout) {
+  if (fields == expected) return absl::OkStatus();
+  return file.bad(line, "", fmt::format("{} fields", fields), text.substr(0, 80),
+                  fmt::format("{}: {}", expected, layout));
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,261 @@
+#include "gpt2_recommender/ranking.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/vectorized.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/random.h"
+
+namespace trainkit {
+namespace {
+
+constexpr int64_t kUserBlock = 32;  // 474 KB of scores of 3,706 items: they stay in the second-level cache
+constexpr int64_t kDeviceBlock = 1024;
+constexpr int64_t kChunk = 64;
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+/// Whether one of x[0..kChunk) is above `least`.
+TRAINKIT_VECTORIZED bool any_above(const float* x, float least) {
+  int above = 0;
+  for (int64_t i = 0; i < kChunk; ++i) above |= x[i] > least;
+  return above != 0;
+}
+
+/// The best so far, best first.
+class TopList {
+ public:
+  TopList(int64_t* items, int64_t k) : items_(items), scores_(static_cast<size_t>(k), kNever), k_(k) {
+    std::fill(items, items + k, -1);
+  }
+  float least() const { return scores_.back(); }
+  void offer(float score, int64_t item) {
+    if (!(score > least())) return;
+    int64_t at = k_ - 1;
+    for (; at > 0 && score > scores_[at - 1]; --at) {
+      scores_[at] = scores_[at - 1];
+      items_[at] = items_[at - 1];
+    }
+    scores_[at] = score;
+    items_[at] = item;
+  }
+
+ private:
+  int64_t* items_;
+  std::vector<float> scores_;
+  int64_t k_;
+};
+
+void search_row(const float* scores, int64_t count, int64_t k, int64_t* out) {
+  TopList list(out, k);
+  int64_t i = 0;
+  for (; i + kChunk <= count; i += kChunk) {
+    if (!any_above(scores + i, list.least())) continue;
+    for (int64_t j = i; j < i + kChunk; ++j) list.offer(scores[j], j);
+  }
+  for (; i < count; ++i) list.offer(scores[i], i);
+}
+
+/// Calls visit(user, scores of all items) for every user, from several threads; scores may be changed.
+template <class Visit>
+void for_each_row(const at::Tensor& users, const at::Tensor& items, Visit visit) {
+  const at::Tensor rows = users.to(at::kFloat).contiguous(), columns = items.to(at::kFloat).t();
+  const int64_t count = rows.size(0), width = columns.size(1);
+  at::parallel_for(0, (count + kUserBlock - 1) / kUserBlock, 1, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode guard;
+    at::Tensor block = at::empty({kUserBlock, width}, at::kFloat);
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t first = b * kUserBlock, size = std::min(kUserBlock, count - first);
+      at::Tensor scores = block.narrow(0, 0, size);
+      at::mm_out(scores, rows.narrow(0, first, size), columns);
+      for (int64_t i = 0; i < size; ++i) visit(first + i, scores.mutable_data_ptr<float>() + i * width);
+    }
+  });
+}
+
+at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items, const UserItems& left_out, int64_t k) {
+  std::vector<at::Tensor> lists;
+  const int64_t most = std::min(k, items.size(0));
+  for (int64_t first = 0; first < users.size(0); first += kDeviceBlock) {
+    const int64_t size = std::min(kDeviceBlock, users.size(0) - first);
+    at::Tensor scores = at::mm(users.narrow(0, first, size).to(at::kFloat), items.to(at::kFloat).t());
+    std::vector<int64_t> where;  // positions in `scores` that are left out
+    for (int64_t i = 0; i < size; ++i) {
+      for (const int32_t item : left_out.of(first + i)) where.push_back(i * items.size(0) + item);
+    }
+    scores.view(-1).index_fill_(0, at::tensor(where, at::kLong).to(users.device()), kNever);
+    auto [best, list] = scores.nan_to_num(kNever, std::nullopt, kNever).topk(most, 1);
+    list = at::where(best.eq(kNever), -1, list).cpu();
+    lists.push_back(at::constant_pad_nd(list, {0, k - most}, -1));
+  }
+  return at::cat(lists);
+}
+
+/// Sums over users, per k.
+struct Sums {
+  double recall = 0, precision = 0, ndcg = 0, mrr = 0, hit = 0;
+};
+
+/// `found[i]`: whether the i-th of a user's list is one of their `positives`.
+void add_user(Sums& sums, const std::vector<char>& found, int64_t positives, int64_t k) {
+  double dcg = 0, ideal = 0;
+  int64_t hits = 0, first = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    const double gain = 1 / std::log2(static_cast<double>(i) + 2);
+    if (i < positives) ideal += gain;
+    if (!found[i]) continue;
+    dcg += gain;
+    if (hits++ == 0) first = i + 1;
+  }
+  sums.recall += static_cast<double>(hits) / static_cast<double>(positives);
+  sums.precision += static_cast<double>(hits) / static_cast<double>(k);
+  sums.ndcg += dcg / ideal;
+  sums.mrr += first > 0 ? 1 / static_cast<double>(first) : 0;
+  sums.hit += hits > 0;
+}
+
+/// `count` items that the user has no interaction with, and the positives. Floyd's algorithm would need a set; this
+/// walks a shuffled prefix of what is left.
+std::vector<int32_t> draw_candidates(std::span<const int32_t> known, std::span<const int32_t> positives,
+                                     int64_t num_items, int64_t count, RandomStream random) {
+  std::vector<int32_t> unknown;
+  for (int32_t item = 0; item < num_items; ++item) {
+    if (!std::binary_search(known.begin(), known.end(), item)) unknown.push_back(item);
+  }
+  for (int64_t i = 0; i < count; ++i) std::swap(unknown[i], unknown[i + random.below(unknown.size() - i)]);
+  unknown.resize(count);
+  unknown.insert(unknown.end(), positives.begin(), positives.end());
+  return unknown;
+}
+
+}  // namespace
+
+at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& left_out, int64_t k) {
+  TORCH_CHECK_VALUE(k >= 1, "k must be >= 1, got ", k);
+  TORCH_CHECK_VALUE(users.dim() == 2 && items.dim() == 2 && users.size(1) == items.size(1), "users (U, D) and items ",
+                    "(I, D) expected, got ", users.sizes(), " and ", items.sizes());
+  TORCH_CHECK_VALUE(users.size(0) == left_out.num_users(), "vectors of ", users.size(0), " users, items left out of ",
+                    left_out.num_users());
+  const c10::InferenceMode guard;
+  if (!users.is_cpu()) return top_items_on_device(users, items, left_out, k);
+  at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
+  int64_t* out = lists.mutable_data_ptr<int64_t>();
+  for_each_row(users, items, [&](int64_t user, float* scores) {
+    for (const int32_t item : left_out.of(user)) scores[item] = kNever;
+    search_row(scores, items.size(0), k, out + user * k);
+  });
+  return lists;
+}
+
+at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, const UserItems& candidates, int64_t k) {
+  const c10::InferenceMode guard;
+  at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
+  int64_t* out = lists.mutable_data_ptr<int64_t>();
+  for_each_row(users.cpu(), items.cpu(), [&](int64_t user, const float* scores) {
+    TopList list(out + user * k, k);
+    for (const int32_t item : candidates.of(user)) list.offer(scores[item], item);
+  });
+  return lists;
+}
+
+std::map<std::string, double> ranking_scores(const at::Tensor& lists, const UserItems& positives,
+                                             std::span<const int64_t> ks) {
+  const int64_t width = lists.size(1), num_items = positives.num_items();
+  const int64_t* data = lists.const_data_ptr<int64_t>();
+  std::vector<Sums> sums(ks.size());
+  std::vector<std::vector<char>> shown(ks.size(), std::vector<char>(num_items));
+  std::vector<char> found(width);
+  int64_t users = 0;
+  for (int64_t user = 0; user < positives.num_users(); ++user) {
+    const auto count = static_cast<int64_t>(positives.of(user).size());
+    if (count == 0) continue;
+    ++users;
+    const int64_t* list = data + user * width;
+    for (int64_t i = 0; i < width; ++i) {
+      found[i] = list[i] >= 0 && positives.contains(user, static_cast<int32_t>(list[i]));
+    }
+    for (size_t j = 0; j < ks.size(); ++j) {
+      add_user(sums[j], found, count, ks[j]);
+      for (int64_t i = 0; i < ks[j]; ++i) {
+        if (list[i] >= 0) shown[j][list[i]] = 1;
+      }
+    }
+  }
+  std::map<std::string, double> scores;
+  const double n = std::max<double>(1, static_cast<double>(users));
+  for (size_t j = 0; j < ks.size(); ++j) {
+    const auto name = [&](const char* metric) { return fmt::format("{}@{}", metric, ks[j]); };
+    scores[name("recall")] = sums[j].recall / n;
+    scores[name("precision")] = sums[j].precision / n;
+    scores[name("ndcg")] = sums[j].ndcg / n;
+    scores[name("mrr")] = sums[j].mrr / n;
+    scores[name("hit")] = sums[j].hit / n;
+    const auto covered = std::count(shown[j].begin(), shown[j].end(), 1);
+    scores[name("coverage")] = static_cast<double>(covered) / static_cast<double>(num_items);
+  }
+  return scores;
+}
+
+absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const Split& split,
+                                        const RankingOptions& options) {
+  const bool is_test = options.part == Part::kTest;
+  UserItems positives(interactions, split, {options.part});
+  UserItems left_out = is_test ? UserItems(interactions, split, {Part::kTrain, Part::kValidation})
+                               : UserItems(interactions, split, {Part::kTrain});
+  const UserItems train(interactions, split, {Part::kTrain});
+  at::Tensor popularity = at::zeros({interactions.num_items()}, at::kFloat);
+  for (int64_t i = 0; i < interactions.size(); ++i) {
+    if (split.parts[i] == Part::kTrain) popularity.mutable_data_ptr<float>()[interactions.item[i]] += 1;
+  }
+  Ranking ranking(options, std::move(positives), std::move(left_out), std::move(popularity));
+  ranking.protocol_ = fmt::format("{}, full ranking of {} items", split.protocol, interactions.num_items());
+  if (options.sampled_negatives == 0) return ranking;
+
+  const UserItems known(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest});
+  Interactions pairs;
+  pairs.users.resize(interactions.users.size());
+  pairs.items.resize(interactions.items.size());
+  for (int64_t user = 0; user < known.num_users(); ++user) {
+    const auto wanted = ranking.positives_.of(user);
+    if (wanted.empty()) continue;
+    const int64_t unknown = known.num_items() - static_cast<int64_t>(known.of(user).size());
+    if (unknown < options.sampled_negatives) {
+      return to_status({.exit_code = ExitCode::kData,
+                        .id = "data.split",
+                        .where = fmt::format("user {}", interactions.users[user].id),
+                        .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
+                        .got = fmt::format("{} items without an interaction", unknown),
+                        .expected = "as many",
+                        .hint = "--candidates full ranks all items"});
+    }
+    for (const int32_t item : draw_candidates(known.of(user), wanted, known.num_items(), options.sampled_negatives,
+                                              RandomStream(hash_key(options.seed, 0xca4du, user)))) {
+      pairs.user.push_back(static_cast<int32_t>(user));
+      pairs.item.push_back(item);
+    }
+  }
+  const Split all{"", std::vector<Part>(pairs.user.size(), Part::kTest)};
+  ranking.candidates_ = UserItems(pairs, all, {Part::kTest});
+  ranking.protocol_ = fmt::format("{}, against {} sampled negatives", split.protocol, options.sampled_negatives);
+  return ranking;
+}
+
+std::map<std::string, double> Ranking::score(const at::Tensor& users, const at::Tensor& items) const {
+  const int64_t k = *std::max_element(options_.ks.begin(), options_.ks.end());
+  const at::Tensor lists =
+      candidates_ ? top_candidates(users, items, *candidates_, k) : top_items(users, items, left_out_, k);
+  return ranking_scores(lists, positives_, options_.ks);
+}
+
+std::map<std::string, double> Ranking::score_popularity() const {
+  return score(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
+}
+
+}  // namespace trainkit

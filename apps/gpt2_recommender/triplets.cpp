@@ -1,0 +1,185 @@
+#include "gpt2_recommender/triplets.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/vectorized.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/random.h"
+
+namespace trainkit {
+namespace {
+
+constexpr int64_t kMostBits = int64_t{1} << 31;  // 256 MiB
+constexpr int kTries = 64;
+constexpr int64_t kBlock = 256;
+
+/// Bits of a row's first draw. 32 of them bias a choice among n by n / 2^32.
+/// Source of the mixing: MurmurHash3's 32-bit finaliser.
+[[gnu::always_inline]] inline uint32_t row_bits(uint32_t row, uint32_t low, uint32_t high) {
+  uint32_t x = row * 0x9e3779b1u ^ low;
+  x ^= x >> 16;
+  x *= 0x85ebca6bu;
+  x ^= (x >> 13) + high;
+  x *= 0xc2b2ae35u;
+  return x ^ x >> 16;
+}
+
+[[gnu::always_inline]] inline uint32_t scale(uint32_t bits, uint32_t n) {
+  return static_cast<uint32_t>(uint64_t{bits} * n >> 32);
+}
+
+TRAINKIT_VECTORIZED void draw(const uint32_t* rows, int64_t count, uint64_t key, uint32_t n, uint32_t* drawn) {
+  const auto low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
+  for (int64_t i = 0; i < count; ++i) drawn[i] = scale(row_bits(rows[i], low, high), n);
+}
+
+/// taken[i]: whether the bit of the pair is set.
+TRAINKIT_VECTORIZED void look_up(const uint32_t* bits, uint32_t bits_per_user, const uint64_t* pairs,
+                                 const uint32_t* items, int64_t count, uint32_t* taken) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bit = static_cast<uint32_t>(pairs[i] >> 32) * bits_per_user + items[i];
+    taken[i] = bits[bit >> 5] >> (bit & 31) & 1;
+  }
+}
+
+TRAINKIT_VECTORIZED void write_out(const uint64_t* pairs, const uint32_t* drawn, int64_t count, int64_t* users,
+                                   int64_t* positives, int64_t* negatives) {
+  for (int64_t i = 0; i < count; ++i) users[i] = static_cast<int64_t>(pairs[i] >> 32);
+  for (int64_t i = 0; i < count; ++i) positives[i] = static_cast<int64_t>(pairs[i] & 0xffffffffu);
+  for (int64_t i = 0; i < count; ++i) negatives[i] = static_cast<int64_t>(drawn[i]);
+}
+
+}  // namespace
+
+History::History(UserItems positives)
+    : positives_(std::move(positives)), bits_per_user_((positives_.num_items() + 31) / 32 * 32) {
+  if (positives_.num_users() > kMostBits / std::max<int64_t>(bits_per_user_, 1)) return;
+  bits_.resize(positives_.num_users() * bits_per_user_ / 32);
+  for (int64_t user = 0; user < positives_.num_users(); ++user) {
+    for (const int32_t item : positives_.of(user)) {
+      const auto bit = static_cast<uint64_t>(user * bits_per_user_ + item);
+      bits_[bit / 32] |= 1u << (bit % 32);
+    }
+  }
+}
+
+at::Tensor History::dense() const {
+  at::Tensor table = at::zeros({positives_.num_users(), positives_.num_items()}, at::kBool);
+  bool* data = table.mutable_data_ptr<bool>();
+  for (int64_t user = 0; user < positives_.num_users(); ++user) {
+    for (const int32_t item : positives_.of(user)) data[user * positives_.num_items() + item] = true;
+  }
+  return table;
+}
+
+absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(const Interactions& interactions,
+                                                                             const Split& split, Negatives negatives) {
+  UserItems positives(interactions, split, {Part::kTrain});
+  for (int64_t user = 0; user < positives.num_users(); ++user) {
+    if (static_cast<int64_t>(positives.of(user).size()) < positives.num_items()) continue;
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.ratings",
+                      .where = fmt::format("user {}", interactions.users[user].id),
+                      .problem = "has chosen every item: there is no negative",
+                      .got = fmt::format("{} items", positives.num_items()),
+                      .expected = "an item that was not chosen"});
+  }
+  std::vector<Pair> pairs;
+  for (int64_t i = 0; i < interactions.size(); ++i) {
+    if (split.parts[i] != Part::kTrain) continue;
+    pairs.push_back(static_cast<uint64_t>(interactions.user[i]) << 32 | static_cast<uint32_t>(interactions.item[i]));
+  }
+  TORCH_CHECK(pairs.size() < std::numeric_limits<uint32_t>::max(), "more than 2^32 interactions");
+  return std::shared_ptr<const TripletDataset>(
+      new TripletDataset(std::move(pairs), History(std::move(positives)), negatives));
+}
+
+TripletDataset::TripletDataset(std::vector<Pair> pairs, History history, Negatives negatives)
+    : pairs_(std::move(pairs)),
+      history_(std::move(history)),
+      negatives_(negatives),
+      fields_{{"users", at::kLong, {}}, {"pos_items", at::kLong, {}}, {"neg_items", at::kLong, {}}} {}
+
+void TripletDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+  fill({&key, 1}, out.row<int64_t>(0, at), out.row<int64_t>(1, at), out.row<int64_t>(2, at));
+}
+
+void TripletDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
+  int64_t at = 0;
+  while (!keys.empty()) {
+    const RowKey& first = keys.front();
+    const size_t most = std::min<size_t>(kBlock, keys.size());
+    size_t count = 1;
+    while (count < most && keys[count].epoch == first.epoch && keys[count].seed == first.seed) ++count;
+    fill(keys.first(count), out.row<int64_t>(0, at), out.row<int64_t>(1, at), out.row<int64_t>(2, at));
+    keys = keys.subspan(count);
+    at += static_cast<int64_t>(count);
+  }
+}
+
+/// At most kBlock keys, of one seed and epoch.
+void TripletDataset::fill(std::span<const RowKey> keys, int64_t* users, int64_t* positives, int64_t* drawn) const {
+  uint32_t rows[kBlock] = {}, items[kBlock], taken[kBlock];
+  Pair pairs[kBlock];
+  const auto count = static_cast<int64_t>(keys.size());
+  const uint64_t key = hash_key(keys[0].seed, keys[0].epoch);
+  for (int64_t i = 0; i < count; ++i) rows[i] = static_cast<uint32_t>(keys[i].index);
+  for (int64_t i = 0; i < count; ++i) pairs[i] = pairs_[rows[i]];
+  const bool uniform = negatives_ == Negatives::kUniform;
+  const auto choices = static_cast<uint32_t>(uniform ? history_.positives().num_items() : size());
+  draw(rows, count, key, choices, items);
+  // A training interaction drawn at random has each item as often as it was chosen.
+  if (!uniform) {
+    for (int64_t i = 0; i < count; ++i) items[i] = static_cast<uint32_t>(pairs_[items[i]]);
+  }
+  if (const auto bits = history_.bits(); !bits.empty()) {
+    look_up(bits.data(), static_cast<uint32_t>(history_.bits_per_user()), pairs, items, count, taken);
+  } else {
+    for (int64_t i = 0; i < count; ++i) taken[i] = history_.contains(static_cast<int64_t>(pairs[i] >> 32), items[i]);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (taken[i]) items[i] = draw_again(static_cast<uint32_t>(pairs[i] >> 32), hash_key(key, rows[i]));
+  }
+  write_out(pairs, items, count, users, positives, drawn);
+}
+
+uint32_t TripletDataset::draw_again(uint32_t user, uint64_t key) const {
+  RandomStream random(key);
+  const auto num_items = static_cast<uint64_t>(history_.positives().num_items());
+  uint64_t item = 0;
+  for (int i = 1; i < kTries; ++i) {
+    item = negatives_ == Negatives::kUniform ? random.below(num_items)
+                                             : static_cast<uint32_t>(pairs_[random.below(pairs_.size())]);
+    if (!history_.contains(user, static_cast<int64_t>(item))) return static_cast<uint32_t>(item);
+  }
+  for (item = random.below(num_items); history_.contains(user, static_cast<int64_t>(item));) {
+    item = (item + 1) % num_items;
+  }
+  return static_cast<uint32_t>(item);
+}
+
+at::Tensor in_batch_negatives(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& drawn,
+                              const at::Tensor& known) {
+  const int64_t rows = users.size(0);
+  if (rows < 2) return drawn;
+  const at::Tensor own = at::arange(rows, users.options());
+  at::Tensor chosen = drawn, missing = at::ones({rows}, users.options().dtype(at::kBool));
+  for (int64_t attempt = 0; attempt < 8; ++attempt) {
+    // A step of 1 to rows - 1 from the row itself; the mixing needs no quality, only other rows for other draws.
+    const at::Tensor mixed = (drawn * 40503 + own * 7919 + attempt * 104729).remainder(rows - 1);
+    const at::Tensor candidate = positives.index_select(0, (own + mixed + 1).remainder(rows));
+    const at::Tensor fits = missing.logical_and(known.index({users, candidate}).logical_not());
+    chosen = at::where(fits, candidate, chosen);
+    missing = missing.logical_and(fits.logical_not());
+  }
+  return chosen;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,186 @@
+// From ratings to interactions, and their split.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "gpt2_recommender/interactions.h"
+#include "test_util.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// Ratings of (user, item, value, time).
+Ratings make(const std::vector<std::array<int64_t, 4>>& rows) {
+  Ratings ratings{.format = "recbole", .path = "x.inter"};
+  for (const auto& [user, item, value, time] : rows) {
+    ratings.users.resize(std::max<size_t>(ratings.users.size(), user + 1));
+    ratings.items.resize(std::max<size_t>(ratings.items.size(), item + 1));
+    ratings.rows.push_back({static_cast<int32_t>(user), static_cast<int32_t>(item), static_cast<float>(value), time});
+  }
+  for (size_t i = 0; i < ratings.users.size(); ++i) ratings.users[i].id = std::string("u").append(std::to_string(i));
+  for (size_t i = 0; i < ratings.items.size(); ++i) ratings.items[i].id = std::string("i").append(std::to_string(i));
+  return ratings;
+}
+
+/// `users` users with `count` items each.
+Interactions dense(int64_t users, int64_t count) {
+  std::vector<std::array<int64_t, 4>> rows;
+  for (int64_t u = 0; u < users; ++u) {
+    for (int64_t i = 0; i < count; ++i) rows.push_back({u, (u + i) % (count + 5), 5, 1000 - (u * 7 + i * 31) % 97});
+  }
+  return filter_ratings(make(rows)).value();
+}
+
+/// One letter for each interaction of the user: T(rain), V(alidation), S (test).
+std::string parts_of(const Interactions& data, const Split& split, int32_t user) {
+  std::string parts;
+  for (int64_t i = 0; i < data.size(); ++i) {
+    if (data.user[i] == user) parts += "TVS"[static_cast<int>(split.parts[i])];
+  }
+  return parts;
+}
+
+}  // namespace
+
+TEST_CASE("The threshold leaves out ratings below it, and those who have none left", "[apps][rec]") {
+  const auto kept =
+      filter_ratings(make({{0, 0, 3, 1}, {0, 1, 4, 1}, {1, 1, 2, 1}, {2, 2, 4, 1}, {2, 1, 5, 1}}), {.min_rating = 4})
+          .value();
+  CHECK(kept.size() == 3);
+  REQUIRE(kept.num_users() == 2);
+  CHECK(kept.users[1].id == "u2");
+  CHECK(kept.items[kept.item[0]].id == "i1");
+}
+
+TEST_CASE("The k-core is what is left when nobody has fewer than k any more", "[apps][rec]") {
+  // u2 has two, one of which is the only one of i3: without i3 u2 has one, and goes too; then i2 has one.
+  const Ratings ratings =
+      make({{0, 0, 5, 1}, {0, 1, 5, 1}, {1, 0, 5, 1}, {1, 1, 5, 1}, {2, 2, 5, 1}, {2, 3, 5, 1}, {1, 2, 5, 1}});
+  const auto kept = filter_ratings(ratings, {.k_core = 2}).value();
+  CHECK(kept.size() == 4);
+  CHECK((kept.num_users() == 2 && kept.num_items() == 2));
+  CHECK(filter_ratings(ratings, {.k_core = 1})->size() == 7);
+  const auto none = filter_ratings(ratings, {.k_core = 3});
+  REQUIRE_FALSE(none.ok());
+  CHECK(exit_code(none.status()) == ExitCode::kData);
+  CHECK_THAT(error_line(none.status()), Catch::Contains("0 of 7 ratings are left"));
+  Ratings without = ratings;
+  without.has_values = false;
+  CHECK(exit_code(filter_ratings(without, {.min_rating = 3}).status()) == ExitCode::kUsage);
+}
+
+TEST_CASE("80/10/10 rounds as RecBole does and depends on the seed alone", "[apps][rec]") {
+  // From RecBole's _calcu_split_ids with ratios (0.8, 0.1, 0.1).
+  const std::vector<std::array<int64_t, 3>> expected = {{3, 1, 1}, {8, 1, 1}, {10, 1, 1}, {16, 2, 2}, {24, 2, 2}};
+  const std::vector<int64_t> sizes = {5, 10, 12, 20, 28};
+  for (size_t k = 0; k < sizes.size(); ++k) {
+    const Interactions data = dense(3, sizes[k]);
+    const Split split = make_split(data, {.mode = "ratio", .seed = 3}).value();
+    const auto parts = parts_of(data, split, 1);
+    for (int part = 0; part < 3; ++part) {
+      INFO(sizes[k] << " part " << part);
+      CHECK(std::count(parts.begin(), parts.end(), "TVS"[part]) == expected[k][part]);
+    }
+  }
+  const Interactions data = dense(20, 20);
+  const Split split = make_split(data, {.mode = "ratio", .seed = 3}).value();
+  CHECK((split.parts == make_split(data, {.mode = "ratio", .seed = 3})->parts));
+  CHECK((split.parts != make_split(data, {.mode = "ratio", .seed = 4})->parts));
+  CHECK(parts_of(data, split, 0) != parts_of(data, split, 1));
+}
+
+TEST_CASE("Leave-one-out takes the last and the one before, and keeps the order of the file where times tie",
+          "[apps][rec]") {
+  const auto data = filter_ratings(make({{0, 0, 5, 30},
+                                         {0, 1, 5, 10},
+                                         {0, 2, 5, 30},
+                                         {0, 3, 5, 20},
+                                         {1, 0, 5, 1},
+                                         {1, 1, 5, 1},
+                                         {1, 2, 5, 1},
+                                         {2, 0, 5, 1},
+                                         {2, 3, 5, 2}}))
+                        .value();
+  const Split split = make_split(data, {.mode = "leave_one_out"}).value();
+  CHECK(parts_of(data, split, 0) == "VTST");
+  CHECK(parts_of(data, split, 1) == "TVS");
+  CHECK(parts_of(data, split, 2) == "TT");
+  const auto pairs = filter_ratings(make({{0, 0, 5, 1}, {0, 1, 5, 1}, {1, 0, 5, 1}})).value();
+  const auto impossible = make_split(pairs, {.mode = "leave_one_out"});
+  REQUIRE_FALSE(impossible.ok());
+  CHECK_THAT(error_line(impossible.status()), Catch::Contains("data.split") && Catch::Contains("to validate on"));
+  Interactions timeless = data;
+  timeless.has_times = false;
+  CHECK_THAT(error_line(make_split(timeless, {.mode = "leave_one_out"}).status()), Catch::Contains("no times"));
+}
+
+TEST_CASE("A split file gives the same split again, in any order of its lines, and refuses any other data",
+          "[apps][rec]") {
+  const TempDir dir;
+  const Interactions data = dense(5, 12);
+  const Split split = make_split(data, {.seed = 1}).value();
+  const std::string path = dir / "split.tsv";
+  REQUIRE(save_split(path, data, split).ok());
+  const Split loaded = make_split(data, {.mode = path}).value();
+  CHECK((loaded.parts == split.parts));
+  CHECK(loaded.protocol == split.protocol);
+
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  const auto write = [&](const std::vector<std::string>& some) {
+    std::ofstream out(dir / "other.tsv");
+    for (const auto& line : some) out << line << "\n";
+  };
+  const auto error = [&](const Interactions& of) {
+    const auto result = load_split(dir / "other.tsv", of);
+    REQUIRE_FALSE(result.ok());
+    CHECK(exit_code(result.status()) == ExitCode::kData);
+    return error_line(result.status());
+  };
+  auto changed = lines;
+  std::reverse(changed.begin() + 2, changed.end());
+  write(changed);
+  CHECK((load_split(dir / "other.tsv", data)->parts == split.parts));
+  changed = {lines.begin() + 1, lines.end()};  // the protocol may be missing, the header may not
+  write(changed);
+  CHECK(load_split(dir / "other.tsv", data)->protocol == "split file");
+  changed.erase(changed.begin());
+  write(changed);
+  CHECK_THAT(error(data), Catch::Contains("other.tsv:1") && Catch::Contains("header"));
+  changed = lines;
+  changed.pop_back();
+  write(changed);
+  CHECK_THAT(error(data), Catch::Contains("1 interactions are in no part"));
+  changed = lines;
+  changed.push_back(lines[2]);
+  write(changed);
+  CHECK_THAT(error(data), Catch::Contains("stands in line 3 already"));
+  changed = lines;
+  changed[2] = "u0\ti0\tlater";
+  write(changed);
+  CHECK_THAT(error(data), Catch::Contains("other.tsv:3") && Catch::Contains("part: unknown"));
+  changed[2] = "u0\tnowhere\ttrain";
+  write(changed);
+  CHECK_THAT(error(data), Catch::Contains("other.tsv:3") && Catch::Contains("no such pair"));
+  write(lines);
+  CHECK_THAT(error(dense(5, 11)), Catch::Contains("no such pair"));
+}
+
+TEST_CASE("Items of a user are those of the parts asked for, ascending", "[apps][rec]") {
+  const Interactions data = dense(4, 12);
+  const Split split = make_split(data, {.seed = 2}).value();
+  const UserItems train(data, split, {Part::kTrain}), known(data, split, {Part::kTrain, Part::kValidation});
+  CHECK(train.size() == split.count(Part::kTrain));
+  CHECK(known.size() == split.count(Part::kTrain) + split.count(Part::kValidation));
+  for (int64_t i = 0; i < data.size(); ++i) {
+    CHECK(train.contains(data.user[i], data.item[i]) == (split.parts[i] == Part::kTrain));
+    CHECK(known.contains(data.user[i], data.item[i]) == (split.parts[i] != Part::kTest));
+  }
+  for (int64_t user = 0; user < 4; ++user) {
+    const auto items = known.of(user);
+    CHECK(std::is_sorted(items.begin(), items.end()));
+  }
+}

@@ -1,0 +1,170 @@
+// Lists of recommendations and their scores.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "gpt2_recommender/ranking.h"
+#include "test_util.h"
+#include "trainkit/core/random.h"
+
+using namespace trainkit;
+
+namespace {
+
+struct Made {
+  Interactions data;
+  Split split;
+};
+
+/// Interactions of (user, item, part) triples.
+Made make(int64_t users, int64_t items, const std::vector<std::tuple<int32_t, int32_t, Part>>& rows) {
+  Made made;
+  made.data.users.resize(users);
+  made.data.items.resize(items);
+  made.split.protocol = "made up";
+  for (const auto& [user, item, part] : rows) {
+    made.data.user.push_back(user);
+    made.data.item.push_back(item);
+    made.split.parts.push_back(part);
+  }
+  return made;
+}
+
+/// Scores and interactions of tests/reference/recbole_metrics.py.
+Made reference_data(at::Tensor& scores) {
+  constexpr int64_t kUsers = 50, kItems = 80;
+  scores = at::empty({kUsers, kItems});
+  std::vector<std::tuple<int32_t, int32_t, Part>> rows;
+  for (int32_t user = 0; user < kUsers; ++user) {
+    for (int32_t item = 0; item < kItems; ++item) {
+      const uint64_t bits = mix64(static_cast<uint64_t>(user * kItems + item + 1));
+      scores[user][item] = static_cast<float>(bits >> 40) / 0x1p24f;
+      if ((bits & 15) < 2) rows.emplace_back(user, item, Part::kTrain);
+      if ((bits & 15) == 2 && user != 7) rows.emplace_back(user, item, Part::kTest);
+    }
+  }
+  return make(kUsers, kItems, rows);
+}
+
+}  // namespace
+
+TEST_CASE("The scores are those of RecBole's metrics on the same scores to 1e-6", "[apps][rec]") {
+  // What tests/reference/recbole_metrics.py printed with RecBole 1.2.1.
+  const std::map<std::string, double> expected = {
+      {"recall@1", 0.0257045675},     {"recall@5", 0.1007612569},     {"recall@10", 0.1442905734},
+      {"recall@20", 0.2649659864},    {"precision@1", 0.1224489796},  {"precision@5", 0.1020408163},
+      {"precision@10", 0.0755102041}, {"precision@20", 0.0714285714}, {"ndcg@1", 0.1224489796},
+      {"ndcg@5", 0.1159504253},       {"ndcg@10", 0.1275247555},      {"ndcg@20", 0.1791302280},
+      {"mrr@1", 0.1224489796},        {"mrr@5", 0.2156462585},        {"mrr@10", 0.2302397149},
+      {"mrr@20", 0.2398610239},       {"hit@1", 0.1224489796},        {"hit@5", 0.4081632653},
+      {"hit@10", 0.5306122449},       {"hit@20", 0.6734693878},       {"coverage@1", 0.4000000000},
+      {"coverage@5", 0.9625000000},   {"coverage@10", 1.0000000000},  {"coverage@20", 1.0000000000},
+  };
+  at::Tensor scores;
+  const Made made = reference_data(scores);
+  const auto ranking = Ranking::create(made.data, made.split, {.ks = {1, 5, 10, 20}}).value();
+  const auto ours = ranking.score(scores, at::eye(80));
+  CHECK(ours.size() == expected.size());
+  for (const auto& [name, value] : expected) {
+    INFO(name);
+    CHECK(std::abs(ours.at(name) - value) <= 1e-6);
+  }
+}
+
+TEST_CASE("The lists are those of a sort of all scores, without what is left out", "[apps][rec]") {
+  at::manual_seed(1);
+  const int64_t users = 70, items = 333, dim = 9;
+  const at::Tensor u = at::randn({users, dim}), v = at::randn({items, dim});
+  std::vector<std::tuple<int32_t, int32_t, Part>> rows;
+  for (int32_t user = 0; user < users; ++user) {
+    std::set<int32_t> some;
+    RandomStream random(hash_key(4, user));
+    for (int i = 0; i < user; ++i) some.insert(static_cast<int32_t>(random.below(items)));
+    for (const int32_t item : some) rows.emplace_back(user, item, Part::kTrain);
+  }
+  const Made made = make(users, items, rows);
+  const UserItems left_out(made.data, made.split, {Part::kTrain});
+  at::Tensor scores = u.matmul(v.t());
+  for (const auto& [user, item, part] : rows) scores[user][item] = -INFINITY;
+  for (const int64_t k : {1, 10, 100}) {
+    const at::Tensor lists = top_items(u, v, left_out, k);
+    CHECK(lists.equal(std::get<1>(scores.topk(k, 1))));
+  }
+  const int threads = at::get_num_threads();
+  const at::Tensor expected = top_items(u, v, left_out, 20);
+  at::set_num_threads(threads == 1 ? 2 : 1);
+  CHECK(top_items(u, v, left_out, 20).equal(expected));
+  at::set_num_threads(threads);
+}
+
+TEST_CASE("Ties go to the lower number, and what cannot be ranked is -1", "[apps][rec]") {
+  const Made made = make(2, 5, {{0, 1, Part::kTrain}, {0, 0, Part::kTrain}, {1, 4, Part::kTest}});
+  const UserItems left_out(made.data, made.split, {Part::kTrain});
+  const at::Tensor same = top_items(at::ones({2, 1}), at::ones({5, 1}), left_out, 6);
+  CHECK(same.equal(at::tensor(at::ArrayRef<int64_t>{2, 3, 4, -1, -1, -1, 0, 1, 2, 3, 4, -1}).view({2, 6})));
+  const at::Tensor nan = at::tensor({1.0f, NAN, 3.0f, NAN, 2.0f}).unsqueeze(1);
+  CHECK(top_items(at::ones({2, 1}), nan, left_out, 3)[1].equal(at::tensor(at::ArrayRef<int64_t>{2, 4, 0})));
+}
+
+TEST_CASE("A hit counts by its place, and users without a positive do not count", "[apps][rec]") {
+  // User 0 finds its one item in place 2; user 1 has nothing to find; user 2 finds one of two in place 1.
+  const Made made = make(3, 6, {{0, 2, Part::kTest}, {1, 0, Part::kTrain}, {2, 5, Part::kTest}, {2, 0, Part::kTest}});
+  const UserItems positives(made.data, made.split, {Part::kTest});
+  const at::Tensor lists = at::tensor(at::ArrayRef<int64_t>{1, 2, 3, 1, 2, 3, 5, 1, 2}).view({3, 3});
+  const std::vector<int64_t> ks = {2, 3};
+  const auto scores = ranking_scores(lists, positives, ks);
+  CHECK(scores.at("recall@2") == Approx((1 + 0.5) / 2));
+  CHECK(scores.at("precision@3") == Approx(1.0 / 3));
+  CHECK(scores.at("hit@2") == 1);
+  CHECK(scores.at("mrr@2") == Approx((0.5 + 1) / 2));
+  const double second = 1 / std::log2(3.0);
+  CHECK(scores.at("ndcg@2") == Approx((second + 1 / (1 + second)) / 2));
+  CHECK(scores.at("coverage@2") == Approx(3.0 / 6));
+}
+
+TEST_CASE("Validation leaves out training alone, the test validation too", "[apps][rec]") {
+  const Made made = make(2, 4,
+                         {{0, 0, Part::kTrain},
+                          {0, 1, Part::kValidation},
+                          {0, 2, Part::kTest},
+                          {1, 0, Part::kTrain},
+                          {1, 1, Part::kTrain},
+                          {1, 2, Part::kTrain}});
+  const at::Tensor items = at::tensor({4.0f, 3.0f, 2.0f, 1.0f}).unsqueeze(1), users = at::ones({2, 1});
+  CHECK(
+      Ranking::create(made.data, made.split, {.part = Part::kValidation, .ks = {1}})->score(users, items).at("hit@1") ==
+      1);
+  CHECK(Ranking::create(made.data, made.split, {.part = Part::kTest, .ks = {1}})->score(users, items).at("hit@1") == 1);
+  // Popularity knows training alone: item 0 twice, 1 and 2 once each.
+  CHECK(Ranking::create(made.data, made.split, {.part = Part::kTest, .ks = {1}})->score_popularity().at("hit@1") == 1);
+}
+
+TEST_CASE("Sampled negatives are items without any interaction, the same again, and easier than all", "[apps][rec]") {
+  at::manual_seed(2);
+  std::vector<std::tuple<int32_t, int32_t, Part>> rows;
+  for (int32_t user = 0; user < 80; ++user) {
+    rows.emplace_back(user, user % 300, Part::kTest);
+    for (int32_t i = 1; i < 40; ++i) rows.emplace_back(user, (user + 7 * i) % 300, Part::kTrain);
+  }
+  const Made made = make(80, 300, rows);
+  const at::Tensor users = at::randn({80, 4}), items = at::randn({300, 4});
+  const auto scores = [&](int64_t sampled, uint64_t seed) {
+    return Ranking::create(made.data, made.split, {.ks = {10}, .sampled_negatives = sampled, .seed = seed})
+        .value()
+        .score(users, items);
+  };
+  CHECK(scores(100, 1) == scores(100, 1));
+  CHECK(scores(100, 1) != scores(100, 2));
+  CHECK(scores(100, 1).at("hit@10") > scores(0, 1).at("hit@10"));
+  // All items that are left are the candidates of the full ranking.
+  CHECK(scores(260, 1).at("ndcg@10") == Approx(scores(0, 1).at("ndcg@10")));
+  const auto ranking = Ranking::create(made.data, made.split, {.ks = {10}, .sampled_negatives = 100}).value();
+  CHECK(ranking.protocol() == "made up, against 100 sampled negatives");
+  CHECK(Ranking::create(made.data, made.split, {}).value().protocol() == "made up, full ranking of 300 items");
+  const auto impossible = Ranking::create(made.data, made.split, {.sampled_negatives = 261});
+  REQUIRE_FALSE(impossible.ok());
+  CHECK(exit_code(impossible.status()) == ExitCode::kData);
+  CHECK_THAT(error_line(impossible.status()), Catch::Contains("too few items for 261 sampled negatives"));
+}
