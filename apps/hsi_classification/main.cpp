@@ -59,13 +59,9 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
   if (run.dry_run) return 0;
 
   TRAINKIT_ASSIGN_OR_RETURN(const auto folder, RunFolder::open(parser, run, placement, "trainkit-hsi"));
-  const auto on_evaluation = [&](int64_t, Metrics&) {
-    if (run.monitor && placement.is_first()) folder->watch(*loader);
-  };
   TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
                             trainer.fit(*loader, session.loss(),
                                         {.validation = validation_set->size() > 0 ? validation.get() : nullptr,
-                                         .on_evaluation = on_evaluation,
                                          .logger = &folder->logger()}));
   if (result.signal == 0) {
     const bool maps = session.options().write_maps;

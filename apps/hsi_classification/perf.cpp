@@ -12,6 +12,8 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "trainkit/core/status.h"
 #include "trainkit/logging/monitor.h"
@@ -48,7 +50,7 @@ absl::StatusOr<Bench> make_bench(const PerfSettings& settings) {
       bench.feed->dataset(rows, at::randint(model.num_classes, {rows.numel()}, at::kLong), settings.augment);
 
   const RunOptions run{.num_workers = {settings.num_workers},
-                       .prefetch_factor = settings.prefetch_factor,
+                       .prefetch_factor = {settings.prefetch_factor},
                        .batch_size = {settings.batch_size}};
   const Placement placement{
       .plan = {.strategy = replicas > 1 ? "dp" : "single", .devices = settings.devices, .replicas = replicas},
@@ -69,35 +71,37 @@ void wait_for(const std::vector<at::Device>& devices) {
   }
 }
 
-/// Means of the GPUs' utilisation, asked five times a second while it lives.
+/// The mean of the GPUs' utilisation, asked five times a second while it lives.
 class GpuWatch {
  public:
-  explicit GpuWatch(size_t gpus) : gpus_(gpus), thread_([this] { watch(); }) {}
+  /// LibTorch's numbers of the GPUs.
+  explicit GpuWatch(std::vector<int> gpus) : gpus_(std::move(gpus)), thread_([this] { watch(); }) {}
   ~GpuWatch() {
     if (thread_.joinable()) stop();
   }
   GpuWatch(const GpuWatch&) = delete;
   GpuWatch& operator=(const GpuWatch&) = delete;
 
-  /// The mean so far; no more is asked afterwards.
-  double stop() {
+  /// The mean so far, if the driver tells; no more is asked afterwards.
+  std::optional<double> stop() {
     done_ = true;
     thread_.join();
-    return samples_ > 0 ? sum_ / samples_ : 0;
+    return samples_ > 0 ? std::optional(sum_ / samples_) : std::nullopt;
   }
 
  private:
   void watch() {
     ResourceMonitor monitor;
     while (!done_) {
-      std::vector<GpuUsage> gpus = monitor.gpus();
-      gpus.resize(std::min(gpus.size(), gpus_));
-      for (const GpuUsage& gpu : gpus) sum_ += gpu.utilization;
-      samples_ += static_cast<double>(gpus.size());
+      for (const GpuUsage& gpu : monitor.gpus_of(gpus_)) {
+        if (gpu.utilization < 0) continue;
+        sum_ += gpu.utilization;
+        ++samples_;
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
     }
   }
-  size_t gpus_;
+  const std::vector<int> gpus_;
   std::atomic<bool> done_{false};
   double sum_ = 0, samples_ = 0;
   std::thread thread_;
@@ -120,14 +124,19 @@ absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefe
   rows = 0;
   const PrefetcherStats before = loader ? loader->stats() : PrefetcherStats{};
   std::optional<GpuWatch> watch;
-  if (settings.devices.front().is_cuda()) watch.emplace(settings.devices.size());
+  std::vector<int> gpus;
+  for (const at::Device device : settings.devices) {
+    if (device.is_cuda()) gpus.push_back(std::max<int>(device.index(), 0));
+  }
+  if (!gpus.empty()) watch.emplace(gpus);
   const auto start = Clock::now();
   TRAINKIT_RETURN_IF_ERROR(repeat(settings.seconds, rows));
   PerfResult result;
   result.patches_per_second = static_cast<double>(rows) / seconds_since(start);
   result.epoch_seconds = static_cast<double>(settings.epoch_rows) / result.patches_per_second;
   if (loader) result.waiting_share = difference(loader->stats(), before).wait_fraction();
-  result.utilisation = watch ? watch->stop() : 1 - result.waiting_share;
+  const std::optional<double> told = watch ? watch->stop() : std::nullopt;
+  result.utilisation = told.value_or(1 - result.waiting_share);
   return result;
 }
 

@@ -11,7 +11,7 @@
 #include "trainkit/core/cuda_support.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/monitor.h"
+#include "trainkit/logging/resource_monitor.h"
 #include "trainkit/probes.h"
 
 namespace trainkit::tool {

@@ -89,7 +89,6 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
   };
   const auto on_evaluation = [&](int64_t, Metrics& metrics) {
     metrics.merge(language_metrics(metrics["loss"], corpus));
-    if (run.monitor && placement.is_first()) folder->watch(*loader);
   };
   TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
                             trainer.fit(*loader, loss,

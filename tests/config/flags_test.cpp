@@ -133,7 +133,7 @@ const std::vector<BadLine> kBadLines = {
     {{"--on_error", "ignore"}, "cli.value", {"expected fail, skip or replace"}},
     {{"--output_dir", std::string("a\0b", 3)}, "cli.value", {"--output_dir: holds a NUL byte"}},
     {{"--num_workers", "many"}, "cli.value", {"not an integer or 'auto' (got 'many'"}},
-    {{"--prefetch_factor", "0"}, "cli.value", {"out of range (got '0', expected 1..1024)"}},
+    {{"--prefetch_factor", "0"}, "cli.value", {"out of range (got '0', expected 1..64 or auto)"}},
     {{"--timeout", "-1"}, "cli.value", {"--timeout: out of range (got '-1', expected 0..1000000"}},
     {{"--timeout", "10 s"}, "cli.value", {"not a time"}},
     {{"--timeout", "1y"}, "cli.value", {"not a time"}},

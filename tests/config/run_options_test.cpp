@@ -26,7 +26,7 @@ TEST_CASE("Defaults of the shared flags are the trainers'", "[config][run_option
   Program program;
   REQUIRE(program.start({}).ok());
   const RunOptions& run = program.run;
-  CHECK(run.prefetch_factor == 2);
+  CHECK(run.prefetch_factor.is_auto());
   CHECK(run.persistent_workers);
   CHECK(run.drop_last);
   CHECK(run.pin_memory);

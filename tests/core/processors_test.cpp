@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "test_util.h"
@@ -63,6 +64,14 @@ TEST_CASE("Workers and LibTorch's threads share the processors", "[core][process
   CHECK(suggest_num_workers(1) == std::max(1, std::min(cpus / 2, 2)));
   CHECK(suggest_num_workers(100) == std::max(1, std::min(cpus / 2, 8)));
   CHECK(suggest_num_workers(1, 1000) == 1);
+  // The guide's rule: min(cpus / 2, 8, 2 x devices), and never none.
+  for (int machine = 1; machine <= 64; ++machine) {
+    for (int devices = 0; devices <= 8; ++devices) {
+      const int guide = std::max(1, std::min({machine / 2, 8, std::max(devices, 1) * 2}));
+      CHECK(suggest_num_workers(devices, 1, machine) == guide);
+      CHECK(suggest_num_workers(devices, 2, machine) == std::max(1, guide / 2));
+    }
+  }
   CHECK(suggest_intra_op_threads(0) == cpus);
   CHECK(suggest_intra_op_threads(3, ReadCost::kCopy) == cpus);
   CHECK(suggest_intra_op_threads(0, ReadCost::kCopy, 1000) == 1);

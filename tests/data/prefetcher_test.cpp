@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <ctime>
 #include <thread>
 
 #include "test_datasets.h"
@@ -408,6 +409,86 @@ TEST_CASE("Prefetcher's counts tell a slow consumer from a slow loader", "[data]
   CHECK(stats.consumer_seconds >= 0.07);
   CHECK(stats.wait_seconds < stats.consumer_seconds);
   CHECK(stats.ready_batches > stats.batches);  // more than one batch was ready, most of the time
+}
+
+TEST_CASE("A wait counts while it goes on, and the longest one is kept", "[data][prefetcher]") {
+  const test::Door door;
+  auto behind_the_door = hooked(2, [=](const RowKey& key) {
+    if (key.index == 0) door.wait();
+  });
+  auto loader = sequential(behind_the_door, {.batch_size = 1, .num_workers = 1});
+  CHECK(loader->stats().wait_seconds == 0);
+  std::thread consumer([&] { drain(*loader); });
+  double waited = 0;
+  for (int i = 0; i < 60'000 && waited < 0.02; ++i) {  // a minute at most
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    waited = loader->stats().wait_seconds;
+  }
+  CHECK(waited >= 0.02);
+  CHECK(loader->stats().longest_wait_seconds >= waited);
+  CHECK(loader->stats().batches == 0);
+  door.open();
+  consumer.join();
+  const PrefetcherStats stats = loader->stats();
+  CHECK(stats.wait_seconds >= waited);
+  CHECK(stats.longest_wait_seconds >= waited);
+  CHECK(stats.longest_wait_seconds <= stats.wait_seconds);
+  CHECK(stats.batches == 2);
+  CHECK(loader->stats().wait_seconds == stats.wait_seconds);  // over
+}
+
+TEST_CASE("Time on a processor is told from time in reads, of threads that have ended too", "[data][prefetcher]") {
+  const bool persistent = GENERATE(false, true);
+  const auto spent = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const auto busy = hooked(20, [=](const RowKey&) {
+    for (const double start = spent(); spent() - start < 2e-3;) {
+    }
+  });
+  const auto asleep = hooked(20, [](const RowKey&) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  auto working = sequential(busy, {.batch_size = 4, .num_workers = 2, .persistent_workers = persistent});
+  auto waiting = sequential(asleep, {.batch_size = 4, .num_workers = 2, .persistent_workers = persistent});
+  CHECK(working->reader_times().cpu_seconds == 0);
+  drain(*working);
+  drain(*waiting);
+  CHECK(working->reader_times().cpu_seconds >= 0.04);
+  CHECK(waiting->reader_times().cpu_seconds < 0.5 * waiting->stats().read_seconds);
+  drain(*working);
+  CHECK(working->reader_times().cpu_seconds >= 0.08);
+}
+
+TEST_CASE("A ring that ran dry though the workers idled is longer in the next epoch, if it may be",
+          "[data][prefetcher]") {
+  const bool may = GENERATE(true, false), persistent = GENERATE(true, false);
+  // One row of a quarter takes as long as the consumer takes for many.
+  auto uneven = hooked(80, [](const RowKey& key) {
+    if (key.index % 20 == 10) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  });
+  auto loader = sequential(uneven, {.batch_size = 1,
+                                    .num_workers = 2,
+                                    .prefetch_factor = 1,
+                                    .adaptive_prefetch = may,
+                                    .persistent_workers = persistent});
+  std::vector<int64_t> first, second;
+  for (std::vector<int64_t>* epoch : {&first, &second}) {
+    CHECK(loader->stats().prefetch_factor == (may && epoch == &second ? 4 : 1));
+    while (auto batch = loader->next().value()) {
+      for (const int64_t label : labels(*batch)) epoch->push_back(label);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  CHECK(first.size() == 80);
+  CHECK(first == second);
+}
+
+TEST_CASE("A ring that did not run dry stays as it is", "[data][prefetcher]") {
+  auto loader =
+      sequential(numbers(40), {.batch_size = 2, .num_workers = 2, .prefetch_factor = 2, .adaptive_prefetch = true});
+  while (auto batch = loader->next().value()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(loader->stats().prefetch_factor == 2);
 }
 
 }  // namespace

@@ -1,4 +1,9 @@
-// A driver library with two GPUs, one of which this user may not see. The functions have NVML's names and structures.
+// A driver library with two GPUs, one of which this user may not see; the other is cuda:0. The functions have the names
+// and structures of NVML and of the CUDA driver. FAKE_NVML_UTILISATION (percent, or "none") and FAKE_NVML_FREE_MIB
+// change what it says.
+#include <cstdlib>
+#include <cstring>
+
 struct Memory {
   unsigned long long total, free, used;
 };
@@ -9,6 +14,12 @@ struct Process {
   unsigned int pid;
   unsigned long long used;
   unsigned int gpu_instance, compute_instance;
+};
+
+struct Pci {
+  char bus_id_legacy[16];
+  unsigned int domain, bus, device, device_id, subsystem_id;
+  char bus_id[32];
 };
 
 extern "C" {
@@ -28,13 +39,25 @@ int nvmlDeviceGetName(void* device, char* name, unsigned int length) {
 int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   memory->total = 24ull << 30;
   memory->used = 3ull << 30;
+  if (const char* free = std::getenv("FAKE_NVML_FREE_MIB")) memory->used = memory->total - (std::atoll(free) << 20);
   memory->free = memory->total - memory->used;
   return device ? 0 : 1;
 }
 int nvmlDeviceGetUtilizationRates(void* device, Utilization* utilization) {
-  utilization->gpu = 87;
+  const char* planted = std::getenv("FAKE_NVML_UTILISATION");
+  utilization->gpu = planted ? static_cast<unsigned int>(std::atoi(planted)) : 87;
   utilization->memory = 12;
+  if (planted && std::strcmp(planted, "none") == 0) return 3;  // NVML_ERROR_NOT_SUPPORTED
   return device ? 0 : 1;
+}
+int nvmlDeviceGetPciInfo_v3(void* device, Pci* pci) {
+  std::strcpy(pci->bus_id, "00000000:81:00.0");
+  return device ? 0 : 1;
+}
+int cuDeviceGetPCIBusId(char* text, int length, int device) {
+  if (length < 13 || device != 0) return 101;  // CUDA_ERROR_INVALID_DEVICE
+  std::strcpy(text, "0000:81:00.0");
+  return 0;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned int* count, Process* processes) {
   if (!device || *count < 2) return 1;

@@ -1,144 +1,142 @@
+// The Monitor's sums and windows with a clock of the test's own. With the real clock: planted_test.cpp.
 #include "trainkit/logging/monitor.h"
 
-#include <ctime>
+#include <cmath>
 
 #include "test_util.h"
 
-using namespace trainkit;
-
+namespace trainkit {
 namespace {
 
-/// 100 batches in 10 seconds, of which the step waited `wait`; readers worked for `read` seconds together.
-PrefetcherStats stats(double wait, double read) {
-  PrefetcherStats stats;
-  stats.batches = 100;
-  stats.wait_seconds = 10 * wait;
-  stats.consumer_seconds = 10 * (1 - wait);
-  stats.read_seconds = read;
-  return stats;
+/// A run that is looked at four times a second; how much of the time until the next look it waits, is up to the test.
+struct PretendedRun {
+  explicit PretendedRun(LoaderSettings settings = {.num_workers = 2, .cpus = 8}) : series(settings, 1.0) {
+    series.add(now);  // before the first batch
+    now.seconds = 5;  // which takes its time
+    now.loader.wait_seconds = 5;
+    now.loader.batches = 1;
+    series.add(now);
+  }
+  bool pass(double seconds, double waiting) {
+    now.seconds += seconds;
+    now.loader.wait_seconds += seconds * waiting;
+    now.loader.batches += 10;
+    now.loader.ready_batches += 30;
+    now.loader.read_seconds += seconds * waiting;
+    return series.add(now);
+  }
+
+  MonitorSeries series;
+  MonitorSample now;
+};
+
+TEST_CASE("A swing of nine seconds is found and named", "[logging][monitor]") {
+  PretendedRun run;
+  for (int i = 0; i < 4 * 90; ++i) run.pass(0.25, std::fmod(i * 0.25, 9.0) < 4.5 ? 0.91 : 0.09);
+  const MonitorReport report = run.series.report();
+  REQUIRE(report.swing);
+  CHECK(report.swing->period == Approx(9).margin(0.3));
+  CHECK(report.swing->min == Approx(0.09).margin(0.01));
+  CHECK(report.swing->max == Approx(0.91).margin(0.01));
+  REQUIRE(report.advice.size() == 1);
+  CHECK(report.advice[0].row == Bottleneck::kSwing);
+  CHECK(report.advice[0].flag == "--num_workers");
+  INFO(describe(report));
+  CHECK(describe(report).starts_with("utilisation 50% (9 to 91% every 9.0 s); step: wait 50%, copy 0%, compute 50%"));
+}
+
+TEST_CASE("A steady run has no swing and no advice", "[logging][monitor]") {
+  PretendedRun run;
+  for (int i = 0; i < 4 * 90; ++i) run.pass(0.25, 0.02);
+  const MonitorReport report = run.series.report();
+  CHECK_FALSE(report.swing);
+  CHECK(report.advice.empty());
+  CHECK(report.utilisation == Approx(0.98));
+  CHECK(report.queue_depth == Approx(3));
+  CHECK(describe(report) == "utilisation 98%; step: wait 2%, copy 0%, compute 98%, reduce 0%; queue 3.0 of 4");
+}
+
+TEST_CASE("Waiting for the first batch is the start of a run and not part of it", "[logging][monitor]") {
+  PretendedRun run;
+  CHECK(run.series.report().seconds == 0);
+  CHECK(describe(run.series.report()) == "the run was too short to watch");
+  run.pass(0.25, 0);
+  const MonitorReport report = run.series.report();
+  CHECK(report.seconds == Approx(0.25));
+  CHECK(report.utilisation == 1);
+  CHECK(run.series.windows().empty());
+}
+
+TEST_CASE("A window ends after a second, and a look that comes late stands for those it missed", "[logging][monitor]") {
+  PretendedRun run;
+  CHECK_FALSE(run.pass(0.25, 1));
+  CHECK_FALSE(run.pass(0.25, 1));
+  CHECK_FALSE(run.pass(0.25, 0));
+  CHECK(run.pass(0.25, 0));
+  CHECK(run.pass(3.1, 1));
+  const std::vector<double>& windows = run.series.windows();
+  REQUIRE(windows.size() == 4);
+  CHECK(windows[0] == Approx(0.5));
+  for (size_t i = 1; i < 4; ++i) CHECK(windows[i] == Approx(0).margin(1e-12));
+}
+
+TEST_CASE("An evaluation is neither waiting nor training", "[logging][monitor]") {
+  PretendedRun run;
+  for (int i = 0; i < 4; ++i) run.pass(0.25, 0.5);
+  run.series.pause(run.now.seconds);
+  CHECK_FALSE(run.pass(100, 0));
+  run.series.resume(run.now.seconds);
+  for (int i = 0; i < 4; ++i) run.pass(0.25, 0.5);
+  const MonitorReport report = run.series.report();
+  CHECK(report.seconds == Approx(2));
+  CHECK(report.utilisation == Approx(0.5));
+  CHECK(run.series.windows().size() == 2);
+  CHECK(run.series.training_time(200) == Approx(100));
+}
+
+TEST_CASE("Utilisation is the GPUs' where their driver tells it", "[logging][monitor]") {
+  PretendedRun run;
+  for (int i = 0; i < 8; ++i) {
+    run.now.gpus = {{.used_bytes = 100 + i, .total_bytes = 1000, .utilization = i % 2 ? 0.2 : 0.4},
+                    {.used_bytes = 50, .total_bytes = 1000, .utilization = 0.9}};
+    run.pass(0.25, 0.5);
+  }
+  MonitorReport report = run.series.report();
+  CHECK(report.of_gpus);
+  CHECK(report.utilisation == Approx((0.3 + 0.9) / 2));
+  CHECK(report.gpu_used_bytes == 107);
+  CHECK(describe(report).starts_with("GPU utilisation 60%"));
+
+  PretendedRun slice;
+  slice.now.gpus = {{.total_bytes = 1000, .utilization = 0.5}, {.total_bytes = 1000, .utilization = -1}};
+  for (int i = 0; i < 8; ++i) slice.pass(0.25, 0.5);
+  report = slice.series.report();
+  CHECK_FALSE(report.of_gpus);
+  CHECK(report.utilisation == Approx(0.5));
+}
+
+TEST_CASE("Memory is the least that was free, what LibTorch keeps being free", "[logging][monitor]") {
+  PretendedRun run({.batch_size = 8, .num_workers = 2, .on_gpu = true, .pinned = true, .cpus = 8});
+  run.now.gpus = {{.used_bytes = 990, .total_bytes = 1000, .utilization = 0.9}};
+  run.now.allocators = {{.allocated_bytes = 300, .reserved_bytes = 900}};
+  for (int i = 0; i < 4; ++i) run.pass(0.25, 0);
+  CHECK(run.series.report().advice.empty());
+  run.now.allocators = {{.allocated_bytes = 880, .reserved_bytes = 900}};
+  run.pass(0.25, 0);
+  run.now.allocators = {{.allocated_bytes = 300, .reserved_bytes = 900}};
+  run.pass(0.25, 0);
+  const MonitorReport report = run.series.report();
+  REQUIRE(report.advice.size() == 1);
+  CHECK(report.advice[0].row == Bottleneck::kMemory);
+}
+
+TEST_CASE("A row of the live table stands under its heading", "[logging][monitor]") {
+  PretendedRun run;
+  for (int i = 0; i < 4; ++i) run.pass(0.25, 0.25);
+  CHECK(run.series.table_row() == "monitor    0:01   75%   25%    0%      75%      0%   3/4        0 B");
+  CHECK(MonitorSeries::table_heading().starts_with(
+      "monitor    time  busy  wait  copy  compute  reduce  queue      host"));
 }
 
 }  // namespace
-
-TEST_CASE("The advice names the bottleneck and the setting to change", "[logging][monitor]") {
-  struct Case {
-    double wait, read;
-    LoaderSettings settings;
-    std::string advice;
-  };
-  const std::vector<Case> cases = {
-      {0.04, 20, {.num_workers = 2, .cpus = 8}, ""},
-      {0.43,
-       19,
-       {.num_workers = 2, .cpus = 8},
-       "data wait 43%: the 2 readers are always busy; raise --num_workers from 2 to 4"},
-      {0.43,
-       19,
-       {.num_workers = 2, .cpus = 8, .cpu_share = 0.9},
-       "data wait 43%: the 2 readers are always busy; raise --num_workers from 2 to 4"},
-      {0.10,
-       10,
-       {.num_workers = 1, .cpus = 2},
-       "data wait 10%: the reader is always busy; raise --num_workers from 1 to 2"},
-      {0.90,
-       78,
-       {.num_workers = 8, .cpus = 16},
-       "data wait 90%: the 8 readers are always busy; raise --num_workers from 8 to 16"},
-      {0.50,
-       19,
-       {.num_workers = 2, .cpus = 2},
-       "data wait 50%: the 2 readers are always busy and every processor has one; make a row cheaper to read (store it "
-       "decoded, cache it)"},
-      {0.50,
-       20,
-       {.num_workers = 2, .cpus = 2, .cpu_share = 0.2},
-       "data wait 50%: the 2 readers are waiting for storage while the processors idle; raise --num_workers from 2 to "
-       "4, or move the data to a faster disk"},
-      {0.20,
-       8,
-       {.num_workers = 4, .prefetch_factor = 2, .cpus = 8},
-       "data wait 20%: the 4 readers are idle at times, the ring is too short for rows of uneven cost; raise "
-       "--prefetch_factor from 2 to 4"},
-      {0.60,
-       6,
-       {.num_workers = 0, .cpus = 8},
-       "data wait 60%: the training thread reads the rows itself; set --num_workers to 2"},
-      {1.00,
-       10,
-       {.num_workers = 0, .cpus = 4},
-       "data wait 100%: the training thread reads the rows itself; set --num_workers to 4"},
-  };
-  for (const Case& c : cases) CHECK(loader_advice(stats(c.wait, c.read), c.settings) == c.advice);
-}
-
-TEST_CASE("A few batches are no reason for advice", "[logging][monitor]") {
-  PrefetcherStats few = stats(0.9, 10);
-  few.batches = 9;
-  CHECK(loader_advice(few, {.num_workers = 1, .cpus = 4}).empty());
-  CHECK(loader_advice({}, {}).empty());
-}
-
-TEST_CASE("The difference of two moments is what happened between them", "[logging][monitor]") {
-  PrefetcherStats before = stats(0.9, 10), after = before;
-  after.batches += 20;
-  after.rows += 320;
-  after.wait_seconds += 1;
-  after.consumer_seconds += 3;
-  after.read_seconds += 2;
-  after.ready_batches += 40;
-  const PrefetcherStats between = difference(after, before);
-  CHECK(between.batches == 20);
-  CHECK(between.rows == 320);
-  CHECK(between.wait_fraction() == Approx(0.25));
-  CHECK(between.read_seconds == Approx(2));
-  CHECK(between.ready_batches == 40);
-  CHECK(between.allocations == 0);
-}
-
-TEST_CASE("Memory and processor time of this process are measured", "[logging][monitor]") {
-  ResourceMonitor monitor("libdoes-not-exist.so");
-  const int64_t before = monitor.resident_bytes();
-  CHECK(before > (4 << 20));
-  std::vector<char> block(64 << 20, 1);
-  CHECK(monitor.resident_bytes() - before > (60 << 20));
-  while (std::clock() < CLOCKS_PER_SEC / 20) block[static_cast<size_t>(std::clock()) % block.size()] = 1;
-  const double share = monitor.cpu_share();
-  CHECK(share > 0);
-  CHECK(share <= 1);
-  CHECK(monitor.gpus().empty());
-  const auto values = monitor.sample();
-  REQUIRE(values.size() == 2);
-  CHECK(values[0].first == "host_memory_bytes");
-  CHECK(values[1].first == "cpu_share");
-  CHECK(block.back() == 1);
-}
-
-TEST_CASE("GPUs are read through the driver's library, without those that it refuses", "[logging][monitor]") {
-  ResourceMonitor monitor(FAKE_NVML);
-  const std::vector<GpuUsage> gpus = monitor.gpus();
-  REQUIRE(gpus.size() == 1);
-  CHECK(gpus[0].name == "Pretend 9000");
-  CHECK(gpus[0].total_bytes == int64_t{24} << 30);
-  CHECK(gpus[0].used_bytes == int64_t{3} << 30);
-  CHECK(gpus[0].utilization == Approx(0.87));
-  const auto values = monitor.sample();
-  REQUIRE(values.size() == 4);
-  CHECK(values[2] == std::pair<std::string, double>("gpu_utilization/0", 0.87));
-  CHECK(values[3] == std::pair<std::string, double>("gpu_used_bytes/0", 3.0 * (1 << 30)));
-}
-
-TEST_CASE("A library of that name that is not NVML is no GPU", "[logging][monitor]") {
-  CHECK(ResourceMonitor("libm.so.6").gpus().empty());
-}
-
-TEST_CASE("processes that hold memory of a GPU are named where they can be seen") {
-  const std::vector<GpuProcess> processes = ResourceMonitor(FAKE_NVML).gpu_processes();
-  REQUIRE(processes.size() == 2);
-  CHECK(processes[0].gpu == 1);
-  CHECK(processes[0].pid == 1);
-  CHECK_FALSE(processes[0].name.empty());
-  CHECK(processes[0].used_bytes == int64_t{2} << 30);
-  CHECK(processes[1].name.empty());
-  CHECK(processes[1].used_bytes == -1);
-  CHECK(ResourceMonitor("no-such-library.so").gpu_processes().empty());
-}
+}  // namespace trainkit

@@ -32,7 +32,8 @@ void add_data_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("data_dir", &o.data_dir, folder);
   parser.add("num_workers", &o.num_workers,
              at_least(0, 1024, "Threads that read rows; 0 reads in the training thread."));
-  parser.add("prefetch_factor", &o.prefetch_factor, at_least(1, 1024, "Batches that each worker keeps ready."));
+  parser.add("prefetch_factor", &o.prefetch_factor,
+             at_least(1, 64, "Batches that each worker keeps ready; auto: 2, then 4 if an epoch was starved."));
   parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));
   parser.add("drop_last", &o.drop_last, spec("Leave out the last batch of an epoch if it is not full."));
   parser.add("timeout", &o.timeout, at_least(0, 1e6, "Longest wait for a batch; 0 waits for ever."));
@@ -83,7 +84,8 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("overwrite", &o.overwrite, spec("Remove an earlier run from --output_dir."));
   parser.add("dry_run", &o.dry_run, spec("All checks and the plan, no step."));
   parser.add("json", &o.json, {.help = "With --dry_run: the plan as JSON.", .group = "Run", .flag_only = true});
-  parser.add("monitor", &o.monitor, spec("Watch the loader and the device, and name the bottleneck."));
+  parser.add("monitor", &o.monitor,
+             spec("Show a live table of device, memory and loader; the line at the end comes without it."));
   parser.add("use_tensorboard", &o.use_tensorboard, spec("Write TensorBoard event files."));
   parser.add("use_wandb", &o.use_wandb, spec("Log to Weights & Biases through its Python client."));
   parser.add("cudnn_benchmark", &o.cudnn_benchmark, spec("Let cuDNN try its algorithms and keep the fastest."));
@@ -346,8 +348,7 @@ c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device)
 
 int resolve_num_workers(const RunOptions& options, const Machine& machine) {
   if (!options.num_workers.is_auto()) return static_cast<int>(*options.num_workers.value);
-  const int machine_workers = std::min({machine.cpus / 2, 8, 2 * std::max(machine.cuda_devices, 1)});
-  return std::max(1, machine_workers / static_cast<int>(std::max<int64_t>(machine.local_ranks, 1)));
+  return suggest_num_workers(machine.cuda_devices, static_cast<int>(machine.local_ranks), machine.cpus);
 }
 
 absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,

@@ -74,6 +74,8 @@ Error describe(const absl::Status& status) {
   switch (error.exit_code) {
     case ExitCode::kOutOfMemory:
       error.id = "memory.exhausted";
+      error.hint =
+          "lower batch_size and raise grad_accum_steps (the same training), or lower num_workers if it is the host's";
       break;
     case ExitCode::kDistributed:
       error.id = "dist.unavailable";

@@ -4,19 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <sstream>
 #include <thread>
 
-namespace trainkit {
-namespace {
+#include "core/cgroup.h"
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+namespace trainkit {
+
+using detail::read_text;
+
+namespace {
 
 int affinity_cpus() {
   // A machine with more processors than a cpu_set_t has bits wants a larger set.
@@ -29,15 +26,6 @@ int affinity_cpus() {
     if (known) return count;
   }
   return static_cast<int>(std::thread::hardware_concurrency());
-}
-
-// Whether a list "cpu,cpuacct" has `name`.
-bool names(const std::string& list, const std::string& name) {
-  std::istringstream entries(list);
-  for (std::string entry; std::getline(entries, entry, ',');) {
-    if (entry == name) return true;
-  }
-  return false;
 }
 
 double quota_v2(const std::string& folder) {
@@ -53,36 +41,16 @@ double quota_v1(const std::string& folder) {
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
-// The smallest quota of a group and all above it: each of them holds.
-template <class Quota>
-double smallest(const std::string& mount, std::string group, Quota quota) {
-  double least = 0;
-  for (;;) {
-    if (const double here = quota(mount + group); here > 0) least = least > 0 ? std::min(least, here) : here;
-    if (group.empty() || group == "/") return least;
-    group.resize(group.find_last_of('/'));
-  }
-}
-
 }  // namespace
 
 namespace detail {
 
 double cgroup_cpus(const std::string& root, const std::string& membership) {
-  std::istringstream lines(membership);
-  double least = 0;
-  for (std::string line; std::getline(lines, line);) {  // "0::/group" (version 2) or "4:cpu,cpuacct:/group"
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1), group = line.substr(second + 1);
-    double here = 0;
-    if (controllers.empty()) {
-      here = smallest(root, group, quota_v2);
-    } else if (names(controllers, "cpu")) {
-      here = smallest(root + "/cpu", group, quota_v1);
-    }
+  double least = 0;  // each of the quotas holds
+  for_each_cgroup(root, membership, "cpu", [&](const std::string& folder, int version) {
+    const double here = version == 2 ? quota_v2(folder) : quota_v1(folder);
     if (here > 0) least = least > 0 ? std::min(least, here) : here;
-  }
+  });
   return least;
 }
 
@@ -94,8 +62,8 @@ int available_cpus() {
   return quota > 0 ? std::clamp(static_cast<int>(std::ceil(quota)), 1, cpus) : cpus;
 }
 
-int suggest_num_workers(int devices, int ranks) {
-  const int per_machine = std::min({available_cpus() / 2, 8, 2 * std::max(1, devices)});
+int suggest_num_workers(int devices, int ranks, int cpus) {
+  const int per_machine = std::min({cpus / 2, 8, 2 * std::max(1, devices)});
   return std::max(1, per_machine / std::max(1, ranks));
 }
 

@@ -2,9 +2,12 @@
 
 #include <ATen/Parallel.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <fstream>
+#include <string>
 
 #include "data/reading_row.h"
 
@@ -21,6 +24,45 @@ int64_t nanoseconds(Clock::time_point time) {
 }
 
 }  // namespace
+
+// ---- ThreadTimes
+
+void ThreadTimes::enter() {
+  Thread self{.id = ::gettid(), .clock = {}};
+  if (pthread_getcpuclockid(pthread_self(), &self.clock) != 0) return;
+  const std::lock_guard lock(mutex_);
+  running_.push_back(self);
+}
+
+void ThreadTimes::leave() {
+  const std::lock_guard lock(mutex_);
+  const auto self = std::find_if(running_.begin(), running_.end(), [](const Thread& t) { return t.id == ::gettid(); });
+  if (self == running_.end()) return;
+  const ReaderTimes times = times_of(*self);
+  ended_.cpu_seconds += times.cpu_seconds;
+  ended_.queued_seconds += times.queued_seconds;
+  running_.erase(self);
+}
+
+ReaderTimes ThreadTimes::sum() const {
+  const std::lock_guard lock(mutex_);  // nobody ends meanwhile
+  ReaderTimes all = ended_;
+  for (const Thread& thread : running_) {
+    const ReaderTimes times = times_of(thread);
+    all.cpu_seconds += times.cpu_seconds;
+    all.queued_seconds += times.queued_seconds;
+  }
+  return all;
+}
+
+ReaderTimes ThreadTimes::times_of(const Thread& thread) {
+  timespec time{};
+  ::clock_gettime(thread.clock, &time);
+  int64_t ran = 0, queued = 0;  // nanoseconds; see Documentation/scheduler/sched-stats.rst of Linux
+  std::ifstream("/proc/self/task/" + std::to_string(thread.id) + "/schedstat") >> ran >> queued;
+  return {.cpu_seconds = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec),
+          .queued_seconds = 1e-9 * static_cast<double>(queued)};
+}
 
 // ---- Course
 
@@ -109,9 +151,11 @@ void Reader::work() {
   crew_->started.fetch_add(1, std::memory_order_seq_cst);
   crew_->start.wake();
   reading_row = &row_;
+  crew_->counters->threads.enter();
   std::shared_ptr<Course> course;
   while (await_course(course)) work_on(*course);
   reading_row = nullptr;
+  crew_->counters->threads.leave();
   course.reset();
   ended_.store(true, std::memory_order_release);
   crew_->ended.fetch_add(1, std::memory_order_seq_cst);

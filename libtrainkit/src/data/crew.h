@@ -6,7 +6,10 @@
 /// batch n is. There is no lock on the way of a batch: each hand-over is one atomic store, and a system call only if
 /// the other side sleeps.
 
+#include <sys/types.h>
+
 #include <atomic>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -17,13 +20,35 @@
 #include "data/slot.h"
 #include "data/team_read.h"
 #include "data/wait_word.h"
+#include "trainkit/data/prefetcher.h"
 
 namespace trainkit::detail {
 
 inline constexpr size_t kCacheLine = 64;
 
+/// How long the workers' threads have run, asked by others: it costs the workers nothing.
+class ThreadTimes {
+ public:
+  /// By a worker, when it begins and ends.
+  void enter();
+  void leave();
+  /// Those that run and those that have ended. Any thread.
+  ReaderTimes sum() const;
+
+ private:
+  struct Thread {
+    pid_t id;
+    clockid_t clock;
+  };
+  static ReaderTimes times_of(const Thread& thread);
+  mutable std::mutex mutex_;
+  std::vector<Thread> running_;
+  ReaderTimes ended_;
+};
+
 /// Counted over the life of a Prefetcher, by all of its threads.
 struct Counters {
+  ThreadTimes threads;
   std::atomic<int64_t> allocations{0};
   std::atomic<int64_t> read_nanoseconds{0};
 };

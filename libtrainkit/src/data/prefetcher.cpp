@@ -21,6 +21,11 @@ namespace {
 
 constexpr int kMaxPrefetchFactor = 64;  // a reader's free slots are the bits of one word
 
+// When a ring was too short, and what it becomes.
+constexpr double kDry = 0.05, kBusyReaders = 0.8;
+constexpr int64_t kFewBatches = 10;
+constexpr int kLongerPrefetch = 4;
+
 absl::Status check(const Dataset* dataset, const Sampler* sampler, const PrefetcherOptions& options) {
   std::string problems;
   const auto require = [&](bool holds, const std::string& problem) {
@@ -48,6 +53,10 @@ absl::Status check(const Dataset* dataset, const Sampler* sampler, const Prefetc
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+int64_t nanoseconds(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
 // One writer, any reader.
 template <class T>
 void add(std::atomic<T>& sum, T value) {
@@ -68,6 +77,7 @@ class Prefetcher::Impl {
   absl::Status load_state_dict(const StateDict& state);
   StateDict state_dict() const;
   PrefetcherStats stats() const;
+  ReaderTimes reader_times() const { return counters_->threads.sum(); }
   std::vector<BadSample> bad_samples() const;
 
   const Dataset& dataset() const { return batches_->dataset(); }
@@ -85,11 +95,13 @@ class Prefetcher::Impl {
   void muster();
   void disband();
   absl::StatusOr<std::optional<Batch>> deliver();
+  int64_t count_ready();
   absl::Status await(Clock::time_point entered);
   absl::Status sleep_until_ready(Clock::time_point deadline);
   absl::Status stalled() const;
   bool help();
   void take_back();
+  bool lengthen_ring();
   absl::Status note_bad_samples(const detail::Slot& slot);
   void copy_ahead();
 
@@ -118,8 +130,15 @@ class Prefetcher::Impl {
   std::unordered_set<int64_t> bad_rows_;
 
   Clock::time_point left_{};  // when next() returned last
+  std::atomic<int> prefetch_factor_;
+  PrefetcherStats epoch_start_;
+
   std::atomic<int64_t> batch_count_{0}, row_count_{0}, ready_count_{0};
-  std::atomic<double> wait_seconds_{0}, consumer_seconds_{0};
+  std::atomic<double> consumer_seconds_{0}, copy_seconds_{0};
+  // Of the waits that are over. While one is under way its beginning (nanoseconds since the machine started, which is
+  // more than any sum of waits) is taken off: a negative number that the present time makes up for.
+  std::atomic<int64_t> wait_nanoseconds_{0};
+  std::atomic<int64_t> waits_since_{0}, longest_wait_nanoseconds_{0};  // 0: it does not wait
 };
 
 Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
@@ -128,7 +147,8 @@ Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<c
       batches_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
                                                      options.max_bad_samples)),
       layout_(std::make_shared<detail::SlotLayout>(dataset->fields(), options.batch_size,
-                                                   (options.pin_memory || options.device.is_cuda()) && at::hasCUDA())) {
+                                                   (options.pin_memory || options.device.is_cuda()) && at::hasCUDA())),
+      prefetch_factor_(options.prefetch_factor) {
   if (options.device.is_cuda()) copier_.emplace(options.device);
 }
 
@@ -142,7 +162,7 @@ void Prefetcher::Impl::muster() {
   if (crew_) return crew_->set_course(course_);
 
   // The consumer holds one batch, and perhaps the one before it, while the next is read.
-  const int per_worker = std::max(options_.prefetch_factor, options_.num_workers == 1 ? 2 : 1);
+  const int per_worker = std::max(prefetch_factor_.load(), options_.num_workers == 1 ? 2 : 1);
   auto state = std::make_shared<detail::CrewState>(batches_, layout_, counters_);
   state->readers = options_.num_workers + (options_.consumer_assist ? 1 : 0);
   crew_.emplace(state);
@@ -189,7 +209,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
     if (at_epoch_end()) {
       ++epoch_;
       position_ = 0;
-      if (!options_.persistent_workers) disband();
+      if (lengthen_ring() || !options_.persistent_workers) disband();
       return std::nullopt;
     }
     if (!course_) {
@@ -208,7 +228,10 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
     }
     detail::RingSlot* ring_slot = copier_ ? copier_->slot() : nullptr;
     const bool copied = ring_slot != nullptr;
-    if (!copied) {
+    if (copied) {
+      ready_end_ = std::max(ready_end_, number_ + 1);
+      add(ready_count_, count_ready());
+    } else {
       TRAINKIT_RETURN_IF_ERROR(await(Clock::now()));
       ring_slot = course_->take(number_);
       crew_->restore_num_threads();
@@ -228,9 +251,11 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
     add<int64_t>(batch_count_, 1);
     add(row_count_, slot.rows_read);
     if (!copier_) return std::optional<Batch>(slot.lend(slot.rows_read, slot.padding_rows));
+    const auto copying = Clock::now();
     if (!copied) copier_->begin(ring_slot);
     Batch batch = copier_->finish();
     copy_ahead();
+    add(copy_seconds_, seconds(Clock::now() - copying));
     return std::optional<Batch>(std::move(batch));
   }
 }
@@ -242,19 +267,33 @@ void Prefetcher::Impl::copy_ahead() {
   if (slot.status.ok() && slot.rows_read > 0 && slot.bad_samples.empty()) copier_->begin(course_->take(number_));
 }
 
+// How many batches from number_ on are ready.
+int64_t Prefetcher::Impl::count_ready() {
+  ready_end_ = std::max(ready_end_, number_);
+  while (ready_end_ < number_ + course_->capacity() && course_->ready(ready_end_)) ++ready_end_;
+  return ready_end_ - number_;
+}
+
 // Waits until batch number_ is ready, and keeps the account of waiting.
 absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
-  while (ready_end_ < number_ + course_->capacity() && course_->ready(ready_end_)) ++ready_end_;
-  add(ready_count_, ready_end_ - number_);
-  if (ready_end_ > number_) return absl::OkStatus();
+  const int64_t ready = count_ready();
+  add(ready_count_, ready);
+  if (ready > 0) return absl::OkStatus();
 
   const auto deadline = options_.timeout.count() > 0 ? entered + options_.timeout : Clock::time_point::max();
+  const int64_t began = nanoseconds(entered);
+  waits_since_.store(began, std::memory_order_relaxed);
+  add(wait_nanoseconds_, -began);
   absl::Status status;
   while (status.ok() && !course_->ready(number_)) {
     if (!help()) status = sleep_until_ready(deadline);
   }
   ready_end_ = status.ok() ? number_ + 1 : number_;
-  add(wait_seconds_, seconds(Clock::now() - entered));
+  const int64_t now = nanoseconds(Clock::now());
+  longest_wait_nanoseconds_.store(std::max(longest_wait_nanoseconds_.load(std::memory_order_relaxed), now - began),
+                                  std::memory_order_relaxed);
+  waits_since_.store(0, std::memory_order_relaxed);
+  add(wait_nanoseconds_, now);
   return status;
 }
 
@@ -335,6 +374,19 @@ void Prefetcher::Impl::take_back() {
   }
 }
 
+// At the end of an epoch: whether the ring ran dry though the workers had time to fill it, and is to be longer. Which
+// batches come does not depend on it.
+bool Prefetcher::Impl::lengthen_ring() {
+  if (!options_.adaptive_prefetch || options_.num_workers == 0 || prefetch_factor_ >= kLongerPrefetch) return false;
+  const PrefetcherStats now = stats(), before = std::exchange(epoch_start_, now);
+  const double waited = now.wait_seconds - before.wait_seconds;
+  const double passed = waited + now.consumer_seconds - before.consumer_seconds;
+  const bool dry = now.batches - before.batches >= kFewBatches && waited > kDry * passed;
+  const bool idle = now.read_seconds - before.read_seconds < kBusyReaders * options_.num_workers * passed;
+  if (dry && idle) prefetch_factor_ = kLongerPrefetch;
+  return dry && idle;
+}
+
 // Lists rows that were not listed before. An error once there are more than max_bad_samples, then and ever after.
 absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
   for (const BadSample& bad : slot.bad_samples) {
@@ -402,12 +454,21 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
 }
 
 PrefetcherStats Prefetcher::Impl::stats() const {
+  int64_t waited = wait_nanoseconds_.load(std::memory_order_relaxed);
+  const int64_t since = waits_since_.load(std::memory_order_relaxed);
+  const int64_t now = waited < 0 || since > 0 ? nanoseconds(Clock::now()) : 0;
+  if (waited < 0) waited += now;
+  const int64_t longest =
+      std::max(longest_wait_nanoseconds_.load(std::memory_order_relaxed), since > 0 ? now - since : 0);
   return {.batches = batch_count_.load(std::memory_order_relaxed),
           .rows = row_count_.load(std::memory_order_relaxed),
-          .wait_seconds = wait_seconds_.load(std::memory_order_relaxed),
+          .wait_seconds = 1e-9 * static_cast<double>(waited),
           .consumer_seconds = consumer_seconds_.load(std::memory_order_relaxed),
+          .longest_wait_seconds = 1e-9 * static_cast<double>(longest),
+          .copy_seconds = copy_seconds_.load(std::memory_order_relaxed),
           .read_seconds = 1e-9 * static_cast<double>(counters_->read_nanoseconds.load(std::memory_order_relaxed)),
           .ready_batches = ready_count_.load(std::memory_order_relaxed),
+          .prefetch_factor = prefetch_factor_.load(std::memory_order_relaxed),
           .allocations = counters_->allocations.load(std::memory_order_relaxed)};
 }
 
@@ -449,6 +510,7 @@ const Dataset& Prefetcher::dataset() const { return impl_->dataset(); }
 const Sampler& Prefetcher::sampler() const { return impl_->sampler(); }
 const PrefetcherOptions& Prefetcher::options() const { return impl_->options(); }
 PrefetcherStats Prefetcher::stats() const { return impl_->stats(); }
+ReaderTimes Prefetcher::reader_times() const { return impl_->reader_times(); }
 std::vector<BadSample> Prefetcher::bad_samples() const { return impl_->bad_samples(); }
 StateDict Prefetcher::state_dict() const { return impl_->state_dict(); }
 absl::Status Prefetcher::load_state_dict(const StateDict& state) { return impl_->load_state_dict(state); }

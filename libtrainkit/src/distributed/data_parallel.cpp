@@ -188,11 +188,13 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
       },
       [&] { group_.abort(); });
   if (!reduce_gradients) return;
+  const auto begin = std::chrono::steady_clock::now();
   if (devices_[0].is_cpu()) {
     reduce_on_cpu();
   } else if (devices_.size() > 1) {
     reduce_on_cuda();
   }
+  add_reduction_since(begin);
 }
 
 /// What each replica changes for itself (BatchNorm's statistics) begins the step as replica 0 has it.

@@ -47,6 +47,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bu
   const at::Tensor sent = type ? gradients.to(*type) : gradients;
   const auto work = all_reduce(group_, sent);
   sent_->works.push_back(work);
+  sent_->last = std::chrono::steady_clock::now();
   if (bucket.isLast() && sent_->on_sent) sent_->on_sent();
   if (!type) return work->getFuture();
   return work->getFuture()->then(
@@ -161,7 +162,9 @@ void Distributed::backward(const Body& body, bool reduce) {
   if (!reduce) return loss.backward();
   reducer_->prepare_for_backward(find_unused_ ? std::vector<at::Tensor>{loss} : std::vector<at::Tensor>{});
   sent_->started = std::chrono::steady_clock::now();
+  sent_->last = sent_->started;
   loss.backward();
+  add_reduction_since(sent_->last);
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets().size(), "the loss did not reach ",
                     parameters_without_gradient(), ": set find_unused_parameters if that may be");
 }

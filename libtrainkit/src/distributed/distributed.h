@@ -19,6 +19,7 @@ class BucketHook final : public c10d::CommHookInterface {
   /// What has been sent in this backward: shared with Distributed, since the Reducer owns the hook.
   struct Sent {
     std::chrono::steady_clock::time_point started;
+    std::chrono::steady_clock::time_point last;         // when the last bucket was full
     std::vector<c10::intrusive_ptr<c10d::Work>> works;  // in the order of the buckets
     DeviceReplicator::OnSent on_sent;                   // after the last bucket
   };

@@ -1,7 +1,6 @@
 #include "trainkit/logging/logger.h"
 
 #include <c10/util/Exception.h>
-#include <signal.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -9,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "logging/block_signals.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -38,28 +38,12 @@ struct Event {
   LogText text = {};  // a line is a text without a tag
 };
 
-/// Blocks the signals that programs handle while it lives: threads made meanwhile inherit that, so handlers run
-/// elsewhere.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t set;
-    sigfillset(&set);
-    for (int synchronous : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGPROF}) sigdelset(&set, synchronous);
-    pthread_sigmask(SIG_BLOCK, &set, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
 }  // namespace
 
 class RunLogger::Impl {
  public:
   explicit Impl(RunLoggerOptions options) : options_(options), ring_(options.queue_capacity) {
-    BlockSignals block;
+    const detail::BlockSignals block;
     thread_ = std::thread([this] { write_until_stopped(); });
   }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "counted_rows.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -96,11 +97,10 @@ class Sums {
 /// Adds one replica's part of a batch; a row that only repeats another counts nothing.
 void add_rows(torch::nn::Module& model, const Batch& rows, const LossFunction& loss, Sums& sums) {
   if (rows.size() == 0) return;
-  const int64_t own = rows.size() - rows.padding_rows();
-  const Batch counted = own > 0 && own < rows.size() ? rows.slice(0, own) : rows;
+  const Batch counted = counted_rows(rows);
   const LossOutput output = loss(model, counted);
   const double weight = output.weight > 0 ? output.weight : static_cast<double>(counted.size());
-  sums.add(output, own > 0 ? weight : 0.0);
+  sums.add(output, rows.size() > rows.padding_rows() ? weight : 0.0);
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ PrefetcherOptions loader_options(const RunOptions& run, const Machine& machine, 
   const at::Device target = replicas == 1 ? placement.device() : at::Device(at::kCPU);
   return {.batch_size = placement.batch.batch_size * replicas,
           .num_workers = resolve_num_workers(run, machine),
-          .prefetch_factor = static_cast<int>(run.prefetch_factor),
+          .prefetch_factor = static_cast<int>(run.prefetch_factor.value.value_or(2)),
+          .adaptive_prefetch = run.prefetch_factor.is_auto(),
           .persistent_workers = run.persistent_workers,
           .drop_last = false,  // training_loader leaves rows out where all ranks do
           .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.timeout),

@@ -23,6 +23,9 @@
 namespace trainkit {
 namespace {
 
+/// Windows of a second for each row of --monitor's table.
+constexpr int kTableEvery = 5;
+
 Precision precision_of(at::ScalarType type) {
   return type == at::kBFloat16 ? Precision::kBf16 : type == at::kHalf ? Precision::kFp16 : Precision::kFp32;
 }
@@ -109,6 +112,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .continue_on_save_error = run.on_save_error == "continue",
                          .resume = run.resume,
                          .early_stopping = run.early_stopping,
+                         .monitoring = {.table_every = run.monitor ? kTableEvery : 0},
                          .handle_signals = true};
   const int64_t epoch_steps =
       planned_steps(loader.batches_per_epoch(), {.max_epochs = 1, .grad_accum_steps = options.grad_accum_steps});
@@ -197,26 +201,8 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 
-void RunFolder::watch(const Prefetcher& loader) {
-  const int cpus = available_cpus();
-  const double cpu_share = monitor_.cpu_share();
-  std::string line = fmt::format("monitor: {} of host memory, {:.0f}% of {} processors",
-                                 format_size(monitor_.resident_bytes()), 100 * cpu_share, cpus);
-  for (const GpuUsage& gpu : monitor_.gpus()) {
-    line += fmt::format("; {} {:.0f}% busy, {} of {}", gpu.name, 100 * gpu.utilization, format_size(gpu.used_bytes),
-                        format_size(gpu.total_bytes));
-  }
-  const PrefetcherStats stats = loader.stats();
-  const std::string advice =
-      loader_advice(difference(stats, watched_), {.num_workers = loader.options().num_workers,
-                                                  .prefetch_factor = loader.options().prefetch_factor,
-                                                  .cpus = cpus,
-                                                  .cpu_share = cpu_share});
-  watched_ = stats;
-  logger_->print(advice.empty() ? line : line + "\n" + advice);
-}
-
 absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores) {
+  if (result.monitor.seconds > 0) logger_->print("monitor: " + describe(result.monitor));
   TRAINKIT_RETURN_IF_ERROR(logger_->close());
   const auto named = [](const Metrics& metrics) {
     std::vector<std::pair<std::string, double>> list;

@@ -181,15 +181,23 @@ void append_data_fields(const std::string& name, const Dataset& dataset, std::ve
   fields.push_back({name + " fields", text});
 }
 
-std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices) {
-  std::vector<int64_t> bytes;
+std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices) {
+  std::vector<AllocatorUse> all;
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
     const at::Device device = devices.device(replica);
     if (device.is_cpu()) continue;
     const auto stats =
         at::getDeviceAllocator(device.type())->getDeviceStats(std::max<c10::DeviceIndex>(device.index(), 0));
-    bytes.push_back(stats.allocated_bytes[0].current);
+    all.push_back({.allocated_bytes = stats.allocated_bytes[0].current,
+                   .reserved_bytes = stats.reserved_bytes[0].current,
+                   .retries = stats.num_alloc_retries});
   }
+  return all;
+}
+
+std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices) {
+  std::vector<int64_t> bytes;
+  for (const AllocatorUse& use : allocator_use(devices)) bytes.push_back(use.allocated_bytes);
   return bytes;
 }
 

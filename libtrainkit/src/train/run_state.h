@@ -11,6 +11,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/process_group.h"
+#include "trainkit/logging/monitor.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/checkpoint.h"
@@ -61,5 +62,7 @@ void append_data_fields(const std::string& name, const Dataset& dataset, std::ve
 
 /// Bytes that the allocator holds on each device of the replicas; empty on the CPU.
 std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices);
+/// All that its allocator says of each GPU.
+std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices);
 
 }  // namespace trainkit

@@ -9,8 +9,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
+#include "counted_rows.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -25,10 +27,10 @@ GradScalerOptions scaler_options(const TrainStepOptions& options) {
   return scaler;
 }
 
-/// The rows of `replica` of `replicas`: shares differ by one row at most.
-Batch shard_of(const Batch& batch, int64_t replica, int64_t replicas, at::Device device) {
-  const Batch shard = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
-  return device.is_cpu() ? shard : shard.to(device);
+using Clock = std::chrono::steady_clock;
+
+void add_time(std::atomic<int64_t>& sum, Clock::duration time) {
+  sum.fetch_add(std::chrono::nanoseconds(time).count(), std::memory_order_relaxed);
 }
 
 template <class T>
@@ -118,7 +120,7 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
     devices_.run(
         [&](int64_t replica) {
           const auto i = static_cast<size_t>(replica);
-          const Batch shard = replicas > 1 ? shard_of(batch, replica, replicas, devices_.device(replica)) : batch;
+          const Batch shard = replicas > 1 ? shard_of(batch, replica) : batch;
           ReplicaResult& result = results_[i];
           result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
           if (!result.output) return at::Tensor();
@@ -145,15 +147,23 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
   ++accumulated_;
 }
 
+/// The rows of `replica` on its device: shares differ by one row at most.
+Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
+  const int64_t replicas = devices_.replicas();
+  const Batch shard = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
+  const at::Device device = devices_.device(replica);
+  if (device.is_cpu()) return shard;
+  const Clock::time_point start = Clock::now();
+  Batch there = shard.to(device);
+  if (replica == 0) add_time(copy_time_, Clock::now() - start);  // the others copy at the same time
+  return there;
+}
+
 TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& shard, const LossFunction& loss) {
   ReplicaResult result;
-  // Rows that only repeat others do not count. A rank that has no others learns from them nothing, but what its metrics
-  // are called.
   const int64_t own = shard.size() - shard.padding_rows();
   try {
-    if (shard.size() > 0) {
-      result.output = forward(replica, own > 0 && own < shard.size() ? shard.slice(0, own) : shard, loss);
-    }
+    if (shard.size() > 0) result.output = forward(replica, counted_rows(shard), loss);
   } catch (...) {
     if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);  // the other ranks wait for it
     throw;
@@ -269,8 +279,13 @@ StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
   if (!metrics_.loss.defined()) take_nothing();
+  Clock::time_point start = Clock::now();
   if (!agreement_ || !agreement_->sent()) send_vote(weight_);
   receive_verdict();
+  if (agreement_) {
+    const Clock::time_point agreed = Clock::now();
+    add_time(agree_time_, agreed - std::exchange(start, agreed));
+  }
   if (!verdict_.ok()) {
     abandon();
     throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
@@ -307,7 +322,17 @@ StepMetrics TrainStep::finish() {
   accumulated_ = 0;
   weight_ = 0;
   ++step_;
+  add_time(update_time_, Clock::now() - start);
   return std::exchange(metrics_, {});
+}
+
+StepTimes TrainStep::times() const {
+  const auto seconds = [](const std::atomic<int64_t>& sum) {
+    return 1e-9 * static_cast<double>(sum.load(std::memory_order_relaxed));
+  };
+  return {.copy_seconds = seconds(copy_time_),
+          .reduce_seconds = seconds(agree_time_) + devices_.reduce_seconds(),
+          .update_seconds = seconds(update_time_)};
 }
 
 void TrainStep::average_over_ranks(StepMetrics& metrics) {

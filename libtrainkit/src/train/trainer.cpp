@@ -104,9 +104,11 @@ class Run {
     TRAINKIT_RETURN_IF_ERROR(prepare());
     devices_.module()->train();
     start_ = interval_start_ = Clock::now();
-    interval_stats_ = first_stats_ = loader_.stats();
-    while (!finished_) {
+    first_stats_ = loader_.stats();
+    monitor_.emplace(loader_, monitor_sources(), options_.monitoring);
+    for (bool first = true; !finished_;) {
       TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
+      if (std::exchange(first, false)) monitor_->begin();
       if (batch) {
         interval_rows_ += batch->size() - batch->padding_rows();
         if (group_) vote();  // may leave with the gradients
@@ -117,6 +119,7 @@ class Run {
         check_epochs();
       }
     }
+    result_.monitor = monitor_->stop();
     TRAINKIT_RETURN_IF_ERROR(end());
     return std::move(result_);
   }
@@ -192,7 +195,10 @@ class Run {
     if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
     const int64_t step = ++progress_.step;
     progress_.weight_unit = step_.weight_unit();
-    if (fit_.logger) fit_.logger->tick(step);
+    if (fit_.logger) {
+      fit_.logger->tick(step);
+      for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
+    }
     check_stop(step_.verdict().stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
@@ -259,14 +265,19 @@ class Run {
     result_.best_step = progress_.best_step;
     result_.wall_seconds = seconds_since(start_);
     result_.effective_fraction = result_.wall_seconds > 0 ? 1 - pause_seconds_ / result_.wall_seconds : 0;
-    result_.data_wait_fraction = wait_fraction(first_stats_, loader_.stats());
+    result_.data_wait_fraction = difference(loader_.stats(), first_stats_).wait_fraction();
     return absl::OkStatus();
   }
 
-  static double wait_fraction(const PrefetcherStats& from, const PrefetcherStats& to) {
-    const double wait = to.wait_seconds - from.wait_seconds;
-    const double total = wait + to.consumer_seconds - from.consumer_seconds;
-    return total > 0 ? wait / total : 0;
+  /// What the monitor's thread may ask of this run.
+  MonitorSources monitor_sources() {
+    MonitorSources sources{.step_times = [this] { return step_.times(); }};
+    for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
+      const at::Device device = devices_.device(replica);
+      if (device.is_cuda()) sources.cuda_devices.push_back(std::max<int>(device.index(), 0));
+    }
+    if (!sources.cuda_devices.empty()) sources.allocators = [this] { return allocator_use(devices_); };
+    return sources;
   }
 
   /// Makes the metrics of the last step those of all ranks, once.
@@ -281,7 +292,6 @@ class Run {
     if (group_) TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     average_metrics();
     const double seconds = seconds_since(interval_start_);
-    const PrefetcherStats stats = loader_.stats();
     Pending pending;
     pending.record = {.step = progress_.step, .epoch = epoch_fraction(), .split = "train"};
     pending.names = {"loss"};
@@ -297,18 +307,17 @@ class Run {
     const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
     scalars.insert(scalars.end(), lrs.begin(), lrs.end());
     pending.scalars = LateScalars(scalars);
-    pending.record.values = {{"samples_per_second", static_cast<double>(interval_rows_ * ranks()) / seconds},
-                             {"data_wait_fraction", wait_fraction(interval_stats_, stats)}};
+    pending.record.values = {{"samples_per_second", static_cast<double>(interval_rows_ * ranks()) / seconds}};
     if (interval_weight_ > 0) {
       pending.record.values.emplace_back(options_.weight_unit + "_per_second", interval_weight_ / seconds);
     }
+    monitor_->append_values(pending.record.values);
     if (lrs.empty()) pending.record.lr = optimizer_.group_lrs();
     pending.record.gpu_memory_bytes = device_memory_bytes(devices_);
     pending_.push_back(std::move(pending));
     interval_rows_ = 0;
     interval_weight_ = 0;
     interval_start_ = Clock::now();
-    interval_stats_ = stats;
     return group_ && !devices_.device().is_cpu() ? absl::OkStatus() : emit(/*wait=*/false);
   }
 
@@ -350,7 +359,7 @@ class Run {
 
   absl::Status evaluate_step() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
-    const Clock::time_point start = Clock::now();
+    const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(
         Metrics metrics,
         evaluate(devices_, *fit_.validation, fit_.validation_loss ? fit_.validation_loss : loss_, options_.precision));
@@ -390,7 +399,13 @@ class Run {
   }
 
   /// Samples per second are those of training: what evaluation and saves take is left out.
+  Clock::time_point begin_pause() {
+    monitor_->pause();
+    return Clock::now();
+  }
+
   void end_pause(Clock::time_point start) {
+    monitor_->resume();
     interval_start_ += Clock::now() - start;
     pause_seconds_ += seconds_since(start);
   }
@@ -398,7 +413,7 @@ class Run {
   /// The first rank writes; all go on, or end, when it has.
   absl::Status save() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
-    const Clock::time_point start = Clock::now();
+    const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
                               collect_run(parts(), progress_, shape(), options_.config));
     // Records first: a run that goes on from this checkpoint does not repeat them.
@@ -467,7 +482,8 @@ class Run {
   double pause_seconds_ = 0;
   int64_t interval_rows_ = 0;
   double interval_weight_ = 0;
-  PrefetcherStats interval_stats_, first_stats_;
+  PrefetcherStats first_stats_;
+  std::optional<Monitor> monitor_;  // its thread asks step_
 };
 
 }  // namespace

@@ -29,7 +29,8 @@ struct RunOptions {
   std::string data_dir = {};
   /// Threads that read rows; auto is min(cpus / 2, 8, 2 x devices) per machine, see resolve_num_workers.
   IntOrAuto num_workers = {};
-  int64_t prefetch_factor = 2;
+  /// Batches that each worker keeps ready; auto is 2, and 4 from the end of an epoch on in which that was too few.
+  IntOrAuto prefetch_factor = {};
   bool persistent_workers = true;
   bool drop_last = true;
   Seconds timeout{60};

@@ -19,7 +19,7 @@ int available_cpus();
 
 /// Workers that a loader should have in each of `ranks` processes on this machine: min(cpus / 2, 8, 2 * devices) shared
 /// among the ranks, at least 1. `devices` are those of the whole machine, 1 for the CPU alone.
-int suggest_num_workers(int devices = 1, int ranks = 1);
+int suggest_num_workers(int devices = 1, int ranks = 1, int cpus = available_cpus());
 
 /// What reading rows costs a loader's worker.
 enum class ReadCost {

@@ -39,6 +39,9 @@ struct PrefetcherOptions {
   /// num_workers * prefetch_factor * bytes per batch (at least two batches). Where a batch takes microseconds, 8 or
   /// more pays: workers then read up to half of it per claim and wake the consumer once.
   int prefetch_factor = 2;
+  /// At the end of an epoch in which next() waited for more than a twentieth of the time though the workers had time
+  /// left, go on with a prefetch_factor of 4 if it is less: the ring was too short.
+  bool adaptive_prefetch = false;
   /// Keep threads and memory from one epoch to the next.
   bool persistent_workers = false;
   /// Leave out a last batch that is not full.
@@ -71,13 +74,20 @@ struct BadSample {
 struct PrefetcherStats {
   int64_t batches = 0;
   int64_t rows = 0;
-  /// Time that next() waited for a batch that was not ready, and time between calls of next().
+  /// Time that next() waited for a batch that was not ready (a wait under way counts so far), and time between calls of
+  /// next().
   double wait_seconds = 0;
   double consumer_seconds = 0;
+  /// The longest of those waits.
+  double longest_wait_seconds = 0;
+  /// Time that next() took to hand batches to the device; 0 on the CPU. The copies themselves go on meanwhile.
+  double copy_seconds = 0;
   /// Time workers spent in Dataset::get and get_batch, summed over the workers.
   double read_seconds = 0;
   /// Batches that were ready when next() was called, summed over the calls (divide by batches for the mean depth).
   int64_t ready_batches = 0;
+  /// Batches that each worker keeps ready now; see adaptive_prefetch.
+  int prefetch_factor = 0;
   /// Allocations of batch memory so far; constant once warm.
   int64_t allocations = 0;
 
@@ -86,6 +96,15 @@ struct PrefetcherStats {
     const double total = wait_seconds + consumer_seconds;
     return total > 0 ? wait_seconds / total : 0;
   }
+};
+
+/// What a Prefetcher's worker threads did since it was created, summed over them. What read_seconds has beyond both,
+/// they waited for storage.
+struct ReaderTimes {
+  /// On a processor.
+  double cpu_seconds = 0;
+  /// Ready to run while others had the processors; 0 where the kernel does not tell (/proc/self/task/N/schedstat).
+  double queued_seconds = 0;
 };
 
 /// Loads batches ahead of the training loop.
@@ -138,6 +157,8 @@ class Prefetcher {
   const Sampler& sampler() const;
   const PrefetcherOptions& options() const;
   PrefetcherStats stats() const;
+  /// Any thread; costs the workers nothing and the caller some microseconds for each of them.
+  ReaderTimes reader_times() const;
   /// Every bad row once, in the order of the epoch in which it was met first.
   std::vector<BadSample> bad_samples() const;
 

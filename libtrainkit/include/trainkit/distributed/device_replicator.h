@@ -7,6 +7,8 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -121,7 +123,19 @@ class DeviceReplicator {
   /// Gives every replica the weights and buffers of the first replica of rank 0: after something was loaded there.
   virtual void synchronize() = 0;
 
+  /// Time in which run() did nothing but reduce gradients, since the beginning: what backward did not hide. On GPUs it
+  /// is the host's time for queueing that work, as the device is not asked. Any thread.
+  double reduce_seconds() const { return 1e-9 * static_cast<double>(reduce_time_.load(std::memory_order_relaxed)); }
+
+ protected:
+  /// Counts the time since `begin` as reduction.
+  void add_reduction_since(std::chrono::steady_clock::time_point begin) {
+    const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - begin;
+    reduce_time_.fetch_add(time.count(), std::memory_order_relaxed);
+  }
+
  private:
+  std::atomic<int64_t> reduce_time_{0};  // nanoseconds
   using ModuleFactory = std::function<std::shared_ptr<torch::nn::Module>()>;
   static absl::StatusOr<std::unique_ptr<DeviceReplicator>> create_erased(const ModuleFactory& factory,
                                                                          const DeviceReplicatorOptions& options);

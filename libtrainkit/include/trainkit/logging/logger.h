@@ -23,7 +23,7 @@ struct LogRecord {
   /// "train", "val" or "test".
   std::string split = "train";
   /// Named values in the order in which they are shown: "loss", "grad_norm", "samples_per_second", "tokens_per_second",
-  /// "data_wait_fraction" and metrics of one's own. Not a number and infinity are values too.
+  /// those of Monitor::append_values and metrics of one's own. Not a number and infinity are values too.
   std::vector<std::pair<std::string, double>> values = {};
   /// Learning rate of each parameter group.
   std::vector<double> lr = {};

@@ -11,15 +11,15 @@
 #include "trainkit/config/run_options.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/logging/monitor.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
 
 /// Trainer options from the shared flags for training on `loader`; `min_lr_factor` is where the schedule ends.
-/// eval_every and save_every become an epoch where they were not given; a warm-up that nobody asked for becomes a tenth
-/// of a run too short for it (run.warmup_steps says so then). Errors are those of the schedule, blamed on the flag.
+/// --monitor shows the live table. eval_every and save_every become an epoch where they were not given; a warm-up that
+/// nobody asked for becomes a tenth of a run too short for it (run.warmup_steps says so then). Errors are those of the
+/// schedule, blamed on the flag.
 absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
                                                const Prefetcher& loader, double min_lr_factor = 0);
 
@@ -48,13 +48,9 @@ class RunFolder {
   RunLogger& logger() { return *logger_; }
   const std::string& path() const { return path_; }
 
-  /// --monitor: prints what the process and the GPUs use, and, if the step waits for data, the setting to change; all
-  /// since the last call. Takes up to a millisecond.
-  void watch(const Prefetcher& loader);
-
-  /// Ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit code of the process: 0, or
-  /// 128 + the signal that stopped the run. Or the first failure of a log, exit code 6. Every rank calls it: the bad
-  /// samples of all are listed. `scores` are what the run is judged by, for summary.json.
+  /// Prints the monitor's line, ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit
+  /// code of the process: 0, or 128 + the signal that stopped the run. Or the first failure of a log, exit code 6.
+  /// Every rank calls it: the bad samples of all are listed. `scores` are what the run is judged by, for summary.json.
   absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores = {});
 
  private:
@@ -64,8 +60,6 @@ class RunFolder {
   std::string path_;
   std::shared_ptr<ProcessGroup> group_;
   std::unique_ptr<RunLogger> logger_;
-  ResourceMonitor monitor_;
-  PrefetcherStats watched_;
 };
 
 }  // namespace trainkit

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/agreement.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/logging/step_times.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
@@ -109,6 +111,9 @@ class TrainStep {
   double weight_unit() const { return weight_unit_; }
   void set_weight_unit(double unit) { weight_unit_ = unit; }
 
+  /// Where the time of all steps so far went. Any thread.
+  StepTimes times() const;
+
   /// Micro-batches accumulated since the last finish().
   int64_t accumulated() const { return accumulated_; }
   GradScaler& scaler() { return scaler_; }
@@ -119,6 +124,7 @@ class TrainStep {
   struct ReplicaResult;
 
   void create_mirrors();
+  Batch shard_of(const Batch& batch, int64_t replica);
   ReplicaResult run_replica(int64_t replica, const Batch& shard, const LossFunction& loss);
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
   double agree_on_unit(int64_t replica, double weight);
@@ -140,6 +146,8 @@ class TrainStep {
   std::vector<Optimizer*> optimizers_;  // the caller's, and the mirrors
   std::vector<ReplicaResult> results_;  // of the present micro-batch; kept for its memory
   std::optional<Agreement> agreement_;
+
+  std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
 
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step

@@ -15,6 +15,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
+#include "trainkit/logging/monitor.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/evaluate.h"
@@ -62,6 +63,9 @@ struct TrainerOptions {
   /// Evaluations in a row without an improvement after which the run ends; 0 is never.
   int64_t early_stopping = 0;
 
+  /// How the run is watched; see Monitor. The live table goes to the logger, and the report into the result.
+  MonitorOptions monitoring = {};
+
   /// Watch SIGINT, SIGTERM and SIGUSR1 during fit (see SignalWatch).
   bool handle_signals = false;
   /// Kept in each checkpoint, returned by nothing: what the run was configured with, for people.
@@ -92,6 +96,8 @@ struct TrainerResult {
   double effective_fraction = 0;
   /// Share of the time that the loop waited for data, 0 to 1.
   double data_wait_fraction = 0;
+  /// How busy the devices were, where the steps' time went, and the settings to change.
+  MonitorReport monitor = {};
 };
 
 /// What fit may be given besides the training data.

@@ -1,0 +1,55 @@
+#include "trainkit/core/host_memory.h"
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+
+#include "core/cgroup.h"
+
+namespace trainkit {
+namespace {
+
+/// The number behind `name` in lines of "name number"; -1 if there is none. A limit of "max" is none.
+int64_t number_of(const std::string& text, const std::string& name) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string first;
+    int64_t number = -1;
+    if (words >> first && first == name) return words >> number ? number : -1;
+  }
+  return -1;
+}
+
+int64_t first_number(const std::string& path) { return number_of("it " + detail::read_text(path), "it"); }
+
+}  // namespace
+
+namespace detail {
+
+HostMemory host_memory(const std::string& meminfo, const std::string& root, const std::string& membership) {
+  HostMemory memory{.total_bytes = std::max<int64_t>(number_of(meminfo, "MemTotal:"), 0) << 10,
+                    .available_bytes = std::max<int64_t>(number_of(meminfo, "MemAvailable:"), 0) << 10};
+  const int64_t machine = memory.total_bytes;
+  for_each_cgroup(root, membership, "memory", [&](const std::string& folder, int version) {
+    const bool two = version == 2;
+    const int64_t limit = first_number(folder + (two ? "/memory.max" : "/memory.limit_in_bytes"));
+    const int64_t used = first_number(folder + (two ? "/memory.current" : "/memory.usage_in_bytes"));
+    if (limit <= 0 || used < 0 || limit >= machine) return;  // version 1 writes a huge number for no limit
+    // Pages of files that nobody has used lately are given up before the limit is felt.
+    const std::string stat = read_text(folder + "/memory.stat");
+    const int64_t cached = std::max<int64_t>(number_of(stat, two ? "inactive_file" : "total_inactive_file"), 0);
+    const int64_t available = std::clamp<int64_t>(limit - used + cached, 0, limit);
+    if (available < memory.available_bytes) memory = {.total_bytes = limit, .available_bytes = available};
+  });
+  return memory;
+}
+
+}  // namespace detail
+
+HostMemory host_memory() {
+  return detail::host_memory(detail::read_text("/proc/meminfo"), "/sys/fs/cgroup",
+                             detail::read_text("/proc/self/cgroup"));
+}
+
+}  // namespace trainkit

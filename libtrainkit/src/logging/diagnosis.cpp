@@ -1,0 +1,254 @@
+#include "trainkit/logging/diagnosis.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trainkit/logging/format.h"
+
+namespace trainkit {
+namespace {
+
+constexpr double kWorthSaying = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
+constexpr double kMuchUpdate = 0.4, kMuchReduction = 0.3;
+constexpr double kLittleMemory = 0.05, kNearTimeout = 0.5;
+constexpr int64_t kFewBatches = 10;
+constexpr int kMaxPrefetchFactor = 64;
+
+/// The figures, and what follows from them at once.
+struct Case {
+  const Observation& seen;
+  const LoaderSettings& settings;
+  StepSplit split = split_of(seen.seconds, seen.loader, seen.steps);
+  int workers = settings.num_workers;
+  int cpus = std::max(settings.cpus, 1);
+
+  bool waits() const { return split.wait >= kWorthSaying; }
+  bool readers_busy() const { return seen.loader.read_seconds >= kBusy * workers * seen.seconds; }
+  /// Share of their reads in which the readers stood still.
+  double blocked() const {
+    const double read = std::max(seen.loader.read_seconds, 1e-9);
+    return 1 - (seen.readers.cpu_seconds + seen.readers.queued_seconds) / read;
+  }
+  /// Readers that would have kept up with the steps if a read took `seconds` in all.
+  int readers_for(double seconds, int most) const {
+    const double step_seconds = std::max((1 - split.wait) * seen.seconds, 0.01 * seen.seconds);
+    return static_cast<int>(std::clamp<double>(std::ceil(seconds / step_seconds), 1, most));
+  }
+  /// "data wait 43%: the 2 readers are".
+  std::string readers() const {
+    return fmt::format("data wait {:.0f}%: {}", 100 * split.wait,
+                       workers == 1 ? "the reader is" : fmt::format("the {} readers are", workers));
+  }
+  std::string raise_workers(int to) const { return fmt::format("raise --num_workers from {} to {}", workers, to); }
+};
+
+std::optional<Advice> memory(const Case& c) {
+  const auto short_of = [](int64_t free, int64_t total) {
+    return total > 0 && static_cast<double>(free) < kLittleMemory * static_cast<double>(total);
+  };
+  if (const auto& gpu = c.seen.gpu; gpu && (gpu->retries > 0 || short_of(gpu->free_bytes, gpu->total_bytes))) {
+    const int64_t less = std::max<int64_t>(c.settings.batch_size / 2, 1);
+    return Advice{
+        Bottleneck::kMemory, "--batch_size",
+        fmt::format("memory short: {} of {} free on a GPU{}; lower --batch_size from {} to {} (and double "
+                    "--grad_accum_steps)",
+                    format_size(gpu->free_bytes), format_size(gpu->total_bytes),
+                    gpu->retries > 0 ? fmt::format(", its allocator had to try again {} times", gpu->retries) : "",
+                    c.settings.batch_size, less)};
+  }
+  const HostMemory& host = c.seen.host;
+  if (!short_of(host.available_bytes, host.total_bytes)) return std::nullopt;
+  const std::string what = fmt::format("memory short: {} of {} free on the host; ", format_size(host.available_bytes),
+                                       format_size(host.total_bytes));
+  if (c.workers > 1) {
+    return Advice{Bottleneck::kMemory, "--num_workers",
+                  what + fmt::format("lower --num_workers from {} to {}, or --batch_size", c.workers, c.workers / 2)};
+  }
+  return Advice{Bottleneck::kMemory, "--batch_size",
+                what + fmt::format("lower --batch_size from {} to {}", c.settings.batch_size,
+                                   std::max<int64_t>(c.settings.batch_size / 2, 1))};
+}
+
+std::optional<Advice> timeout(const Case& c) {
+  const double limit = c.settings.timeout_seconds, longest = c.seen.loader.longest_wait_seconds;
+  if (limit <= 0 || longest < kNearTimeout * limit) return std::nullopt;
+  return Advice{Bottleneck::kTimeout, "--timeout",
+                fmt::format("a wait for data took {:.3g} s of the {:.3g} s allowed; raise --timeout to {:.3g}", longest,
+                            limit, 2 * std::max(longest, limit))};
+}
+
+std::optional<Advice> pinned_memory(const Case& c) {
+  if (!c.settings.on_gpu || c.settings.pinned) return std::nullopt;
+  const bool unsaturated = c.seen.gpu_utilisation >= 0 && c.seen.gpu_utilisation < kSaturated;
+  if (!unsaturated && c.split.copy < kWorthSaying) return std::nullopt;
+  return Advice{Bottleneck::kPinnedMemory, "--pin_memory",
+                fmt::format("copies to the GPU come from memory that is not page-locked ({:.0f}% of the step); set "
+                            "--pin_memory",
+                            100 * c.split.copy)};
+}
+
+Advice too_few_readers(const Case& c) {
+  if (c.blocked() >= kBlocked) {
+    const int more = std::max(c.readers_for(c.seen.loader.read_seconds, 4 * c.cpus), c.workers + 1);
+    return {Bottleneck::kSlowStorage, "--num_workers",
+            fmt::format("{} waiting for storage {:.0f}% of the time; {} (they need no processor while they wait), or "
+                        "move the data to a faster disk",
+                        c.readers(), 100 * c.blocked(), c.raise_workers(more))};
+  }
+  // With as many readers as processors, each still has its own.
+  const double cost = c.seen.readers.cpu_seconds > 0 ? c.seen.readers.cpu_seconds : c.seen.loader.read_seconds;
+  const int needed = c.readers_for(cost, c.cpus + 1);
+  if (c.workers < c.cpus && needed <= c.cpus) {
+    return {Bottleneck::kTooFewWorkers, "--num_workers",
+            fmt::format("{} always busy; {}", c.readers(), c.raise_workers(std::max(needed, c.workers + 1)))};
+  }
+  return {
+      Bottleneck::kSlowDecode, c.workers < c.cpus ? "--num_workers" : "",
+      fmt::format("{} always busy decoding, and {} processor{} cannot keep up; make a row cheaper to read (store it "
+                  "decoded, cache it){}",
+                  c.readers(), c.cpus, c.cpus == 1 ? "" : "s",
+                  c.workers < c.cpus ? ", and " + c.raise_workers(c.cpus) : "")};
+}
+
+/// Why the step waits for data.
+std::optional<Advice> starved(const Case& c) {
+  if (!c.waits()) return std::nullopt;
+  const double wait = 100 * c.split.wait;
+  if (c.workers == 0) {
+    return Advice{Bottleneck::kNoWorkers, "--num_workers",
+                  fmt::format("data wait {:.0f}%: the training thread reads the rows itself; set --num_workers to {}",
+                              wait, c.readers_for(c.seen.loader.read_seconds, c.cpus))};
+  }
+  if (c.readers_busy()) return too_few_readers(c);
+  const bool epochs = c.settings.batches_per_epoch > 0 && c.seen.loader.batches >= 2 * c.settings.batches_per_epoch;
+  if (!c.settings.persistent_workers && epochs) {
+    return Advice{
+        Bottleneck::kEpochStart, "--persistent_workers",
+        fmt::format("data wait {:.0f}%: the readers begin anew with each epoch; set --persistent_workers", wait)};
+  }
+  if (c.seen.swing) {
+    return Advice{Bottleneck::kSwing, "--num_workers",
+                  fmt::format("data wait {:.0f}%: the load swings between {:.0f}% and {:.0f}% every {:.1f} s; {}", wait,
+                              100 * c.seen.swing->min, 100 * c.seen.swing->max, c.seen.swing->period,
+                              c.raise_workers(c.workers < c.cpus ? std::min(2 * c.workers, c.cpus) : 2 * c.workers))};
+  }
+  const int factor = c.settings.prefetch_factor;
+  return Advice{Bottleneck::kShortRing, "--prefetch_factor",
+                fmt::format("{} idle at times, the ring is too short for rows of uneven cost; raise --prefetch_factor "
+                            "from {} to {}",
+                            c.readers(), factor, std::min(std::max(4, 2 * factor), kMaxPrefetchFactor))};
+}
+
+std::optional<Advice> small_batch(const Case& c) {
+  if (c.waits()) return std::nullopt;
+  const std::string change =
+      fmt::format("raise --batch_size from {} to {}", c.settings.batch_size, 2 * c.settings.batch_size);
+  const auto advice = [&](const std::string& why) {
+    return Advice{Bottleneck::kSmallBatch, "--batch_size", why + change};
+  };
+  if (c.split.reduce >= kMuchReduction) {
+    return advice(fmt::format("reducing gradients takes {:.0f}% of the step; ", 100 * c.split.reduce));
+  }
+  if (c.seen.gpu_utilisation >= 0 && c.seen.gpu_utilisation < kSaturated) {
+    return advice(
+        fmt::format("the GPU works {:.0f}% of the time and does not wait for data, the batch is too small "
+                    "for it; ",
+                    100 * c.seen.gpu_utilisation));
+  }
+  const double update = c.split.update / std::max(c.split.compute, 1e-9);
+  if (c.settings.on_gpu || update < kMuchUpdate) return std::nullopt;
+  return advice(
+      fmt::format("updating the weights takes {:.0f}% of the computing, whatever the number of rows; ", 100 * update));
+}
+
+}  // namespace
+
+PrefetcherStats difference(const PrefetcherStats& after, const PrefetcherStats& before) {
+  PrefetcherStats stats = after;
+  stats.batches -= before.batches;
+  stats.rows -= before.rows;
+  stats.wait_seconds -= before.wait_seconds;
+  stats.consumer_seconds -= before.consumer_seconds;
+  stats.copy_seconds -= before.copy_seconds;
+  stats.read_seconds -= before.read_seconds;
+  stats.ready_batches -= before.ready_batches;
+  stats.allocations -= before.allocations;
+  return stats;
+}
+
+ReaderTimes difference(const ReaderTimes& after, const ReaderTimes& before) {
+  return {.cpu_seconds = after.cpu_seconds - before.cpu_seconds,
+          .queued_seconds = after.queued_seconds - before.queued_seconds};
+}
+
+StepTimes difference(const StepTimes& after, const StepTimes& before) {
+  return {.copy_seconds = after.copy_seconds - before.copy_seconds,
+          .reduce_seconds = after.reduce_seconds - before.reduce_seconds,
+          .update_seconds = after.update_seconds - before.update_seconds};
+}
+
+StepSplit split_of(double seconds, const PrefetcherStats& loader, const StepTimes& steps) {
+  if (seconds <= 0) return {};
+  const auto share = [seconds](double part) { return std::clamp(part / seconds, 0.0, 1.0); };
+  StepSplit split{.wait = share(loader.wait_seconds),
+                  .copy = share(loader.copy_seconds + steps.copy_seconds),
+                  .reduce = share(steps.reduce_seconds)};
+  split.compute = std::max(0.0, 1 - split.wait - split.copy - split.reduce);
+  split.update = std::min(share(steps.update_seconds), split.compute);
+  return split;
+}
+
+LoaderSettings settings_of(const Prefetcher& loader, bool on_gpu, int cpus) {
+  const PrefetcherOptions& options = loader.options();
+  return {.batch_size = options.batch_size,
+          .num_workers = options.num_workers,
+          .prefetch_factor = options.prefetch_factor,
+          .persistent_workers = options.persistent_workers,
+          .timeout_seconds = std::chrono::duration<double>(options.timeout).count(),
+          .batches_per_epoch = loader.batches_per_epoch(),
+          .on_gpu = on_gpu,
+          .pinned = options.pin_memory || options.device.is_cuda(),
+          .cpus = cpus};
+}
+
+const char* to_string(Bottleneck row) {
+  switch (row) {
+    case Bottleneck::kMemory:
+      return "memory";
+    case Bottleneck::kTimeout:
+      return "timeout";
+    case Bottleneck::kPinnedMemory:
+      return "pinned_memory";
+    case Bottleneck::kNoWorkers:
+      return "no_workers";
+    case Bottleneck::kEpochStart:
+      return "epoch_start";
+    case Bottleneck::kSwing:
+      return "swing";
+    case Bottleneck::kSlowStorage:
+      return "slow_storage";
+    case Bottleneck::kSlowDecode:
+      return "slow_decode";
+    case Bottleneck::kTooFewWorkers:
+      return "too_few_workers";
+    case Bottleneck::kShortRing:
+      return "short_ring";
+    case Bottleneck::kSmallBatch:
+      return "small_batch";
+  }
+  return "";
+}
+
+std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& settings) {
+  if (seen.loader.batches < kFewBatches || seen.seconds <= 0) return {};
+  const Case c{seen, settings};
+  std::vector<Advice> rows;
+  for (const auto& row : {memory(c), timeout(c), pinned_memory(c), starved(c), small_batch(c)}) {
+    if (row) rows.push_back(*row);
+  }
+  return rows;
+}
+
+}  // namespace trainkit

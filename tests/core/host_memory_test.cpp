@@ -1,0 +1,60 @@
+#include "trainkit/core/host_memory.h"
+
+#include <fstream>
+
+#include "test_util.h"
+
+namespace trainkit {
+namespace {
+
+constexpr char kMeminfo[] = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\n";
+
+void write(const std::string& path, const std::string& text) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+TEST_CASE("Without a limit of a control group the machine's memory counts", "[core][host_memory]") {
+  const test::TempDir dir;
+  write(dir / "a/memory.max", "max\n");
+  write(dir / "a/memory.current", "1000\n");
+  const HostMemory memory = detail::host_memory(kMeminfo, dir.path().string(), "0::/a\n");
+  CHECK(memory.total_bytes == 1000 << 10);
+  CHECK(memory.available_bytes == 600 << 10);
+}
+
+TEST_CASE("The control group that leaves the least counts, its idle file pages being free", "[core][host_memory]") {
+  const test::TempDir dir;
+  write(dir / "a/memory.max", "400000\n");
+  write(dir / "a/memory.current", "390000\n");
+  write(dir / "a/memory.stat", "anon 100000\ninactive_file 90000\n");
+  write(dir / "a/b/memory.max", "300000\n");
+  write(dir / "a/b/memory.current", "100000\n");
+  const HostMemory memory = detail::host_memory(kMeminfo, dir.path().string(), "0::/a/b\n");
+  CHECK(memory.total_bytes == 400000);
+  CHECK(memory.available_bytes == 100000);
+}
+
+TEST_CASE("Limits of version 1 control groups count, but for the number that means none", "[core][host_memory]") {
+  const test::TempDir dir;
+  write(dir / "memory/memory.limit_in_bytes", "9223372036854771712\n");
+  write(dir / "memory/memory.usage_in_bytes", "5000\n");
+  write(dir / "memory/x/memory.limit_in_bytes", "200000\n");
+  write(dir / "memory/x/memory.usage_in_bytes", "150000\n");
+  write(dir / "memory/x/memory.stat", "inactive_file 1\ntotal_inactive_file 20000\n");
+  const HostMemory memory = detail::host_memory(kMeminfo, dir.path().string(), "4:memory:/x\n0::/\n");
+  CHECK(memory.total_bytes == 200000);
+  CHECK(memory.available_bytes == 70000);
+}
+
+TEST_CASE("What the kernel does not tell is zero, and this machine has memory", "[core][host_memory]") {
+  CHECK(detail::host_memory("", "/nowhere", "").total_bytes == 0);
+  CHECK(detail::host_memory("nonsense\n:\n", "/nowhere", "0::\n").available_bytes == 0);
+  const HostMemory memory = host_memory();
+  CHECK(memory.total_bytes > 0);
+  CHECK(memory.available_bytes > 0);
+  CHECK(memory.available_bytes <= memory.total_bytes);
+}
+
+}  // namespace
+}  // namespace trainkit

@@ -1,0 +1,146 @@
+// What the Trainer's monitor sees of a run.
+#include <thread>
+
+#include "loop_util.h"
+#include "test_util.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/sgd.h"
+#include "trainkit/train/trainer.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// Keeps what is logged and printed.
+class MemoryLogger final : public Logger {
+ public:
+  void log(const LogRecord& record) override { records.push_back(record); }
+  void print(std::string_view line) override { lines.emplace_back(line); }
+  absl::Status flush() override { return absl::OkStatus(); }
+  std::vector<LogRecord> records;
+  std::vector<std::string> lines;
+};
+
+/// Rows that take a while to read.
+class SlowRows final : public Dataset {
+ public:
+  SlowRows(int64_t rows, std::chrono::milliseconds each) : rows_(tiny_dataset(rows)), each_(each) {}
+  int64_t size() const override { return rows_->size(); }
+  const std::vector<FieldSpec>& fields() const override { return rows_->fields(); }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+    std::this_thread::sleep_for(each_);
+    rows_->get(key, out, at);
+  }
+
+ private:
+  std::shared_ptr<const Dataset> rows_;
+  std::chrono::milliseconds each_;
+};
+
+std::unique_ptr<Prefetcher> loader_of(std::shared_ptr<const Dataset> rows, int64_t batch_size, int num_workers = 0) {
+  const int64_t size = rows->size();
+  return Prefetcher::create(std::move(rows), SequentialSampler(size),
+                            {.batch_size = batch_size, .num_workers = num_workers})
+      .value();
+}
+
+}  // namespace
+
+TEST_CASE("A record says where the time of the steps went, and the shares add up", "[train][monitor]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = loader_of(tiny_dataset(80), 4);
+  MemoryLogger logger;
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}), {.max_epochs = 1, .log_every = 5}).value();
+  const TrainerResult result = trainer.fit(*loader, tiny_loss, {.logger = &logger}).value();
+  REQUIRE(logger.records.size() == 4);
+  for (const LogRecord& record : logger.records) {
+    double sum = 0;
+    for (const char* name : {"data_wait_fraction", "copy_fraction", "compute_fraction", "reduce_fraction"}) {
+      INFO(name);
+      REQUIRE(record.find(name));
+      CHECK(*record.find(name) >= 0);
+      sum += *record.find(name);
+    }
+    CHECK(sum == Approx(1));
+    REQUIRE(record.find("utilisation"));
+    CHECK(*record.find("utilisation") == Approx(1 - *record.find("data_wait_fraction")));
+    CHECK(record.find("queue_depth"));
+  }
+  CHECK(result.monitor.seconds > 0);
+  CHECK(result.monitor.seconds <= result.wall_seconds);
+  CHECK_FALSE(result.monitor.of_gpus);
+  CHECK(result.monitor.resident_bytes > (1 << 20));
+}
+
+TEST_CASE("A slow evaluation is not part of the time that the monitor judges", "[train][monitor]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = loader_of(tiny_dataset(80), 4);
+  auto validation = loader_of(std::make_shared<SlowRows>(16, std::chrono::milliseconds(5)), 8);
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}), {.max_epochs = 1, .eval_every = 4}).value();
+  const TrainerResult result = trainer.fit(*loader, tiny_loss, {.validation = validation.get()}).value();
+  REQUIRE(result.steps == 20);
+  CHECK(result.wall_seconds >= 5 * 0.08);  // five evaluations
+  CHECK(result.monitor.seconds <= result.wall_seconds - 4 * 0.08);
+}
+
+TEST_CASE("Replicas that reduce gradients spend time on it, one alone does not", "[train][monitor]") {
+  const auto reduced = [](int64_t replicas) {
+    auto devices = DeviceReplicator::create([] { return TinyNet(); },
+                                            {.strategy = replicas > 1 ? Strategy::kDataParallel : Strategy::kSingle,
+                                             .cpu_replicas = replicas})
+                       .value();
+    auto loader = loader_of(tiny_dataset(80), 4);
+    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}), {.max_epochs = 1}).value();
+    return trainer.fit(*loader, tiny_loss).value().monitor.split.reduce;
+  };
+  CHECK(reduced(1) == 0);
+  CHECK(reduced(2) > 0);
+}
+
+namespace {
+
+struct WideImpl : torch::nn::Module {
+  WideImpl() : layer(register_module("layer", torch::nn::Linear(1000, 1000))) {}
+  at::Tensor forward(const at::Tensor& x) { return layer(x); }
+  torch::nn::Linear layer;
+};
+TORCH_MODULE(Wide);
+
+/// The advice on training a wide layer with batches of so many rows.
+std::vector<Advice> advice_for(int64_t batch_size, int64_t steps) {
+  const auto rows = std::make_shared<TensorDataset>(
+      std::vector<std::pair<std::string, at::Tensor>>{{"x", at::randn({batch_size, 1000})}});
+  auto devices = DeviceReplicator::create([] { return Wide(); }).value();
+  auto loader = loader_of(rows, batch_size);
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3}), {.max_epochs = 0, .max_steps = steps}).value();
+  const auto loss = [](Wide& model, const Batch& batch) { return model->forward(batch["x"]).square().mean(); };
+  return trainer.fit(*loader, loss).value().monitor.advice;
+}
+
+}  // namespace
+
+TEST_CASE("Too small a batch is named, and one that is not is left alone", "[train][monitor]") {
+  const auto one_row = advice_for(1, 60);
+  REQUIRE(one_row.size() == 1);
+  CHECK(one_row[0].row == Bottleneck::kSmallBatch);
+  CHECK(one_row[0].flag == "--batch_size");
+  CHECK(one_row[0].text.ends_with("raise --batch_size from 1 to 2"));
+  CHECK(advice_for(512, 15).empty());
+}
+
+TEST_CASE("The live table is printed while the run goes on", "[train][monitor]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = loader_of(tiny_dataset(400), 4);
+  MemoryLogger logger;
+  const MonitorOptions monitoring{.window = std::chrono::milliseconds(10), .table_every = 2};
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}), {.max_epochs = 1, .monitoring = monitoring}).value();
+  const auto slow_loss = [](TinyNet& model, const Batch& batch) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return tiny_loss(model, batch);
+  };
+  REQUIRE(trainer.fit(*loader, slow_loss, {.logger = &logger}).ok());
+  REQUIRE(logger.lines.size() >= 2);
+  CHECK(logger.lines[0] == MonitorSeries::table_heading());
+  CHECK(logger.lines[1].starts_with("monitor "));
+}
