@@ -84,8 +84,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("overwrite", &o.overwrite, spec("Remove an earlier run from --output_dir."));
   parser.add("dry_run", &o.dry_run, spec("All checks and the plan, no step."));
   parser.add("json", &o.json, {.help = "With --dry_run: the plan as JSON.", .group = "Run", .flag_only = true});
-  parser.add("monitor", &o.monitor,
-             spec("Show a live table of device, memory and loader; the line at the end comes without it."));
+  parser.add("monitor", &o.monitor, spec("Show a live table of devices, memory and loader."));
   parser.add("use_tensorboard", &o.use_tensorboard, spec("Write TensorBoard event files."));
   parser.add("use_wandb", &o.use_wandb, spec("Log to Weights & Biases through its Python client."));
   parser.add("cudnn_benchmark", &o.cudnn_benchmark, spec("Let cuDNN try its algorithms and keep the fastest."));
