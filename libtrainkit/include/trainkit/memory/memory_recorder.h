@@ -1,0 +1,57 @@
+#pragma once
+/// Counts what LibTorch allocates on the CPU.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "trainkit/memory/memory_trace.h"
+
+namespace trainkit {
+
+/// Records every CPU allocation of a scope, each with its class.
+///
+///   MemoryRecorder recorder(MemoryClass::kWeights);
+///   Net model(64, 10);
+///   recorder.enter(MemoryClass::kActivations);
+///   loss(model, batch).backward();
+///   for (const auto& p : model->parameters()) recorder.assign(p.grad(), MemoryClass::kGradients);
+///   MemoryBytes peak = recorder.peak();
+///
+/// While it lives it stands before LibTorch's CPU allocator; at its end that one is back, so that counting costs
+/// nothing when nobody counts. Memory may outlive the scope, and memory from before may be freed in it: the former is
+/// then no longer counted, the latter never is. Counted are the bytes that were asked for, without malloc's own. What
+/// kernel libraries take for themselves becomes kWorkspace when they give it back, in the trace.
+///
+/// One at a time in a process (c10::Error otherwise). Allocations of every thread are recorded; none may begin while
+/// the recorder is made or destroyed, since LibTorch does not guard its allocator.
+class MemoryRecorder {
+ public:
+  /// With `keep_trace` false only the sums are kept, not the events: for work of any length.
+  explicit MemoryRecorder(MemoryClass kind = MemoryClass::kActivations, bool keep_trace = true);
+  ~MemoryRecorder();
+  MemoryRecorder(const MemoryRecorder&) = delete;
+  MemoryRecorder& operator=(const MemoryRecorder&) = delete;
+
+  /// From here on a new phase begins, in which allocations are of `kind`.
+  void enter(MemoryClass kind);
+  /// `tensor`'s memory is of `kind` after all. Nothing if it is not defined or was allocated elsewhere.
+  void assign(const at::Tensor& tensor, MemoryClass kind);
+
+  /// Bytes that live now, and the most that did so far with what they were then. A peak does not change when an
+  /// assign() comes later; that of trace() does.
+  MemoryBytes live() const;
+  MemoryBytes peak() const;
+  int64_t allocations() const;
+
+  /// All so far.
+  MemoryTrace trace() const;
+
+  class State;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace trainkit

@@ -1,0 +1,45 @@
+#pragma once
+/// The memory of a training step, recorded on the CPU before there is a run.
+
+#include <absl/status/statusor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "trainkit/data/dataset.h"
+#include "trainkit/memory/memory_trace.h"
+#include "trainkit/optim/optimizer.h"
+#include "trainkit/train/loss.h"
+#include "trainkit/train/train_step.h"
+
+namespace trainkit {
+
+/// What a training step is made of.
+struct StepRecipe {
+  /// A new model on the CPU: what DeviceReplicator::create is given.
+  std::function<std::shared_ptr<torch::nn::Module>()> make_model;
+  /// A new optimizer without parameters.
+  std::function<std::unique_ptr<Optimizer>()> make_optimizer;
+  LossFunction loss;
+  /// Where rows come from: the first ones, again from the beginning where there are too few. Rows that cannot be read
+  /// are replaced.
+  std::shared_ptr<const Dataset> dataset;
+  /// Precision (fp16 stands for bf16, whose sizes are the same and which the CPU has) and clipping.
+  TrainStepOptions step = {};
+  /// Batches that are on the device at once: the step's, and those that are copied ahead.
+  int64_t live_batches = 1;
+  /// What else stays on the device.
+  int64_t cache_bytes = 0;
+  /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
+  bool keeps_gradients = false;
+};
+
+/// Builds model and optimizer and takes two optimizer steps on the CPU, each of `micro_batches` micro-batches of
+/// `batch_size` rows, and records all that they allocate. Leaves nothing behind: the model is thrown away, and
+/// LibTorch's default generators are as they were. kInvalidArgument for a data set without rows; every exception of the
+/// model, the loss or LibTorch, translated.
+absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size, int64_t micro_batches);
+
+}  // namespace trainkit

@@ -1,0 +1,155 @@
+#include "trainkit/memory/batch_size_planner.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr double kTolerance = 0.005;
+
+double relative_error(int64_t predicted, int64_t counted) {
+  return counted == 0 ? 0 : std::abs(static_cast<double>(predicted - counted)) / static_cast<double>(counted);
+}
+
+}  // namespace
+
+MemoryPreset preset_for_memory(int64_t device_bytes) {
+  if (device_bytes > 8 * kGiB) return {.global_batch_size = 2048, .use_cache = true, .devices = 8};
+  if (device_bytes >= 4 * kGiB) return {.global_batch_size = 1024, .use_cache = true, .devices = 4};
+  return {.global_batch_size = 512, .use_cache = false, .devices = 2};
+}
+
+BatchShare share_batch(int64_t total, int64_t devices) {
+  TORCH_CHECK_VALUE(total >= 1 && devices >= 1, "share_batch of ", total, " rows among ", devices, " devices");
+  const int64_t share = std::max<int64_t>(1, total / devices);
+  return {.per_device = share, .lost = total - share * devices};
+}
+
+absl::StatusOr<MemoryEstimate> MemoryEstimate::create(const Record& record, int64_t max_batch_size) {
+  // One row is a poor base: kernels have ways of their own for it.
+  int64_t small = max_batch_size >= 8 ? 2 : 1, large = 2 * small, check = 4 * small;
+  TORCH_CHECK_VALUE(max_batch_size >= 4, "an estimate needs batches of up to 4 rows, got ", max_batch_size);
+  TRAINKIT_ASSIGN_OR_RETURN(MemoryTrace first, record(small));
+  TRAINKIT_ASSIGN_OR_RETURN(MemoryTrace second, record(large));
+  std::optional<MemoryEstimate> best;
+  absl::Status differs;
+  for (;; small *= 2, large *= 2, check *= 2) {
+    TRAINKIT_ASSIGN_OR_RETURN(MemoryTrace third, record(check));
+    auto scalable = ScalableTrace::create(first, small, second, large);
+    differs = scalable.status();
+    if (scalable.ok()) {
+      MemoryEstimate estimate(*std::move(scalable));
+      estimate.check_batch_size_ = check;
+      estimate.check_error_ =
+          relative_error(estimate.trace(check).peak().total(), third.without(MemoryClass::kWorkspace).peak().total());
+      if (!best || estimate.check_error_ <= best->check_error_) best = std::move(estimate);
+      if (best->check_error_ <= kTolerance) return *std::move(best);
+    }
+    if (2 * check > max_batch_size) break;
+    first = std::move(second);
+    second = std::move(third);
+  }
+  if (!best) return differs;
+  return *std::move(best);
+}
+
+MemoryPrediction MemoryEstimate::predict(int64_t batch_size) const {
+  const MemoryTrace trace = this->trace(batch_size);
+  MemoryTrace workspaces = trace_.at(batch_size);
+  for (MemoryTrace::Block& block : workspaces.blocks) {
+    if (block.kind != MemoryClass::kWorkspace) block.bytes = 0;
+  }
+  return {.batch_size = batch_size,
+          .peak = trace.peak(),
+          .device = replay(trace),
+          .workspace_bytes = workspaces.peak().total()};
+}
+
+absl::StatusOr<BatchSizePlanner> BatchSizePlanner::create(Record record, const BatchSizePlannerOptions& options,
+                                                          int64_t max_recorded_batch_size) {
+  std::string problems;
+  const auto require = [&](bool valid, const std::string& problem) {
+    if (!valid) problems += (problems.empty() ? "" : "; ") + problem;
+  };
+  require(options.device_bytes >= 0, "device_bytes must be >= 0, got " + std::to_string(options.device_bytes));
+  require(options.usable > 0 && options.usable <= 1, "usable must be in (0, 1], got " + std::to_string(options.usable));
+  require(options.reserve_bytes >= 0, "reserve_bytes must be >= 0, got " + std::to_string(options.reserve_bytes));
+  require(options.devices >= 1, "devices must be >= 1, got " + std::to_string(options.devices));
+  require(options.global_batch_size >= 0,
+          "global_batch_size must be >= 0, got " + std::to_string(options.global_batch_size));
+  require(options.grad_accum_steps >= 1,
+          "grad_accum_steps must be >= 1, got " + std::to_string(options.grad_accum_steps));
+  require(options.max_batch_size >= 1, "max_batch_size must be >= 1, got " + std::to_string(options.max_batch_size));
+  require(max_recorded_batch_size >= 4,
+          "max_recorded_batch_size must be >= 4, got " + std::to_string(max_recorded_batch_size));
+  if (!problems.empty()) return absl::InvalidArgumentError(problems);
+  return BatchSizePlanner(std::move(record), options, max_recorded_batch_size);
+}
+
+absl::StatusOr<const MemoryEstimate*> BatchSizePlanner::estimate(bool accumulates) {
+  std::optional<MemoryEstimate>& estimate = estimates_[accumulates ? 1 : 0];
+  if (!estimate) {
+    const int64_t micro_batches = accumulates ? 2 : 1;
+    TRAINKIT_ASSIGN_OR_RETURN(
+        estimate,
+        MemoryEstimate::create([&](int64_t rows) { return record_(rows, micro_batches); }, max_recorded_batch_size_));
+  }
+  return &*estimate;
+}
+
+bool BatchSizePlanner::fits(const MemoryEstimate& estimate, int64_t batch_size) const {
+  if (options_.device_bytes == 0) return true;
+  const auto usable = static_cast<int64_t>(static_cast<double>(options_.device_bytes) * options_.usable);
+  return usable > options_.reserve_bytes && trainkit::fits(estimate.trace(batch_size), usable - options_.reserve_bytes);
+}
+
+absl::StatusOr<BatchSizePlan> BatchSizePlanner::describe(int64_t batch_size, int64_t grad_accum_steps) {
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* estimate, this->estimate(grad_accum_steps > 1));
+  BatchSizePlan plan{.batch_size = batch_size,
+                     .devices = options_.devices,
+                     .grad_accum_steps = grad_accum_steps,
+                     .memory = estimate->predict(batch_size),
+                     .fits = fits(*estimate, batch_size)};
+  if (options_.global_batch_size > 0) plan.lost_rows = options_.global_batch_size - plan.global_batch_size();
+  return plan;
+}
+
+absl::StatusOr<BatchSizePlan> BatchSizePlanner::plan() {
+  if (options_.global_batch_size == 0) {
+    TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* any, estimate(options_.grad_accum_steps > 1));
+    int64_t rows = 1;
+    while (2 * rows <= options_.max_batch_size && fits(*any, 2 * rows)) rows *= 2;
+    return describe(rows, options_.grad_accum_steps);
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* whole, estimate(/*accumulates=*/false));
+  const int64_t share = share_batch(options_.global_batch_size, options_.devices).per_device;
+  if (share <= options_.max_batch_size && fits(*whole, share)) return describe(share, 1);
+  if (share == 1) return describe(1, 1);
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* part, estimate(/*accumulates=*/true));
+  int64_t rows = std::min(share / 2, options_.max_batch_size);
+  while (rows > 1 && (share % rows != 0 || !fits(*part, rows))) --rows;
+  return describe(rows, share / rows);
+}
+
+absl::StatusOr<int64_t> measure_batch_size(const std::function<absl::Status(int64_t batch_size)>& attempt,
+                                           int64_t max_batch_size) {
+  TORCH_CHECK_VALUE(max_batch_size >= 1, "max_batch_size must be >= 1, got ", max_batch_size);
+  int64_t good = 0, bad = max_batch_size + 1;
+  for (int64_t rows = 1; good + 1 < bad;) {
+    const absl::Status status = attempt(rows);
+    if (!status.ok() && status.code() != absl::StatusCode::kResourceExhausted) return status;
+    (status.ok() ? good : bad) = rows;
+    if (bad == 1) return status;
+    rows = bad > max_batch_size ? std::min(2 * good, max_batch_size) : good + (bad - good) / 2;
+  }
+  return good;
+}
+
+}  // namespace trainkit

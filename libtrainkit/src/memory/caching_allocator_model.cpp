@@ -1,0 +1,189 @@
+#include "trainkit/memory/caching_allocator_model.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+namespace trainkit {
+namespace {
+
+// The names of c10/cuda/CUDACachingAllocator.h and c10/core/AllocatorConfig.h.
+constexpr int64_t kMinBlockSize = 512;
+constexpr int64_t kSmallSize = int64_t{1} << 20;
+constexpr int64_t kSmallBuffer = int64_t{2} << 20;
+constexpr int64_t kMinLargeAlloc = int64_t{10} << 20;
+constexpr int64_t kLargeBuffer = int64_t{20} << 20;
+constexpr int64_t kRoundLarge = int64_t{2} << 20;
+
+int64_t round_up(int64_t bytes, int64_t step) { return (bytes + step - 1) / step * step; }
+
+int64_t segment_size(int64_t block) {
+  if (block <= kSmallSize) return kSmallBuffer;
+  return block < kMinLargeAlloc ? kLargeBuffer : round_up(block, kRoundLarge);
+}
+
+/// A part of a segment. Addresses are made up: segments lie one after the other, with a gap between.
+struct Part {
+  int64_t segment = 0;
+  int64_t bytes = 0;
+  bool small = false;
+  bool in_use = false;
+  int64_t handle = -1;
+};
+
+}  // namespace
+
+class CachingAllocatorModel::Impl {
+ public:
+  explicit Impl(int64_t capacity) : capacity_(capacity) {}
+
+  int64_t allocate(int64_t asked) {
+    const int64_t bytes = std::max(kMinBlockSize, round_up(asked, kMinBlockSize));
+    const bool small = bytes <= kSmallSize;
+    auto part = find_free(bytes, small);
+    if (part == parts_.end()) {
+      if (!reserve(segment_size(bytes), small)) return -1;
+      part = find_free(bytes, small);
+    }
+    take(part, bytes);
+    const int64_t handle = next_handle_++;
+    part->second.handle = handle;
+    used_.emplace(handle, part->first);
+    now_.allocated_bytes += part->second.bytes;
+    peak_.allocated_bytes = std::max(peak_.allocated_bytes, now_.allocated_bytes);
+    return handle;
+  }
+
+  void free(int64_t handle) {
+    const auto used = used_.find(handle);
+    TORCH_CHECK(used != used_.end(), "no block has the handle ", handle);
+    auto part = parts_.find(used->second);
+    used_.erase(used);
+    now_.allocated_bytes -= part->second.bytes;
+    part->second.in_use = false;
+    if (const auto next = std::next(part); can_join(part, next)) {
+      drop_free(next);
+      part->second.bytes += next->second.bytes;
+      parts_.erase(next);
+    }
+    if (part != parts_.begin()) {
+      if (const auto before = std::prev(part); can_join(before, part)) {
+        drop_free(before);
+        before->second.bytes += part->second.bytes;
+        parts_.erase(part);
+        part = before;
+      }
+    }
+    add_free(part);
+  }
+
+  DeviceMemory now_, peak_;
+
+ private:
+  using Parts = std::map<int64_t, Part>;  // by address
+
+  /// The smallest that fits, of those the one with the lowest address.
+  Parts::iterator find_free(int64_t bytes, bool small) {
+    const auto& pool = free_[small];
+    const auto found = pool.lower_bound({bytes, 0});
+    return found == pool.end() ? parts_.end() : parts_.find(found->second);
+  }
+
+  /// Another segment from the driver; if it has no more, once again without the segments that nobody uses.
+  bool reserve(int64_t bytes, bool small) {
+    if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) release_cached();
+    if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) return false;
+    constexpr int64_t kGap = kMinBlockSize;
+    const int64_t segment = next_address_;
+    next_address_ += bytes + kGap;
+    add_free(parts_.emplace(segment, Part{.segment = segment, .bytes = bytes, .small = small}).first);
+    segments_.emplace(segment, bytes);
+    now_.reserved_bytes += bytes;
+    peak_.reserved_bytes = std::max(peak_.reserved_bytes, now_.reserved_bytes);
+    return true;
+  }
+
+  void release_cached() {
+    for (auto segment = segments_.begin(); segment != segments_.end();) {
+      const auto part = parts_.find(segment->first);
+      if (part->second.in_use || part->second.bytes != segment->second) {
+        ++segment;
+        continue;
+      }
+      drop_free(part);
+      parts_.erase(part);
+      now_.reserved_bytes -= segment->second;
+      segment = segments_.erase(segment);
+    }
+  }
+
+  void take(Parts::iterator part, int64_t bytes) {
+    drop_free(part);
+    Part& taken = part->second;
+    taken.in_use = true;
+    const int64_t rest = taken.bytes - bytes;
+    if (taken.small ? rest < kMinBlockSize : rest <= kSmallSize) return;  // not worth a split
+    add_free(
+        parts_.emplace(part->first + bytes, Part{.segment = taken.segment, .bytes = rest, .small = taken.small}).first);
+    taken.bytes = bytes;
+  }
+
+  bool can_join(Parts::iterator left, Parts::iterator right) const {
+    return left != parts_.end() && right != parts_.end() && left->second.segment == right->second.segment &&
+           !left->second.in_use && !right->second.in_use;
+  }
+
+  void add_free(Parts::iterator part) { free_[part->second.small].emplace(part->second.bytes, part->first); }
+  void drop_free(Parts::iterator part) { free_[part->second.small].erase({part->second.bytes, part->first}); }
+
+  const int64_t capacity_;
+  int64_t next_address_ = 0, next_handle_ = 0;
+  Parts parts_;
+  std::map<int64_t, int64_t> segments_;            // address to bytes
+  std::set<std::pair<int64_t, int64_t>> free_[2];  // large, small: bytes and address
+  std::unordered_map<int64_t, int64_t> used_;      // handle to address
+};
+
+CachingAllocatorModel::CachingAllocatorModel(int64_t capacity_bytes) : impl_(std::make_unique<Impl>(capacity_bytes)) {}
+CachingAllocatorModel::~CachingAllocatorModel() = default;
+int64_t CachingAllocatorModel::allocate(int64_t bytes) { return impl_->allocate(bytes); }
+void CachingAllocatorModel::free(int64_t handle) { impl_->free(handle); }
+DeviceMemory CachingAllocatorModel::now() const { return impl_->now_; }
+DeviceMemory CachingAllocatorModel::peak() const { return impl_->peak_; }
+
+namespace {
+
+/// Runs `trace` on `device`; false where it has no more memory.
+bool run(const MemoryTrace& trace, CachingAllocatorModel& device) {
+  std::vector<int64_t> handles(trace.blocks.size(), -1);
+  for (const int32_t event : trace.events) {
+    const auto block = static_cast<size_t>(std::abs(event) - 1);
+    if (trace.blocks[block].bytes == 0) continue;  // CUDA's allocator keeps nothing for an empty tensor
+    if (event < 0) {
+      device.free(handles[block]);
+    } else if ((handles[block] = device.allocate(trace.blocks[block].bytes)) < 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+DeviceMemory replay(const MemoryTrace& trace) {
+  CachingAllocatorModel device;
+  run(trace, device);
+  return device.peak();
+}
+
+bool fits(const MemoryTrace& trace, int64_t capacity_bytes) {
+  CachingAllocatorModel device(capacity_bytes);
+  return run(trace, device);
+}
+
+}  // namespace trainkit

@@ -1,0 +1,194 @@
+#include "trainkit/memory/memory_recorder.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+namespace trainkit {
+
+/// What one recorder has seen. Threads of LibTorch allocate at once, so everything is behind a lock.
+class MemoryRecorder::State {
+ public:
+  State(MemoryClass kind, bool keep_trace) : kind_(kind), keep_trace_(keep_trace) {}
+
+  void enter(MemoryClass kind) {
+    const std::lock_guard lock(mutex_);
+    kind_ = kind;
+    ++phase_;
+  }
+
+  void allocated(const void* data, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    Live& live = live_[data];
+    live = {.bytes = bytes, .kind = kind_};
+    ++allocations_;
+    if (keep_trace_) {
+      live.block = static_cast<int32_t>(trace_.blocks.size());
+      trace_.blocks.push_back({.bytes = bytes, .kind = kind_, .phase = phase_});
+      trace_.events.push_back(live.block + 1);
+    }
+    now_[kind_] += bytes;
+    total_ += bytes;
+    if (total_ > peak_total_) {
+      peak_total_ = total_;
+      peak_ = now_;
+    }
+  }
+
+  void freed(const void* data, bool by_library) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(data);
+    if (found == live_.end()) return;
+    const Live& live = found->second;
+    if (keep_trace_) {
+      if (by_library) trace_.blocks[static_cast<size_t>(live.block)].kind = MemoryClass::kWorkspace;
+      trace_.blocks[static_cast<size_t>(live.block)].freed_in = phase_;
+      trace_.events.push_back(-(live.block + 1));
+    }
+    now_[live.kind] -= live.bytes;
+    total_ -= live.bytes;
+    live_.erase(found);
+  }
+
+  void assign(const void* data, MemoryClass kind) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(data);
+    if (found == live_.end()) return;
+    Live& live = found->second;
+    now_[live.kind] -= live.bytes;
+    now_[kind] += live.bytes;
+    live.kind = kind;
+    if (keep_trace_) trace_.blocks[static_cast<size_t>(live.block)].kind = kind;
+  }
+
+  template <class F>
+  auto read(F what) {
+    const std::lock_guard lock(mutex_);
+    return what(*this);
+  }
+
+  MemoryBytes now_, peak_;
+  int64_t allocations_ = 0;
+  MemoryTrace trace_;
+
+ private:
+  struct Live {
+    int64_t bytes = 0;
+    MemoryClass kind = MemoryClass::kActivations;
+    int32_t block = 0;
+  };
+  std::mutex mutex_;
+  MemoryClass kind_;
+  const bool keep_trace_;
+  int32_t phase_ = 0;
+  int64_t total_ = 0, peak_total_ = 0;
+  std::unordered_map<const void*, Live> live_;
+};
+
+namespace {
+
+/// The allocator of before, with a witness. It hands out that one's memory as it is, so that either may free it.
+class WitnessAllocator final : public c10::Allocator {
+ public:
+  /// Never destroyed: memory that outlives a scope is freed through it.
+  static WitnessAllocator& instance() {
+    static auto* allocator = new WitnessAllocator;
+    return *allocator;
+  }
+
+  void install(const std::shared_ptr<MemoryRecorder::State>& state) {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(!state_, "another MemoryRecorder is alive");
+    c10::Allocator* present = c10::GetAllocator(c10::kCPU);
+    const c10::DeleterFnPtr deleter = present->raw_deleter();
+    TORCH_CHECK(deleter, "the CPU allocator in use has no deleter of its own: it cannot be counted");
+    const c10::DeleterFnPtr before = base_deleter_;
+    TORCH_CHECK(!before || before == deleter, "the CPU allocator in use frees otherwise than the one counted before");
+    base_ = present;
+    base_deleter_ = deleter;
+    state_ = state;
+    c10::SetCPUAllocator(this, kPriority);
+  }
+
+  void remove() {
+    const std::lock_guard lock(mutex_);
+    c10::SetCPUAllocator(base_, kPriority);
+    state_.reset();
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr memory = base_.load()->allocate(bytes);
+    void* const data = memory.get();
+    TORCH_CHECK(data == memory.get_context(), "the CPU allocator in use keeps memory behind a context");
+    if (!data) return memory;
+    if (const auto state = present()) state->allocated(data, static_cast<int64_t>(bytes));
+    const bool replaced = memory.compare_exchange_deleter(base_deleter_, &free_tensor);
+    TORCH_CHECK(replaced, "the CPU allocator in use frees with another deleter than it says");
+    return memory;
+  }
+
+  /// Libraries take memory as plain pointers (Allocator::raw_allocate) and give it back through this one alone, tensors
+  /// through the deleter that allocate() gave them: that is how the two are told apart.
+  c10::DeleterFnPtr raw_deleter() const override { return &free_workspace; }
+  bool is_simple_data_ptr(const c10::DataPtr& memory) const override { return memory.get() == memory.get_context(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    base_.load()->copy_data(to, from, bytes);
+  }
+
+ private:
+  static constexpr uint8_t kPriority = 100;  // above the default allocator's 0, and as high as one set by a test
+
+  static void free_tensor(void* data) { free(data, /*by_library=*/false); }
+  static void free_workspace(void* data) { free(data, /*by_library=*/true); }
+  static void free(void* data, bool by_library) {
+    if (!data) return;
+    WitnessAllocator& self = instance();
+    if (const auto state = self.present()) state->freed(data, by_library);
+    self.base_deleter_.load()(data);
+  }
+
+  std::shared_ptr<MemoryRecorder::State> present() {
+    const std::lock_guard lock(mutex_);
+    return state_;
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<MemoryRecorder::State> state_;
+  std::atomic<c10::Allocator*> base_ = nullptr;
+  std::atomic<c10::DeleterFnPtr> base_deleter_ = nullptr;
+};
+
+}  // namespace
+
+MemoryRecorder::MemoryRecorder(MemoryClass kind, bool keep_trace) : state_(std::make_shared<State>(kind, keep_trace)) {
+  WitnessAllocator::instance().install(state_);
+}
+
+MemoryRecorder::~MemoryRecorder() { WitnessAllocator::instance().remove(); }
+
+void MemoryRecorder::enter(MemoryClass kind) { state_->enter(kind); }
+
+void MemoryRecorder::assign(const at::Tensor& tensor, MemoryClass kind) {
+  if (tensor.defined() && tensor.has_storage()) state_->assign(tensor.storage().data(), kind);
+}
+
+MemoryBytes MemoryRecorder::live() const {
+  return state_->read([](const State& state) { return state.now_; });
+}
+
+MemoryBytes MemoryRecorder::peak() const {
+  return state_->read([](const State& state) { return state.peak_; });
+}
+
+int64_t MemoryRecorder::allocations() const {
+  return state_->read([](const State& state) { return state.allocations_; });
+}
+
+MemoryTrace MemoryRecorder::trace() const {
+  return state_->read([](const State& state) { return state.trace_; });
+}
+
+}  // namespace trainkit

@@ -1,0 +1,110 @@
+#include "trainkit/train/step_memory.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+#include <vector>
+
+#include "trainkit/core/status.h"
+#include "trainkit/data/prefetcher.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/memory/memory_recorder.h"
+#include "trainkit/train/rng_state.h"
+
+namespace trainkit {
+namespace {
+
+/// Rows 0, 1, 2, ... and from the beginning again.
+class AgainAndAgain final : public Sampler {
+ public:
+  AgainAndAgain(int64_t rows, int64_t draws) : rows_(rows), draws_(draws) {}
+  int64_t size() const override { return draws_; }
+  void fill(int64_t, int64_t begin, std::span<int64_t> out) const override {
+    for (int64_t& row : out) row = begin++ % rows_;
+  }
+
+ private:
+  int64_t rows_, draws_;
+};
+
+absl::StatusOr<Batch> read_batch(const std::shared_ptr<const Dataset>& dataset, int64_t rows) {
+  if (dataset->size() < 1) return absl::InvalidArgumentError("the data set has no row to plan with");
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, Prefetcher::create(dataset, AgainAndAgain(dataset->size(), rows),
+                                                                  {.batch_size = rows, .on_error = OnError::kReplace}));
+  TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader->next());
+  if (!batch) return absl::InvalidArgumentError("the data set has no row that can be read");
+  return *std::move(batch);
+}
+
+Batch copy_of(const Batch& batch) {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& tensor : batch.tensors()) tensors.push_back(tensor.clone());
+  return Batch(std::make_shared<const std::vector<FieldSpec>>(batch.fields()), std::move(tensors));
+}
+
+/// Puts LibTorch's default generators back at the end of the scope.
+class GeneratorsKept {
+ public:
+  GeneratorsKept() : state_(default_generator_state()) {}
+  ~GeneratorsKept() { load_default_generator_state(state_).IgnoreError(); }  // they are the ones it was read from
+  GeneratorsKept(const GeneratorsKept&) = delete;
+  GeneratorsKept& operator=(const GeneratorsKept&) = delete;
+
+ private:
+  StateDict state_;
+};
+
+TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
+  TrainStepOptions options = recipe.step;
+  options.grad_accum_steps = micro_batches;
+  if (options.precision == Precision::kFp16) options.precision = Precision::kBf16;
+  if (recipe.keeps_gradients) options.zero_grad_set_to_none = false;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
+                                               int64_t micro_batches) try {
+  constexpr int kSteps = 2;  // the second is like all that follow
+  TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
+                    batch_size, " rows");
+  const GeneratorsKept generators_kept;
+  TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
+
+  MemoryRecorder recorder(MemoryClass::kWeights);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto devices,
+                            DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle}));
+  const std::shared_ptr<torch::nn::Module>& model = devices->module();
+  model->train();
+  recorder.enter(MemoryClass::kCache);
+  const at::Tensor cache = recipe.cache_bytes > 0 ? at::empty({recipe.cache_bytes}, at::kByte) : at::Tensor();
+  recorder.enter(MemoryClass::kOptimizer);
+  const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
+  TrainStep step(*devices, *optimizer, step_options(recipe, micro_batches));
+  recorder.enter(MemoryClass::kBatch);
+  std::vector<Batch> batches;
+  for (int64_t i = 0; i < recipe.live_batches; ++i) batches.push_back(copy_of(rows));
+
+  const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) {
+    recorder.enter(MemoryClass::kActivations);
+    LossOutput output = recipe.loss(module, batch);
+    recorder.enter(MemoryClass::kActivations);  // backward
+    return output;
+  };
+  for (int i = 0; i < kSteps; ++i) {
+    for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+      step.accumulate(batches.front(), loss);
+      for (const at::Tensor& parameter : model->parameters()) {
+        recorder.assign(parameter.grad(), MemoryClass::kGradients);
+      }
+    }
+    recorder.enter(MemoryClass::kActivations);
+    step.finish();
+  }
+  return recorder.trace();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+}  // namespace trainkit

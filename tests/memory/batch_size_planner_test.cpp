@@ -1,0 +1,187 @@
+#include "trainkit/memory/batch_size_planner.h"
+
+#include <torch/torch.h>
+
+#include "test_util.h"
+#include "trainkit/memory/memory_recorder.h"
+
+namespace trainkit {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30, kMiB = int64_t{1} << 20;
+
+TEST_CASE("The table of settings by memory has its bounds where the guide has them") {
+  const auto is = [](const MemoryPreset& preset, int64_t batch, bool cache, int64_t devices) {
+    return preset.global_batch_size == batch && preset.use_cache == cache && preset.devices == devices;
+  };
+  CHECK(is(preset_for_memory(24 * kGiB), 2048, true, 8));
+  CHECK(is(preset_for_memory(8 * kGiB + 1), 2048, true, 8));
+  CHECK(is(preset_for_memory(8 * kGiB), 1024, true, 4));
+  CHECK(is(preset_for_memory(4 * kGiB), 1024, true, 4));
+  CHECK(is(preset_for_memory(4 * kGiB - 1), 512, false, 2));
+}
+
+TEST_CASE("A batch is shared as max(1, total / devices), and what rounding loses is said") {
+  CHECK(share_batch(2048, 8).per_device == 256);
+  CHECK(share_batch(2048, 8).lost == 0);
+  CHECK(share_batch(2048, 3).per_device == 682);
+  CHECK(share_batch(2048, 3).lost == 2);
+  CHECK(share_batch(3, 8).per_device == 1);
+  CHECK(share_batch(3, 8).lost == -5);
+  CHECK_THROWS_AS(share_batch(0, 1), c10::ValueError);
+}
+
+/// Two steps of a perceptron written out, recorded; `micro_batches` accumulate.
+absl::StatusOr<MemoryTrace> record_perceptron(int64_t rows, int64_t micro_batches) {
+  MemoryRecorder recorder(MemoryClass::kWeights);
+  torch::nn::Sequential model(torch::nn::Linear(64, 256), torch::nn::ReLU(), torch::nn::Linear(256, 256),
+                              torch::nn::ReLU(), torch::nn::Linear(256, 10));
+  recorder.enter(MemoryClass::kOptimizer);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
+  recorder.enter(MemoryClass::kBatch);
+  const at::Tensor x = torch::rand({rows, 64}), y = torch::zeros({rows}, torch::kLong);
+  for (int step = 0; step < 2; ++step) {
+    for (int64_t i = 0; i < micro_batches; ++i) {
+      recorder.enter(MemoryClass::kActivations);
+      torch::nn::functional::cross_entropy(model->forward(x), y).backward();
+      for (const at::Tensor& p : model->parameters()) recorder.assign(p.grad(), MemoryClass::kGradients);
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return recorder.trace();
+}
+
+int64_t counted(int64_t rows) { return record_perceptron(rows, 1).value().peak().total(); }
+
+TEST_CASE("The peak of a perceptron's step is predicted within 1 % at any batch") {
+  const auto estimate = MemoryEstimate::create([](int64_t rows) { return record_perceptron(rows, 1); }).value();
+  CHECK(estimate.check_error() <= 0.005);
+  for (const int64_t rows : {1, 3, 16, 17, 33, 64, 100, 127, 128, 1000, 4096}) {
+    INFO(rows << " rows");
+    const MemoryBytes peak = estimate.predict(rows).peak;
+    CHECK(static_cast<double>(peak.total()) == Approx(static_cast<double>(counted(rows))).epsilon(0.01));
+    CHECK(peak[MemoryClass::kWeights] == 4 * (64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10));
+  }
+}
+
+TEST_CASE("A kernel that goes another way for few rows makes the estimate start from more") {
+  std::vector<int64_t> recorded;
+  const auto work = [&](int64_t rows) -> absl::StatusOr<MemoryTrace> {
+    recorded.push_back(rows);
+    MemoryTrace trace;
+    trace.blocks.push_back({.bytes = rows < 8 ? 1000 : 100 * rows});  // of a phase, never freed
+    trace.events.push_back(1);
+    return trace;
+  };
+  const auto estimate = MemoryEstimate::create(work).value();
+  CHECK(estimate.check_error() == 0);
+  CHECK(estimate.predict(500).peak.total() == 50000);
+  CHECK(recorded == std::vector<int64_t>{2, 4, 8, 16, 32});
+  // With few rows to record there is no better base, and the error is told.
+  const auto poor = MemoryEstimate::create(work, 8).value();
+  CHECK(poor.check_error() == Approx(0.25));
+  CHECK(poor.check_batch_size() == 8);
+}
+
+TEST_CASE("An error of the recording is returned") {
+  const auto failing = [](int64_t rows) -> absl::StatusOr<MemoryTrace> {
+    if (rows == 4) return absl::DataLossError("row 3");
+    return MemoryTrace{};
+  };
+  CHECK(MemoryEstimate::create(failing).status().code() == absl::StatusCode::kDataLoss);
+}
+
+/// 10 MiB stand, and each row takes 1 MiB; accumulated, the gradients (5 MiB) stand beside the activations too.
+absl::StatusOr<MemoryTrace> plain_step(int64_t rows, int64_t micro_batches) {
+  MemoryTrace trace;
+  trace.blocks = {{.bytes = 10 * kMiB, .kind = MemoryClass::kWeights}};
+  trace.events = {1};
+  if (micro_batches > 1) {
+    trace.blocks.push_back({.bytes = 5 * kMiB, .kind = MemoryClass::kGradients});
+    trace.events.push_back(2);
+  }
+  for (int64_t i = 0; i < 2; ++i) {
+    trace.blocks.push_back({.bytes = rows * kMiB / 2});
+    trace.events.push_back(static_cast<int32_t>(trace.blocks.size()));
+  }
+  return trace;
+}
+
+BatchSizePlan plan_of(const BatchSizePlannerOptions& options) {
+  return BatchSizePlanner::create(plain_step, options).value().plan().value();
+}
+
+TEST_CASE("Without a global batch the largest power of two that fits is taken") {
+  const BatchSizePlan plan = plan_of({.device_bytes = 100 * kMiB, .usable = 1});
+  CHECK(plan.batch_size == 64);
+  CHECK(plan.grad_accum_steps == 1);
+  CHECK(plan.fits);
+  CHECK(plan.memory.peak.total() == 74 * kMiB);
+  CHECK(plan_of({.device_bytes = 100 * kMiB, .usable = 1, .reserve_bytes = 30 * kMiB}).batch_size == 32);
+  CHECK(plan_of({.device_bytes = 100 * kMiB, .usable = 0.7}).batch_size == 32);
+  CHECK(plan_of({.device_bytes = 100 * kMiB, .usable = 1, .max_batch_size = 20}).batch_size == 16);
+  CHECK(plan_of({}).batch_size == 2048);
+  const BatchSizePlan accumulated = plan_of({.device_bytes = 90 * kMiB, .usable = 1, .grad_accum_steps = 4});
+  CHECK(accumulated.batch_size == 32);
+  CHECK(accumulated.grad_accum_steps == 4);
+}
+
+TEST_CASE("With a global batch the largest part of each device's share that fits is accumulated") {
+  const BatchSizePlan whole =
+      plan_of({.device_bytes = 100 * kMiB, .usable = 1, .devices = 3, .global_batch_size = 192});
+  CHECK(whole.batch_size == 64);
+  CHECK(whole.grad_accum_steps == 1);
+  const BatchSizePlan part = plan_of({.device_bytes = 70 * kMiB, .usable = 1, .devices = 3, .global_batch_size = 192});
+  CHECK(part.batch_size == 32);
+  CHECK(part.grad_accum_steps == 2);
+  CHECK(part.global_batch_size() == 192);
+  CHECK(part.memory.peak[MemoryClass::kGradients] == 5 * kMiB);
+  const BatchSizePlan rounded = plan_of({.devices = 3, .global_batch_size = 200});
+  CHECK(rounded.batch_size == 66);
+  CHECK(rounded.lost_rows == 2);
+}
+
+TEST_CASE("Where not even one row fits the plan says so") {
+  const BatchSizePlan plan = plan_of({.device_bytes = 8 * kMiB, .global_batch_size = 64});
+  CHECK(plan.batch_size == 1);
+  CHECK(plan.grad_accum_steps == 64);
+  CHECK(!plan.fits);
+  CHECK(!plan_of({.device_bytes = 8 * kMiB}).fits);
+}
+
+TEST_CASE("The planner names every option that is out of range") {
+  const auto refused = BatchSizePlanner::create(plain_step,
+                                                {.device_bytes = -1,
+                                                 .usable = 0,
+                                                 .reserve_bytes = -1,
+                                                 .devices = 0,
+                                                 .global_batch_size = -1,
+                                                 .grad_accum_steps = 0,
+                                                 .max_batch_size = 0},
+                                                3);
+  REQUIRE(!refused.ok());
+  for (const char* name : {"device_bytes", "usable", "reserve_bytes", "devices", "global_batch_size",
+                           "grad_accum_steps", "max_batch_size", "max_recorded_batch_size"}) {
+    CHECK(refused.status().message().find(name) != std::string::npos);
+  }
+}
+
+TEST_CASE("Measuring finds the largest batch that runs, in few attempts") {
+  for (const int64_t limit : {1, 2, 3, 37, 64, 99, 100}) {
+    int attempts = 0;
+    const auto attempt = [&](int64_t rows) {
+      ++attempts;
+      return rows <= limit ? absl::OkStatus() : absl::ResourceExhaustedError("no memory");
+    };
+    CHECK(measure_batch_size(attempt, 100).value() == limit);
+    CHECK(attempts <= 14);
+  }
+  CHECK(measure_batch_size([](int64_t) { return absl::ResourceExhaustedError("no memory"); }, 100).status().code() ==
+        absl::StatusCode::kResourceExhausted);
+  CHECK(measure_batch_size([](int64_t) { return absl::DataLossError("row"); }, 100).status().code() ==
+        absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace trainkit
