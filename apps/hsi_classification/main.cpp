@@ -45,7 +45,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create([&] { return create_model(session.model()); },
                                                                          replicator_options(run, placement)));
   if (!run.init_from.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(load_weights(*devices->module(), run.init_from));
+    TRAINKIT_RETURN_IF_ERROR(load_weights(*devices->module(), run.init_from).status());
     devices->synchronize();
   }
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));

@@ -29,6 +29,8 @@ struct Command {
 absl::StatusOr<int> launch_command(const Arguments& arguments);
 absl::StatusOr<int> doctor_command(const Arguments& arguments);
 absl::StatusOr<int> scale_command(const Arguments& arguments);
+absl::StatusOr<int> inspect_command(const Arguments& arguments);
+absl::StatusOr<int> export_command(const Arguments& arguments);
 
 /// Reads the flags. Prints what was asked for instead of a run, the help or the versions; false then.
 absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& arguments);

@@ -57,7 +57,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
                             DeviceReplicator::create(make_model, replicator_options(run, placement)));
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(devices->module()));
   if (!run.init_from.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(load_weights(*model, run.init_from));
+    TRAINKIT_RETURN_IF_ERROR(load_weights(*model, run.init_from).status());
     devices->synchronize();
   }
 

@@ -24,6 +24,8 @@
 #include "trainkit/io/safetensors.h"
 #include "trainkit/io/token_file.h"
 #include "trainkit/io/tokenizer.h"
+#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/data/copy_rows.h"

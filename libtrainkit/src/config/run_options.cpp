@@ -80,7 +80,8 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
       path(PathKind::kInput, "Go on from: latest (of --output_dir), a run's folder, its checkpoints/, one step-...");
   resume.path_words = {"latest"};
   parser.add("resume", &o.resume, resume);
-  parser.add("init_from", &o.init_from, path(PathKind::kInput, "Start from this file's weights alone."));
+  parser.add("init_from", &o.init_from,
+             path(PathKind::kInput, "Start from this file's weights alone: safetensors or PyTorch's, by content."));
   parser.add("overwrite", &o.overwrite, spec("Remove an earlier run from --output_dir."));
   parser.add("dry_run", &o.dry_run, spec("All checks and the plan, no step."));
   parser.add("json", &o.json, {.help = "With --dry_run: the plan as JSON.", .group = "Run", .flag_only = true});

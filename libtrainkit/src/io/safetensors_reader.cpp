@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "io/safetensors_header.h"
+#include "io/weight_content.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
@@ -17,22 +18,11 @@ static_assert(std::endian::native == std::endian::little,
 
 using detail::safetensors_error;
 
-/// What a file that is no safetensors file probably is.
-std::string hint_for(std::string_view start) {
-  if (start.starts_with("PK\x03\x04")) return "this is a zip archive, as torch.save writes";
-  if (start.starts_with("\x80\x02") || start.starts_with("\x80\x04"))
-    return "this is a pickle, as older torch.save wrote";
-  if (start.starts_with("version https://git-lfs"))
-    return "this is a Git LFS pointer: fetch the file itself with 'git lfs pull'";
-  return {};
-}
-
 absl::Status not_safetensors(const ReadableFile& file, std::string problem, std::string got, std::string expected) {
   Error error = safetensors_error(file.path(), {}, std::move(problem));
   error.got = std::move(got);
   error.expected = std::move(expected);
-  std::string start(static_cast<size_t>(std::min<int64_t>(file.size_bytes(), 32)), '\0');
-  if (file.read_at(0, start.data(), start.size()).ok()) error.hint = hint_for(start);
+  error.hint = detail::content_hint(detail::weight_content(file));
   return to_status(error);
 }
 

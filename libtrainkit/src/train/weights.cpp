@@ -1,11 +1,97 @@
 #include "trainkit/train/weights.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
+#include <unordered_map>
 
 #include "trainkit/core/status.h"
-#include "trainkit/io/safetensors.h"
+#include "trainkit/io/weight_file.h"
 
 namespace trainkit {
+namespace {
+
+constexpr std::string_view kDataParallelPrefix = "module.";
+
+/// Second and further names of tensors that stand in `model` more than once, each with the first.
+std::map<std::string, std::string> further_names(const torch::nn::Module& model) {
+  std::unordered_map<const void*, std::string> first;
+  std::map<std::string, std::string> further;
+  const auto add = [&](const auto& items) {
+    for (const auto& item : items) {
+      if (!item.value().defined()) continue;
+      const auto [at, is_first] = first.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
+      if (!is_first) further.emplace(item.key(), at->second);
+    }
+  };
+  add(model.named_parameters());
+  add(model.named_buffers());
+  return further;
+}
+
+void strip_data_parallel(NamedTensors& tensors) {
+  const auto has_prefix = [](const auto& named) { return named.first.starts_with(kDataParallelPrefix); };
+  if (!std::all_of(tensors.begin(), tensors.end(), has_prefix)) return;
+  for (auto& named : tensors) named.first.erase(0, kDataParallelPrefix.size());
+}
+
+void rename(NamedTensors& tensors, const std::vector<std::pair<std::string, std::string>>& rules) {
+  for (auto& named : tensors) {
+    std::string& name = named.first;
+    const auto rule =
+        std::find_if(rules.begin(), rules.end(), [&](const auto& r) { return name.starts_with(r.first); });
+    if (rule != rules.end()) name.replace(0, rule->first.size(), rule->second);
+  }
+}
+
+/// Gives tied tensors the one name that named_tensors() has for them.
+void merge_tied(NamedTensors& tensors, const torch::nn::Module& model) {
+  const auto further = further_names(model);
+  std::set<std::string> names;
+  for (const auto& named : tensors) names.insert(named.first);
+  std::erase_if(tensors, [&](auto& named) {
+    const auto at = further.find(named.first);
+    if (at == further.end()) return false;
+    if (!names.insert(at->second).second) return true;
+    named.first = at->second;
+    return false;
+  });
+}
+
+absl::Status refuse(const std::string& path, const std::string& name, std::string problem) {
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.match",
+                    .where = path,
+                    .field = name,
+                    .problem = std::move(problem)},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+/// Leaves in both lists what they have in common; the rest is listed.
+LoadedWeights keep_common(NamedTensors& source, NamedTensors& target) {
+  LoadedWeights found;
+  std::unordered_map<std::string, at::Tensor> by_name(source.begin(), source.end());
+  NamedTensors kept_source, kept_target;
+  for (const auto& [name, tensor] : target) {
+    const auto saved = by_name.extract(name);
+    if (!saved) {
+      found.missing.push_back(name);
+    } else if (saved.mapped().sizes() != tensor.sizes()) {
+      found.misshapen.push_back(name);
+    } else {
+      kept_source.emplace_back(name, saved.mapped());
+      kept_target.emplace_back(name, tensor);
+    }
+  }
+  for (const auto& named : source) {
+    if (by_name.contains(named.first)) found.unexpected.push_back(named.first);
+  }
+  source = std::move(kept_source);
+  target = std::move(kept_target);
+  return found;
+}
+
+}  // namespace
 
 NamedTensors named_tensors(const torch::nn::Module& model) {
   NamedTensors tensors;
@@ -26,14 +112,30 @@ absl::Status load_named_tensors(torch::nn::Module& model, const NamedTensors& te
   return copy_named_tensors(tensors, named_tensors(model), where);
 }
 
-absl::Status load_weights(torch::nn::Module& model, const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
-  NamedTensors tensors;
-  for (const std::string& name : file.names()) {
-    TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(name));
-    tensors.emplace_back(name, std::move(tensor));
+absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::string& path,
+                                           const LoadWeightsOptions& options, const Fs& fs) {
+  TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path, fs));
+  std::string prefix = options.prefix;
+  if (prefix.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(prefix, file.state_dict_prefix());
   }
-  return load_named_tensors(model, tensors, path);
+  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors source, file.tensors(prefix));
+  strip_data_parallel(source);
+  rename(source, options.rename);
+  merge_tied(source, model);
+  std::set<std::string_view> names;
+  for (const auto& named : source) {
+    if (!names.insert(named.first).second) return refuse(path, named.first, "stands twice after renaming");
+  }
+  NamedTensors target = named_tensors(model);
+  LoadedWeights found;
+  if (options.partial) {
+    found = keep_common(source, target);
+    if (source.empty()) return refuse(path, {}, "no tensor of the file fits the model by name and shape");
+  }
+  TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));
+  found.loaded = static_cast<int64_t>(target.size());
+  return found;
 }
 
 }  // namespace trainkit

@@ -1,0 +1,130 @@
+// trainkit inspect: what a file of weights or a checkpoint holds.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "trainkit/command.h"
+#include "trainkit/config/config.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/weight_file.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/words.h"
+
+namespace trainkit::tool {
+namespace {
+
+std::string shape_of(const WeightEntry& entry) {
+  return entry.shape.size() == 1 ? fmt::format("({},)", entry.shape[0])
+                                 : fmt::format("({})", fmt::join(entry.shape, ", "));
+}
+
+/// A sum that stays at the largest number: what a file claims may be anything.
+int64_t saturating_sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+}
+
+struct Totals {
+  explicit Totals(const WeightFile& file) {
+    for (const WeightEntry& entry : file.entries()) {
+      int64_t count = 1;
+      for (const int64_t size : entry.shape) count *= size;  // checked when the file was opened
+      values = saturating_sum(values, count);
+      bytes = saturating_sum(bytes, entry.bytes);
+    }
+  }
+  int64_t values = 0, bytes = 0;
+};
+
+std::string table(const WeightFile& file) {
+  const Totals totals(file);
+  std::string out =
+      fmt::format("{}: {}, {} tensors, {} values, {} bytes ({})\n", escape_text(file.path(), 4096), file.format(),
+                  file.entries().size(), totals.values, totals.bytes, format_size(totals.bytes));
+  size_t name_width = 4, dtype_width = 5, shape_width = 5;
+  for (const WeightEntry& entry : file.entries()) {
+    name_width = std::max(name_width, std::min<size_t>(escape_text(entry.name).size(), 60));
+    dtype_width = std::max(dtype_width, entry.dtype.size());
+    shape_width = std::max(shape_width, std::min<size_t>(shape_of(entry).size(), 40));
+  }
+  const auto line = [&](std::string_view name, std::string_view dtype, std::string_view shape, std::string_view bytes) {
+    out += fmt::format("  {:<{}}  {:<{}}  {:<{}}  {:>12}\n", name, name_width, dtype, dtype_width, shape, shape_width,
+                       bytes);
+  };
+  if (!file.entries().empty()) line("name", "dtype", "shape", "bytes");
+  for (const WeightEntry& entry : file.entries())
+    line(escape_text(entry.name), entry.dtype, shape_of(entry), std::to_string(entry.bytes));
+  if (!file.values().empty()) out += "  other values\n";
+  for (const auto& [name, text] : file.values())
+    out += fmt::format("  {} = {}\n", escape_text(name), format_text(escape_text(text)));
+  return out;
+}
+
+nlohmann::ordered_json json(const WeightFile& file) {
+  const Totals totals(file);
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::array(), values = nlohmann::ordered_json::object();
+  for (const WeightEntry& entry : file.entries())
+    tensors.push_back({{"name", entry.name}, {"dtype", entry.dtype}, {"shape", entry.shape}, {"bytes", entry.bytes}});
+  for (const auto& [name, text] : file.values()) values[name] = text;
+  return {{"path", file.path()},   {"format", file.format()}, {"values", totals.values},
+          {"bytes", totals.bytes}, {"tensors", tensors},      {"other", values}};
+}
+
+absl::StatusOr<std::vector<WeightFile>> open_all(const std::string& path, std::optional<int64_t>& step) {
+  std::vector<WeightFile> files;
+  if (!std::filesystem::is_directory(path)) {
+    TRAINKIT_ASSIGN_OR_RETURN(WeightFile file, WeightFile::open(path));
+    files.push_back(std::move(file));
+    return files;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(path, "."));
+  TRAINKIT_RETURN_IF_ERROR(verify_checkpoint(checkpoint));
+  step = checkpoint.step;
+  for (const char* name : {"/model.safetensors", "/optimizer.safetensors"}) {
+    TRAINKIT_ASSIGN_OR_RETURN(WeightFile file, WeightFile::open(checkpoint.path() + name));
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+}  // namespace
+
+absl::StatusOr<int> inspect_command(const Arguments& given) {
+  ConfigParser parser(
+      {.name = "trainkit inspect FILE",
+       .version = library_versions()["trainkit"],
+       .description = "Lists names, dtypes, shapes and bytes of a file of weights (safetensors, or PyTorch's .pt, "
+                      ".pth, .bin,\ntold apart by content) or of a checkpoint's folder, which it verifies. Nothing in "
+                      "a file is run.",
+       .examples = {"trainkit inspect model.safetensors", "trainkit inspect pytorch_model.bin --json",
+                    "trainkit inspect runs/transformer"}});
+  bool as_json = false;
+  parser.add("json", &as_json, {.help = "The same as JSON.", .group = "Output"});
+  Arguments arguments = given;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, take_words(arguments, {"FILE"}));
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted || words.empty()) return 0;
+  std::optional<int64_t> step;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<WeightFile> files, open_all(words[0], step));
+  if (as_json) {
+    nlohmann::ordered_json out;
+    if (step) out["step"] = *step;
+    for (const WeightFile& file : files) out["files"].push_back(json(file));
+    print(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    return 0;
+  }
+  std::string out = step ? fmt::format("checkpoint of step {}, verified\n", *step) : "";
+  for (const WeightFile& file : files) out += table(file);
+  print(out);
+  return 0;
+}
+
+}  // namespace trainkit::tool

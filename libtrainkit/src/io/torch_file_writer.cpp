@@ -1,0 +1,195 @@
+#include <ATen/core/Tensor.h>
+#include <c10/util/strides.h>
+#include <fmt/format.h>
+
+#include <map>
+#include <tuple>
+#include <unordered_set>
+
+#include "io/pickle_input.h"
+#include "io/torch_dtypes.h"
+#include "io/zip_writer.h"
+#include "trainkit/core/status.h"
+#include "trainkit/core/utf8.h"
+#include "trainkit/io/torch_file.h"
+
+namespace trainkit {
+namespace {
+
+using detail::TorchDtype;
+
+absl::Status refuse(const std::string& name, std::string problem, std::string got = {}) {
+  return to_status({.exit_code = ExitCode::kBug,
+                    .id = "weights.write",
+                    .field = name,
+                    .problem = std::move(problem),
+                    .got = std::move(got)},
+                   absl::StatusCode::kInvalidArgument);
+}
+
+absl::Status check(const NamedTensors& tensors) {
+  std::unordered_set<std::string_view> names;
+  for (const auto& [name, tensor] : tensors) {
+    if (find_invalid_utf8(name) != name.size()) return refuse(escape_text(name), "is not UTF-8");
+    if (!names.insert(name).second) return refuse(name, "stands twice");
+    if (!tensor.defined()) return refuse(name, "is an undefined tensor");
+    if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
+      return refuse(name, "has no plain data in memory");
+    if (!detail::find_torch_dtype(tensor.scalar_type()))
+      return refuse(name, "has a dtype that PyTorch's files lack", c10::toString(tensor.scalar_type()));
+  }
+  return absl::OkStatus();
+}
+
+/// Number of the storage of each tensor; equal for those that are the same view of the same memory.
+std::vector<size_t> number_storages(const NamedTensors& tensors) {
+  using View = std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>, bool, bool>;
+  std::map<View, size_t> views;
+  std::vector<size_t> numbers;
+  size_t next = 0;
+  for (const auto& named : tensors) {
+    const at::Tensor& tensor = named.second;
+    const void* data = tensor.numel() == 0 ? nullptr : tensor.const_data_ptr();
+    size_t number = next;
+    if (data) {
+      View view{data,           tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec(), tensor.is_conj(),
+                tensor.is_neg()};
+      number = views.try_emplace(std::move(view), next).first->second;
+    }
+    next += number == next;
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+/// The opcodes that torch.save writes, in protocol 2, which torch.load(weights_only=True) asks for.
+class Pickler {
+ public:
+  Pickler() { out_ = "\x80\x02"; }
+
+  void global(std::string_view module, std::string_view name) {
+    if (recall(fmt::format("{} {}", module, name))) return;
+    out_ += fmt::format("c{}\n{}\n", module, name);
+    remember();
+  }
+  void text(std::string_view text) {
+    out_ += 'X';
+    put(static_cast<uint32_t>(text.size()));
+    out_ += text;
+  }
+  /// A text that comes again and again.
+  void word(std::string_view word) {
+    if (recall(std::string(word))) return;
+    text(word);
+    remember();
+  }
+  void integer(int64_t value) {
+    if (value >= 0 && value < 256) {
+      out_ += 'K';
+      out_ += static_cast<char>(value);
+    } else if (value >= INT32_MIN && value <= INT32_MAX) {
+      out_ += 'J';
+      put(static_cast<int32_t>(value));
+    } else {
+      out_ += "\x8a\x08";
+      put(value);
+    }
+  }
+  void tuple(at::IntArrayRef values) {
+    out_ += '(';
+    for (const int64_t value : values) integer(value);
+    out_ += 't';
+  }
+  void raw(std::string_view opcodes) { out_ += opcodes; }
+  const std::string& bytes() const { return out_; }
+
+ private:
+  template <class T>
+  void put(T value) {
+    out_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  }
+  bool recall(const std::string& what) {
+    const auto [at, is_new] = memo_.try_emplace(what, memo_.size());
+    if (is_new) return false;
+    out_ += 'h';
+    out_ += static_cast<char>(at->second);
+    return true;
+  }
+  /// The memo's next entry; there are fewer than 256: types and a few words.
+  void remember() {
+    out_ += 'q';
+    out_ += static_cast<char>(memo_.size() - 1);
+  }
+  std::string out_;
+  std::map<std::string, size_t> memo_;
+};
+
+void pickle_ordered_dict(Pickler& pickler) {
+  pickler.global("collections", "OrderedDict");
+  pickler.raw(")R");
+}
+
+void pickle_tensor(Pickler& pickler, const at::Tensor& tensor, size_t storage) {
+  const TorchDtype& dtype = *detail::find_torch_dtype(tensor.scalar_type());
+  const bool typed = !dtype.storage.empty();
+  pickler.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+  pickler.raw("((");
+  pickler.word("storage");
+  pickler.global(typed ? "torch" : "torch.storage", typed ? dtype.storage : "UntypedStorage");
+  pickler.text(std::to_string(storage));
+  pickler.word("cpu");
+  pickler.integer(typed ? tensor.numel() : static_cast<int64_t>(tensor.nbytes()));
+  pickler.raw("tQ");
+  pickler.integer(0);
+  pickler.tuple(tensor.sizes());
+  pickler.tuple(c10::contiguous_strides(tensor.sizes()));
+  pickler.raw("\x89");           // requires_grad
+  pickle_ordered_dict(pickler);  // hooks
+  if (!typed) pickler.global("torch", dtype.name);
+  pickler.raw("tR");
+}
+
+std::string pickle(const NamedTensors& tensors, const std::vector<size_t>& storages) {
+  Pickler pickler;
+  pickle_ordered_dict(pickler);
+  pickler.raw("(");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    pickler.text(tensors[i].first);
+    pickle_tensor(pickler, tensors[i].second, storages[i]);
+  }
+  pickler.raw("u.");
+  return pickler.bytes();
+}
+
+}  // namespace
+
+absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors) {
+  TRAINKIT_RETURN_IF_ERROR(check(tensors));
+  const std::vector<size_t> storages = number_storages(tensors);
+  const std::string bytes = pickle(tensors, storages);
+  if (bytes.size() > detail::kMaxPickleBytes) return refuse({}, "these are too many tensors for a PyTorch file");
+  detail::ZipWriter zip(file);
+  TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", bytes));
+  TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));
+  size_t next = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (storages[i] != next) continue;  // written already
+    at::Tensor tensor;
+    try {
+      tensor = tensors[i].second.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+    } catch (...) {
+      return annotate(status_from_current_exception(), tensors[i].first);
+    }
+    TRAINKIT_RETURN_IF_ERROR(zip.add(fmt::format("archive/data/{}", next++), tensor.const_data_ptr(), tensor.nbytes()));
+  }
+  TRAINKIT_RETURN_IF_ERROR(zip.add("archive/version", "3\n"));
+  return zip.finish();
+}
+
+absl::Status save_torch_file(const Fs& fs, const std::string& path, const NamedTensors& tensors) {
+  const auto [parent, name] = split_path(path);
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, fs.open_directory(parent));
+  return write_file_atomically(directory, name, [&](WritableFile& file) { return write_torch_file(file, tensors); });
+}
+
+}  // namespace trainkit

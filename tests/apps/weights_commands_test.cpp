@@ -1,0 +1,126 @@
+// trainkit inspect and trainkit export as a user runs them.
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+#include "test_util.h"
+#include "trainkit/io/weight_file.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/weights.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+struct Tool {
+  Tool(const TempDir& dir, const std::vector<std::string>& words) {
+    Program program("trainkit", words, dir.path().string());
+    code = program.wait();
+    output = program.output();
+    errors = program.errors();
+  }
+  int code;
+  std::string output, errors;
+};
+
+const NamedTensors kWeights = {{"fc.weight", torch::arange(6.).view({2, 3})},
+                               {"fc.bias", torch::ones({2}, torch::kBFloat16)}};
+
+void save_checkpoint(const TempDir& dir) {
+  auto store = CheckpointStore::open(dir / "run");
+  REQUIRE(store.ok());
+  REQUIRE(
+      store->save(7, {.model = kWeights, .optimizer = {{"fc.weight.exp_avg", torch::zeros({2, 3})}}, .state = {}}) ==
+      absl::OkStatus());
+}
+
+}  // namespace
+
+TEST_CASE("inspect lists every kind of file, whatever its name") {
+  TempDir dir;
+  REQUIRE(save_torch_file(Fs::posix(), dir / "a.safetensors", kWeights).ok());
+  REQUIRE(save_safetensors(Fs::posix(), dir / "b.pt", kWeights, {{"format", "pt"}}).ok());
+  for (const char* name : {"a.safetensors", "b.pt"}) {
+    const Tool tool(dir, {"inspect", dir / name, "--json"});
+    INFO(tool.errors);
+    REQUIRE(tool.code == 0);
+    const Json file = Json::parse(tool.output)["files"][0];
+    CHECK(file["format"] == (name[0] == 'a' ? "PyTorch zip" : "safetensors"));
+    CHECK(file["values"] == 8);
+    CHECK(file["bytes"] == 28);
+    REQUIRE(file["tensors"].size() == 2);
+    CHECK(file["tensors"][0] == Json{{"name", "fc.weight"}, {"dtype", "float32"}, {"shape", {2, 3}}, {"bytes", 24}});
+  }
+  const Tool table(dir, {"inspect", dir / "a.safetensors"});
+  CHECK_THAT(table.output, Catch::Contains("2 tensors, 8 values, 28 bytes") && Catch::Contains("bfloat16") &&
+                               Catch::Contains("(2, 3)"));
+}
+
+TEST_CASE("inspect verifies a checkpoint and lists both of its files") {
+  TempDir dir;
+  save_checkpoint(dir);
+  const Tool tool(dir, {"inspect", dir / "run", "--json"});
+  INFO(tool.errors);
+  REQUIRE(tool.code == 0);
+  const Json all = Json::parse(tool.output);
+  CHECK(all["step"] == 7);
+  REQUIRE(all["files"].size() == 2);
+  CHECK(all["files"][1]["tensors"][0]["name"] == "fc.weight.exp_avg");
+  std::filesystem::resize_file(dir / "run/checkpoints/step-00000007/model.safetensors", 20);
+  CHECK(Tool(dir, {"inspect", dir / "run"}).code == 5);
+}
+
+TEST_CASE("export writes a checkpoint's weights in either format, and a file's in the other") {
+  TempDir dir;
+  save_checkpoint(dir);
+  for (const char* name : {"out.pt", "out.safetensors"}) {
+    const Tool tool(dir, {"export", dir / "run", dir / name});
+    INFO(tool.errors);
+    REQUIRE(tool.code == 0);
+    const auto file = WeightFile::open(dir / name);
+    REQUIRE(file.ok());
+    CHECK(file->format() == (std::string(name) == "out.pt" ? "PyTorch zip" : "safetensors"));
+    const NamedTensors tensors = file->tensors().value();
+    REQUIRE(tensors.size() == 2);
+    for (const auto& [key, tensor] : tensors) {
+      const at::Tensor expected = key == "fc.weight" ? kWeights[0].second : kWeights[1].second;
+      CHECK(torch::equal(tensor, expected));
+    }
+  }
+  CHECK(Tool(dir, {"export", dir / "out.pt", dir / "again.safetensors"}).code == 0);
+  const Tool exists(dir, {"export", dir / "run", dir / "out.pt"});
+  CHECK(exists.code == 2);
+  CHECK_THAT(exists.errors, Catch::Contains("exists already") && Catch::Contains("--overwrite"));
+  CHECK(Tool(dir, {"export", "--overwrite", dir / "run", dir / "out.pt"}).code == 0);
+}
+
+TEST_CASE("inspect and export say what is wrong, and with which exit code") {
+  TempDir dir;
+  const std::string evil = dir / "evil.pt";
+  std::ofstream(evil, std::ios::binary) << "\x80\x02"
+                                           "cos\nsystem\nX\4"
+                                        << std::string(3, '\0') << "true\x85R.";
+  const struct {
+    std::vector<std::string> words;
+    int code;
+    const char* says;
+  } rows[] = {{{"inspect"}, 2, "FILE: the wrong number of words"},
+              {{"inspect", "a", "b"}, 2, "FILE: the wrong number of words"},
+              {{"inspect", dir / "none.pt"}, 5, "none.pt"},
+              {{"inspect", evil}, 5, "global 'os.system' not allowed"},
+              {{"inspect", dir.path().string()}, 5, "error["},
+              {{"export", "a"}, 2, "CHECKPOINT OUT: the wrong number of words"},
+              {{"export", evil, dir / "out.txt"}, 2, "no known format"},
+              {{"export", evil, dir / "out.pt"}, 5, "global 'os.system' not allowed"}};
+  for (const auto& row : rows) {
+    const Tool tool(dir, row.words);
+    CAPTURE(row.words, tool.errors);
+    CHECK(tool.code == row.code);
+    CHECK_THAT(tool.errors, Catch::Contains(row.says));
+  }
+  CHECK_FALSE(std::filesystem::exists(dir / "out.pt"));
+  CHECK(Tool(dir, {"inspect", "--help"}).code == 0);
+}

@@ -1,0 +1,130 @@
+#include "trainkit/train/weights.h"
+
+#include "test_util.h"
+#include "trainkit/io/torch_file.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// A layer whose weight belongs to another.
+struct HeadImpl : torch::nn::Module {
+  explicit HeadImpl(const at::Tensor& weight) { register_parameter("weight", weight); }
+};
+
+/// A language model in small: the head is the embedding.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    body = register_module("body", torch::nn::Linear(3, 2));
+    embedding = register_parameter("embedding", torch::zeros({4, 2}));
+    register_module("head", std::make_shared<HeadImpl>(embedding));
+    counter = register_buffer("counter", torch::zeros({1}, torch::kLong));
+  }
+  torch::nn::Linear body{nullptr};
+  at::Tensor embedding, counter;
+};
+TORCH_MODULE(Tied);
+
+NamedTensors weights() {
+  return {{"body.weight", torch::arange(6.).view({2, 3})},
+          {"body.bias", torch::tensor({7.f, 8.f})},
+          {"embedding", torch::arange(8.).view({4, 2})},
+          {"counter", torch::tensor({9}, torch::kLong)}};
+}
+
+NamedTensors with_prefix(NamedTensors tensors, const std::string& prefix) {
+  for (auto& named : tensors) named.first.insert(0, prefix);
+  return tensors;
+}
+
+std::string saved(const TempDir& dir, const NamedTensors& tensors) {
+  REQUIRE(save_torch_file(Fs::posix(), dir / "w.bin", tensors).ok());
+  return dir / "w.bin";
+}
+
+bool is_loaded(Tied& model) {
+  return torch::equal(model->body->weight, torch::arange(6.).view({2, 3})) &&
+         torch::equal(model->embedding, torch::arange(8.).view({4, 2})) && model->counter.item<int64_t>() == 9;
+}
+
+}  // namespace
+
+TEST_CASE("load_weights knows formats by content", "[train][weights]") {
+  TempDir dir;
+  REQUIRE(save_torch_file(Fs::posix(), dir / "a.safetensors", weights()).ok());
+  REQUIRE(save_safetensors(Fs::posix(), dir / "b.pt", weights()).ok());
+  for (const char* name : {"a.safetensors", "b.pt"}) {
+    Tied model;
+    const auto loaded = load_weights(*model, dir / name);
+    REQUIRE(loaded.status() == absl::OkStatus());
+    CHECK(loaded->loaded == 4);
+    CHECK(is_loaded(model));
+    CHECK(model->body->weight.requires_grad());
+  }
+}
+
+TEST_CASE("load_weights cuts off \"module.\" if all names have it", "[train][weights]") {
+  TempDir dir;
+  Tied model;
+  REQUIRE(load_weights(*model, saved(dir, with_prefix(weights(), "module."))).ok());
+  CHECK(is_loaded(model));
+  NamedTensors some = weights();
+  some[0].first = "module.body.weight";
+  const auto status = load_weights(*model, saved(dir, some)).status();
+  CHECK_THAT(error_line(status),
+             Catch::Contains("1 missing (body.weight)") && Catch::Contains("1 unexpected (module.body.weight)"));
+}
+
+TEST_CASE("load_weights takes a tied tensor under either name or both", "[train][weights]") {
+  TempDir dir;
+  NamedTensors other = weights(), both = weights();
+  other[2].first = "head.weight";
+  both.emplace_back("head.weight", both[2].second);
+  for (const NamedTensors& tensors : {other, both}) {
+    Tied model;
+    const auto loaded = load_weights(*model, saved(dir, tensors));
+    REQUIRE(loaded.status() == absl::OkStatus());
+    CHECK(is_loaded(model));
+  }
+}
+
+TEST_CASE("load_weights renames by the first rule that fits", "[train][weights]") {
+  TempDir dir;
+  NamedTensors tensors = with_prefix(weights(), "net.");
+  Tied model;
+  const std::string path = saved(dir, tensors);
+  REQUIRE(load_weights(*model, path, {.prefix = "net"}).ok());
+  CHECK(is_loaded(model));
+  Tied again;
+  REQUIRE(load_weights(*again, path, {.rename = {{"net.body", "body"}, {"net.", ""}, {"body", "never"}}}).ok());
+  CHECK(is_loaded(again));
+  const auto twice = load_weights(*again, path, {.rename = {{"net.body.bias", "embedding"}, {"net.", ""}}});
+  CHECK_THAT(error_line(twice.status()), Catch::Contains("embedding: stands twice after renaming"));
+}
+
+TEST_CASE("load_weights names what does not fit and changes nothing", "[train][weights]") {
+  TempDir dir;
+  NamedTensors tensors = weights();
+  tensors[0].second = torch::ones({3, 2});
+  tensors[1].first = "extra";
+  const std::string path = saved(dir, tensors);
+  Tied model;
+  const at::Tensor before = model->body->bias.detach().clone();
+  const auto status = load_weights(*model, path).status();
+  CHECK(exit_code(status) == ExitCode::kWeights);
+  CHECK_THAT(error_line(status), Catch::Contains("1 missing (body.bias)") && Catch::Contains("1 unexpected (extra)") &&
+                                     Catch::Contains("body.weight: (3, 2) in the file, (2, 3) here"));
+  CHECK(model->counter.item<int64_t>() == 0);
+  const auto part = load_weights(*model, path, {.partial = true});
+  REQUIRE(part.ok());
+  CHECK(part->loaded == 2);
+  CHECK(part->missing == std::vector<std::string>{"body.bias"});
+  CHECK(part->unexpected == std::vector<std::string>{"extra"});
+  CHECK(part->misshapen == std::vector<std::string>{"body.weight"});
+  CHECK(model->counter.item<int64_t>() == 9);
+  CHECK(torch::equal(model->body->bias, before));
+  const auto nothing = load_weights(*model, saved(dir, {{"x", torch::ones({1})}}), {.partial = true});
+  CHECK_THAT(error_line(nothing.status()), Catch::Contains("no tensor of the file fits"));
+  CHECK(exit_code(load_weights(*model, dir / "none").status()) == ExitCode::kWeights);
+}
