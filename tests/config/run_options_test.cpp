@@ -96,6 +96,7 @@ TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
                            "precision",
                            "dist_timeout",
                            "dist_bind",
+                           "dist_shared_memory",
                            "grad_compression"}) {
     INFO(name);
     Program program;

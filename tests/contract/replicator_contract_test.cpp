@@ -41,11 +41,15 @@ std::vector<Trace> on_replicas(const std::string& name, int64_t replicas, bool s
 
 /// What each of `ranks` processes got.
 std::vector<Trace> on_ranks(const std::string& name, int ranks, int64_t micro_batches = 1,
-                            const std::string& compression = "") {
+                            const std::string& compression = "none", bool shared_memory = true) {
   const TempDir folder;
-  std::vector<std::string> arguments{name, std::to_string(steps_of(name)), std::to_string(ranks),
-                                     std::to_string(micro_batches), folder.path().string()};
-  if (!compression.empty()) arguments.push_back(compression);
+  std::vector<std::string> arguments{name,
+                                     std::to_string(steps_of(name)),
+                                     std::to_string(ranks),
+                                     std::to_string(micro_batches),
+                                     folder.path().string(),
+                                     compression};
+  if (!shared_memory) arguments.push_back("sockets");
   Ranks job("replicator_rank", ranks, arguments, folder.path().string());
   std::vector<Trace> traces;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -124,10 +128,22 @@ TEST_CASE("Replicas in threads give the gradient of one model on the whole batch
 TEST_CASE("Two ranks give the bits of accumulation over the same shards in order, and the same on both",
           "[contract][replicator]") {
   for (const std::string& name : kBitEqual) {
+    const Trace one = on_one_device(name, 2);
+    for (const bool shared_memory : {true, false}) {
+      INFO(name << (shared_memory ? " in shared memory" : " over sockets"));
+      const std::vector<Trace> ranks = on_ranks(name, 2, 1, "none", shared_memory);
+      check_equal_bits(ranks[0], ranks[1]);
+      check_equal_bits(ranks[0], one);
+    }
+  }
+}
+
+TEST_CASE("Four ranks that share memory give the bits of accumulation over the same shards in order",
+          "[contract][replicator]") {
+  for (const std::string name : {"mlp", "transformer_double"}) {
     INFO(name);
-    const std::vector<Trace> ranks = on_ranks(name, 2);
-    check_equal_bits(ranks[0], ranks[1]);
-    check_equal_bits(ranks[0], on_one_device(name, 2));
+    const std::vector<Trace> ranks = on_ranks(name, 4);
+    for (const Trace& trace : ranks) check_equal_bits(trace, on_one_device(name, 4));
   }
 }
 

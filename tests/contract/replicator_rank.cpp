@@ -1,4 +1,4 @@
-// One rank of the replicator contract: replicator_rank CASE STEPS SHARDS MICRO_BATCHES OUT [compression].
+// One rank of the replicator contract: replicator_rank CASE STEPS SHARDS MICRO_BATCHES OUT [none|fp16|bf16 [sockets]].
 // It writes what it got to OUT/rank<r>.safetensors. Ends with the exit code and the text of its error.
 
 #include <iostream>
@@ -17,12 +17,13 @@ absl::Status run_rank(const std::vector<std::string>& arguments) {
   const ContractCase work = contract_case(arguments.at(0));
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
   TRAINKIT_ASSIGN_OR_RETURN(const auto group,
-                            ProcessGroup::create(launch.value(), {.timeout = std::chrono::seconds(60)}));
+                            ProcessGroup::create(launch.value(), {.timeout = std::chrono::seconds(60),
+                                                                  .shared_memory = arguments.size() < 7}));
   DeviceReplicatorOptions options{.process_group = group,
                                   .bucket_bytes = 8192,  // several buckets for the small models too
                                   .first_bucket_bytes = 1024,
                                   .find_unused_parameters = work.find_unused_parameters};
-  if (arguments.size() > 5) {
+  if (arguments.size() > 5 && arguments[5] != "none") {
     options.gradient_compression = arguments[5] == "fp16" ? GradientCompression::kFp16 : GradientCompression::kBf16;
   }
   torch::manual_seed(1 + group->rank());  // rank 0's weights are to reach all

@@ -94,10 +94,14 @@ TEST_CASE("A rank that dies or fails at any moment ends the others, who name it"
       {"three of four killed", 4, "forward:13:kill", "123", kKilled, 8, "lost"},
       {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "loss: is not finite at step 8"},
   };
-  for (const PeerFault& fault : faults) {
-    const TempDir folder;
-    Ranks ranks(job(fault, folder.path().string()), folder.path().string());
-    check_ends(fault, ranks.wait(), folder);
+  for (const char* shared_memory : {"1", "0"}) {
+    for (PeerFault fault : faults) {
+      fault.flags.insert(fault.flags.end(), {"--shared_memory", shared_memory});
+      const TempDir folder;
+      Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+      INFO("--shared_memory " << shared_memory);
+      check_ends(fault, ranks.wait(), folder);
+    }
   }
 }
 

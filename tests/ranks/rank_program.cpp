@@ -131,7 +131,8 @@ absl::StatusOr<int> run(Program& program) {
   if (launch) {
     TRAINKIT_ASSIGN_OR_RETURN(
         program.group, ProcessGroup::create(*launch, {.timeout = std::chrono::milliseconds(number("timeout", 20000)),
-                                                      .bind = flag("bind", "127.0.0.1")}));
+                                                      .bind = flag("bind", "127.0.0.1"),
+                                                      .shared_memory = number("shared_memory", 1) != 0}));
     placing.process_group = program.group;
   }
   moment("joined");

@@ -150,6 +150,8 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec dist_bind = spec("Address that ranks meet at; loopback keeps it on this machine.");
   dist_bind.metavar = "ADDRESS";
   parser.add("dist_bind", &o.dist_bind, dist_bind);
+  parser.add("dist_shared_memory", &o.dist_shared_memory,
+             spec("Ranks on the CPU of one machine sum in shared memory, not over sockets."));
   OptionSpec compression = spec("Type in which ddp sends gradients; half the bytes, less exact sums.");
   compression.choices = {"none", "fp16", "bf16"};
   parser.add("grad_compression", &o.grad_compression, compression);

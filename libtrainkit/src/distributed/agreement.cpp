@@ -53,8 +53,7 @@ void Agreement::send(int64_t step, const StepVote& vote) {
   group_.set_step(step);
   try {
     if (vote.failed || vote.out_of_memory) group_.impl().store().set(reason_key(step, group_.rank()), vote.reason);
-    std::vector<at::Tensor> tensors{numbers_};
-    sent_->work = group_.impl().backend(at::kCPU).allreduce(tensors);
+    sent_->work = group_.impl().all_reduce(numbers_);
   } catch (const std::exception& error) {  // the store, or a connection
     sent_->error = error.what();
   }

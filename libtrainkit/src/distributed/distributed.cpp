@@ -34,18 +34,13 @@ std::optional<at::ScalarType> wire_type(GradientCompression compression, const a
   return gradients.element_size() > 2 ? std::optional(type) : std::nullopt;
 }
 
-c10::intrusive_ptr<c10d::Work> all_reduce(ProcessGroup::Impl& group, const at::Tensor& tensor) {
-  std::vector<at::Tensor> tensors{tensor};
-  return group.backend(tensor.device().type()).allreduce(tensors);
-}
-
 }  // namespace
 
 c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
   const at::Tensor gradients = bucket.getBuffer();
   const auto type = wire_type(compression_, gradients);
   const at::Tensor sent = type ? gradients.to(*type) : gradients;
-  const auto work = all_reduce(group_, sent);
+  const auto work = group_.all_reduce(sent);
   sent_->works.push_back(work);
   sent_->last = std::chrono::steady_clock::now();
   if (bucket.isLast() && sent_->on_sent) sent_->on_sent();
@@ -200,14 +195,14 @@ void Distributed::complete_reduction(bool contribute) {
     const at::Tensor& bucket = buckets[i].getBuffer();
     if (contribute) copy_gradients(buckets[i], /*to_bucket=*/true);
     sent.push_back(bucket.to(wire_type(compression_, bucket).value_or(bucket.scalar_type())));
-    sent_->works.push_back(all_reduce(ranks(), sent.back()));
+    sent_->works.push_back(ranks().all_reduce(sent.back()));
   }
   at::Tensor used;
   if (find_unused_ && first < buckets.size()) {
     used = at::zeros({static_cast<int64_t>(trained_.size())}, at::kInt);
     for (size_t i = 0; contribute && i < trained_.size(); ++i) used[i] = trained_[i].second.grad().defined() ? 1 : 0;
     used = used.to(device_);
-    sent_->works.push_back(all_reduce(ranks(), used));
+    sent_->works.push_back(ranks().all_reduce(used));
   }
   throw_if_broken();
   if (!contribute) return;

@@ -111,6 +111,7 @@ ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions op
                          c10::intrusive_ptr<c10d::Store> store, const std::string& address)
     : rank(launch.rank), world_size(launch.world_size), options(std::move(options_)), store_(std::move(store)) {
   roll_call_ = std::make_unique<detail::RollCall>(store_, rank, world_size);
+  shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);
   const int size = static_cast<int>(world_size);
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
   gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address)};
@@ -141,6 +142,12 @@ ProcessGroup::Impl::~Impl() {
 c10d::Backend& ProcessGroup::Impl::backend(at::DeviceType type) const {
   TORCH_CHECK(type == at::kCPU || nccl_, "this process group has no backend for tensors on ", type);
   return type == at::kCPU ? *gloo_ : *nccl_;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_reduce(const at::Tensor& tensor) {
+  if (shared_memory_ && detail::SharedMemory::takes(tensor)) return shared_memory_->all_reduce(tensor);
+  std::vector<at::Tensor> tensors{tensor};
+  return backend(tensor.device().type()).allreduce(tensors);
 }
 
 void ProcessGroup::Impl::at(std::string_view what) {
@@ -200,26 +207,19 @@ int64_t ProcessGroup::rank() const { return impl_->rank; }
 int64_t ProcessGroup::world_size() const { return impl_->world_size; }
 const ProcessGroupOptions& ProcessGroup::options() const { return impl_->options; }
 
-namespace {
-
-absl::Status all_reduce_with(ProcessGroup::Impl& impl, const at::Tensor& tensor, c10d::ReduceOp op,
-                             std::string_view what) {
-  const auto started = Clock::now();
-  impl.at(what);
-  std::vector<at::Tensor> tensors{tensor};
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
-  return impl.wait(impl.backend(tensor.device().type()).allreduce(tensors, options), what, started);
-}
-
-}  // namespace
-
 absl::Status ProcessGroup::all_reduce(const at::Tensor& tensor, std::string_view what) {
-  return all_reduce_with(*impl_, tensor, c10d::ReduceOp::SUM, what);
+  const auto started = Clock::now();
+  impl_->at(what);
+  return impl_->wait(impl_->all_reduce(tensor), what, started);
 }
 
 absl::Status ProcessGroup::all_reduce_max(const at::Tensor& tensor, std::string_view what) {
-  return all_reduce_with(*impl_, tensor, c10d::ReduceOp::MAX, what);
+  const auto started = Clock::now();
+  impl_->at(what);
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  return impl_->wait(impl_->backend(tensor.device().type()).allreduce(tensors, options), what, started);
 }
 
 absl::Status ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int64_t root, std::string_view what) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "distributed/roll_call.h"
+#include "distributed/shared_memory.h"
 #include "trainkit/distributed/process_group.h"
 
 namespace trainkit {
@@ -29,6 +30,9 @@ class ProcessGroup::Impl {
   /// Gloo for the CPU, NCCL for CUDA.
   c10d::Backend& backend(at::DeviceType type) const;
   c10d::Store& store() const { return *store_; }
+
+  /// Sums `tensor` over all ranks in place; does not wait. In shared memory where that is possible, else by backend().
+  c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor);
 
   /// Waits for `work`, which began at `started`.
   absl::Status wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what, Clock::time_point started);
@@ -49,6 +53,7 @@ class ProcessGroup::Impl {
  private:
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<detail::RollCall> roll_call_;
+  std::unique_ptr<detail::SharedMemory> shared_memory_;  // or null
   c10::intrusive_ptr<c10d::Backend> gloo_;
   c10::intrusive_ptr<c10d::Backend> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> c10d_;

@@ -16,17 +16,18 @@ namespace trainkit {
 namespace {
 
 /// What may differ from rank to rank: it changes how fast a rank is, not what it computes.
-constexpr std::array<std::string_view, 13> kOfOneRank = {
-    "num_workers", "prefetch_factor", "persistent_workers", "timeout",   "pin_memory",
-    "monitor",     "device",          "use_tensorboard",    "use_wandb", "gpu_ids",
-    "overwrite",   "cudnn_benchmark", "dist_bind"};
+constexpr std::array<std::string_view, 14> kOfOneRank = {
+    "num_workers", "prefetch_factor", "persistent_workers", "timeout",           "pin_memory",
+    "monitor",     "device",          "use_tensorboard",    "use_wandb",         "gpu_ids",
+    "overwrite",   "cudnn_benchmark", "dist_bind",          "dist_shared_memory"};
 
 absl::StatusOr<std::shared_ptr<ProcessGroup>> join_ranks(const ConfigParser& parser, const RunOptions& run,
                                                          const DevicePlan& plan, Program& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
   TORCH_CHECK(launch, "ddp needs a launcher: check_run_options comes first");
   ProcessGroupOptions options{.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.dist_timeout),
-                              .device = plan.devices.front()};
+                              .device = plan.devices.front(),
+                              .shared_memory = run.dist_shared_memory};
   if (run.dist_bind != "loopback") options.bind = run.dist_bind;
   TRAINKIT_ASSIGN_OR_RETURN(auto group, ProcessGroup::create(*launch, options));
   program.group = group;

@@ -104,6 +104,8 @@ struct RunOptions {
   std::string precision = {};
   Seconds dist_timeout{120};
   std::string dist_bind = "loopback";
+  /// Ranks of one machine sum CPU tensors in memory that they share; see ProcessGroupOptions.
+  bool dist_shared_memory = true;
   /// none, fp16 or bf16: the type in which ddp sends gradients.
   std::string grad_compression = "none";
 };

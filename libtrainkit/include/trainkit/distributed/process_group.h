@@ -25,6 +25,10 @@ struct ProcessGroupOptions {
   std::string bind = "127.0.0.1";
   /// The device whose tensors are reduced: the CPU (Gloo) or a GPU (NCCL, with Gloo beside it for the host's numbers).
   at::Device device = at::kCPU;
+  /// Ranks that are all on this machine (up to 8) sum CPU tensors in memory that they share, not over Gloo's sockets.
+  /// The memory has no name, so that nothing is left behind; 8 MiB a rank at most. Used if it is true on all ranks and
+  /// their processes can see each other, in the same network namespace; else Gloo.
+  bool shared_memory = true;
 };
 
 /// One line of what ranks must have alike.

@@ -1,0 +1,311 @@
+#include "distributed/shared_memory.h"
+
+#include <ATen/core/ivalue.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+
+namespace trainkit::detail {
+namespace {
+
+constexpr size_t kMaxRanks = 8;  // every rank reads what all have written
+constexpr size_t kPieceBytes = 512 << 10;
+constexpr uint32_t kPieces = 16;
+/// How often a rank that waits looks whether the one it waits for is still there.
+constexpr std::chrono::milliseconds kLook{20};
+
+/// What stands before the pieces. Only the rank itself writes here. The counters wrap around.
+struct Head {
+  uint64_t token;
+  std::array<uint32_t, kPieces> piece_bytes;
+  alignas(64) std::atomic<uint32_t> written;  // pieces so far
+  alignas(64) std::atomic<uint32_t> read;     // pieces of all ranks that this one has added up
+  alignas(64) std::atomic<uint32_t> ended;
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+
+constexpr size_t kFirstPiece = 4096;
+constexpr size_t kShownBytes = kFirstPiece + kPieces * kPieceBytes;
+static_assert(sizeof(Head) <= kFirstPiece);
+
+bool reached(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
+
+/// Sleeps while `counter` is `seen`, at most kLook. The word is shared between processes.
+void sleep_on(const std::atomic<uint32_t>& counter, uint32_t seen) {
+  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kLook).count()};
+  ::syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void publish(std::atomic<uint32_t>& counter, uint32_t value) {
+  counter.store(value, std::memory_order_release);
+  ::syscall(SYS_futex, &counter, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+std::string network_namespace() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/ns/net", error).string();
+}
+
+/// Work::create_from_future makes one that swallows errors.
+class SumWork final : public c10d::Work {
+ public:
+  explicit SumWork(c10::intrusive_ptr<c10::ivalue::Future> done) : done_(std::move(done)) {}
+  bool isCompleted() override { return done_->completed(); }
+  bool wait(std::chrono::milliseconds) override {
+    done_->waitAndThrow();
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return done_; }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Future> done_;
+};
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+/// What a rank shows to the others, mapped here.
+class SharedMemory::Shown {
+ public:
+  /// Null if it cannot be mapped, or its process not be watched.
+  static std::unique_ptr<Shown> map(int memory, pid_t process) {
+    const int watch = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+    if (watch < 0) return nullptr;
+    void* data = ::mmap(nullptr, kShownBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if (data != MAP_FAILED) return std::unique_ptr<Shown>(new Shown(static_cast<std::byte*>(data), watch));
+    ::close(watch);
+    return nullptr;
+  }
+  ~Shown() { ::munmap(data_, kShownBytes); }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+  Head& head() const { return *reinterpret_cast<Head*>(data_); }
+  std::byte* piece(uint32_t number) const { return data_ + kFirstPiece + number % kPieces * kPieceBytes; }
+  bool gone() const {
+    if (head().ended.load(std::memory_order_acquire)) return true;
+    pollfd ended{.fd = process_.get(), .events = POLLIN, .revents = 0};
+    return ::poll(&ended, 1, 0) > 0;
+  }
+
+ private:
+  Shown(std::byte* data, int process) : data_(data), process_(process) {}
+  std::byte* data_;
+  Descriptor process_;  // readable once it has ended
+};
+
+std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t rank, int64_t world_size, bool wanted,
+                                                 std::chrono::milliseconds timeout) {
+  if (world_size < 2 || world_size > static_cast<int64_t>(kMaxRanks)) return nullptr;
+  const auto key = [](const char* name, int64_t of_rank) { return name + std::to_string(of_rank); };
+  std::random_device random;
+  const uint64_t token = (uint64_t{random()} << 32) | random();
+
+  // Memory without a name: nothing is left behind by a rank that is killed, and the size of /dev/shm does not matter.
+  const Descriptor own(wanted ? ::memfd_create("trainkit-ranks", MFD_CLOEXEC) : -1);
+  std::unique_ptr<Shown> shown;
+  if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = Shown::map(own.get(), ::getpid());
+  std::string place = "none";
+  if (shown) {
+    shown->head().token = token;
+    place = std::to_string(::getpid()) + " " + std::to_string(own.get()) + " " + std::to_string(token) + " " +
+            network_namespace();
+  }
+  store.set(key("shown/", rank), place);
+
+  bool all = shown != nullptr;
+  std::vector<std::unique_ptr<Shown>> ranks;
+  for (int64_t other = 0; other < world_size; ++other) {
+    if (other == rank) {
+      ranks.push_back(std::move(shown));
+      continue;
+    }
+    std::istringstream fields(store.get_to_str(key("shown/", other)));
+    pid_t process = 0;
+    int number = 0;
+    uint64_t expected = 0;
+    std::string network;
+    if (!all || !(fields >> process >> number >> expected >> network) || network != network_namespace()) {
+      all = false;
+      continue;
+    }
+    const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
+    const Descriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    // On another machine a file of that name is something else.
+    const off_t bytes = memory.get() < 0 ? -1 : ::lseek(memory.get(), 0, SEEK_END);
+    auto theirs = bytes == static_cast<off_t>(kShownBytes) ? Shown::map(memory.get(), process) : nullptr;
+    all = theirs && theirs->head().token == expected;
+    ranks.push_back(std::move(theirs));
+  }
+  store.set(key("shared/", rank), std::string(all ? "yes" : "no"));
+  for (int64_t other = 0; other < world_size; ++other) all &= store.get_to_str(key("shared/", other)) == "yes";
+  if (!all) return nullptr;
+  return std::unique_ptr<SharedMemory>(new SharedMemory(std::move(ranks), rank, timeout));
+}
+
+SharedMemory::SharedMemory(std::vector<std::unique_ptr<Shown>> ranks, int64_t rank, std::chrono::milliseconds timeout)
+    : ranks_(std::move(ranks)), rank_(static_cast<size_t>(rank)), timeout_(timeout), thread_([this] { work(); }) {}
+
+SharedMemory::~SharedMemory() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  asked_.notify_one();
+  thread_.join();
+  Head& head = ranks_[rank_]->head();
+  head.ended.store(1, std::memory_order_release);
+  publish(head.written, written_);  // for those who sleep on them
+  publish(head.read, read_);
+}
+
+bool SharedMemory::takes(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
+}
+
+c10::intrusive_ptr<c10d::Work> SharedMemory::all_reduce(const at::Tensor& tensor) {
+  TORCH_CHECK(takes(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
+  auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  {
+    const std::lock_guard lock(mutex_);
+    sums_.push_back({tensor, done});
+  }
+  asked_.notify_one();
+  return c10::make_intrusive<SumWork>(done);
+}
+
+void SharedMemory::work() {
+  for (;;) {
+    Sum next;
+    {
+      std::unique_lock lock(mutex_);
+      asked_.wait(lock, [&] { return stopping_ || !sums_.empty(); });
+      if (sums_.empty()) return;
+      next = std::move(sums_.front());
+      sums_.pop_front();
+    }
+    try {
+      if (broken_) std::rethrow_exception(broken_);
+      sum(next.tensor);
+      next.done->markCompleted(next.tensor);
+    } catch (...) {
+      if (!broken_) broken_ = std::current_exception();
+      next.done->setError(std::current_exception());
+    }
+  }
+}
+
+/// Writes as far ahead as the ring goes, then adds up piece by piece.
+void SharedMemory::sum(const at::Tensor& tensor) {
+  const auto deadline = Clock::now() + timeout_;
+  const std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
+  const auto piece_at = [&](size_t begin) { return bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)); };
+  size_t shown = 0, summed = 0;
+  while (summed < bytes.size()) {
+    if (shown < bytes.size() && may_write()) {
+      write(piece_at(shown));
+      shown += piece_at(shown).size();
+      continue;
+    }
+    if (summed == shown) {  // the ring is full of what others have not read
+      for (size_t other = 0; other < ranks_.size(); ++other) {
+        if (other != rank_) await(ranks_[other]->head().read, written_ - kPieces + 1, other, deadline);
+      }
+      continue;
+    }
+    const std::span<std::byte> piece = piece_at(summed);
+    if (tensor.scalar_type() == at::kFloat) {
+      add_up(std::span(reinterpret_cast<float*>(piece.data()), piece.size() / sizeof(float)), deadline);
+    } else {
+      add_up(std::span(reinterpret_cast<double*>(piece.data()), piece.size() / sizeof(double)), deadline);
+    }
+    summed += piece.size();
+  }
+}
+
+bool SharedMemory::may_write() const {
+  for (size_t other = 0; other < ranks_.size(); ++other) {
+    const uint32_t read = ranks_[other]->head().read.load(std::memory_order_acquire);
+    if (other != rank_ && !reached(read, written_ - kPieces + 1)) return false;
+  }
+  return true;
+}
+
+void SharedMemory::write(std::span<const std::byte> piece) {
+  const Shown& own = *ranks_[rank_];
+  std::memcpy(own.piece(written_), piece.data(), piece.size());
+  own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.size());
+  publish(own.head().written, ++written_);
+}
+
+/// Waits for the next piece of every rank, and puts their sum into `piece`, this rank's own numbers.
+template <class T>
+void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
+  std::array<const T*, kMaxRanks> parts{};
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (rank == rank_) {
+      parts[rank] = piece.data();
+      continue;
+    }
+    const Shown& other = *ranks_[rank];
+    await(other.head().written, read_ + 1, rank, deadline);
+    const size_t bytes = other.head().piece_bytes[read_ % kPieces];
+    if (bytes != piece.size_bytes()) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " came with " + std::to_string(bytes) +
+                               " bytes, this rank with " + std::to_string(piece.size_bytes()));
+    }
+    parts[rank] = reinterpret_cast<const T*>(other.piece(read_));
+  }
+  constexpr size_t kBlock = 1024;
+  std::array<T, kBlock> sums;
+  for (size_t begin = 0; begin < piece.size(); begin += kBlock) {
+    const size_t count = std::min(kBlock, piece.size() - begin);
+    for (size_t i = 0; i < count; ++i) sums[i] = parts[0][begin + i] + parts[1][begin + i];
+    for (size_t rank = 2; rank < ranks_.size(); ++rank) {
+      for (size_t i = 0; i < count; ++i) sums[i] += parts[rank][begin + i];
+    }
+    std::copy_n(sums.begin(), count, piece.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+  publish(ranks_[rank_]->head().read, ++read_);
+}
+
+/// Sleeps until `counter`, of `rank`, is at least `least`.
+void SharedMemory::await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank,
+                         Clock::time_point deadline) const {
+  while (!reached(counter.load(std::memory_order_acquire), least)) {
+    const bool gone = ranks_[rank]->gone();  // before the counter: it may have ended in good order
+    const uint32_t seen = counter.load(std::memory_order_acquire);
+    if (reached(seen, least)) return;
+    if (gone) throw std::runtime_error("Connection closed by peer");
+    if (stopping_) throw std::runtime_error("this rank has left");
+    if (Clock::now() > deadline) throw std::runtime_error("Timed out");
+    sleep_on(counter, seen);
+  }
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,114 @@
+// Sums of ranks of one machine, in memory that they share. Ranks that are killed are in tests/ranks.
+#include <torch/types.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "rank_threads.h"
+#include "test_util.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// How often `text` stands in what this process has mapped.
+int64_t mapped(const std::string& text) {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find(text) != std::string::npos;
+  return count;
+}
+
+int64_t mapped_shared() { return mapped("memfd:trainkit-ranks"); }
+
+/// What `rank` puts into a sum of `size` numbers: rounding differs with the order of the addition.
+at::Tensor numbers(int64_t rank, int64_t size, at::ScalarType type) {
+  return (torch::arange(size, at::kDouble) * 0.37 + 1.7 * static_cast<double>(rank)).sin().mul(1 << rank).to(type);
+}
+
+at::Tensor sum_in_order(int64_t ranks, int64_t size, at::ScalarType type) {
+  at::Tensor sum = numbers(0, size, type);
+  for (int64_t rank = 1; rank < ranks; ++rank) sum += numbers(rank, size, type);
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("Sums in shared memory have the bits of an addition in the order of the ranks, at any size",
+          "[distributed][shared_memory]") {
+  for (const int64_t count : {2, 3, 4}) {
+    for (const auto type : {at::kFloat, at::kDouble}) {
+      const auto texts = on_ranks(count, [&](ProcessGroup& group) -> absl::Status {
+        if (mapped_shared() < count) return absl::InternalError("no memory is shared");
+        // A piece holds 131,072 numbers of float32, and the ring 16 pieces.
+        for (const int64_t size : {0, 1, 3, 1025, 131072, 131073, 2'500'000, 7}) {
+          const at::Tensor sum = numbers(group.rank(), size, type);
+          if (auto status = group.all_reduce(sum); !status.ok()) return status;
+          if (!sum.equal(sum_in_order(count, size, type))) return absl::InternalError("wrong: " + std::to_string(size));
+        }
+        return absl::OkStatus();
+      });
+      for (const std::string& text : texts) CHECK(text == "ok");
+    }
+  }
+  CHECK(mapped_shared() == 0);
+}
+
+TEST_CASE("What shared memory does not take, and ranks that do not want it, go over sockets",
+          "[distributed][shared_memory]") {
+  for (const bool shared_memory : {true, false}) {
+    const auto sum_of = [&](ProcessGroup& group) -> absl::Status {
+      if ((mapped_shared() > 0) != shared_memory) return absl::InternalError("memory is shared or not");
+      for (const auto type : {at::kFloat, at::kLong, at::kHalf, at::kInt}) {
+        const at::Tensor sum = torch::full({1000}, group.rank() + 1, type);
+        if (auto status = group.all_reduce(sum); !status.ok()) return status;
+        if (!sum.equal(torch::full({1000}, 3, type))) return absl::InternalError("wrong sum");
+      }
+      return absl::OkStatus();
+    };
+    for (const std::string& text : on_ranks(2, sum_of, {.shared_memory = shared_memory})) CHECK(text == "ok");
+  }
+}
+
+TEST_CASE("One rank that does not want shared memory keeps all from it", "[distributed][shared_memory]") {
+  const int port = free_port();
+  std::vector<std::string> texts(3);
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto group = ProcessGroup::create(launch_of(rank, 3, port), {.shared_memory = rank != 1});
+      const at::Tensor sum = torch::ones({5});
+      texts[static_cast<size_t>(rank)] = text_of(group.ok() ? (*group)->all_reduce(sum) : group.status());
+      if (!sum.equal(torch::full({5}, 3.0))) texts[static_cast<size_t>(rank)] += " wrong";
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : texts) CHECK(text == "ok");
+}
+
+TEST_CASE("Ranks that sum different numbers of bytes are told so", "[distributed][shared_memory]") {
+  const auto texts =
+      on_ranks(2, [](ProcessGroup& group) { return group.all_reduce(torch::ones({4 + group.rank()}), "test"); });
+  CHECK_THAT(texts[0] + texts[1], Catch::Contains("bytes, this rank with "));
+  for (const std::string& text : texts) CHECK_THAT(text, Catch::StartsWith("error[dist.peer] "));
+}
+
+TEST_CASE("A sum that a rank does not come to ends at the timeout", "[distributed][shared_memory]") {
+  std::mutex late;
+  late.lock();
+  const auto texts = on_ranks(2,
+                              [&](ProcessGroup& group) -> absl::Status {
+                                if (group.rank() == 1) {
+                                  const std::lock_guard until_the_other_has_given_up(late);
+                                  return absl::OkStatus();
+                                }
+                                const absl::Status status = group.all_reduce(torch::ones({4}), "test");
+                                late.unlock();
+                                return status;
+                              },
+                              {.timeout = std::chrono::seconds(1)});
+  CHECK_THAT(texts[0], Catch::Contains("rank 1 is at ") && Catch::Contains("in test after 1.") &&
+                           Catch::Contains("no answer within the timeout"));
+  CHECK(texts[1] == "ok");
+}
