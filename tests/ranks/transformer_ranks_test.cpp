@@ -45,6 +45,15 @@ void check_near(const std::vector<Loss>& a, const std::vector<Loss>& b, double e
 
 }  // namespace
 
+TEST_CASE("What is odd about the launcher's environment is said with the first lines", "[ranks][transformer]") {
+  const Place place;
+  RanksOptions job = job_of(place, "odd", 2, {"--max_steps", "1"});
+  job.environment = [](int64_t) { return std::vector<std::string>{"TORCH_NCCL_ASYNC_ERROR_HANDLING=0"}; };
+  const auto ends = Ranks(job, place.dir.path().string()).wait();
+  require_done(ends);
+  CHECK_THAT(ends[0].output, Catch::Contains("warning: TORCH_NCCL_ASYNC_ERROR_HANDLING=0: NCCL does not notice"));
+}
+
 TEST_CASE("dp and ddp log the losses of one device with the same global batch", "[ranks][transformer]") {
   const Place place;
   // 1,108 windows in steps of 16: the second epoch begins at step 70, after a step of fewer rows.

@@ -21,8 +21,8 @@ constexpr std::array<std::string_view, 14> kOfOneRank = {
     "monitor",     "device",          "use_tensorboard",    "use_wandb",         "gpu_ids",
     "overwrite",   "cudnn_benchmark", "dist_bind",          "dist_shared_memory"};
 
-absl::StatusOr<std::shared_ptr<ProcessGroup>> join_ranks(const ConfigParser& parser, const RunOptions& run,
-                                                         const DevicePlan& plan, Program& program) {
+absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Program& program, Placement& placement) {
+  const DevicePlan& plan = placement.plan;
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
   TORCH_CHECK(launch, "ddp needs a launcher: check_run_options comes first");
   ProcessGroupOptions options{.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.dist_timeout),
@@ -37,8 +37,9 @@ absl::StatusOr<std::shared_ptr<ProcessGroup>> join_ranks(const ConfigParser& par
   for (auto& [name, value] : parser.settings()) {
     if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) == kOfOneRank.end()) fields.push_back({name, value});
   }
-  TRAINKIT_RETURN_IF_ERROR(group->compare_digest(fields));
-  return group;
+  placement.group = group;
+  placement.warnings = launch->warnings;
+  return group->compare_digest(fields);
 }
 
 /// The global batch that a run goes on with: its own, if it had another number of devices; 0 if the flags decide.
@@ -98,7 +99,7 @@ absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions
   Placement placement;
   TRAINKIT_ASSIGN_OR_RETURN(placement.plan, resolve_devices(parser, run, machine));
   if (placement.plan.strategy == "ddp") {
-    TRAINKIT_ASSIGN_OR_RETURN(placement.group, join_ranks(parser, run, placement.plan, program));
+    TRAINKIT_RETURN_IF_ERROR(join_ranks(parser, run, program, placement));
   }
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t global, kept_global_batch(run, placement.plan.replicas));
   TRAINKIT_ASSIGN_OR_RETURN(placement.batch, resolve_batch(parser, run, placement.plan.replicas, global));

@@ -176,6 +176,7 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
   if (devices.device().is_cpu() && at::hasCUDA()) {
     text += "warning: a GPU is there and not used; --device cuda uses it\n";
   }
+  for (const std::string& warning : placement.warnings) text += "warning: " + warning + "\n";
   text += "output     " + run.output_dir;
   return text;
 }

@@ -24,6 +24,8 @@ struct Placement {
   BatchPlan batch;
   /// The ranks of ddp; nullptr for one process.
   std::shared_ptr<ProcessGroup> group = nullptr;
+  /// What is odd about the launcher's environment, a sentence each.
+  std::vector<std::string> warnings = {};
 
   int64_t rank() const { return group ? group->rank() : 0; }
   int64_t ranks() const { return group ? group->world_size() : 1; }
