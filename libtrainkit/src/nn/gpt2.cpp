@@ -1,0 +1,188 @@
+#include "trainkit/nn/gpt2.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tril.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/init.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "trainkit/core/error.h"
+#include "trainkit/nn/checkpoint.h"
+
+namespace trainkit {
+namespace {
+
+constexpr std::string_view kActivations[] = {"gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish"};
+
+at::Tensor activate(const std::string& name, const at::Tensor& x) {
+  if (name == "relu") return at::relu(x);
+  if (name == "silu" || name == "swish") return at::silu(x);
+  return at::gelu(x, name == "gelu" ? "none" : "tanh");
+}
+
+at::Tensor drop(const at::Tensor& x, double p, bool train) { return p > 0 && train ? at::dropout(x, p, true) : x; }
+
+torch::nn::LayerNorm layer_norm(const GPT2Config& config) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.n_embd}).eps(config.layer_norm_epsilon));
+}
+
+/// Gives the parameters their names: "h", "mlp".
+struct GroupImpl : torch::nn::Module {};
+
+GPT2Config checked(GPT2Config config) {
+  const absl::Status status = validate(config);
+  TORCH_CHECK_VALUE(status.ok(), status.message());
+  return config;
+}
+
+/// (B, T) to (B, 1, T, T): true where the query's row may look at the key's column.
+at::Tensor causal_and(const at::Tensor& attention_mask) {
+  const at::Tensor is_token = attention_mask.ne(0);
+  const int64_t time = is_token.size(1);
+  return is_token.view({is_token.size(0), 1, 1, time}).expand({-1, 1, time, time}).tril();
+}
+
+}  // namespace
+
+absl::Status validate(const GPT2Config& config) {
+  std::vector<std::string> faults;
+  const auto in_range = [&](const char* name, int64_t value, int64_t least) {
+    // The most that any product of two of them can be without overflow, and far above any model.
+    if (value < least || value > INT32_MAX)
+      faults.push_back(fmt::format("{} must be >= {}, got {}", name, least, value));
+  };
+  in_range("vocab_size", config.vocab_size, 1);
+  in_range("n_positions", config.n_positions, 1);
+  in_range("n_embd", config.n_embd, 1);
+  in_range("n_layer", config.n_layer, 1);
+  in_range("n_inner", config.n_inner, 0);
+  if (config.n_head < 1 || config.n_embd % config.n_head != 0)
+    faults.push_back(fmt::format("n_head must divide n_embd {}, got {}", config.n_embd, config.n_head));
+  for (const auto& [name, p] : {std::pair("embd_pdrop", config.embd_pdrop), std::pair("attn_pdrop", config.attn_pdrop),
+                                std::pair("resid_pdrop", config.resid_pdrop)}) {
+    if (!(p >= 0.0 && p < 1.0)) faults.push_back(fmt::format("{} must be in [0, 1), got {}", name, p));
+  }
+  if (!(config.layer_norm_epsilon > 0.0 && config.layer_norm_epsilon < 1.0))
+    faults.push_back(fmt::format("layer_norm_epsilon must be in (0, 1), got {}", config.layer_norm_epsilon));
+  if (!(config.initializer_range >= 0.0 && std::isfinite(config.initializer_range)))
+    faults.push_back(fmt::format("initializer_range must be >= 0, got {}", config.initializer_range));
+  if (std::find(std::begin(kActivations), std::end(kActivations), config.activation_function) ==
+      std::end(kActivations)) {
+    faults.push_back(fmt::format("activation_function must be one of {}, got {}", fmt::join(kActivations, ", "),
+                                 escape_text(config.activation_function)));
+  }
+  if (faults.empty()) return absl::OkStatus();
+  return to_status(
+      {.exit_code = ExitCode::kUsage, .id = "cli.value", .problem = fmt::format("{}", fmt::join(faults, "; "))});
+}
+
+GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
+    : n_head_(config.n_head), scale_(1.0), attn_pdrop_(config.attn_pdrop), resid_pdrop_(config.resid_pdrop) {
+  if (config.scale_attn_weights) scale_ = 1.0 / std::sqrt(static_cast<double>(config.n_embd / config.n_head));
+  if (config.scale_attn_by_inverse_layer_idx) scale_ /= static_cast<double>(layer + 1);
+  c_attn_ = register_module("c_attn", Conv1D(config.n_embd, 3 * config.n_embd));
+  c_proj_ = register_module("c_proj", Conv1D(config.n_embd, config.n_embd));
+}
+
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
+  const auto heads = [&](const at::Tensor& part) {  // (B, T, C) to (B, heads, T, C / heads)
+    return part.view({x.size(0), x.size(1), n_head_, x.size(2) / n_head_}).transpose(1, 2);
+  };
+  const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
+  const auto bias = mask.defined() ? std::optional(mask) : std::nullopt;
+  const at::Tensor mixed =
+      at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), bias,
+                                       is_training() ? attn_pdrop_ : 0.0, /*is_causal=*/!mask.defined(), scale_);
+  return drop(c_proj_->forward(mixed.transpose(1, 2).flatten(2)), resid_pdrop_, is_training());
+}
+
+GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
+    : activation_(config.activation_function), resid_pdrop_(config.resid_pdrop) {
+  const int64_t inner = config.n_inner > 0 ? config.n_inner : 4 * config.n_embd;
+  ln_1_ = register_module("ln_1", layer_norm(config));
+  attn_ = register_module("attn", GPT2Attention(config, layer));
+  ln_2_ = register_module("ln_2", layer_norm(config));
+  const auto mlp = register_module("mlp", std::make_shared<GroupImpl>());
+  c_fc_ = mlp->register_module("c_fc", Conv1D(config.n_embd, inner));
+  c_proj_ = mlp->register_module("c_proj", Conv1D(inner, config.n_embd));
+}
+
+at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
+  const at::Tensor attended = x + attn_->forward(ln_1_->forward(x), mask);
+  const at::Tensor inner = activate(activation_, c_fc_->forward(ln_2_->forward(attended)));
+  return attended + drop(c_proj_->forward(inner), resid_pdrop_, is_training());
+}
+
+GPT2ModelImpl::GPT2ModelImpl(GPT2Config config) : config_(checked(std::move(config))) {
+  wte_ = register_module("wte", torch::nn::Embedding(config_.vocab_size, config_.n_embd));
+  wpe_ = register_module("wpe", torch::nn::Embedding(config_.n_positions, config_.n_embd));
+  const auto layers = register_module("h", std::make_shared<GroupImpl>());
+  for (int64_t layer = 0; layer < config_.n_layer; ++layer) {
+    blocks_.push_back(layers->register_module(std::to_string(layer), GPT2Block(config_, layer)));
+  }
+  ln_f_ = register_module("ln_f", layer_norm(config_));
+  initialise();
+}
+
+void GPT2ModelImpl::initialise() {
+  const double std = config_.initializer_range;
+  const double residual_std = std / std::sqrt(2.0 * static_cast<double>(config_.n_layer));
+  for (auto& item : named_parameters()) {
+    if (item.value().dim() < 2) continue;  // biases are 0, norms 1 and 0
+    torch::nn::init::normal_(item.value(), 0.0, item.key().ends_with("c_proj.weight") ? residual_std : std);
+  }
+}
+
+at::Tensor GPT2ModelImpl::run_block(size_t layer, const at::Tensor& x, const at::Tensor& mask) {
+  GPT2Block block = blocks_[layer];
+  if (!gradient_checkpointing_) return block->forward(x, mask);
+  const bool random = is_training() && (config_.attn_pdrop > 0 || config_.resid_pdrop > 0);
+  return checkpoint([block, mask](const at::Tensor& input) mutable { return block->forward(input, mask); }, x,
+                    block->parameters(), {.preserve_rng_state = random});
+}
+
+at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& attention_mask,
+                                  const at::Tensor& position_ids) {
+  TORCH_CHECK_VALUE(input_ids.dim() == 2, "input_ids must be (batch, time), got ", input_ids.sizes());
+  const int64_t time = input_ids.size(1);
+  TORCH_CHECK_VALUE(time >= 1 && time <= config_.n_positions, "input_ids have ", time, " positions, expected 1..",
+                    config_.n_positions);
+  TORCH_CHECK_VALUE(!attention_mask.defined() || attention_mask.sizes() == input_ids.sizes(),
+                    "attention_mask must be as input_ids, ", input_ids.sizes(), ", got ", attention_mask.sizes());
+  const at::Tensor places = position_ids.defined() ? wpe_->forward(position_ids) : wpe_->weight.narrow(0, 0, time);
+  at::Tensor x = drop(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
+  const at::Tensor mask = attention_mask.defined() ? causal_and(attention_mask) : at::Tensor();
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x, mask);
+  return ln_f_->forward(x);
+}
+
+int64_t GPT2ModelImpl::num_parameters() const {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : parameters()) count += parameter.numel();
+  return count;
+}
+
+at::Tensor position_ids_of(const at::Tensor& attention_mask) {
+  const at::Tensor is_token = attention_mask.ne(0).to(at::kLong);
+  return (is_token.cumsum(1) - 1) * is_token;
+}
+
+at::Tensor last_token_hidden(const at::Tensor& hidden, const at::Tensor& attention_mask) {
+  TORCH_CHECK_VALUE(hidden.dim() == 3 && attention_mask.sizes() == hidden.sizes().slice(0, 2),
+                    "hidden must be (batch, time, width) and attention_mask (batch, time), got ", hidden.sizes(),
+                    " and ", attention_mask.sizes());
+  const at::Tensor places = at::arange(hidden.size(1), attention_mask.options().dtype(at::kLong));
+  const at::Tensor last = (attention_mask.ne(0) * places).argmax(1);  // (B)
+  return hidden.gather(1, last.view({-1, 1, 1}).expand({-1, 1, hidden.size(2)})).squeeze(1);
+}
+
+}  // namespace trainkit
