@@ -80,8 +80,9 @@ at::Tensor History::dense() const {
 }
 
 absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(const Interactions& interactions,
-                                                                             const Split& split, Negatives negatives) {
-  UserItems positives(interactions, split, {Part::kTrain});
+                                                                             const Split& split, Part part,
+                                                                             Negatives negatives) {
+  UserItems positives(interactions, split, {Part::kTrain, part});
   for (int64_t user = 0; user < positives.num_users(); ++user) {
     if (static_cast<int64_t>(positives.of(user).size()) < positives.num_items()) continue;
     return to_status({.exit_code = ExitCode::kData,
@@ -93,7 +94,7 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(con
   }
   std::vector<Pair> pairs;
   for (int64_t i = 0; i < interactions.size(); ++i) {
-    if (split.parts[i] != Part::kTrain) continue;
+    if (split.parts[i] != part) continue;
     pairs.push_back(static_cast<uint64_t>(interactions.user[i]) << 32 | static_cast<uint32_t>(interactions.item[i]));
   }
   TORCH_CHECK(pairs.size() < std::numeric_limits<uint32_t>::max(), "more than 2^32 interactions");
@@ -126,17 +127,55 @@ void TripletDataset::get_batch(std::span<const RowKey> keys, const BatchView& ou
 
 /// At most kBlock keys, of one seed and epoch.
 void TripletDataset::fill(std::span<const RowKey> keys, int64_t* users, int64_t* positives, int64_t* drawn) const {
-  uint32_t rows[kBlock] = {}, items[kBlock], taken[kBlock];
+  uint32_t rows[kBlock] = {}, items[kBlock];
   Pair pairs[kBlock];
   const auto count = static_cast<int64_t>(keys.size());
-  const uint64_t key = hash_key(keys[0].seed, keys[0].epoch);
   for (int64_t i = 0; i < count; ++i) rows[i] = static_cast<uint32_t>(keys[i].index);
   for (int64_t i = 0; i < count; ++i) pairs[i] = pairs_[rows[i]];
-  const bool uniform = negatives_ == Negatives::kUniform;
-  const auto choices = static_cast<uint32_t>(uniform ? history_.positives().num_items() : size());
-  draw(rows, count, key, choices, items);
-  // A training interaction drawn at random has each item as often as it was chosen.
-  if (!uniform) {
+  draw_items(rows, pairs, count, hash_key(keys[0].seed, keys[0].epoch), items);
+  write_out(pairs, items, count, users, positives, drawn);
+}
+
+/// Draws for all rows, then again for those whose item is taken, gathered so that no branch has to be guessed.
+void TripletDataset::draw_items(const uint32_t* rows, const Pair* pairs, int64_t count, uint64_t key,
+                                uint32_t* items) const {
+  uint32_t taken[kBlock], left_rows[kBlock] = {}, left_items[kBlock];
+  Pair left_pairs[kBlock] = {};
+  uint16_t where[kBlock];
+  draw_once(rows, pairs, count, key, items, taken);
+  int64_t left = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    where[left] = static_cast<uint16_t>(i);
+    left_rows[left] = rows[i];
+    left_pairs[left] = pairs[i];
+    left += taken[i];
+  }
+  for (int attempt = 1; left > 0 && attempt < kTries; ++attempt) {
+    draw_once(left_rows, left_pairs, left, hash_key(key, attempt), left_items, taken);
+    int64_t still_left = 0;
+    for (int64_t j = 0; j < left; ++j) {
+      items[where[j]] = left_items[j];
+      where[still_left] = where[j];
+      left_rows[still_left] = left_rows[j];
+      left_pairs[still_left] = left_pairs[j];
+      still_left += taken[j];
+    }
+    left = still_left;
+  }
+  const auto num_items = static_cast<uint32_t>(history_.positives().num_items());
+  for (int64_t j = 0; j < left; ++j) {
+    uint32_t& item = items[where[j]];
+    while (history_.contains(static_cast<int64_t>(left_pairs[j] >> 32), item)) item = (item + 1) % num_items;
+  }
+}
+
+void TripletDataset::draw_once(const uint32_t* rows, const Pair* pairs, int64_t count, uint64_t key, uint32_t* items,
+                               uint32_t* taken) const {
+  if (negatives_ == Negatives::kUniform) {
+    draw(rows, count, key, static_cast<uint32_t>(history_.positives().num_items()), items);
+  } else {
+    // A training interaction drawn at random has each item as often as it was chosen.
+    draw(rows, count, key, static_cast<uint32_t>(size()), items);
     for (int64_t i = 0; i < count; ++i) items[i] = static_cast<uint32_t>(pairs_[items[i]]);
   }
   if (const auto bits = history_.bits(); !bits.empty()) {
@@ -144,25 +183,6 @@ void TripletDataset::fill(std::span<const RowKey> keys, int64_t* users, int64_t*
   } else {
     for (int64_t i = 0; i < count; ++i) taken[i] = history_.contains(static_cast<int64_t>(pairs[i] >> 32), items[i]);
   }
-  for (int64_t i = 0; i < count; ++i) {
-    if (taken[i]) items[i] = draw_again(static_cast<uint32_t>(pairs[i] >> 32), hash_key(key, rows[i]));
-  }
-  write_out(pairs, items, count, users, positives, drawn);
-}
-
-uint32_t TripletDataset::draw_again(uint32_t user, uint64_t key) const {
-  RandomStream random(key);
-  const auto num_items = static_cast<uint64_t>(history_.positives().num_items());
-  uint64_t item = 0;
-  for (int i = 1; i < kTries; ++i) {
-    item = negatives_ == Negatives::kUniform ? random.below(num_items)
-                                             : static_cast<uint32_t>(pairs_[random.below(pairs_.size())]);
-    if (!history_.contains(user, static_cast<int64_t>(item))) return static_cast<uint32_t>(item);
-  }
-  for (item = random.below(num_items); history_.contains(user, static_cast<int64_t>(item));) {
-    item = (item + 1) % num_items;
-  }
-  return static_cast<uint32_t>(item);
 }
 
 at::Tensor in_batch_negatives(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& drawn,

@@ -47,19 +47,20 @@ enum class Negatives {
   kPopularity,  ///< As often as they were chosen.
 };
 
-/// Row i is training interaction i with a negative: fields users, pos_items, neg_items, int64 scalars.
+/// Row i is interaction i of a part with a negative: fields users, pos_items, neg_items, int64 scalars.
 ///
-///   auto triplets = TripletDataset::create(interactions, split, Negatives::kUniform).value();
+///   auto triplets = TripletDataset::create(interactions, split, Part::kTrain, Negatives::kUniform).value();
 ///
 /// The negative is a function of (seed, epoch, row): a run resumes anywhere, with any number of workers and ranks, and
-/// another epoch has others. It is never among the user's training items; those of validation and test may be drawn, or
-/// the model would be told what they are. Drawn again while it is a positive, 64 times, and then the next item in
-/// number that is none. Any number of threads.
+/// another epoch has others. It is never an item that the user chose in training or, where rows of another part are
+/// asked for, in that part; the rest may be drawn, or the model would be told what they are. Drawn again while it is a
+/// positive, 64 times, and then the next item in number that is none. Any number of threads.
 class TripletDataset final : public Dataset {
  public:
-  /// data.ratings (exit code 4) if a user has chosen every item in training: there is no negative for them.
+  /// data.ratings (exit code 4) if a user has chosen every item: there is no negative for them.
   static absl::StatusOr<std::shared_ptr<const TripletDataset>> create(const Interactions& interactions,
-                                                                      const Split& split, Negatives negatives);
+                                                                      const Split& split, Part part,
+                                                                      Negatives negatives);
 
   int64_t size() const override { return static_cast<int64_t>(pairs_.size()); }
   const std::vector<FieldSpec>& fields() const override { return fields_; }
@@ -74,7 +75,9 @@ class TripletDataset final : public Dataset {
 
   TripletDataset(std::vector<Pair> pairs, History history, Negatives negatives);
   void fill(std::span<const RowKey> keys, int64_t* users, int64_t* positives, int64_t* drawn) const;
-  uint32_t draw_again(uint32_t user, uint64_t key) const;
+  void draw_items(const uint32_t* rows, const Pair* pairs, int64_t count, uint64_t key, uint32_t* items) const;
+  void draw_once(const uint32_t* rows, const Pair* pairs, int64_t count, uint64_t key, uint32_t* items,
+                 uint32_t* taken) const;
 
   std::vector<Pair> pairs_;
   History history_;

@@ -69,7 +69,7 @@ TEST_CASE("TripletDataset keeps the contract of a Dataset", "[apps][rec]") {
   const Interactions data = skewed();
   const Split split = all_train_but(data, 9);
   for (const Negatives negatives : {Negatives::kUniform, Negatives::kPopularity}) {
-    check_dataset_contract(TripletDataset::create(data, split, negatives).value());
+    check_dataset_contract(TripletDataset::create(data, split, Part::kTrain, negatives).value());
   }
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("A negative is never a training item of its user, and each positive co
   const Split split = all_train_but(data, 9);
   const UserItems train(data, split, {Part::kTrain});
   for (const Negatives negatives : {Negatives::kUniform, Negatives::kPopularity}) {
-    const auto triplets = TripletDataset::create(data, split, negatives).value();
+    const auto triplets = TripletDataset::create(data, split, Part::kTrain, negatives).value();
     for (int64_t epoch = 0; epoch < 20; ++epoch) {
       const Triplets all = epoch_of(triplets, {.batch_size = 100}, epoch);
       std::set<std::pair<int64_t, int64_t>> pairs;
@@ -98,7 +98,7 @@ TEST_CASE("A negative is never a training item of its user, and each positive co
 TEST_CASE("Triplets are the same for any workers and from any position, and others in another epoch or seed",
           "[apps][rec]") {
   const Interactions data = skewed();
-  const auto triplets = TripletDataset::create(data, all_train_but(data, 9), Negatives::kUniform).value();
+  const auto triplets = TripletDataset::create(data, all_train_but(data, 9), Part::kTrain, Negatives::kUniform).value();
   const Triplets expected = epoch_of(triplets, {.batch_size = 64}, 3);
   CHECK(epoch_of(triplets, {.batch_size = 64, .num_workers = 3, .prefetch_factor = 4}, 3) == expected);
   CHECK(epoch_of(triplets, {.batch_size = 17, .num_workers = 1}, 3) == expected);
@@ -106,6 +106,24 @@ TEST_CASE("Triplets are the same for any workers and from any position, and othe
   CHECK(rest.negatives == std::vector(expected.negatives.begin() + 5 * 64, expected.negatives.end()));
   CHECK(epoch_of(triplets, {.batch_size = 64}, 4).negatives != expected.negatives);
   CHECK(epoch_of(triplets, {.batch_size = 64}, 3, 2).negatives != expected.negatives);
+}
+
+TEST_CASE("Rows of validation have negatives that are neither training's nor their own", "[apps][rec]") {
+  const Interactions data = skewed();
+  Split split = all_train_but(data, 9);
+  for (size_t i = 4; i < split.parts.size(); i += 9) split.parts[i] = Part::kValidation;
+  const UserItems known(data, split, {Part::kTrain, Part::kValidation}), test(data, split, {Part::kTest});
+  const auto rows = TripletDataset::create(data, split, Part::kValidation, Negatives::kUniform).value();
+  CHECK(rows->size() == split.count(Part::kValidation));
+  int64_t of_test = 0;
+  for (int64_t epoch = 0; epoch < 50; ++epoch) {
+    const Triplets all = epoch_of(rows, {.batch_size = 100}, epoch);
+    for (size_t i = 0; i < all.users.size(); ++i) {
+      REQUIRE_FALSE(known.contains(all.users[i], static_cast<int32_t>(all.negatives[i])));
+      of_test += test.contains(all.users[i], static_cast<int32_t>(all.negatives[i]));
+    }
+  }
+  CHECK(of_test > 0);  // nothing is known of them
 }
 
 TEST_CASE("Uniform negatives come alike often, popular ones as often as they were chosen", "[apps][rec]") {
@@ -126,7 +144,7 @@ TEST_CASE("Uniform negatives come alike often, popular ones as often as they wer
   }
   const Split split{"", std::vector<Part>(data.user.size(), Part::kTrain)};
   for (const Negatives kind : {Negatives::kUniform, Negatives::kPopularity}) {
-    const auto triplets = TripletDataset::create(data, split, kind).value();
+    const auto triplets = TripletDataset::create(data, split, Part::kTrain, kind).value();
     std::vector<double> counts(12);
     double draws = 0;
     for (int64_t epoch = 0; epoch < 20'000; ++epoch) {
@@ -162,7 +180,7 @@ TEST_CASE("A user who chose all but one item gets that one; one who chose all is
   data.item.push_back(4321);
   Split split{"", std::vector<Part>(data.user.size(), Part::kTrain)};
   for (const Negatives kind : {Negatives::kUniform, Negatives::kPopularity}) {
-    const Triplets all = epoch_of(TripletDataset::create(data, split, kind).value(), {.batch_size = 512});
+    const Triplets all = epoch_of(TripletDataset::create(data, split, Part::kTrain, kind).value(), {.batch_size = 512});
     for (size_t i = 0; i < all.users.size(); ++i) {
       if (all.users[i] == 0) REQUIRE(all.negatives[i] == 4321);
     }
@@ -170,7 +188,7 @@ TEST_CASE("A user who chose all but one item gets that one; one who chose all is
   data.user.push_back(0);
   data.item.push_back(4321);
   split.parts.push_back(Part::kTrain);
-  const auto all = TripletDataset::create(data, split, Negatives::kUniform);
+  const auto all = TripletDataset::create(data, split, Part::kTrain, Negatives::kUniform);
   REQUIRE_FALSE(all.ok());
   CHECK(exit_code(all.status()) == ExitCode::kData);
   CHECK_THAT(error_line(all.status()), Catch::Contains("user a") && Catch::Contains("every item"));
@@ -196,14 +214,15 @@ TEST_CASE("History says the same with bits, with a search, and as a table", "[ap
   const History searched(UserItems(wide, {"", {Part::kTrain, Part::kTrain}}, {Part::kTrain}));
   CHECK(searched.bits().empty());
   CHECK((searched.contains(69'999, 39'999) && !searched.contains(69'999, 3) && searched.contains(0, 3)));
-  const auto triplets = TripletDataset::create(wide, {"", {Part::kTrain, Part::kTrain}}, Negatives::kUniform).value();
+  const auto triplets =
+      TripletDataset::create(wide, {"", {Part::kTrain, Part::kTrain}}, Part::kTrain, Negatives::kUniform).value();
   CHECK(epoch_of(triplets, {.batch_size = 2}).users.size() == 2);
 }
 
 TEST_CASE("In-batch negatives are other rows' positives that the user did not choose", "[apps][rec]") {
   const Interactions data = skewed();
   const Split split = all_train_but(data, 9);
-  const auto triplets = TripletDataset::create(data, split, Negatives::kUniform).value();
+  const auto triplets = TripletDataset::create(data, split, Part::kTrain, Negatives::kUniform).value();
   const at::Tensor known = triplets->history().dense();
   const Triplets all = epoch_of(triplets, {.batch_size = 64});
   const auto tensor = [](const std::vector<int64_t>& values) {

@@ -47,6 +47,14 @@ TEST_CASE("A run without an evaluation has no best step, and NaN is a string", "
   CHECK(written["final"] == json{{"loss", "NaN"}, {"x", "-Infinity"}});
 }
 
+TEST_CASE("Scores are entries of their own, and a dot makes an object", "[logging][summary]") {
+  const json written = json::parse(to_json(RunSummary{
+      .scores = {{"ndcg@10", 0.25}, {"popularity.mrr", 0.5}, {"popularity.ndcg@10", 0.125}, {"recall@10", 1}}}));
+  CHECK(written["ndcg@10"] == 0.25);
+  CHECK(written["recall@10"] == 1);
+  CHECK(written["popularity"] == json{{"mrr", 0.5}, {"ndcg@10", 0.125}});
+}
+
 TEST_CASE("error.json holds the error, and a later success removes it", "[logging][summary]") {
   test::TempDir dir;
   const absl::Status error = to_status({.exit_code = ExitCode::kData,

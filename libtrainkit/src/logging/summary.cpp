@@ -48,7 +48,11 @@ std::string to_json(const RunSummary& summary) {
                {"best", metrics(summary.best_metrics)},
                {"best_step", summary.best_step < 0 ? Json(nullptr) : Json(summary.best_step)},
                {"versions", Json::object()}};
-  for (const auto& [name, score] : summary.scores) json[escape_text(name)] = number(score);
+  for (const auto& [name, score] : summary.scores) {
+    const size_t dot = name.find('.');
+    Json& place = dot == name.npos ? json : json[escape_text(name.substr(0, dot))];
+    place[escape_text(dot == name.npos ? name : name.substr(dot + 1))] = number(score);
+  }
   for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
   return json.dump(2) + "\n";
 }

@@ -1,0 +1,229 @@
+#include "gpt2_recommender/bpr.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/vectorized.h"
+
+namespace trainkit {
+namespace {
+
+constexpr int64_t kTripletGrain = 256;
+constexpr int64_t kRowGrain = 512;
+constexpr int64_t kLanes = 16;
+
+/// The triplets of a batch, as the kernels read them.
+struct Triplets {
+  const int64_t* users;
+  const int64_t* positives;
+  const int64_t* negatives;
+};
+
+/// margins[i] = user . (positive - negative).
+TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_table, int64_t dim, Triplets rows,
+                                     int64_t begin, int64_t end, float* margins) {
+  for (int64_t i = begin; i < end; ++i) {
+    const float* u = user_table + rows.users[i] * dim;
+    const float* p = item_table + rows.positives[i] * dim;
+    const float* n = item_table + rows.negatives[i] * dim;
+    float lanes[kLanes] = {};
+    int64_t k = 0;
+    for (; k + kLanes <= dim; k += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) lanes[l] += u[k + l] * (p[k + l] - n[k + l]);
+    }
+    for (int64_t l = 0; k < dim; ++k, ++l) lanes[l] += u[k] * (p[k] - n[k]);
+    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+      for (int64_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+    }
+    margins[i] = lanes[0];
+  }
+}
+
+/// Which triplets name which row of a table, in their order: those of row r are entries[starts[r]] to
+/// entries[starts[r + 1]].
+struct Occurrences {
+  Occurrences(std::initializer_list<const int64_t*> columns, int64_t count, int64_t rows) : starts(rows + 1) {
+    for (const int64_t* column : columns) {
+      for (int64_t i = 0; i < count; ++i) ++starts[column[i] + 1];
+    }
+    std::partial_sum(starts.begin(), starts.end(), starts.begin());
+    entries.resize(starts.back());
+    std::vector<int32_t> next(starts.begin(), starts.end() - 1);
+    int32_t entry = 0;
+    for (const int64_t* column : columns) {
+      for (int64_t i = 0; i < count; ++i) entries[next[column[i]]++] = entry++;
+    }
+  }
+  std::vector<int32_t> starts;
+  std::vector<int32_t> entries;  // number of the triplet; of the negatives, count more
+};
+
+/// Rows [begin, end) of the users' gradient: the sum of slope * (positive - negative).
+TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, Triplets rows, const float* slopes,
+                                       const int32_t* starts, const int32_t* entries, int64_t begin, int64_t end,
+                                       float* gradient) {
+  for (int64_t row = begin; row < end; ++row) {
+    float* g = gradient + row * dim;
+    for (int64_t k = 0; k < dim; ++k) g[k] = 0;
+    for (int32_t at = starts[row]; at < starts[row + 1]; ++at) {
+      const int32_t i = entries[at];
+      const float* p = item_table + rows.positives[i] * dim;
+      const float* n = item_table + rows.negatives[i] * dim;
+      const float slope = slopes[i];
+      for (int64_t k = 0; k < dim; ++k) g[k] += slope * (p[k] - n[k]);
+    }
+  }
+}
+
+/// Rows [begin, end) of the items' gradient: slope * user for positives, minus that for negatives.
+TRAINKIT_VECTORIZED void add_item_rows(const float* user_table, int64_t dim, Triplets rows, const float* slopes,
+                                       int64_t count, const int32_t* starts, const int32_t* entries, int64_t begin,
+                                       int64_t end, float* gradient) {
+  for (int64_t row = begin; row < end; ++row) {
+    float* g = gradient + row * dim;
+    for (int64_t k = 0; k < dim; ++k) g[k] = 0;
+    for (int32_t at = starts[row]; at < starts[row + 1]; ++at) {
+      const bool negative = entries[at] >= count;
+      const int64_t i = negative ? entries[at] - count : entries[at];
+      const float* u = user_table + rows.users[i] * dim;
+      const float slope = negative ? -slopes[i] : slopes[i];
+      for (int64_t k = 0; k < dim; ++k) g[k] += slope * u[k];
+    }
+  }
+}
+
+class BprBackward final : public torch::autograd::Node {
+ public:
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    TORCH_CHECK(slopes.defined(), "bpr_loss: backward ran before; it keeps nothing to run again");
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "bpr_loss has no second derivative");
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    const int64_t count = slopes.numel(), dim = user_table.size(1);
+    if (const float scale = grads[0].item<float>(); scale != 1) slopes.mul_(scale);
+    const auto* u = user_table.const_data_ptr<float>();
+    const auto* v = item_table.const_data_ptr<float>();
+    const auto* slope = slopes.const_data_ptr<float>();
+    const Triplets rows = triplets();
+    at::Tensor user_gradient = buffers->take(user_table), item_gradient = buffers->take(item_table);
+    auto* user_out = user_gradient.mutable_data_ptr<float>();
+    auto* item_out = item_gradient.mutable_data_ptr<float>();
+    const Occurrences of_user({rows.users}, count, user_table.size(0));
+    const Occurrences of_item({rows.positives, rows.negatives}, count, item_table.size(0));
+    at::parallel_for(0, user_table.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
+      add_user_rows(v, dim, rows, slope, of_user.starts.data(), of_user.entries.data(), begin, end, user_out);
+    });
+    at::parallel_for(0, item_table.size(0), kRowGrain, [&](int64_t begin, int64_t end) {
+      add_item_rows(u, dim, rows, slope, count, of_item.starts.data(), of_item.entries.data(), begin, end, item_out);
+    });
+    return {user_gradient, item_gradient};
+  }
+  void release_variables() override {
+    for (at::Tensor* tensor : {&user_table, &item_table, &users, &positives, &negatives, &slopes}) tensor->reset();
+  }
+  std::string name() const override { return "BprBackward"; }
+
+  Triplets triplets() const {
+    return {users.const_data_ptr<int64_t>(), positives.const_data_ptr<int64_t>(), negatives.const_data_ptr<int64_t>()};
+  }
+
+  at::Tensor user_table, item_table;
+  at::Tensor users, positives, negatives;
+  at::Tensor slopes;  // derivative of the loss by each margin
+  GradientBuffers* buffers = nullptr;
+};
+
+bool has_fast_path(const at::Tensor& table, const at::Tensor& indices) {
+  return table.is_cpu() && table.scalar_type() == at::kFloat && table.dim() == 2 && table.is_contiguous() &&
+         indices.is_cpu() && indices.scalar_type() == at::kLong && indices.dim() == 1 && indices.is_contiguous();
+}
+
+void check_range(const at::Tensor& indices, int64_t rows, const char* name) {
+  const auto* data = indices.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < indices.numel(); ++i) {
+    TORCH_CHECK_INDEX(data[i] >= 0 && data[i] < rows, "bpr_loss: ", name, " ", data[i], " of row ", i,
+                      " is out of range for ", rows, " rows");
+  }
+}
+
+/// log(1 + e^-margin), without overflow.
+double softplus_of_minus(double margin) { return std::max(-margin, 0.0) + std::log1p(std::exp(-std::abs(margin))); }
+
+}  // namespace
+
+at::Tensor GradientBuffers::take(const at::Tensor& like) {
+  const auto bytes = like.nbytes();
+  auto block = std::find_if(blocks_.begin(), blocks_.end(),
+                            [&](const auto& kept) { return kept.use_count() == 1 && kept->size() == bytes; });
+  if (block == blocks_.end()) {
+    std::erase_if(blocks_, [&](const auto& kept) { return kept.use_count() == 1 && blocks_.size() > 8; });
+    block = blocks_.insert(blocks_.end(), std::make_shared<std::vector<char>>(bytes));
+  }
+  return at::from_blob((*block)->data(), like.sizes(), [held = *block](void*) {}, like.options());
+}
+
+at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negative_scores) {
+  return -at::log_sigmoid(positive_scores - negative_scores).mean();
+}
+
+at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
+                    const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers) {
+  const int64_t count = users.numel();
+  const bool fast = has_fast_path(user_table, users) && has_fast_path(item_table, positives) &&
+                    has_fast_path(item_table, negatives) && count > 0;
+  if (!fast) {
+    const at::Tensor u = at::embedding(user_table, users);
+    return bpr_loss((u * at::embedding(item_table, positives)).sum(-1),
+                    (u * at::embedding(item_table, negatives)).sum(-1));
+  }
+  TORCH_CHECK_VALUE(
+      user_table.size(1) == item_table.size(1) && positives.numel() == count && negatives.numel() == count,
+      "bpr_loss: tables ", user_table.sizes(), " and ", item_table.sizes(), " for ", count, ", ", positives.numel(),
+      " and ", negatives.numel(), " indices");
+  check_range(users, user_table.size(0), "user");
+  check_range(positives, item_table.size(0), "positive");
+  check_range(negatives, item_table.size(0), "negative");
+  const std::shared_ptr<BprBackward> node(new BprBackward, torch::autograd::deleteNode);
+  node->users = users;
+  node->positives = positives;
+  node->negatives = negatives;
+  at::Tensor loss, slopes;
+  {
+    const c10::AutoGradMode no_grad(false);
+    node->user_table = user_table.detach();
+    node->item_table = item_table.detach();
+    loss = at::empty({}, user_table.options());
+    slopes = at::empty({count}, user_table.options());
+  }
+  auto* slope = slopes.mutable_data_ptr<float>();
+  const Triplets rows = node->triplets();
+  at::parallel_for(0, count, kTripletGrain, [&](int64_t begin, int64_t end) {
+    add_margins(user_table.const_data_ptr<float>(), item_table.const_data_ptr<float>(), user_table.size(1), rows, begin,
+                end, slope);
+  });
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double margin = slope[i];
+    sum += softplus_of_minus(margin);
+    slope[i] = static_cast<float>(-1 / ((1 + std::exp(margin)) * static_cast<double>(count)));
+  }
+  *loss.mutable_data_ptr<float>() = static_cast<float>(sum / static_cast<double>(count));
+  const bool differentiable = c10::GradMode::is_enabled() && (user_table.requires_grad() || item_table.requires_grad());
+  if (!differentiable) return loss;
+  node->slopes = std::move(slopes);
+  node->buffers = &buffers;
+  node->set_next_edges(torch::autograd::collect_next_edges(user_table, item_table));
+  torch::autograd::set_history(loss, node);
+  return loss;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,21 @@
+#include "gpt2_recommender/models.h"
+
+#include <torch/nn/init.h>
+
+namespace trainkit {
+
+BprMf::BprMf(int64_t num_users, int64_t num_items, int64_t embed_dim) : Recommender("BprMf") {
+  const auto table = [&](const char* name, int64_t rows) {
+    return register_parameter(name, torch::nn::init::xavier_normal_(torch::empty({rows, embed_dim})));
+  };
+  user_embedding_ = table("user_embedding", num_users);
+  item_embedding_ = table("item_embedding", num_items);
+}
+
+at::Tensor BprMf::loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) {
+  return bpr_loss(user_embedding_, item_embedding_, users, positives, negatives, buffers_);
+}
+
+RankingVectors BprMf::vectors() { return {user_embedding_.detach(), item_embedding_.detach()}; }
+
+}  // namespace trainkit

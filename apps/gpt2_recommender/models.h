@@ -1,0 +1,48 @@
+#pragma once
+/// The recommenders.
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpt2_recommender/bpr.h"
+
+namespace trainkit {
+
+/// Vectors of users and items, on the model's device.
+struct RankingVectors {
+  at::Tensor users;  ///< (U, D)
+  at::Tensor items;  ///< (I, D)
+};
+
+/// What scores a pair of a user and an item by the inner product of their vectors.
+class Recommender : public torch::nn::Module {
+ public:
+  explicit Recommender(std::string name) : torch::nn::Module(std::move(name)) {}
+
+  /// The BPR loss of triplets, each (N) int64: a scalar, the mean over the rows.
+  virtual at::Tensor loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) = 0;
+
+  /// All vectors, for a ranking; without gradients, in evaluation mode.
+  virtual RankingVectors vectors() = 0;
+};
+
+/// Matrix factorisation: the vectors are the parameters. Xavier-normal at first.
+/// Source: RecBole 1.2.1, recbole/model/general_recommender/bpr.py, whose initialisation is kept.
+class BprMf final : public Recommender {
+ public:
+  BprMf(int64_t num_users, int64_t num_items, int64_t embed_dim);
+  at::Tensor loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) override;
+  RankingVectors vectors() override;
+
+ private:
+  at::Tensor user_embedding_, item_embedding_;
+  GradientBuffers buffers_;
+};
+
+}  // namespace trainkit

@@ -1,0 +1,61 @@
+#pragma once
+/// The settings that are this trainer's own; those of every trainer are in trainkit/config/run_options.h.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gpt2_recommender/interactions.h"
+#include "gpt2_recommender/ranking.h"
+#include "gpt2_recommender/triplets.h"
+#include "trainkit/config/config.h"
+#include "trainkit/config/run_options.h"
+
+namespace trainkit {
+
+/// One member per flag, under the flag's name.
+struct RecOptions {
+  // Interactions
+  /// See ratings_formats().
+  std::string data_format = "auto";
+  double min_rating = 0;
+  int64_t k_core = 0;
+  /// ratio, leave_one_out, or a split file.
+  std::string split = "ratio";
+  /// uniform, popularity or in_batch.
+  std::string negatives = "uniform";
+
+  // Model
+  std::string model = "bpr_mf";
+  int64_t embed_dim = 64;
+
+  // Ranking
+  std::vector<int64_t> topk = {5, 10, 20};
+  /// Items that a user's positives compete with; 0: all.
+  int64_t sampled_negatives = 0;
+};
+
+/// The length of list that a run is judged by: early stopping, the best epoch, the scores of summary.json.
+inline constexpr int64_t kMainTopK = 10;
+
+/// The defaults of `run` that this trainer changes; to be called before add_run_flags.
+void set_run_defaults(RunOptions& run);
+
+/// Adds every flag of RecOptions, and the presets by memory of a GPU.
+void add_rec_flags(ConfigParser& parser, RecOptions& options);
+
+/// The defaults that depend on the device, for ConfigParser::set_defaults.
+Settings device_defaults(bool cuda);
+
+/// Shares the rows of a step among `replicas` devices, max(1, global / replicas) each, as one micro-batch: 2048 rows
+/// where nobody says otherwise. Returns what is to be told of rows that are lost by rounding; empty if none is.
+std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas);
+
+/// Rules between the flags. Errors are blamed on where the value came from.
+absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options);
+
+SplitOptions split_options(const RecOptions& options, uint64_t seed);
+RankingOptions ranking_options(const RecOptions& options, Part part);
+Negatives negatives_of(const RecOptions& options);
+
+}  // namespace trainkit

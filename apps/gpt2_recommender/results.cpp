@@ -1,0 +1,112 @@
+#include "gpt2_recommender/results.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/train/weights.h"
+
+namespace trainkit {
+namespace {
+
+template <class Number>
+Number number_of(const SafetensorsMetadata& metadata, const char* name, Number otherwise) {
+  const auto at = metadata.find(name);
+  if (at == metadata.end()) return otherwise;
+  std::from_chars(at->second.data(), at->second.data() + at->second.size(), otherwise);
+  return otherwise;
+}
+
+std::string line_of(const Metrics& scores) {
+  return fmt::format("recall@10 {:.4f}  ndcg@10 {:.4f}  hit@10 {:.4f}  mrr@10 {:.4f}", scores.at("recall@10"),
+                     scores.at("ndcg@10"), scores.at("hit@10"), scores.at("mrr@10"));
+}
+
+}  // namespace
+
+absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, int64_t resumed_step, bool writes) {
+  BestModel best(output_dir + "/best.safetensors", writes);
+  if (resumed_step <= 0 || !std::filesystem::exists(best.path_)) return best;
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(best.path_));
+  const int64_t step = number_of<int64_t>(file.metadata(), "step", -1);
+  if (step < 0 || step > resumed_step) return best;
+  best.step_ = step;
+  best.value_ = number_of<double>(file.metadata(), "ndcg@10", best.value_);
+  return best;
+}
+
+absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Module& model) {
+  if (!(value > value_)) return absl::OkStatus();
+  step_ = step;
+  value_ = value;
+  if (!writes_) return absl::OkStatus();
+  return save_safetensors(Fs::posix(), path_, named_tensors(model),
+                          {{"step", fmt::format("{}", step)}, {"ndcg@10", fmt::format("{}", value)}});
+}
+
+absl::StatusOr<bool> BestModel::restore(torch::nn::Module& model) const {
+  if (step_ < 0) return false;
+  TRAINKIT_RETURN_IF_ERROR(load_weights(model, path_));
+  return true;
+}
+
+Metrics TestScores::summary() const {
+  Metrics all = model;
+  all["mrr"] = model.at("mrr@10");
+  for (const auto& [name, value] : popularity) all["popularity." + name] = value;
+  all["popularity.mrr"] = popularity.at("mrr@10");
+  return all;
+}
+
+TestScores test_model(Recommender& model, const Session& session) {
+  const RankingVectors vectors = model.vectors();
+  return {session.test().score(vectors.users, vectors.items), session.test().score_popularity(),
+          session.test().protocol()};
+}
+
+absl::Status write_scores(const std::string& output_dir, const Session& session, const TestScores& scores,
+                          int64_t best_step) {
+  const nlohmann::ordered_json json = {{"protocol", escape_text(scores.protocol, 400)},
+                                       {"model", session.options().model},
+                                       {"best_step", best_step},
+                                       {"test", scores.model},
+                                       {"popularity", scores.popularity}};
+  return write_file_atomically(Fs::posix(), output_dir + "/scores.json", json.dump(2) + "\n");
+}
+
+std::string score_table(const TestScores& scores) {
+  std::string text = fmt::format("{}\n\n| score | model | popularity |\n|---|---|---|\n", scores.protocol);
+  for (const auto& [name, value] : scores.model) {
+    text += fmt::format("| {} | {:.4f} | {:.4f} |\n", name, value, scores.popularity.at(name));
+  }
+  return text;
+}
+
+std::string describe_result(const TrainerResult& result, const RunOptions& run, const TestScores& scores,
+                            int64_t best_step) {
+  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
+                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  if (!result.best_evaluation.empty()) {
+    text += fmt::format("\nvalidation ndcg@10 {:.4f} at step {}, the best", result.best_evaluation.at("ndcg@10"),
+                        result.best_step);
+  }
+  if (!scores.model.empty()) {
+    text += fmt::format("\ntest       {}  (step {}; {})\npopularity {}", line_of(scores.model), best_step,
+                        scores.protocol, line_of(scores.popularity));
+  }
+  text += fmt::format("\nloss curve {0}/loss.svg\ntensorboard --logdir {1}", run.output_dir,
+                      run.tensorboard_dir.empty() ? run.output_dir + "/tensorboard" : run.tensorboard_dir);
+  if (result.signal != 0) {
+    text += fmt::format("\nstopped by signal {}; go on with: trainkit-gpt2rec --config {}/config.yaml --resume latest",
+                        result.signal, run.output_dir);
+  }
+  return text;
+}
+
+}  // namespace trainkit

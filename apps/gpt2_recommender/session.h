@@ -1,0 +1,64 @@
+#pragma once
+/// A data set made ready for training: its interactions, their split, and what scores a model.
+
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpt2_recommender/interactions.h"
+#include "gpt2_recommender/models.h"
+#include "gpt2_recommender/options.h"
+#include "gpt2_recommender/ranking.h"
+#include "gpt2_recommender/triplets.h"
+#include "trainkit/train/loss.h"
+#include "trainkit/train/placement.h"
+
+namespace trainkit {
+
+class Session {
+ public:
+  /// Reads --data_dir, leaves out what is to be left out, and splits; a run that goes on takes the split.tsv that it
+  /// has written, and the first rank writes it. Errors: those of read_ratings, filter_ratings, make_split and
+  /// Ranking::create.
+  static absl::StatusOr<Session> open(const RunOptions& run, const RecOptions& options, const Placement& placement);
+
+  const Interactions& interactions() const { return interactions_; }
+  const Split& split() const { return split_; }
+  const RecOptions& options() const { return options_; }
+  const Ranking& validation() const { return validation_; }
+  const Ranking& test() const { return test_; }
+
+  /// Triplets of training or validation. Errors: those of TripletDataset::create.
+  absl::StatusOr<std::shared_ptr<const TripletDataset>> triplets(Part part) const;
+
+  std::shared_ptr<Recommender> create_model() const;
+
+  /// The BPR loss of a batch of triplets under a model of create_model, on any of `devices`; with --negatives in_batch
+  /// `history` says what may be a negative.
+  LossFunction loss(const History& history, const std::vector<at::Device>& devices) const;
+
+  /// "data ..." and what a person should know of it, for the first lines of a run, with line ends.
+  std::string describe() const;
+
+ private:
+  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation, Ranking test)
+      : options_(std::move(options)),
+        ratings_(std::move(ratings)),
+        interactions_(std::move(interactions)),
+        split_(std::move(split)),
+        validation_(std::move(validation)),
+        test_(std::move(test)) {}
+  RecOptions options_;
+  Ratings ratings_;
+  Interactions interactions_;
+  Split split_;
+  Ranking validation_, test_;
+};
+
+/// --make_demo_data: a data set in each of the formats, in folders of their names.
+absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
+
+}  // namespace trainkit
