@@ -58,7 +58,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
                                                                          replicator_options(run, placement)));
   const auto model = std::dynamic_pointer_cast<Recommender>(devices->module());
   if (!run.init_from.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(load_weights(*model, run.init_from));
+    TRAINKIT_RETURN_IF_ERROR(load_weights(*model, run.init_from).status());
     devices->synchronize();
   }
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));
@@ -81,7 +81,6 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
     const RankingVectors vectors = model->vectors();
     metrics.merge(session.validation().score(vectors.users, vectors.items));
     if (kept.ok()) kept = best.offer(step, metrics.at("ndcg@10"), *model);
-    if (run.monitor && placement.is_first()) folder->watch(*loader);
   };
   TRAINKIT_ASSIGN_OR_RETURN(
       const TrainerResult result,
