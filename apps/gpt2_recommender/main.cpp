@@ -107,16 +107,19 @@ absl::StatusOr<int> run_gpt2rec(int argc, char** argv, Program& program) {
   RunOptions run;
   RecOptions options;
   set_run_defaults(run);
-  ConfigParser parser({.name = "trainkit-gpt2rec",
-                       .version = library_versions()["trainkit"],
-                       .description = "Trains a recommender on ratings: who chose what, by BPR.",
-                       .examples = {"trainkit-gpt2rec --data_dir ml-100k",
-                                    "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
-                                    "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
-                                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
-                                    "trainkit-gpt2rec --data_dir ml-100k --resume latest"}});
+  ConfigParser parser(
+      {.name = "trainkit-gpt2rec",
+       .version = library_versions()["trainkit"],
+       .description = "Trains a recommender on who chose what and what is known of both, by BPR, with GPT-2.",
+       .examples = {"trainkit-gpt2rec --data_dir ml-100k --model bpr_mf",
+                    "trainkit-gpt2rec --data_dir ml-100k --gpt2 tiny-gpt2 --use_cache",
+                    "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
+                    "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
+                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
+                    "trainkit-gpt2rec --data_dir ml-100k --resume latest"}});
   add_run_flags(parser, run);
   add_rec_flags(parser, options);
+  add_rec_presets(parser);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
   if (request == Request::kHelp || request == Request::kVersion) return print(parser.text(request));
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());

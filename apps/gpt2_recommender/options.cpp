@@ -44,8 +44,36 @@ void add_model_flags(ConfigParser& parser, RecOptions& options) {
   const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
     add_to(parser, "Model", name, variable, std::move(spec));
   };
-  add("model", &options.model, {.help = "bpr_mf: matrix factorisation.", .choices = {"bpr_mf"}});
+  add("model", &options.model,
+      {.help = "gpt2: embeddings, GPT-2 over what is known of users and items, and a perceptron; bpr_mf: matrix "
+               "factorisation.",
+       .choices = {"gpt2", "bpr_mf"}});
   add("embed_dim", &options.embed_dim, {.help = "Length of a user's and an item's vector.", .min = 1, .max = 4096});
+}
+
+void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    add_to(parser, "GPT-2", name, variable, std::move(spec));
+  };
+  add("gpt2", &options.gpt2,
+      {.help = "A folder as Hugging Face saves GPT-2 (config.json and weights); without it a small one, random.",
+       .path = PathKind::kInput});
+  add("vocab", &options.vocab,
+      {.help = "Folder of GPT-2's vocabulary (vocab.json and merges.txt); without it that of --gpt2, else characters.",
+       .path = PathKind::kInput});
+  add("n_layer", &options.n_layer, {.help = "Layers of a random GPT-2.", .min = 1, .max = 1000});
+  add("n_head", &options.n_head, {.help = "Its heads, which divide n_embd.", .min = 1, .max = 1000});
+  add("n_embd", &options.n_embd, {.help = "Its width.", .min = 1, .max = 1 << 16});
+  add("max_tokens", &options.max_tokens, {.help = "Tokens of a text that are read.", .min = 1, .max = 1024});
+  add("freeze_gpt2", &options.freeze_gpt2, {.help = "Do not train GPT-2."});
+  add("use_cache", &options.use_cache,
+      {.help = "Keep what GPT-2 makes of each text on each device instead of computing it in every step; without it "
+               "wherever GPT-2 is not trained."});
+  add("lora_rank", &options.lora_rank,
+      {.help = "Train adapters of this rank beside GPT-2's frozen weights; 0: none.", .min = 0, .max = 4096});
+  add("lora_alpha", &options.lora_alpha,
+      {.help = "The adapters' output is multiplied by this over the rank.", .above = 0});
+  add("lora_targets", &options.lora_targets, {.help = "Layers with an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ..."});
 }
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
@@ -82,7 +110,18 @@ void set_run_defaults(RunOptions& run) {
 void add_rec_flags(ConfigParser& parser, RecOptions& options) {
   add_interaction_flags(parser, options);
   add_model_flags(parser, options);
+  add_gpt2_flags(parser, options);
   add_ranking_flags(parser, options);
+}
+
+// Source: the table of recommended settings of the guide on memory: over 8 GiB a device, 4 to 8, under 4.
+void add_rec_presets(ConfigParser& parser) {
+  parser.add_preset("over_8gib", {{"global_batch_size", "2048"}, {"use_cache", "true"}, {"parallel", "8"}},
+                    "8 devices of more than 8 GiB");
+  parser.add_preset("4_to_8gib", {{"global_batch_size", "1024"}, {"use_cache", "true"}, {"parallel", "4"}},
+                    "4 devices of 4 to 8 GiB");
+  parser.add_preset("under_4gib", {{"global_batch_size", "512"}, {"use_cache", "false"}, {"parallel", "2"}},
+                    "2 devices of less than 4 GiB");
 }
 
 Settings device_defaults(bool) { return {}; }
@@ -116,6 +155,14 @@ absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run
   }
   if (options.min_rating > 0 && !std::isfinite(options.min_rating)) {
     return parser.invalid("min_rating", "not a number");
+  }
+  if (options.model != "gpt2") return absl::OkStatus();
+  if (options.use_cache.value_or(false) && !options.is_frozen()) {
+    return parser.invalid("use_cache", "GPT-2 changes in every step, and what was kept would be stale",
+                          "a frozen GPT-2", "--freeze_gpt2 without adapters, or --no-use_cache");
+  }
+  if (options.gpt2.empty() && options.n_embd % options.n_head != 0) {
+    return parser.invalid("n_head", "does not divide n_embd", fmt::format("a divisor of {}", options.n_embd));
   }
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 /// The settings that are this trainer's own; those of every trainer are in trainkit/config/run_options.h.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,30 @@ struct RecOptions {
   std::string negatives = "uniform";
 
   // Model
-  std::string model = "bpr_mf";
+  /// bpr_mf or gpt2.
+  std::string model = "gpt2";
   int64_t embed_dim = 64;
+
+  // GPT-2
+  /// Folder of a pretrained GPT-2; empty: random weights of the sizes below.
+  std::string gpt2 = {};
+  /// Folder of GPT-2's vocabulary; empty: that of `gpt2`, else single characters.
+  std::string vocab = {};
+  int64_t n_layer = 2;
+  int64_t n_head = 2;
+  int64_t n_embd = 64;
+  int64_t max_tokens = 32;
+  bool freeze_gpt2 = true;
+  /// Unset: wherever GPT-2 is not trained.
+  std::optional<bool> use_cache = {};
+  /// 0: no adapters.
+  int64_t lora_rank = 0;
+  double lora_alpha = 16;
+  std::vector<std::string> lora_targets = {"c_attn"};
+
+  /// Whether the encoder stays as it is for the whole run, and whether its output is kept.
+  bool is_frozen() const { return freeze_gpt2 && lora_rank == 0; }
+  bool is_cached() const { return use_cache.value_or(is_frozen()); }
 
   // Ranking
   std::vector<int64_t> topk = {5, 10, 20};
@@ -41,8 +64,10 @@ inline constexpr int64_t kMainTopK = 10;
 /// The defaults of `run` that this trainer changes; to be called before add_run_flags.
 void set_run_defaults(RunOptions& run);
 
-/// Adds every flag of RecOptions, and the presets by memory of a GPU.
+/// Adds every flag of RecOptions. The presets by memory of a GPU (add_rec_presets) come when all flags are there.
 void add_rec_flags(ConfigParser& parser, RecOptions& options);
+
+void add_rec_presets(ConfigParser& parser);
 
 /// The defaults that depend on the device, for ConfigParser::set_defaults.
 Settings device_defaults(bool cuda);

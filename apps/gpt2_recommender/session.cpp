@@ -5,7 +5,11 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "gpt2_recommender/gpt2_model.h"
+#include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/nn/lora.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
@@ -28,6 +32,45 @@ absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options,
   return split;
 }
 
+absl::StatusOr<std::shared_ptr<const Metadata>> metadata_of(const RecOptions& options,
+                                                            const Interactions& interactions) {
+  if (options.model != "gpt2") return nullptr;
+  TokenId empty = 0;
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const auto tokenizer,
+      metadata_tokenizer(interactions, options.vocab.empty() ? options.gpt2 : options.vocab, empty));
+  TRAINKIT_ASSIGN_OR_RETURN(Metadata metadata, tokenize_metadata(interactions, *tokenizer, options.max_tokens, empty));
+  return std::make_shared<const Metadata>(std::move(metadata));
+}
+
+/// The encoder of a run: pretrained or random, with adapters if they were asked for.
+absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& metadata) {
+  GPT2Model gpt2{nullptr};
+  if (options.gpt2.empty()) {
+    gpt2 = GPT2Model(GPT2Config{.vocab_size = metadata.vocab_size,
+                                .n_positions = options.max_tokens,
+                                .n_embd = options.n_embd,
+                                .n_layer = options.n_layer,
+                                .n_head = options.n_head});
+  } else {
+    TRAINKIT_ASSIGN_OR_RETURN(gpt2, load_gpt2(options.gpt2));
+    const GPT2Config& config = gpt2->config();
+    if (metadata.vocab_size > config.vocab_size || metadata.max_tokens() > config.n_positions) {
+      return to_status({.exit_code = ExitCode::kWeights,
+                        .id = "weights.match",
+                        .where = options.gpt2,
+                        .problem = "does not fit the texts",
+                        .got = fmt::format("{} kinds of tokens, {} in a row", config.vocab_size, config.n_positions),
+                        .expected = fmt::format("{} and {}", metadata.vocab_size, metadata.max_tokens())});
+    }
+  }
+  if (options.lora_rank > 0) {
+    TRAINKIT_RETURN_IF_ERROR(
+        apply_lora(*gpt2, {.rank = options.lora_rank, .alpha = options.lora_alpha, .targets = options.lora_targets}));
+  }
+  return gpt2;
+}
+
 }  // namespace
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options, const Placement& placement) {
@@ -40,9 +83,10 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
   TRAINKIT_ASSIGN_OR_RETURN(Ranking validation,
                             Ranking::create(interactions, split, ranking_options(options, Part::kValidation)));
   TRAINKIT_ASSIGN_OR_RETURN(Ranking test, Ranking::create(interactions, split, ranking_options(options, Part::kTest)));
+  TRAINKIT_ASSIGN_OR_RETURN(auto metadata, metadata_of(options, interactions));
   ratings.rows = {};  // what is left of them are the interactions
   return Session(options, std::move(ratings), std::move(interactions), std::move(split), std::move(validation),
-                 std::move(test));
+                 std::move(test), std::move(metadata));
 }
 
 absl::StatusOr<std::shared_ptr<const TripletDataset>> Session::triplets(Part part) const {
@@ -50,7 +94,14 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> Session::triplets(Part par
 }
 
 std::shared_ptr<Recommender> Session::create_model() const {
-  return std::make_shared<BprMf>(interactions_.num_users(), interactions_.num_items(), options_.embed_dim);
+  if (!metadata_) {
+    return std::make_shared<BprMf>(interactions_.num_users(), interactions_.num_items(), options_.embed_dim);
+  }
+  const bool frozen = options_.freeze_gpt2 && options_.lora_rank == 0;
+  return std::make_shared<Gpt2Recommender>(
+      make_gpt2(options_, *metadata_).value(), metadata_,
+      Gpt2RecommenderOptions{
+          .embed_dim = options_.embed_dim, .freeze_gpt2 = frozen, .use_cache = options_.is_cached()});
 }
 
 LossFunction Session::loss(const History& history, const std::vector<at::Device>& devices) const {
@@ -77,6 +128,15 @@ std::string Session::describe() const {
       "protocol   {}\n",
       ratings_.path, ratings_.format, interactions_.size(), interactions_.num_users(), interactions_.num_items(),
       split_.count(Part::kTrain), split_.count(Part::kValidation), split_.count(Part::kTest), test_.protocol());
+  if (metadata_) {
+    text += fmt::format("texts      {} of up to {} tokens, {} kinds; GPT-2 {}, {}, {}\n", metadata_->rows(),
+                        metadata_->max_tokens(), metadata_->vocab_size,
+                        options_.gpt2.empty() ? "of random weights" : "of " + options_.gpt2,
+                        options_.is_frozen()     ? "frozen"
+                        : options_.lora_rank > 0 ? fmt::format("with adapters of rank {}", options_.lora_rank)
+                                                 : "trained",
+                        options_.is_cached() ? "its output kept on each device" : "run in every step");
+  }
   for (const std::string& note : ratings_.notes) text += "note       " + note + "\n";
   return text;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpt2_recommender/interactions.h"
+#include "gpt2_recommender/metadata.h"
 #include "gpt2_recommender/models.h"
 #include "gpt2_recommender/options.h"
 #include "gpt2_recommender/ranking.h"
@@ -21,8 +22,8 @@ namespace trainkit {
 class Session {
  public:
   /// Reads --data_dir, leaves out what is to be left out, and splits; a run that goes on takes the split.tsv that it
-  /// has written, and the first rank writes it. Errors: those of read_ratings, filter_ratings, make_split and
-  /// Ranking::create.
+  /// has written, and the first rank writes it. For --model gpt2 the texts are tokenised. Errors: those of
+  /// read_ratings, filter_ratings, make_split, Ranking::create, metadata_tokenizer and parse_gpt2_config.
   static absl::StatusOr<Session> open(const RunOptions& run, const RecOptions& options, const Placement& placement);
 
   const Interactions& interactions() const { return interactions_; }
@@ -34,6 +35,7 @@ class Session {
   /// Triplets of training or validation. Errors: those of TripletDataset::create.
   absl::StatusOr<std::shared_ptr<const TripletDataset>> triplets(Part part) const;
 
+  /// A new model, for one replica. Throws absl::BadStatusOrAccess with the Error of load_gpt2 and apply_lora.
   std::shared_ptr<Recommender> create_model() const;
 
   /// The BPR loss of a batch of triplets under a model of create_model, on any of `devices`; with --negatives in_batch
@@ -44,18 +46,21 @@ class Session {
   std::string describe() const;
 
  private:
-  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation, Ranking test)
+  Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation, Ranking test,
+          std::shared_ptr<const Metadata> metadata)
       : options_(std::move(options)),
         ratings_(std::move(ratings)),
         interactions_(std::move(interactions)),
         split_(std::move(split)),
         validation_(std::move(validation)),
-        test_(std::move(test)) {}
+        test_(std::move(test)),
+        metadata_(std::move(metadata)) {}
   RecOptions options_;
   Ratings ratings_;
   Interactions interactions_;
   Split split_;
   Ranking validation_, test_;
+  std::shared_ptr<const Metadata> metadata_;  // nullptr for bpr_mf
 };
 
 /// --make_demo_data: a data set in each of the formats, in folders of their names.

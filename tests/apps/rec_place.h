@@ -22,14 +22,10 @@ struct RecPlace {
   }
   /// Flags of a run that takes a millisecond a step. What `more` gives stands instead of what would be here.
   std::vector<std::string> flags(const std::string& run, std::vector<std::string> more = {}) const {
-    const std::vector<std::pair<std::string, std::string>> mine = {{"--data_dir", dir / "ml-1m"},
-                                                                   {"--output_dir", dir / run},
-                                                                   {"--device", "cpu"},
-                                                                   {"--batch_size", "32"},
-                                                                   {"--embed_dim", "8"},
-                                                                   {"--lr", "0.02"},
-                                                                   {"--epochs", "4"},
-                                                                   {"--log_every", "5"}};
+    const std::vector<std::pair<std::string, std::string>> mine = {
+        {"--data_dir", dir / "ml-1m"}, {"--output_dir", dir / run}, {"--device", "cpu"}, {"--model", "bpr_mf"},
+        {"--batch_size", "32"},        {"--embed_dim", "8"},        {"--lr", "0.02"},    {"--epochs", "4"},
+        {"--log_every", "5"}};
     std::vector<std::string> all = std::move(more);
     for (const auto& [flag, value] : mine) {
       if (std::find(all.begin(), all.end(), flag) == all.end()) all.insert(all.end(), {flag, value});

@@ -168,6 +168,31 @@ TEST_CASE("Every split, protocol, filter and strategy trains as a program", "[ap
   }
 }
 
+TEST_CASE("The GPT-2 model trains frozen, cached, trained and with adapters, and changes over on resume",
+          "[apps][rec]") {
+  const RecPlace place;
+  const auto with = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(), {"--model", "gpt2", "--n_embd", "16", "--n_layer", "1", "--max_tokens", "24"});
+    if (std::find(more.begin(), more.end(), "--epochs") == more.end()) more.insert(more.end(), {"--epochs", "2"});
+    const Ended ended = run(place, place.flags(name, more));
+    INFO(ended.errors);
+    CHECK(ended.code == 0);
+    return ended.output;
+  };
+  CHECK_THAT(with("cached", {}), Catch::Contains("frozen, its output kept on each device"));
+  CHECK_THAT(with("dynamic", {"--no-use_cache"}), Catch::Contains("frozen, run in every step"));
+  const auto cached = losses(place.dir / "cached"), dynamic = losses(place.dir / "dynamic");
+  REQUIRE(cached.size() == dynamic.size());
+  for (size_t i = 0; i < cached.size(); ++i) CHECK(cached[i].loss == Approx(dynamic[i].loss).margin(1e-4));
+  CHECK_THAT(with("trained", {"--no-freeze_gpt2"}), Catch::Contains("trained, run in every step"));
+  CHECK_THAT(with("lora", {"--lora_rank", "2"}), Catch::Contains("with adapters of rank 2, run in every step"));
+  CHECK_THAT(with("dp", {"--strategy", "dp", "--parallel", "2"}), Catch::Contains("2 logical replicas"));
+  // The guide's two stages.
+  CHECK_THAT(with("cached", {"--resume", "latest", "--no-use_cache", "--epochs", "3"}),
+             Catch::Contains("test       recall@10"));
+  CHECK(json_of(place, "cached/summary.json").at("epochs") == 3);
+}
+
 TEST_CASE("Two replicas and two ranks train what one process does", "[apps][rec]") {
   const RecPlace place;
   const std::vector<std::string> one = {"--batch_size", "64", "--epochs", "3"};
@@ -214,6 +239,11 @@ TEST_CASE("Faults of trainkit-gpt2rec end with the exit code of their kind, in o
       {2, "error[cli.unknown] --kcore", place.flags("a", {"--kcore", "8"})},
       {2, "--data_dir", {"--output_dir", place.dir / "a"}},
       {2, "--model", place.flags("a", {"--model", "svd"})},
+      {2, "--use_cache", place.flags("a", {"--model", "gpt2", "--use_cache", "--no-freeze_gpt2"})},
+      {2, "--use_cache", place.flags("a", {"--model", "gpt2", "--use_cache", "--lora_rank", "2"})},
+      {2, "--n_head", place.flags("a", {"--model", "gpt2", "--n_head", "3", "--n_embd", "16"})},
+      {4, "encoder.json", place.flags("a", {"--model", "gpt2", "--vocab", place.dir / "ml-1m"})},
+
       {2, "--embed_dim", place.flags("a", {"--embed_dim", "0"})},
       {2, "--negatives", place.flags("a", {"--negatives", "none"})},
       {2, "--topk", place.flags("a", {"--topk", "0"})},

@@ -1,0 +1,139 @@
+#include "gpt2_recommender/gpt2_model.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/activation.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace trainkit {
+namespace {
+
+constexpr int64_t kChunk = 256;  // texts that GPT-2 reads at a time where nothing is kept for backward
+constexpr int64_t kVectorChunk = 4096;
+
+torch::nn::Sequential make_mlp(int64_t dim) {
+  return torch::nn::Sequential(torch::nn::Linear(2 * dim, dim), torch::nn::ReLU(), torch::nn::Linear(dim, dim));
+}
+
+torch::nn::Embedding make_embedding(int64_t rows, int64_t dim) {
+  torch::nn::Embedding table(rows, dim);
+  torch::nn::init::xavier_normal_(table->weight);  // as BprMf's
+  return table;
+}
+
+}  // namespace
+
+Gpt2Recommender::Gpt2Recommender(GPT2Model gpt2, std::shared_ptr<const Metadata> metadata,
+                                 const Gpt2RecommenderOptions& options)
+    : Recommender("Gpt2Recommender"), options_(options), metadata_(std::move(metadata)) {
+  const GPT2Config& config = gpt2->config();
+  TORCH_CHECK_VALUE(options.freeze_gpt2 || !options.use_cache, "a cache of GPT-2's output needs a frozen GPT-2");
+  TORCH_CHECK_VALUE(metadata_->vocab_size <= config.vocab_size, "tokens of ", metadata_->vocab_size,
+                    " kinds for a GPT-2 of ", config.vocab_size);
+  TORCH_CHECK_VALUE(metadata_->max_tokens() <= config.n_positions, "texts of ", metadata_->max_tokens(),
+                    " tokens for a GPT-2 of ", config.n_positions);
+  const int64_t dim = options.embed_dim, num_users = metadata_->num_users;
+  user_embedding_ = register_module("user_embedding", make_embedding(num_users, dim));
+  item_embedding_ = register_module("item_embedding", make_embedding(metadata_->rows() - num_users, dim));
+  gpt2_ = register_module("gpt2", std::move(gpt2));
+  projection_ = register_module("projection", torch::nn::Linear(config.n_embd, dim));
+  user_mlp_ = register_module("user_mlp", make_mlp(dim));
+  item_mlp_ = register_module("item_mlp", make_mlp(dim));
+  if (options.freeze_gpt2) {
+    for (at::Tensor& parameter : gpt2_->parameters()) parameter.requires_grad_(false);
+  }
+  train(true);
+}
+
+void Gpt2Recommender::train(bool on) {
+  Recommender::train(on);
+  if (options_.freeze_gpt2) gpt2_->train(false);
+}
+
+void Gpt2Recommender::move_metadata() {
+  const at::Device device = projection_->weight.device();
+  if (ids_.defined() && ids_.device() == device) return;
+  ids_ = metadata_->ids.to(device);
+  mask_ = metadata_->mask.to(device);
+}
+
+at::Tensor Gpt2Recommender::encode(const at::Tensor& rows) {
+  const at::Tensor mask = mask_.index_select(0, rows);
+  const at::Tensor hidden = gpt2_->forward(ids_.index_select(0, rows), mask);
+  const at::Tensor weights = mask.to(hidden.scalar_type()).unsqueeze(2);
+  return (hidden * weights).sum(1) / weights.sum(1);
+}
+
+at::Tensor Gpt2Recommender::encode_chunks(const at::Tensor& rows) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> chunks;
+  for (const at::Tensor& chunk : rows.split(kChunk)) chunks.push_back(encode(chunk));
+  return at::cat(chunks);
+}
+
+int64_t Gpt2Recommender::encoder_version() const {
+  int64_t version = 0;
+  for (const at::Tensor& parameter : gpt2_->parameters()) version += parameter._version() + 1;
+  return version;
+}
+
+const at::Tensor& Gpt2Recommender::cache() {
+  const int64_t version = encoder_version();
+  if (!cache_.defined() || cache_.device() != ids_.device() || version != cached_version_) {
+    cache_ = encode_chunks(at::arange(metadata_->rows(), ids_.options()));
+    cached_version_ = version;
+    ++cache_builds_;
+  }
+  return cache_;
+}
+
+at::Tensor Gpt2Recommender::hidden_of(const at::Tensor& rows) {
+  move_metadata();
+  if (options_.use_cache) return cache().index_select(0, rows);
+  const auto [different, where, counts] = at::_unique2(rows, /*sorted=*/true, /*return_inverse=*/true);
+  const bool keeps_nothing = options_.freeze_gpt2 || !c10::GradMode::is_enabled();
+  return (keeps_nothing ? encode_chunks(different) : encode(different)).index_select(0, where);
+}
+
+at::Tensor Gpt2Recommender::user_vectors(const at::Tensor& users, const at::Tensor& hidden) {
+  const at::Tensor own = user_embedding_->forward(users);
+  return own + user_mlp_->forward(at::cat({own, projection_->forward(hidden)}, 1));
+}
+
+at::Tensor Gpt2Recommender::item_vectors(const at::Tensor& items, const at::Tensor& hidden) {
+  const at::Tensor own = item_embedding_->forward(items);
+  return own + item_mlp_->forward(at::cat({own, projection_->forward(hidden)}, 1));
+}
+
+at::Tensor Gpt2Recommender::loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) {
+  const int64_t n = users.size(0);
+  const at::Tensor items = at::cat({positives, negatives});
+  const at::Tensor hidden = hidden_of(at::cat({users, items + metadata_->num_users}));
+  const at::Tensor user = user_vectors(users, hidden.narrow(0, 0, n));
+  const at::Tensor item = item_vectors(items, hidden.narrow(0, n, 2 * n));
+  return bpr_loss((user * item.narrow(0, 0, n)).sum(1), (user * item.narrow(0, n, n)).sum(1));
+}
+
+RankingVectors Gpt2Recommender::vectors() {
+  const c10::AutoGradMode no_grad(false);
+  const bool was_training = is_training();
+  train(false);
+  move_metadata();
+  const int64_t num_users = metadata_->num_users, num_items = metadata_->rows() - num_users;
+  std::vector<at::Tensor> users, items;
+  for (const at::Tensor& rows : at::arange(num_users, ids_.options()).split(kVectorChunk)) {
+    users.push_back(user_vectors(rows, hidden_of(rows)));
+  }
+  for (const at::Tensor& rows : at::arange(num_items, ids_.options()).split(kVectorChunk)) {
+    items.push_back(item_vectors(rows, hidden_of(rows + num_users)));
+  }
+  train(was_training);
+  return {at::cat(users), at::cat(items)};
+}
+
+}  // namespace trainkit
