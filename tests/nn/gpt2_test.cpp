@@ -184,6 +184,7 @@ TEST_CASE("A folder that is no GPT-2 is refused with the file and the field", "[
       {"\"n_layer\": 2", "\"n_layer\": 1000000000", "n_layer: does not fit the weights (got '1000000000', expected 2)"},
       {"\"n_layer\": 2", "\"n_layer\": 1", "n_layer: does not fit the weights (got '1', expected 2)"},
       {"\"n_layer\": 2", "\"n_layer\": -1", "n_layer must be >= 1, got -1"},
+      {"\"n_layer\": 2", "\"n_layer\": 3000000000", "n_layer must be <= 2147483647, got 3000000000"},
       {"\"n_inner\": null", "\"n_inner\": 2000000000", "n_inner: does not fit the weights"},
       {"\"vocab_size\": 30", "\"vocab_size\": 2000000000", "vocab_size: does not fit the weights"},
       {"\"n_positions\": 12", "\"n_positions\": 2000000000", "n_positions: does not fit the weights"},

@@ -176,8 +176,8 @@ TEST_CASE("A target that no layer has, or whose layer is another, is named and n
   CHECK_FALSE(apply_lora(*model, {.targets = {"attn"}}).ok());   // a whole attention
   CHECK_FALSE(apply_lora(*model, {.targets = {"_attn"}}).ok());  // part of a name
   const absl::Status bad = apply_lora(*model, {.rank = 0, .dropout = 1.0, .targets = {}});
-  CHECK_THAT(error_line(bad), Catch::Contains("rank must be >= 1, got 0") && Catch::Contains("dropout must be") &&
-                                  Catch::Contains("targets must name a layer"));
+  CHECK_THAT(error_line(bad), Catch::Contains("rank must be in [1, 1048576], got 0") &&
+                                  Catch::Contains("dropout must be") && Catch::Contains("targets must name a layer"));
   CHECK(equal(copies(model), before));
   for (const auto& parameter : model->parameters()) CHECK(parameter.requires_grad());
   REQUIRE(apply_lora(*model).ok());
@@ -237,8 +237,9 @@ TEST_CASE("A folder of adapters that does not fit is refused with the file and t
   } rows[] = {
       {"\"LORA\"", "\"IA3\"", "peft_type: is another kind (got 'IA3', expected LORA)"},
       {"\"none\"", "\"all\"", "bias: is not supported (got 'all', expected none)"},
-      {"\"r\": 3", "\"r\": 0", "rank must be >= 1, got 0"},
-      {"\"r\": 3", "\"r\": 2000000000", "r: does not fit the adapters (got '2000000000', expected 3)"},
+      {"\"r\": 3", "\"r\": 0", "rank must be in [1, 1048576], got 0"},
+      {"\"r\": 3", "\"r\": 1000000", "r: does not fit the adapters (got '1000000', expected 3)"},
+      {"\"r\": 3", "\"r\": 2000000000", "rank must be in [1, 1048576], got 2000000000"},
       {"\"r\": 3", "\"r\": 3, \"use_dora\": true", "use_dora: is not supported"},
       {"\"r\": 3", "\"r\": 3, \"rank_pattern\": {\"c_fc\": 5}", "rank_pattern: is not supported"},
       {"\"r\": 3", "\"r\": 3, \"alpha_pattern\": {\"c_fc\": 5}", "alpha_pattern: is not supported"},

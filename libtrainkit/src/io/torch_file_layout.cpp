@@ -43,7 +43,7 @@ TorchEntry entry_of(const Unpickler& pickle, std::string name, const PickleValue
     dtype = &torch_dtypes()[tensor.dtype];
     const int64_t* sizes = pickle.dims().data() + tensor.dims;
     entry.shape.assign(sizes, sizes + tensor.rank);
-    entry.strides.assign(sizes + tensor.rank, sizes + 2 * tensor.rank);
+    entry.strides.assign(sizes + tensor.rank, sizes + size_t{2} * tensor.rank);
     for (const int64_t size : entry.shape) elements *= size;
     entry.storage = tensor.storage;
     entry.storage_offset = static_cast<int64_t>(tensor.offset);

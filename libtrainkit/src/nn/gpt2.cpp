@@ -56,9 +56,9 @@ at::Tensor causal_and(const at::Tensor& attention_mask) {
 absl::Status validate(const GPT2Config& config) {
   std::vector<std::string> faults;
   const auto in_range = [&](const char* name, int64_t value, int64_t least) {
-    // The most that any product of two of them can be without overflow, and far above any model.
-    if (value < least || value > INT32_MAX)
-      faults.push_back(fmt::format("{} must be >= {}, got {}", name, least, value));
+    if (value < least) faults.push_back(fmt::format("{} must be >= {}, got {}", name, least, value));
+    // Far above any model, and no product of two overflows.
+    if (value > INT32_MAX) faults.push_back(fmt::format("{} must be <= {}, got {}", name, INT32_MAX, value));
   };
   in_range("vocab_size", config.vocab_size, 1);
   in_range("n_positions", config.n_positions, 1);
@@ -87,7 +87,8 @@ absl::Status validate(const GPT2Config& config) {
 
 GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
     : n_head_(config.n_head), scale_(1.0), attn_pdrop_(config.attn_pdrop), resid_pdrop_(config.resid_pdrop) {
-  if (config.scale_attn_weights) scale_ = 1.0 / std::sqrt(static_cast<double>(config.n_embd / config.n_head));
+  const int64_t head_width = config.n_embd / config.n_head;
+  if (config.scale_attn_weights) scale_ = 1.0 / std::sqrt(static_cast<double>(head_width));
   if (config.scale_attn_by_inverse_layer_idx) scale_ /= static_cast<double>(layer + 1);
   c_attn_ = register_module("c_attn", Conv1D(config.n_embd, 3 * config.n_embd));
   c_proj_ = register_module("c_proj", Conv1D(config.n_embd, config.n_embd));

@@ -32,7 +32,7 @@ AdaptableImpl::AdaptableImpl(int64_t in_features, int64_t out_features, bool wit
 }
 
 at::Tensor AdaptableImpl::forward(const at::Tensor& x) {
-  const at::Tensor out = at::linear(x, weight_is_transposed_ ? weight.t() : weight, bias);
+  at::Tensor out = at::linear(x, weight_is_transposed_ ? weight.t() : weight, bias);
   if (!lora_a_.defined() || merged_) return out;
   const at::Tensor input = dropout_ > 0 ? at::dropout(x, dropout_, is_training()) : x;
   const at::Tensor low = at::linear(input.reshape({-1, in_features()}), lora_a_);

@@ -14,6 +14,9 @@
 namespace trainkit {
 namespace {
 
+/// Above the width of any layer.
+constexpr int64_t kMaxRank = 1 << 20;
+
 Error usage_error(std::string field, std::string problem) {
   return {.exit_code = ExitCode::kUsage, .id = "cli.value", .field = std::move(field), .problem = std::move(problem)};
 }
@@ -89,8 +92,8 @@ void train_adapters_alone(torch::nn::Module& model) {
 
 absl::Status validate(const LoRAConfig& config) {
   std::vector<std::string> faults;
-  if (config.rank < 1 || config.rank > INT32_MAX)
-    faults.push_back(fmt::format("rank must be >= 1, got {}", config.rank));
+  if (config.rank < 1 || config.rank > kMaxRank)
+    faults.push_back(fmt::format("rank must be in [1, {}], got {}", kMaxRank, config.rank));
   if (!std::isfinite(config.alpha)) faults.push_back(fmt::format("alpha must be a number, got {}", config.alpha));
   if (!(config.dropout >= 0.0 && config.dropout < 1.0))
     faults.push_back(fmt::format("dropout must be in [0, 1), got {}", config.dropout));
