@@ -160,8 +160,9 @@ void Distributed::backward(const Body& body, bool reduce) {
   sent_->last = sent_->started;
   loss.backward();
   add_reduction_since(sent_->last);
-  TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets().size(), "the loss did not reach ",
-                    parameters_without_gradient(), ": set find_unused_parameters if that may be");
+  TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
+                    "the loss did not reach ", parameters_without_gradient(),
+                    ": set find_unused_parameters if that may be");
 }
 
 void Distributed::begin_reduction() {
