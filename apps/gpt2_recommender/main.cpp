@@ -11,6 +11,7 @@
 #include "trainkit/logging/summary.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/run_folder.h"
@@ -34,7 +35,7 @@ absl::StatusOr<int64_t> resumed_step(const RunOptions& run) {
 
 absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const RecOptions& options,
                           const std::string& rounding, const Machine& machine, Program& program) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, place_run(parser, run, machine, program));
+  TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, run, machine, program));
   const auto say = [&](const std::string& line) {
     if (placement.is_first()) print(line);
   };
@@ -48,6 +49,16 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
   TRAINKIT_ASSIGN_OR_RETURN(const Session session, Session::open(run, options, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto train_set, session.triplets(Part::kTrain));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation_set, session.triplets(Part::kValidation));
+  const auto make_optimizer = [&] {
+    return std::make_unique<Adam>(
+        AdamOptions{.lr = resolve_lr(run, placement.batch.replicas), .weight_decay = run.weight_decay});
+  };
+  StepRecipe recipe;
+  recipe.make_model = [&] { return session.create_model(); };
+  recipe.make_optimizer = make_optimizer;
+  recipe.loss = session.loss(train_set->history(), {at::Device(at::kCPU)});
+  recipe.dataset = train_set;
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(parser, run, machine, recipe, placement));
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(train_set, order, run, machine, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation, evaluation_loader(validation_set, run, machine, placement));
@@ -64,13 +75,12 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));
   settings.monitor = "ndcg@10";
   settings.monitor_higher_is_better = true;
-  const std::string plan = session.describe() + rounding + describe_run(run, settings, placement, *devices, *loader);
-  say(run.json ? plan_to_json(plan) : plan);
-  TRAINKIT_ASSIGN_OR_RETURN(
-      auto trainer,
-      Trainer::create(*devices,
-                      Adam({.lr = resolve_lr(run, placement.batch.replicas), .weight_decay = run.weight_decay}),
-                      settings));
+  settings.predicted_memory = memory.predicted();
+  settings.explain_out_of_memory = memory.ladder;
+  const std::string plan =
+      session.describe() + rounding + memory.describe() + describe_run(run, settings, placement, *devices, *loader);
+  say(run.json ? plan_to_json(plan, memory) : plan);
+  TRAINKIT_ASSIGN_OR_RETURN(auto trainer, Trainer::create(*devices, make_optimizer(), settings));
   if (run.dry_run) return 0;
 
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t first_step, resumed_step(run));

@@ -105,6 +105,7 @@ void set_run_defaults(RunOptions& run) {
   run.early_stopping = 10;
   run.log_every = 100;
   run.drop_last = false;
+  run.plan_memory = false;  // each of its small steps runs GPT-2 on a processor, over all metadata with --use_cache
 }
 
 void add_rec_flags(ConfigParser& parser, RecOptions& options) {

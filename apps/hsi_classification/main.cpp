@@ -11,7 +11,7 @@
 #include "hsi_classification/session.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/optim/adam.h"
+#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/run_folder.h"
@@ -26,9 +26,10 @@ int print(const std::string& line) {
   return 0;
 }
 
-/// One training and its test. `scores` stays empty if it was stopped or was a dry run.
+/// One training and its test. `scores` stays empty if it was stopped or was a dry run. The first one plans `memory`,
+/// and the batch of all.
 absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Session& session, const Machine& machine,
-                          const Placement& placement, Metrics& scores) {
+                          Placement& placement, std::optional<MemoryPlan>& memory, Metrics& scores) {
   const auto say = [&](const std::string& line) {
     if (placement.is_first()) print(line);
   };
@@ -36,6 +37,11 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
   TRAINKIT_ASSIGN_OR_RETURN(const Split split, session.split(run, placement));
   const auto train_set = session.rows(split.train, session.options().augment);
   const auto validation_set = session.rows(split.validation, /*augment=*/false);
+  if (!memory) {
+    TRAINKIT_ASSIGN_OR_RETURN(memory,
+                              plan_memory(parser, run, machine, session.recipe(run, placement, train_set), placement));
+  }
+  run.batch_size.value = run.batch_size.value.value_or(placement.batch.batch_size);
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(train_set, order, run, machine, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation, evaluation_loader(validation_set, run, machine, placement));
@@ -49,13 +55,13 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
     devices->synchronize();
   }
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));
-  const std::string plan = session.describe(split) + describe_run(run, settings, placement, *devices, *loader);
-  say(run.json ? plan_to_json(plan) : plan);
-  TRAINKIT_ASSIGN_OR_RETURN(
-      auto trainer,
-      Trainer::create(*devices,
-                      AdamW({.lr = resolve_lr(run, placement.batch.replicas), .weight_decay = run.weight_decay}),
-                      settings));
+  settings.predicted_memory = memory->predicted();
+  settings.explain_out_of_memory = memory->ladder;
+  const std::string plan =
+      session.describe(split) + memory->describe() + describe_run(run, settings, placement, *devices, *loader);
+  say(run.json ? plan_to_json(plan, *memory) : plan);
+  TRAINKIT_ASSIGN_OR_RETURN(auto trainer,
+                            Trainer::create(*devices, make_optimizer(run, placement.batch.replicas), settings));
   if (run.dry_run) return 0;
 
   TRAINKIT_ASSIGN_OR_RETURN(const auto folder, RunFolder::open(parser, run, placement, "trainkit-hsi"));
@@ -81,7 +87,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
 /// All repeats, one after the other, and what they come to together.
 absl::StatusOr<int> train_all(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
                               const Machine& machine, Program& program) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, place_run(parser, repeat_of(run, options, 0), machine, program));
+  TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, repeat_of(run, options, 0), machine, program));
   if (placement.is_first()) {
     for (int64_t i = 0; i < options.repeats; ++i) {
       TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat_of(run, options, i)));
@@ -92,10 +98,11 @@ absl::StatusOr<int> train_all(const ConfigParser& parser, const RunOptions& run,
   share_processors(run, machine, ReadCost::kCopy);  // patches are copied from memory
   TRAINKIT_ASSIGN_OR_RETURN(const Session session, Session::open(parser, run, options, placement));
   std::vector<Metrics> results;
+  std::optional<MemoryPlan> memory;
   for (int64_t i = 0; i < options.repeats; ++i) {
     Metrics scores;
     TRAINKIT_ASSIGN_OR_RETURN(const int code,
-                              train(parser, repeat_of(run, options, i), session, machine, placement, scores));
+                              train(parser, repeat_of(run, options, i), session, machine, placement, memory, scores));
     if (code != 0 || run.dry_run) return code;
     results.push_back(std::move(scores));
   }

@@ -13,6 +13,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/nn/cross_entropy.h"
+#include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
@@ -94,6 +95,16 @@ LossFunction Session::loss() const {
   });
 }
 
+StepRecipe Session::recipe(const RunOptions& run, const Placement& placement,
+                           std::shared_ptr<const Dataset> rows) const {
+  const bool scene_is_there = feed_->kind() == FeedKind::kDevice;
+  return {.make_model = [model = model()] { return create_model(model); },
+          .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
+          .loss = loss(),
+          .dataset = std::move(rows),
+          .cache_bytes = scene_is_there ? static_cast<int64_t>(feed_->image().nbytes()) : 0};
+}
+
 std::string Session::describe(const Split& split) const {
   const Feed& feed = *feed_;
   std::string text = fmt::format("scene      {}: {} x {} pixels, {} bands, {} classes; {}\n", scene_.name,
@@ -108,6 +119,10 @@ std::string Session::describe(const Split& split) const {
                                         format_size(static_cast<int64_t>(feed.image().nbytes())))
                           : "copied by the loader's workers");
   return text;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
+  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {

@@ -17,6 +17,7 @@
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/placement.h"
+#include "trainkit/train/step_memory.h"
 
 namespace trainkit {
 
@@ -43,6 +44,9 @@ class Session {
   /// Cross-entropy, with the share of patches that are right as "oa", all on the device. Keeps this session's feed.
   LossFunction loss() const;
 
+  /// What a step on `rows` is made of, as one device sees it; a scene that is there stays there.
+  StepRecipe recipe(const RunOptions& run, const Placement& placement, std::shared_ptr<const Dataset> rows) const;
+
   /// "scene ..." and "split ..." for the first lines of a run, with line ends.
   std::string describe(const Split& split) const;
 
@@ -57,6 +61,9 @@ class Session {
   std::shared_ptr<const Feed> feed_;
   std::string prepared_;  // what was done to the cube, in words
 };
+
+/// AdamW with the flags' settings, without parameters.
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
 /// --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is made if it is missing.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);

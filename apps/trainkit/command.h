@@ -28,6 +28,7 @@ struct Command {
 /// One function per subcommand.
 absl::StatusOr<int> launch_command(const Arguments& arguments);
 absl::StatusOr<int> doctor_command(const Arguments& arguments);
+absl::StatusOr<int> plan_command(const Arguments& arguments);
 absl::StatusOr<int> scale_command(const Arguments& arguments);
 absl::StatusOr<int> inspect_command(const Arguments& arguments);
 absl::StatusOr<int> export_command(const Arguments& arguments);

@@ -1,12 +1,6 @@
-#include <fcntl.h>
-#include <fmt/ranges.h>
-#include <spawn.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +10,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/probes.h"
+#include "trainkit/trainer.h"
 
 namespace trainkit::tool {
 namespace {
@@ -27,75 +22,13 @@ struct Flags {
   bool json = false, quick = false;
 };
 
-struct Ended {
-  int code = 0;
-  std::string output = {}, errors = {};
-};
-
-/// Runs a program without a shell.
-absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
-  int pipe[2];
-  if (pipe2(pipe, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
-  const int errors = memfd_create("stderr", MFD_CLOEXEC);
-  posix_spawn_file_actions_adddup2(&actions, errors, 2);
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  pid_t pid = -1;
-  const int failed = posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(pipe[1]);
-  Ended ended;
-  char buffer[65536];
-  for (ssize_t size = 0; failed == 0 && (size = read(pipe[0], buffer, sizeof buffer)) > 0;)
-    ended.output.append(buffer, static_cast<size_t>(size));
-  close(pipe[0]);
-  if (failed == 0) {
-    int status = 0;
-    waitpid(pid, &status, 0);
-    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ExitCode::kBug);
-    const ssize_t size = pread(errors, buffer, sizeof buffer, 0);
-    ended.errors.assign(buffer, static_cast<size_t>(std::max<ssize_t>(size, 0)));
-  }
-  close(errors);
-  if (failed != 0) {
-    return to_status({.exit_code = ExitCode::kUsage,
-                      .id = "doctor.app",
-                      .where = words[0],
-                      .problem = std::string("cannot be started: ") + std::strerror(failed)});
-  }
-  return ended;
-}
-
-/// The trainers beside this program, by the names that --app takes.
-std::vector<std::string> apps() {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(program_folder(), ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("trainkit-")) names.push_back(name.substr(9));
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 /// The trainer's own checks, without a step. Returns its exit code.
 absl::StatusOr<int> check_data(const ConfigParser& parser, const Flags& flags, const std::vector<std::string>& further,
                                Report& report) {
-  const std::vector<std::string> known = apps();
-  if (std::find(known.begin(), known.end(), flags.app) == known.end()) {
-    const std::string nearest = nearest_name(flags.app, known);
-    return parser.invalid("app", "no such trainer beside this program", fmt::format("{}", fmt::join(known, ", ")),
-                          nearest.empty() ? "" : "did you mean --app " + nearest + "?");
-  }
-  std::vector<std::string> words = {program_folder() + "/trainkit-" + flags.app, "--dry_run", "--json"};
+  std::vector<std::string> words = {"--dry_run", "--json"};
   if (!flags.data_dir.empty()) words.insert(words.end(), {"--data_dir", flags.data_dir});
   words.insert(words.end(), further.begin(), further.end());
-  TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_program_and_read(words));
+  TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(parser, flags.app, words));
   const auto answer = nlohmann::ordered_json::parse(ended.output, nullptr, false);
   if (answer.is_object()) {
     for (const auto& [name, value] : answer.items())

@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
   const std::vector<Command> commands = {
       {"doctor", "what this machine has for training, and what is wrong with it", doctor_command},
       {"launch", "runs a program as several ranks on this machine", launch_command},
+      {"plan", "predicts a trainer's memory on other devices, and the batch that fits", plan_command},
       {"scale", "predicts the speed-up of more devices and machines", scale_command},
       {"inspect", "lists the tensors of a file of weights or a checkpoint", inspect_command},
       {"export", "writes a checkpoint's weights as a file that Python reads", export_command},

@@ -7,6 +7,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/run_folder.h"
@@ -26,7 +27,7 @@ void print(const std::string& line) {
 
 absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const TransformerOptions& options,
                           const Machine& machine, Program& program) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Placement placement, place_run(parser, run, machine, program));
+  TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, run, machine, program));
   if (placement.is_first()) {
     TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run));
     if (!run.dry_run) program.output_dir = run.output_dir;
@@ -42,17 +43,25 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
                                                                     [&] { return Session::open(run, options); }));
   const Corpus& corpus = session.corpus();
   const auto train_set = session.training_set(), validation_set = session.validation_set();
+  const auto make_model = [&] { return create_model(options, corpus.tokenizer->vocab_size()); };
+  const auto make_optimizer = [&] {
+    return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, placement.batch.replicas),
+                                                .betas = {options.beta1, options.beta2},
+                                                .weight_decay = run.weight_decay});
+  };
+  StepRecipe recipe;
+  recipe.make_model = [&] { return make_model().ptr(); };
+  recipe.make_optimizer = make_optimizer;
+  recipe.loss = text_loss();
+  recipe.dataset = train_set;
+  recipe.smaller = smaller_models(options, corpus.tokenizer->vocab_size());
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(parser, run, machine, recipe, placement));
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(train_set, order, run, machine, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation, evaluation_loader(validation_set, run, machine, placement));
   TRAINKIT_RETURN_IF_ERROR(
       compare_data(placement, {{"training", train_set.get()}, {"validation", validation_set.get()}}));
 
-  const auto make_model = [&] {
-    Transformer model(model_config(options, corpus.tokenizer->vocab_size()));
-    model->set_gradient_checkpointing(options.gradient_checkpointing);
-    return model;
-  };
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices,
                             DeviceReplicator::create(make_model, replicator_options(run, placement)));
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(devices->module()));
@@ -65,23 +74,17 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
                             trainer_options(parser, run, placement, *loader, options.final_lr_share));
   settings.config = session.model_state();
   settings.weight_unit = "tokens";
-  const std::string plan = session.describe() + describe_run(run, settings, placement, *devices, *loader);
-  say(run.json ? plan_to_json(plan) : plan);
+  settings.predicted_memory = memory.predicted();
+  settings.explain_out_of_memory = memory.ladder;
+  const std::string plan =
+      session.describe() + memory.describe() + describe_run(run, settings, placement, *devices, *loader);
+  say(run.json ? plan_to_json(plan, memory) : plan);
   if (placement.device().is_cuda() && !run.json) say(describe_memory(placement.device()));
-  const double lr = resolve_lr(run, placement.batch.replicas);
-  TRAINKIT_ASSIGN_OR_RETURN(
-      auto trainer,
-      Trainer::create(*devices,
-                      AdamW({.lr = lr, .betas = {options.beta1, options.beta2}, .weight_decay = run.weight_decay}),
-                      settings));
+  TRAINKIT_ASSIGN_OR_RETURN(auto trainer, Trainer::create(*devices, make_optimizer(), settings));
   if (run.dry_run) return 0;
 
   TRAINKIT_ASSIGN_OR_RETURN(const auto folder, RunFolder::open(parser, run, placement, "trainkit-transformer"));
   if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(session.save());
-  const auto loss = [](Transformer& net, const Batch& batch) {
-    return LossOutput(language_model_loss(net->forward(batch["x"]), batch["y"]),
-                      static_cast<double>(batch["y"].numel()));
-  };
   // The last window of the validation text is padded: what does not count is not weighed either.
   const auto validation_loss = [&](Transformer& net, const Batch& batch) {
     return LossOutput(language_model_loss(net->forward(batch["x"]), batch["y"]),
@@ -91,7 +94,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
     metrics.merge(language_metrics(metrics["loss"], corpus));
   };
   TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
-                            trainer.fit(*loader, loss,
+                            trainer.fit(*loader, text_loss(),
                                         {.validation = validation.get(),
                                          .validation_loss = make_loss_function(validation_loss),
                                          .on_evaluation = on_evaluation,

@@ -109,6 +109,36 @@ std::shared_ptr<const TokenWindows> Session::validation_set() const {
       TokenWindowsOptions{.block_size = options_.block_size, .begin = corpus_.train_tokens, .whole = true});
 }
 
+Transformer create_model(const TransformerOptions& options, int64_t vocab_size) {
+  Transformer model(model_config(options, vocab_size));
+  model->set_gradient_checkpointing(options.gradient_checkpointing);
+  return model;
+}
+
+std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> smaller_models(
+    const TransformerOptions& options, int64_t vocab_size) {
+  std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> models;
+  const auto add = [&](const std::string& flag, const TransformerOptions& other) {
+    models.emplace_back(flag, [other, vocab_size] { return create_model(other, vocab_size).ptr(); });
+  };
+  TransformerOptions narrow = options, shallow = options, checkpointed = options;
+  narrow.hidden_dim = options.hidden_dim / 2;
+  const bool divides = narrow.hidden_dim > 0 && (options.n_heads == 0 || narrow.hidden_dim % options.n_heads == 0);
+  if (divides) add(fmt::format("--hidden_dim {}", narrow.hidden_dim), narrow);
+  shallow.n_layers = options.n_layers / 2;
+  if (shallow.n_layers > 0) add(fmt::format("--n_layers {}", shallow.n_layers), shallow);
+  checkpointed.gradient_checkpointing = true;
+  if (!options.gradient_checkpointing) add("--gradient_checkpointing", checkpointed);
+  return models;
+}
+
+LossFunction text_loss() {
+  return make_loss_function([](Transformer& model, const Batch& batch) {
+    return LossOutput(language_model_loss(model->forward(batch["x"]), batch["y"]),
+                      static_cast<double>(batch["y"].numel()));
+  });
+}
+
 std::string describe_memory(at::Device device) {
   const auto [free_bytes, total_bytes] = at::accelerator::getMemoryInfo(std::max<c10::DeviceIndex>(device.index(), 0));
   const std::string preset = suggested_preset(static_cast<int64_t>(total_bytes));

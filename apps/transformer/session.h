@@ -3,9 +3,11 @@
 
 #include <absl/status/statusor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "trainkit/config/run_options.h"
 #include "trainkit/core/state_dict.h"
@@ -46,6 +48,16 @@ class Session {
   std::shared_ptr<const std::string> temporary_;
   Corpus corpus_;
 };
+
+/// The model of the flags, with weights from LibTorch's default generator.
+Transformer create_model(const TransformerOptions& options, int64_t vocab_size);
+
+/// Narrower, shallower and checkpointed models, by the flags that choose them.
+std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> smaller_models(
+    const TransformerOptions& options, int64_t vocab_size);
+
+/// Mean cross-entropy of the windows' targets, weighed by their number.
+LossFunction text_loss();
 
 /// "memory ..." of a GPU, and which preset suits it, for whoever has not chosen one.
 std::string describe_memory(at::Device device);

@@ -1,5 +1,7 @@
 // trainkit-transformer as a user runs it: a process with flags, files, exit codes and signals.
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <filesystem>
 #include <random>
 
@@ -63,6 +65,71 @@ TEST_CASE("A dry run checks everything and writes nothing", "[apps][transformer]
   CHECK(!fs::exists(place.dir / "run"));
 }
 
+TEST_CASE("A run says the memory it is predicted to take, and what it took", "[apps][transformer]") {
+  const Place place;
+  const Ended ended = run(place, place.flags("run", {"--max_steps", "4"}));
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK(ended.output.find("predicted per device at the peak") != std::string::npos);
+  const size_t line = ended.output.find("predicted at the peak of a step, ");
+  REQUIRE(line != std::string::npos);
+  const size_t percent = ended.output.find('(', line);
+  CHECK(std::abs(std::stod(ended.output.substr(percent + 1))) <= 1.0);
+  const std::string summary = read_text(place.dir / "run" + "/summary.json");
+  CHECK(summary.find("\"predicted_memory_bytes\": ") != std::string::npos);
+  CHECK(summary.find("\"real_memory_bytes\": ") != std::string::npos);
+}
+
+TEST_CASE("Planning the memory leaves no trace in a run", "[apps][transformer]") {
+  const Place place;
+  REQUIRE(run(place, place.flags("with", {"--max_steps", "12", "--save_every", "6"})).code == 0);
+  const Ended without =
+      run(place, place.flags("without", {"--max_steps", "12", "--save_every", "6", "--no-plan_memory"}));
+  REQUIRE(without.code == 0);
+  CHECK(without.output.find("not predicted: --no-plan_memory") != std::string::npos);
+  CHECK(losses(place.dir / "with") == losses(place.dir / "without"));
+  const std::string checkpoint = "/checkpoints/step-00000012/model.safetensors";
+  CHECK(read_text(place.dir / "with" + checkpoint) == read_text(place.dir / "without" + checkpoint));
+}
+
+TEST_CASE("The batch is chosen from the memory, and kept", "[apps][transformer]") {
+  const Place place;
+  std::vector<std::string> flags = place.flags("run", {"--max_steps", "4", "--save_every", "4"});
+  *(std::find(flags.begin(), flags.end(), "--batch_size") + 1) = "auto";
+  const Ended ended = run(place, flags);
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK(ended.output.find("64 per device x 1 device x 2 accumulated = 128 per step") != std::string::npos);
+  CHECK(read_text(place.dir / "run" + "/config.yaml").find("batch_size: 64") != std::string::npos);
+
+  flags.insert(flags.end(), {"--resume", "latest", "--global_batch_size", "24"});
+  flags.erase(std::find(flags.begin(), flags.end(), "--grad_accum_steps"),
+              std::find(flags.begin(), flags.end(), "--grad_accum_steps") + 2);
+  const Ended shared = run(place, flags);
+  INFO(shared.output << shared.errors);
+  CHECK(shared.output.find("24 per device x 1 device x 1 accumulated = 24 per step") != std::string::npos);
+}
+
+TEST_CASE("A dry run plans for devices that are not there", "[apps][transformer]") {
+  const Place place;
+  std::vector<std::string> flags = place.flags(
+      "run", {"--dry_run", "--json", "--gpu_memory", "1GiB", "--plan_devices", "3", "--global_batch_size", "96"});
+  *(std::find(flags.begin(), flags.end(), "--batch_size") + 1) = "auto";
+  const Ended ended = run(place, flags);
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  for (const char* text : {"\"batch_size\": 32", "\"devices\": 3", "\"grad_accum_steps\": 1", "\"fits\": true",
+                           "\"device_bytes\": 1073741824", "\"optimizer\": "}) {
+    CHECK(ended.output.find(text) != std::string::npos);
+  }
+  CHECK(!fs::exists(place.dir / "run"));
+
+  *(std::find(flags.begin(), flags.end(), "--gpu_memory") + 1) = "513MiB";  // half a GiB is the driver's
+  const Ended small = run(place, flags);
+  CHECK(small.code == 7);
+  CHECK(small.errors.find("error[memory.plan] ") != std::string::npos);
+}
+
 TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][transformer]") {
   const Place place;
   std::ofstream(place.dir / "empty.txt");
@@ -83,6 +150,8 @@ TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][tr
       {2, "--lr: not a finite number", place.flags("i", {"--lr", "nan"})},
       {2, "error[cli.duplicate] --no-drop_last", place.flags("j", {"--drop_last", "--no-drop_last"})},
       {2, "error[cli.positional] more.txt", place.flags("k", {"more.txt"})},
+      {2, "--gpu_memory: not a size", place.flags("o", {"--gpu_memory", "24 apples"})},
+      {2, "--plan_devices: needs --dry_run", place.flags("p", {"--plan_devices", "2"})},
       {2, "--precision: fp16 needs a GPU", place.flags("l", {"--precision", "fp16"})},
       {2, "(got 'a\\x1b[31m\\x0ab'", place.flags("m", {"--tokenizer", "a\x1b[31m\nb"})},
       {2, "not an integer (got '999", place.flags("n", {"--seed", std::string(100'000, '9') + "x"})},

@@ -94,7 +94,6 @@ const std::vector<BadLine> kBadLines = {
     {{"--grad_compression", "fp16"}, "cli.value", {"--grad_compression: compresses what ddp sends"}},
     {{"--grad_compression", "int8"}, "cli.value", {"--grad_compression: not one of the choices"}},
     {{"--dist_timeout", "0"}, "cli.value", {"--dist_timeout: out of range"}},
-    {{"--batch_size", "auto"}, "cli.value", {"--batch_size: not supported (got 'auto', expected a number)"}},
     {{"--batch_size", "AUTO"}, "cli.value", {"not an integer or 'auto' (got 'AUTO'"}},
     {{"--batch_size=8", "--global_batch_size=12"}, "cli.value", {"--global_batch_size: not a multiple of batch_size"}},
     {{"--batch_size=8", "--global_batch_size=32", "--accumulation_steps=2"},

@@ -44,6 +44,22 @@ TEST_CASE("Counts, bytes and durations change their unit at the right place", "[
   CHECK(format_duration(std::numeric_limits<double>::quiet_NaN()) == "?");
 }
 
+TEST_CASE("A size is read in units of 1024 and of 1000, and nothing else is", "[logging][format]") {
+  CHECK(parse_size("512") == 512);
+  CHECK(parse_size("512B") == 512);
+  CHECK(parse_size("24GiB") == int64_t{24} << 30);
+  CHECK(parse_size("24 GB") == 24'000'000'000);
+  CHECK(parse_size("1.5g") == int64_t{3} << 29);
+  CHECK(parse_size("80G") == int64_t{80} << 30);
+  CHECK(parse_size("100kb") == 100'000);
+  CHECK(parse_size("2TiB") == int64_t{2} << 40);
+  for (const char* text : {"", "GiB", "-1", "24 apples", "24Gi", "24  GB", "nan", "inf", "1e3", "1e400GB", "99999999TB",
+                           "0x10", "24GiB ", " 24"}) {
+    INFO(text);
+    CHECK(!parse_size(text));
+  }
+}
+
 TEST_CASE("Text keeps its lines, loses its control bytes and its secrets", "[logging][format]") {
   CHECK(format_text("to be,\n\tor not") == "to be,\n\tor not");
   CHECK(format_text("a\x1b[31mred\n") == "a\\x1b[31mred\n");

@@ -28,16 +28,13 @@ StepRecipe tiny_recipe() {
 StepRecipe perceptron_recipe() {
   StepRecipe recipe = tiny_recipe();
   recipe.make_model = []() -> std::shared_ptr<torch::nn::Module> {
-    return torch::nn::Sequential(torch::nn::Linear(8, 300), torch::nn::ReLU(),
-                                 torch::nn::Dropout(0.1),
-                                 torch::nn::Linear(300, 200), torch::nn::GELU(),
-                                 torch::nn::Linear(200, 4))
+    return torch::nn::Sequential(torch::nn::Linear(8, 300), torch::nn::ReLU(), torch::nn::Dropout(0.1),
+                                 torch::nn::Linear(300, 200), torch::nn::GELU(), torch::nn::Linear(200, 4))
         .ptr();
   };
-  recipe.loss =
-      make_loss_function([](torch::nn::Sequential &model, const Batch &batch) {
-        return cross_entropy(model->forward(batch["x"]), batch["y"]);
-      });
+  recipe.loss = make_loss_function([](torch::nn::Sequential& model, const Batch& batch) {
+    return cross_entropy(model->forward(batch["x"]), batch["y"]);
+  });
   return recipe;
 }
 
@@ -54,59 +51,48 @@ StepRecipe transformer_recipe() {
                                          .dropout = 0.1})
         .ptr();
   };
-  recipe.dataset = std::make_shared<TensorDataset>(
-      std::vector<std::pair<std::string, at::Tensor>>{
-          {"x", ids.slice(1, 0, kLength).contiguous()},
-          {"y", ids.slice(1, 1).contiguous()}});
-  recipe.loss = make_loss_function([](Transformer &model, const Batch &batch) {
-    return LossOutput(
-        language_model_loss(model->forward(batch["x"]), batch["y"]),
-        static_cast<double>(batch["y"].numel()));
+  recipe.dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{
+      {"x", ids.slice(1, 0, kLength).contiguous()}, {"y", ids.slice(1, 1).contiguous()}});
+  recipe.loss = make_loss_function([](Transformer& model, const Batch& batch) {
+    return LossOutput(language_model_loss(model->forward(batch["x"]), batch["y"]),
+                      static_cast<double>(batch["y"].numel()));
   });
   return recipe;
 }
 
-MemoryEstimate estimate_of(const StepRecipe &recipe, int64_t micro_batches) {
-  return MemoryEstimate::create([&](int64_t rows) {
-           return record_step_memory(recipe, rows, micro_batches);
-         })
-      .value();
+MemoryEstimate estimate_of(const StepRecipe& recipe, int64_t micro_batches) {
+  return MemoryEstimate::create([&](int64_t rows) { return record_step_memory(recipe, rows, micro_batches); }).value();
 }
 
 /// Compares with what is counted at batches small and large, even and odd.
-void check_within_one_percent(const StepRecipe &recipe) {
+void check_within_one_percent(const StepRecipe& recipe) {
   for (const int64_t micro_batches : {1, 2}) {
     const MemoryEstimate estimate = estimate_of(recipe, micro_batches);
     for (const int64_t rows : {16, 17, 32, 61, 64, 127, 128, 200}) {
       const MemoryBytes predicted = estimate.predict(rows).peak;
       const MemoryBytes counted =
-          record_step_memory(recipe, rows, micro_batches)
-              .value()
-              .without(MemoryClass::kWorkspace)
-              .peak();
-      INFO(rows << " rows, " << micro_batches
-                << " micro-batches, bases checked at "
-                << estimate.check_batch_size());
-      CHECK(static_cast<double>(predicted.total()) ==
-            Approx(static_cast<double>(counted.total())).epsilon(0.01));
+          record_step_memory(recipe, rows, micro_batches).value().without(MemoryClass::kWorkspace).peak();
+      INFO(rows << " rows, " << micro_batches << " micro-batches, bases checked at " << estimate.check_batch_size());
+      CHECK(static_cast<double>(predicted.total()) == Approx(static_cast<double>(counted.total())).epsilon(0.01));
       CHECK(predicted[MemoryClass::kWeights] == counted[MemoryClass::kWeights]);
-      CHECK(predicted[MemoryClass::kOptimizer] ==
-            counted[MemoryClass::kOptimizer]);
+      CHECK(predicted[MemoryClass::kOptimizer] == counted[MemoryClass::kOptimizer]);
       CHECK(predicted[MemoryClass::kBatch] == counted[MemoryClass::kBatch]);
     }
   }
 }
 
-TEST_CASE("The peak of a step is predicted within 1 % of the counted one: a "
-          "perceptron, fp32 and bf16") {
+TEST_CASE(
+    "The peak of a step is predicted within 1 % of the counted one: a "
+    "perceptron, fp32 and bf16") {
   StepRecipe recipe = perceptron_recipe();
   check_within_one_percent(recipe);
   recipe.step.precision = Precision::kBf16;
   check_within_one_percent(recipe);
 }
 
-TEST_CASE("The peak of a step is predicted within 1 % of the counted one: a "
-          "Transformer, fp32 and bf16") {
+TEST_CASE(
+    "The peak of a step is predicted within 1 % of the counted one: a "
+    "Transformer, fp32 and bf16") {
   StepRecipe recipe = transformer_recipe();
   recipe.step.grad_clip = 1.0;
   check_within_one_percent(recipe);
@@ -114,12 +100,12 @@ TEST_CASE("The peak of a step is predicted within 1 % of the counted one: a "
   check_within_one_percent(recipe);
 }
 
-TEST_CASE("A step's memory is classed: weights, gradients, optimizer state, "
-          "batches, cache") {
+TEST_CASE(
+    "A step's memory is classed: weights, gradients, optimizer state, "
+    "batches, cache") {
   StepRecipe recipe = tiny_recipe();
   int64_t bytes = 0;
-  for (const at::Tensor &p : TinyNet()->parameters())
-    bytes += static_cast<int64_t>(p.nbytes());
+  for (const at::Tensor& p : TinyNet()->parameters()) bytes += static_cast<int64_t>(p.nbytes());
   const MemoryBytes standing = record_step_memory(recipe, 10, 1).value().live();
   CHECK(standing[MemoryClass::kWeights] >= bytes);
   CHECK(standing[MemoryClass::kWeights] < bytes + 200);
@@ -128,11 +114,10 @@ TEST_CASE("A step's memory is classed: weights, gradients, optimizer state, "
 
   const MemoryTrace trace = record_step_memory(recipe, 10, 1).value();
   int64_t gradients = 0;
-  for (const MemoryTrace::Block &block : trace.blocks) {
-    if (block.kind == MemoryClass::kGradients)
-      gradients += block.bytes;
+  for (const MemoryTrace::Block& block : trace.blocks) {
+    if (block.kind == MemoryClass::kGradients) gradients += block.bytes;
   }
-  CHECK(gradients == 2 * bytes); // two steps
+  CHECK(gradients == 2 * bytes);  // two steps
   CHECK(trace.peak()[MemoryClass::kBatch] == 10 * (8 * 4 + 8));
 
   recipe.make_optimizer = [] { return std::make_unique<SGD>(); };
@@ -146,28 +131,27 @@ TEST_CASE("A step's memory is classed: weights, gradients, optimizer state, "
   CHECK(peak[MemoryClass::kGradients] == bytes);
 }
 
-TEST_CASE("Recording a step leaves LibTorch's generators and allocator as they "
-          "were") {
+TEST_CASE(
+    "Recording a step leaves LibTorch's generators and allocator as they "
+    "were") {
   torch::manual_seed(3);
   const at::Tensor expected = torch::rand({20});
   torch::manual_seed(3);
-  c10::Allocator *const allocator = c10::GetCPUAllocator();
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
   CHECK(record_step_memory(tiny_recipe(), 7, 2).ok());
   CHECK(c10::GetCPUAllocator() == allocator);
   CHECK(torch::equal(torch::rand({20}), expected));
 }
 
-TEST_CASE("What the model or the data throw comes back as a Status, and "
-          "nothing stays behind") {
+TEST_CASE(
+    "What the model or the data throw comes back as a Status, and "
+    "nothing stays behind") {
   torch::manual_seed(3);
   const at::Tensor expected = torch::rand({20});
   torch::manual_seed(3);
   StepRecipe recipe = tiny_recipe();
-  recipe.loss = [](torch::nn::Module &, const Batch &) -> LossOutput {
-    throw std::invalid_argument("of the loss");
-  };
-  CHECK(record_step_memory(recipe, 4, 1).status().code() ==
-        absl::StatusCode::kInvalidArgument);
+  recipe.loss = [](torch::nn::Module&, const Batch&) -> LossOutput { throw std::invalid_argument("of the loss"); };
+  CHECK(record_step_memory(recipe, 4, 1).status().code() == absl::StatusCode::kInvalidArgument);
   CHECK(torch::equal(torch::rand({20}), expected));
   recipe.dataset = tiny_dataset(0);
   CHECK(!record_step_memory(recipe, 4, 1).ok());
@@ -176,9 +160,8 @@ TEST_CASE("What the model or the data throw comes back as a Status, and "
 TEST_CASE("Rows are repeated where the data set has fewer than the batch") {
   StepRecipe recipe = tiny_recipe();
   recipe.dataset = tiny_dataset(3);
-  CHECK(record_step_memory(recipe, 10, 1).value().peak()[MemoryClass::kBatch] ==
-        10 * (8 * 4 + 8));
+  CHECK(record_step_memory(recipe, 10, 1).value().peak()[MemoryClass::kBatch] == 10 * (8 * 4 + 8));
 }
 
-} // namespace
-} // namespace trainkit
+}  // namespace
+}  // namespace trainkit

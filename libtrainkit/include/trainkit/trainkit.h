@@ -94,4 +94,5 @@
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/trainer.h"
+#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/weights.h"

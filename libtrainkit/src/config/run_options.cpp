@@ -98,7 +98,8 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
     s.min = min, s.max = max;
     return s;
   };
-  parser.add("batch_size", &o.batch_size, range(1, 1 << 20, "Rows per device and micro-step."));
+  parser.add("batch_size", &o.batch_size,
+             range(1, 1 << 20, "Rows per device and micro-step; auto: as many as fit into its memory."));
   parser.add("global_batch_size", &o.global_batch_size,
              range(1, 1 << 30, "Rows per optimizer step, over all devices and micro-steps."));
   OptionSpec accumulation = range(1, 1 << 20, "Micro-steps per optimizer step.");
@@ -155,6 +156,13 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec compression = spec("Type in which ddp sends gradients; half the bytes, less exact sums.");
   compression.choices = {"none", "fp16", "bf16"};
   parser.add("grad_compression", &o.grad_compression, compression);
+  parser.add("plan_memory", &o.plan_memory, spec("Predict the memory of a step from small ones, before the run."));
+  OptionSpec memory = spec("Memory of each device to plan for, as in 24GiB; unset, what is free there.");
+  memory.metavar = "SIZE";
+  parser.add("gpu_memory", &o.gpu_memory, memory);
+  OptionSpec plan_devices = spec("With --dry_run: devices to plan for, which need not be here; 0, those of the run.");
+  plan_devices.min = 0, plan_devices.max = 1 << 20, plan_devices.flag_only = true;
+  parser.add("plan_devices", &o.plan_devices, plan_devices);
 }
 
 /// N of "cuda:N"; 0 for "cuda"; nullopt for anything else.
@@ -383,9 +391,7 @@ absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const Run
 
 absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
                                         int64_t global_batch_size) {
-  if (options.batch_size.is_auto()) {
-    return parser.invalid("batch_size", "not supported", "a number", "planning from memory comes with a later release");
-  }
+  if (options.batch_size.is_auto()) return BatchPlan{1, replicas, options.grad_accum_steps};
   const int64_t rows = *options.batch_size.value;
   const bool from_flag = global_batch_size == 0 && options.global_batch_size;
   const int64_t global = from_flag ? *options.global_batch_size : global_batch_size;

@@ -84,6 +84,11 @@ Batch Batch::to(at::Device device, bool non_blocking) const {
   return Batch(std::move(content));
 }
 
+Batch Batch::with_tensors(std::vector<at::Tensor> tensors) const {
+  const auto& indices = content_->row_indices;
+  return Batch(content_->fields, std::move(tensors), indices, content_->padding_rows);
+}
+
 Batch Batch::slice(int64_t begin, int64_t end) const {
   TORCH_CHECK_INDEX(0 <= begin && begin <= end && end <= size(), "Batch: expected 0 <= begin <= end <= ", size(),
                     ", got begin ", begin, " and end ", end);

@@ -78,6 +78,7 @@ absl::StatusOr<StepVerdict> Agreement::read(int64_t step) try {
                                      std::to_string(static_cast<int64_t>(place)) + " on all ranks");
   }
   StepVerdict verdict{.weight = numbers[kWeight]};
+  bool for_good = false;
   for (int64_t rank = 0; rank < group_.world_size(); ++rank) {
     const int said = static_cast<int>(numbers[kFirstRank + rank]);
     verdict.stop = std::max(verdict.stop, said / kStop);
@@ -85,7 +86,9 @@ absl::StatusOr<StepVerdict> Agreement::read(int64_t step) try {
     verdict.found_inf |= (said & kFoundInf) != 0;
     if (said & kOutOfMemory) verdict.out_of_memory.push_back(rank);
     if (said & (kFailed | kOutOfMemory)) verdict.failed.push_back(rank);
+    for_good |= (said & kFailed) != 0;
   }
+  verdict.again = !verdict.ok() && !for_good;
   if (!verdict.ok()) verdict.reason = group_.impl().store().get_to_str(reason_key(step, verdict.failed.front()));
   return verdict;
 } catch (const std::exception& error) {  // the store

@@ -189,12 +189,18 @@ void Distributed::skip_reduction() {
 /// (`contribute`), which then become the sums, or zeros for a step that has failed.
 void Distributed::complete_reduction(bool contribute) {
   begun_ = false;
-  const auto buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/true);
+  // Zeros of a step that has failed are written over what nobody needs any more: there may be no memory for others.
+  const auto buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/contribute);
   const size_t first = sent_->works.size();
   std::vector<at::Tensor> sent;
   for (size_t i = first; i < buckets.size(); ++i) {
     const at::Tensor& bucket = buckets[i].getBuffer();
-    if (contribute) copy_gradients(buckets[i], /*to_bucket=*/true);
+    if (contribute) {
+      copy_gradients(buckets[i], /*to_bucket=*/true);
+    } else {
+      const c10::AutoGradMode no_grad(false);
+      at::Tensor(bucket).zero_();
+    }
     sent.push_back(bucket.to(wire_type(compression_, bucket).value_or(bucket.scalar_type())));
     sent_->works.push_back(ranks().all_reduce(sent.back()));
   }

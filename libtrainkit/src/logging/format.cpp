@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 
 #include "trainkit/core/error.h"
@@ -37,6 +40,25 @@ std::string format_size(int64_t bytes) {
   if (unit == 0) return fmt::format("{} B", bytes);
   const double size = std::abs(value);
   return fmt::format("{:.{}f} {}", value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+std::optional<int64_t> parse_size(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  if (error != std::errc() || !std::isfinite(number) || number < 0) return std::nullopt;
+  std::string unit(end, text.data() + text.size());
+  if (unit.starts_with(' ')) unit.erase(0, 1);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::tolower(c); });
+  static constexpr std::string_view kPrefixes = "kmgt";
+  double factor = 1;
+  if (!unit.empty() && unit != "b") {
+    const size_t prefix = kPrefixes.find(unit[0]);
+    const std::string_view rest = std::string_view(unit).substr(1);
+    if (prefix == std::string_view::npos || (!rest.empty() && rest != "ib" && rest != "b")) return std::nullopt;
+    factor = std::pow(rest == "b" ? 1000.0 : 1024.0, static_cast<double>(prefix + 1));
+  }
+  const double bytes = number * factor;
+  return bytes <= 0x1p62 ? std::optional(static_cast<int64_t>(bytes)) : std::nullopt;
 }
 
 std::string format_duration(double seconds) {

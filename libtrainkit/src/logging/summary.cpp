@@ -48,6 +48,8 @@ std::string to_json(const RunSummary& summary) {
                {"best", metrics(summary.best_metrics)},
                {"best_step", summary.best_step < 0 ? Json(nullptr) : Json(summary.best_step)},
                {"versions", Json::object()}};
+  if (summary.predicted_memory_bytes > 0) json["predicted_memory_bytes"] = summary.predicted_memory_bytes;
+  if (summary.real_memory_bytes > 0) json["real_memory_bytes"] = summary.real_memory_bytes;
   for (const auto& [name, score] : summary.scores) {
     const size_t dot = name.find('.');
     Json& place = dot == name.npos ? json : json[escape_text(name.substr(0, dot))];

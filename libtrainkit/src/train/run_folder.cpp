@@ -26,10 +26,6 @@ namespace {
 /// Windows of a second for each row of --monitor's table.
 constexpr int kTableEvery = 5;
 
-Precision precision_of(at::ScalarType type) {
-  return type == at::kBFloat16 ? Precision::kBf16 : type == at::kHalf ? Precision::kFp16 : Precision::kFp32;
-}
-
 const char* name_of(Precision precision) {
   return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
 }
@@ -90,6 +86,11 @@ std::string describe_devices(const Placement& placement) {
 
 }  // namespace
 
+Precision run_precision(const RunOptions& run, at::Device device) {
+  const at::ScalarType type = resolve_precision(run, device);
+  return type == at::kBFloat16 ? Precision::kBf16 : type == at::kHalf ? Precision::kFp16 : Precision::kFp32;
+}
+
 int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost) {
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
   const int share = suggest_intra_op_threads(resolve_num_workers(run, machine), cost, ranks);
@@ -103,7 +104,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   TrainerOptions options{.max_epochs = run.epochs,
                          .max_steps = run.max_steps,
                          .max_time = milliseconds(run.max_time),
-                         .precision = precision_of(resolve_precision(run, placement.device())),
+                         .precision = run_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
                          .log_every = run.log_every,
@@ -216,6 +217,8 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .epochs = result.epochs,
                      .wall_seconds = result.wall_seconds,
                      .effective_fraction = result.effective_fraction,
+                     .predicted_memory_bytes = result.predicted_memory_bytes,
+                     .real_memory_bytes = result.real_memory_bytes,
                      .final_metrics = named(result.evaluation),
                      .best_metrics = named(result.best_evaluation),
                      .best_step = result.best_evaluation.empty() ? -1 : result.best_step,

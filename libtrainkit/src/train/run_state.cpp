@@ -23,7 +23,8 @@ StateDict progress_state(const RunProgress& progress) {
   StateDict state = {{"step", progress.step},
                      {"bad_evaluations", progress.bad_evaluations},
                      {"best_step", progress.best_step},
-                     {"weight_unit", progress.weight_unit}};
+                     {"weight_unit", progress.weight_unit},
+                     {"split", progress.split}};
   for (const auto& [name, value] : progress.best) state["best." + name] = value;
   return state;
 }
@@ -35,6 +36,17 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(progress.best_step, get_state<int64_t>(state, "best_step"));
   if (state.contains("weight_unit")) {
     TRAINKIT_ASSIGN_OR_RETURN(progress.weight_unit, get_state<double>(state, "weight_unit"));
+  }
+  if (state.contains("split")) {
+    TRAINKIT_ASSIGN_OR_RETURN(progress.split, get_state<int64_t>(state, "split"));
+    if (progress.split < 1) {
+      return to_status({.exit_code = ExitCode::kWeights,
+                        .id = "ckpt.state",
+                        .field = "split",
+                        .problem = "is out of range",
+                        .got = std::to_string(progress.split),
+                        .expected = "at least 1"});
+    }
   }
   for (const auto& [name, value] : sub_state(state, "best")) {
     if (const double* number = std::get_if<double>(&value)) progress.best[name] = *number;

@@ -36,6 +36,8 @@ struct RunProgress {
   Metrics best = {};
   /// See TrainStep::weight_unit.
   double weight_unit = 0;
+  /// See TrainStep::split.
+  int64_t split = 1;
 };
 
 /// Rows of an optimizer step, and the devices that share them. 0: the checkpoint does not say.

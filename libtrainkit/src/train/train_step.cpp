@@ -1,11 +1,13 @@
 #include "trainkit/train/train_step.h"
 
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <absl/status/statusor.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <map>
 
 #include "counted_rows.h"
+#include "step_snapshot.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -46,6 +49,24 @@ absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step) {
        .id = "dist.peer",
        .problem = rank + " failed at step " + std::to_string(step) + ": " + verdict.reason},
       verdict.out_of_memory.empty() ? absl::StatusCode::kUnavailable : absl::StatusCode::kResourceExhausted);
+}
+
+/// What the allocators of the replicas' devices keep for later.
+void empty_device_cache(const DeviceReplicator& devices) {
+  if (!devices.device().is_cpu()) at::getDeviceAllocator(devices.device().type())->emptyCache();
+}
+
+/// Multiplies `gradients` in place. On the CPU a number becomes a tensor for each operation: here for all at once,
+/// before the first.
+void scale(const std::vector<at::Tensor>& gradients, double factor) {
+  if (gradients.empty()) return;
+  if (!gradients.front().is_cpu()) return at::_foreach_mul_(gradients, factor);
+  std::map<at::ScalarType, at::Tensor> factors;
+  for (const at::Tensor& gradient : gradients) {
+    at::Tensor& number = factors[gradient.scalar_type()];
+    if (!number.defined()) number = at::full({}, factor, gradient.options());
+  }
+  for (const at::Tensor& gradient : gradients) at::Tensor(gradient).mul_(factors[gradient.scalar_type()]);
 }
 
 }  // namespace
@@ -109,12 +130,69 @@ void TrainStep::synchronize() {
   }
 }
 
+void TrainStep::set_split(int64_t split) {
+  TORCH_CHECK_VALUE(split >= 1, "a batch is split into at least 1 part, got ", split);
+  split_ = split;
+}
+
+void TrainStep::begin_step() {
+  if (!snapshot_) snapshot_ = std::make_unique<detail::StepSnapshot>(devices_);
+  snapshot_->take();
+  unit_at_start_ = weight_unit_;
+}
+
+/// The last batch of a step is its owner's until finish(), those before are not.
+void TrainStep::keep(const Batch& batch, const LossFunction& loss) {
+  const auto i = static_cast<size_t>(accumulated_);
+  if (kept_.size() <= i) kept_.resize(i + 1);
+  KeptBatch& kept = kept_[i];
+  if (accumulated_ + 1 == options_.grad_accum_steps) {
+    kept.batch = batch;
+  } else {
+    const c10::AutoGradMode no_grad(false);
+    kept.memory.resize(batch.tensors().size());
+    std::vector<at::Tensor> copies;
+    for (size_t t = 0; t < kept.memory.size(); ++t) {
+      const at::Tensor& tensor = batch.tensors()[t];
+      at::Tensor& memory = kept.memory[t];
+      const bool fits = memory.defined() && memory.scalar_type() == tensor.scalar_type() &&
+                        memory.device() == tensor.device() && memory.dim() == tensor.dim() &&
+                        memory.sizes().slice(1) == tensor.sizes().slice(1) && memory.size(0) >= tensor.size(0);
+      if (!fits) memory = at::empty_like(tensor);
+      copies.push_back(memory.narrow(0, 0, tensor.size(0)));
+      copies.back().copy_(tensor, /*non_blocking=*/tensor.is_cuda());
+    }
+    kept.batch = batch.with_tensors(std::move(copies));
+  }
+  kept.loss = loss;
+}
+
 void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
+  if (accumulated_ == 0) with_memory([&] { begin_step(); });
+  with_memory([&] { keep(batch, loss); });
+  ++accumulated_;
+  if (!run_batch(kept_[static_cast<size_t>(accumulated_ - 1)], accumulated_ == options_.grad_accum_steps)) take_again();
+}
+
+/// Runs a batch in split_ parts. False if the step is to be taken again.
+bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
+  if (split_ == 1) return run_part(kept.batch, kept.loss, last);
+  const int64_t rows = kept.batch.size();
+  for (int64_t part = 0; part < split_; ++part) {
+    const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
+    const bool last_part = last && part + 1 == split_;
+    if (some.size() == 0 && !last_part) continue;
+    if (!run_part(some, kept.loss, last_part)) return false;
+  }
+  return true;
+}
+
+/// Forward and backward of a micro-batch. False if the step is to be taken again, by all ranks.
+bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last) {
   const int64_t replicas = devices_.replicas();
   results_.resize(static_cast<size_t>(replicas));
   // A loss function may keep something from call to call, so each thread has one of its own.
   std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
-  const bool last = accumulated_ + 1 == options_.grad_accum_steps;
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
   try {
     devices_.run(
@@ -130,21 +208,68 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
           return scaler_.scale(scaled);
         },
         last, [&] { send_vote(weight_ + results_[0].weight); });
-  } catch (const c10::OutOfMemoryError& error) {
-    fail(error.what_without_backtrace(), /*out_of_memory=*/true, last);
-    throw;
   } catch (...) {
-    fail(std::string(status_from_current_exception().message()), /*out_of_memory=*/false, last);
-    throw;
+    const absl::Status error = status_from_current_exception();
+    const bool again = absl::IsResourceExhausted(error) && can_take_again(batch);
+    fail(std::string(error.message()), again, last);
+    if (!again) throw;
+    if (agreement_ && !verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
+    return false;
   }
-  for (const ReplicaResult& result : results_) {
-    if (result.output) add_metrics(*result.output, result.share);
-    weight_ += result.weight;
-  }
+  with_memory([&] {
+    StepMetrics sums = metrics_;
+    for (const ReplicaResult& result : results_) {
+      if (result.output) add_metrics(*result.output, result.share, sums);
+    }
+    metrics_ = std::move(sums);
+  });
+  for (const ReplicaResult& result : results_) weight_ += result.weight;
   weight_unit_ = results_[0].unit;
   results_.clear();
   reduced_ = last;
-  ++accumulated_;
+  ++parts_;
+  return true;
+}
+
+/// After an out-of-memory error with `batch`: whether smaller parts, or what release_memory gives back, may help.
+bool TrainStep::can_take_again(const Batch& batch) {
+  const ProcessGroup* group = devices_.process_group();
+  if (group && (!group->usable() || agreement_->sent())) return false;
+  released_ = false;
+  if (batch.size() > devices_.replicas()) return true;
+  released_ = options_.release_memory && options_.release_memory();
+  return released_;
+}
+
+/// Takes the step again from where it began, as often as it takes. Every rank splits as the others do, since all
+/// micro-batches have one measure.
+void TrainStep::take_again() {
+  bool done = false;
+  while (!done) {
+    if (agreement_ || !released_) split_ *= 2;
+    empty_device_cache(devices_);
+    snapshot_->restore();
+    weight_unit_ = unit_at_start_;
+    done = true;
+    for (int64_t i = 0; done && i < accumulated_; ++i) {
+      done = run_batch(kept_[static_cast<size_t>(i)], i + 1 == options_.grad_accum_steps);
+    }
+  }
+}
+
+/// Tries a stage that changes nothing before it has all its memory: again, when it has none, with what can be given
+/// back.
+template <class Stage>
+void TrainStep::with_memory(const Stage& stage) {
+  for (int attempt = 0;; ++attempt) {
+    try {
+      return stage();
+    } catch (const std::exception&) {
+      if (attempt == 2 || !absl::IsResourceExhausted(status_from_current_exception())) throw;
+    }
+    empty_device_cache(devices_);
+    if (attempt == 1 && options_.release_memory) options_.release_memory();
+  }
 }
 
 /// The rows of `replica` on its device: shares differ by one row at most.
@@ -170,10 +295,12 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
   }
   if (own > 0) result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(own);
   const bool alone = devices_.world_replicas() == 1;
-  result.unit = alone ? 0 : weight_unit_ > 0 ? weight_unit_ : agree_on_unit(replica, result.weight);
+  const auto split = static_cast<double>(split_);
+  result.unit = alone ? 0 : weight_unit_ > 0 ? weight_unit_ : agree_on_unit(replica, result.weight * split);
   const double whole = static_cast<double>(options_.grad_accum_steps * devices_.world_replicas());
   // Every thread writes the same number; alone, the first micro-batch of a step sets the measure.
-  const double expected = alone ? (accumulated_ == 0 ? result.weight * whole : expected_weight_) : result.unit * whole;
+  const double expected =
+      alone ? (parts_ == 0 ? result.weight * split * whole : expected_weight_) : result.unit * whole;
   if (replica == 0) expected_weight_ = expected;
   result.share = result.weight / expected;
   return result;
@@ -187,40 +314,43 @@ LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFun
   return loss(module, shard);
 }
 
-/// The mean of what the replicas' first micro-batches weigh: once per run, since shares must have one measure.
+/// The mean of what the replicas' first batches weigh: once per run, since shares must have one measure.
 double TrainStep::agree_on_unit(int64_t replica, double weight) {
-  at::Tensor sum = at::full({1}, weight, at::kDouble);
+  at::Tensor sum;
+  with_memory([&] { sum = at::full({1}, weight, at::kDouble); });  // the others wait for it
   devices_.group().all_reduce(replica, sum);
   const double unit = sum.item<double>() / static_cast<double>(devices_.world_replicas());
   return unit > 0 ? unit : 1.0;
 }
 
-void TrainStep::add_metrics(const LossOutput& output, double share) {
-  const bool first = !metrics_.loss.defined();
+/// Adds to `sums`, whose tensors stay as they are.
+void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics& sums) const {
+  const bool first = !sums.loss.defined();
   if (first && share == 1.0) {
-    metrics_.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
-    metrics_.metrics = output.metrics;
-    for (auto& [name, value] : metrics_.metrics) value = value.tensor_data();
+    sums.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
+    sums.metrics = output.metrics;
+    for (auto& [name, value] : sums.metrics) value = value.tensor_data();
     return;
   }
   const c10::AutoGradMode no_grad(false);
   const at::Device device = devices_.device();
   const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
-  metrics_.loss = first ? output.loss.detach() * share : metrics_.loss.add_(local(output.loss), share);
+  sums.loss = first ? output.loss.detach() * share : sums.loss.add(local(output.loss), share);
   for (size_t i = 0; i < output.metrics.size(); ++i) {
     const auto& [name, value] = output.metrics[i];
     if (first) {
-      metrics_.metrics.emplace_back(name, value.detach() * share);
+      sums.metrics.emplace_back(name, value.detach() * share);
     } else {
-      TORCH_CHECK(i < metrics_.metrics.size() && metrics_.metrics[i].first == name, "metric '", name,
+      TORCH_CHECK(i < sums.metrics.size() && sums.metrics[i].first == name, "metric '", name,
                   "' is not returned for every micro-batch of a step");
-      metrics_.metrics[i].second.add_(local(value), share);
+      sums.metrics[i].second = sums.metrics[i].second.add(local(value), share);
     }
   }
 }
 
-/// After an exception here: takes part in what the other ranks of the step wait for, and tells them.
-void TrainStep::fail(const std::string& reason, bool out_of_memory, bool reduced) {
+/// After an exception here: takes part in what the other ranks of the step wait for, and tells them whether they may
+/// all take the step again.
+void TrainStep::fail(const std::string& reason, bool again, bool reduced) {
   const ProcessGroup* group = devices_.process_group();
   if (group && group->usable()) {
     if (agreement_->sent()) {
@@ -229,24 +359,39 @@ void TrainStep::fail(const std::string& reason, bool out_of_memory, bool reduced
       devices_.process_group()->leave(reason);
     } else {
       if (!reduced) devices_.skip_reduction();
-      vote_.failed = true;
-      vote_.out_of_memory = out_of_memory;
+      vote_.failed = !again;
+      vote_.out_of_memory = again;
       send_vote(weight_, reason);
       receive_verdict();
+      if (verdict_.again) vote_again();
     }
   }
-  abandon();
+  abandon(/*for_good=*/!again || (agreement_ && !verdict_.again));
 }
 
-void TrainStep::abandon() {
+/// What was asked for in the step that is taken again is asked for once more.
+void TrainStep::vote_again() {
+  vote_.stop = std::max(vote_.stop, verdict_.stop);
+  vote_.save |= verdict_.save;
+}
+
+/// Drops what was accumulated; the batches too if the step is not taken again.
+void TrainStep::abandon(bool for_good) {
   for (int64_t replica = 0; replica < devices_.replicas(); ++replica) devices_.module(replica)->zero_grad(true);
   optimizer_.zero_grad(true);
   devices_.abandon_step();
   scaler_.abandon();
   results_.clear();
   metrics_ = {};
-  accumulated_ = 0;
+  parts_ = 0;
+  reduced_ = false;
   weight_ = 0;
+  if (for_good) forget_batches();
+}
+
+void TrainStep::forget_batches() {
+  for (KeptBatch& kept : kept_) kept = {.batch = {}, .loss = nullptr, .memory = std::move(kept.memory)};
+  accumulated_ = 0;
 }
 
 void TrainStep::send_vote(double weight, const std::string& reason) {
@@ -268,62 +413,81 @@ void TrainStep::receive_verdict() {
 void TrainStep::take_nothing() {
   if (!metric_names_) {
     const std::string problem = "no row of the first step could be read";
-    fail(problem, /*out_of_memory=*/false, /*reduced=*/true);
+    fail(problem, /*again=*/false, /*reduced=*/true);
     throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = problem}));
   }
-  metrics_.loss = at::zeros({}, at::TensorOptions(devices_.device()));
-  for (const std::string& name : *metric_names_) metrics_.metrics.emplace_back(name, at::zeros_like(metrics_.loss));
+  StepMetrics nothing;
+  nothing.loss = at::zeros({}, at::TensorOptions(devices_.device()));
+  for (const std::string& name : *metric_names_) nothing.metrics.emplace_back(name, at::zeros_like(nothing.loss));
+  metrics_ = std::move(nothing);
+}
+
+/// Brings the gradients and the votes of all ranks together. False if the step is to be taken again.
+bool TrainStep::settle() {
+  if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
+  reduced_ = true;
+  if (!metrics_.loss.defined()) with_memory([&] { take_nothing(); });
+  const Clock::time_point start = Clock::now();
+  if (!agreement_ || !agreement_->sent()) send_vote(weight_);
+  receive_verdict();
+  if (agreement_) add_time(agree_time_, Clock::now() - start);
+  if (verdict_.ok()) return true;
+  abandon(/*for_good=*/!verdict_.again);
+  if (!verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
+  vote_again();
+  released_ = false;
+  return false;
 }
 
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
-  if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
-  if (!metrics_.loss.defined()) take_nothing();
-  Clock::time_point start = Clock::now();
-  if (!agreement_ || !agreement_->sent()) send_vote(weight_);
-  receive_verdict();
-  if (agreement_) {
-    const Clock::time_point agreed = Clock::now();
-    add_time(agree_time_, agreed - std::exchange(start, agreed));
-  }
-  if (!verdict_.ok()) {
-    abandon();
-    throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
-  }
-  // Fewer micro-batches than planned, or of another weight than the first: the shares do not add up to 1 yet.
-  const c10::AutoGradMode no_grad(false);
-  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
-    for (Optimizer* optimizer : optimizers_) {
-      if (const auto gradients = optimizer->gradients(); !gradients.empty()) at::_foreach_mul_(gradients, correction);
-    }
-  }
-  if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {
-    metrics_.loss = metrics_.loss * correction;
-    for (auto& [name, value] : metrics_.metrics) value = value * correction;
-  }
-  for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
-  for (Optimizer* optimizer : optimizers_) {
-    if (options_.grad_clip > 0) {
-      scaler_.unscale_(*optimizer);
-      const at::Tensor norm = clip_grad_norm_(*optimizer, options_.grad_clip);
-      if (optimizer == &optimizer_) metrics_.grad_norm = norm;
-    }
-    scaler_.step(*optimizer);
-  }
-  scaler_.update();
-  if (scheduler_) scheduler_->step();
-  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+  while (!settle()) take_again();
+  const Clock::time_point start = Clock::now();
+  update();
   if (!metric_names_) {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
   }
   metrics_.weight = weight_;
   metrics_.world_weight = verdict_.weight;
-  accumulated_ = 0;
+  forget_batches();
+  parts_ = 0;
   weight_ = 0;
   ++step_;
   add_time(update_time_, Clock::now() - start);
   return std::exchange(metrics_, {});
+}
+
+/// From the summed gradients to the next step. Nothing here waits for other ranks; each stage has its memory before it
+/// changes anything.
+void TrainStep::update() {
+  const c10::AutoGradMode no_grad(false);
+  // Fewer micro-batches than planned, or of another weight than the first: the shares do not add up to 1 yet.
+  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
+    for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
+  }
+  if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {
+    with_memory([&] {
+      StepMetrics scaled = metrics_;
+      scaled.loss = scaled.loss * correction;
+      for (auto& [name, value] : scaled.metrics) value = value * correction;
+      metrics_ = std::move(scaled);
+    });
+  }
+  for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
+  for (Optimizer* optimizer : optimizers_) {
+    if (options_.grad_clip > 0) {
+      scaler_.unscale_(*optimizer);
+      with_memory([&] {
+        const at::Tensor norm = clip_grad_norm_(*optimizer, options_.grad_clip);
+        if (optimizer == &optimizer_) metrics_.grad_norm = norm;
+      });
+    }
+    with_memory([&] { scaler_.step(*optimizer); });
+  }
+  scaler_.update();
+  if (scheduler_) scheduler_->step();
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
 }
 
 StepTimes TrainStep::times() const {

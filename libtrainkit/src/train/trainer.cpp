@@ -1,16 +1,20 @@
 #include "trainkit/train/trainer.h"
 
 #include <ATen/ops/full.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "real_memory.h"
 #include "run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/late_scalars.h"
 #include "trainkit/train/signals.h"
@@ -95,7 +99,8 @@ class Run {
               {.precision = options.precision,
                .grad_accum_steps = options.grad_accum_steps,
                .grad_clip = options.grad_clip,
-               .scaler = options.scaler},
+               .scaler = options.scaler,
+               .release_memory = options.release_memory},
               scheduler_.get()) {}
 
   absl::StatusOr<TrainerResult> operator()() {
@@ -112,6 +117,7 @@ class Run {
       if (batch) {
         interval_rows_ += batch->size() - batch->padding_rows();
         if (group_) vote();  // may leave with the gradients
+        if (measures_now()) real_memory_.emplace(devices_, optimizer_);
         step_.accumulate(*batch, loss_);
         if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
       } else {
@@ -153,9 +159,12 @@ class Run {
     if (!options_.resume.empty()) {
       step_.set_step(progress_.step);
       step_.set_weight_unit(progress_.weight_unit);
+      step_.set_split(progress_.split);
       step_.synchronize();
     }
     first_step_ = progress_.step;
+    result_.split = step_.split();
+    if (options_.predicted_memory) result_.predicted_memory_bytes = options_.predicted_memory->total();
     if (fit_.logger) {
       fit_.logger->begin({.first_step = first_step_,
                           .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
@@ -195,6 +204,8 @@ class Run {
     if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
     const int64_t step = ++progress_.step;
     progress_.weight_unit = step_.weight_unit();
+    if (real_memory_) tell_memory();
+    if (step_.split() != progress_.split) tell_split();
     if (fit_.logger) {
       fit_.logger->tick(step);
       for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
@@ -207,6 +218,38 @@ class Run {
     }
     if (saves() && (step_.verdict().save || step % options_.save_every == 0)) return save();
     return absl::OkStatus();
+  }
+
+  /// Before the first batch of the second step, which is like all that follow.
+  bool measures_now() const {
+    return options_.predicted_memory && progress_.step == first_step_ + 1 && step_.accumulated() == 0 &&
+           detail::RealMemory::can_measure(devices_);
+  }
+
+  void tell_memory() {
+    const MemoryBytes& predicted = *options_.predicted_memory;
+    result_.real_memory_bytes = real_memory_->finish(predicted[MemoryClass::kBatch] + predicted[MemoryClass::kCache]);
+    real_memory_.reset();
+    if (!fit_.logger || result_.real_memory_bytes == 0) return;
+    const auto real = static_cast<double>(result_.real_memory_bytes);
+    fit_.logger->print(fmt::format("memory: {} predicted at the peak of a step, {} real ({:+.1f}%)",
+                                   format_size(predicted.total()), format_size(result_.real_memory_bytes),
+                                   100 * (static_cast<double>(predicted.total()) / real - 1)));
+  }
+
+  /// A step was out of memory, and taken again in smaller parts.
+  void tell_split() {
+    progress_.split = result_.split = step_.split();
+    if (!fit_.logger) return;
+    const int64_t rows = std::max<int64_t>(1, loader_.options().batch_size / step_.split());
+    fit_.logger->print(
+        fmt::format("out of memory at step {}: from now on each batch goes in {} parts of about {} rows; "
+                    "the rows of a step stay the same",
+                    progress_.step, step_.split(), rows));
+    const auto buffers = devices_.module()->named_buffers();
+    const bool normalises = std::any_of(buffers.begin(), buffers.end(),
+                                        [](const auto& buffer) { return buffer.key().ends_with("running_mean"); });
+    if (normalises) fit_.logger->print("warning: BatchNorm now normalises over those smaller parts");
   }
 
   void vote() {
@@ -483,7 +526,8 @@ class Run {
   int64_t interval_rows_ = 0;
   double interval_weight_ = 0;
   PrefetcherStats first_stats_;
-  std::optional<Monitor> monitor_;  // its thread asks step_
+  std::optional<detail::RealMemory> real_memory_;  // during the second step
+  std::optional<Monitor> monitor_;                 // its thread asks step_
 };
 
 }  // namespace
@@ -523,10 +567,30 @@ Optimizer& Trainer::optimizer() { return *impl_->optimizer_; }
 DeviceReplicator& Trainer::devices() { return impl_->devices_; }
 const TrainerOptions& Trainer::options() const { return impl_->options_; }
 
-absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) try {
-  return Run(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
-} catch (...) {
-  return status_from_current_exception();
+namespace {
+
+/// The error of a run that has no memory for a single row; what may help is printed.
+absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
+  if (error_of(status)) return status;  // another rank's, or the planner's
+  if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
+  return to_status({.exit_code = ExitCode::kOutOfMemory,
+                    .id = "memory.exhausted",
+                    .problem = "a step has no memory for one row at a time: " + std::string(status.message()),
+                    .hint = "a smaller model, or a device with more memory"});
+}
+
+}  // namespace
+
+absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
+  absl::Status failed;
+  try {
+    auto result = Run(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
+    if (!absl::IsResourceExhausted(result.status())) return result;
+    failed = result.status();
+  } catch (...) {
+    failed = status_from_current_exception();
+  }
+  return absl::IsResourceExhausted(failed) ? out_of_memory(failed, impl_->options_, options.logger) : failed;
 }
 
 int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {

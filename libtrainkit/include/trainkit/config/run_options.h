@@ -108,6 +108,12 @@ struct RunOptions {
   bool dist_shared_memory = true;
   /// none, fp16 or bf16: the type in which ddp sends gradients.
   std::string grad_compression = "none";
+  /// Predict the memory of a step before the run.
+  bool plan_memory = true;
+  /// Memory of each device to plan for ("24GiB"); empty: what is free there.
+  std::string gpu_memory = {};
+  /// Devices to plan for in a dry run, which need not be here; 0: those of the run.
+  int64_t plan_devices = 0;
 };
 
 /// Adds every flag of RunOptions, bound to `options`, with the design's names, aliases and bounds.
@@ -162,7 +168,8 @@ struct BatchPlan {
 
 /// Micro-batches on `replicas` devices: batch_size and grad_accum_steps as given, or what makes `global_batch_size`
 /// (0: that of the options, if any) of them. Then the batch per device is the largest divisor of its share that is not
-/// above --batch_size. A global batch that does not divide by the replicas is an error of exit code 8.
+/// above --batch_size. With --batch_size auto one row each, until the memory is planned. A global batch that does not
+/// divide by the replicas is an error of exit code 8.
 absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
                                         int64_t global_batch_size = 0);
 

@@ -62,6 +62,9 @@ class Batch {
   /// copied asynchronously on the current stream; a Prefetcher leaves it alone until that copy has ended.
   Batch to(at::Device device, bool non_blocking = true) const;
 
+  /// The same rows in other memory: `tensors` are copies of this batch's, in their order.
+  Batch with_tensors(std::vector<at::Tensor> tensors) const;
+
   /// Rows [begin, end) as views of this batch's memory: a micro-batch. Throws c10::IndexError outside 0 <= begin <= end
   /// <= N.
   Batch slice(int64_t begin, int64_t end) const;

@@ -20,7 +20,7 @@ struct StepVote {
   bool save = false;
   /// Gradients that are not finite.
   bool found_inf = false;
-  /// The step failed here for want of memory, or for another reason.
+  /// The step failed here for want of memory and can be taken again in smaller parts, or failed for good.
   bool out_of_memory = false;
   bool failed = false;
   /// What this rank's gradient and loss count (rows, tokens).
@@ -42,6 +42,8 @@ struct StepVerdict {
   double weight = 0;
 
   bool ok() const { return out_of_memory.empty() && failed.empty(); }
+  /// Nobody failed for good: all take the step again.
+  bool again = false;
 };
 
 /// One small all-reduce per step (3 + ranks doubles, on the host), so that ranks act alike: they stop after the same

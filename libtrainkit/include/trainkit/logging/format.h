@@ -2,6 +2,7 @@
 /// Numbers, rates, sizes and times as people read them. The same text in every locale.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,10 @@ std::string format_count(double value);
 
 /// "512 B", "1.50 KiB", "23.6 GiB".
 std::string format_size(int64_t bytes);
+
+/// The inverse for people: "24GiB", "24 GB", "1.5g", "512". Units of 1024 are KiB, MiB, GiB, TiB and the letters alone
+/// (k, M, G, T), units of 1000 are kB, MB, GB, TB; either case. nullopt for anything else, and beyond 2^62 bytes.
+std::optional<int64_t> parse_size(std::string_view text);
 
 /// "0:07", "12:34", "1:02:03", "2d 03:04:05"; "?" for what is negative or not finite.
 std::string format_duration(double seconds);

@@ -24,8 +24,8 @@ namespace trainkit {
 /// then no longer counted, the latter never is. Counted are the bytes that were asked for, without malloc's own. What
 /// kernel libraries take for themselves becomes kWorkspace when they give it back, in the trace.
 ///
-/// One at a time in a process (c10::Error otherwise). Allocations of every thread are recorded; none may begin while
-/// the recorder is made or destroyed, since LibTorch does not guard its allocator.
+/// One at a time in a process (c10::Error otherwise). Allocations of every thread are recorded; one that
+/// begins just as the recorder is made or destroyed is counted or not.
 class MemoryRecorder {
  public:
   /// With `keep_trace` false only the sums are kept, not the events: for work of any length.

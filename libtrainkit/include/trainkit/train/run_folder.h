@@ -23,6 +23,9 @@ namespace trainkit {
 absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
                                                const Prefetcher& loader, double min_lr_factor = 0);
 
+/// What a run computes in on `device`, see resolve_precision.
+Precision run_precision(const RunOptions& run, at::Device device);
+
 /// Gives LibTorch's own loops the processors that the loader's workers leave (suggest_intra_op_threads), shared by the
 /// ranks of this machine; never more threads than it has already (OMP_NUM_THREADS). Returns their number. Sums of
 /// LibTorch depend on it in the last bits: it follows from the flags and the machine alone, so that a resumed run has

@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "trainkit/data/dataset.h"
 #include "trainkit/memory/memory_trace.h"
@@ -34,6 +37,8 @@ struct StepRecipe {
   int64_t cache_bytes = 0;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;
+  /// Smaller models that a user may choose, by the flags that do: {"--hidden_dim 128", ...}. For advice alone.
+  std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> smaller = {};
 };
 
 /// Builds model and optimizer and takes two optimizer steps on the CPU, each of `micro_batches` micro-batches of

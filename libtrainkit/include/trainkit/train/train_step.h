@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,6 +23,9 @@
 #include "trainkit/train/loss.h"
 
 namespace trainkit {
+namespace detail {
+class StepSnapshot;
+}
 
 /// The type of the arithmetic. Weights, gradients and optimizer state are float32 in every case.
 enum class Precision {
@@ -40,6 +44,9 @@ struct TrainStepOptions {
   /// then hands its buffers over instead of adding to zeros; kept is faster for large embedding tables.
   bool zero_grad_set_to_none = true;
   GradScalerOptions scaler = {};
+  /// Called when a step is out of memory with one row at a time: gives back what can be computed anew (a cache of a
+  /// frozen encoder) and says whether that was anything.
+  std::function<bool()> release_memory = nullptr;
 };
 
 /// Scalars of one step, on the device, detached; reading one waits for the device.
@@ -65,6 +72,15 @@ struct StepMetrics {
 /// has them agree (distributed/agreement.h), so that they skip, stop and fail after the same step. Either way the
 /// gradient is that of one process on all rows: losses count by their weights, wherever they were computed.
 ///
+/// Out of memory in forward or backward: the step is taken again from where it began, each batch in twice as many
+/// micro-batches. The rows, the global batch and what follows are those of the same step taken so from the beginning,
+/// bit for bit: gradients are dropped, buffers (BatchNorm's) and LibTorch's default generators put back, and all ranks
+/// do alike. split() stays as it is then. What depends on the micro-batch (BatchNorm in training, negatives taken from
+/// the batch) is not that of the larger one. With one row at a time release_memory is asked, and the error passes
+/// through if that gives nothing. The update has what it needs before it changes anything, and is tried again. Of
+/// ranks three cases cannot be mended: a model with exchanges of its own (SyncBatchNorm), gradients that were on their
+/// way already, and the Reducer's arrangement of buckets.
+///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch pass through; the gradients accumulated so far are
 /// dropped then, and weights and optimizer state are untouched, on every rank. Where another rank failed or is lost,
 /// absl::BadStatusOrAccess is thrown with an Error of exit code 8 that names it.
@@ -77,7 +93,8 @@ class TrainStep {
             LRScheduler* scheduler = nullptr);
   ~TrainStep();
 
-  /// Forward and backward of one micro-batch; its gradient counts by its share of the step's weight.
+  /// Forward and backward of one micro-batch; its gradient counts by its share of the step's weight. Until finish() the
+  /// batch is kept: the last one of a step (and the only one) as it is, others as copies.
   void accumulate(const Batch& batch, const LossFunction& loss);
 
   /// Clips, updates and moves the schedule, from what was accumulated: grad_accum_steps micro-batches, or fewer at the
@@ -105,16 +122,21 @@ class TrainStep {
 
   /// The step that errors name and on which ranks must agree: steps done so far. Counts on by itself.
   void set_step(int64_t step) { step_ = step; }
-  /// With several replicas: the weight of a micro-batch of one replica that losses are scaled by, agreed on in the
+  /// With several replicas: the weight of a batch of one replica that losses are scaled by, agreed on in the
   /// first step of a run. The result depends on it in the last bits alone; keep it in a checkpoint to keep those. 0:
   /// not yet.
   double weight_unit() const { return weight_unit_; }
   void set_weight_unit(double unit) { weight_unit_ = unit; }
 
+  /// Micro-batches that each batch is split into: 1 until a step is out of memory, then doubled. Keep it in a
+  /// checkpoint, so that a resumed run has the same bits. Throws c10::ValueError below 1.
+  int64_t split() const { return split_; }
+  void set_split(int64_t split);
+
   /// Where the time of all steps so far went. Any thread.
   StepTimes times() const;
 
-  /// Micro-batches accumulated since the last finish().
+  /// Batches accumulated since the last finish().
   int64_t accumulated() const { return accumulated_; }
   GradScaler& scaler() { return scaler_; }
   const GradScaler& scaler() const { return scaler_; }
@@ -122,19 +144,37 @@ class TrainStep {
 
  private:
   struct ReplicaResult;
+  /// A batch of the present step, with which it may be taken again.
+  struct KeptBatch {
+    Batch batch;
+    LossFunction loss;
+    std::vector<at::Tensor> memory = {};  // kept from step to step
+  };
 
   void create_mirrors();
+  void begin_step();
+  void keep(const Batch& batch, const LossFunction& loss);
+  bool run_batch(const KeptBatch& kept, bool last);
+  bool run_part(const Batch& batch, const LossFunction& loss, bool last);
+  bool can_take_again(const Batch& batch);
+  void take_again();
+  bool settle();
+  void update();
+  template <class Stage>
+  void with_memory(const Stage& stage);
   Batch shard_of(const Batch& batch, int64_t replica);
   ReplicaResult run_replica(int64_t replica, const Batch& shard, const LossFunction& loss);
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
   double agree_on_unit(int64_t replica, double weight);
-  void add_metrics(const LossOutput& output, double share);
+  void add_metrics(const LossOutput& output, double share, StepMetrics& sums) const;
   /// Sends vote_, which is empty then: what all say is known after receive_verdict().
   void send_vote(double weight, const std::string& reason = "");
   void receive_verdict();
-  void fail(const std::string& reason, bool out_of_memory, bool reduced);
+  void fail(const std::string& reason, bool again, bool reduced);
   void take_nothing();
-  void abandon();
+  void vote_again();
+  void abandon(bool for_good);
+  void forget_batches();
 
   DeviceReplicator& devices_;
   Optimizer& optimizer_;
@@ -154,9 +194,15 @@ class TrainStep {
   StepVote vote_;
   StepVerdict verdict_;
   int64_t step_ = 0;
-  int64_t accumulated_ = 0;
-  bool reduced_ = false;  // the last micro-batch reduced the gradients
-  double weight_ = 0;     // of the micro-batches accumulated so far
+  std::unique_ptr<detail::StepSnapshot> snapshot_;
+  std::vector<KeptBatch> kept_;
+  int64_t split_ = 1;
+  bool released_ = false;     // the last failure was met by release_memory
+  double unit_at_start_ = 0;  // weight_unit_, as the step began
+  int64_t accumulated_ = 0;   // batches given
+  int64_t parts_ = 0;         // micro-batches run
+  bool reduced_ = false;      // the last micro-batch reduced the gradients
+  double weight_ = 0;         // of the micro-batches accumulated so far
   double weight_unit_ = 0;
   double expected_weight_ = 0;  // of the whole step if all micro-batches weigh as much as the first
 };

@@ -16,6 +16,7 @@
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/logging/monitor.h"
+#include "trainkit/memory/memory_trace.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/evaluate.h"
@@ -66,6 +67,14 @@ struct TrainerOptions {
   /// How the run is watched; see Monitor. The live table goes to the logger, and the report into the result.
   MonitorOptions monitoring = {};
 
+  /// See TrainStepOptions.
+  std::function<bool()> release_memory = nullptr;
+  /// The memory of one device in a step, as planned (memory_plan.h): printed after the second step beside what it was.
+  std::optional<MemoryBytes> predicted_memory = std::nullopt;
+  /// What may help, as lines to print, when a step is out of memory with one row at a time (MemoryPlan::ladder). Called
+  /// once, on the training thread.
+  std::function<std::string()> explain_out_of_memory = nullptr;
+
   /// Watch SIGINT, SIGTERM and SIGUSR1 during fit (see SignalWatch).
   bool handle_signals = false;
   /// Kept in each checkpoint, returned by nothing: what the run was configured with, for people.
@@ -94,6 +103,12 @@ struct TrainerResult {
   double wall_seconds = 0;
   /// Share of wall_seconds that was not spent on evaluation and saves, 0 to 1.
   double effective_fraction = 0;
+  /// The most that lived on one device in a step, as predicted and as it was; 0 where nobody predicted, and the latter
+  /// where several replicas share the CPU.
+  int64_t predicted_memory_bytes = 0;
+  int64_t real_memory_bytes = 0;
+  /// Micro-batches that each batch was split into for want of memory; 1 if there was enough.
+  int64_t split = 1;
   /// Share of the time that the loop waited for data, 0 to 1.
   double data_wait_fraction = 0;
   /// How busy the devices were, where the steps' time went, and the settings to change.

@@ -1,0 +1,287 @@
+#include "trainkit/train/memory_plan.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "run_state.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/host_memory.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/run_folder.h"
+
+namespace trainkit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kLargestCpuBatch = 64;
+constexpr std::chrono::seconds kLongestStep{2};  // that a run waits for its prediction
+
+Json bytes_of(const MemoryBytes& bytes) {
+  Json json = Json::object();
+  for (size_t i = 0; i < kMemoryClasses; ++i) json[to_string(static_cast<MemoryClass>(i))] = bytes.by_class[i];
+  json["total"] = bytes.total();
+  return json;
+}
+
+absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOptions& run) {
+  if (run.gpu_memory.empty()) return 0;
+  const std::optional<int64_t> bytes = parse_size(run.gpu_memory);
+  if (!bytes || *bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
+  return *bytes;
+}
+
+/// What a device has for the run now.
+int64_t free_memory(const Machine& machine, const Placement& placement) {
+  if (!placement.device().is_cpu()) {
+    int64_t least = 0;
+    for (const at::Device device : placement.plan.devices) {
+      const auto index = std::max<c10::DeviceIndex>(device.index(), 0);
+      const auto bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(index).first);
+      least = least == 0 ? bytes : std::min(least, bytes);
+    }
+    return least;
+  }
+  const auto here = static_cast<int64_t>(placement.plan.devices.size()) * std::max<int64_t>(machine.local_ranks, 1);
+  return host_memory().available_bytes / here;
+}
+
+/// The global batch that is to be kept, 0 if there is none.
+absl::StatusOr<int64_t> global_batch(const RunOptions& run) {
+  if (run.global_batch_size) return *run.global_batch_size;
+  if (run.resume.empty()) return 0;
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(found));
+  return saved_shape(state).global_batch_size;
+}
+
+absl::StatusOr<BatchSizePlannerOptions> planner_options(const ConfigParser& parser, const RunOptions& run,
+                                                        const Machine& machine, const StepRecipe& recipe,
+                                                        const Placement& placement) {
+  BatchSizePlannerOptions options;
+  TRAINKIT_ASSIGN_OR_RETURN(options.device_bytes, given_memory(parser, run));
+  const bool for_gpu = options.device_bytes > 0 || !placement.device().is_cpu();
+  if (options.device_bytes == 0) options.device_bytes = free_memory(machine, placement);
+  options.reserve_bytes = for_gpu ? kCudaReserveBytes : 0;
+  if (parser.is_given("grad_accum_steps")) options.grad_accum_steps = run.grad_accum_steps;
+  options.devices = run.plan_devices > 0 ? run.plan_devices : placement.plan.replicas;
+  TRAINKIT_ASSIGN_OR_RETURN(options.global_batch_size, global_batch(run));
+  const int64_t rows = std::max<int64_t>(1, recipe.dataset->size() / (options.devices * options.grad_accum_steps));
+  options.max_batch_size = std::min(for_gpu ? options.max_batch_size : kLargestCpuBatch, rows);
+  return options;
+}
+
+/// What the flags say of the step.
+void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, const Placement& placement,
+             bool for_gpu) {
+  recipe.step.precision = run_precision(run, placement.device());
+  recipe.step.grad_clip = run.grad_clip;
+  const int64_t slots = resolve_num_workers(run, machine) * run.prefetch_factor.value.value_or(2);
+  recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the ring is host memory, which a GPU does not see
+  recipe.keeps_gradients |= placement.plan.strategy == "ddp";
+}
+
+/// Recordings of `recipe`; with `impatient`, one that lasts too long is the last.
+BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe, bool impatient) {
+  return [recipe = std::move(recipe), impatient, slow = false](
+             int64_t rows, int64_t micro_batches) mutable -> absl::StatusOr<MemoryTrace> {
+    if (slow) return absl::DeadlineExceededError("a step takes long on the CPU; --dry_run predicts its memory");
+    const auto start = std::chrono::steady_clock::now();
+    auto trace = record_step_memory(*recipe, rows, micro_batches);
+    slow = impatient && std::chrono::steady_clock::now() - start > kLongestStep;
+    return trace;
+  };
+}
+
+std::string rung(const std::string& what, const MemoryPrediction& memory, bool for_gpu) {
+  const int64_t bytes = for_gpu ? memory.device.reserved_bytes : memory.peak.total();
+  return fmt::format("  {:<44} {:>10}\n", what, format_size(bytes));
+}
+
+/// The steps that may be taken where memory is out, in the guides' order.
+std::string ladder_of(BatchSizePlanner planner, const StepRecipe& recipe, const MemoryPlan& memory) {
+  const bool for_gpu = memory.options.reserve_bytes > 0;
+  const int64_t rows = memory.plan.batch_size, accumulated = memory.plan.grad_accum_steps;
+  std::string text = memory.describe() + "What may help, with the memory of one device that it is predicted to take:\n";
+  for (const int64_t fewer : {rows / 2, rows / 4, int64_t{1}}) {
+    if (fewer < 1 || fewer >= rows) continue;
+    if (const auto plan = planner.describe(fewer, accumulated); plan.ok()) {
+      text += rung(fmt::format("--batch_size {}", fewer), plan->memory, for_gpu);
+    }
+  }
+  for (const auto& [flag, make_model] : recipe.smaller) {
+    StepRecipe other = recipe;
+    other.make_model = make_model;
+    const auto estimate =
+        MemoryEstimate::create([&](int64_t n) { return record_step_memory(other, n, accumulated > 1 ? 2 : 1); }, 8);
+    if (estimate.ok()) text += rung(flag, estimate->predict(rows), for_gpu);
+  }
+  for (const int64_t parts : {2, 4}) {
+    if (rows % parts != 0) continue;
+    if (const auto plan = planner.describe(rows / parts, accumulated * parts); plan.ok()) {
+      text += rung(fmt::format("--batch_size {} --grad_accum_steps {}", rows / parts, accumulated * parts),
+                   plan->memory, for_gpu);
+    }
+  }
+  if (const int64_t cache = memory.plan.memory.peak[MemoryClass::kCache]; cache > 0) {
+    text += fmt::format("  {:<44} {:>10} less\n", "without what is cached on the device", format_size(cache));
+  }
+  return text + fmt::format("  {:<44} {:>10} each\n", "other devices, or fewer that share this memory",
+                            format_size(memory.options.device_bytes));
+}
+
+absl::Status nothing_fits(const MemoryPlan& memory) {
+  return to_status({.exit_code = ExitCode::kOutOfMemory,
+                    .id = "memory.plan",
+                    .field = "batch_size",
+                    .problem = "not even one row at a time fits into a device's memory",
+                    .got = format_size(memory.plan.memory.device.allocated_bytes),
+                    .expected = format_size(memory.options.device_bytes) + " at most",
+                    .hint = "a smaller model, or a device with more memory"});
+}
+
+/// The plan of the first rank.
+absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
+                                     const BatchSizePlannerOptions& options) {
+  const bool chooses = run.batch_size.is_auto();
+  MemoryPlan memory;
+  memory.options = options;
+  memory.plan.batch_size = placement.batch.batch_size;
+  memory.plan.devices = options.devices;
+  memory.plan.grad_accum_steps = placement.batch.grad_accum_steps;
+  if (!chooses && !run.plan_memory) {
+    memory.unavailable = "--no-plan_memory";
+    return memory;
+  }
+  const auto shared = std::make_shared<const StepRecipe>(recipe);
+  TRAINKIT_ASSIGN_OR_RETURN(auto planner,
+                            BatchSizePlanner::create(recorder(shared, !chooses && !run.dry_run), options));
+  auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
+  if (!plan.ok()) {
+    const absl::StatusCode code = plan.status().code();
+    const bool can_do_without = code == absl::StatusCode::kDeadlineExceeded ||
+                                code == absl::StatusCode::kFailedPrecondition ||
+                                (code == absl::StatusCode::kResourceExhausted && !chooses);
+    if (!can_do_without) return plan.status();
+    memory.unavailable = std::string(plan.status().message());
+    return memory;
+  }
+  memory.plan = *std::move(plan);
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* estimate, planner.estimate(memory.plan.grad_accum_steps > 1));
+  memory.check_error = estimate->check_error();
+  memory.check_batch_size = estimate->check_batch_size();
+  memory.ladder = [planner = std::move(planner), shared, memory] { return ladder_of(planner, *shared, memory); };
+  return memory;
+}
+
+void count_steps(const RunOptions& run, int64_t rows, MemoryPlan& memory) {
+  const int64_t micro_batch = memory.plan.batch_size * memory.plan.devices;
+  const int64_t used = run.drop_last ? rows / micro_batch * micro_batch : rows;
+  const int64_t step = memory.plan.global_batch_size();
+  memory.steps_per_epoch = (used + step - 1) / step;
+  memory.steps = memory.steps_per_epoch * run.epochs;
+  if (run.max_steps > 0) memory.steps = std::min(memory.steps, run.max_steps);
+}
+
+/// Gives the other ranks what the first one has chosen.
+absl::Status share(const Placement& placement, BatchSizePlan& plan) {
+  if (!placement.group) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text,
+                            placement.group->broadcast_text(
+                                fmt::format("{} {}", plan.batch_size, plan.grad_accum_steps), 0, "the batch plan"));
+  char* end = nullptr;
+  plan.batch_size = std::strtoll(text.c_str(), &end, 10);
+  plan.grad_accum_steps = std::strtoll(end, nullptr, 10);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,
+                                       StepRecipe recipe, Placement& placement) {
+  if (run.plan_devices > 0 && !run.dry_run) return parser.invalid("plan_devices", "needs --dry_run");
+  TRAINKIT_ASSIGN_OR_RETURN(const BatchSizePlannerOptions options,
+                            planner_options(parser, run, machine, recipe, placement));
+  fill_in(recipe, run, machine, placement, options.reserve_bytes > 0);
+  MemoryPlan memory;
+  memory.options = options;
+  if (placement.is_first()) {
+    TRAINKIT_ASSIGN_OR_RETURN(memory, plan_here(run, recipe, placement, options));
+    if (run.batch_size.is_auto() && memory.known() && !memory.plan.fits) return nothing_fits(memory);
+    count_steps(run, recipe.dataset->size(), memory);
+  } else {
+    memory.unavailable = "the first rank has it";
+  }
+  if (!run.batch_size.is_auto()) return memory;
+  if (!memory.known() && placement.is_first()) return absl::FailedPreconditionError(memory.unavailable);
+  TRAINKIT_RETURN_IF_ERROR(share(placement, memory.plan));
+  run.batch_size.value = memory.plan.batch_size;
+  placement.batch.batch_size = memory.plan.batch_size;
+  placement.batch.grad_accum_steps = memory.plan.grad_accum_steps;
+  return memory;
+}
+
+std::string MemoryPlan::describe() const {
+  if (!known()) return "memory     not predicted: " + unavailable + "\n";
+  const MemoryBytes& peak = plan.memory.peak;
+  std::string parts;
+  for (size_t i = 0; i < kMemoryClasses; ++i) {
+    const auto kind = static_cast<MemoryClass>(i);
+    if (peak[kind] == 0) continue;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", to_string(kind), format_size(peak[kind]));
+  }
+  std::string text = fmt::format("memory     {} predicted per device at the peak, of {}: {}\n",
+                                 format_size(peak.total()), format_size(options.device_bytes), parts);
+  if (options.reserve_bytes > 0) {
+    text +=
+        fmt::format("           by CUDA's allocator {} allocated, {} reserved; driver and workspaces beside it\n",
+                    format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes));
+  }
+  if (check_error > 0.01) {
+    text += fmt::format("           checked at {} rows a batch: off by {:.1f}%\n", check_batch_size, 100 * check_error);
+  }
+  if (plan.lost_rows != 0) {
+    text += fmt::format("           {} rows of the global batch of {} do not divide among {} devices\n", plan.lost_rows,
+                        options.global_batch_size, options.devices);
+  }
+  if (!plan.fits) {
+    text += fmt::format("warning: the step is not expected to fit into {}; --batch_size auto takes what does\n",
+                        format_size(options.device_bytes));
+  }
+  return text;
+}
+
+std::string MemoryPlan::to_json() const {
+  Json json = {{"batch_size", plan.batch_size},
+               {"devices", plan.devices},
+               {"grad_accum_steps", plan.grad_accum_steps},
+               {"global_batch_size", plan.global_batch_size()},
+               {"lost_rows", plan.lost_rows},
+               {"steps_per_epoch", steps_per_epoch},
+               {"steps", steps},
+               {"device_bytes", options.device_bytes},
+               {"reserve_bytes", options.reserve_bytes},
+               {"fits", known() ? Json(plan.fits) : Json(nullptr)},
+               {"peak_bytes", known() ? bytes_of(plan.memory.peak) : Json(nullptr)},
+               {"allocated_bytes", known() ? Json(plan.memory.device.allocated_bytes) : Json(nullptr)},
+               {"reserved_bytes", known() ? Json(plan.memory.device.reserved_bytes) : Json(nullptr)},
+               {"check_error", known() ? Json(check_error) : Json(nullptr)},
+               {"check_batch_size", check_batch_size}};
+  if (!known()) json["unavailable"] = unavailable;
+  return json.dump(2);
+}
+
+std::string plan_to_json(std::string_view lines, const MemoryPlan& plan) {
+  Json json = Json::parse(plan_to_json(lines));
+  json["plan"] = Json::parse(plan.to_json());
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace trainkit

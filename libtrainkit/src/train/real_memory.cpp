@@ -1,0 +1,49 @@
+#include "real_memory.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <variant>
+
+#include "trainkit/train/weights.h"
+
+namespace trainkit::detail {
+
+RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer) : devices_(devices) {
+  if (!devices.device().is_cpu()) return;
+  for (const auto& [name, tensor] : named_tensors(*devices.module()))
+    standing_ += static_cast<int64_t>(tensor.nbytes());
+  for (const auto& [name, value] : optimizer.state_dict()) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) standing_ += static_cast<int64_t>(tensor->nbytes());
+  }
+  for (const at::Tensor& parameter : devices.module()->parameters()) {  // the buckets of several ranks
+    if (devices.process_group() && parameter.requires_grad()) standing_ += static_cast<int64_t>(parameter.nbytes());
+  }
+  try {
+    recorder_ = std::make_unique<MemoryRecorder>(MemoryClass::kActivations);
+  } catch (const c10::Error&) {  // somebody else counts: this run goes on without
+  }
+}
+
+bool RealMemory::can_measure(const DeviceReplicator& devices) {
+  return devices.replicas() == 1 || !devices.device().is_cpu();
+}
+
+int64_t RealMemory::finish(int64_t beside) {
+  if (recorder_) {
+    const MemoryTrace trace = recorder_->trace();
+    recorder_.reset();
+    return standing_ + beside + trace.without(MemoryClass::kWorkspace).peak().total();
+  }
+  int64_t most = 0;
+  if (devices_.device().is_cpu()) return most;
+  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
+    const at::Device device = devices_.device(replica);
+    const auto stats =
+        at::getDeviceAllocator(device.type())->getDeviceStats(std::max<c10::DeviceIndex>(device.index(), 0));
+    most = std::max(most, stats.allocated_bytes[0].peak);
+  }
+  return most;
+}
+
+}  // namespace trainkit::detail

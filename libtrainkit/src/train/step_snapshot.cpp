@@ -1,0 +1,66 @@
+#include "step_snapshot.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+
+#include <mutex>
+
+namespace trainkit::detail {
+
+namespace {
+
+/// The CPU's, whose engine can be copied without memory of its own.
+at::CPUGeneratorImpl* cpu(at::Generator& generator) { return at::check_generator<at::CPUGeneratorImpl>(generator); }
+
+}  // namespace
+
+StepSnapshot::StepSnapshot(const DeviceReplicator& devices)
+    : cpu_generator_(at::globalContext().defaultGenerator(at::kCPU)) {
+  for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
+    const at::Device device = devices.device(replica);
+    if (!device.is_cpu()) device_generators_.push_back(at::globalContext().defaultGenerator(device));
+    for (const at::Tensor& buffer : devices.module(replica)->buffers()) {
+      if (buffer.defined()) buffers_.push_back(buffer);
+    }
+  }
+}
+
+void StepSnapshot::take() {
+  const c10::AutoGradMode no_grad(false);
+  {
+    const std::lock_guard lock(cpu_generator_.mutex());
+    kept_engine_ = cpu(cpu_generator_)->engine();
+    kept_normal_ = cpu(cpu_generator_)->next_float_normal_sample();
+    kept_double_normal_ = cpu(cpu_generator_)->next_double_normal_sample();
+  }
+  kept_generators_.clear();
+  for (at::Generator& generator : device_generators_) {
+    const std::lock_guard lock(generator.mutex());
+    kept_generators_.push_back(generator.clone());
+  }
+  if (kept_buffers_.empty()) {
+    std::vector<at::Tensor> kept;
+    for (const at::Tensor& buffer : buffers_) kept.push_back(at::empty_like(buffer));
+    kept_buffers_ = std::move(kept);
+  }
+  for (size_t i = 0; i < buffers_.size(); ++i) kept_buffers_[i].copy_(buffers_[i], /*non_blocking=*/true);
+}
+
+void StepSnapshot::restore() {
+  const c10::AutoGradMode no_grad(false);
+  {
+    const std::lock_guard lock(cpu_generator_.mutex());
+    cpu(cpu_generator_)->set_engine(kept_engine_);
+    cpu(cpu_generator_)->set_next_float_normal_sample(kept_normal_);
+    cpu(cpu_generator_)->set_next_double_normal_sample(kept_double_normal_);
+  }
+  for (size_t i = 0; i < device_generators_.size(); ++i) {
+    const std::lock_guard lock(device_generators_[i].mutex());
+    device_generators_[i].set_state(kept_generators_[i].get_state());
+  }
+  for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(kept_buffers_[i], /*non_blocking=*/true);
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,280 @@
+// What TrainStep does when memory runs out in it.
+#include "../ranks.h"
+#include "budget_allocator.h"
+#include "loop_util.h"
+#include "test_util.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/train_step.h"
+#include "trainkit/train/trainer.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+/// Dropout, BatchNorm and enough layers for a step to allocate in many places.
+struct NetImpl : torch::nn::Module {
+  NetImpl()
+      : hidden(register_module("hidden", torch::nn::Linear(8, 32))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(32))),
+        drop(register_module("drop", torch::nn::Dropout(0.3))),
+        out(register_module("out", torch::nn::Linear(32, 4))) {}
+  at::Tensor forward(const at::Tensor& x) { return out(drop(torch::gelu(norm(hidden(x))))); }
+  torch::nn::Linear hidden;
+  torch::nn::BatchNorm1d norm;
+  torch::nn::Dropout drop;
+  torch::nn::Linear out;
+};
+TORCH_MODULE(Net);
+
+LossOutput net_loss(Net& model, const Batch& batch) {
+  const at::Tensor scores = model->forward(batch["x"]);
+  LossOutput output(at::cross_entropy_loss(scores, batch["y"]));
+  const at::NoGradGuard no_grad;
+  output.metrics = {{"accuracy", scores.argmax(1).eq(batch["y"]).to(at::kFloat).mean()}};
+  return output;
+}
+
+Batch make_batch(int64_t rows, uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const auto fields = std::make_shared<const std::vector<FieldSpec>>(
+      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
+  return Batch(fields, {at::randn({rows, 8}, generator), at::randint(4, {rows}, generator, at::kLong)});
+}
+
+constexpr int64_t kRows = 8;
+
+/// A model, its optimizer and its step, always from the same state.
+struct Training {
+  explicit Training(const TrainStepOptions& options, int64_t replicas = 1)
+      : devices((torch::manual_seed(1),
+                 DeviceReplicator::create([] { return Net(); }, {.cpu_replicas = replicas}).value())),
+        step(*devices, optimizer, options) {
+    torch::manual_seed(2);
+  }
+
+  StepMetrics run(uint64_t seed) {
+    for (int64_t i = 0; i < step.options().grad_accum_steps; ++i) {
+      // Given away at once, as a loader's memory is.
+      step.accumulate(make_batch(kRows, 10 * seed + static_cast<uint64_t>(i)), make_loss_function(net_loss));
+    }
+    return step.finish();
+  }
+
+  /// All that the next step depends on.
+  std::vector<at::Tensor> state() const {
+    std::vector<at::Tensor> all;
+    for (const auto& tensor : devices->module()->parameters()) all.push_back(tensor.detach().clone());
+    for (const auto& tensor : devices->module()->buffers()) all.push_back(tensor.clone());
+    for (const auto& [name, value] : optimizer.state_dict()) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(tensor->clone());
+    }
+    all.push_back(at::globalContext().defaultGenerator(at::kCPU).get_state().clone());
+    return all;
+  }
+
+  AdamW optimizer{AdamWOptions{.lr = 1e-2}};
+  std::unique_ptr<DeviceReplicator> devices;
+  TrainStep step;
+};
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!torch::equal(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+/// What two warm steps and a third in `split` parts come to: the state, the loss, and the bytes that live after one
+/// more step.
+struct Outcome {
+  std::vector<at::Tensor> state;
+  double loss = 0;
+  int64_t live = 0;
+  int64_t split = 1;
+};
+
+/// `fault` < 0: none. Otherwise the third step fails at its allocation of that number, if it has one.
+Outcome run_with(const TrainStepOptions& options, int64_t replicas, int64_t split, int64_t fault, bool& failed) {
+  BudgetAllocator& memory = BudgetAllocator::instance();
+  const int64_t before = memory.live();
+  Training training(options, replicas);
+  training.run(1);
+  training.run(2);
+  training.step.set_split(split);
+  Outcome outcome;
+  {
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < options.grad_accum_steps; ++i)
+      batches.push_back(make_batch(kRows, 30 + static_cast<uint64_t>(i)));
+    if (fault >= 0) memory.fail_after(fault);
+    for (Batch& batch : batches) {
+      training.step.accumulate(batch, make_loss_function(net_loss));
+      if (options.grad_accum_steps > 1 && &batch != &batches.back()) {
+        for (const at::Tensor& tensor : batch.tensors()) tensor.zero_();  // the loader reads the next rows into it
+      }
+    }
+    const StepMetrics metrics = training.step.finish();
+    failed = memory.disarm();
+    outcome.loss = metrics.loss.item<double>();
+    CHECK(metrics.metrics.size() == 1);
+  }
+  outcome.split = training.step.split();
+  outcome.state = training.state();
+  training.run(4);
+  const auto held = training.state();
+  outcome.live = memory.live() - before;
+  return outcome;
+}
+
+void check_every_fault(const TrainStepOptions& options, int64_t replicas) {
+  bool failed = false;
+  std::map<int64_t, Outcome> expected;
+  for (const int64_t split : {1, 2, 4}) expected[split] = run_with(options, replicas, split, -1, failed);
+  CHECK(!equal(expected[1].state, expected[2].state));  // BatchNorm and dropout see other parts
+  std::map<int64_t, int> met;
+  int64_t fault = 0;
+  for (;; ++fault) {
+    REQUIRE(fault < 5000);
+    const Outcome outcome = run_with(options, replicas, 1, fault, failed);
+    if (!failed) break;
+    INFO("fault at allocation " << fault << ", split " << outcome.split);
+    ++met[outcome.split];
+    REQUIRE(expected.count(outcome.split) == 1);
+    CHECK(equal(outcome.state, expected[outcome.split].state));
+    CHECK(outcome.loss == expected[outcome.split].loss);
+    CHECK(outcome.live == expected[outcome.split].live);
+  }
+  CHECK(fault > 50);
+  CHECK(met[2] > 30);  // forward and backward
+  CHECK(met[1] > 3);   // the rest is tried again as it was
+}
+
+}  // namespace
+
+TEST_CASE("Out of memory at any allocation of a step gives the same bits as the step in smaller parts",
+          "[train][out_of_memory]") {
+  BudgetAllocator::instance();
+  check_every_fault({.grad_clip = 1.0}, 1);
+}
+
+TEST_CASE("Out of memory at any allocation of an accumulated step gives the same bits as the step in smaller parts",
+          "[train][out_of_memory]") {
+  BudgetAllocator::instance();
+  check_every_fault({.precision = Precision::kBf16, .grad_accum_steps = 3, .grad_clip = 1.0}, 1);
+}
+
+TEST_CASE("Out of memory on one of two replicas gives the same bits as the step in smaller parts",
+          "[train][out_of_memory]") {
+  BudgetAllocator::instance();
+  bool failed = false;
+  std::map<int64_t, Outcome> expected;
+  for (const int64_t split : {1, 2}) expected[split] = run_with({.grad_clip = 1.0}, 2, split, -1, failed);
+  // Two threads allocate in any order, so the fault falls on either.
+  for (int64_t fault = 0; fault < 60; ++fault) {
+    const Outcome outcome = run_with({.grad_clip = 1.0}, 2, 1, fault, failed);
+    INFO("fault at allocation " << fault << ", split " << outcome.split);
+    REQUIRE(expected.count(outcome.split) == 1);
+    CHECK(equal(outcome.state, expected[outcome.split].state));
+  }
+}
+
+TEST_CASE("A step that fits only in parts is split until it does, and stays so", "[train][out_of_memory]") {
+  BudgetAllocator& memory = BudgetAllocator::instance();
+  const LossFunction wide = make_loss_function([](Net& model, const Batch& batch) {
+    const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});  // 80 KB a row, and its gradient
+    return at::cross_entropy_loss(large, batch["y"]);
+  });
+  const Batch batch = make_batch(16, 3);
+  Training limited({});
+  limited.step(batch, wide);
+  const int64_t standing = memory.live();
+  memory.limit(standing + 6 * 4 * 80'000);
+  const StepMetrics metrics = limited.step(batch, wide);
+  CHECK(limited.step.split() == 4);
+  CHECK(memory.live() <= standing + 1000);
+  limited.step(batch, wide);
+  CHECK(limited.step.split() == 4);
+  memory.limit(0);
+  CHECK(std::isfinite(metrics.loss.item<double>()));
+}
+
+TEST_CASE("With one row at a time release_memory is asked, and then the error passes through",
+          "[train][out_of_memory]") {
+  BudgetAllocator& memory = BudgetAllocator::instance();
+  at::Tensor cache = at::empty({1'000'000});
+  int asked = 0;
+  Training training({.release_memory = [&] {
+    ++asked;
+    const bool had = cache.defined();
+    cache.reset();
+    return had;
+  }});
+  const Batch one = make_batch(1, 3);
+  const LossFunction hungry = make_loss_function([](Net& model, const Batch& batch) {
+    const at::Tensor large = at::empty({300'000});
+    return at::cross_entropy_loss(model->forward(batch["x"]) + large[0] * 0, batch["y"]);
+  });
+  training.devices->module()->eval();  // BatchNorm needs more than a row
+  training.step(one, hungry);
+  memory.limit(memory.live() + 1'000'000);
+  training.step(one, hungry);  // the cache goes, and there is room
+  CHECK(asked == 1);
+  CHECK(!cache.defined());
+  CHECK(training.step.split() == 1);
+  memory.limit(memory.live() + 1'000'000);
+  const auto before = training.state();
+  CHECK_THROWS_AS(training.step(one, hungry), c10::OutOfMemoryError);
+  CHECK(asked == 2);
+  memory.limit(0);
+  CHECK(equal(training.state(), before));
+  training.step(one, hungry);  // of use again
+}
+
+TEST_CASE("A run that cannot take a single row ends with exit code 7", "[train][out_of_memory]") {
+  BudgetAllocator& memory = BudgetAllocator::instance();
+  const auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  const auto loader = Prefetcher::create(tiny_dataset(16), SequentialSampler(16), {.batch_size = 4}).value();
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3}), {.max_epochs = 1}).value();
+  int calls = 0;
+  const auto result = trainer.fit(*loader, [&](TinyNet& model, const Batch& batch) {
+    if (calls++ == 0) memory.limit(memory.live() + 100'000);
+    at::empty({100'000});
+    return tiny_loss(model, batch);
+  });
+  memory.limit(0);
+  REQUIRE(!result.ok());
+  CHECK(static_cast<int>(exit_code(result.status())) == 7);
+  CHECK(calls == 3);  // 4 rows, 2, 1
+}
+
+TEST_CASE("An allocator that throws a plain error for want of memory is understood", "[train][out_of_memory]") {
+  Training training({});
+  int calls = 0;
+  const LossFunction loss = make_loss_function([&](Net& model, const Batch& batch) {
+    if (calls++ == 0) TORCH_CHECK(false, "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...");
+    return net_loss(model, batch);
+  });
+  training.step(make_batch(8, 1), loss);
+  CHECK(training.step.split() == 2);
+  CHECK(calls == 3);
+}
+
+TEST_CASE("Out of memory at any allocation of a step, on one rank or on both, keeps the ranks together",
+          "[train][out_of_memory][ranks]") {
+  for (const std::string& scenario : std::vector<std::string>{"oom_on_one", "oom_on_both", "oom_accumulated"}) {
+    const TempDir folder;
+    Ranks job("train_rank", 2, {scenario, folder.path().string()}, folder.path().string());
+    for (int rank = 0; rank < 2; ++rank) {
+      const int code = job.wait(rank, std::chrono::seconds(400));
+      INFO(scenario << ": " << job.err(rank) << job.out(rank));
+      REQUIRE(code == 0);
+      CHECK_THAT(job.out(rank), Catch::Contains("every fault met"));
+      CHECK_THAT(job.out(rank), !Catch::Contains("differs"));
+      CHECK_THAT(job.out(rank), !Catch::Contains("leaks"));
+    }
+  }
+}
