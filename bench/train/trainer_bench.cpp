@@ -62,23 +62,24 @@ class Discard final : public Logger {
   absl::Status flush() override { return absl::OkStatus(); }
 };
 
-/// Steps by hand and by Trainer in turns, so that other load on the machine falls on both. Counters are microseconds a
-/// step; `overhead` is the median over the turns of their difference.
+/// Steps by hand and by Trainer in turns, so that other load on the machine falls on both, on the same model and data,
+/// so that where memory lies does. Counters are microseconds a step; `overhead` is the median over the turns of their
+/// difference.
 void BM_TrainerOverhead(benchmark::State& state) {
   const int64_t steps = bench::quick() ? 100 : state.range(0);
-  Task hand, ours;
+  Task task;
   Adam adam({.lr = 1e-3});
-  adam.add_param_groups(default_param_groups(*hand.devices->module()));
+  adam.add_param_groups(default_param_groups(*task.devices->module()));
   RunLogger logger;
   logger.add(std::make_unique<Discard>());
   std::vector<double> by_hand_us, trainer_us, overhead_us;
   auto trainer =
-      Trainer::create(*ours.devices, Adam({.lr = 1e-3}), {.max_epochs = 0, .max_steps = steps, .log_every = 10})
+      Trainer::create(*task.devices, Adam({.lr = 1e-3}), {.max_epochs = 0, .max_steps = steps, .log_every = 10})
           .value();
-  by_hand(hand, adam, 100);
+  by_hand(task, adam, 100);
   for (auto _ : state) {
-    const double a = seconds([&] { by_hand(hand, adam, steps); });
-    const double b = seconds([&] { trainer.fit(*ours.loader, loss_of, {.logger = &logger}).value(); });
+    const double a = seconds([&] { by_hand(task, adam, steps); });
+    const double b = seconds([&] { trainer.fit(*task.loader, loss_of, {.logger = &logger}).value(); });
     by_hand_us.push_back(a / static_cast<double>(steps) * 1e6);
     trainer_us.push_back(b / static_cast<double>(steps) * 1e6);
     overhead_us.push_back(trainer_us.back() - by_hand_us.back());

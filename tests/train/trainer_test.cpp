@@ -174,6 +174,66 @@ TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
   CHECK(stopped.best_step == 5);
 }
 
+TEST_CASE("A run that lost patience is over when it is resumed, too", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options = base_options(dir / "run", 1000);
+  options.monitor_higher_is_better = true;
+  options.early_stopping = 2;
+  const Outcome first = run(options).value();
+  REQUIRE(first.result.reason == ExitReason::kEarlyStopping);
+  options.resume = "latest";
+  const Outcome second = run(options).value();
+  CHECK(second.result.reason == ExitReason::kEarlyStopping);
+  CHECK(second.result.steps_run == 0);
+  CHECK(second.result.best_step == first.result.best_step);
+  CHECK(same_bits(first.weights, second.weights));
+  options.early_stopping = 3;  // more patience: it goes on
+  CHECK(run(options).value().result.steps_run == 10);
+}
+
+TEST_CASE("A last evaluation that a signal prevented is made when the run is resumed", "[train][trainer][resume]") {
+  const TempDir dir;
+  TrainerOptions options = base_options(dir / "run", 13);
+  const Outcome first = run(options, /*stop_at=*/25).value();  // in the first half of the last step
+  REQUIRE(first.result.steps == 13);
+  REQUIRE(first.result.reason == ExitReason::kSignal);
+  REQUIRE(first.result.best_step == 10);
+  options.resume = "latest";
+  const Outcome second = run(options).value();
+  CHECK(second.result.steps_run == 0);
+  CHECK(second.result.evaluation.contains("loss"));
+  CHECK(second.result.best_step == 13);
+  const Outcome third = run(options).value();  // it is kept
+  CHECK(third.result.best_evaluation == second.result.best_evaluation);
+  CHECK(third.result.evaluation.empty());
+}
+
+TEST_CASE("The checkpoint of the last step holds the last evaluation", "[train][trainer][resume]") {
+  // Were it saved before as well, a kill in between would leave a run that is done, without its evaluation.
+  struct Watch final : Logger {
+    void log(const LogRecord& record) override { evaluated |= record.split == "val"; }
+    absl::Status flush() override {
+      saved_unevaluated |= !evaluated;
+      return absl::OkStatus();
+    }
+    bool evaluated = false, saved_unevaluated = false;
+  } watch;
+  const TempDir dir;
+  for (const bool by_steps : {true, false}) {
+    auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+    auto loader = tiny_loader(52, 4), validation = tiny_loader(16, 8);
+    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}),
+                                   {.max_epochs = by_steps ? 0 : 1,
+                                    .max_steps = by_steps ? 13 : 0,
+                                    .save_every = 13,
+                                    .output_dir = dir / (by_steps ? "steps" : "epochs")})
+                       .value();
+    watch.evaluated = false;
+    REQUIRE(trainer.fit(*loader, tiny_loss, {.validation = validation.get(), .logger = &watch}).value().steps == 13);
+    CHECK_FALSE(watch.saved_unevaluated);
+  }
+}
+
 TEST_CASE("A loss that is not finite ends the run with exit code 9", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = tiny_loader(52, 4);

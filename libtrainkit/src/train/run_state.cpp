@@ -23,6 +23,7 @@ StateDict progress_state(const RunProgress& progress) {
   StateDict state = {{"step", progress.step},
                      {"bad_evaluations", progress.bad_evaluations},
                      {"best_step", progress.best_step},
+                     {"evaluated_step", progress.evaluated_step},
                      {"weight_unit", progress.weight_unit},
                      {"split", progress.split}};
   for (const auto& [name, value] : progress.best) state["best." + name] = value;
@@ -34,6 +35,10 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(progress.step, get_state<int64_t>(state, "step"));
   TRAINKIT_ASSIGN_OR_RETURN(progress.bad_evaluations, get_state<int64_t>(state, "bad_evaluations"));
   TRAINKIT_ASSIGN_OR_RETURN(progress.best_step, get_state<int64_t>(state, "best_step"));
+  progress.evaluated_step = progress.step;  // unless it says otherwise
+  if (state.contains("evaluated_step")) {
+    TRAINKIT_ASSIGN_OR_RETURN(progress.evaluated_step, get_state<int64_t>(state, "evaluated_step"));
+  }
   if (state.contains("weight_unit")) {
     TRAINKIT_ASSIGN_OR_RETURN(progress.weight_unit, get_state<double>(state, "weight_unit"));
   }

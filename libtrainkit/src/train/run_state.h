@@ -33,6 +33,8 @@ struct RunProgress {
   int64_t step = 0;
   int64_t bad_evaluations = 0;
   int64_t best_step = 0;
+  /// The last step after which the run was evaluated; -1: none.
+  int64_t evaluated_step = -1;
   Metrics best = {};
   /// See TrainStep::weight_unit.
   double weight_unit = 0;

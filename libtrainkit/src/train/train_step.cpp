@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 
 #include "counted_rows.h"
@@ -194,20 +195,19 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   // A loss function may keep something from call to call, so each thread has one of its own.
   std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
+  const auto scaled_loss = [&](int64_t replica) {
+    const auto i = static_cast<size_t>(replica);
+    const Batch shard = replicas > 1 ? shard_of(batch, replica) : batch;
+    ReplicaResult& result = results_[i];
+    result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
+    if (!result.output) return at::Tensor();
+    const at::Tensor& value = result.output->loss;
+    const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
+    const std::lock_guard lock(scaler_mutex_);
+    return scaler_.scale(scaled);
+  };
   try {
-    devices_.run(
-        [&](int64_t replica) {
-          const auto i = static_cast<size_t>(replica);
-          const Batch shard = replicas > 1 ? shard_of(batch, replica) : batch;
-          ReplicaResult& result = results_[i];
-          result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
-          if (!result.output) return at::Tensor();
-          const at::Tensor& value = result.output->loss;
-          const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
-          const std::lock_guard lock(scaler_mutex_);
-          return scaler_.scale(scaled);
-        },
-        last, [&] { send_vote(weight_ + results_[0].weight); });
+    devices_.run(std::ref(scaled_loss), last, [this] { send_vote(weight_ + results_[0].weight); });
   } catch (...) {
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_take_again(batch);
@@ -427,10 +427,14 @@ bool TrainStep::settle() {
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
   reduced_ = true;
   if (!metrics_.loss.defined()) with_memory([&] { take_nothing(); });
-  const Clock::time_point start = Clock::now();
-  if (!agreement_ || !agreement_->sent()) send_vote(weight_);
-  receive_verdict();
-  if (agreement_) add_time(agree_time_, Clock::now() - start);
+  if (!agreement_) {
+    send_vote(weight_);
+  } else {
+    const Clock::time_point start = Clock::now();
+    if (!agreement_->sent()) send_vote(weight_);
+    receive_verdict();
+    add_time(agree_time_, Clock::now() - start);
+  }
   if (verdict_.ok()) return true;
   abandon(/*for_good=*/!verdict_.again);
   if (!verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));

@@ -153,7 +153,7 @@ class Run {
     if (!options_.resume.empty()) {
       TRAINKIT_RETURN_IF_ERROR(resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
       if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
-      last_saved_ = last_evaluated_ = progress_.step;
+      last_saved_ = progress_.step;
     }
     TRAINKIT_RETURN_IF_ERROR(compare_ranks());
     if (!options_.resume.empty()) {
@@ -173,6 +173,7 @@ class Run {
     if (!group_ && options_.handle_signals) check_stop(SignalWatch::stop_signal());  // ranks vote after a step
     check_limits();
     check_epochs();
+    check_patience();
     return absl::OkStatus();
   }
 
@@ -216,7 +217,8 @@ class Run {
     if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
       TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     }
-    if (saves() && (step_.verdict().save || step % options_.save_every == 0)) return save();
+    const bool save_due = saves() && (step_.verdict().save || step % options_.save_every == 0);
+    if (save_due && !was_last_step()) return save();
     return absl::OkStatus();
   }
 
@@ -280,6 +282,17 @@ class Run {
     if (!finished_ && options_.max_epochs > 0 && loader_.epoch() >= options_.max_epochs) finish(ExitReason::kMaxEpochs);
   }
 
+  void check_patience() {
+    const bool lost = options_.early_stopping > 0 && progress_.bad_evaluations >= options_.early_stopping;
+    if (lost && !finished_) finish(ExitReason::kEarlyStopping);
+  }
+
+  /// Whether the step was the last one; end() saves that, with its evaluation.
+  bool was_last_step() const {
+    const int64_t epochs = loader_.epoch() + (loader_.at_epoch_end() ? 1 : 0);
+    return finished_ || (options_.max_epochs > 0 && epochs >= options_.max_epochs);
+  }
+
   void finish(ExitReason reason) {
     finished_ = true;
     result_.reason = reason;
@@ -288,9 +301,9 @@ class Run {
   /// The last log, evaluation and checkpoint.
   absl::Status end() {
     const bool trained = progress_.step > first_step_;
-    if (fit_.validation && result_.reason != ExitReason::kSignal && last_evaluated_ != progress_.step) {
-      TRAINKIT_RETURN_IF_ERROR(evaluate_step());
-    }
+    const bool evaluates =
+        fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
+    if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     if (trained) {
       // A run stopped by a signal goes on later: an extra record would stand between those of the run not stopped.
       const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
@@ -298,8 +311,8 @@ class Run {
       TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
       average_metrics();
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
-      if (saves() && last_saved_ != progress_.step) TRAINKIT_RETURN_IF_ERROR(save());
     }
+    if (saves() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
     result_.steps = progress_.step;
     result_.steps_run = progress_.step - first_step_;
@@ -406,7 +419,7 @@ class Run {
     TRAINKIT_ASSIGN_OR_RETURN(
         Metrics metrics,
         evaluate(devices_, *fit_.validation, fit_.validation_loss ? fit_.validation_loss : loss_, options_.precision));
-    last_evaluated_ = progress_.step;
+    progress_.evaluated_step = progress_.step;
     if (fit_.on_evaluation) fit_.on_evaluation(progress_.step, metrics);
     const auto monitored = metrics.find(options_.monitor);
     TORCH_CHECK_VALUE(monitored != metrics.end(), "monitor '", options_.monitor, "' is not a metric of the evaluation");
@@ -420,9 +433,7 @@ class Run {
     }
     progress_.bad_evaluations = improved ? 0 : progress_.bad_evaluations + 1;
     if (options_.plateau) scheduler_->step_metric(value);
-    if (options_.early_stopping > 0 && progress_.bad_evaluations >= options_.early_stopping && !finished_) {
-      finish(ExitReason::kEarlyStopping);
-    }
+    check_patience();
     if (fit_.logger) {
       LogRecord record{.step = progress_.step,
                        .epoch = epoch_fraction(),
@@ -516,7 +527,6 @@ class Run {
   bool finished_ = false;
   int64_t first_step_ = 0;
   int64_t last_saved_ = -1;
-  int64_t last_evaluated_ = -1;
   int64_t nonfinite_ = 0;
   StepMetrics last_metrics_;
   bool averaged_ = false;  // last_metrics_, over the ranks
