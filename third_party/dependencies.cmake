@@ -7,5 +7,6 @@ find_package(nlohmann_json REQUIRED)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(PNG REQUIRED)
+find_package(LibCsv REQUIRED)  # libtrainkit/cmake/FindLibCsv.cmake
 find_package(Matio REQUIRED)  # libtrainkit/cmake/FindMatio.cmake
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used as a header alone: nothing of it reaches the installed package

@@ -8,6 +8,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/core/utf8.h"
+#include "trainkit/io/plain_text.h"
 
 namespace trainkit {
 namespace {
@@ -62,13 +63,7 @@ absl::StatusOr<LineFile> LineFile::open(const std::string& path, std::string kin
 }
 
 absl::Status LineFile::check_start() {
-  text_ = file_->text();
-  if (text_.starts_with("\xef\xbb\xbf")) text_.remove_prefix(3);
-  if (text_.empty()) return bad(0, "", "empty file", "", "lines of text");
-  if (text_.starts_with("\x1f\x8b")) return bad(0, "", "compressed", "gzip", "text", "unpack it first: gunzip");
-  if (text_.starts_with("\xff\xfe") || text_.starts_with("\xfe\xff")) {
-    return bad(0, "", "not in a known encoding", "UTF-16", "UTF-8 or Latin-1");
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(text_, plain_text(*file_, kind_));
   return absl::OkStatus();
 }
 

@@ -1,0 +1,203 @@
+#include "emotion_recognition/clips.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <unordered_map>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/csv.h"
+
+namespace trainkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+absl::Status not_found(const std::string& data_dir, const std::string& what, const std::vector<std::string>& places) {
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.missing",
+                    .where = data_dir,
+                    .problem = "no " + what,
+                    .expected = fmt::format("one of {}", fmt::join(places, ", ")),
+                    .hint = "--make_demo_data DIR writes a small data set of that layout"});
+}
+
+/// The columns that are read, found once.
+struct Columns {
+  int64_t label = 0, dialogue = -1, utterance = -1, path = -1;
+};
+
+absl::StatusOr<Columns> find_columns(const CsvFile& file, const ClipColumns& names) {
+  Columns columns;
+  TRAINKIT_ASSIGN_OR_RETURN(columns.label, file.column(names.label));
+  if (!names.path.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(columns.path, file.column(names.path));
+  } else {
+    TRAINKIT_ASSIGN_OR_RETURN(columns.dialogue, file.column(names.dialogue));
+    TRAINKIT_ASSIGN_OR_RETURN(columns.utterance, file.column(names.utterance));
+  }
+  return columns;
+}
+
+absl::StatusOr<int64_t> id(const CsvFile& file, int64_t row, int64_t column) {
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t number, file.integer(row, column));
+  if (number < 0) return file.bad(row, column, "negative", "0 or more");
+  return number;
+}
+
+/// The path of a row's clip below its folder.
+absl::StatusOr<std::string> clip_name(const CsvFile& file, int64_t row, const Columns& columns) {
+  if (columns.path < 0) {
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t dialogue, id(file, row, columns.dialogue));
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t utterance, id(file, row, columns.utterance));
+    return fmt::format("dia{}_utt{}.mp4", dialogue, utterance);
+  }
+  const fs::path path(file.at(row, columns.path));
+  if (path.empty()) return file.bad(row, columns.path, "empty", "the path of a clip");
+  const bool leaves = path.is_absolute() || std::find(path.begin(), path.end(), "..") != path.end();
+  if (leaves) return file.bad(row, columns.path, "leaves the folder of the clips", "a path below it");
+  return path.lexically_normal().string();
+}
+
+absl::StatusOr<int64_t> label_of(const CsvFile& file, int64_t row, int64_t column,
+                                 const std::vector<std::string>& labels) {
+  const std::string_view text = file.at(row, column);
+  const auto found = std::find(labels.begin(), labels.end(), text);
+  if (found != labels.end()) return found - labels.begin();
+  const std::string nearest = nearest_name(text, labels);
+  return file.bad(row, column, text.empty() ? "empty" : "unknown label", fmt::format("one of {}", labels.size()),
+                  nearest.empty() ? fmt::format("the labels are {}", fmt::join(labels, ", "))
+                                  : fmt::format("did you mean '{}'?", nearest));
+}
+
+std::vector<std::string> labels_in(const CsvFile& file, int64_t column) {
+  std::set<std::string> labels;
+  for (int64_t row = 0; row < file.rows(); ++row) {
+    if (!file.at(row, column).empty()) labels.emplace(file.at(row, column));
+  }
+  return {labels.begin(), labels.end()};
+}
+
+/// Whether the clip has a file, which must lie below `root`, a canonical path.
+absl::StatusOr<bool> has_file(const CsvFile& file, int64_t row, const Columns& columns, const std::string& path,
+                              const fs::path& root) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) return false;
+  if (std::mismatch(root.begin(), root.end(), real.begin(), real.end()).first != root.end()) {
+    return file.bad(row, columns.path >= 0 ? columns.path : columns.utterance,
+                    "its clip is a link that leaves the folder of the clips", root.string());
+  }
+  return true;
+}
+
+}  // namespace
+
+const std::vector<std::string>& meld_emotions() {
+  static const std::vector<std::string> names = {"neutral", "surprise", "fear", "sadness", "joy", "disgust", "anger"};
+  return names;
+}
+
+std::vector<int64_t> ClipList::counts() const {
+  std::vector<int64_t> counts(labels.size());
+  for (const Clip& clip : clips) ++counts[static_cast<size_t>(clip.label)];
+  return counts;
+}
+
+absl::StatusOr<SplitFiles> find_split(const std::string& data_dir, const std::string& split) {
+  if (!is_folder(data_dir)) return not_found(data_dir, "such folder", {"a folder with MELD's layout"});
+  const fs::path root(data_dir);
+  const std::string table = split + "_sent_emo.csv";
+  SplitFiles files;
+  for (const fs::path& path : {root / table, root / split / table}) {
+    if (files.csv.empty() && fs::exists(path)) files.csv = path.string();
+  }
+  if (files.csv.empty()) return not_found(data_dir, "csv file of '" + split + "'", {table, split + "/" + table});
+  const std::vector<std::string> names = {split + "_splits", split + "_splits_complete",
+                                          "output_repeated_splits_" + split, split};
+  std::vector<std::string> places;
+  for (const std::string& above : {std::string(), split + "/"}) {
+    for (const std::string& name : names) places.push_back(above + name);
+  }
+  // <split> itself comes last: it may hold one of the others.
+  std::rotate(places.begin() + 3, places.begin() + 4, places.end());
+  for (const std::string& place : places) {
+    if (files.folder.empty() && is_folder(root / place)) files.folder = (root / place).string();
+  }
+  if (files.folder.empty()) return not_found(data_dir, "folder with the clips of '" + split + "'", places);
+  return files;
+}
+
+absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& names,
+                                    const std::vector<std::string>& labels) {
+  TRAINKIT_ASSIGN_OR_RETURN(const CsvFile file, CsvFile::open(files.csv, {.delimiter = names.delimiter}));
+  TRAINKIT_ASSIGN_OR_RETURN(const Columns columns, find_columns(file, names));
+  ClipList list{.csv = files.csv, .folder = files.folder, .labels = labels, .clips = {}};
+  if (list.labels.empty()) list.labels = labels_in(file, columns.label);
+  std::error_code ignored;
+  const fs::path root = fs::canonical(files.folder, ignored);
+  std::unordered_map<std::string, int64_t> lines;
+  for (int64_t row = 0; row < file.rows(); ++row) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string name, clip_name(file, row, columns));
+    TRAINKIT_ASSIGN_OR_RETURN(const int64_t label, label_of(file, row, columns.label, list.labels));
+    const auto [first, is_new] = lines.emplace(name, file.line(row));
+    if (!is_new) {
+      return file.bad(row, columns.path >= 0 ? columns.path : columns.utterance,
+                      fmt::format("{} is also in line {}", name, first->second), "each clip once");
+    }
+    std::string path = (fs::path(files.folder) / name).string();
+    TRAINKIT_ASSIGN_OR_RETURN(const bool there, has_file(file, row, columns, path, root));
+    list.missing += there ? 0 : 1;
+    list.clips.push_back({std::move(path), label, file.line(row)});
+  }
+  if (list.missing == list.size()) {
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.missing",
+                      .where = files.folder,
+                      .problem = "none of the clips that " + files.csv + " lists is there",
+                      .expected = fs::path(list.clips.front().path).filename().string() + " and others"});
+  }
+  return list;
+}
+
+absl::Status check_disjoint(const ClipList& a, const ClipList& b) {
+  const auto real = [](const Clip& clip) {
+    std::error_code error;
+    const fs::path path = fs::canonical(clip.path, error);
+    return error ? clip.path : path.string();
+  };
+  std::unordered_map<std::string, int64_t> lines;
+  for (const Clip& clip : a.clips) lines.emplace(real(clip), clip.line);
+  for (const Clip& clip : b.clips) {
+    const auto found = lines.find(real(clip));
+    if (found == lines.end()) continue;
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.split",
+                      .where = fmt::format("{}:{}", b.csv, clip.line),
+                      .problem = fmt::format("the clip is also in {}:{}", a.csv, found->second),
+                      .got = clip.path,
+                      .expected = "splits that share no clip"});
+  }
+  return absl::OkStatus();
+}
+
+std::string missing_classes(const ClipList& train) {
+  const std::vector<int64_t> counts = train.counts();
+  std::vector<std::string> none;
+  for (size_t label = 0; label < counts.size(); ++label) {
+    if (counts[label] == 0) none.push_back(train.labels[label]);
+  }
+  if (none.empty()) return "";
+  return fmt::format("{} has no clip of {}", train.csv, fmt::join(none, ", "));
+}
+
+}  // namespace trainkit

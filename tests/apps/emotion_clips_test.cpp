@@ -1,0 +1,132 @@
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "emotion_recognition/clips.h"
+#include "test_util.h"
+#include "trainkit/core/error.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kHeader = "Sr No.,Utterance,Emotion,Dialogue_ID,Utterance_ID\n";
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+/// A folder with one clip, dia0_utt0.mp4, and a csv file of `rows`.
+absl::StatusOr<ClipList> read(const TempDir& dir, const std::string& rows, const ClipColumns& columns = {},
+                              const std::vector<std::string>& labels = meld_emotions()) {
+  write(dir / "clips/dia0_utt0.mp4", "x");
+  write(dir / "train.csv", kHeader + rows);
+  return read_clips({dir / "train.csv", dir / "clips"}, columns, labels);
+}
+
+std::string problem_of(const std::string& rows, const ClipColumns& columns = {}) {
+  const TempDir dir;
+  const auto list = read(dir, rows, columns);
+  REQUIRE_FALSE(list.ok());
+  CHECK(exit_code(list.status()) == ExitCode::kData);
+  const std::string line = error_line(list.status());
+  return line.substr(std::min(line.find("train.csv"), line.size()));
+}
+
+}  // namespace
+
+TEST_CASE("A split is its csv file's rows in order, clips without a file counted", "[apps][emotion]") {
+  const TempDir dir;
+  const ClipList list = read(dir, "1,\"a, b\",joy,0,0\n2,c,anger,0,1\n3,d,joy,12,3\n").value();
+  REQUIRE(list.size() == 3);
+  CHECK(list.clips[0].path == dir / "clips/dia0_utt0.mp4");
+  CHECK(list.clips[2].path == dir / "clips/dia12_utt3.mp4");
+  CHECK(list.labels[static_cast<size_t>(list.clips[1].label)] == "anger");
+  CHECK(list.clips[2].line == 4);
+  CHECK(list.missing == 2);
+  CHECK(list.counts() == std::vector<int64_t>{0, 0, 0, 0, 2, 0, 1});
+  CHECK(missing_classes(list).find("neutral, surprise, fear, sadness, disgust") != std::string::npos);
+}
+
+TEST_CASE("A row that is wrong is named by file, line and column", "[apps][emotion]") {
+  CHECK(problem_of("1,a,joy,0,0\n2,a,hapiness,0,1\n")
+            .starts_with("train.csv:3: Emotion: unknown label (got 'hapiness', expected one of 7)"));
+  CHECK(problem_of("1,a,Joy,0,0\n").find("unknown label (got 'Joy'") != std::string::npos);
+  CHECK(problem_of("1,a,,0,0\n").starts_with("train.csv:2: Emotion: empty"));
+  CHECK(problem_of("1,a,joy,x,0\n").starts_with("train.csv:2: Dialogue_ID: not a whole number (got 'x'"));
+  CHECK(problem_of("1,a,joy,0,-1\n").starts_with("train.csv:2: Utterance_ID: negative (got '-1'"));
+  CHECK(problem_of("1,a,joy,99999999999999999999,0\n").starts_with("train.csv:2: Dialogue_ID: does not fit"));
+  CHECK(problem_of("1,a,joy,0,0\n2,a,joy,0,0\n")
+            .starts_with("train.csv:3: Utterance_ID: dia0_utt0.mp4 is also in line 2"));
+  CHECK(problem_of("1,a,joy,0\n").starts_with("train.csv:2: another number of fields"));
+  CHECK(problem_of("1,a,joy,0,0\n", {.label = "emotion"}).starts_with("train.csv: emotion: no such column"));
+  for (const char* path : {"../x.mp4", "/etc/passwd", "a/../../x.mp4", ""}) {
+    INFO(path);
+    CHECK(problem_of(std::string("1,") + path + ",joy,0,0\n", {.path = "Utterance"})
+              .starts_with("train.csv:2: Utterance: "));
+  }
+}
+
+TEST_CASE("A clip may not be a link that leaves its folder", "[apps][emotion]") {
+  const TempDir dir;
+  write(dir / "outside.mp4", "x");
+  fs::create_directories(dir / "clips");
+  fs::create_symlink(dir / "outside.mp4", dir / "clips/dia0_utt1.mp4");
+  const auto list = read(dir, "1,a,joy,0,0\n2,a,joy,0,1\n");
+  REQUIRE_FALSE(list.ok());
+  CHECK(error_line(list.status()).find("train.csv:3") != std::string::npos);
+  // The folder itself may be reached through one.
+  fs::remove(dir / "clips/dia0_utt1.mp4");
+  fs::create_directory_symlink(dir / "clips", dir / "link");
+  CHECK(read_clips({dir / "train.csv", dir / "link"}, {}, meld_emotions()).value().missing == 1);
+}
+
+TEST_CASE("A list of which no clip is there is an error that names one", "[apps][emotion]") {
+  const TempDir dir;
+  const auto list = read(dir, "1,a,joy,7,7\n");
+  CHECK(exit_code(list.status()) == ExitCode::kData);
+  CHECK(error_line(list.status()).find("dia7_utt7.mp4") != std::string::npos);
+}
+
+TEST_CASE("Other csv files have paths and labels of their own", "[apps][emotion]") {
+  const TempDir dir;
+  write(dir / "clips/b/one.mp4", "x");
+  write(dir / "list.csv", "file;mood\nb/./one.mp4;glad\nb/two.mp4;calm\n");
+  const ClipList list =
+      read_clips({dir / "list.csv", dir / "clips"}, {.label = "mood", .path = "file", .delimiter = ';'}, {}).value();
+  CHECK(list.labels == std::vector<std::string>{"calm", "glad"});
+  CHECK(list.clips[0].path == dir / "clips/b/one.mp4");
+  CHECK(list.missing == 1);
+}
+
+TEST_CASE("A clip in two splits is named", "[apps][emotion]") {
+  const TempDir dir;
+  const ClipList train = read(dir, "1,a,joy,0,0\n2,a,joy,0,1\n").value();
+  ClipList test = train;
+  CHECK(error_of(check_disjoint(train, test))->id == "data.split");
+  test.clips[0].path = dir / "other.mp4";
+  test.clips[1].path = dir / "another.mp4";
+  CHECK(check_disjoint(train, test).ok());
+}
+
+TEST_CASE("Splits are found under the names that MELD's archives have", "[apps][emotion]") {
+  for (const std::string folder : {"train_splits", "train/train_splits", "train", "output_repeated_splits_train"}) {
+    for (const std::string csv : {"train_sent_emo.csv", "train/train_sent_emo.csv"}) {
+      const TempDir dir;
+      write(dir / csv, kHeader);
+      write(fs::path(dir / folder) / "dia0_utt0.mp4", "x");
+      INFO(folder << " " << csv);
+      const SplitFiles files = find_split(dir.path().string(), "train").value();
+      CHECK(files.csv == dir / csv);
+      CHECK(files.folder == dir / folder);
+    }
+  }
+  const TempDir empty;
+  CHECK(exit_code(find_split(empty.path().string(), "dev").status()) == ExitCode::kData);
+  write(empty / "dev_sent_emo.csv", kHeader);
+  CHECK(error_line(find_split(empty.path().string(), "dev").status()).find("dev_splits_complete") != std::string::npos);
+  CHECK(exit_code(find_split(empty / "none", "dev").status()) == ExitCode::kData);
+}

@@ -1,0 +1,106 @@
+#include "trainkit/io/csv.h"
+
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "test_util.h"
+#include "trainkit/core/error.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+absl::StatusOr<CsvFile> parse(const std::string& text, const CsvOptions& options = {}) {
+  static const TempDir dir;
+  std::ofstream(dir / "table.csv", std::ios::binary) << text;
+  return CsvFile::open(dir / "table.csv", options);
+}
+
+/// The error as a person sees it, from the file's name on.
+std::string error_of_text(const std::string& text, const CsvOptions& options = {}) {
+  const auto file = parse(text, options);
+  REQUIRE_FALSE(file.ok());
+  CHECK(exit_code(file.status()) == ExitCode::kData);
+  const std::string line = error_line(file.status());
+  return line.substr(line.find("table.csv"));
+}
+
+}  // namespace
+
+TEST_CASE("Fields are what RFC 4180 says, and each knows its line", "[io][csv]") {
+  const CsvFile file = parse(
+                           "\xef\xbb\xbfid,text\r\n"
+                           "1,\"two\nlines, and \"\"quotes\"\"\"\r\n"
+                           "\r\n"
+                           "2, blanks stay \n"
+                           "3,")
+                           .value();
+  CHECK(file.columns() == std::vector<std::string>{"id", "text"});
+  REQUIRE(file.rows() == 3);
+  CHECK(file.at(0, 1) == "two\nlines, and \"quotes\"");
+  CHECK(file.at(1, 1) == " blanks stay ");
+  CHECK(file.at(2, 1).empty());
+  CHECK(file.line(0) == 2);
+  CHECK(file.line(1) == 5);
+  CHECK(file.line(2) == 6);
+  CHECK(file.integer(2, 0).value() == 3);
+  CHECK(file.column("text").value() == 1);
+  CHECK(parse("a;b\n1;2\n", {.delimiter = ';'}).value().at(0, 1) == "2");
+}
+
+TEST_CASE("A csv file that is not one names the line and the cause", "[io][csv]") {
+  CHECK(error_of_text("") == "table.csv: empty file (expected lines of text)");
+  CHECK(error_of_text("\xef\xbb\xbf") == "table.csv: empty file (expected lines of text)");
+  CHECK(error_of_text("\n\n") == "table.csv: no header (expected a line with the columns' names)");
+  CHECK(error_of_text("a,b\n") == "table.csv: a header alone (got '0 rows', expected at least 1 row)");
+  CHECK(error_of_text("a,b,a\n1,2,3\n").starts_with("table.csv:1: two columns of one name (got 'a'"));
+  CHECK(error_of_text("a,b\n1,2\n1,2,3\n").starts_with("table.csv:3: another number of fields"));
+  CHECK(error_of_text("a,b\n1,2\n1\n").starts_with("table.csv:3: another number of fields"));
+  CHECK(error_of_text("a,b\n\"x\ny\",2\n1\n").starts_with("table.csv:4: another number of fields"));
+  CHECK(error_of_text("a,b\n1,\"open\nand\nmore").starts_with("table.csv:2: a quote that is never closed"));
+  CHECK(error_of_text("a,b\n1,ba\"re\n").starts_with("table.csv:2: a quote inside a field"));
+  CHECK(error_of_text("a,b\n1,\"x\"y\n").starts_with("table.csv:2: a quote inside a field"));
+  CHECK(error_of_text(std::string("a,b\n1,\0\n", 8)).starts_with("table.csv:2: a NUL byte"));
+  CHECK(error_of_text("a,b\r1,2\r").starts_with("table.csv:1: a carriage return"));
+  CHECK(error_of_text("\xff\xfe\x61").starts_with("table.csv: not in a known encoding (got 'UTF-16"));
+  CHECK(error_of_text("\x1f\x8b\x08").starts_with("table.csv: compressed (got 'gzip"));
+  CHECK(error_of_text("a,b\n1,it\x92s\n").starts_with("table.csv:2: not UTF-8 (got '\\x92"));
+  CHECK(error_of_text("a;b\n1;2\n").starts_with("table.csv:1: another delimiter than was asked for (got ';"));
+  CHECK(error_of_text("a\tb\n1\t2\n").starts_with("table.csv:1: another delimiter"));
+  CHECK(error_of_text("a,b\n1,\"" + std::string(100, '\n'), {.max_row_bytes = 50}).starts_with("table.csv:2: row too"));
+  CHECK(error_of_text(std::string(1000, 'x'), {.max_row_bytes = 50}).starts_with("table.csv:1: row too long"));
+}
+
+TEST_CASE("Files that cannot be read as text are errors of the data", "[io][csv]") {
+  const TempDir dir;
+  CHECK(exit_code(CsvFile::open(dir / "none.csv").status()) == ExitCode::kData);
+  CHECK(exit_code(CsvFile::open(dir.path().string()).status()) == ExitCode::kData);
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  CHECK(exit_code(CsvFile::open(dir / "pipe").status()) == ExitCode::kData);
+}
+
+TEST_CASE("A field that is no number, and a column that is none, say what there is", "[io][csv]") {
+  const CsvFile file = parse("Emotion,id\nneutral,1x\nsad,99999999999999999999\n").value();
+  CHECK(error_line(file.integer(0, 1).status()).find("table.csv:2: id: not a whole number (got '1x") !=
+        std::string::npos);
+  CHECK(error_line(file.integer(1, 1).status()).find("table.csv:3: id: does not fit") != std::string::npos);
+  const auto missing = file.column("emotion");
+  CHECK(exit_code(missing.status()) == ExitCode::kData);
+  CHECK(error_of(missing.status())->hint == "did you mean 'Emotion'?");
+}
+
+TEST_CASE("Every prefix of a csv file is whole or an error", "[io][csv]") {
+  const std::string text = "id,text\r\n1,\"a \"\"b\"\"\nc\"\r\n22,d\r\n";
+  const CsvFile whole = parse(text).value();
+  for (size_t size = 0; size < text.size(); ++size) {
+    const auto file = parse(text.substr(0, size));
+    if (!file.ok()) continue;
+    // What is cut inside the last field of a row cannot be told from a shorter one; rows before it are never changed.
+    INFO(size);
+    REQUIRE(file->rows() <= whole.rows());
+    for (int64_t row = 0; row + 1 < file->rows(); ++row) REQUIRE(file->at(row, 1) == whole.at(row, 1));
+  }
+}
