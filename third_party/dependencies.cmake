@@ -9,4 +9,5 @@ find_package(ZLIB REQUIRED)
 find_package(PNG REQUIRED)
 find_package(LibCsv REQUIRED)  # libtrainkit/cmake/FindLibCsv.cmake
 find_package(Matio REQUIRED)  # libtrainkit/cmake/FindMatio.cmake
+find_package(FFmpeg 57.28 REQUIRED)  # libtrainkit/cmake/FindFFmpeg.cmake; the version is libavutil's, of FFmpeg 5.1
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # used as a header alone: nothing of it reaches the installed package

@@ -20,6 +20,8 @@
 #include "trainkit/io/envi.h"
 #include "trainkit/io/mapped_file.h"
 #include "trainkit/io/mat.h"
+#include "trainkit/io/media.h"
+#include "trainkit/io/media_writer.h"
 #include "trainkit/io/npy.h"
 #include "trainkit/io/plain_text.h"
 #include "trainkit/io/png.h"

@@ -1,0 +1,36 @@
+"""What torchcodec reads from a file, as the reference of io/media.h.
+
+usage: media.py FILE OUT.safetensors [--video STREAM] [--audio STREAM] [--frames I,J,...]
+
+OUT has "frames" (N, 3, H, W), "pts_seconds" and "duration_seconds" of the frames asked for, "num_frames"; "sound" as it
+is in the file and "mono" at 16 kHz, "sound_pts". What the file lacks is left out.
+"""
+import argparse
+
+import torch
+from safetensors.torch import save_file
+from torchcodec.decoders import AudioDecoder, VideoDecoder
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file")
+    parser.add_argument("out")
+    parser.add_argument("--video", type=int)
+    parser.add_argument("--audio", type=int)
+    parser.add_argument("--frames", default="")
+    options = parser.parse_args()
+    out = {}
+    if options.frames:
+        video = VideoDecoder(options.file, stream_index=options.video)
+        batch = video.get_frames_at([int(i) for i in options.frames.split(",")])
+        out |= {"frames": batch.data, "pts_seconds": batch.pts_seconds, "duration_seconds": batch.duration_seconds,
+                "num_frames": torch.tensor(len(video))}
+    if options.audio is not None:
+        sound = AudioDecoder(options.file, stream_index=options.audio).get_all_samples()
+        mono = AudioDecoder(options.file, stream_index=options.audio, sample_rate=16000, num_channels=1).get_all_samples()
+        out |= {"sound": sound.data, "mono": mono.data, "sound_pts": torch.tensor(sound.pts_seconds, dtype=torch.float64)}
+    save_file({name: tensor.contiguous() for name, tensor in out.items()}, options.out)
+
+
+main()
