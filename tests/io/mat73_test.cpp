@@ -217,3 +217,18 @@ TEST_CASE("A chunk that inflates beyond its size is refused before HDF5 inflates
   INFO(error_line(status));
   CHECK(error_line(status).find("the compressed data goes on beyond the variable") != std::string::npos);
 }
+
+TEST_CASE("A chunk that is not as long as its dataset needs is refused, though nothing says how it is packed",
+          "[io][mat]") {
+  const test::TempDir folder;
+  const std::string path = folder / "f.mat";
+  REQUIRE(write_mat(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}, MatVersion::k73).ok());
+  std::string bytes = read_bytes(path);
+  const size_t kind = bytes.find("deflate") - 24;  // of the message in the object header that lists the filters
+  REQUIRE(bytes[kind] == 0x0b);
+  bytes[kind] = 0;  // nothing: HDF5 would copy a chunk's bytes from memory of the packed ones' length
+  write_bytes(path, bytes);
+  const auto tensor = MatFile::open(path).value().read("x");
+  CHECK(id_of(tensor.status()) == "data.mat");
+  CHECK(std::string(tensor.status().message()).find("are needed") != std::string::npos);
+}

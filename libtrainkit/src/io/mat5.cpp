@@ -69,7 +69,7 @@ struct Head {
 template <class Number>
 std::vector<Number> numbers_in(const std::string& bytes, bool swap) {
   std::vector<Number> numbers(bytes.size() / sizeof(Number));
-  std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(Number));
+  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(Number));
   if (swap) std::transform(numbers.begin(), numbers.end(), numbers.begin(), swapped<Number>);
   return numbers;
 }
