@@ -79,7 +79,8 @@ at::Tensor VisualEncoder::pool(const at::Tensor& frames) const {
 
 at::Tensor VisualEncoder::forward(const at::Tensor& frames) {
   const int64_t clips = frames.size(0), count = frames.size(1);
-  const at::Tensor images = (frames.flatten(0, 1).to(mean_.scalar_type()) - mean_) * scale_;
+  const at::Tensor pixels = frames.flatten(0, 1).permute({0, 3, 1, 2}).to(mean_.scalar_type());
+  const at::Tensor images = (pixels - mean_) * scale_;
   at::Tensor vectors = backbone_->forward(images).view({clips, count, -1});
   if (layers_) {
     vectors = vectors.transpose(0, 1);

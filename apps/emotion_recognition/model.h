@@ -49,11 +49,12 @@ EmotionModelSize size_of(const std::string& name);
 const std::vector<std::string>& model_sizes();
 const std::vector<std::string>& fusion_types();
 
-/// Frames to a vector per clip. ImageNet's mean and deviation are taken on the device, so that frames travel as bytes.
+/// Frames to a vector per clip. They travel as bytes, colours last, which is how convolutions like them; ImageNet's
+/// mean and deviation are taken on the device.
 class VisualEncoder final : public torch::nn::Module {
  public:
   explicit VisualEncoder(const EmotionModelSize& size);
-  /// (B, N, 3, H, W) uint8 to (B, width).
+  /// (B, N, H, W, 3) uint8 to (B, width).
   at::Tensor forward(const at::Tensor& frames);
   /// ResNet18 with torchvision's names below "backbone."; its last layer is as wide as the model.
   ResNet18 backbone() const { return backbone_; }
@@ -105,7 +106,7 @@ class EmotionModel final : public torch::nn::Module {
   /// Throws c10::ValueError for unknown names.
   explicit EmotionModel(const EmotionModelOptions& options);
 
-  /// frames (B, N, 3, H, W) uint8, log_mel (B, mels, T), has_audio (B) bool; what the modality leaves out may be
+  /// frames (B, N, H, W, 3) uint8, log_mel (B, mels, T), has_audio (B) bool; what the modality leaves out may be
   /// undefined. Class scores, (B, num_classes).
   at::Tensor forward(const at::Tensor& frames, const at::Tensor& log_mel, const at::Tensor& has_audio);
 

@@ -10,7 +10,7 @@ using namespace trainkit;
 namespace {
 
 struct Clips {
-  at::Tensor frames = torch::randint(256, {3, 2, 3, 64, 64}).to(torch::kUInt8);
+  at::Tensor frames = torch::randint(256, {3, 2, 64, 64, 3}).to(torch::kUInt8);
   at::Tensor log_mel = torch::randn({3, 64, 40});
   at::Tensor has_audio = torch::ones({3}, torch::kBool);
 };
@@ -95,7 +95,8 @@ TEST_CASE("Frames are normalised as torchvision's weights expect", "[apps][emoti
   const Clips clips;
   const at::Tensor mean = torch::tensor({0.485, 0.456, 0.406}).view({3, 1, 1});
   const at::Tensor deviation = torch::tensor({0.229, 0.224, 0.225}).view({3, 1, 1});
-  const at::Tensor images = (clips.frames.flatten(0, 1).to(torch::kFloat) / 255 - mean) / deviation;
+  const at::Tensor images =
+      (clips.frames.flatten(0, 1).permute({0, 3, 1, 2}).to(torch::kFloat) / 255 - mean) / deviation;
   const at::Tensor expected = model->visual()->backbone()->forward(images).view({3, 2, 128}).mean(1);
   CHECK(at::allclose(model->visual()->forward(clips.frames), expected, 1e-4, 1e-4));
 }

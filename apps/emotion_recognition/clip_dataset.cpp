@@ -1,0 +1,67 @@
+#include "emotion_recognition/clip_dataset.h"
+
+#include <absl/status/statusor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "trainkit/core/error.h"
+
+namespace trainkit {
+namespace {
+
+template <class T>
+T value_or_throw(absl::StatusOr<T> result) {
+  if (!result.ok()) throw absl::BadStatusOrAccess(result.status());
+  return std::move(result).value();
+}
+
+/// The middle of `sound` where it is longer than `count`, zeros behind it where it is shorter.
+void fit(const at::Tensor& sound, int64_t count, float* out) {
+  const int64_t length = sound.size(1), taken = std::min(length, count);
+  const float* from = sound.const_data_ptr<float>() + (length - taken) / 2;
+  std::copy_n(from, taken, out);
+  std::fill(out + taken, out + count, 0.0F);
+}
+
+}  // namespace
+
+ClipDataset::ClipDataset(ClipList list, const ClipDatasetOptions& options) : list_(std::move(list)), options_(options) {
+  TORCH_CHECK_VALUE(options.frames >= 1 && options.image_size >= 1 && options.samples >= 1 && options.sample_rate >= 1,
+                    "frames, image_size, samples and sample_rate must be >= 1");
+  if (options.modality != Modality::kAudio)
+    fields_.push_back({"frames", at::kByte, {options.frames, options.image_size, options.image_size, 3}});
+  if (options.modality != Modality::kVisual) {
+    fields_.push_back({"audio", at::kFloat, {options.samples}});
+    fields_.push_back({"has_audio", at::kBool, {}});
+  }
+  fields_.push_back({"label", at::kLong, {}});
+}
+
+void ClipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+  const Clip& clip = list_.clips[static_cast<size_t>(key.index)];
+  const MediaFile file = value_or_throw(MediaFile::open(clip.path, options_.media));
+  size_t field = 0;
+  if (options_.modality != Modality::kAudio) {
+    const FrameBatch frames = value_or_throw(
+        file.spread_frames(options_.frames, {.height = options_.image_size, .width = options_.image_size}));
+    row_tensor(out, field, fields_[field], at).copy_(frames.data.permute({0, 2, 3, 1}));
+    ++field;
+  }
+  if (options_.modality != Modality::kVisual) {
+    float* const audio = out.row<float>(field, at);
+    const bool needed = options_.modality == Modality::kAudio;
+    if (file.audio() || needed) {
+      const AudioSamples sound = value_or_throw(file.samples({.sample_rate = options_.sample_rate}));
+      fit(sound.data.contiguous(), options_.samples, audio);
+    } else {
+      std::fill_n(audio, options_.samples, 0.0F);
+    }
+    *out.row<bool>(field + 1, at) = std::any_of(audio, audio + options_.samples, [](float x) { return x != 0; });
+    field += 2;
+  }
+  *out.row<int64_t>(field, at) = clip.label;
+}
+
+}  // namespace trainkit
