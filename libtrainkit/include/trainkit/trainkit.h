@@ -67,6 +67,7 @@
 #include "trainkit/nn/gpt2.h"
 #include "trainkit/nn/linear.h"
 #include "trainkit/nn/lora.h"
+#include "trainkit/nn/mel_spectrogram.h"
 #include "trainkit/nn/resnet18.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/logging/diagnosis.h"
