@@ -121,18 +121,26 @@ void add_user(Sums& sums, const std::vector<char>& found, int64_t positives, int
   sums.hit += hits > 0;
 }
 
-/// `count` items that the user has no interaction with, and the positives. Floyd's algorithm would need a set; this
-/// walks a shuffled prefix of what is left.
+/// The positives, and items that the user has no interaction with, as `options` says; each once. Floyd's algorithm
+/// would need a set; a draw without replacement walks a shuffled prefix of what is left.
 std::vector<int32_t> draw_candidates(std::span<const int32_t> known, std::span<const int32_t> positives,
-                                     int64_t num_items, int64_t count, RandomStream random) {
-  std::vector<int32_t> unknown;
+                                     int64_t num_items, const RankingOptions& options, RandomStream random) {
+  std::vector<int32_t> unknown, drawn(positives.begin(), positives.end());
   for (int32_t item = 0; item < num_items; ++item) {
     if (!std::binary_search(known.begin(), known.end(), item)) unknown.push_back(item);
   }
-  for (int64_t i = 0; i < count; ++i) std::swap(unknown[i], unknown[i + random.below(unknown.size() - i)]);
-  unknown.resize(count);
-  unknown.insert(unknown.end(), positives.begin(), positives.end());
-  return unknown;
+  const int64_t count = options.sampled_negatives;
+  if (options.sampled_per_user) {
+    for (int64_t i = 0; i < count; ++i) std::swap(unknown[i], unknown[i + random.below(unknown.size() - i)]);
+    drawn.insert(drawn.end(), unknown.begin(), unknown.begin() + count);
+    return drawn;
+  }
+  for (int64_t i = 0; i < count * static_cast<int64_t>(positives.size()); ++i) {
+    drawn.push_back(unknown[random.below(unknown.size())]);
+  }
+  std::sort(drawn.begin(), drawn.end());
+  drawn.erase(std::unique(drawn.begin(), drawn.end()), drawn.end());
+  return drawn;
 }
 
 }  // namespace
@@ -218,7 +226,9 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
   ranking.protocol_ = fmt::format("{}, full ranking of {} items", split.protocol, interactions.num_items());
   if (options.sampled_negatives == 0) return ranking;
 
-  const UserItems known(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest});
+  const UserItems known = is_test || options.sampled_per_user
+                              ? UserItems(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest})
+                              : UserItems(interactions, split, {Part::kTrain, Part::kValidation});
   Interactions pairs;
   pairs.users.resize(interactions.users.size());
   pairs.items.resize(interactions.items.size());
@@ -226,16 +236,16 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
     const auto wanted = ranking.positives_.of(user);
     if (wanted.empty()) continue;
     const int64_t unknown = known.num_items() - static_cast<int64_t>(known.of(user).size());
-    if (unknown < options.sampled_negatives) {
+    if (unknown < (options.sampled_per_user ? options.sampled_negatives : 1)) {
       return to_status({.exit_code = ExitCode::kData,
                         .id = "data.split",
                         .where = fmt::format("user {}", interactions.users[user].id),
                         .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
                         .got = fmt::format("{} items without an interaction", unknown),
                         .expected = "as many",
-                        .hint = "--candidates full ranks all items"});
+                        .hint = "--sampled_negatives 0 ranks all items"});
     }
-    for (const int32_t item : draw_candidates(known.of(user), wanted, known.num_items(), options.sampled_negatives,
+    for (const int32_t item : draw_candidates(known.of(user), wanted, known.num_items(), options,
                                               RandomStream(hash_key(options.seed, 0xca4du, user)))) {
       pairs.user.push_back(static_cast<int32_t>(user));
       pairs.item.push_back(item);
@@ -243,7 +253,10 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
   }
   const Split all{"", std::vector<Part>(pairs.user.size(), Part::kTest)};
   ranking.candidates_ = UserItems(pairs, all, {Part::kTest});
-  ranking.protocol_ = fmt::format("{}, against {} sampled negatives", split.protocol, options.sampled_negatives);
+  ranking.protocol_ =
+      fmt::format("{}, against {} sampled negatives of each {}{}", split.protocol, options.sampled_negatives,
+                  options.sampled_per_user ? "user" : "positive",
+                  options.sampled_negatives == 100 && !options.sampled_per_user ? " (RecBole's uni100)" : "");
   return ranking;
 }
 

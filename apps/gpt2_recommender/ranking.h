@@ -39,16 +39,21 @@ struct RankingOptions {
   /// test) is not recommended.
   Part part = Part::kTest;
   std::vector<int64_t> ks = {5, 10, 20};
-  /// 0: against all items. Otherwise a user's positives compete with so many items that they have no interaction with
-  /// in any part, drawn from (seed, user): cheaper, and far easier. Figures of different protocols do not compare.
+  /// 0: against all items. Otherwise a user's positives compete, all at once, with items drawn from (seed, user):
+  /// cheaper, and far easier. So many for each positive, each drawn by itself (an item may come twice, and counts once)
+  /// among those without an interaction in this part or one before: RecBole's uni100, if it is 100. Or so many
+  /// different ones for each user, without an interaction in any part. Figures of different protocols do not compare.
+  /// Source: RecBole 1.2.1, NegSampleEvalDataLoader and Sampler.get_used_ids.
   int64_t sampled_negatives = 0;
+  bool sampled_per_user = false;
   uint64_t seed = 0;
 };
 
 /// Scores one part of a split by one protocol.
 class Ranking {
  public:
-  /// data.split (exit code 4) if a user has fewer items left than sampled_negatives.
+  /// data.split (exit code 4) if a user has no item left to draw, or with sampled_per_user fewer than
+  /// sampled_negatives.
   static absl::StatusOr<Ranking> create(const Interactions& interactions, const Split& split,
                                         const RankingOptions& options);
 

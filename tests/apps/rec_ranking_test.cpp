@@ -151,7 +151,8 @@ TEST_CASE("Sampled negatives are items without any interaction, the same again, 
   const Made made = make(80, 300, rows);
   const at::Tensor users = at::randn({80, 4}), items = at::randn({300, 4});
   const auto scores = [&](int64_t sampled, uint64_t seed) {
-    return Ranking::create(made.data, made.split, {.ks = {10}, .sampled_negatives = sampled, .seed = seed})
+    return Ranking::create(made.data, made.split,
+                           {.ks = {10}, .sampled_negatives = sampled, .sampled_per_user = true, .seed = seed})
         .value()
         .score(users, items);
   };
@@ -160,11 +161,47 @@ TEST_CASE("Sampled negatives are items without any interaction, the same again, 
   CHECK(scores(100, 1).at("hit@10") > scores(0, 1).at("hit@10"));
   // All items that are left are the candidates of the full ranking.
   CHECK(scores(260, 1).at("ndcg@10") == Approx(scores(0, 1).at("ndcg@10")));
-  const auto ranking = Ranking::create(made.data, made.split, {.ks = {10}, .sampled_negatives = 100}).value();
-  CHECK(ranking.protocol() == "made up, against 100 sampled negatives");
+  const auto protocol = [&](const RankingOptions& options) {
+    return Ranking::create(made.data, made.split, options).value().protocol();
+  };
+  CHECK(protocol({.sampled_negatives = 100, .sampled_per_user = true}) ==
+        "made up, against 100 sampled negatives of each user");
+  CHECK(protocol({.sampled_negatives = 100}) ==
+        "made up, against 100 sampled negatives of each positive (RecBole's uni100)");
+  CHECK(protocol({.sampled_negatives = 50}) == "made up, against 50 sampled negatives of each positive");
   CHECK(Ranking::create(made.data, made.split, {}).value().protocol() == "made up, full ranking of 300 items");
-  const auto impossible = Ranking::create(made.data, made.split, {.sampled_negatives = 261});
+  const auto impossible = Ranking::create(made.data, made.split, {.sampled_negatives = 261, .sampled_per_user = true});
   REQUIRE_FALSE(impossible.ok());
   CHECK(exit_code(impossible.status()) == ExitCode::kData);
   CHECK_THAT(error_line(impossible.status()), Catch::Contains("too few items for 261 sampled negatives"));
+}
+
+TEST_CASE("As RecBole's uni100, each positive brings its own negatives, drawn with replacement", "[apps][rec]") {
+  // One user: 3 items to find, 37 of training, 1 of validation, and 259 that they never chose.
+  std::vector<std::tuple<int32_t, int32_t, Part>> rows;
+  for (int32_t item = 0; item < 41; ++item) {
+    rows.emplace_back(0, item, item < 3 ? Part::kTest : item == 3 ? Part::kValidation : Part::kTrain);
+  }
+  rows.emplace_back(1, 0, Part::kTrain);
+  const Made made = make(2, 300, rows);
+  at::manual_seed(2);
+  const at::Tensor users = at::randn({2, 4}), items = at::randn({300, 4});
+  const auto scores = [&](RankingOptions options) {
+    options.ks = {10, 300};
+    return Ranking::create(made.data, made.split, options).value().score(users, items);
+  };
+  const auto candidates = [&](const RankingOptions& options) {
+    return std::lround(300 * scores(options).at("coverage@300"));
+  };
+  CHECK(candidates({.sampled_negatives = 100, .sampled_per_user = true}) == 103);
+  // 300 draws among 259 items meet 259 (1 - (1 - 1/259)^300) = 178 of them, give or take 7.
+  const auto met = candidates({.sampled_negatives = 100});
+  CHECK(met > 3 + 178 - 30);
+  CHECK(met < 3 + 178 + 30);
+  CHECK(scores({.sampled_negatives = 100}).at("recall@300") == 1);
+  // More than there are items.
+  CHECK(candidates({.sampled_negatives = 5000}) == 262);
+  // A validation may meet what is only known from the test.
+  CHECK(candidates({.part = Part::kValidation, .sampled_negatives = 5000}) == 263);
+  CHECK(candidates({.part = Part::kValidation, .sampled_negatives = 259, .sampled_per_user = true}) == 260);
 }
