@@ -117,6 +117,19 @@ std::vector<std::string> genre_names(const Movie& movie) {
   return names;
 }
 
+std::string utf8(const std::string& latin1) {
+  std::string text;
+  for (const char c : latin1) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      text += c;
+    } else {
+      text += {static_cast<char>(0xc0 | byte >> 6), static_cast<char>(0x80 | (byte & 0x3f))};
+    }
+  }
+  return text;
+}
+
 using Files = std::vector<std::pair<std::string, std::string>>;
 
 Files files_1m(const World& world) {
@@ -167,6 +180,29 @@ Files files_recbole(const World& world) {
 }
 
 }  // namespace
+
+Ratings make_demo_ratings(const DemoRatingsOptions& options) {
+  World world = make_world(options);
+  Ratings made{.format = "made up", .path = "nowhere", .rows = std::move(world.ratings)};
+  for (size_t u = 0; u < world.people.size(); ++u) {
+    const Person& person = world.people[u];
+    made.users.push_back({std::to_string(u + 1), fmt::format("{}, age {}, {}", person.male ? "male" : "female",
+                                                             detail::movielens_ages()[person.age].second,
+                                                             detail::movielens_occupations()[person.occupation])});
+  }
+  std::vector<int32_t> numbers(world.movies.size(), -1);
+  for (Rating& row : made.rows) {
+    int32_t& number = numbers[row.item];
+    if (number < 0) {
+      number = static_cast<int32_t>(made.items.size());
+      const Movie& movie = world.movies[row.item];
+      made.items.push_back({std::to_string(row.item + 1),
+                            fmt::format("{}. {}", utf8(movie.title), fmt::join(genre_names(movie), ", "))});
+    }
+    row.item = number;
+  }
+  return made;
+}
 
 absl::Status write_demo_ratings(const std::string& folder, const DemoRatingsOptions& options) {
   const World world = make_world(options);

@@ -2,18 +2,20 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace trainkit {
 namespace {
 
-constexpr int64_t kChunk = 256;  // texts that GPT-2 reads at a time where nothing is kept for backward
+constexpr int64_t kChunk = 32;  // texts that GPT-2 reads at a time where nothing is kept for backward
 constexpr int64_t kVectorChunk = 4096;
 
 torch::nn::Sequential make_mlp(int64_t dim) {
@@ -55,7 +57,7 @@ void Gpt2Recommender::train(bool on) {
   if (options_.freeze_gpt2) gpt2_->train(false);
 }
 
-void Gpt2Recommender::move_metadata() {
+void Gpt2Recommender::bring_metadata() {
   const at::Device device = projection_->weight.device();
   if (ids_.defined() && ids_.device() == device) return;
   ids_ = metadata_->ids.to(device);
@@ -69,11 +71,28 @@ at::Tensor Gpt2Recommender::encode(const at::Tensor& rows) {
   return (hidden * weights).sum(1) / weights.sum(1);
 }
 
+at::Tensor Gpt2Recommender::first_rows(int64_t count) const {
+  return at::arange(count, at::TensorOptions(projection_->weight.device()).dtype(at::kLong));
+}
+
 at::Tensor Gpt2Recommender::encode_chunks(const at::Tensor& rows) {
   const c10::AutoGradMode no_grad(false);
-  std::vector<at::Tensor> chunks;
-  for (const at::Tensor& chunk : rows.split(kChunk)) chunks.push_back(encode(chunk));
-  return at::cat(chunks);
+  at::Tensor all;
+  const auto encode_some = [&](int64_t begin, const at::Tensor& some) {
+    const at::Tensor hidden = encode(some);
+    if (!all.defined()) all = at::empty({rows.size(0), hidden.size(1)}, hidden.options());
+    const int64_t size = std::min(hidden.size(0), rows.size(0) - begin);
+    all.narrow(0, begin, size).copy_(hidden.narrow(0, 0, size));
+  };
+  if (reads_little_) {
+    const at::Tensor any = at::zeros({std::min(kChunk, metadata_->rows())}, rows.options());
+    for (int i = 0; i < 2; ++i) encode_some(0, any);
+    return all;
+  }
+  for (int64_t begin = 0; begin < rows.size(0); begin += kChunk) {
+    encode_some(begin, rows.narrow(0, begin, std::min(kChunk, rows.size(0) - begin)));
+  }
+  return all;
 }
 
 int64_t Gpt2Recommender::encoder_version() const {
@@ -84,20 +103,35 @@ int64_t Gpt2Recommender::encoder_version() const {
 
 const at::Tensor& Gpt2Recommender::cache() {
   const int64_t version = encoder_version();
-  if (!cache_.defined() || cache_.device() != ids_.device() || version != cached_version_) {
-    cache_ = encode_chunks(at::arange(metadata_->rows(), ids_.options()));
+  if (!cache_.defined() || cache_.device() != projection_->weight.device() || version != cached_version_) {
+    cache_.reset();
+    bring_metadata();
+    cache_ = encode_chunks(first_rows(metadata_->rows()));
+    ids_.reset();
+    mask_.reset();
     cached_version_ = version;
     ++cache_builds_;
   }
   return cache_;
 }
 
+bool Gpt2Recommender::leave_cache_mode() {
+  cache_.reset();
+  return std::exchange(options_.use_cache, false);
+}
+
+at::Tensor Gpt2Recommender::read_little() {
+  reads_little_ = true;
+  return options_.use_cache ? cache() : at::Tensor();
+}
+
 at::Tensor Gpt2Recommender::hidden_of(const at::Tensor& rows) {
-  move_metadata();
   if (options_.use_cache) return cache().index_select(0, rows);
+  bring_metadata();
   const auto [different, where, counts] = at::_unique2(rows, /*sorted=*/true, /*return_inverse=*/true);
   const bool keeps_nothing = options_.freeze_gpt2 || !c10::GradMode::is_enabled();
-  return (keeps_nothing ? encode_chunks(different) : encode(different)).index_select(0, where);
+  const at::Tensor hidden = keeps_nothing ? encode_chunks(different) : encode(different);
+  return hidden.index_select(0, where);
 }
 
 at::Tensor Gpt2Recommender::user_vectors(const at::Tensor& users, const at::Tensor& hidden) {
@@ -123,13 +157,12 @@ RankingVectors Gpt2Recommender::vectors() {
   const c10::AutoGradMode no_grad(false);
   const bool was_training = is_training();
   train(false);
-  move_metadata();
   const int64_t num_users = metadata_->num_users, num_items = metadata_->rows() - num_users;
   std::vector<at::Tensor> users, items;
-  for (const at::Tensor& rows : at::arange(num_users, ids_.options()).split(kVectorChunk)) {
+  for (const at::Tensor& rows : first_rows(num_users).split(kVectorChunk)) {
     users.push_back(user_vectors(rows, hidden_of(rows)));
   }
-  for (const at::Tensor& rows : at::arange(num_items, ids_.options()).split(kVectorChunk)) {
+  for (const at::Tensor& rows : first_rows(num_items).split(kVectorChunk)) {
     items.push_back(item_vectors(rows, hidden_of(rows + num_users)));
   }
   train(was_training);

@@ -28,12 +28,13 @@ struct Gpt2RecommenderOptions {
 /// items have an MLP each. The score of a pair is the inner product of its vectors.
 ///
 /// Cache mode: h of all texts is computed once per device, in evaluation mode, at the first use, and again whenever a
-/// weight of GPT-2 has changed (a checkpoint that was loaded). Dynamic mode: h of the texts that a batch names, each
-/// once, in every step; with gradients unless GPT-2 is frozen. With a frozen GPT-2 both give the same loss.
+/// weight of GPT-2 has changed (a checkpoint that was loaded); the tokens leave the device then. Dynamic mode: h of the
+/// texts that a batch names, each once, in every step; with gradients unless GPT-2 is frozen. With a frozen GPT-2 both
+/// give the same loss.
 class Gpt2Recommender final : public Recommender {
  public:
-  /// Registers `gpt2` as "gpt2". `metadata` is shared with other replicas and copied to the model's device at the first
-  /// use. Throws c10::ValueError for use_cache without freeze_gpt2, and if a token is outside GPT-2's vocabulary.
+  /// Registers `gpt2` as "gpt2". `metadata` is shared with other replicas and copied to the model's device when it is
+  /// needed. Throws c10::ValueError for use_cache without freeze_gpt2, and if a token is outside GPT-2's vocabulary.
   Gpt2Recommender(GPT2Model gpt2, std::shared_ptr<const Metadata> metadata, const Gpt2RecommenderOptions& options);
 
   at::Tensor loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) override;
@@ -46,16 +47,23 @@ class Gpt2Recommender final : public Recommender {
   int64_t cache_builds() const { return cache_builds_; }
   /// Frees the cache; the next use fills it again.
   void drop_cache() { cache_.reset(); }
+  /// From here on dynamic mode, and the cache's memory is free. False if it was that before.
+  bool leave_cache_mode();
+  /// For recording the memory of a step, soon: from here on GPT-2 reads two chunks of texts where nothing is kept for
+  /// backward, which shows what any number takes meanwhile, and its output is not set. Fills the cache so, and returns
+  /// it; undefined in dynamic mode.
+  at::Tensor read_little();
 
  private:
   /// GPT-2's mean hidden states of rows of the metadata, (N, n_embd); `rows` (N) int64.
   at::Tensor encode(const at::Tensor& rows);
   at::Tensor encode_chunks(const at::Tensor& rows);
+  at::Tensor first_rows(int64_t count) const;
   /// The same for any rows, from the cache or for each different row once.
   at::Tensor hidden_of(const at::Tensor& rows);
   const at::Tensor& cache();
   int64_t encoder_version() const;
-  void move_metadata();
+  void bring_metadata();
 
   at::Tensor user_vectors(const at::Tensor& users, const at::Tensor& hidden);
   at::Tensor item_vectors(const at::Tensor& items, const at::Tensor& hidden);
@@ -66,10 +74,11 @@ class Gpt2Recommender final : public Recommender {
   torch::nn::Embedding user_embedding_{nullptr}, item_embedding_{nullptr};
   torch::nn::Linear projection_{nullptr};
   torch::nn::Sequential user_mlp_{nullptr}, item_mlp_{nullptr};
-  at::Tensor ids_, mask_;  // of the metadata, on the model's device
+  at::Tensor ids_, mask_;  // of the metadata, on the model's device; undefined while nothing is to be read
   at::Tensor cache_;
   int64_t cached_version_ = -1;
   int64_t cache_builds_ = 0;
+  bool reads_little_ = false;
 };
 
 }  // namespace trainkit

@@ -9,7 +9,6 @@
 #include "gpt2_recommender/session.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
@@ -49,16 +48,9 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
   TRAINKIT_ASSIGN_OR_RETURN(const Session session, Session::open(run, options, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto train_set, session.triplets(Part::kTrain));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation_set, session.triplets(Part::kValidation));
-  const auto make_optimizer = [&] {
-    return std::make_unique<Adam>(
-        AdamOptions{.lr = resolve_lr(run, placement.batch.replicas), .weight_decay = run.weight_decay});
-  };
-  StepRecipe recipe;
-  recipe.make_model = [&] { return session.create_model(); };
-  recipe.make_optimizer = make_optimizer;
-  recipe.loss = session.loss(train_set->history(), {at::Device(at::kCPU)});
-  recipe.dataset = train_set;
-  TRAINKIT_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(parser, run, machine, recipe, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const MemoryPlan memory,
+      plan_memory(parser, run, machine, session.recipe(run, placement, train_set->history()), placement));
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(train_set, order, run, machine, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation, evaluation_loader(validation_set, run, machine, placement));
@@ -77,10 +69,16 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
   settings.monitor_higher_is_better = true;
   settings.predicted_memory = memory.predicted();
   settings.explain_out_of_memory = memory.ladder;
+  settings.release_memory = [&] {
+    const bool left = leave_cache_mode(*devices);
+    if (left) say("out of memory: GPT-2's output is no longer kept; it runs in every step, and the loss is the same");
+    return left;
+  };
   const std::string plan =
       session.describe() + rounding + memory.describe() + describe_run(run, settings, placement, *devices, *loader);
   say(run.json ? plan_to_json(plan, memory) : plan);
-  TRAINKIT_ASSIGN_OR_RETURN(auto trainer, Trainer::create(*devices, make_optimizer(), settings));
+  TRAINKIT_ASSIGN_OR_RETURN(auto trainer,
+                            Trainer::create(*devices, make_optimizer(run, placement.batch.replicas), settings));
   if (run.dry_run) return 0;
 
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t first_step, resumed_step(run));
@@ -91,6 +89,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
     const RankingVectors vectors = model->vectors();
     metrics.merge(session.validation().score(vectors.users, vectors.items));
     if (kept.ok()) kept = best.offer(step, metrics.at("ndcg@10"), *model);
+    if (kept.ok() && best.writes() && best.step() == step) kept = save_best_adapters(*model, session, run);
   };
   TRAINKIT_ASSIGN_OR_RETURN(
       const TrainerResult result,
@@ -101,11 +100,8 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
                    .logger = &folder->logger()}));
   TRAINKIT_RETURN_IF_ERROR(kept);
   TestScores scores;
-  if (result.signal == 0 && placement.is_first()) {
-    TRAINKIT_RETURN_IF_ERROR(best.restore(*model).status());
-    scores = test_model(*model, session);
-    TRAINKIT_RETURN_IF_ERROR(write_scores(run.output_dir, session, scores, best.step()));
-    folder->logger().log_text({.step = result.steps, .tag = "test", .text = score_table(scores)});
+  if (placement.is_first()) {
+    TRAINKIT_ASSIGN_OR_RETURN(scores, write_results(run, session, result, best, *model, folder->logger()));
   }
   TRAINKIT_ASSIGN_OR_RETURN(const int code,
                             folder->finish(result, *loader, scores.model.empty() ? Metrics{} : scores.summary()));

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "gpt2_recommender/ratings.h"
 
 namespace trainkit {
 namespace {
+
+constexpr int64_t kMostPlanned = 1 << 24;
 
 template <class T>
 void add_to(ConfigParser& parser, const char* group, const char* name, T* variable, OptionSpec spec) {
@@ -38,6 +41,11 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
       {.help =
            "How items that a user did not choose are drawn; in_batch: other rows' positives, of the same micro-batch.",
        .choices = {"uniform", "popularity", "in_batch"}});
+  add("plan_data", &options.plan_data,
+      {.help = "With --dry_run, instead of --data_dir: made-up data of so many users, items and ratings; MovieLens 1M "
+               "is 6040x3706x1000209.",
+       .metavar = "USERSxITEMSxRATINGS",
+       .flag_only = true});
 }
 
 void add_model_flags(ConfigParser& parser, RecOptions& options) {
@@ -64,6 +72,8 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
   add("n_layer", &options.n_layer, {.help = "Layers of a random GPT-2.", .min = 1, .max = 1000});
   add("n_head", &options.n_head, {.help = "Its heads, which divide n_embd.", .min = 1, .max = 1000});
   add("n_embd", &options.n_embd, {.help = "Its width.", .min = 1, .max = 1 << 16});
+  add("vocab_size", &options.vocab_size,
+      {.help = "Its kinds of tokens; 0: those of the vocabulary.", .min = 0, .max = 1 << 24});
   add("max_tokens", &options.max_tokens, {.help = "Tokens of a text that are read.", .min = 1, .max = 1024});
   add("freeze_gpt2", &options.freeze_gpt2, {.help = "Do not train GPT-2."});
   add("use_cache", &options.use_cache,
@@ -74,6 +84,8 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
   add("lora_alpha", &options.lora_alpha,
       {.help = "The adapters' output is multiplied by this over the rank.", .above = 0});
   add("lora_targets", &options.lora_targets, {.help = "Layers with an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ..."});
+  add("merge_lora", &options.merge_lora,
+      {.help = "At the end, write GPT-2 with the best adapters added to its weights into <output_dir>/merged."});
 }
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
@@ -88,7 +100,25 @@ void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
   add("sampled_negatives", &options.sampled_negatives,
       {.help = "Rank a user's items against so many others, drawn once; 0: against all. Figures do not compare.",
        .min = 0,
-       .max = 1 << 24});
+       .max = 1 << 20});
+  add("sampled_for", &options.sampled_for,
+      {.help = "Whether --sampled_negatives are so many for each positive, as RecBole's uni100, or for each user.",
+       .choices = {"positive", "user"}});
+}
+
+absl::Status check_model(const ConfigParser& parser, const RecOptions& options) {
+  if (options.model != "gpt2") return absl::OkStatus();
+  if (options.use_cache.value_or(false) && !options.is_frozen()) {
+    return parser.invalid("use_cache", "GPT-2 changes in every step, and what was kept would be stale",
+                          "a frozen GPT-2", "--freeze_gpt2 without adapters, or --no-use_cache");
+  }
+  if (options.merge_lora && options.lora_rank == 0) {
+    return parser.invalid("merge_lora", "there are no adapters to merge", "--lora_rank of 1 or more");
+  }
+  if (options.gpt2.empty() && options.n_embd % options.n_head != 0) {
+    return parser.invalid("n_head", "does not divide n_embd", fmt::format("a divisor of {}", options.n_embd));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -105,7 +135,6 @@ void set_run_defaults(RunOptions& run) {
   run.early_stopping = 10;
   run.log_every = 100;
   run.drop_last = false;
-  run.plan_memory = false;  // each of its small steps runs GPT-2 on a processor, over all metadata with --use_cache
 }
 
 void add_rec_flags(ConfigParser& parser, RecOptions& options) {
@@ -123,6 +152,16 @@ void add_rec_presets(ConfigParser& parser) {
                     "4 devices of 4 to 8 GiB");
   parser.add_preset("under_4gib", {{"global_batch_size", "512"}, {"use_cache", "false"}, {"parallel", "2"}},
                     "2 devices of less than 4 GiB");
+  parser.add_preset("gpt2_small",
+                    {{"n_layer", "12"},
+                     {"n_head", "12"},
+                     {"n_embd", "768"},
+                     {"vocab_size", "50257"},
+                     {"embed_dim", "64"},
+                     {"global_batch_size", "2048"},
+                     {"use_cache", "true"},
+                     {"parallel", "8"}},
+                    "the guide's example: GPT-2 small (of random weights without --gpt2), 8 devices");
 }
 
 Settings device_defaults(bool) { return {}; }
@@ -150,6 +189,15 @@ std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int6
 }
 
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options) {
+  if (!options.plan_data.empty()) {
+    if (!run.dry_run || !run.data_dir.empty()) {
+      return parser.invalid("plan_data", "stands for --data_dir in a dry run", "--dry_run, and no --data_dir");
+    }
+    return parse_plan_data(options.plan_data) ? check_model(parser, options)
+                                              : parser.invalid("plan_data", "not a size of data",
+                                                               "USERSxITEMSxRATINGS, as 6040x3706x1000209: two of each "
+                                                               "or more, and at most half of the items a user");
+  }
   if (run.data_dir.empty()) {
     return parser.invalid("data_dir", "not given", "a folder of ratings",
                           "trainkit-gpt2rec --make_demo_data DIR writes one of each kind");
@@ -157,21 +205,29 @@ absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run
   if (options.min_rating > 0 && !std::isfinite(options.min_rating)) {
     return parser.invalid("min_rating", "not a number");
   }
-  if (options.model != "gpt2") return absl::OkStatus();
-  if (options.use_cache.value_or(false) && !options.is_frozen()) {
-    return parser.invalid("use_cache", "GPT-2 changes in every step, and what was kept would be stale",
-                          "a frozen GPT-2", "--freeze_gpt2 without adapters, or --no-use_cache");
-  }
-  if (options.gpt2.empty() && options.n_embd % options.n_head != 0) {
-    return parser.invalid("n_head", "does not divide n_embd", fmt::format("a divisor of {}", options.n_embd));
-  }
-  return absl::OkStatus();
+  return check_model(parser, options);
+}
+
+std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text) {
+  DemoRatingsOptions sizes;
+  int64_t ratings = 0;
+  char end = 0;
+  if (std::sscanf(text.c_str(), "%ldx%ldx%ld%c", &sizes.users, &sizes.items, &ratings, &end) != 3) return std::nullopt;
+  const bool in_range = sizes.users >= 2 && sizes.users <= kMostPlanned && sizes.items >= 4 &&
+                        sizes.items <= kMostPlanned && ratings >= sizes.users &&
+                        ratings <= sizes.users * (sizes.items / 2);
+  if (!in_range) return std::nullopt;
+  sizes.ratings_per_user = (ratings + sizes.users / 2) / sizes.users;
+  return sizes;
 }
 
 SplitOptions split_options(const RecOptions& options, uint64_t seed) { return {.mode = options.split, .seed = seed}; }
 
 RankingOptions ranking_options(const RecOptions& options, Part part) {
-  RankingOptions ranking{.part = part, .ks = options.topk, .sampled_negatives = options.sampled_negatives};
+  RankingOptions ranking{.part = part,
+                         .ks = options.topk,
+                         .sampled_negatives = options.sampled_negatives,
+                         .sampled_per_user = options.sampled_for == "user"};
   if (std::find(ranking.ks.begin(), ranking.ks.end(), kMainTopK) == ranking.ks.end()) ranking.ks.push_back(kMainTopK);
   std::sort(ranking.ks.begin(), ranking.ks.end());
   return ranking;

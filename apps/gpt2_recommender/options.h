@@ -8,6 +8,7 @@
 
 #include "gpt2_recommender/interactions.h"
 #include "gpt2_recommender/ranking.h"
+#include "gpt2_recommender/ratings.h"
 #include "gpt2_recommender/triplets.h"
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
@@ -26,6 +27,9 @@ struct RecOptions {
   /// uniform, popularity or in_batch.
   std::string negatives = "uniform";
 
+  /// With --dry_run in place of --data_dir: "USERSxITEMSxRATINGS" of made-up data.
+  std::string plan_data = {};
+
   // Model
   /// bpr_mf or gpt2.
   std::string model = "gpt2";
@@ -39,6 +43,8 @@ struct RecOptions {
   int64_t n_layer = 2;
   int64_t n_head = 2;
   int64_t n_embd = 64;
+  /// 0: as many as the tokenizer has.
+  int64_t vocab_size = 0;
   int64_t max_tokens = 32;
   bool freeze_gpt2 = true;
   /// Unset: wherever GPT-2 is not trained.
@@ -47,6 +53,8 @@ struct RecOptions {
   int64_t lora_rank = 0;
   double lora_alpha = 16;
   std::vector<std::string> lora_targets = {"c_attn"};
+  /// At the end, write GPT-2 with the best adapters in its weights.
+  bool merge_lora = false;
 
   /// Whether the encoder stays as it is for the whole run, and whether its output is kept.
   bool is_frozen() const { return freeze_gpt2 && lora_rank == 0; }
@@ -54,8 +62,9 @@ struct RecOptions {
 
   // Ranking
   std::vector<int64_t> topk = {5, 10, 20};
-  /// Items that a user's positives compete with; 0: all.
+  /// Items that a user's positives compete with; 0: all. So many for each positive, or for each user.
   int64_t sampled_negatives = 0;
+  std::string sampled_for = "positive";
 };
 
 /// The length of list that a run is judged by: early stopping, the best epoch, the scores of summary.json.
@@ -78,6 +87,9 @@ std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int6
 
 /// Rules between the flags. Errors are blamed on where the value came from.
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options);
+
+/// The sizes of --plan_data, whose users have at most half of the items each; nullopt for what is none.
+std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text);
 
 SplitOptions split_options(const RecOptions& options, uint64_t seed);
 RankingOptions ranking_options(const RecOptions& options, Part part);

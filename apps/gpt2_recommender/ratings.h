@@ -72,6 +72,9 @@ struct DemoRatingsOptions {
 /// ones. A function of the options alone.
 absl::Status write_demo_ratings(const std::string& folder, const DemoRatingsOptions& options = {});
 
+/// The same world as it would be read, without files: "made up" is its format and its path.
+Ratings make_demo_ratings(const DemoRatingsOptions& options = {});
+
 namespace detail {
 
 /// Ratings of files that MovieLens and RecBole have; ratings.cpp chooses.

@@ -16,11 +16,12 @@
 
 namespace trainkit {
 
-/// The weights of the best evaluation so far by ndcg@10 of the validation part: `<output_dir>/best.safetensors`.
+/// The weights of the best evaluation so far by ndcg@10 of the validation part: `<output_dir>/best.safetensors`. Beside
+/// it, `best.before.safetensors` is the best one that the last checkpoint knows, if that is another.
 class BestModel {
  public:
-  /// One that goes on from step `resumed_step` takes over what the file says, unless that is of a later step: then the
-  /// run comes to it again. `writes`: this rank keeps the file.
+  /// One that goes on from step `resumed_step` takes over what the file says; if that is of a later step, to which the
+  /// run may never come again, what the file before it says. `writes`: this rank keeps the files.
   static absl::StatusOr<BestModel> open(const std::string& output_dir, int64_t resumed_step, bool writes);
 
   /// Keeps the weights if `value` is above all before. Errors: exit code 6.
@@ -30,10 +31,15 @@ class BestModel {
   absl::StatusOr<bool> restore(torch::nn::Module& model) const;
 
   int64_t step() const { return step_; }
+  bool writes() const { return writes_; }
 
  private:
-  BestModel(std::string path, bool writes) : path_(std::move(path)), writes_(writes) {}
-  std::string path_;
+  BestModel(std::string output_dir, bool writes)
+      : output_dir_(std::move(output_dir)), path_(output_dir_ + "/best.safetensors"), writes_(writes) {}
+  /// Takes over step and value of a file, if it is there and not of a later step.
+  absl::StatusOr<bool> take_over(const std::string& path, int64_t resumed_step);
+  std::string before() const { return output_dir_ + "/best.before.safetensors"; }
+  std::string output_dir_, path_;
   bool writes_;
   int64_t step_ = -1;
   double value_ = -std::numeric_limits<double>::infinity();
@@ -48,6 +54,15 @@ struct TestScores {
   /// For summary.json: both, with "mrr", the first hit's place among ten, and "popularity." before the latter's names.
   Metrics summary() const;
 };
+
+/// The adapters of a model that is the best so far, as `<output_dir>/best_adapter`; nothing without --lora_rank.
+absl::Status save_best_adapters(const Recommender& model, const Session& session, const RunOptions& run);
+
+/// What the first rank leaves at the end of a run: with --lora_rank `<output_dir>/adapter`, and, unless a signal ended
+/// it, the test of the best model (whose weights `model` has then), its scores.json, and what --merge_lora asks for.
+/// Scores are empty after a signal. Errors: exit codes 5 and 6.
+absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& session, const TrainerResult& result,
+                                         const BestModel& best, Recommender& model, Logger& logger);
 
 /// Scores a model's vectors.
 TestScores test_model(Recommender& model, const Session& session);

@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
+#include "gpt2_recommender/adapters.h"
 #include "gpt2_recommender/gpt2_model.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/nn/lora.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
@@ -47,7 +48,7 @@ absl::StatusOr<std::shared_ptr<const Metadata>> metadata_of(const RecOptions& op
 absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& metadata) {
   GPT2Model gpt2{nullptr};
   if (options.gpt2.empty()) {
-    gpt2 = GPT2Model(GPT2Config{.vocab_size = metadata.vocab_size,
+    gpt2 = GPT2Model(GPT2Config{.vocab_size = std::max(metadata.vocab_size, options.vocab_size),
                                 .n_positions = options.max_tokens,
                                 .n_embd = options.n_embd,
                                 .n_layer = options.n_layer,
@@ -65,8 +66,7 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
     }
   }
   if (options.lora_rank > 0) {
-    TRAINKIT_RETURN_IF_ERROR(
-        apply_lora(*gpt2, {.rank = options.lora_rank, .alpha = options.lora_alpha, .targets = options.lora_targets}));
+    TRAINKIT_RETURN_IF_ERROR(apply_lora(*gpt2, lora_config(options)));
   }
   return gpt2;
 }
@@ -74,7 +74,12 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
 }  // namespace
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options, const Placement& placement) {
-  TRAINKIT_ASSIGN_OR_RETURN(Ratings ratings, read_ratings(run.data_dir, options.data_format));
+  Ratings ratings;
+  if (options.plan_data.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(ratings, read_ratings(run.data_dir, options.data_format));
+  } else {
+    ratings = make_demo_ratings(parse_plan_data(options.plan_data).value());
+  }
   TRAINKIT_ASSIGN_OR_RETURN(Interactions interactions,
                             filter_ratings(ratings, {.min_rating = options.min_rating, .k_core = options.k_core}));
   TRAINKIT_ASSIGN_OR_RETURN(Split split, first_rank_first(placement, "splitting the interactions", [&] {
@@ -93,15 +98,14 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> Session::triplets(Part par
   return TripletDataset::create(interactions_, split_, part, negatives_of(options_));
 }
 
-std::shared_ptr<Recommender> Session::create_model() const {
+std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) const {
   if (!metadata_) {
-    return std::make_shared<BprMf>(interactions_.num_users(), interactions_.num_items(), options_.embed_dim);
+    return std::make_shared<BprMf>(interactions_.num_users(), interactions_.num_items(), options.embed_dim);
   }
-  const bool frozen = options_.freeze_gpt2 && options_.lora_rank == 0;
   return std::make_shared<Gpt2Recommender>(
-      make_gpt2(options_, *metadata_).value(), metadata_,
+      make_gpt2(options, *metadata_).value(), metadata_,
       Gpt2RecommenderOptions{
-          .embed_dim = options_.embed_dim, .freeze_gpt2 = frozen, .use_cache = options_.is_cached()});
+          .embed_dim = options.embed_dim, .freeze_gpt2 = options.is_frozen(), .use_cache = options.is_cached()});
 }
 
 LossFunction Session::loss(const History& history, const std::vector<at::Device>& devices) const {

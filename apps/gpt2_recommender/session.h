@@ -16,6 +16,7 @@
 #include "gpt2_recommender/triplets.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/placement.h"
+#include "trainkit/train/step_memory.h"
 
 namespace trainkit {
 
@@ -36,11 +37,19 @@ class Session {
   absl::StatusOr<std::shared_ptr<const TripletDataset>> triplets(Part part) const;
 
   /// A new model, for one replica. Throws absl::BadStatusOrAccess with the Error of load_gpt2 and apply_lora.
-  std::shared_ptr<Recommender> create_model() const;
+  std::shared_ptr<Recommender> create_model() const { return create_model(options_); }
+  /// The same with other sizes or another mode.
+  std::shared_ptr<Recommender> create_model(const RecOptions& options) const;
 
   /// The BPR loss of a batch of triplets under a model of create_model, on any of `devices`; with --negatives in_batch
   /// `history` says what may be a negative.
   LossFunction loss(const History& history, const std::vector<at::Device>& devices) const;
+
+  /// What a step is made of, as one device sees it, to plan its memory: each row of other users and items than the
+  /// others, since that takes the most. Valid as long as this session.
+  /// What else is on a device: texts to be read, who chose what for in-batch negatives.
+  int64_t device_tables_bytes(const RecOptions& options) const;
+  StepRecipe recipe(const RunOptions& run, const Placement& placement, const History& history) const;
 
   /// "data ..." and what a person should know of it, for the first lines of a run, with line ends.
   std::string describe() const;
@@ -62,6 +71,13 @@ class Session {
   Ranking validation_, test_;
   std::shared_ptr<const Metadata> metadata_;  // nullptr for bpr_mf
 };
+
+/// Adam with the flags' settings, without parameters.
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
+
+/// Gives up the caches of GPT-2's output on all of these devices: dynamic mode from here on, with the same loss. False
+/// if there is none to give up.
+bool leave_cache_mode(DeviceReplicator& devices);
 
 /// --make_demo_data: a data set in each of the formats, in folders of their names.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);

@@ -21,6 +21,30 @@ namespace {
 
 constexpr char kSplitFile[] = "split.json";
 
+LossFunction loss_of(std::shared_ptr<const Feed> feed) {
+  return make_loss_function([feed = std::move(feed)](HsiModel& model, const Batch& batch) {
+    const at::Tensor& labels = batch["y"];
+    const at::Tensor scores = model.forward(feed->patches(batch));
+    LossOutput output(cross_entropy(scores, labels));
+    const c10::NoGradGuard no_grad;
+    output.metrics = {{"oa", scores.argmax(1).eq(labels).to(at::kFloat).mean()}};
+    return output;
+  });
+}
+
+/// The same scene for smaller patches: less of its mirrored border.
+std::shared_ptr<const Feed> cropped(const Feed& feed, int64_t patch_size) {
+  const int64_t border = feed.patch_size() / 2 - patch_size / 2;
+  const at::Tensor& image = feed.image();
+  const at::Tensor inner =
+      image.narrow(0, border, image.size(0) - 2 * border).narrow(1, border, image.size(1) - 2 * border).contiguous();
+  return std::make_shared<Feed>(feed.kind(), inner, patch_size, std::vector<at::Device>{at::kCPU});
+}
+
+int64_t resident_bytes(const Feed& feed) {
+  return feed.kind() == FeedKind::kDevice ? static_cast<int64_t>(feed.image().nbytes()) : 0;
+}
+
 }  // namespace
 
 absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
@@ -84,25 +108,41 @@ std::shared_ptr<const Dataset> Session::rows(const at::Tensor& pixels, bool augm
   return feed_->dataset(pixels, labels_of(pixels), augment);
 }
 
-LossFunction Session::loss() const {
-  return make_loss_function([feed = feed_](HsiModel& model, const Batch& batch) {
-    const at::Tensor& labels = batch["y"];
-    const at::Tensor scores = model.forward(feed->patches(batch));
-    LossOutput output(cross_entropy(scores, labels));
-    const c10::NoGradGuard no_grad;
-    output.metrics = {{"oa", scores.argmax(1).eq(labels).to(at::kFloat).mean()}};
-    return output;
-  });
-}
+LossFunction Session::loss() const { return loss_of(feed_); }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement,
-                           std::shared_ptr<const Dataset> rows) const {
-  const bool scene_is_there = feed_->kind() == FeedKind::kDevice;
-  return {.make_model = [model = model()] { return create_model(model); },
-          .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
-          .loss = loss(),
-          .dataset = std::move(rows),
-          .cache_bytes = scene_is_there ? static_cast<int64_t>(feed_->image().nbytes()) : 0};
+StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const {
+  StepRecipe recipe{
+      .make_model = [model = model()] { return create_model(model); },
+      .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
+      .loss = loss(),
+      .dataset = rows(pixels, options_.augment),
+      .cache_bytes = resident_bytes(*feed_)};
+  const HsiModelOptions own = model();
+  const auto simple = model_defaults("cnn2d");
+  if (own.model != "cnn2d" && own.model != "mlp" && own.patch_size >= simple.min_patch_size) {
+    HsiModelOptions other = own;
+    other.model = "cnn2d";
+    recipe.smaller.emplace_back(
+        fmt::format("--model cnn2d --patch_size {} --pca {}", own.patch_size, options_.used_pca()),
+        [other](StepRecipe& choice) { choice.make_model = [other] { return create_model(other); }; });
+  }
+  const int64_t least = model_defaults(own.model).min_patch_size;
+  for (const int64_t less : {2, 4}) {
+    const int64_t size = own.patch_size - less;
+    if (size < least) continue;
+    HsiModelOptions other = own;
+    other.patch_size = size;
+    recipe.smaller.emplace_back(
+        fmt::format("--patch_size {}", size),
+        [other, feed = feed_, pixels, labels = labels_of(pixels), augment = options_.augment](StepRecipe& choice) {
+          const auto inner = cropped(*feed, other.patch_size);
+          choice.make_model = [other] { return create_model(other); };
+          choice.loss = loss_of(inner);
+          choice.dataset = inner->dataset(pixels, labels, augment);
+          choice.cache_bytes = resident_bytes(*inner);
+        });
+  }
+  return recipe;
 }
 
 std::string Session::describe(const Split& split) const {

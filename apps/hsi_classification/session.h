@@ -44,8 +44,8 @@ class Session {
   /// Cross-entropy, with the share of patches that are right as "oa", all on the device. Keeps this session's feed.
   LossFunction loss() const;
 
-  /// What a step on `rows` is made of, as one device sees it; a scene that is there stays there.
-  StepRecipe recipe(const RunOptions& run, const Placement& placement, std::shared_ptr<const Dataset> rows) const;
+  /// What a step on patches of `pixels` is made of, as one device sees it; a scene that is there stays there.
+  StepRecipe recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const;
 
   /// "scene ..." and "split ..." for the first lines of a run, with line ends.
   std::string describe(const Split& split) const;

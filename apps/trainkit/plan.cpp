@@ -1,10 +1,11 @@
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
 
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/guide_table.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/memory/batch_size_planner.h"
@@ -13,21 +14,24 @@
 namespace trainkit::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
+constexpr char kAssumedMemory[] = "24GiB";
 
 struct Flags {
   std::string app = {}, preset = {}, gpu_memory = {};
-  int64_t devices = 1;
-  std::optional<int64_t> global_batch_size = {};
+  std::optional<int64_t> devices = {}, global_batch_size = {};
   bool json = false;
+  bool assumed = false;  // nobody gave gpu_memory
 };
 
 void add_flags(ConfigParser& parser, Flags& flags) {
   parser.add("app", &flags.app,
              {.help = "Trainer to plan for; what follows -- are its flags.", .metavar = "NAME", .required = true});
-  parser.add("gpu_memory", &flags.gpu_memory,
-             {.help = "Memory of each device, as in 24GiB; unset, what is free here.", .metavar = "SIZE"});
-  parser.add("devices", &flags.devices, {.help = "Devices, which need not be here.", .min = 1, .max = 1 << 20});
+  parser.add(
+      "gpu_memory", &flags.gpu_memory,
+      {.help = "Memory of each device, as in 24GiB; unset, what is free here (for gpt2rec 24GiB).", .metavar = "SIZE"});
+  parser.add(
+      "devices", &flags.devices,
+      {.help = "Devices, which need not be here; unset, 1, for gpt2rec its guide's number.", .min = 1, .max = 1 << 20});
   parser.add("global_batch_size", &flags.global_batch_size,
              {.help = "Rows of a step over all devices and accumulation.", .min = 1, .max = 1 << 30});
   parser.add("json", &flags.json, {.help = "JSON instead of a table.", .flag_only = true});
@@ -46,37 +50,49 @@ std::string take_preset(std::vector<std::string>& words) {
   return {};
 }
 
-/// What the guide of a trainer says of its example, per device: each class of memory, in words.
-struct GuideTable {
-  const char* example;
-  std::vector<std::pair<const char*, const char*>> lines;
-};
-const GuideTable* guide_table(const std::string& app) {
-  static const GuideTable kRecommender = {"8 devices, batch 2048",
-                                          {{"weights", "500-600 MB"},
-                                           {"gradients", "600 MB"},
-                                           {"optimizer", "1200 MB"},
-                                           {"activations", "100-200 MB"},
-                                           {"cache", "2-3 MB"},
-                                           {"total", "2.5-3 GB"}}};
-  static const GuideTable kEmotion = {"20-24 rows a device", {{"total", "18-20 GB"}}};
-  return app == "gpt2rec" ? &kRecommender : app == "emotion" ? &kEmotion : nullptr;
+bool has_flag(const std::vector<std::string>& words, const std::string& name) {
+  return std::any_of(words.begin(), words.end(),
+                     [&](const std::string& word) { return word == name || word.starts_with(name + "="); });
+}
+
+/// The recommender without data or sizes: the guide's (MovieLens 1M's users and items, GPT-2 small), by the table of
+/// settings for that memory. None of it need be here.
+void add_guide_sizes(Flags& flags, int64_t device_bytes, const std::vector<std::string>& further,
+                     std::vector<std::string>& words) {
+  const MemoryPreset preset = preset_for_memory(device_bytes);
+  if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
+  if (!has_flag(further, "--parallel")) words.insert(words.end(), {"--parallel", "1"});  // --plan_devices has them
+  if (!flags.preset.empty()) {
+    if (!flags.devices) flags.devices = flags.preset == "4_to_8gib" ? 4 : flags.preset == "under_4gib" ? 2 : 8;
+    return;
+  }
+  flags.preset = "gpt2_small";
+  if (!flags.devices) flags.devices = preset.devices;
+  if (!flags.global_batch_size) flags.global_batch_size = preset.global_batch_size;
+  if (!preset.use_cache && !has_flag(further, "--use_cache")) words.emplace_back("--no-use_cache");
 }
 
 /// The flags of the trainer's dry run.
-absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, const Flags& flags,
+absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, Flags& flags,
                                                        const std::vector<std::string>& further) {
-  std::vector<std::string> words = {"--dry_run", "--json",         "--batch_size",
-                                    "auto",      "--plan_devices", std::to_string(flags.devices)};
-  std::optional<int64_t> rows = flags.global_batch_size;
-  if (!flags.gpu_memory.empty()) {
-    const std::optional<int64_t> bytes = parse_size(flags.gpu_memory);
-    if (!bytes || *bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
-    words.insert(words.end(), {"--gpu_memory", flags.gpu_memory});
-    if (flags.preset.empty() && flags.app == "gpt2rec" && !rows) rows = preset_for_memory(*bytes).global_batch_size;
+  std::vector<std::string> words = {"--dry_run", "--json", "--batch_size", "auto"};
+  int64_t device_bytes = 0;
+  const bool recommender = flags.app == "gpt2rec";
+  if (recommender && flags.gpu_memory.empty()) {
+    flags.gpu_memory = kAssumedMemory;
+    flags.assumed = true;
   }
+  if (!flags.gpu_memory.empty()) {
+    device_bytes = parse_size(flags.gpu_memory).value_or(0);
+    if (device_bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
+    words.insert(words.end(), {"--gpu_memory", flags.gpu_memory});
+  }
+  if (recommender) add_guide_sizes(flags, device_bytes, further, words);
+  words.insert(words.end(), {"--plan_devices", std::to_string(flags.devices.value_or(1))});
   if (!flags.preset.empty()) words.insert(words.end(), {"--preset", flags.preset});
-  if (rows) words.insert(words.end(), {"--global_batch_size", std::to_string(*rows)});
+  if (flags.global_batch_size) {
+    words.insert(words.end(), {"--global_batch_size", std::to_string(*flags.global_batch_size)});
+  }
   words.insert(words.end(), further.begin(), further.end());
   return words;
 }
@@ -91,6 +107,16 @@ absl::Status failed(const Flags& flags, const Ended& ended) {
                     .problem = line.empty() ? "said nothing that is a plan" : line});
 }
 
+std::string time_line(const Json& plan) {
+  if (plan.at("step_seconds").is_null()) {
+    return "time not known before a step was taken there (-- --measure takes some on the device that is here)\n";
+  }
+  return fmt::format("{:.3g} s a step, {} an epoch, {} in all, as measured on {}{}\n",
+                     plan.at("step_seconds").get<double>(), format_duration(plan.at("epoch_seconds").get<double>()),
+                     format_duration(plan.at("seconds").get<double>()), plan.at("timed_on").get<std::string>(),
+                     plan.at("devices") == 1 ? "" : ", without the exchange of gradients");
+}
+
 std::string table(const Flags& flags, const Json& plan) {
   const auto number = [&](const char* name) { return plan.at(name).get<int64_t>(); };
   const auto size = [](const Json& bytes) { return format_size(bytes.get<int64_t>()); };
@@ -98,20 +124,10 @@ std::string table(const Flags& flags, const Json& plan) {
                                  number("devices"), number("devices") == 1 ? "" : "s", number("grad_accum_steps"),
                                  number("global_batch_size"));
   if (number("lost_rows") != 0) text += fmt::format("{} rows of the global batch do not divide\n", number("lost_rows"));
-  text += fmt::format("{} steps an epoch, {} in all; time not known before a step was taken there\n\n",
-                      number("steps_per_epoch"), number("steps"));
-  const GuideTable* guide = guide_table(flags.app);
-  text += fmt::format("{:<14} {:>12}", "per device", "predicted");
-  if (guide) text += fmt::format("   {}", "the guide (" + std::string(guide->example) + ")");
-  text += "\n";
+  text += fmt::format("{} steps an epoch, {} in all\n", number("steps_per_epoch"), number("steps")) + time_line(plan);
+  text += fmt::format("\n{:<14} {:>12}\n", "per device", "predicted");
   for (const auto& [name, bytes] : plan.at("peak_bytes").items()) {
-    const auto line = [&](const auto& entry) { return entry.first == name; };
-    const auto said =
-        guide ? std::find_if(guide->lines.begin(), guide->lines.end(), line) : decltype(guide->lines.end()){};
-    if (bytes == 0 && (!guide || said == guide->lines.end())) continue;
-    text += fmt::format("{:<14} {:>12}", name, size(bytes));
-    if (guide && said != guide->lines.end()) text += fmt::format("   {}", said->second);
-    text += "\n";
+    if (bytes != 0) text += fmt::format("{:<14} {:>12}\n", name, size(bytes));
   }
   text += fmt::format("{:<14} {:>12}   by CUDA's allocator\n{:<14} {:>12}\n", "allocated",
                       size(plan.at("allocated_bytes")), "reserved", size(plan.at("reserved_bytes")));
@@ -119,9 +135,11 @@ std::string table(const Flags& flags, const Json& plan) {
     text += fmt::format("{:<14} {:>12}   an allowance for driver, cuBLAS and cuDNN\n", "beside it",
                         size(plan.at("reserve_bytes")));
   }
-  text += fmt::format("{:<14} {:>12}\n", "a device has", size(plan.at("device_bytes")));
+  text += fmt::format("{:<14} {:>12}{}\n", "a device has", size(plan.at("device_bytes")),
+                      flags.assumed ? "   taken for granted; --gpu_memory says otherwise" : "");
   const double error = plan.at("check_error").get<double>();
-  return text + fmt::format("checked at {} rows: off by {:.2f}%\n", number("check_batch_size"), 100 * error);
+  text += fmt::format("checked at {} rows: off by {:.2f}%\n", number("check_batch_size"), 100 * error);
+  return text + guide_table(flags.app, plan);
 }
 
 }  // namespace
@@ -132,6 +150,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
                        .description = "Predicts the memory of a training step on devices that need not be here, and "
                                       "the batch that fits them. --preset NAME is the trainer's.",
                        .examples = {"trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
+                                    "trainkit plan --app gpt2rec",
                                     "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
   Flags flags;
   add_flags(parser, flags);
@@ -147,6 +166,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   if (!planned) return failed(flags, ended);
   Json plan = answer["plan"];
   plan["app"] = flags.app;
+  add_guide(flags.app, plan);
   print(flags.json ? plan.dump(2) + "\n" : table(flags, plan));
   return 0;
 }

@@ -115,11 +115,12 @@ Transformer create_model(const TransformerOptions& options, int64_t vocab_size) 
   return model;
 }
 
-std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> smaller_models(
-    const TransformerOptions& options, int64_t vocab_size) {
-  std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> models;
+std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options, int64_t vocab_size) {
+  std::vector<StepRecipe::Choice> models;
   const auto add = [&](const std::string& flag, const TransformerOptions& other) {
-    models.emplace_back(flag, [other, vocab_size] { return create_model(other, vocab_size).ptr(); });
+    models.emplace_back(flag, [other, vocab_size](StepRecipe& recipe) {
+      recipe.make_model = [other, vocab_size] { return create_model(other, vocab_size).ptr(); };
+    });
   };
   TransformerOptions narrow = options, shallow = options, checkpointed = options;
   narrow.hidden_dim = options.hidden_dim / 2;

@@ -12,6 +12,7 @@
 #include "trainkit/config/run_options.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/nn/transformer.h"
+#include "trainkit/train/step_memory.h"
 #include "trainkit/train/trainer.h"
 #include "transformer/corpus.h"
 #include "transformer/options.h"
@@ -53,8 +54,7 @@ class Session {
 Transformer create_model(const TransformerOptions& options, int64_t vocab_size);
 
 /// Narrower, shallower and checkpointed models, by the flags that choose them.
-std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> smaller_models(
-    const TransformerOptions& options, int64_t vocab_size);
+std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options, int64_t vocab_size);
 
 /// Mean cross-entropy of the windows' targets, weighed by their number.
 LossFunction text_loss();

@@ -1,11 +1,14 @@
 #include <torch/torch.h>
 
 #include "hsi_classification/models.h"
+#include "hsi_classification/session.h"
+#include "hsi_place.h"
 #include "test_util.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit {
@@ -38,6 +41,49 @@ TEST_CASE("The peak of a step is predicted within 1 % of the counted one: each n
         CHECK(static_cast<double>(estimate.predict(rows).peak.total()) == Approx(counted).epsilon(0.01));
       }
     }
+  }
+}
+
+TEST_CASE("What the ladder offers for a scene is a smaller model or smaller patches, where they take less") {
+  const test::HsiPlace place;
+  for (const char* feed : {"device", "loader"}) {
+    RunOptions run;
+    HsiOptions options;
+    set_run_defaults(run);
+    ConfigParser parser({.name = "trainkit-hsi"});
+    add_run_flags(parser, run);
+    add_hsi_flags(parser, options);
+    std::vector<std::string> flags = place.flags("run", {"--model", "cnn3d", "--patch_size", "11", "--feed", feed});
+    flags.insert(flags.begin(), "trainkit-hsi");
+    std::vector<char*> argv;
+    for (std::string& flag : flags) argv.push_back(flag.data());
+    REQUIRE(parser.parse(static_cast<int>(argv.size()), argv.data()).ok());
+    run.dry_run = true;
+    const Placement placement;
+    const Session session = Session::open(parser, run, options, placement).value();
+    const StepRecipe recipe = session.recipe(run, placement, session.split(run, placement).value().train);
+    const auto peak = [](const StepRecipe& some) { return record_step_memory(some, 12, 1).value().peak(); };
+    const MemoryBytes own = peak(recipe);
+    std::vector<std::string> offered;
+    for (const auto& [flag, change] : recipe.smaller) {
+      INFO(feed << ", " << flag);
+      offered.push_back(flag);
+      StepRecipe other = recipe;
+      change(other);
+      const MemoryBytes less = peak(other);
+      if (!flag.starts_with("--patch_size")) continue;
+      CHECK(less.total() < own.total());
+      CHECK(less[MemoryClass::kCache] <= own[MemoryClass::kCache]);
+    }
+    CHECK(offered ==
+          std::vector<std::string>{"--model cnn2d --patch_size 11 --pca 0", "--patch_size 9", "--patch_size 7"});
+    // With 16 bands cnn2d takes more: a ladder has only what helps.
+    Placement planned;
+    planned.batch.batch_size = 12;
+    run.batch_size.value = 12;
+    const std::string ladder = plan_memory(parser, run, Machine{}, recipe, planned).value().ladder();
+    CHECK_THAT(ladder, Catch::Contains("\n  --batch_size 6 ") && Catch::Contains("\n  --patch_size 7 "));
+    CHECK_THAT(ladder, !Catch::Contains("--model cnn2d"));
   }
 }
 

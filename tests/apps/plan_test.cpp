@@ -69,3 +69,42 @@ TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
   CHECK(small.errors.find("memory.plan") != std::string::npos);
   CHECK(plan(place, {"--app", "transformer"}, {"--hidden_dim", "0"}).code == 2);
 }
+
+TEST_CASE("plan of the recommender has the guide's sizes without data or weights, and its figures beside ours",
+          "[apps][plan]") {
+  const TempDir dir;
+  const auto plan = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"plan", "--app", "gpt2rec"});
+    const Ended ended = run_to_end("trainkit", flags, dir.path().string());
+    INFO(ended.output << ended.errors);
+    REQUIRE(ended.code == 0);
+    return ended.output;
+  };
+  const Json answer = Json::parse(plan({"--json"}));
+  CHECK(answer["devices"] == 8);
+  CHECK(answer["batch_size"] == 256);
+  CHECK(answer["global_batch_size"] == 2048);
+  const Json& parts = answer["guide"]["parts"];
+  for (const char* name :
+       {"weights", "GPT-2", "embeddings", "MLP", "cache", "activations", "gradients", "optimizer", "in all"}) {
+    INFO(name);
+    CHECK(parts.at(name).at("guide_bytes").size() == 2);
+    CHECK(parts.at(name).at("bytes").get<int64_t>() > 0);
+  }
+  CHECK(parts["weights"]["guide_bytes"][0] == 500'000'000);
+  // GPT-2 small has 124,439,808 weights with 1,024 positions; ours has as many positions as a text has tokens.
+  CHECK(parts["GPT-2"]["bytes"].get<int64_t>() == 4 * (124'439'808 - 992 * 768));
+  const int64_t texts = 6040 + 3706;
+  CHECK(parts["cache"]["bytes"].get<int64_t>() <= texts * 768 * 4);
+  CHECK(parts["cache"]["bytes"].get<int64_t>() > texts * 768 * 4 * 9 / 10);
+  CHECK(answer["largest_bytes"]["cache"] == parts["cache"]["bytes"]);
+  CHECK(parts["in all"]["bytes"] == answer["peak_bytes"]["total"]);
+
+  // Smaller, and on data of one's own.
+  const std::string table =
+      plan({"--gpu_memory", "3GiB", "--", "--n_layer", "1", "--n_embd", "48", "--vocab_size", "0"});
+  for (const char* text : {"256 rows a device x 2 devices x 1 accumulated = 512", "beside the guide's example", "ours",
+                           "guide", "2500-3000", "a device has       3.00 GiB"}) {
+    CHECK_THAT(table, Catch::Contains(text));
+  }
+}

@@ -183,5 +183,43 @@ TEST_CASE("Measuring finds the largest batch that runs, in few attempts") {
         absl::StatusCode::kDataLoss);
 }
 
+TEST_CASE("A plan is confirmed by trying it, and the largest batch that runs is taken where it does not") {
+  auto planner = BatchSizePlanner::create(plain_step, {.usable = 1, .devices = 3, .global_batch_size = 192}).value();
+  const BatchSizePlan planned = planner.plan().value();
+  REQUIRE(planned.batch_size == 64);
+  std::vector<std::pair<int64_t, int64_t>> tried;
+  const auto up_to = [&](int64_t most) {
+    tried.clear();
+    return planner
+        .confirm(planned,
+                 [&tried, most](int64_t rows, int64_t micro_batches) {
+                   tried.emplace_back(rows, micro_batches);
+                   return rows <= most ? absl::OkStatus() : absl::ResourceExhaustedError("no memory");
+                 })
+        .value();
+  };
+  CHECK(up_to(64).batch_size == 64);
+  CHECK(tried == std::vector<std::pair<int64_t, int64_t>>{{64, 1}});
+  const BatchSizePlan smaller = up_to(37);
+  CHECK(smaller.batch_size == 32);  // which divides the share
+  CHECK(smaller.grad_accum_steps == 2);
+  CHECK(smaller.global_batch_size() == 192);
+  CHECK(smaller.fits);
+  const BatchSizePlan none = up_to(0);
+  CHECK(none.batch_size == 1);
+  CHECK(none.grad_accum_steps == 64);
+  CHECK(!none.fits);
+  const auto lost = [](int64_t, int64_t) { return absl::DataLossError("row"); };
+  CHECK(planner.confirm(planned, lost).status().code() == absl::StatusCode::kDataLoss);
+  // Without a global batch the accumulation stays.
+  auto free = BatchSizePlanner::create(plain_step, {.grad_accum_steps = 4, .max_batch_size = 64}).value();
+  const auto at_most_20 = [](int64_t rows, int64_t) {
+    return rows <= 20 ? absl::OkStatus() : absl::ResourceExhaustedError("no memory");
+  };
+  const BatchSizePlan kept = free.confirm(free.plan().value(), at_most_20).value();
+  CHECK(kept.batch_size == 16);
+  CHECK(kept.grad_accum_steps == 4);
+}
+
 }  // namespace
 }  // namespace trainkit

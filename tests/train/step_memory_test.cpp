@@ -163,5 +163,43 @@ TEST_CASE("Rows are repeated where the data set has fewer than the batch") {
   CHECK(record_step_memory(recipe, 10, 1).value().peak()[MemoryClass::kBatch] == 10 * (8 * 4 + 8));
 }
 
+TEST_CASE("What a recipe fills before the first step is of class cache") {
+  StepRecipe recipe = tiny_recipe();
+  at::Tensor kept;  // as in a model
+  recipe.fill_caches = [&](torch::nn::Module&) {
+    const at::Tensor passing = at::ones({5000});
+    kept = at::ones({1000});
+    return std::vector<at::Tensor>{kept};
+  };
+  const MemoryTrace trace = record_step_memory(recipe, 10, 1).value();
+  CHECK(trace.live()[MemoryClass::kCache] == 4000);
+  CHECK(trace.peak().total() > 24000);
+}
+
+TEST_CASE("The time of a step grows with its work, and is measured without a trace") {
+  const StepRecipe recipe = perceptron_recipe();
+  torch::manual_seed(3);
+  const at::Tensor expected = torch::rand({20});
+  torch::manual_seed(3);
+  const double one = time_step(recipe, at::kCPU, 64, 1).value();
+  CHECK(one > 0);
+  CHECK(one < 30);
+  CHECK(time_step(recipe, at::kCPU, 64, 400).value() > one);
+  CHECK(torch::equal(torch::rand({20}), expected));
+  StepRecipe broken = recipe;
+  broken.loss = [](torch::nn::Module&, const Batch&) -> LossOutput { throw std::invalid_argument("of the loss"); };
+  CHECK(time_step(broken, at::kCPU, 4, 1).status().code() == absl::StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("A step that fits only in parts is no time of its batch") {
+  StepRecipe recipe = tiny_recipe();
+  recipe.loss = make_loss_function([](TinyNet& model, const Batch& batch) {
+    TORCH_CHECK_WITH(OutOfMemoryError, batch.size() <= 4, "no memory for ", batch.size(), " rows");
+    return tiny_loss(model, batch);
+  });
+  CHECK(time_step(recipe, at::kCPU, 4, 1).ok());
+  CHECK(time_step(recipe, at::kCPU, 8, 1).status().code() == absl::StatusCode::kResourceExhausted);
+}
+
 }  // namespace
 }  // namespace trainkit

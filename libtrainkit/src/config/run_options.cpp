@@ -160,6 +160,9 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec memory = spec("Memory of each device to plan for, as in 24GiB; unset, what is free there.");
   memory.metavar = "SIZE";
   parser.add("gpu_memory", &o.gpu_memory, memory);
+  OptionSpec measure = spec("Take a few steps before the run, for their time and whether the batch fits in fact.");
+  measure.flag_only = true;
+  parser.add("measure", &o.measure, measure);
   OptionSpec plan_devices = spec("With --dry_run: devices to plan for, which need not be here; 0, those of the run.");
   plan_devices.min = 0, plan_devices.max = 1 << 20, plan_devices.flag_only = true;
   parser.add("plan_devices", &o.plan_devices, plan_devices);

@@ -138,6 +138,27 @@ absl::StatusOr<BatchSizePlan> BatchSizePlanner::plan() {
   return describe(rows, share / rows);
 }
 
+absl::StatusOr<BatchSizePlan> BatchSizePlanner::confirm(BatchSizePlan plan, const Attempt& attempt) {
+  absl::Status ran = attempt(plan.batch_size, plan.grad_accum_steps);
+  if (ran.ok()) return plan;
+  if (ran.code() != absl::StatusCode::kResourceExhausted) return ran;
+  const bool keeps_share = options_.global_batch_size > 0;
+  const int64_t share = plan.batch_size * plan.grad_accum_steps;
+  int64_t rows = 0;
+  if (plan.batch_size > 1) {
+    const auto runs = [&](int64_t some) { return attempt(some, keeps_share ? 2 : plan.grad_accum_steps); };
+    const auto most = measure_batch_size(runs, plan.batch_size - 1);
+    if (!most.ok() && most.status().code() != absl::StatusCode::kResourceExhausted) return most.status();
+    rows = most.value_or(0);
+  }
+  const bool fits = rows > 0;
+  rows = std::max<int64_t>(rows, 1);
+  while (share % rows != 0) --rows;
+  TRAINKIT_ASSIGN_OR_RETURN(plan, describe(rows, keeps_share ? share / rows : plan.grad_accum_steps));
+  plan.fits = fits;
+  return plan;
+}
+
 absl::StatusOr<int64_t> measure_batch_size(const std::function<absl::Status(int64_t batch_size)>& attempt,
                                            int64_t max_batch_size) {
   TORCH_CHECK_VALUE(max_batch_size >= 1, "max_batch_size must be >= 1, got ", max_batch_size);

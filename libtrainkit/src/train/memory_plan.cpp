@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "memory_ladder.h"
 #include "run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/host_memory.h"
@@ -15,6 +17,7 @@
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/run_folder.h"
+#include "trainkit/train/weights.h"
 
 namespace trainkit {
 namespace {
@@ -23,6 +26,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kLargestCpuBatch = 64;
 constexpr std::chrono::seconds kLongestStep{2};  // that a run waits for its prediction
+
+std::string short_time(double seconds) {
+  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
+}
 
 Json bytes_of(const MemoryBytes& bytes) {
   Json json = Json::object();
@@ -100,43 +107,6 @@ BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe, bool
   };
 }
 
-std::string rung(const std::string& what, const MemoryPrediction& memory, bool for_gpu) {
-  const int64_t bytes = for_gpu ? memory.device.reserved_bytes : memory.peak.total();
-  return fmt::format("  {:<44} {:>10}\n", what, format_size(bytes));
-}
-
-/// The steps that may be taken where memory is out, in the guides' order.
-std::string ladder_of(BatchSizePlanner planner, const StepRecipe& recipe, const MemoryPlan& memory) {
-  const bool for_gpu = memory.options.reserve_bytes > 0;
-  const int64_t rows = memory.plan.batch_size, accumulated = memory.plan.grad_accum_steps;
-  std::string text = memory.describe() + "What may help, with the memory of one device that it is predicted to take:\n";
-  for (const int64_t fewer : {rows / 2, rows / 4, int64_t{1}}) {
-    if (fewer < 1 || fewer >= rows) continue;
-    if (const auto plan = planner.describe(fewer, accumulated); plan.ok()) {
-      text += rung(fmt::format("--batch_size {}", fewer), plan->memory, for_gpu);
-    }
-  }
-  for (const auto& [flag, make_model] : recipe.smaller) {
-    StepRecipe other = recipe;
-    other.make_model = make_model;
-    const auto estimate =
-        MemoryEstimate::create([&](int64_t n) { return record_step_memory(other, n, accumulated > 1 ? 2 : 1); }, 8);
-    if (estimate.ok()) text += rung(flag, estimate->predict(rows), for_gpu);
-  }
-  for (const int64_t parts : {2, 4}) {
-    if (rows % parts != 0) continue;
-    if (const auto plan = planner.describe(rows / parts, accumulated * parts); plan.ok()) {
-      text += rung(fmt::format("--batch_size {} --grad_accum_steps {}", rows / parts, accumulated * parts),
-                   plan->memory, for_gpu);
-    }
-  }
-  if (const int64_t cache = memory.plan.memory.peak[MemoryClass::kCache]; cache > 0) {
-    text += fmt::format("  {:<44} {:>10} less\n", "without what is cached on the device", format_size(cache));
-  }
-  return text + fmt::format("  {:<44} {:>10} each\n", "other devices, or fewer that share this memory",
-                            format_size(memory.options.device_bytes));
-}
-
 absl::Status nothing_fits(const MemoryPlan& memory) {
   return to_status({.exit_code = ExitCode::kOutOfMemory,
                     .id = "memory.plan",
@@ -145,6 +115,51 @@ absl::Status nothing_fits(const MemoryPlan& memory) {
                     .got = format_size(memory.plan.memory.device.allocated_bytes),
                     .expected = format_size(memory.options.device_bytes) + " at most",
                     .hint = "a smaller model, or a device with more memory"});
+}
+
+MemoryBytes largest_of(const MemoryTrace& trace) {
+  MemoryBytes now, largest;
+  for (const int32_t event : trace.events) {
+    const MemoryTrace::Block& block = trace.blocks[static_cast<size_t>(std::abs(event) - 1)];
+    now[block.kind] += event > 0 ? block.bytes : -block.bytes;
+    largest[block.kind] = std::max(largest[block.kind], now[block.kind]);
+  }
+  return largest;
+}
+
+/// Parameters and buffers, by the first part of their names.
+std::vector<std::pair<std::string, int64_t>> weight_bytes_of(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, int64_t>> parts;
+  for (const auto& [name, tensor] : named_tensors(model)) {
+    const std::string part = name.substr(0, name.find('.'));
+    if (parts.empty() || parts.back().first != part) parts.emplace_back(part, 0);
+    parts.back().second += static_cast<int64_t>(tensor.nbytes());
+  }
+  return parts;
+}
+
+/// Takes a few steps on the device as planned, or with fewer rows if it has no memory for these and may choose.
+absl::Status try_plan(const StepRecipe& recipe, at::Device device, bool chooses, BatchSizePlanner& planner,
+                      MemoryPlan& memory) {
+  int64_t timed_rows = 0;
+  const auto attempt = [&](int64_t rows, int64_t micro_batches) -> absl::Status {
+    TRAINKIT_ASSIGN_OR_RETURN(memory.step_seconds, time_step(recipe, device, rows, micro_batches));
+    timed_rows = rows;
+    return absl::OkStatus();
+  };
+  if (!chooses) {
+    const absl::Status ran = attempt(memory.plan.batch_size, memory.plan.grad_accum_steps);
+    if (!ran.ok() && ran.code() != absl::StatusCode::kResourceExhausted) return ran;
+    memory.plan.fits = ran.ok();
+  } else {
+    TRAINKIT_ASSIGN_OR_RETURN(memory.plan, planner.confirm(std::move(memory.plan), attempt));
+  }
+  if (timed_rows != memory.plan.batch_size) {  // the last attempt was of another batch
+    memory.step_seconds = 0;
+    if (memory.plan.fits) TRAINKIT_RETURN_IF_ERROR(attempt(memory.plan.batch_size, memory.plan.grad_accum_steps));
+  }
+  memory.timed_on = device.is_cpu() ? "this processor" : device.str();
+  return absl::OkStatus();
 }
 
 /// The plan of the first rank.
@@ -156,13 +171,13 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
   memory.plan.batch_size = placement.batch.batch_size;
   memory.plan.devices = options.devices;
   memory.plan.grad_accum_steps = placement.batch.grad_accum_steps;
-  if (!chooses && !run.plan_memory) {
+  if (!chooses && !run.plan_memory && !run.measure) {
     memory.unavailable = "--no-plan_memory";
     return memory;
   }
   const auto shared = std::make_shared<const StepRecipe>(recipe);
-  TRAINKIT_ASSIGN_OR_RETURN(auto planner,
-                            BatchSizePlanner::create(recorder(shared, !chooses && !run.dry_run), options));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      auto planner, BatchSizePlanner::create(recorder(shared, !chooses && !run.dry_run && !run.measure), options));
   auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
@@ -175,9 +190,15 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
   }
   memory.plan = *std::move(plan);
   TRAINKIT_ASSIGN_OR_RETURN(const MemoryEstimate* estimate, planner.estimate(memory.plan.grad_accum_steps > 1));
+  memory.largest = largest_of(estimate->trace(memory.plan.batch_size));
   memory.check_error = estimate->check_error();
   memory.check_batch_size = estimate->check_batch_size();
-  memory.ladder = [planner = std::move(planner), shared, memory] { return ladder_of(planner, *shared, memory); };
+  if (run.dry_run) memory.weight_bytes = weight_bytes_of(*recipe.make_model());
+  const bool tries = run.measure || (chooses && run.gpu_memory.empty() && !placement.device().is_cpu());
+  if (tries) TRAINKIT_RETURN_IF_ERROR(try_plan(*shared, placement.device(), chooses, planner, memory));
+  memory.ladder = [planner = std::move(planner), shared, memory] {
+    return detail::memory_ladder(planner, *shared, memory);
+  };
   return memory;
 }
 
@@ -251,6 +272,12 @@ std::string MemoryPlan::describe() const {
     text += fmt::format("           {} rows of the global batch of {} do not divide among {} devices\n", plan.lost_rows,
                         options.global_batch_size, options.devices);
   }
+  if (step_seconds > 0) {
+    text += fmt::format("time       {} a step, {} an epoch, {} in all: measured on {}{}\n", short_time(step_seconds),
+                        format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
+                        format_duration(step_seconds * static_cast<double>(steps)), timed_on,
+                        plan.devices > 1 ? ", without the exchange of gradients" : "");
+  }
   if (!plan.fits) {
     text += fmt::format("warning: the step is not expected to fit into {}; --batch_size auto takes what does\n",
                         format_size(options.device_bytes));
@@ -270,10 +297,20 @@ std::string MemoryPlan::to_json() const {
                {"reserve_bytes", options.reserve_bytes},
                {"fits", known() ? Json(plan.fits) : Json(nullptr)},
                {"peak_bytes", known() ? bytes_of(plan.memory.peak) : Json(nullptr)},
+               {"largest_bytes", known() ? bytes_of(largest) : Json(nullptr)},
                {"allocated_bytes", known() ? Json(plan.memory.device.allocated_bytes) : Json(nullptr)},
                {"reserved_bytes", known() ? Json(plan.memory.device.reserved_bytes) : Json(nullptr)},
                {"check_error", known() ? Json(check_error) : Json(nullptr)},
-               {"check_batch_size", check_batch_size}};
+               {"check_batch_size", check_batch_size},
+               {"step_seconds", step_seconds > 0 ? Json(step_seconds) : Json(nullptr)}};
+  if (known()) json["largest_bytes"].erase("total");
+  json["weight_bytes"] = Json::object();
+  for (const auto& [name, bytes] : weight_bytes) json["weight_bytes"][name] = bytes;
+  if (step_seconds > 0) {
+    json["timed_on"] = timed_on;
+    json["epoch_seconds"] = step_seconds * static_cast<double>(steps_per_epoch);
+    json["seconds"] = step_seconds * static_cast<double>(steps);
+  }
   if (!known()) json["unavailable"] = unavailable;
   return json.dump(2);
 }

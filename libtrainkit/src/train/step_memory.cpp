@@ -1,10 +1,16 @@
 #include "trainkit/train/step_memory.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
+#include <chrono>
+#include <limits>
 #include <utility>
 #include <vector>
 
+#include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
@@ -54,6 +60,32 @@ class GeneratorsKept {
   StateDict state_;
 };
 
+/// As in the first step of a run.
+std::vector<at::Tensor> fill_caches(const StepRecipe& recipe, torch::nn::Module& model) {
+  if (!recipe.fill_caches) return {};
+  if (recipe.step.precision == Precision::kFp32) return recipe.fill_caches(model);
+  const AutocastGuard autocast(at::kCPU, at::kBFloat16);
+  return recipe.fill_caches(model);
+}
+
+void synchronize(at::Device device) {
+  if (!device.is_cpu()) at::accelerator::synchronizeDevice(std::max<c10::DeviceIndex>(device.index(), 0));
+}
+
+/// Gives back what a device's allocator has kept for later, at the end of the scope.
+class DeviceEmptied {
+ public:
+  explicit DeviceEmptied(at::Device device) : device_(device) {}
+  ~DeviceEmptied() {
+    if (!device_.is_cpu()) at::getDeviceAllocator(device_.type())->emptyCache();
+  }
+  DeviceEmptied(const DeviceEmptied&) = delete;
+  DeviceEmptied& operator=(const DeviceEmptied&) = delete;
+
+ private:
+  at::Device device_;
+};
+
 TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
   TrainStepOptions options = recipe.step;
   options.grad_accum_steps = micro_batches;
@@ -82,6 +114,9 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.enter(MemoryClass::kOptimizer);
   const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
   TrainStep step(*devices, *optimizer, step_options(recipe, micro_batches));
+  recorder.enter(MemoryClass::kActivations);
+  const std::vector<at::Tensor> caches = fill_caches(recipe, *model);
+  for (const at::Tensor& kept : caches) recorder.assign(kept, MemoryClass::kCache);
   recorder.enter(MemoryClass::kBatch);
   std::vector<Batch> batches;
   for (int64_t i = 0; i < recipe.live_batches; ++i) batches.push_back(copy_of(rows));
@@ -103,6 +138,39 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
     step.finish();
   }
   return recorder.trace();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, int64_t batch_size,
+                                 int64_t micro_batches) try {
+  constexpr int kSteps = 4;
+  TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
+                    batch_size, " rows");
+  const GeneratorsKept generators_kept;
+  const DeviceEmptied device_emptied(device);
+  TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const auto devices,
+      DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle, .device = device}));
+  devices->module()->train();
+  const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
+  TrainStepOptions options = recipe.step;
+  options.grad_accum_steps = micro_batches;
+  TrainStep step(*devices, *optimizer, options);
+  const Batch there = device.is_cpu() ? rows : rows.to(device);
+  double fastest = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kSteps; ++i) {
+    synchronize(device);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) step.accumulate(there, recipe.loss);
+    step.finish();
+    if (step.split() > 1) return absl::ResourceExhaustedError("the step fits only in parts");
+    synchronize(device);
+    if (i > 0)
+      fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return fastest;
 } catch (...) {
   return status_from_current_exception();
 }

@@ -112,6 +112,8 @@ struct RunOptions {
   bool plan_memory = true;
   /// Memory of each device to plan for ("24GiB"); empty: what is free there.
   std::string gpu_memory = {};
+  /// Take a few steps on the device before the run, for their time and whether the batch fits.
+  bool measure = false;
   /// Devices to plan for in a dry run, which need not be here; 0: those of the run.
   int64_t plan_devices = 0;
 };

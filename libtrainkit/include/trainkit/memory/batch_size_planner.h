@@ -119,6 +119,10 @@ class BatchSizePlanner {
 
   /// The plan; with micro-batches of one row and `fits` false if even they do not fit. Errors of the recording.
   absl::StatusOr<BatchSizePlan> plan();
+  /// `plan`, or, where `attempt` at its batch is out of memory, the one with the largest batch that `attempt` runs with
+  /// (measure_batch_size); `fits` false if that is none. Other errors of `attempt` are returned.
+  using Attempt = std::function<absl::Status(int64_t batch_size, int64_t micro_batches)>;
+  absl::StatusOr<BatchSizePlan> confirm(BatchSizePlan plan, const Attempt& attempt);
   /// What `batch_size` rows would take, accumulated or not.
   absl::StatusOr<BatchSizePlan> describe(int64_t batch_size, int64_t grad_accum_steps);
 

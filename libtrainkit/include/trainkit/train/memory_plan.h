@@ -7,6 +7,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
@@ -23,12 +25,20 @@ struct MemoryPlan {
   /// What the prediction was off by at the batch that it was checked with.
   double check_error = 0;
   int64_t check_batch_size = 0;
+  /// The most of each class at any moment, which is not the same moment for all.
+  MemoryBytes largest = {};
+  /// Of a dry run: the bytes of the model's weights by its outermost modules, in their order.
+  std::vector<std::pair<std::string, int64_t>> weight_bytes = {};
   /// Optimizer steps of an epoch and of the run, by its rows, epochs and limit of steps.
   int64_t steps_per_epoch = 0;
   int64_t steps = 0;
-  /// What may help where memory is out, each with what it is predicted to take: smaller batches, accumulation, smaller
-  /// models (recorded now: seconds), no cache, other devices. Null without a prediction. Valid as long as what the
-  /// recipe refers to.
+  /// Seconds of a step on one device, as measured on `timed_on` before the run, without the exchange of gradients; 0:
+  /// not measured.
+  double step_seconds = 0;
+  std::string timed_on = {};
+  /// What may help where memory is out, in the guides' order, each with what it is predicted to take: smaller batches,
+  /// smaller models (recorded now: seconds), accumulation, no cache, more or fewer devices. Null without a prediction.
+  /// Valid as long as what the recipe refers to.
   std::function<std::string()> ladder = nullptr;
   /// Why there is no prediction; then only the plan's batch means something.
   std::string unavailable;
@@ -53,6 +63,8 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 ///
 /// auto takes the largest micro-batch that fits: of a device's share of --global_batch_size, or of the run that is
 /// resumed; else of powers of two up to 2048, the guides' largest, on the CPU (which is no faster with more) up to 64.
+/// On a GPU that is here it is then tried, and a smaller one taken where the device has no memory for it; --measure
+/// tries any plan on the device of the run. Either gives the time of a step.
 ///
 /// With --no-plan_memory nothing is recorded, unless auto needs it. A run that is no dry run does without the
 /// prediction where one small step takes longer than two seconds. The first rank plans for all. Errors: kUsage for

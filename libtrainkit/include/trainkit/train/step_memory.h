@@ -1,7 +1,9 @@
 #pragma once
 /// The memory of a training step, recorded on the CPU before there is a run.
 
+#include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -35,10 +37,18 @@ struct StepRecipe {
   int64_t live_batches = 1;
   /// What else stays on the device.
   int64_t cache_bytes = 0;
+  /// For recordings: fills what a new model keeps on its device from step to step beside its weights (a frozen encoder's
+  /// output), and returns it: of class kCache. What comes and goes meanwhile, and in the steps, should be as large as in
+  /// a run; the values may be any.
+  std::function<std::vector<at::Tensor>(torch::nn::Module&)> fill_caches = nullptr;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;
-  /// Smaller models that a user may choose, by the flags that do: {"--hidden_dim 128", ...}. For advice alone.
-  std::vector<std::pair<std::string, std::function<std::shared_ptr<torch::nn::Module>()>>> smaller = {};
+
+  /// A flag that a user may give, and what it changes of the recipe.
+  using Choice = std::pair<std::string, std::function<void(StepRecipe&)>>;
+  /// Smaller models and inputs, {"--hidden_dim 128", ...}, and ways to do without a cache. For advice alone.
+  std::vector<Choice> smaller = {};
+  std::vector<Choice> without_cache = {};
 };
 
 /// Builds model and optimizer and takes two optimizer steps on the CPU, each of `micro_batches` micro-batches of
@@ -46,5 +56,12 @@ struct StepRecipe {
 /// LibTorch's default generators are as they were. kInvalidArgument for a data set without rows; every exception of the
 /// model, the loss or LibTorch, translated.
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size, int64_t micro_batches);
+
+/// Seconds of such a step on `device`, in the recipe's own precision: the fastest of three after one to warm up. The
+/// copies of the rows and the exchange of gradients with other devices are not part of it. Blocks until the device is
+/// done, and leaves nothing behind either; what the device's allocator kept for later is given back. The same errors,
+/// and kResourceExhausted where the device has no memory for it.
+absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, int64_t batch_size,
+                                 int64_t micro_batches);
 
 }  // namespace trainkit

@@ -1,0 +1,121 @@
+// What Session says of a training step's memory.
+#include <fmt/format.h>
+
+#include "gpt2_recommender/gpt2_model.h"
+#include "gpt2_recommender/session.h"
+#include "trainkit/optim/adam.h"
+
+namespace trainkit {
+namespace {
+
+/// Triplets without a user or an item that another row has, as long as there are enough: what a step may meet that
+/// takes the most memory.
+class DifferentTriplets final : public Dataset {
+ public:
+  DifferentTriplets(int64_t rows, int64_t users, int64_t items)
+      : rows_(rows),
+        users_(users),
+        items_(items),
+        fields_{{"users", at::kLong, {}}, {"pos_items", at::kLong, {}}, {"neg_items", at::kLong, {}}} {}
+
+  int64_t size() const override { return rows_; }
+  const std::vector<FieldSpec>& fields() const override { return fields_; }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+    *out.row<int64_t>(0, at) = key.index % users_;
+    *out.row<int64_t>(1, at) = 2 * key.index % items_;
+    *out.row<int64_t>(2, at) = (2 * key.index + 1) % items_;
+  }
+
+ private:
+  int64_t rows_, users_, items_;
+  std::vector<FieldSpec> fields_;
+};
+
+/// Smaller models, and models without a cache, by the flags that choose them.
+class Choices {
+ public:
+  Choices(const Session& session, StepRecipe& recipe) : session_(session), recipe_(recipe) {}
+
+  void add_all() {
+    const RecOptions& own = session_.options();
+    if (own.embed_dim > 1)
+      add(recipe_.smaller, fmt::format("--embed_dim {}", own.embed_dim / 2),
+          [](RecOptions& other) { other.embed_dim /= 2; });
+    if (own.model != "gpt2") return;
+    if (own.gpt2.empty()) add_random_sizes(own);
+    if (!own.freeze_gpt2 && own.lora_rank == 0) {
+      add(recipe_.smaller, "--freeze_gpt2 --no-use_cache", [](RecOptions& other) {
+        other.freeze_gpt2 = true;
+        other.use_cache = false;
+      });
+      add(recipe_.smaller, "--lora_rank 8", [](RecOptions& other) { other.lora_rank = 8; });
+    }
+    if (own.is_cached()) {
+      add(recipe_.without_cache, "--no-use_cache", [](RecOptions& other) { other.use_cache = false; });
+    }
+  }
+
+ private:
+  void add_random_sizes(const RecOptions& own) {
+    if (const int64_t narrow = own.n_embd / 2; narrow > 0 && narrow % own.n_head == 0) {
+      add(recipe_.smaller, fmt::format("--n_embd {}", narrow), [](RecOptions& other) { other.n_embd /= 2; });
+    }
+    if (own.n_layer > 1) {
+      add(recipe_.smaller, fmt::format("--n_layer {}", own.n_layer / 2), [](RecOptions& other) { other.n_layer /= 2; });
+    }
+  }
+
+  template <class Change>
+  void add(std::vector<StepRecipe::Choice>& list, std::string flag, Change change) {
+    RecOptions other = session_.options();
+    change(other);
+    list.emplace_back(std::move(flag), [&session = session_, other](StepRecipe& recipe) {
+      recipe.make_model = [&session, other] { return session.create_model(other); };
+      recipe.cache_bytes = session.device_tables_bytes(other);
+    });
+  }
+
+  const Session& session_;
+  StepRecipe& recipe_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
+  return std::make_unique<Adam>(AdamOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+}
+
+bool leave_cache_mode(DeviceReplicator& devices) {
+  bool left = false;
+  for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
+    auto* model = dynamic_cast<Gpt2Recommender*>(devices.module(replica).get());
+    left |= model && model->leave_cache_mode();
+  }
+  return left;
+}
+
+int64_t Session::device_tables_bytes(const RecOptions& options) const {
+  const bool reads_texts = metadata_ && !options.is_cached();
+  const int64_t texts = reads_texts ? static_cast<int64_t>(metadata_->ids.nbytes() + metadata_->mask.nbytes()) : 0;
+  return texts + (options.negatives == "in_batch" ? interactions_.num_users() * interactions_.num_items() : 0);
+}
+
+StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const History& history) const {
+  std::vector<at::Device> devices = placement.plan.devices;
+  if (!devices.front().is_cpu()) devices.emplace_back(at::kCPU);
+  StepRecipe recipe;
+  recipe.make_model = [this] { return create_model(); };
+  recipe.make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); };
+  recipe.loss = loss(history, devices);
+  recipe.dataset = std::make_shared<DifferentTriplets>(split_.count(Part::kTrain), interactions_.num_users(),
+                                                       interactions_.num_items());
+  recipe.cache_bytes = device_tables_bytes(options_);
+  recipe.fill_caches = [](torch::nn::Module& module) -> std::vector<at::Tensor> {
+    auto* model = dynamic_cast<Gpt2Recommender*>(&module);
+    return {model ? model->read_little() : at::Tensor()};
+  };
+  Choices(*this, recipe).add_all();
+  return recipe;
+}
+
+}  // namespace trainkit
