@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t kUserBlock = 512;
 constexpr int64_t kMostVariables = 10'000, kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
+constexpr hsize_t kMostPlainChunks = 4096;  // without a filter; HDF5 walks the index anew for each
 constexpr int kMostDimensions = 32;
 
 absl::Status damaged(const std::string& problem) { return absl::DataLossError(problem); }
@@ -183,12 +184,13 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
 struct Chunks {
   std::vector<hsize_t> sizes;  // of the dataset, as HDF5 has them
   std::vector<hsize_t> chunk;
-  int64_t bytes = 0;         // of a chunk once it is inflated
+  int64_t bytes = 0;  // of a chunk once it is inflated
+  int filters = 0;
   unsigned deflate_bit = 0;  // in the mask of filters that a chunk leaves out; 0: nothing is compressed
 };
 
 absl::Status check_filters(hid_t properties, Chunks& chunks) {
-  const int filters = H5Pget_nfilters(properties);
+  const int filters = chunks.filters = H5Pget_nfilters(properties);
   for (int i = 0; i < filters; ++i) {
     unsigned flags = 0, config = 0;
     size_t values = 0;
@@ -200,6 +202,10 @@ absl::Status check_filters(hid_t properties, Chunks& chunks) {
     if (filter == H5Z_FILTER_DEFLATE && i + 1 != filters) return refused("another filter follows the compression");
   }
   return filters < 0 ? damaged("HDF5 cannot read the filters") : absl::OkStatus();
+}
+
+absl::Status wrong_size(hsize_t size, int64_t needed) {
+  return damaged(fmt::format("a chunk has {} bytes, {} are needed", size, needed));
 }
 
 /// HDF5 would inflate without end.
@@ -217,23 +223,39 @@ absl::Status check_inflated(const std::vector<char>& stored, int64_t bytes) {
 
 absl::Status check_chunk(hid_t dataset, const Chunks& chunks, const std::vector<hsize_t>& at, int64_t file_bytes,
                          std::vector<char>& stored) {
-  unsigned left_out = 0;
-  haddr_t address = 0;
   hsize_t size = 0;
-  // What the index says, by which HDF5 takes memory: H5Dget_chunk_storage_size does not look there without a filter.
-  if (H5Dget_chunk_info_by_coord(dataset, at.data(), &left_out, &address, &size) < 0 || size == 0)
-    return damaged("a chunk of it is missing");
+  if (H5Dget_chunk_storage_size(dataset, at.data(), &size) < 0 || size == 0) return damaged("a chunk of it is missing");
   if (size > static_cast<hsize_t>(file_bytes))
     return damaged(fmt::format("a chunk claims {} bytes, the file has {}", size, file_bytes));
-  if (chunks.deflate_bit == 0 || (left_out & chunks.deflate_bit) != 0) {  // what does not shrink is stored as it is
-    if (size == static_cast<hsize_t>(chunks.bytes)) return absl::OkStatus();
-    return damaged(fmt::format("a chunk has {} bytes, {} are needed", size, chunks.bytes));
+  if (chunks.deflate_bit == 0) {
+    return size == static_cast<hsize_t>(chunks.bytes) ? absl::OkStatus() : wrong_size(size, chunks.bytes);
   }
-  uint32_t mask = 0;
+  uint32_t left_out = 0;
   stored.resize(size);
-  if (H5Dread_chunk(dataset, H5P_DEFAULT, at.data(), &mask, stored.data()) < 0)
+  if (H5Dread_chunk(dataset, H5P_DEFAULT, at.data(), &left_out, stored.data()) < 0)
     return damaged("HDF5 cannot read a chunk of it");
-  return check_inflated(stored, chunks.bytes);
+  if ((left_out & chunks.deflate_bit) == 0) return check_inflated(stored, chunks.bytes);
+  // Data that does not shrink is stored as it is.
+  return size == static_cast<hsize_t>(chunks.bytes) ? absl::OkStatus() : wrong_size(size, chunks.bytes);
+}
+
+/// Without filters HDF5 takes memory by the index, which H5Dget_chunk_storage_size does not look at, and copies by the
+/// dataset. Whatever it finds there must have the right size.
+absl::Status check_index(hid_t dataset, const Chunks& chunks) {
+  const Hdf5Handle space(H5Dget_space(dataset));
+  hsize_t count = 0;
+  if (!space || H5Dget_num_chunks(dataset, space, &count) < 0) return damaged("HDF5 cannot read where its chunks are");
+  if (count > kMostPlainChunks) return refused(fmt::format("more than {} chunks without a filter", kMostPlainChunks));
+  std::vector<hsize_t> at(chunks.sizes.size());
+  for (hsize_t i = 0; i < count; ++i) {
+    unsigned left_out = 0;
+    haddr_t address = 0;
+    hsize_t size = 0;
+    if (H5Dget_chunk_info(dataset, space, i, at.data(), &left_out, &address, &size) < 0)
+      return damaged("HDF5 cannot read where its chunks are");
+    if (size != static_cast<hsize_t>(chunks.bytes)) return wrong_size(size, chunks.bytes);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status check_chunks(hid_t dataset, hid_t properties, const MatVariable& variable, int64_t file_bytes) {
@@ -254,6 +276,7 @@ absl::Status check_chunks(hid_t dataset, hid_t properties, const MatVariable& va
     if (__builtin_mul_overflow(count, along, &count) || count > kMostChunks)
       return refused(fmt::format("more than {} chunks", kMostChunks));
   }
+  if (chunks.filters == 0) TRAINKIT_RETURN_IF_ERROR(check_index(dataset, chunks));
   std::vector<hsize_t> at(dimensions, 0);
   std::vector<char> stored;
   for (int64_t i = 0; i < count; ++i) {
