@@ -2,7 +2,9 @@
 
 #include <fstream>
 
+#include "test_util.h"
 #include "trainkit/data/adapters.h"
+#include "trainkit/data/disk_cached_dataset.h"
 #include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {
@@ -71,6 +73,14 @@ TEST_CASE("SubsetDataset keeps the contract", "[contract][dataset]") {
 TEST_CASE("ConcatDataset keeps the contract", "[contract][dataset]") {
   std::vector<std::shared_ptr<const Dataset>> parts = {tensors(10), tensors(0), tensors(1), tensors(37)};
   check_dataset_contract(std::make_shared<ConcatDataset>(parts));
+}
+
+TEST_CASE("DiskCachedDataset keeps the contract", "[contract][dataset]") {
+  const test::TempDir folder;
+  const auto cached = DiskCachedDataset::open(tensors(100), folder / "rows", "tensors");
+  REQUIRE(cached.status() == absl::OkStatus());
+  check_dataset_contract(*cached);
+  check_dataset_contract(*cached);  // from the file
 }
 
 TEST_CASE("CachedDataset keeps the contract", "[contract][dataset]") {

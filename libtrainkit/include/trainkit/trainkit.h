@@ -34,6 +34,7 @@
 #include "trainkit/data/batch.h"
 #include "trainkit/data/copy_rows.h"
 #include "trainkit/data/dataset.h"
+#include "trainkit/data/disk_cached_dataset.h"
 #include "trainkit/data/mapped_array_dataset.h"
 #include "trainkit/data/patches.h"
 #include "trainkit/data/permutation.h"
