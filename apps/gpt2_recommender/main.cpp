@@ -46,11 +46,11 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
   torch::manual_seed(run.seed);
   share_processors(run, machine, ReadCost::kCopy);  // a batch of triplets takes microseconds
   TRAINKIT_ASSIGN_OR_RETURN(const Session session, Session::open(run, options, placement));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto train_set, session.triplets(Part::kTrain));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto validation_set, session.triplets(Part::kValidation));
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const MemoryPlan memory,
-      plan_memory(parser, run, machine, session.recipe(run, placement, train_set->history()), placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed train_feed, session.feed(Part::kTrain, run, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed validation_feed, session.feed(Part::kValidation, run, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const MemoryPlan memory,
+                            plan_memory(parser, run, machine, session.recipe(run, placement, train_feed), placement));
+  const auto train_set = train_feed.rows(), validation_set = validation_feed.rows();
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(train_set, order, run, machine, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation, evaluation_loader(validation_set, run, machine, placement));
@@ -91,13 +91,12 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
     if (kept.ok()) kept = best.offer(step, metrics.at("ndcg@10"), *model);
     if (kept.ok() && best.writes() && best.step() == step) kept = save_best_adapters(*model, session, run);
   };
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const TrainerResult result,
-      trainer.fit(*loader, session.loss(train_set->history(), placement.plan.devices),
-                  {.validation = validation.get(),
-                   .validation_loss = session.loss(validation_set->history(), placement.plan.devices),
-                   .on_evaluation = on_evaluation,
-                   .logger = &folder->logger()}));
+  TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
+                            trainer.fit(*loader, session.loss(train_feed, placement.plan.devices),
+                                        {.validation = validation.get(),
+                                         .validation_loss = session.loss(validation_feed, placement.plan.devices),
+                                         .on_evaluation = on_evaluation,
+                                         .logger = &folder->logger()}));
   TRAINKIT_RETURN_IF_ERROR(kept);
   TestScores scores;
   if (placement.is_first()) {

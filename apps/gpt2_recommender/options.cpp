@@ -41,6 +41,10 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
       {.help =
            "How items that a user did not choose are drawn; in_batch: other rows' positives, of the same micro-batch.",
        .choices = {"uniform", "popularity", "in_batch"}});
+  add("draw", &options.draw,
+      {.help = "Where negatives are drawn: by the loader's workers, or on the device, in the step; auto: on a GPU. The "
+               "same negatives from both.",
+       .choices = {"auto", "loader", "device"}});
   add("plan_data", &options.plan_data,
       {.help = "With --dry_run, instead of --data_dir: made-up data of so many users, items and ratings; MovieLens 1M "
                "is 6040x3706x1000209.",

@@ -26,6 +26,8 @@ struct RecOptions {
   std::string split = "ratio";
   /// uniform, popularity or in_batch.
   std::string negatives = "uniform";
+  /// Where negatives are drawn: auto, loader or device.
+  std::string draw = "auto";
 
   /// With --dry_run in place of --data_dir: "USERSxITEMSxRATINGS" of made-up data.
   std::string plan_data = {};

@@ -108,21 +108,41 @@ std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) co
           .embed_dim = options.embed_dim, .freeze_gpt2 = options.is_frozen(), .use_cache = options.is_cached()});
 }
 
-LossFunction Session::loss(const History& history, const std::vector<at::Device>& devices) const {
+absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, const Placement& placement) const {
+  TripletFeed feed;
+  TRAINKIT_ASSIGN_OR_RETURN(feed.triplets, triplets(part));
+  const bool has_bits = !feed.triplets->history().bits().empty();
+  const bool for_gpu = !placement.device().is_cpu() || !run.gpu_memory.empty();
+  if (options_.draw == "device" && !has_bits) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "cli.value",
+                      .field = "--draw",
+                      .problem = "who chose what takes more than 256 MiB as bits",
+                      .got = "device",
+                      .expected = "loader"});
+  }
+  if (options_.draw == "device" || (options_.draw == "auto" && for_gpu && has_bits)) {
+    feed.on_device = std::make_shared<const DeviceTriplets>(feed.triplets, placement.plan.devices);
+  }
+  return feed;
+}
+
+LossFunction Session::loss(const TripletFeed& feed, const std::vector<at::Device>& devices) const {
   std::vector<at::Tensor> known;  // a table on each device
   if (options_.negatives == "in_batch") {
-    const at::Tensor table = history.dense();
+    const at::Tensor table = feed.triplets->history().dense();
     for (const at::Device device : devices) known.push_back(table.to(device));
   }
-  return make_loss_function([known](Recommender& model, const Batch& batch) {
-    const at::Tensor &users = batch["users"], &positives = batch["pos_items"];
-    at::Tensor negatives = batch["neg_items"];
+  return make_loss_function([known, on_device = feed.on_device](Recommender& model, const Batch& batch) {
+    const bool is_drawn = !on_device || batch.fields().size() == 3;
+    Triplets rows =
+        is_drawn ? Triplets{batch["users"], batch["pos_items"], batch["neg_items"]} : on_device->draw(batch);
     for (const at::Tensor& table : known) {
-      if (table.device() != users.device()) continue;
-      negatives = in_batch_negatives(users, positives, negatives, table);
+      if (table.device() != rows.users.device()) continue;
+      rows.negatives = in_batch_negatives(rows.users, rows.positives, rows.negatives, table);
       break;
     }
-    return LossOutput(model.loss(users, positives, negatives));
+    return LossOutput(model.loss(rows.users, rows.positives, rows.negatives));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpt2_recommender/device_triplets.h"
 #include "gpt2_recommender/interactions.h"
 #include "gpt2_recommender/metadata.h"
 #include "gpt2_recommender/models.h"
@@ -19,6 +20,18 @@
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit {
+
+/// Triplets of a part, and where they are made.
+struct TripletFeed {
+  std::shared_ptr<const TripletDataset> triplets = nullptr;
+  /// nullptr: the loader's workers make them.
+  std::shared_ptr<const DeviceTriplets> on_device = nullptr;
+
+  /// What a loader reads.
+  std::shared_ptr<const Dataset> rows() const {
+    return on_device ? on_device->rows() : std::static_pointer_cast<const Dataset>(triplets);
+  }
+};
 
 class Session {
  public:
@@ -36,20 +49,23 @@ class Session {
   /// Triplets of training or validation. Errors: those of TripletDataset::create.
   absl::StatusOr<std::shared_ptr<const TripletDataset>> triplets(Part part) const;
 
+  /// The same by --draw, for these devices.
+  absl::StatusOr<TripletFeed> feed(Part part, const RunOptions& run, const Placement& placement) const;
+
   /// A new model, for one replica. Throws absl::BadStatusOrAccess with the Error of load_gpt2 and apply_lora.
   std::shared_ptr<Recommender> create_model() const { return create_model(options_); }
   /// The same with other sizes or another mode.
   std::shared_ptr<Recommender> create_model(const RecOptions& options) const;
 
-  /// The BPR loss of a batch of triplets under a model of create_model, on any of `devices`; with --negatives in_batch
-  /// `history` says what may be a negative.
-  LossFunction loss(const History& history, const std::vector<at::Device>& devices) const;
+  /// The BPR loss of a batch of `feed` (or of its triplets) under a model of create_model, on any of `devices`; with
+  /// --negatives in_batch its history says what may be a negative.
+  LossFunction loss(const TripletFeed& feed, const std::vector<at::Device>& devices) const;
 
   /// What a step is made of, as one device sees it, to plan its memory: each row of other users and items than the
   /// others, since that takes the most. Valid as long as this session.
+  StepRecipe recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const;
   /// What else is on a device: texts to be read, who chose what for in-batch negatives.
   int64_t device_tables_bytes(const RecOptions& options) const;
-  StepRecipe recipe(const RunOptions& run, const Placement& placement, const History& history) const;
 
   /// "data ..." and what a person should know of it, for the first lines of a run, with line ends.
   std::string describe() const;

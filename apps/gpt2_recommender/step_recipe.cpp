@@ -71,7 +71,7 @@ class Choices {
     change(other);
     list.emplace_back(std::move(flag), [&session = session_, other](StepRecipe& recipe) {
       recipe.make_model = [&session, other] { return session.create_model(other); };
-      recipe.cache_bytes = session.device_tables_bytes(other);
+      recipe.cache_bytes += session.device_tables_bytes(other) - session.device_tables_bytes(session.options());
     });
   }
 
@@ -100,16 +100,16 @@ int64_t Session::device_tables_bytes(const RecOptions& options) const {
   return texts + (options.negatives == "in_batch" ? interactions_.num_users() * interactions_.num_items() : 0);
 }
 
-StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const History& history) const {
+StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const {
   std::vector<at::Device> devices = placement.plan.devices;
   if (!devices.front().is_cpu()) devices.emplace_back(at::kCPU);
   StepRecipe recipe;
   recipe.make_model = [this] { return create_model(); };
   recipe.make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); };
-  recipe.loss = loss(history, devices);
+  recipe.loss = loss(feed, devices);
   recipe.dataset = std::make_shared<DifferentTriplets>(split_.count(Part::kTrain), interactions_.num_users(),
                                                        interactions_.num_items());
-  recipe.cache_bytes = device_tables_bytes(options_);
+  recipe.cache_bytes = device_tables_bytes(options_) + (feed.on_device ? feed.on_device->table_bytes() : 0);
   recipe.fill_caches = [](torch::nn::Module& module) -> std::vector<at::Tensor> {
     auto* model = dynamic_cast<Gpt2Recommender*>(&module);
     return {model ? model->read_little() : at::Tensor()};

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/vectorized.h"
+#include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 
@@ -17,23 +18,7 @@ namespace trainkit {
 namespace {
 
 constexpr int64_t kMostBits = int64_t{1} << 31;  // 256 MiB
-constexpr int kTries = 64;
 constexpr int64_t kBlock = 1024;  // what is drawn again costs by the block; 38 KB, of the second-level cache
-
-/// Bits of a row's first draw. 32 of them bias a choice among n by n / 2^32.
-/// Source of the mixing: MurmurHash3's 32-bit finaliser.
-[[gnu::always_inline]] inline uint32_t row_bits(uint32_t row, uint32_t low, uint32_t high) {
-  uint32_t x = row * 0x9e3779b1u ^ low;
-  x ^= x >> 16;
-  x *= 0x85ebca6bu;
-  x ^= (x >> 13) + high;
-  x *= 0xc2b2ae35u;
-  return x ^ x >> 16;
-}
-
-[[gnu::always_inline]] inline uint32_t scale(uint32_t bits, uint32_t n) {
-  return static_cast<uint32_t>(uint64_t{bits} * n >> 32);
-}
 
 TRAINKIT_VECTORIZED void read_pairs(const RowKey* keys, int64_t count, const uint64_t* table, uint32_t* rows,
                                     uint64_t* pairs) {
@@ -43,7 +28,7 @@ TRAINKIT_VECTORIZED void read_pairs(const RowKey* keys, int64_t count, const uin
 
 TRAINKIT_VECTORIZED void draw(const uint32_t* rows, int64_t count, uint64_t key, uint32_t n, uint32_t* drawn) {
   const auto low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
-  for (int64_t i = 0; i < count; ++i) drawn[i] = scale(row_bits(rows[i], low, high), n);
+  for (int64_t i = 0; i < count; ++i) drawn[i] = detail::scale_to(detail::row_bits(rows[i], low, high), n);
 }
 
 /// taken[i]: whether the bit of the pair is set.
@@ -157,7 +142,7 @@ void TripletDataset::draw_items(const uint32_t* rows, const Pair* pairs, int64_t
     left_rows[j] = rows[where[j]];
     left_pairs[j] = pairs[where[j]];
   }
-  for (int attempt = 1; left > 0 && attempt < kTries; ++attempt) {
+  for (int attempt = 1; left > 0 && attempt < detail::kNegativeTries; ++attempt) {
     draw_once(left_rows, left_pairs, left, hash_key(key, attempt), left_items, taken);
     for (int64_t j = 0; j < left; ++j) items[where[j]] = left_items[j];
     int64_t still_left = 0;

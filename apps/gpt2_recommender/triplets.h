@@ -68,11 +68,13 @@ class TripletDataset final : public Dataset {
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
 
   const History& history() const { return history_; }
+  Negatives negatives() const { return negatives_; }
 
- private:
   /// User in the upper half, item in the lower one: a row is one read.
   using Pair = uint64_t;
+  std::span<const Pair> pairs() const { return pairs_; }
 
+ private:
   TripletDataset(std::vector<Pair> pairs, History history, Negatives negatives);
   void fill(std::span<const RowKey> keys, int64_t* users, int64_t* positives, int64_t* drawn) const;
   void draw_items(const uint32_t* rows, const Pair* pairs, int64_t count, uint64_t key, uint32_t* items) const;

@@ -95,7 +95,8 @@ TEST_CASE("plan of the recommender has the guide's sizes without data or weights
   // GPT-2 small has 124,439,808 weights with 1,024 positions; ours has as many positions as a text has tokens.
   CHECK(parts["GPT-2"]["bytes"].get<int64_t>() == 4 * (124'439'808 - 992 * 768));
   const int64_t texts = 6040 + 3706;
-  CHECK(parts["cache"]["bytes"].get<int64_t>() <= texts * 768 * 4);
+  // and what negatives are drawn from on the device
+  CHECK(parts["cache"]["bytes"].get<int64_t>() <= texts * 768 * 4 + 12'000'000);
   CHECK(parts["cache"]["bytes"].get<int64_t>() > texts * 768 * 4 * 9 / 10);
   CHECK(answer["largest_bytes"]["cache"] == parts["cache"]["bytes"]);
   CHECK(parts["in all"]["bytes"] == answer["peak_bytes"]["total"]);

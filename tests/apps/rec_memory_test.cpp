@@ -14,8 +14,8 @@ using namespace trainkit::test;
 namespace {
 
 StepRecipe recipe_of(const Given& settings, const Session& session) {
-  const auto triplets = session.triplets(Part::kTrain).value();
-  return session.recipe(settings.run, settings.placement, triplets->history());
+  return session.recipe(settings.run, settings.placement,
+                        session.feed(Part::kTrain, settings.run, settings.placement).value());
 }
 
 int64_t counted(const StepRecipe& recipe, int64_t rows) {

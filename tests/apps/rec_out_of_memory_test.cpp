@@ -19,7 +19,7 @@ TEST_CASE("Out of memory with one row at a time gives up the cache, and the loss
   settings.options.n_layer = 1;
   const Session session = settings.open();
   const auto triplets = session.triplets(Part::kTrain).value();
-  const LossFunction loss = session.loss(triplets->history(), {at::kCPU});
+  const LossFunction loss = session.loss({.triplets = triplets}, {at::kCPU});
   std::vector<Batch> rows;
   const auto loader = Prefetcher::create(triplets, SequentialSampler(triplets->size()), {.batch_size = 1}).value();
   for (int i = 0; i < 6; ++i) {

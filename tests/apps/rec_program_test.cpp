@@ -158,6 +158,7 @@ TEST_CASE("Every split, protocol, filter and strategy trains as a program", "[ap
                                                {"--topk", "3"},
                                                {"--strategy", "dp", "--parallel", "2"},
                                                {"--strategy", "dp", "--parallel", "2", "--negatives", "in_batch"},
+                                               {"--strategy", "dp", "--parallel", "2", "--draw", "device"},
                                                {"--grad_accum_steps", "2"},
                                                {"--precision", "bf16"}}) {
     std::vector<std::string> given = more;
@@ -191,6 +192,19 @@ TEST_CASE("The GPT-2 model trains frozen, cached, trained and with adapters, and
   CHECK_THAT(with("cached", {"--resume", "latest", "--no-use_cache", "--epochs", "3"}),
              Catch::Contains("test       recall@10"));
   CHECK(json_of(place, "cached/summary.json").at("epochs") == 3);
+}
+
+TEST_CASE("A run whose negatives are drawn on the device has the losses of one whose loader draws them",
+          "[apps][rec]") {
+  const RecPlace place;
+  for (const char* negatives : {"uniform", "popularity", "in_batch"}) {
+    for (const char* draw : {"loader", "device"}) {
+      const Ended ended = run(place, place.flags(draw, {"--draw", draw, "--negatives", negatives, "--overwrite"}));
+      INFO(ended.errors);
+      REQUIRE(ended.code == 0);
+    }
+    CHECK(losses(place.dir / "loader") == losses(place.dir / "device"));
+  }
 }
 
 TEST_CASE("Two replicas and two ranks train what one process does", "[apps][rec]") {

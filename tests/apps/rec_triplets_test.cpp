@@ -6,6 +6,8 @@
 #include <set>
 
 #include "../contract/dataset_contract.h"
+#include "gpt2_recommender/device_triplets.h"
+#include "gpt2_recommender/triplet_draw.h"
 #include "gpt2_recommender/triplets.h"
 #include "test_util.h"
 #include "trainkit/data/prefetcher.h"
@@ -41,16 +43,16 @@ Split all_train_but(const Interactions& data, int64_t every) {
   return split;
 }
 
-struct Triplets {
+struct Rows {
   std::vector<int64_t> users, positives, negatives;
-  bool operator==(const Triplets&) const = default;
+  bool operator==(const Rows&) const = default;
 };
 
-Triplets epoch_of(std::shared_ptr<const Dataset> data, PrefetcherOptions options, int64_t epoch = 0, uint64_t seed = 1,
-                  int64_t from = 0) {
+Rows epoch_of(std::shared_ptr<const Dataset> data, PrefetcherOptions options, int64_t epoch = 0, uint64_t seed = 1,
+              int64_t from = 0) {
   auto loader = Prefetcher::create(data, RandomSampler(data->size(), {.seed = seed}), options).value();
   loader->seek(epoch, from);
-  Triplets all;
+  Rows all;
   while (auto batch = loader->next().value()) {
     const auto add = [&](const char* field, std::vector<int64_t>& to) {
       const at::Tensor& values = (*batch)[field];
@@ -80,7 +82,7 @@ TEST_CASE("A negative is never a training item of its user, and each positive co
   for (const Negatives negatives : {Negatives::kUniform, Negatives::kPopularity}) {
     const auto triplets = TripletDataset::create(data, split, Part::kTrain, negatives).value();
     for (int64_t epoch = 0; epoch < 20; ++epoch) {
-      const Triplets all = epoch_of(triplets, {.batch_size = 100}, epoch);
+      const Rows all = epoch_of(triplets, {.batch_size = 100}, epoch);
       std::set<std::pair<int64_t, int64_t>> pairs;
       int64_t bad = 0;
       for (size_t i = 0; i < all.users.size(); ++i) {
@@ -99,10 +101,10 @@ TEST_CASE("Triplets are the same for any workers and from any position, and othe
           "[apps][rec]") {
   const Interactions data = skewed();
   const auto triplets = TripletDataset::create(data, all_train_but(data, 9), Part::kTrain, Negatives::kUniform).value();
-  const Triplets expected = epoch_of(triplets, {.batch_size = 64}, 3);
+  const Rows expected = epoch_of(triplets, {.batch_size = 64}, 3);
   CHECK(epoch_of(triplets, {.batch_size = 64, .num_workers = 3, .prefetch_factor = 4}, 3) == expected);
   CHECK(epoch_of(triplets, {.batch_size = 17, .num_workers = 1}, 3) == expected);
-  const Triplets rest = epoch_of(triplets, {.batch_size = 64}, 3, 1, 5);
+  const Rows rest = epoch_of(triplets, {.batch_size = 64}, 3, 1, 5);
   CHECK(rest.negatives == std::vector(expected.negatives.begin() + 5 * 64, expected.negatives.end()));
   CHECK(epoch_of(triplets, {.batch_size = 64}, 4).negatives != expected.negatives);
   CHECK(epoch_of(triplets, {.batch_size = 64}, 3, 2).negatives != expected.negatives);
@@ -117,7 +119,7 @@ TEST_CASE("Rows of validation have negatives that are neither training's nor the
   CHECK(rows->size() == split.count(Part::kValidation));
   int64_t of_test = 0;
   for (int64_t epoch = 0; epoch < 50; ++epoch) {
-    const Triplets all = epoch_of(rows, {.batch_size = 100}, epoch);
+    const Rows all = epoch_of(rows, {.batch_size = 100}, epoch);
     for (size_t i = 0; i < all.users.size(); ++i) {
       REQUIRE_FALSE(known.contains(all.users[i], static_cast<int32_t>(all.negatives[i])));
       of_test += test.contains(all.users[i], static_cast<int32_t>(all.negatives[i]));
@@ -180,7 +182,7 @@ TEST_CASE("A user who chose all but one item gets that one; one who chose all is
   data.item.push_back(4321);
   Split split{"", std::vector<Part>(data.user.size(), Part::kTrain)};
   for (const Negatives kind : {Negatives::kUniform, Negatives::kPopularity}) {
-    const Triplets all = epoch_of(TripletDataset::create(data, split, Part::kTrain, kind).value(), {.batch_size = 512});
+    const Rows all = epoch_of(TripletDataset::create(data, split, Part::kTrain, kind).value(), {.batch_size = 512});
     for (size_t i = 0; i < all.users.size(); ++i) {
       if (all.users[i] == 0) REQUIRE(all.negatives[i] == 4321);
     }
@@ -224,7 +226,7 @@ TEST_CASE("In-batch negatives are other rows' positives that the user did not ch
   const Split split = all_train_but(data, 9);
   const auto triplets = TripletDataset::create(data, split, Part::kTrain, Negatives::kUniform).value();
   const at::Tensor known = triplets->history().dense();
-  const Triplets all = epoch_of(triplets, {.batch_size = 64});
+  const Rows all = epoch_of(triplets, {.batch_size = 64});
   const auto tensor = [](const std::vector<int64_t>& values) {
     return at::tensor(at::ArrayRef<int64_t>(values.data(), 64), at::kLong);
   };
@@ -237,4 +239,71 @@ TEST_CASE("In-batch negatives are other rows' positives that the user did not ch
   CHECK(negatives.equal(in_batch_negatives(users, positives, drawn, known)));
   CHECK(in_batch_negatives(users.slice(0, 0, 1), positives.slice(0, 0, 1), drawn.slice(0, 0, 1), known)
             .equal(drawn.slice(0, 0, 1)));
+}
+
+TEST_CASE("Triplets made on the device are the loader's, bit for bit", "[apps][rec]") {
+  const Interactions data = skewed();
+  Split split = all_train_but(data, 9);
+  for (size_t i = 4; i < split.parts.size(); i += 9) split.parts[i] = Part::kValidation;
+  for (const Negatives kind : {Negatives::kUniform, Negatives::kPopularity}) {
+    for (const Part part : {Part::kTrain, Part::kValidation}) {
+      const auto triplets = TripletDataset::create(data, split, part, kind).value();
+      const DeviceTriplets on_device(triplets, {at::Device(at::kCPU)});
+      for (const auto& [seed, epoch] : {std::pair<uint64_t, int64_t>{1, 0}, {1, 1}, {77, 3}}) {
+        const Rows expected = epoch_of(triplets, {.batch_size = 64}, epoch, seed);
+        const auto rows = on_device.rows();
+        auto loader =
+            Prefetcher::create(rows, RandomSampler(rows->size(), {.seed = seed}), {.batch_size = 37, .num_workers = 2})
+                .value();
+        loader->seek(epoch, 0);
+        Rows drawn;
+        while (auto batch = loader->next().value()) {
+          const auto made = on_device.draw(*batch);
+          const auto add = [](const at::Tensor& values, std::vector<int64_t>& to) {
+            to.insert(to.end(), values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel());
+          };
+          add(made.users, drawn.users);
+          add(made.positives, drawn.positives);
+          add(made.negatives, drawn.negatives);
+        }
+        CHECK(drawn == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("A draw on the device ends as the loader's where 64 tries find nothing", "[apps][rec]") {
+  Interactions data;
+  data.users.resize(2);
+  data.items.resize(5000);
+  for (int32_t item = 0; item < 5000; ++item) {
+    data.user.push_back(item == 4321 ? 1 : 0);
+    data.item.push_back(item);
+  }
+  const Split split{"", std::vector<Part>(data.user.size(), Part::kTrain)};
+  for (const Negatives kind : {Negatives::kUniform, Negatives::kPopularity}) {
+    const auto triplets = TripletDataset::create(data, split, Part::kTrain, kind).value();
+    const DeviceTriplets on_device(triplets, {at::Device(at::kCPU)});
+    auto loader = Prefetcher::create(on_device.rows(), RandomSampler(5000, {.seed = 1}), {.batch_size = 5000}).value();
+    const auto made = on_device.draw(loader->next().value().value());
+    const Rows expected = epoch_of(triplets, {.batch_size = 5000});
+    CHECK(std::equal(expected.negatives.begin(), expected.negatives.end(), made.negatives.const_data_ptr<int64_t>()));
+  }
+}
+
+TEST_CASE("The kernel's generator is the library's, and rows out of range are errors", "[apps][rec]") {
+  for (const uint64_t key : {uint64_t{0}, uint64_t{1}, uint64_t{0xfedcba9876543210}}) {
+    for (uint64_t attempt = 1; attempt < 70; ++attempt) {
+      REQUIRE(trainkit::detail::attempt_key(key, attempt) == hash_key(key, attempt));
+    }
+  }
+  const Interactions data = skewed();
+  const auto triplets = TripletDataset::create(data, all_train_but(data, 9), Part::kTrain, Negatives::kUniform).value();
+  const DeviceTriplets on_device(triplets, {at::Device(at::kCPU)});
+  CHECK(on_device.table_bytes() == 8 * triplets->size() + 60 * 64 / 8);
+  const auto fields = std::make_shared<const std::vector<FieldSpec>>(on_device.rows()->fields());
+  const at::Tensor key = at::zeros({1}, at::kLong);
+  for (const int64_t row : {int64_t{-1}, triplets->size()}) {
+    CHECK_THROWS_AS(on_device.draw(Batch(fields, {at::full({1}, row, at::kLong), key})), c10::IndexError);
+  }
 }
