@@ -93,7 +93,12 @@ at::Tensor VisualEncoder::forward(const at::Tensor& frames) {
   return pool(vectors);
 }
 
-AudioEncoder::AudioEncoder(const EmotionModelSize& size) {
+AudioEncoder::AudioEncoder(const EmotionModelSize& size, int64_t sample_rate) {
+  mel_ = register_module("mel", MelSpectrogram(MelSpectrogramOptions{.sample_rate = sample_rate,
+                                                                     .n_fft = sample_rate / 40,
+                                                                     .hop_length = sample_rate / 100,
+                                                                     .n_mels = 64,
+                                                                     .log_floor = 1e-6}));
   layers_ = register_module("layers", torch::nn::Sequential());
   int64_t in = 1;
   for (const int64_t out : size.audio_channels) {
@@ -106,8 +111,11 @@ AudioEncoder::AudioEncoder(const EmotionModelSize& size) {
   out_ = register_module("out", linear(in, size.width));
 }
 
-at::Tensor AudioEncoder::forward(const at::Tensor& log_mel) {
-  return out_->forward(layers_->forward(log_mel.unsqueeze(1)).mean({2, 3}));
+at::Tensor AudioEncoder::forward(const at::Tensor& samples) {
+  at::Tensor picture = mel_->forward(samples);
+  picture = picture - picture.mean({1, 2}, /*keepdim=*/true);
+  picture = picture / (picture.square().mean({1, 2}, /*keepdim=*/true) + 1e-5).sqrt();
+  return out_->forward(layers_->forward(picture.unsqueeze(1)).mean({2, 3}));
 }
 
 Fusion::Fusion(const std::string& type, int64_t width) : type_(type), heads_(width / kHeadWidth) {
@@ -143,7 +151,8 @@ EmotionModel::EmotionModel(const EmotionModelOptions& options) : options_(option
   const EmotionModelSize size = size_of(options.size);
   check_name("fusion", options.fusion, fusion_types());
   if (options.modality != Modality::kAudio) visual_ = register_module("visual", std::make_shared<VisualEncoder>(size));
-  if (options.modality != Modality::kVisual) audio_ = register_module("audio", std::make_shared<AudioEncoder>(size));
+  if (options.modality != Modality::kVisual)
+    audio_ = register_module("audio", std::make_shared<AudioEncoder>(size, options.sample_rate));
   // What follows the encoders learns at the fusion's rate, whatever it is given.
   fusion_ = std::make_shared<Fusion>(options.fusion, size.width);
   auto head = std::make_shared<torch::nn::Module>("fusion");
@@ -153,14 +162,14 @@ EmotionModel::EmotionModel(const EmotionModelOptions& options) : options_(option
   register_module("fusion", head);
 }
 
-at::Tensor EmotionModel::forward(const at::Tensor& frames, const at::Tensor& log_mel, const at::Tensor& has_audio) {
+at::Tensor EmotionModel::forward(const at::Tensor& frames, const at::Tensor& samples, const at::Tensor& has_audio) {
   at::Tensor vector;
   if (!audio_) {
     vector = visual_->forward(frames);
   } else if (!visual_) {
-    vector = audio_->forward(log_mel);
+    vector = audio_->forward(samples);
   } else {
-    vector = fusion_->forward(visual_->forward(frames), audio_->forward(log_mel), has_audio);
+    vector = fusion_->forward(visual_->forward(frames), audio_->forward(samples), has_audio);
   }
   if (is_training() && options_.dropout > 0) vector = at::dropout(vector, options_.dropout, /*train=*/true);
   return classifier_->forward(vector);

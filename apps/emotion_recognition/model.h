@@ -1,6 +1,6 @@
 #pragma once
 /// What a face shows and what a voice says, brought together: ResNet18 per frame, a convolutional network over the
-/// mel spectrogram, and a fusion of the two.
+/// voice's mel spectrogram, and a fusion of the two.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "trainkit/nn/mel_spectrogram.h"
 #include "trainkit/nn/resnet18.h"
 
 namespace trainkit {
@@ -28,6 +29,7 @@ struct EmotionModelOptions {
   std::string fusion = "attention";
   Modality modality = Modality::kBoth;
   int64_t num_classes = 7;
+  int64_t sample_rate = 16'000;
   /// Share of values dropped before the last layer.
   double dropout = 0.3;
 };
@@ -68,15 +70,17 @@ class VisualEncoder final : public torch::nn::Module {
   at::Tensor mean_, scale_;
 };
 
-/// A log-mel spectrogram to a vector: 3x3 convolutions, each with BN, ReLU and a 2x2 maximum; mean over what is left;
-/// Linear.
+/// Sound to a vector: log-mel spectrogram (64 filters, a column each 10 ms), made on the device, each clip's to mean 0
+/// and deviation 1, so that loudness does not count; 3x3 convolutions, each with BN, ReLU and a 2x2 maximum; mean over
+/// what is left; Linear.
 class AudioEncoder final : public torch::nn::Module {
  public:
-  explicit AudioEncoder(const EmotionModelSize& size);
-  /// (B, mels, T) to (B, width); at least 2^convolutions mels and frames.
-  at::Tensor forward(const at::Tensor& log_mel);
+  AudioEncoder(const EmotionModelSize& size, int64_t sample_rate);
+  /// (B, samples) float32, at least a quarter of a second, to (B, width).
+  at::Tensor forward(const at::Tensor& samples);
 
  private:
+  MelSpectrogram mel_{nullptr};
   torch::nn::Sequential layers_{nullptr};
   torch::nn::Linear out_{nullptr};
 };
@@ -106,9 +110,9 @@ class EmotionModel final : public torch::nn::Module {
   /// Throws c10::ValueError for unknown names.
   explicit EmotionModel(const EmotionModelOptions& options);
 
-  /// frames (B, N, H, W, 3) uint8, log_mel (B, mels, T), has_audio (B) bool; what the modality leaves out may be
+  /// frames (B, N, H, W, 3) uint8, samples (B, T) float32, has_audio (B) bool; what the modality leaves out may be
   /// undefined. Class scores, (B, num_classes).
-  at::Tensor forward(const at::Tensor& frames, const at::Tensor& log_mel, const at::Tensor& has_audio);
+  at::Tensor forward(const at::Tensor& frames, const at::Tensor& samples, const at::Tensor& has_audio);
 
   const EmotionModelOptions& options() const { return options_; }
   /// Null if the model looks at the sound alone.

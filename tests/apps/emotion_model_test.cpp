@@ -11,7 +11,7 @@ namespace {
 
 struct Clips {
   at::Tensor frames = torch::randint(256, {3, 2, 64, 64, 3}).to(torch::kUInt8);
-  at::Tensor log_mel = torch::randn({3, 64, 40});
+  at::Tensor samples = 0.1 * torch::randn({3, 8000});
   at::Tensor has_audio = torch::ones({3}, torch::kBool);
 };
 
@@ -40,7 +40,7 @@ TEST_CASE("Every size, fusion and modality gives scores and trains all its param
   for (const EmotionModelOptions& options : all) {
     INFO(options.size << ", " << options.fusion << ", modality " << static_cast<int>(options.modality));
     const auto model = make(options);
-    const at::Tensor scores = model->forward(clips.frames, clips.log_mel, clips.has_audio);
+    const at::Tensor scores = model->forward(clips.frames, clips.samples, clips.has_audio);
     CHECK(scores.sizes() == at::IntArrayRef({3, 7}));
     scores.square().sum().backward();
     for (const auto& parameter : model->named_parameters()) {
@@ -65,9 +65,9 @@ TEST_CASE("What a silent clip's sound says does not matter, and a heard one's do
     const auto model = make({.size = "simple", .fusion = fusion});
     model->eval();
     const at::NoGradGuard no_grad;
-    const at::Tensor before = model->forward(clips.frames, clips.log_mel, clips.has_audio);
+    const at::Tensor before = model->forward(clips.frames, clips.samples, clips.has_audio);
     const at::Tensor after =
-        model->forward(clips.frames, clips.log_mel + 3 * torch::randn({3, 64, 40}), clips.has_audio);
+        model->forward(clips.frames, clips.samples + 0.2 * torch::randn({3, 8000}), clips.has_audio);
     CHECK(at::equal(before[1], after[1]));
     CHECK_FALSE(at::allclose(before[0], after[0]));
     CHECK(after.isfinite().all().item<bool>());
@@ -81,11 +81,11 @@ TEST_CASE(
   const auto model = make({.size = "simple"});
   model->eval();
   const at::NoGradGuard no_grad;
-  const at::Tensor whole = model->forward(clips.frames, clips.log_mel, clips.has_audio);
+  const at::Tensor whole = model->forward(clips.frames, clips.samples, clips.has_audio);
   const at::Tensor alone =
-      model->forward(clips.frames.narrow(0, 1, 1), clips.log_mel.narrow(0, 1, 1), clips.has_audio.narrow(0, 1, 1));
+      model->forward(clips.frames.narrow(0, 1, 1), clips.samples.narrow(0, 1, 1), clips.has_audio.narrow(0, 1, 1));
   CHECK(at::allclose(whole[1], alone[0], 1e-4, 1e-5));
-  CHECK(at::allclose(whole, model->forward(clips.frames.flip(1), clips.log_mel, clips.has_audio), 1e-4, 1e-5));
+  CHECK(at::allclose(whole, model->forward(clips.frames.flip(1), clips.samples, clips.has_audio), 1e-4, 1e-5));
 }
 
 TEST_CASE("Frames are normalised as torchvision's weights expect", "[apps][emotion]") {

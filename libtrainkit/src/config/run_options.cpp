@@ -187,6 +187,13 @@ std::string why_no_gpu() {
                                               : diagnosis.problem + ": " + diagnosis.remedy;
 }
 
+/// A file that asks for what this machine has not is no faulty file: exit code 2, wherever the value came from.
+absl::Status not_here(const absl::Status& status) {
+  Error error = *error_of(status);
+  error.exit_code = ExitCode::kUsage;
+  return to_status(error, status.code());
+}
+
 /// The devices that --use_multi_gpu, --gpu_ids and --parallel ask for; none of the flags given: `device` alone.
 absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parser, const RunOptions& o,
                                                        c10::Device device, const Machine& machine) {
@@ -199,18 +206,20 @@ absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parse
     return parser.invalid("device", "names one GPU, but several are asked for", "auto or cuda", "--gpu_ids picks GPUs");
   }
   if (several_gpus) {
+    // Where the CPU is asked for by name, as many logical replicas stand for the GPUs that are listed.
+    if (o.device == "cpu" && !o.gpu_ids.empty()) return std::vector(o.gpu_ids.size(), device);
     if (device.is_cpu()) {
-      return parser.invalid(
-          "use_multi_gpu",
-          machine.cuda_devices > 0 ? "contradicts " + parser.source("device") : "no GPU on this machine", "",
-          "--device cpu --parallel N trains N logical replicas on the CPU");
+      return not_here(
+          parser.invalid("use_multi_gpu",
+                         machine.cuda_devices > 0 ? "contradicts " + parser.source("device") : "no GPU on this machine",
+                         "", "--device cpu --parallel N trains N logical replicas on the CPU"));
     }
     std::vector<c10::Device> gpus;
     for (const int id : o.gpu_ids) {
       if (id >= machine.cuda_devices) {
-        return parser.invalid("gpu_ids", "no GPU " + std::to_string(id),
-                              "0.." + std::to_string(machine.cuda_devices - 1),
-                              "CUDA_VISIBLE_DEVICES decides which GPUs are seen; trainkit doctor lists them");
+        return not_here(parser.invalid("gpu_ids", "no GPU " + std::to_string(id),
+                                       "0.." + std::to_string(machine.cuda_devices - 1),
+                                       "CUDA_VISIBLE_DEVICES decides which GPUs are seen; trainkit doctor lists them"));
       }
       gpus.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(id));
     }

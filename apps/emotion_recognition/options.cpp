@@ -1,0 +1,143 @@
+#include "emotion_recognition/options.h"
+
+#include <cmath>
+
+namespace trainkit {
+namespace {
+
+template <class T>
+void add_to(ConfigParser& parser, const char* group, const char* name, T* variable, OptionSpec spec) {
+  spec.group = group;
+  parser.add(name, variable, std::move(spec));
+}
+
+void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    add_to(parser, "Clips", name, variable, std::move(spec));
+  };
+  add("dataset", &options.dataset,
+      {.help = "MELD: its csv files and folders below --data_dir; csv: the tables that --train_csv and the like name.",
+       .choices = {"MELD", "csv"}});
+  add("train_csv", &options.train_csv, {.help = "A table of clips to train on.", .path = PathKind::kInput});
+  add("val_csv", &options.val_csv, {.help = "One for validation.", .path = PathKind::kInput});
+  add("test_csv", &options.test_csv, {.help = "One for the test.", .path = PathKind::kInput});
+  add("clip_dir", &options.clip_dir,
+      {.help = "The folder that their clips lie in; without it --data_dir.", .path = PathKind::kInput});
+  add("label_column", &options.label_column, {.help = "The column of the tables that has the label."});
+  add("path_column", &options.path_column,
+      {.help = "The one that has a clip's path below its folder; without it dia<Dialogue_ID>_utt<Utterance_ID>.mp4."});
+  add("csv_delimiter", &options.csv_delimiter, {.help = "The character between two fields."});
+  add("frames", &options.frames, {.help = "Frames of each clip, spread over it.", .min = 1, .max = 1024});
+  add("image_size", &options.image_size, {.help = "Their height and width, in pixels.", .min = 32, .max = 1024});
+  add("audio_seconds", &options.audio_seconds,
+      {.help = "Sound of each clip: the middle of a longer one, silence after a shorter one.", .min = 0.5, .max = 120});
+}
+
+void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    add_to(parser, "Model", name, variable, std::move(spec));
+  };
+  add("model_size", &options.model_size, {.help = "The size; see the page of this trainer.", .choices = model_sizes()});
+  add("fusion_type", &options.fusion_type,
+      {.help = "How frames and sound are brought together.", .choices = fusion_types()});
+  add("modality", &options.modality, {.help = "What the model looks at.", .choices = {"both", "visual", "audio"}});
+  add("dropout", &options.dropout, {.help = "Share of values dropped before the last layer.", .min = 0, .max = 0.99});
+  add("visual_weights", &options.visual_weights,
+      {.help = "ResNet18's weights: torchvision's .pth, or safetensors; without it they start at random.",
+       .path = PathKind::kInput});
+}
+
+void add_learning_flags(ConfigParser& parser, EmotionOptions& options) {
+  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
+    add_to(parser, "Learning", name, variable, std::move(spec));
+  };
+  add("lr_visual", &options.lr_visual, {.help = "Learning rate of ResNet18; without it a tenth of --lr.", .above = 0});
+  add("lr_audio", &options.lr_audio, {.help = "That of the sound's network; without it a tenth of --lr.", .above = 0});
+  add("lr_fusion", &options.lr_fusion, {.help = "That of what follows the two; without it --lr.", .above = 0});
+  add("class_weights", &options.class_weights, {.help = "Rare labels count for more, in inverse proportion."});
+  add("label_smoothing", &options.label_smoothing,
+      {.help = "Share of a label that is spread over all labels.", .min = 0, .max = 0.99});
+}
+
+}  // namespace
+
+void set_run_defaults(RunOptions& run) {
+  run.output_dir = "runs/emotion";
+  run.epochs = 100;
+  run.batch_size = {16};
+  run.lr = 1e-3;
+  run.weight_decay = 0.01;
+  run.grad_clip = 1.0;
+  run.scheduler = "cosine";
+  run.on_error = "replace";
+}
+
+void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
+  add_clip_flags(parser, options);
+  add_model_flags(parser, options);
+  add_learning_flags(parser, options);
+}
+
+// Source: config_3x4090.json and the training script of the guide on three RTX 4090.
+void add_emotion_presets(ConfigParser& parser) {
+  parser.add_preset("multi_gpu_3x4090",
+                    {{"use_multi_gpu", "true"},
+                     {"gpu_ids", "0,1,2"},
+                     {"batch_size", "22"},
+                     {"num_workers", "12"},
+                     {"lr_visual", "3e-4"},
+                     {"lr_audio", "3e-4"},
+                     {"lr_fusion", "3e-3"},
+                     {"auto_scale_lr", "false"},
+                     {"fusion_type", "attention"},
+                     {"scheduler", "cosine"},
+                     {"grad_clip", "1.0"},
+                     {"epochs", "100"},
+                     {"tensorboard_dir", "./logs_multi_gpu"}},
+                    "3 x RTX 4090, 22 clips each");
+}
+
+Settings device_defaults(bool cuda) { return {{"mixed_precision", cuda ? "true" : "false"}}; }
+
+absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options) {
+  if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "as in ;");
+  if (options.dataset == "MELD") {
+    if (run.data_dir.empty()) {
+      return parser.invalid("data_dir", "not given", "a folder with MELD's layout",
+                            "trainkit-emotion --make_demo_data DIR writes a small one");
+    }
+    return absl::OkStatus();
+  }
+  if (options.train_csv.empty()) return parser.invalid("train_csv", "not given", "a table of clips");
+  if (options.clip_dir.empty() && run.data_dir.empty()) {
+    return parser.invalid("clip_dir", "not given", "the folder of the clips");
+  }
+  return absl::OkStatus();
+}
+
+Modality modality_of(const EmotionOptions& options) {
+  return options.modality == "visual"  ? Modality::kVisual
+         : options.modality == "audio" ? Modality::kAudio
+                                       : Modality::kBoth;
+}
+
+EmotionModelOptions model_options(const EmotionOptions& options, int64_t num_classes) {
+  return {.size = options.model_size,
+          .fusion = options.fusion_type,
+          .modality = modality_of(options),
+          .num_classes = num_classes,
+          .dropout = options.dropout};
+}
+
+ClipDatasetOptions dataset_options(const EmotionOptions& options) {
+  ClipDatasetOptions dataset{
+      .modality = modality_of(options), .frames = options.frames, .image_size = options.image_size};
+  dataset.samples = std::llround(options.audio_seconds * static_cast<double>(dataset.sample_rate));
+  return dataset;
+}
+
+ClipColumns clip_columns(const EmotionOptions& options) {
+  return {.label = options.label_column, .path = options.path_column, .delimiter = options.csv_delimiter[0]};
+}
+
+}  // namespace trainkit

@@ -1,0 +1,70 @@
+#pragma once
+/// The settings that are this trainer's own; those of every trainer are in trainkit/config/run_options.h.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "emotion_recognition/clip_dataset.h"
+#include "emotion_recognition/clips.h"
+#include "emotion_recognition/model.h"
+#include "trainkit/config/config.h"
+#include "trainkit/config/run_options.h"
+
+namespace trainkit {
+
+/// One member per flag, under the flag's name.
+struct EmotionOptions {
+  // Clips
+  /// MELD, or csv for any other table.
+  std::string dataset = "MELD";
+  std::string train_csv = {}, val_csv = {}, test_csv = {};
+  std::string clip_dir = {};
+  std::string label_column = "Emotion";
+  std::string path_column = {};
+  std::string csv_delimiter = ",";
+  int64_t frames = 8;
+  int64_t image_size = 224;
+  double audio_seconds = 5;
+
+  // Model
+  std::string model_size = "complex";
+  std::string fusion_type = "attention";
+  /// both, visual or audio.
+  std::string modality = "both";
+  double dropout = 0.3;
+  std::string visual_weights = {};
+
+  // Learning
+  /// Unset: a tenth of --lr for the encoders, --lr for the fusion.
+  std::optional<double> lr_visual = {}, lr_audio = {}, lr_fusion = {};
+  bool class_weights = true;
+  double label_smoothing = 0.1;
+
+  double used_lr_visual(double lr) const { return lr_visual.value_or(lr / 10); }
+  double used_lr_audio(double lr) const { return lr_audio.value_or(lr / 10); }
+  double used_lr_fusion(double lr) const { return lr_fusion.value_or(lr); }
+};
+
+/// The defaults of `run` that this trainer changes; to be called before add_run_flags.
+void set_run_defaults(RunOptions& run);
+
+/// Adds every flag of EmotionOptions.
+void add_emotion_flags(ConfigParser& parser, EmotionOptions& options);
+
+/// multi_gpu_3x4090: the guide's training script.
+void add_emotion_presets(ConfigParser& parser);
+
+/// The defaults that depend on the device, for ConfigParser::set_defaults: mixed precision is on with CUDA.
+Settings device_defaults(bool cuda);
+
+/// Rules between the flags. Errors are blamed on where the value came from.
+absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options);
+
+Modality modality_of(const EmotionOptions& options);
+EmotionModelOptions model_options(const EmotionOptions& options, int64_t num_classes);
+ClipDatasetOptions dataset_options(const EmotionOptions& options);
+ClipColumns clip_columns(const EmotionOptions& options);
+
+}  // namespace trainkit

@@ -1,0 +1,169 @@
+#include "emotion_recognition/session.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/nn/cross_entropy.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/weights.h"
+
+namespace trainkit {
+namespace {
+
+absl::StatusOr<ClipList> read_split(const RunOptions& run, const EmotionOptions& options, const std::string& split,
+                                    const std::string& csv, const std::vector<std::string>& labels) {
+  if (options.dataset == "csv") {
+    return read_clips({csv, options.clip_dir.empty() ? run.data_dir : options.clip_dir}, clip_columns(options), labels);
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const SplitFiles files, find_split(run.data_dir, split));
+  return read_clips(files, clip_columns(options), labels);
+}
+
+std::string describe_list(const char* name, const ClipDataset& dataset) {
+  const ClipList& list = dataset.list();
+  std::string text = fmt::format("{} {}", name, list.size());
+  if (list.missing > 0) text += fmt::format(" ({} without a file)", list.missing);
+  return text;
+}
+
+/// Weights of ResNet18 alone: only its last layer may differ.
+absl::Status load_visual_weights(ResNet18& backbone, const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(const LoadedWeights loaded, load_weights(*backbone, path, {.partial = true}));
+  for (const auto* names : {&loaded.missing, &loaded.unexpected, &loaded.misshapen}) {
+    for (const std::string& name : *names) {
+      if (name.starts_with("fc.")) continue;
+      return to_status({.exit_code = ExitCode::kWeights,
+                        .id = "weights.match",
+                        .where = path,
+                        .field = name,
+                        .problem = "these are not the weights of a ResNet18",
+                        .expected = "torchvision's names and shapes"});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOptions& options) {
+  const bool meld = options.dataset == "MELD";
+  const auto& names = meld ? meld_emotions() : std::vector<std::string>{};
+  TRAINKIT_ASSIGN_OR_RETURN(ClipList train, read_split(run, options, "train", options.train_csv, names));
+  const std::vector<std::string> labels = train.labels;
+  const ClipDatasetOptions dataset = dataset_options(options);
+  std::shared_ptr<const ClipDataset> parts[2];
+  const std::pair<const char*, const std::string&> others[] = {{"dev", options.val_csv}, {"test", options.test_csv}};
+  for (size_t i = 0; i < 2; ++i) {
+    if (!meld && others[i].second.empty()) continue;
+    TRAINKIT_ASSIGN_OR_RETURN(ClipList list, read_split(run, options, others[i].first, others[i].second, labels));
+    TRAINKIT_RETURN_IF_ERROR(check_disjoint(train, list));
+    if (parts[0]) TRAINKIT_RETURN_IF_ERROR(check_disjoint(parts[0]->list(), list));
+    parts[i] = std::make_shared<ClipDataset>(std::move(list), dataset);
+  }
+  auto trained = std::make_shared<ClipDataset>(std::move(train), dataset);
+  return Session(options, std::move(trained), std::move(parts[0]), std::move(parts[1]));
+}
+
+std::shared_ptr<EmotionModel> Session::create_model() const {
+  auto model = std::make_shared<EmotionModel>(model_options(options_, static_cast<int64_t>(labels().size())));
+  if (!options_.visual_weights.empty() && model->visual()) {
+    ResNet18 backbone = model->visual()->backbone();
+    const absl::Status loaded = load_visual_weights(backbone, options_.visual_weights);
+    if (!loaded.ok()) throw absl::BadStatusOrAccess(loaded);
+  }
+  return model;
+}
+
+LossFunction Session::loss(bool trains) const {
+  const Modality modality = modality_of(options_);
+  const double smoothing = trains ? options_.label_smoothing : 0;
+  at::Tensor weights = trains && options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor();
+  return make_loss_function([modality, smoothing, weights](EmotionModel& model, const Batch& batch) mutable {
+    const at::Tensor& labels = batch["label"];
+    const auto field = [&](const char* name, Modality without) {
+      return modality == without ? at::Tensor() : batch[name];
+    };
+    const at::Tensor scores = model.forward(field("frames", Modality::kAudio), field("audio", Modality::kVisual),
+                                            field("has_audio", Modality::kVisual));
+    if (weights.defined() && weights.device() != scores.device()) weights = weights.to(scores.device());
+    std::optional<at::Tensor> each;
+    if (weights.defined()) each = weights.to(scores.scalar_type());
+    const bool plain = !each && smoothing == 0;
+    LossOutput output(plain ? cross_entropy(scores, labels)
+                            : at::cross_entropy_loss(scores, labels, each, at::Reduction::Sum, -100, smoothing) /
+                                  static_cast<double>(batch.size()));
+    const c10::NoGradGuard no_grad;
+    output.metrics = {{"accuracy", scores.argmax(1).eq(labels).to(at::kFloat).mean()}};
+    return output;
+  });
+}
+
+StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
+  // The model that the optimizer is made for is not known yet: one of its size has the same groups.
+  return {.make_model = [this] { return create_model(); },
+          .make_optimizer =
+              [this, run, replicas = placement.batch.replicas] {
+                return std::make_unique<AdamW>(
+                    AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+              },
+          .loss = loss(/*trains=*/true),
+          .dataset = train_};
+}
+
+std::string Session::describe() const {
+  std::string text = "clips      " + describe_list("train", *train_);
+  if (validation_) text += ", " + describe_list("validation", *validation_);
+  if (test_) text += ", " + describe_list("test", *test_);
+  text += fmt::format("; {} labels: {}\n", labels().size(), fmt::join(labels(), ", "));
+  const ClipDatasetOptions& row = train_->options();
+  text += fmt::format("model      {}, {}", options_.model_size, options_.modality);
+  if (options_.modality == "both") text += fmt::format(", fusion by {}", options_.fusion_type);
+  if (options_.modality != "audio") {
+    text += fmt::format("; {} frames of {} x {}", row.frames, row.image_size, row.image_size);
+    text += options_.visual_weights.empty() ? "; ResNet18 starts at random (--visual_weights FILE)"
+                                            : "; ResNet18 from " + options_.visual_weights;
+  }
+  text += "\n";
+  if (const std::string none = missing_classes(train_->list()); !none.empty()) text += "warning: " + none + "\n";
+  return text;
+}
+
+at::Tensor class_weights(const std::vector<int64_t>& counts) {
+  const auto present =
+      static_cast<double>(std::count_if(counts.begin(), counts.end(), [](int64_t n) { return n > 0; }));
+  const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  std::vector<float> weights;
+  for (const int64_t count : counts) {
+    weights.push_back(count > 0 ? static_cast<float>(total / (present * static_cast<double>(count))) : 0.0F);
+  }
+  return at::tensor(weights);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,
+                                          const torch::nn::Module& model, int64_t replicas) {
+  auto optimizer =
+      std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+  const std::pair<const char*, double> rates[] = {{"visual", options.used_lr_visual(run.lr)},
+                                                  {"audio", options.used_lr_audio(run.lr)},
+                                                  {"fusion", options.used_lr_fusion(run.lr)}};
+  for (ParamGroup& group : default_param_groups(model)) {
+    for (const auto& [part, rate] : rates) {
+      ParamGroup own = group;
+      own.name = std::string(part) + "." + group.name;
+      own.lr_multiple = rate / run.lr;
+      std::erase_if(own.params, [&](const NamedParameter& p) { return !p.name.starts_with(std::string(part) + "."); });
+      if (!own.params.empty()) optimizer->add_param_group(std::move(own));
+    }
+  }
+  return optimizer;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,65 @@
+#pragma once
+/// The clips of a run, and what a model learns from them.
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/statusor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emotion_recognition/clip_dataset.h"
+#include "emotion_recognition/options.h"
+#include "trainkit/optim/optimizer.h"
+#include "trainkit/train/loss.h"
+#include "trainkit/train/placement.h"
+#include "trainkit/train/step_memory.h"
+
+namespace trainkit {
+
+class Session {
+ public:
+  /// Finds and reads the splits. Errors: those of find_split, read_clips and check_disjoint.
+  static absl::StatusOr<Session> open(const RunOptions& run, const EmotionOptions& options);
+
+  const std::shared_ptr<const ClipDataset>& train() const { return train_; }
+  const std::shared_ptr<const ClipDataset>& validation() const { return validation_; }
+  /// Null if a table of another data set was not given.
+  const std::shared_ptr<const ClipDataset>& test() const { return test_; }
+  const std::vector<std::string>& labels() const { return train_->list().labels; }
+  const EmotionOptions& options() const { return options_; }
+
+  /// A new model, with --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
+  std::shared_ptr<EmotionModel> create_model() const;
+
+  /// Cross-entropy, smoothed and with the weights of the classes where `trains`, and "accuracy". The mean is over the
+  /// rows, so that replicas add up to one process on all of them.
+  LossFunction loss(bool trains) const;
+
+  StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
+
+  /// "clips ..." and what a person should know of them, for the first lines of a run, with line ends.
+  std::string describe() const;
+
+ private:
+  Session(EmotionOptions options, std::shared_ptr<const ClipDataset> train,
+          std::shared_ptr<const ClipDataset> validation, std::shared_ptr<const ClipDataset> test)
+      : options_(std::move(options)),
+        train_(std::move(train)),
+        validation_(std::move(validation)),
+        test_(std::move(test)) {}
+  EmotionOptions options_;
+  std::shared_ptr<const ClipDataset> train_, validation_, test_;
+};
+
+/// (C) float32: inversely as frequent as each label, with a mean of 1 over the clips; 0 for one that does not occur.
+at::Tensor class_weights(const std::vector<int64_t>& counts);
+
+/// AdamW with a learning rate for each part of `model`: "visual", "audio", "fusion".
+std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,
+                                          const torch::nn::Module& model, int64_t replicas);
+
+/// --make_demo_data: clips in MELD's layout, with faces whose mouth and voices whose tone depend on the label.
+absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
+
+}  // namespace trainkit
