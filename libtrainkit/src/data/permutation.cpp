@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 1024;  // rounds for a few that fell outside cost by the block
 constexpr int64_t kShuffledBelow = 257;
 
 // One half of the network: 2 multiplications, of whose result the upper bits are used, which depend on every bit of
@@ -65,15 +65,15 @@ void fill_block(int64_t size, int64_t begin, int64_t stride, std::span<int64_t> 
   int64_t outside = 0;
   for (int64_t i = 0; i < count; ++i) {
     where[outside] = static_cast<uint16_t>(i);
-    again[outside] = x[i];
     outside += x[i] >= limit;
   }
+  for (int64_t j = 0; j < outside; ++j) again[j] = x[where[j]];
   while (outside > 0) {
     rounds(again, outside, keys, left_bits, right_bits);
+    for (int64_t j = 0; j < outside; ++j) x[where[j]] = again[j];
     int64_t still_outside = 0;
     for (int64_t j = 0; j < outside; ++j) {
       const Word image = again[j];
-      x[where[j]] = image;
       where[still_outside] = where[j];
       again[still_outside] = image;
       still_outside += image >= limit;
