@@ -232,3 +232,18 @@ TEST_CASE("A chunk that is not as long as its dataset needs is refused, though n
   CHECK(id_of(tensor.status()) == "data.mat");
   CHECK(std::string(tensor.status().message()).find("are needed") != std::string::npos);
 }
+
+TEST_CASE("An address near the end of all addresses is refused", "[io][mat]") {
+  const test::TempDir folder;
+  const std::string path = folder / "f.mat";
+  REQUIRE(write_mat(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}, MatVersion::k73).ok());
+  const std::string whole = read_bytes(path);
+  // In turn each eight bytes that may be an address of the first kilobytes, where the symbol table lies.
+  for (size_t at = 512; at + 8 <= std::min<size_t>(whole.size(), 2560); at += 8) {
+    std::string bytes = whole;
+    bytes.replace(at, 7, std::string(7, '\xff'));
+    write_bytes(path, bytes);
+    const auto file = MatFile::open(path);  // ended the process with HDF5's own driver
+    if (file.ok() && !file->variables().empty()) (void)file->read(file->variables()[0].name);
+  }
+}

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "io/hdf5_handle.h"
+#include "io/hdf5_mapped.h"
 #include "io/inflate.h"
 #include "io/mat_source.h"
 #include "io/matio_bridge.h"
@@ -55,8 +56,6 @@ absl::Status check_superblock(std::string_view text) {
   }
   return absl::OkStatus();
 }
-
-Hdf5Handle open_file(const std::string& path) { return Hdf5Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)); }
 
 /// Text of a string attribute of fixed length, at most 64 bytes; empty if there is none.
 std::string attribute(hid_t object, const char* name) {
@@ -335,7 +334,7 @@ class Mat73 final : public MatSource {
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
     const Hdf5Session session;
-    const Hdf5Handle file = open_file(file_->same_file_path());
+    const Hdf5Handle file = open_mapped(*file_);
     const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
     if (!dataset) return damaged("HDF5 cannot open it any more");
     if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
@@ -360,7 +359,7 @@ absl::StatusOr<std::shared_ptr<const MatSource>> open_mat73(std::shared_ptr<cons
   const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
     TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text()));
     const Hdf5Session session;
-    const Hdf5Handle hdf5 = open_file(file->same_file_path());
+    const Hdf5Handle hdf5 = open_mapped(*file);
     if (!hdf5) return damaged("HDF5 cannot open it: damaged or not HDF5");
     return list_variables(hdf5);
   };

@@ -1,0 +1,88 @@
+#include "io/hdf5_mapped.h"
+
+#include <cstring>
+
+namespace trainkit::detail {
+namespace {
+
+/// What HDF5 keeps of an open file; its own part comes first.
+struct Open {
+  H5FD_t base = {};
+  const MappedFile* file = nullptr;
+  haddr_t end = 0;  // of what HDF5 believes to be in use
+};
+
+/// The driver's setting in a property list: the file itself.
+struct Setting {
+  const MappedFile* file = nullptr;
+};
+
+Open& opened(H5FD_t* file) { return *reinterpret_cast<Open*>(file); }
+const Open& opened(const H5FD_t* file) { return *reinterpret_cast<const Open*>(file); }
+
+H5FD_t* open(const char*, unsigned flags, hid_t properties, haddr_t) {
+  const auto* setting = static_cast<const Setting*>(H5Pget_driver_info(properties));
+  if (setting == nullptr || flags != H5F_ACC_RDONLY) return nullptr;
+  return &(new Open{.file = setting->file})->base;
+}
+
+herr_t close(H5FD_t* file) {
+  delete &opened(file);
+  return 0;
+}
+
+herr_t query(const H5FD_t*, unsigned long* flags) {
+  if (flags != nullptr) *flags = 0;  // neither metadata nor data is gathered
+  return 0;
+}
+
+haddr_t get_end(const H5FD_t* file, H5FD_mem_t) { return opened(file).end; }
+
+herr_t set_end(H5FD_t* file, H5FD_mem_t, haddr_t end) {
+  opened(file).end = end;
+  return 0;
+}
+
+haddr_t get_size(const H5FD_t* file, H5FD_mem_t) { return opened(file).file->bytes().size(); }
+
+herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t at, size_t size, void* out) {
+  const auto bytes = opened(file).file->bytes();
+  if (at > bytes.size() || size > bytes.size() - at) return -1;
+  std::memcpy(out, bytes.data() + at, size);
+  return 0;
+}
+
+herr_t write(H5FD_t*, H5FD_mem_t, hid_t, haddr_t, size_t, const void*) { return -1; }
+
+/// Registers the driver, anew if HDF5 was shut down meanwhile.
+hid_t driver() {
+  static hid_t id = -1;
+  if (id >= 0 && H5Iget_type(id) == H5I_VFL) return id;
+  H5FD_class_t own = {};
+  own.name = "trainkit_mapped";
+  own.maxaddr = HADDR_MAX;
+  own.fc_degree = H5F_CLOSE_WEAK;
+  own.fapl_size = sizeof(Setting);
+  own.open = open;
+  own.close = close;
+  own.query = query;
+  own.get_eoa = get_end;
+  own.set_eoa = set_end;
+  own.get_eof = get_size;
+  own.read = read;
+  own.write = write;
+  for (H5FD_mem_t& kind : own.fl_map) kind = H5FD_MEM_DEFAULT;
+  id = H5FDregister(&own);
+  return id;
+}
+
+}  // namespace
+
+Hdf5Handle open_mapped(const MappedFile& file) {
+  const Hdf5Handle properties(H5Pcreate(H5P_FILE_ACCESS));
+  const Setting setting{&file};
+  if (!properties || H5Pset_driver(properties, driver(), &setting) < 0) return Hdf5Handle(-1);
+  return Hdf5Handle(H5Fopen(file.path().c_str(), H5F_ACC_RDONLY, properties));
+}
+
+}  // namespace trainkit::detail
