@@ -38,6 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
     lines = [f"{pair // 3706}\t{pair % 3706}\n" for pair in pairs]
     for part, some in {"train": lines, "validation": lines[:10], "test": lines[:10]}.items():
         (data / f"made.{part}.inter").write_text("user_id:token\titem_id:token\n" + "".join(some))
+    os.chdir(folder)  # RecBole keeps logs where it runs
     config = Config("BPR", "made", config_dict={
         "data_path": folder, "checkpoint_dir": folder, "benchmark_filename": ["train", "validation", "test"],
         "load_col": {"inter": ["user_id", "item_id"]}, "embedding_size": 64, "train_batch_size": 2048,
