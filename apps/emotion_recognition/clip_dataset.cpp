@@ -4,18 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
-
-#include "trainkit/core/error.h"
 
 namespace trainkit {
 namespace {
-
-template <class T>
-T value_or_throw(absl::StatusOr<T> result) {
-  if (!result.ok()) throw absl::BadStatusOrAccess(result.status());
-  return std::move(result).value();
-}
 
 /// The middle of `sound` where it is longer than `count`, zeros behind it where it is shorter.
 void fit(const at::Tensor& sound, int64_t count, float* out) {
@@ -41,11 +32,11 @@ ClipDataset::ClipDataset(ClipList list, const ClipDatasetOptions& options) : lis
 
 void ClipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
   const Clip& clip = list_.clips[static_cast<size_t>(key.index)];
-  const MediaFile file = value_or_throw(MediaFile::open(clip.path, options_.media));
+  const MediaFile file = MediaFile::open(clip.path, options_.media).value();
   size_t field = 0;
   if (options_.modality != Modality::kAudio) {
-    const FrameBatch frames = value_or_throw(
-        file.spread_frames(options_.frames, {.height = options_.image_size, .width = options_.image_size}));
+    const FrameBatch frames =
+        file.spread_frames(options_.frames, {.height = options_.image_size, .width = options_.image_size}).value();
     row_tensor(out, field, fields_[field], at).copy_(frames.data.permute({0, 2, 3, 1}));
     ++field;
   }
@@ -53,7 +44,7 @@ void ClipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const
     float* const audio = out.row<float>(field, at);
     const bool needed = options_.modality == Modality::kAudio;
     if (file.audio() || needed) {
-      const AudioSamples sound = value_or_throw(file.samples({.sample_rate = options_.sample_rate}));
+      const AudioSamples sound = file.samples({.sample_rate = options_.sample_rate}).value();
       fit(sound.data.contiguous(), options_.samples, audio);
     } else {
       std::fill_n(audio, options_.samples, 0.0F);

@@ -2,19 +2,13 @@
 
 #include <cmath>
 
+#include "trainkit/config/option_group.h"
+
 namespace trainkit {
 namespace {
 
-template <class T>
-void add_to(ConfigParser& parser, const char* group, const char* name, T* variable, OptionSpec spec) {
-  spec.group = group;
-  parser.add(name, variable, std::move(spec));
-}
-
 void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Clips", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Clips");
   add("dataset", &options.dataset,
       {.help = "MELD: its csv files and folders below --data_dir; csv: the tables that --train_csv and the like name.",
        .choices = {"MELD", "csv"}});
@@ -34,9 +28,7 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
 }
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Model", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Model");
   add("model_size", &options.model_size, {.help = "The size; see the page of this trainer.", .choices = model_sizes()});
   add("fusion_type", &options.fusion_type,
       {.help = "How frames and sound are brought together.", .choices = fusion_types()});
@@ -48,9 +40,7 @@ void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
 }
 
 void add_learning_flags(ConfigParser& parser, EmotionOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Learning", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Learning");
   add("lr_visual", &options.lr_visual, {.help = "Learning rate of ResNet18; without it a tenth of --lr.", .above = 0});
   add("lr_audio", &options.lr_audio, {.help = "That of the sound's network; without it a tenth of --lr.", .above = 0});
   add("lr_fusion", &options.lr_fusion, {.help = "That of what follows the two; without it --lr.", .above = 0});

@@ -9,6 +9,8 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
+#include "trainkit/logging/plot.h"
+#include "trainkit/train/run_folder.h"
 
 namespace trainkit {
 namespace {
@@ -16,20 +18,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string percent(double share) { return fmt::format("{:.2f}%", 100 * share); }
-
-/// Text of a label inside of SVG.
-std::string svg_text(std::string_view text) {
-  std::string safe;
-  for (const char c : escape_text(text)) {
-    if (c == '<')
-      safe += "&lt;";
-    else if (c == '&')
-      safe += "&amp;";
-    else
-      safe += c;
-  }
-  return safe;
-}
 
 }  // namespace
 
@@ -68,17 +56,11 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   const auto classes = static_cast<int64_t>(session.labels().size());
   std::vector<ConfusionMatrix> parts;
   for (int64_t i = 0; i < devices.replicas(); ++i) parts.emplace_back(classes, devices.device(i));
-  const Modality modality = modality_of(session.options());
   TRAINKIT_RETURN_IF_ERROR(
       for_each_batch(devices, *loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& batch) {
         const Batch own = batch.slice(0, batch.size() - batch.padding_rows());
         if (own.size() == 0) return;
-        const auto field = [&](const char* name, Modality without) {
-          return modality == without ? at::Tensor() : own[name];
-        };
-        const at::Tensor scores =
-            model.as<EmotionModel>()->forward(field("frames", Modality::kAudio), field("audio", Modality::kVisual),
-                                              field("has_audio", Modality::kVisual));
+        const at::Tensor scores = class_scores(*model.as<EmotionModel>(), own);
         parts[static_cast<size_t>(replica)].add(own["label"], scores.argmax(1));
       }));
   for (size_t i = 1; i < parts.size(); ++i) parts[0].add(parts[i]);
@@ -135,7 +117,7 @@ std::string draw_confusion(const at::Tensor& counts, const std::vector<std::stri
       "<text x=\"8\" y=\"20\">true</text>\n",
       kLeft + side + 20, kTop + side + 20, kLeft + side / 2);
   for (int k = 0; k < classes; ++k) {
-    const std::string name = svg_text(labels[static_cast<size_t>(k)]);
+    const std::string name = svg_text(labels[static_cast<size_t>(k)], 120);
     svg +=
         fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 8, kTop + k * kCell + 33, name);
     svg += fmt::format("<text transform=\"translate({},{}) rotate(-40)\">{}</text>\n", kLeft + k * kCell + 24, kTop - 8,
@@ -167,22 +149,15 @@ std::string describe_scores(const Metrics& metrics) {
 }
 
 std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores) {
-  const std::string& dir = run.output_dir;
-  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
-                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  std::string text = describe_time(result);
   if (!result.evaluation.empty()) {
     text +=
         fmt::format("\nvalidation loss {:.4f}, accuracy {} (best loss {:.4f} at step {})", result.evaluation.at("loss"),
                     percent(result.evaluation.at("accuracy")), result.best_evaluation.at("loss"), result.best_step);
   }
   if (!scores.empty()) text += "\ntest       " + describe_scores(scores);
-  text += fmt::format("\nloss curve {0}/loss.svg, confusion matrix {0}/confusion.svg\ntensorboard --logdir {1}", dir,
-                      run.tensorboard_dir.empty() ? dir + "/tensorboard" : run.tensorboard_dir);
-  if (result.signal != 0) {
-    text += fmt::format("\nstopped by signal {}; go on with: trainkit-emotion --config {}/config.yaml --resume latest",
-                        result.signal, dir);
-  }
-  return text;
+  text += fmt::format("\nloss curve {0}/loss.svg, confusion matrix {0}/confusion.svg\n", run.output_dir);
+  return text + describe_next(result, run, "trainkit-emotion");
 }
 
 }  // namespace trainkit

@@ -34,6 +34,11 @@ std::string describe_list(const char* name, const ClipDataset& dataset) {
   return text;
 }
 
+/// Without parameters.
+std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
+  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+}
+
 /// Weights of ResNet18 alone: only its last layer may differ.
 absl::Status load_visual_weights(ResNet18& backbone, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const LoadedWeights loaded, load_weights(*backbone, path, {.partial = true}));
@@ -83,16 +88,11 @@ std::shared_ptr<EmotionModel> Session::create_model() const {
 }
 
 LossFunction Session::loss(bool trains) const {
-  const Modality modality = modality_of(options_);
   const double smoothing = trains ? options_.label_smoothing : 0;
   at::Tensor weights = trains && options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor();
-  return make_loss_function([modality, smoothing, weights](EmotionModel& model, const Batch& batch) mutable {
+  return make_loss_function([smoothing, weights](EmotionModel& model, const Batch& batch) mutable {
     const at::Tensor& labels = batch["label"];
-    const auto field = [&](const char* name, Modality without) {
-      return modality == without ? at::Tensor() : batch[name];
-    };
-    const at::Tensor scores = model.forward(field("frames", Modality::kAudio), field("audio", Modality::kVisual),
-                                            field("has_audio", Modality::kVisual));
+    const at::Tensor scores = class_scores(model, batch);
     if (weights.defined() && weights.device() != scores.device()) weights = weights.to(scores.device());
     std::optional<at::Tensor> each;
     if (weights.defined()) each = weights.to(scores.scalar_type());
@@ -109,11 +109,7 @@ LossFunction Session::loss(bool trains) const {
 StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
   // The model that the optimizer is made for is not known yet: one of its size has the same groups.
   return {.make_model = [this] { return create_model(); },
-          .make_optimizer =
-              [this, run, replicas = placement.batch.replicas] {
-                return std::make_unique<AdamW>(
-                    AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-              },
+          .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
           .loss = loss(/*trains=*/true),
           .dataset = train_};
 }
@@ -136,6 +132,14 @@ std::string Session::describe() const {
   return text;
 }
 
+at::Tensor class_scores(EmotionModel& model, const Batch& batch) {
+  const auto field = [&](const char* name, Modality without) {
+    return model.options().modality == without ? at::Tensor() : batch[name];
+  };
+  return model.forward(field("frames", Modality::kAudio), field("audio", Modality::kVisual),
+                       field("has_audio", Modality::kVisual));
+}
+
 at::Tensor class_weights(const std::vector<int64_t>& counts) {
   const auto present =
       static_cast<double>(std::count_if(counts.begin(), counts.end(), [](int64_t n) { return n > 0; }));
@@ -149,17 +153,17 @@ at::Tensor class_weights(const std::vector<int64_t>& counts) {
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,
                                           const torch::nn::Module& model, int64_t replicas) {
-  auto optimizer =
-      std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
-  const std::pair<const char*, double> rates[] = {{"visual", options.used_lr_visual(run.lr)},
+  auto optimizer = adamw(run, replicas);
+  const std::pair<std::string, double> rates[] = {{"visual", options.used_lr_visual(run.lr)},
                                                   {"audio", options.used_lr_audio(run.lr)},
                                                   {"fusion", options.used_lr_fusion(run.lr)}};
   for (ParamGroup& group : default_param_groups(model)) {
-    for (const auto& [part, rate] : rates) {
+    for (const auto& rate : rates) {
+      const std::string part = rate.first + ".";
       ParamGroup own = group;
-      own.name = std::string(part) + "." + group.name;
-      own.lr_multiple = rate / run.lr;
-      std::erase_if(own.params, [&](const NamedParameter& p) { return !p.name.starts_with(std::string(part) + "."); });
+      own.name = part + group.name;
+      own.lr_multiple = rate.second / run.lr;
+      std::erase_if(own.params, [&](const NamedParameter& p) { return !p.name.starts_with(part); });
       if (!own.params.empty()) optimizer->add_param_group(std::move(own));
     }
   }

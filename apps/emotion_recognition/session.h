@@ -52,6 +52,9 @@ class Session {
   std::shared_ptr<const ClipDataset> train_, validation_, test_;
 };
 
+/// The class scores of a batch of clips, (B, C): its fields are those that the model's modality needs.
+at::Tensor class_scores(EmotionModel& model, const Batch& batch);
+
 /// (C) float32: inversely as frequent as each label, with a mean of 1 over the clips; 0 for one that does not occur.
 at::Tensor class_weights(const std::vector<int64_t>& counts);
 

@@ -56,15 +56,10 @@ bool parse_whole(std::string_view text, Number& number) {
 absl::StatusOr<LineFile> LineFile::open(const std::string& path, std::string kind) {
   TRAINKIT_ASSIGN_OR_RETURN(auto map, MappedFile::open(path));
   LineFile file(std::move(map), std::move(kind));
-  TRAINKIT_RETURN_IF_ERROR(file.check_start());
+  TRAINKIT_ASSIGN_OR_RETURN(file.text_, plain_text(*file.file_, file.kind_));
   TRAINKIT_RETURN_IF_ERROR(file.check_lines());
   TRAINKIT_RETURN_IF_ERROR(file.file_->check());
   return file;
-}
-
-absl::Status LineFile::check_start() {
-  TRAINKIT_ASSIGN_OR_RETURN(text_, plain_text(*file_, kind_));
-  return absl::OkStatus();
 }
 
 absl::Status LineFile::check_lines() {

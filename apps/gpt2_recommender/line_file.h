@@ -40,7 +40,6 @@ class LineFile {
 
  private:
   LineFile(std::shared_ptr<const MappedFile> file, std::string kind) : file_(std::move(file)), kind_(std::move(kind)) {}
-  absl::Status check_start();
   absl::Status check_lines();
 
   std::shared_ptr<const MappedFile> file_;

@@ -7,22 +7,15 @@
 #include <cstdio>
 
 #include "gpt2_recommender/ratings.h"
+#include "trainkit/config/option_group.h"
 
 namespace trainkit {
 namespace {
 
 constexpr int64_t kMostPlanned = 1 << 24;
 
-template <class T>
-void add_to(ConfigParser& parser, const char* group, const char* name, T* variable, OptionSpec spec) {
-  spec.group = group;
-  parser.add(name, variable, std::move(spec));
-}
-
 void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Interactions", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Interactions");
   add("data_format", &options.data_format,
       {.help = "Whose files are in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data) or RecBole (one .inter).",
        .choices = ratings_formats()});
@@ -53,9 +46,7 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
 }
 
 void add_model_flags(ConfigParser& parser, RecOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Model", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Model");
   add("model", &options.model,
       {.help = "gpt2: embeddings, GPT-2 over what is known of users and items, and a perceptron; bpr_mf: matrix "
                "factorisation.",
@@ -64,9 +55,7 @@ void add_model_flags(ConfigParser& parser, RecOptions& options) {
 }
 
 void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "GPT-2", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "GPT-2");
   add("gpt2", &options.gpt2,
       {.help = "A folder as Hugging Face saves GPT-2 (config.json and weights); without it a small one, random.",
        .path = PathKind::kInput});
@@ -93,9 +82,7 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
 }
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Ranking", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Ranking");
   add("topk", &options.topk,
       {.help = "Lengths of the lists that are scored; 10, by which a run is judged, is always among them.",
        .min = 1,

@@ -13,6 +13,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/run_folder.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -131,8 +132,7 @@ std::string score_table(const TestScores& scores) {
 
 std::string describe_result(const TrainerResult& result, const RunOptions& run, const TestScores& scores,
                             int64_t best_step) {
-  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
-                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  std::string text = describe_time(result);
   if (!result.best_evaluation.empty()) {
     text += fmt::format("\nvalidation ndcg@10 {:.4f} at step {}, the best", result.best_evaluation.at("ndcg@10"),
                         result.best_step);
@@ -141,13 +141,8 @@ std::string describe_result(const TrainerResult& result, const RunOptions& run, 
     text += fmt::format("\ntest       {}  (step {}; {})\npopularity {}", line_of(scores.model), best_step,
                         scores.protocol, line_of(scores.popularity));
   }
-  text += fmt::format("\nloss curve {0}/loss.svg\ntensorboard --logdir {1}", run.output_dir,
-                      run.tensorboard_dir.empty() ? run.output_dir + "/tensorboard" : run.tensorboard_dir);
-  if (result.signal != 0) {
-    text += fmt::format("\nstopped by signal {}; go on with: trainkit-gpt2rec --config {}/config.yaml --resume latest",
-                        result.signal, run.output_dir);
-  }
-  return text;
+  text += fmt::format("\nloss curve {0}/loss.svg\n", run.output_dir);
+  return text + describe_next(result, run, "trainkit-gpt2rec");
 }
 
 }  // namespace trainkit

@@ -2,21 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "trainkit/config/option_group.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 namespace {
 
-template <class T>
-void add_to(ConfigParser& parser, const char* group, const char* name, T* variable, OptionSpec spec) {
-  spec.group = group;
-  parser.add(name, variable, std::move(spec));
-}
-
 void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Scene", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Scene");
   add("scene", &options.scene,
       {.help = "A known scene in --data_dir by its name (indian_pines, pavia_u, salinas_a, ...); auto: the one that is "
                "there."});
@@ -32,9 +25,7 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
 }
 
 void add_split_flags(ConfigParser& parser, HsiOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Split", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Split");
   add("split", &options.split,
       {.help = "random: pixels of each class at random; disjoint: whole blocks of the scene, so that few test pixels "
                "are near a training pixel; or a split.json of another run.",
@@ -54,9 +45,7 @@ void add_split_flags(ConfigParser& parser, HsiOptions& options) {
 }
 
 void add_model_flags(ConfigParser& parser, HsiOptions& options) {
-  const auto add = [&](const char* name, auto* variable, OptionSpec spec) {
-    add_to(parser, "Model", name, variable, std::move(spec));
-  };
+  const OptionGroup add(parser, "Model");
   add("model", &options.model, {.help = "The network; see the page of this trainer.", .choices = model_names()});
   add("patch_size", &options.patch_size,
       {.help = "Rows and columns around a pixel that the network sees, odd. Without it 1 for mlp, 25 for hybridsn, 7 "

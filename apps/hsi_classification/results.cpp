@@ -21,6 +21,7 @@
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/jsonl.h"
 #include "trainkit/logging/summary.h"
+#include "trainkit/train/run_folder.h"
 
 namespace trainkit {
 namespace {
@@ -188,21 +189,14 @@ absl::Status write_repeats(const std::string& output_dir, const std::vector<Metr
 }
 
 std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores) {
-  const std::string& dir = run.output_dir;
-  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
-                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  std::string text = describe_time(result);
   if (!result.evaluation.empty()) {
     text += fmt::format("\nvalidation loss {:.4f}, oa {} (best loss {:.4f} at step {})", result.evaluation.at("loss"),
                         percent(result.evaluation.at("oa")), result.best_evaluation.at("loss"), result.best_step);
   }
   if (!scores.empty()) text += "\ntest       " + describe_scores(scores);
-  text += fmt::format("\nloss curve {0}/loss.svg\ntensorboard --logdir {1}", dir,
-                      run.tensorboard_dir.empty() ? dir + "/tensorboard" : run.tensorboard_dir);
-  if (result.signal != 0) {
-    text += fmt::format("\nstopped by signal {}; go on with: trainkit-hsi --config {}/config.yaml --resume latest",
-                        result.signal, dir);
-  }
-  return text;
+  text += fmt::format("\nloss curve {0}/loss.svg\n", run.output_dir);
+  return text + describe_next(result, run, "trainkit-hsi");
 }
 
 }  // namespace trainkit

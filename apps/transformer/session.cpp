@@ -12,6 +12,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/train/run_folder.h"
 #include "trainkit/train/weights.h"
 #include "transformer/demo_text.h"
 #include "transformer/sampling.h"
@@ -188,23 +189,15 @@ absl::StatusOr<int> write_demo_data(const std::string& folder) {
 }
 
 std::string describe_result(const TrainerResult& result, const RunOptions& run) {
-  const std::string& dir = run.output_dir;
-  std::string text = fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run,
-                                 format_duration(result.wall_seconds), 100 * result.data_wait_fraction);
+  std::string text = describe_time(result);
   if (!result.evaluation.empty()) {
     text += fmt::format(
         "\nvalidation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})",
         result.evaluation.at("loss"), result.evaluation.at("perplexity"), result.evaluation.at("bits_per_character"),
         result.best_evaluation.at("loss"), result.best_step);
   }
-  text += fmt::format("\nloss curve   {}/loss.svg\ntensorboard  tensorboard --logdir {}", dir,
-                      run.tensorboard_dir.empty() ? dir + "/tensorboard" : run.tensorboard_dir);
-  if (result.signal != 0) {
-    text +=
-        fmt::format("\nstopped by signal {}; go on with: trainkit-transformer --config {}/config.yaml --resume latest",
-                    result.signal, dir);
-  }
-  return text;
+  text += fmt::format("\nloss curve   {0}/loss.svg\ntensorboard  ", run.output_dir);
+  return text + describe_next(result, run, "trainkit-transformer");
 }
 
 }  // namespace trainkit

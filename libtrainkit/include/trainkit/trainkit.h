@@ -86,6 +86,7 @@
 #include "trainkit/logging/tensorboard.h"
 #include "trainkit/logging/wandb.h"
 #include "trainkit/config/config.h"
+#include "trainkit/config/option_group.h"
 #include "trainkit/config/run_options.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/confusion_matrix.h"

@@ -87,31 +87,8 @@ struct Chart {
   }
 };
 
-std::string xml(std::string_view text) {
-  std::string out;
-  for (char c : escape_text(text, 40)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) {
-  chart.add(R"(<text x="{}" y="30" font-size="18" font-weight="600">{}</text>)", kLeft, xml(metric));
+  chart.add(R"(<text x="{}" y="30" font-size="18" font-weight="600">{}</text>)", kLeft, svg_text(metric));
   for (int i = 0; chart.y.low + i * chart.y.mark <= chart.y.high + chart.y.mark / 2; ++i) {
     const double value = chart.y.low + i * chart.y.mark, y = chart.py(value);
     chart.add(R"(<line x1="{}" y1="{:.1f}" x2="{}" y2="{:.1f}" stroke="#e4e4e4"/>)", kLeft, y, kRight, y);
@@ -126,7 +103,7 @@ void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) 
   }
   chart.add(R"(<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="#999"/>)", kLeft, kBottom, kRight, kBottom);
   chart.add(R"(<text x="{}" y="{}" text-anchor="middle" fill="#555">{}</text>)", (kLeft + kRight) / 2, kBottom + 42,
-            xml(x_label));
+            svg_text(x_label));
 }
 
 void draw_series(Chart& chart, const Series& series, const char* color, bool evaluation) {
@@ -144,7 +121,7 @@ void draw_series(Chart& chart, const Series& series, const char* color, bool eva
   }
   if (!line.empty()) {
     chart.add(R"(<path class="{}" d="{}" fill="none" stroke="{}" stroke-width="{}" stroke-linejoin="round"/>)",
-              xml(series.split), line, color, evaluation ? 2.2 : 1.5);
+              svg_text(series.split), line, color, evaluation ? 2.2 : 1.5);
   }
   if (!evaluation || points.size() > 60) return;
   for (const Point& point : points) {
@@ -156,7 +133,7 @@ void draw_series(Chart& chart, const Series& series, const char* color, bool eva
 
 /// "val 1.4697 (best 1.4601 at step 1800)".
 std::string legend_text(const Series& series, bool evaluation) {
-  std::string text = xml(series.split) + " " + format_number(series.points.back().value);
+  std::string text = svg_text(series.split) + " " + format_number(series.points.back().value);
   const Point* best = nullptr;
   for (const Point& point : series.points) {
     if (std::isfinite(point.value) && (!best || point.value < best->value)) best = &point;
@@ -177,6 +154,29 @@ void draw_legend(Chart& chart, const std::vector<Series>& all, bool of_a_run) {
 }
 
 }  // namespace
+
+std::string svg_text(std::string_view text, size_t max_bytes) {
+  std::string out;
+  for (char c : escape_text(text, max_bytes)) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
 
 std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric, std::string_view x_label) {
   const std::vector<Series> all = collect(records, metric);

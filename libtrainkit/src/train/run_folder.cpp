@@ -142,6 +142,21 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   return options;
 }
 
+std::string describe_time(const TrainerResult& result) {
+  return fmt::format("{} steps in {}, data wait {:.1f}%", result.steps_run, format_duration(result.wall_seconds),
+                     100 * result.data_wait_fraction);
+}
+
+std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program) {
+  std::string text =
+      "tensorboard --logdir " + (run.tensorboard_dir.empty() ? run.output_dir + "/tensorboard" : run.tensorboard_dir);
+  if (result.signal != 0) {
+    text += fmt::format("\nstopped by signal {}; go on with: {} --config {}/config.yaml --resume latest", result.signal,
+                        program, run.output_dir);
+  }
+  return text;
+}
+
 std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
                          const DeviceReplicator& devices, const Prefetcher& loader) {
   int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0;

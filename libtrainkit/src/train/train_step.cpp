@@ -37,12 +37,6 @@ void add_time(std::atomic<int64_t>& sum, Clock::duration time) {
   sum.fetch_add(std::chrono::nanoseconds(time).count(), std::memory_order_relaxed);
 }
 
-template <class T>
-T value_or_throw(absl::StatusOr<T> result) {
-  if (!result.ok()) throw absl::BadStatusOrAccess(result.status());
-  return std::move(result).value();
-}
-
 absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step) {
   const std::string rank = "rank " + std::to_string(verdict.failed.front());
   return to_status(
@@ -406,7 +400,7 @@ void TrainStep::send_vote(double weight, const std::string& reason) {
 }
 
 void TrainStep::receive_verdict() {
-  if (agreement_) verdict_ = value_or_throw(agreement_->wait());
+  if (agreement_) verdict_ = agreement_->wait().value();
 }
 
 /// The metrics of a step of which no row could be read here, though on other ranks.

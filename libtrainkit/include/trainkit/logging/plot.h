@@ -20,6 +20,9 @@ namespace trainkit {
 std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric = "loss",
                      std::string_view x_label = "step");
 
+/// Text inside of an SVG picture: escape_text(text, max_bytes), with what is markup written as entities.
+std::string svg_text(std::string_view text, size_t max_bytes = 40);
+
 /// Draws `<output_dir>/loss.svg` from `<output_dir>/metrics.jsonl`, as a whole or not at all. Exit code 6; kNotFound if
 /// there is no metrics.jsonl.
 absl::Status write_loss_plot(const std::string& output_dir);

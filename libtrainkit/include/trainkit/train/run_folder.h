@@ -37,6 +37,11 @@ int share_processors(const RunOptions& run, const Machine& machine, ReadCost cos
 std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
                          const DeviceReplicator& devices, const Prefetcher& loader);
 
+/// What the last lines of every trainer have alike. "1200 steps in 2:10, data wait 0.3%"; and where TensorBoard finds
+/// the run, with the command that goes on with it if a signal stopped it.
+std::string describe_time(const TrainerResult& result);
+std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
+
 /// `<output_dir>` of a run: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
 /// the progress on the screen. Of several ranks the first alone writes and prints; the others' objects do nothing.
 class RunFolder {
