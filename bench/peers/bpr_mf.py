@@ -5,17 +5,15 @@ import json
 import os
 import time
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import _made_up
+
 torch.set_num_threads(2)
 QUICK = bool(os.environ.get("TRAINKIT_BENCH_QUICK"))
-rng = np.random.default_rng(0)
-pairs = np.unique(rng.integers(0, 6040, 1_700_000) * 3706 + (3706 * rng.random(1_700_000) ** 2).astype(np.int64))
-pairs = rng.permutation(pairs)[:50_000 if QUICK else 1_000_000]
-users, items = torch.from_numpy(pairs // 3706), torch.from_numpy(pairs % 3706)
+users, items = (torch.from_numpy(ids) for ids in _made_up.interactions(50_000 if QUICK else 1_000_000))
 seen = torch.zeros(6040, 3706, dtype=torch.bool)
 seen[users, items] = True
 

@@ -8,16 +8,11 @@ import time
 import numpy as np
 import torch
 
+import _made_up
+
 torch.set_num_threads(1)
 SECONDS = 0.2 if os.environ.get("TRAINKIT_BENCH_QUICK") else 1.5
 BATCH = 2048
-
-
-def made_up():
-    rng = np.random.default_rng(0)
-    pairs = np.unique(rng.integers(0, 6040, 1_700_000) * 3706 + (3706 * rng.random(1_700_000) ** 2).astype(np.int64))
-    pairs = rng.permutation(pairs)[:1_000_000]
-    return pairs // 3706, pairs % 3706
 
 
 def movielens():
@@ -66,7 +61,7 @@ def report(name, batches):
     print(json.dumps({"name": name, "value": count / elapsed, "unit": "triplets/s"}))
 
 
-for name, data in (("1m", made_up()), ("ml_100k", movielens())):
+for name, data in (("1m", _made_up.interactions(1_000_000)), ("ml_100k", movielens())):
     if data is not None:
         report(f"numpy_{name}", with_numpy(*data))
         report(f"torch_{name}", with_torch(*data))
