@@ -126,7 +126,8 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
     int64_t dialogues;  // of a clip for each label
   } parts[] = {
       {"train", "train_splits", 6}, {"dev", "dev_splits_complete", 1}, {"test", "output_repeated_splits_test", 2}};
-  int64_t written = 0;
+  int64_t total = 0, written = 0;
+  for (const auto& part : parts) total += part.dialogues * static_cast<int64_t>(meld_emotions().size());
   for (const auto& part : parts) {
     const std::string place = folder + "/" + part.clips;
     TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(place).status());
@@ -139,7 +140,7 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
             write_clip(place + "/" + name, label, hash_key(seed, 0, static_cast<uint64_t>(written))));
         table += fmt::format("{},\"Aah, ooh.\",Nobody,{},neutral,{},{},1,1,\"00:00:00,000\",\"00:00:01,500\"\n",
                              written + 1, meld_emotions()[label], dialogue, label);
-        std::fprintf(stderr, "\r%lld clips of 63", static_cast<long long>(written + 1));
+        std::fputs(fmt::format("\r{} clips of {}", written + 1, total).c_str(), stderr);
       }
     }
     TRAINKIT_RETURN_IF_ERROR(

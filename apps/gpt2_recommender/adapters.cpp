@@ -20,7 +20,7 @@ absl::Status save_merged(const Recommender& model, const std::string& output_dir
   if (!recommender) return absl::OkStatus();
   GPT2Model gpt2 = recommender->gpt2();
   merge_lora(*gpt2);
-  const absl::Status saved = save_gpt2(*gpt2, output_dir + "/merged");
+  absl::Status saved = save_gpt2(*gpt2, output_dir + "/merged");
   unmerge_lora(*gpt2);
   return saved;
 }

@@ -38,8 +38,8 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
   const auto train_set = session.rows(split.train, session.options().augment);
   const auto validation_set = session.rows(split.validation, /*augment=*/false);
   if (!memory) {
-    TRAINKIT_ASSIGN_OR_RETURN(memory,
-                              plan_memory(parser, run, machine, session.recipe(run, placement, split.train), placement));
+    TRAINKIT_ASSIGN_OR_RETURN(
+        memory, plan_memory(parser, run, machine, session.recipe(run, placement, split.train), placement));
   }
   run.batch_size.value = run.batch_size.value.value_or(placement.batch.batch_size);
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});

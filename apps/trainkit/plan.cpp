@@ -43,7 +43,7 @@ std::string take_preset(std::vector<std::string>& words) {
   for (auto word = words.begin(); word != words.end(); ++word) {
     const bool joined = word->starts_with(std::string(kFlag) + "=");
     if (!joined && (*word != kFlag || std::next(word) == words.end())) continue;
-    const std::string name = joined ? word->substr(kFlag.size() + 1) : *std::next(word);
+    std::string name = joined ? word->substr(kFlag.size() + 1) : *std::next(word);
     words.erase(word, std::next(word, joined ? 1 : 2));
     return name;
   }

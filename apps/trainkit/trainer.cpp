@@ -30,6 +30,7 @@ absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
   const int errors = memfd_create("stderr", MFD_CLOEXEC);
   posix_spawn_file_actions_adddup2(&actions, errors, 2);
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   pid_t pid = -1;

@@ -236,7 +236,7 @@ absl::Status demux(MediaSource& source) {
     return source.error(std::string(layout.message()));
   }
   const FfmpegLog::Scope scope(source.log);
-  const absl::Status status = Demuxer(source, bytes).run();
+  absl::Status status = Demuxer(source, bytes).run();
   TRAINKIT_RETURN_IF_ERROR(file->check());
   return status;
 }

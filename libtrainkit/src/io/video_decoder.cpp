@@ -47,7 +47,7 @@ class Decoder {
 
   /// Hands over what is still to come, and forgets everything.
   absl::Status finish(const std::function<absl::Status(const AVFrame&)>& sink) {
-    const absl::Status status = feed(nullptr, sink);
+    absl::Status status = feed(nullptr, sink);
     avcodec_flush_buffers(context_.get());
     return status;
   }

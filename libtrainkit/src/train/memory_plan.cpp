@@ -148,11 +148,11 @@ absl::Status try_plan(const StepRecipe& recipe, at::Device device, bool chooses,
     return absl::OkStatus();
   };
   if (!chooses) {
-    const absl::Status ran = attempt(memory.plan.batch_size, memory.plan.grad_accum_steps);
+    absl::Status ran = attempt(memory.plan.batch_size, memory.plan.grad_accum_steps);
     if (!ran.ok() && ran.code() != absl::StatusCode::kResourceExhausted) return ran;
     memory.plan.fits = ran.ok();
   } else {
-    TRAINKIT_ASSIGN_OR_RETURN(memory.plan, planner.confirm(std::move(memory.plan), attempt));
+    TRAINKIT_ASSIGN_OR_RETURN(memory.plan, planner.confirm(memory.plan, attempt));
   }
   if (timed_rows != memory.plan.batch_size) {  // the last attempt was of another batch
     memory.step_seconds = 0;

@@ -30,8 +30,8 @@ struct RunSummary {
   std::vector<std::pair<std::string, double>> best_metrics = {};
   /// -1: no evaluation took place.
   int64_t best_step = -1;
-  /// What the run is judged by, if that is more than its last evaluation: entries of their own, {"oa", 0.997}. What stands
-  /// before a dot is an object that the rest is an entry of: {"popularity.recall@10", 0.1}.
+  /// What the run is judged by, if that is more than its last evaluation: entries of their own, {"oa", 0.997}. What
+  /// stands before a dot is an object that the rest is an entry of: {"popularity.recall@10", 0.1}.
   std::vector<std::pair<std::string, double>> scores = {};
   /// {"trainkit", "0.1.0"}, {"libtorch", "2.11.0"}, ...
   std::map<std::string, std::string> versions = {};

@@ -37,9 +37,9 @@ struct StepRecipe {
   int64_t live_batches = 1;
   /// What else stays on the device.
   int64_t cache_bytes = 0;
-  /// For recordings: fills what a new model keeps on its device from step to step beside its weights (a frozen encoder's
-  /// output), and returns it: of class kCache. What comes and goes meanwhile, and in the steps, should be as large as in
-  /// a run; the values may be any.
+  /// For recordings: fills what a new model keeps on its device from step to step beside its weights (a frozen
+  /// encoder's output), and returns it: of class kCache. What comes and goes meanwhile, and in the steps, should be as
+  /// large as in a run; the values may be any.
   std::function<std::vector<at::Tensor>(torch::nn::Module&)> fill_caches = nullptr;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;
