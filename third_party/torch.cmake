@@ -4,6 +4,10 @@ if(NOT CUDA_TOOLKIT_ROOT_DIR AND DEFINED ENV{CUDA_TOOLKIT_ROOT_DIR})
   set(CUDA_TOOLKIT_ROOT_DIR $ENV{CUDA_TOOLKIT_ROOT_DIR} CACHE PATH "CUDA toolkit")
 endif()
 find_package(Torch 2.11 REQUIRED)
+if(NOT Torch_VERSION VERSION_LESS 2.12)
+  message(FATAL_ERROR "LibTorch ${Torch_VERSION} in ${Torch_DIR}: later series than 2.11 changed the classes of autograd. "
+    "Name a LibTorch 2.11 by Torch_DIR, or let ./dev setup fetch one.")
+endif()
 
 set(torch_has_cuda OFF)
 set(torch_has_nccl OFF)
