@@ -116,10 +116,14 @@ class Wanted {
     if (found == open_.end()) return absl::OkStatus();
     const int64_t index = found->second;
     open_.erase(found);
-    return sink(frame, index);
+    sink_status_ = sink(frame, index);
+    return sink_status_;
   }
+  /// What the sink said last: decoding again does not mend its errors.
+  const absl::Status& sink_status() const { return sink_status_; }
 
  private:
+  absl::Status sink_status_;
   std::unordered_map<int64_t, int64_t> open_;  // by time stamp
   std::vector<int64_t> packets_;               // ascending
 };
@@ -160,6 +164,7 @@ absl::StatusOr<int64_t> decode_frames(const MediaSource& source, std::span<const
   if (source.timed) {
     const absl::Status status = decode_what_is_needed(source, wanted, sink, decoded);
     if (status.ok() && wanted.all_came()) return decoded;
+    TRAINKIT_RETURN_IF_ERROR(wanted.sink_status());
     if (absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status)) return status;
   }
   // A key frame that is none, or time stamps that do not tell the frames apart: the whole stream gives the verdict.
