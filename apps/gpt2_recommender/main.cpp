@@ -9,7 +9,6 @@
 #include "gpt2_recommender/session.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
@@ -23,13 +22,6 @@ int print(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
   std::fflush(stdout);
   return 0;
-}
-
-/// The step that a run goes on from; 0 if it starts afresh.
-absl::StatusOr<int64_t> resumed_step(const RunOptions& run) {
-  if (run.resume.empty()) return 0;
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
-  return checkpoint.step;
 }
 
 absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const RecOptions& options,
@@ -81,9 +73,11 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
                             Trainer::create(*devices, make_optimizer(run, placement.batch.replicas), settings));
   if (run.dry_run) return 0;
 
-  TRAINKIT_ASSIGN_OR_RETURN(const int64_t first_step, resumed_step(run));
   TRAINKIT_ASSIGN_OR_RETURN(const auto folder, RunFolder::open(parser, run, placement, "trainkit-gpt2rec"));
-  TRAINKIT_ASSIGN_OR_RETURN(BestModel best, BestModel::open(run.output_dir, first_step, placement.is_first()));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      BestModel best,
+      BestModel::open(run.output_dir, run.resume,
+                      {.metric = settings.monitor, .higher_is_better = true, .writes = placement.is_first()}));
   absl::Status kept;
   const auto on_evaluation = [&](int64_t step, Metrics& metrics) {
     const RankingVectors vectors = model->vectors();

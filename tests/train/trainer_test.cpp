@@ -39,6 +39,7 @@ struct Outcome {
   TrainerResult result;
   NamedTensors weights;
   std::vector<std::pair<int64_t, double>> losses;  // logged
+  std::vector<double> lrs = {};                    // logged
 };
 
 /// One run from a fixed seed, with dropout, Adam state, a schedule, accumulation over a ragged epoch, and evaluation.
@@ -60,11 +61,13 @@ absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1,
       },
       fit);
   if (!result.ok()) return result.status();
-  Outcome outcome{*result, {}, {}};
+  Outcome outcome{*result, {}, {}, {}};
   for (const auto& [name, tensor] : named_tensors(*devices->module()))
     outcome.weights.emplace_back(name, tensor.clone());
   for (const LogRecord& record : logger.records) {
-    if (record.split == "train") outcome.losses.emplace_back(record.step, *record.find("loss"));
+    if (record.split != "train") continue;
+    outcome.losses.emplace_back(record.step, *record.find("loss"));
+    outcome.lrs.push_back(record.lr.at(0));
   }
   return outcome;
 }
@@ -172,6 +175,16 @@ TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
   CHECK(stopped.reason == ExitReason::kEarlyStopping);
   CHECK(stopped.steps == 20);
   CHECK(stopped.best_step == 5);
+}
+
+TEST_CASE("A plateau is one of the monitored metric, which rises or falls as it is said to", "[train][trainer]") {
+  TrainerOptions options{
+      .max_epochs = 2, .plateau = PlateauOptions{.factor = 0.5, .patience = 0}, .log_every = 1, .eval_every = 5};
+  const std::vector<double> falls = run(options).value().lrs;  // the loss gets better at each evaluation
+  CHECK(falls.back() == falls.front());
+  options.monitor_higher_is_better = true;  // and so worse
+  const std::vector<double> rises = run(options).value().lrs;
+  CHECK(rises.back() < 0.5 * rises.front());
 }
 
 TEST_CASE("A run that lost patience is over when it is resumed, too", "[train][trainer][resume]") {

@@ -88,6 +88,7 @@
 #include "trainkit/config/config.h"
 #include "trainkit/config/option_group.h"
 #include "trainkit/config/run_options.h"
+#include "trainkit/train/best_model.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/confusion_matrix.h"
 #include "trainkit/train/evaluate.h"

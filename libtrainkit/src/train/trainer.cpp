@@ -61,7 +61,9 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
 std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
   if (!options.schedule && !options.plateau) return nullptr;
   auto schedule = options.schedule ? options.schedule : std::make_shared<ConstantLR>();
-  return std::make_unique<LRScheduler>(optimizer, std::move(schedule), options.plateau);
+  std::optional<PlateauOptions> plateau = options.plateau;
+  if (plateau) plateau->maximize = options.monitor_higher_is_better;
+  return std::make_unique<LRScheduler>(optimizer, std::move(schedule), plateau);
 }
 
 }  // namespace

@@ -1,0 +1,117 @@
+#include "trainkit/train/best_model.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/safetensors.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/weights.h"
+
+namespace trainkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kFile[] = "best.safetensors";
+constexpr char kBefore[] = "best.before.safetensors";
+
+template <class Number>
+Number number_of(const SafetensorsMetadata& metadata, const std::string& name, Number otherwise) {
+  const auto at = metadata.find(name);
+  if (at == metadata.end()) return otherwise;
+  std::from_chars(at->second.data(), at->second.data() + at->second.size(), otherwise);
+  return otherwise;
+}
+
+absl::Status place_file(const std::string& from, const std::string& to, bool copy) {
+  std::error_code error;
+  if (copy) {
+    fs::copy_file(from, to, fs::copy_options::overwrite_existing, error);
+  } else {
+    fs::rename(from, to, error);
+  }
+  if (!error) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "storage.write",
+                    .where = to,
+                    .problem = "cannot take the place of " + from + ": " + error.message()});
+}
+
+absl::Status remove_file(const std::string& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (!error) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "storage.write",
+                    .where = path,
+                    .problem = "cannot be removed: " + error.message()});
+}
+
+}  // namespace
+
+BestModel::BestModel(const std::string& output_dir, const BestModelOptions& options)
+    : options_(options),
+      output_dir_(output_dir),
+      path_(output_dir + "/" + kFile),
+      before_(output_dir + "/" + kBefore),
+      value_(options.higher_is_better ? -std::numeric_limits<double>::infinity()
+                                      : std::numeric_limits<double>::infinity()) {}
+
+absl::StatusOr<bool> BestModel::take_over(const std::string& path, int64_t resumed_step) {
+  if (!fs::exists(path)) return false;
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
+  const int64_t step = number_of<int64_t>(file.metadata(), "step", -1);
+  if (step < 0 || step > resumed_step) return false;
+  step_ = step;
+  value_ = number_of<double>(file.metadata(), options_.metric, value_);
+  return true;
+}
+
+absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const std::string& resume,
+                                          const BestModelOptions& options) {
+  BestModel best(output_dir, options);
+  if (!options.writes) return best;
+  if (resume.empty()) {
+    for (const std::string& path : {best.path_, best.before_}) TRAINKIT_RETURN_IF_ERROR(remove_file(path));
+    return best;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(resume, output_dir));
+  const fs::path folder = fs::path(checkpoint.folder).parent_path();
+  std::error_code unknown;
+  const bool own = fs::equivalent(folder, output_dir, unknown);
+  for (const char* name : {kFile, kBefore}) {
+    const std::string path = (folder / name).string();
+    TRAINKIT_ASSIGN_OR_RETURN(const bool known, best.take_over(path, checkpoint.step));
+    if (!known) continue;
+    if (!own || name == kBefore) TRAINKIT_RETURN_IF_ERROR(place_file(path, best.path_, /*copy=*/!own));
+    break;
+  }
+  return best;
+}
+
+absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Module& model) {
+  if (!options_.writes || !(options_.higher_is_better ? value > value_ : value < value_)) return absl::OkStatus();
+  const int64_t earlier = std::exchange(step_, step);
+  value_ = value;
+  const auto saved = resolve_checkpoint("latest", output_dir_);
+  if (earlier >= 0 && saved.ok() && earlier <= saved->step) {
+    TRAINKIT_RETURN_IF_ERROR(place_file(path_, before_, /*copy=*/false));
+  }
+  return save_safetensors(Fs::posix(), path_, named_tensors(model),
+                          {{"step", fmt::format("{}", step)}, {options_.metric, fmt::format("{}", value)}});
+}
+
+absl::StatusOr<bool> BestModel::restore(torch::nn::Module& model) const {
+  if (step_ < 0) return false;
+  TRAINKIT_RETURN_IF_ERROR(load_weights(model, path_).status());
+  return true;
+}
+
+}  // namespace trainkit
