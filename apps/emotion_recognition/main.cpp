@@ -36,15 +36,21 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
   }
   torch::manual_seed(run.seed);
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
-  share_processors(run, machine, ReadCost::kDecode);
-  TRAINKIT_ASSIGN_OR_RETURN(const Session session, Session::open(run, options));
+  share_processors(run, machine, options.cache_dir.empty() ? ReadCost::kDecode : ReadCost::kCopy);
+  TRAINKIT_ASSIGN_OR_RETURN(Session session, Session::open(run, options));
   TRAINKIT_ASSIGN_OR_RETURN(const MemoryPlan memory,
                             plan_memory(parser, run, machine, session.recipe(run, placement), placement));
+  const std::string cache = session.describe_cache();
+  if (!run.dry_run) {
+    if (!cache.empty()) say(cache.substr(0, cache.size() - 1));
+    TRAINKIT_ASSIGN_OR_RETURN(const int stopped, session.fill_cache(machine, placement, say));
+    if (stopped != 0) return stopped;
+  }
   const auto order = std::make_shared<RandomSampler>(session.train()->size(), RandomSamplerOptions{.seed = run.seed});
-  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(session.train(), order, run, machine, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(session.train_rows(), order, run, machine, placement));
   std::unique_ptr<Prefetcher> validation;
   if (session.validation()) {
-    TRAINKIT_ASSIGN_OR_RETURN(validation, evaluation_loader(session.validation(), run, machine, placement));
+    TRAINKIT_ASSIGN_OR_RETURN(validation, evaluation_loader(session.validation_rows(), run, machine, placement));
   }
   TRAINKIT_RETURN_IF_ERROR(compare_data(placement, {{"training", session.train().get()}}));
 
@@ -57,8 +63,8 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));
   settings.predicted_memory = memory.predicted();
   settings.explain_out_of_memory = memory.ladder;
-  const std::string plan =
-      session.describe() + memory.describe() + describe_run(run, settings, placement, *devices, *loader);
+  const std::string plan = session.describe() + (run.dry_run ? cache : "") + memory.describe() +
+                           describe_run(run, settings, placement, *devices, *loader);
   say(run.json ? plan_to_json(plan, memory) : plan);
   TRAINKIT_ASSIGN_OR_RETURN(
       auto trainer,
@@ -72,7 +78,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
                                                                      .logger = &folder->logger()}));
   Metrics scores;
   if (result.signal == 0 && session.test()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested, test_model(*devices, session, session.test(), run, machine,
+    TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested, test_model(*devices, session, session.test_rows(), run, machine,
                                                                   placement, settings.precision));
     scores = tested.metrics();
     if (placement.is_first()) {

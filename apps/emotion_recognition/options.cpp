@@ -25,6 +25,10 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
   add("image_size", &options.image_size, {.help = "Their height and width, in pixels.", .min = 32, .max = 1024});
   add("audio_seconds", &options.audio_seconds,
       {.help = "Sound of each clip: the middle of a longer one, silence after a shorter one.", .min = 0.5, .max = 120});
+  add("cache_dir", &options.cache_dir,
+      {.help = "Decodes all clips once into a folder here, for this run and the next; the size is said before. Without "
+               "it clips are decoded in each epoch.",
+       .path = PathKind::kOutput});
 }
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {

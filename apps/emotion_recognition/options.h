@@ -27,6 +27,7 @@ struct EmotionOptions {
   int64_t frames = 8;
   int64_t image_size = 224;
   double audio_seconds = 5;
+  std::string cache_dir = {};
 
   // Model
   std::string model_size = "complex";

@@ -48,7 +48,7 @@ Metrics TestResult::metrics() const {
 }
 
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session,
-                                      const std::shared_ptr<const ClipDataset>& dataset, const RunOptions& run,
+                                      const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
                                       const Machine& machine, const Placement& placement, Precision precision) {
   RunOptions reading = run;
   if (reading.on_error == "replace") reading.on_error = "skip";  // another clip's score is not this one's

@@ -38,7 +38,7 @@ struct TestResult {
 /// Classifies the clips of `dataset`, each once over all devices and ranks. All ranks call it and get the same. Errors:
 /// the loader's, and those of other ranks.
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session,
-                                      const std::shared_ptr<const ClipDataset>& dataset, const RunOptions& run,
+                                      const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
                                       const Machine& machine, const Placement& placement, Precision precision);
 
 /// Writes scores.json and confusion.svg. Exit code 6.

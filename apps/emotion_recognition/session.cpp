@@ -10,9 +10,11 @@
 #include <numeric>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/train/signals.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -75,6 +77,37 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOption
   }
   auto trained = std::make_shared<ClipDataset>(std::move(train), dataset);
   return Session(options, std::move(trained), std::move(parts[0]), std::move(parts[1]));
+}
+
+std::vector<ClipPart> Session::parts() const {
+  std::vector<ClipPart> parts = {{"train", train_}};
+  if (validation_) parts.push_back({"validation", validation_});
+  if (test_) parts.push_back({"test", test_});
+  return parts;
+}
+
+std::string Session::describe_cache() const {
+  return options_.cache_dir.empty() ? "" : trainkit::describe_cache(parts(), options_.cache_dir);
+}
+
+absl::StatusOr<int> Session::fill_cache(const Machine& machine, const Placement& placement,
+                                        const std::function<void(const std::string&)>& say) {
+  if (options_.cache_dir.empty()) return 0;
+  const SignalWatch signals;
+  const auto cached = cache_clips(
+      parts(), {.folder = options_.cache_dir,
+                .num_threads = available_cpus(),
+                .first = machine.local_rank == 0,
+                .meet = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
+                .say = say,
+                .stop = [] { return SignalWatch::stop_signal() != 0; }});
+  if (absl::IsCancelled(cached.status())) return 128 + SignalWatch::stop_signal();
+  TRAINKIT_RETURN_IF_ERROR(cached.status());
+  size_t i = 0;
+  for (auto& rows : rows_) {
+    if (rows) rows = (*cached)[i++];
+  }
+  return 0;
 }
 
 std::shared_ptr<EmotionModel> Session::create_model() const {

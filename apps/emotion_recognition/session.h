@@ -4,10 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
 
+#include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "emotion_recognition/clip_cache.h"
 #include "emotion_recognition/clip_dataset.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/optim/optimizer.h"
@@ -26,8 +29,20 @@ class Session {
   const std::shared_ptr<const ClipDataset>& validation() const { return validation_; }
   /// Null if a table of another data set was not given.
   const std::shared_ptr<const ClipDataset>& test() const { return test_; }
+  /// Their rows, to be read: from --cache_dir once fill_cache() has been called, else decoded each time.
+  const std::shared_ptr<const Dataset>& train_rows() const { return rows_[0]; }
+  const std::shared_ptr<const Dataset>& validation_rows() const { return rows_[1]; }
+  const std::shared_ptr<const Dataset>& test_rows() const { return rows_[2]; }
   const std::vector<std::string>& labels() const { return train_->list().labels; }
   const EmotionOptions& options() const { return options_; }
+
+  /// Decodes what --cache_dir does not have yet, in all processors, or waits for the process that does so: `first` of
+  /// the run's on this machine unless another run is at it. `say` takes lines. Returns 128 + the signal that stopped
+  /// it, else 0; nothing without --cache_dir. Errors: those of cache_clips and of other ranks.
+  absl::StatusOr<int> fill_cache(const Machine& machine, const Placement& placement,
+                                 const std::function<void(const std::string&)>& say);
+  /// "cache ..." with a line end; empty without --cache_dir.
+  std::string describe_cache() const;
 
   /// A new model, with --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
@@ -47,9 +62,13 @@ class Session {
       : options_(std::move(options)),
         train_(std::move(train)),
         validation_(std::move(validation)),
-        test_(std::move(test)) {}
+        test_(std::move(test)),
+        rows_{train_, validation_, test_} {}
+  std::vector<ClipPart> parts() const;
+
   EmotionOptions options_;
   std::shared_ptr<const ClipDataset> train_, validation_, test_;
+  std::array<std::shared_ptr<const Dataset>, 3> rows_;
 };
 
 /// The class scores of a batch of clips, (B, C): its fields are those that the model's modality needs.

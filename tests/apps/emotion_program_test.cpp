@@ -4,41 +4,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "runs.h"
-#include "test_util.h"
+#include "emotion_place.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-Ended run(const TempDir& dir, std::vector<std::string> flags) {
-  return run_to_end("trainkit-emotion", flags, dir.path().string());
-}
-
-/// The demonstration's clips.
-struct Place {
-  Place() {
-    const Ended made = run(dir, {"--make_demo_data", data});
-    INFO(made.errors);
-    REQUIRE(made.code == 0);
-  }
-  /// A short training on small frames, or on sound alone.
-  std::vector<std::string> flags(const std::string& name, std::vector<std::string> more, bool sound = false) const {
-    std::vector<std::string> all = {
-        "--data_dir",   data, "--output_dir",    dir / name, "--model_size",         "simple",    "--frames", "2",
-        "--image_size", "32", "--audio_seconds", "1",        "--no-use_tensorboard", "--timeout", "60"};
-    if (sound) all.insert(all.end(), {"--modality", "audio"});
-    if (std::find(more.begin(), more.end(), "--epochs") == more.end()) all.insert(all.end(), {"--epochs", "1"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-  TempDir dir;
-  std::string data = dir / "demo";
-};
-
-nlohmann::json json_of(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
 
 // Source: config_3x4090.json of the guide on three RTX 4090.
 constexpr char kGuideConfig[] = R"({
@@ -59,8 +31,8 @@ constexpr char kGuideConfig[] = R"({
 }  // namespace
 
 TEST_CASE("A run reads real clips, writes its folder and scores each clip of the test once", "[apps][emotion]") {
-  const Place place;
-  const Ended ended = run(place.dir, place.flags("run", {}));
+  const EmotionPlace place;
+  const Ended ended = run_emotion(place.dir, place.flags("run", {}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name :
@@ -77,19 +49,15 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   for (const char* name : {"accuracy", "weighted_f1", "macro_f1", "majority"})
     CHECK(summary.at(name) == scores.at(name));
   CHECK(summary.at("majority").get<double>() == Approx(1.0 / 7));
-  int64_t rows = 0;
-  for (const auto& row : scores.at("confusion")) {
-    for (const auto& count : row) rows += count.get<int64_t>();
-  }
-  CHECK(rows == 14);
+  CHECK(scored_clips(place.dir / "run") == 14);
 }
 
 TEST_CASE("Damaged and missing clips are replaced, listed once and in no score", "[apps][emotion]") {
-  const Place place;
+  const EmotionPlace place;
   fs::remove(place.data + "/train_splits/dia0_utt0.mp4");
   fs::resize_file(place.data + "/train_splits/dia1_utt3.mp4", 700);
   std::ofstream(place.data + "/output_repeated_splits_test/dia0_utt2.mp4") << "no clip";
-  const Ended ended = run(place.dir, place.flags("run", {"--epochs", "2"}, /*sound=*/true));
+  const Ended ended = run_emotion(place.dir, place.flags("run", {"--epochs", "2"}, /*sound=*/true));
   INFO(ended.errors << ended.output);
   REQUIRE(ended.code == 0);
   CHECK(ended.output.find("train 42 (1 without a file)") != std::string::npos);
@@ -101,13 +69,13 @@ TEST_CASE("Damaged and missing clips are replaced, listed once and in no score",
     CHECK(bad.find(std::string("\n") + name, first + 1) == std::string::npos);
   }
   // A budget of none: the run ends, and the data is to blame.
-  const Ended strict = run(place.dir, place.flags("strict", {"--on_error", "fail"}, /*sound=*/true));
+  const Ended strict = run_emotion(place.dir, place.flags("strict", {"--on_error", "fail"}, /*sound=*/true));
   CHECK(strict.code == 4);
   CHECK(strict.errors.find(".mp4") != std::string::npos);
 }
 
 TEST_CASE("The guide's command line and configuration are accepted as they stand", "[apps][emotion]") {
-  const Place place;
+  const EmotionPlace place;
   std::ofstream(place.dir / "config_3x4090.json") << kGuideConfig;
   const std::vector<std::vector<std::string>> ways = {
       {"--config", place.dir / "config_3x4090.json"},
@@ -120,12 +88,12 @@ TEST_CASE("The guide's command line and configuration are accepted as they stand
     flags.insert(flags.end(), way.begin(), way.end());
     INFO(way[0]);
     if (!fs::exists("/dev/nvidia2")) {
-      const Ended refused = run(place.dir, flags);
+      const Ended refused = run_emotion(place.dir, flags);
       CHECK(refused.code == 2);
       CHECK(refused.errors.find("hint: ") != std::string::npos);
     }
     flags.insert(flags.end(), {"--device", "cpu"});
-    const Ended ended = run(place.dir, flags);
+    const Ended ended = run_emotion(place.dir, flags);
     INFO(ended.errors << ended.output);
     REQUIRE(ended.code == 0);
     CHECK(ended.output.find("x 3 devices") != std::string::npos);
@@ -133,14 +101,14 @@ TEST_CASE("The guide's command line and configuration are accepted as they stand
 }
 
 TEST_CASE("A run that goes on from a checkpoint has the bits of one that was not stopped", "[apps][emotion]") {
-  const Place place;
+  const EmotionPlace place;
   const std::vector<std::string> settings = {"--epochs",     "3", "--batch_size", "7", "--log_every", "1",
                                              "--save_every", "5", "--keep_last",  "0"};
-  REQUIRE(run(place.dir, place.flags("whole", settings, /*sound=*/true)).code == 0);
+  REQUIRE(run_emotion(place.dir, place.flags("whole", settings, /*sound=*/true)).code == 0);
   std::vector<std::string> resumed = settings;
   const std::string from = place.dir / "whole" + "/checkpoints/step-00000005";
   resumed.insert(resumed.end(), {"--resume", from, "--num_workers", "2"});
-  const Ended ended = run(place.dir, place.flags("again", resumed, /*sound=*/true));
+  const Ended ended = run_emotion(place.dir, place.flags("again", resumed, /*sound=*/true));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   CHECK(checkpoint_bytes(place.dir / "again", "00000018") == checkpoint_bytes(place.dir / "whole", "00000018"));
@@ -148,11 +116,11 @@ TEST_CASE("A run that goes on from a checkpoint has the bits of one that was not
 }
 
 TEST_CASE("Two replicas train as one process on the same rows, and score each clip once", "[apps][emotion]") {
-  const Place place;
+  const EmotionPlace place;
   const auto result = [&](const std::string& name, std::vector<std::string> more) {
     more.insert(more.end(), {"--global_batch_size", "14", "--batch_size", more.empty() ? "14" : "7", "--epochs", "2",
                              "--dropout", "0", "--log_every", "1"});
-    const Ended ended = run(place.dir, place.flags(name, more, /*sound=*/true));
+    const Ended ended = run_emotion(place.dir, place.flags(name, more, /*sound=*/true));
     INFO(ended.errors);
     REQUIRE(ended.code == 0);
     return losses(place.dir / name);
@@ -164,10 +132,5 @@ TEST_CASE("Two replicas train as one process on the same rows, and score each cl
     CHECK(two[i].step == one[i].step);
     CHECK(two[i].loss == Approx(one[i].loss).epsilon(1e-3));
   }
-  const auto scores = json_of(place.dir / "two" + "/scores.json");
-  int64_t rows = 0;
-  for (const auto& row : scores.at("confusion")) {
-    for (const auto& count : row) rows += count.get<int64_t>();
-  }
-  CHECK(rows == 14);
+  CHECK(scored_clips(place.dir / "two") == 14);
 }

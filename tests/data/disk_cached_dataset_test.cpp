@@ -204,3 +204,25 @@ TEST_CASE("A disk without room says so before anything is read", "[data][disk_ca
   CHECK(rows->reads == 0);
   CHECK_THROWS_AS(DiskCachedDataset::open(nullptr, folder / "rows", "").status(), c10::ValueError);
 }
+
+TEST_CASE("A disk that fails while a cache is built ends the build at once, and what is there stays",
+          "[data][disk_cached_dataset]") {
+  const test::TempDir folder;
+  const auto rows = std::make_shared<Counted>(400);
+  const auto cached = open(rows, folder / "rows");
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const rlimit small = {100 << 10, limit.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const auto built = cached->build(2);
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, before);
+  CHECK(exit_code(built.status()) == ExitCode::kStorage);
+  CHECK_THAT(error_line(built.status()), Catch::Contains("cannot write a row of the cache"));
+  CHECK(rows->reads < 100);  // 400 are 430 KB
+  const int64_t there = cached->cached_rows();
+  CHECK(there > 50);
+  REQUIRE(open(rows, folder / "rows")->build(2).status() == absl::OkStatus());
+  CHECK(rows->reads <= 400 + 4);
+}

@@ -1,35 +1,19 @@
 // A real file system that is full at 64 levels. Needs the right to mount: skipped elsewhere.
 #include <ATen/Functions.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "test_util.h"
+#include "tmpfs.h"
 #include "trainkit/train/checkpoint.h"
 
 using namespace trainkit;
+using test::Tmpfs;
 namespace stdfs = std::filesystem;
 
 namespace {
-
-/// A tmpfs of its own, unmounted at the end of the scope.
-class Tmpfs {
- public:
-  explicit Tmpfs(const std::string& options) {
-    mounted_ = mount("tmpfs", dir_.path().c_str(), "tmpfs", 0, options.c_str()) == 0;
-  }
-  ~Tmpfs() {
-    if (mounted_) umount2(dir_.path().c_str(), MNT_DETACH);
-  }
-  bool mounted() const { return mounted_; }
-  std::string operator/(const std::string& name) const { return dir_ / name; }
-
- private:
-  test::TempDir dir_;
-  bool mounted_ = false;
-};
 
 CheckpointContents contents_of(double value) {
   return {

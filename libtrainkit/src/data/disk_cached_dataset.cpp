@@ -1,5 +1,6 @@
 #include "trainkit/data/disk_cached_dataset.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -108,11 +109,24 @@ int write_at(int descriptor, const void* data, size_t size, int64_t offset) {
   return 0;
 }
 
+absl::Status no_room(const std::string& path, int64_t bytes, int64_t room) {
+  return to_status({.exit_code = ExitCode::kStorage,
+                    .id = "storage.cache",
+                    .where = path,
+                    .problem = "no room for a cache of " + describe_bytes(bytes),
+                    .got = describe_bytes(room) + " free",
+                    .expected = describe_bytes(bytes - room) + " more"},
+                   absl::StatusCode::kResourceExhausted);
+}
+
 /// A whole new file beside `path`, put in its place; unless another process was faster, whose file then stays.
 absl::Status make_file(const std::string& path, const Header& header, int64_t bytes, bool replace) {
   SystemCalls& kernel = SystemCalls::kernel();
   const auto [folder, name] = split_path(path);
-  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().create_directories(folder));
+  // Before fallocate, which fills the disk before it says that it is too small.
+  const absl::StatusOr<int64_t> room = directory.free_bytes();
+  if (room.ok() && *room < bytes) return no_room(path, bytes, *room);
   const std::string temporary = folder + "/" + temporary_name(name);
   const int file = kernel.openat(AT_FDCWD, temporary.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0) return disk_error(path, "cannot create the cache", -file);
@@ -243,6 +257,8 @@ absl::StatusOr<CacheBuild> DiskCachedDataset::build(int num_threads, const Cache
   int64_t done = 0;
   CacheBuild result;
   const auto work = [&] {
+    const int threads = at::get_num_threads();
+    at::set_num_threads(1);  // this thread's: rows are what is shared out
     std::vector<std::vector<std::byte>> memory;
     std::vector<BatchView::Field> places;
     for (const FieldSpec& field : fields()) {
@@ -260,14 +276,16 @@ absl::StatusOr<CacheBuild> DiskCachedDataset::build(int num_threads, const Cache
       const std::lock_guard lock(mutex);
       if (refused) result.refused.push_back(index);
       if (progress && !progress(++done, size())) stop = true;
+      if (!write_status().ok()) stop = true;  // a disk that is full will not hold the others either
     }
+    at::set_num_threads(threads);
   };
   std::vector<std::thread> crew;
   for (int thread = 1; thread < num_threads; ++thread) crew.emplace_back(work);
   work();
   for (auto& thread : crew) thread.join();
-  if (stop) return absl::CancelledError(file_->path() + ": stopped before all rows were cached");
   TRAINKIT_RETURN_IF_ERROR(write_status());
+  if (stop) return absl::CancelledError(file_->path() + ": stopped before all rows were cached");
   if (const int error = -SystemCalls::kernel().fsync(descriptor_)) {
     return disk_error(file_->path(), "cannot flush the cache", error);
   }

@@ -135,4 +135,13 @@ absl::StatusOr<AudioSamples> MediaFile::samples(const AudioOptions& options) con
   }
 }
 
+std::string media_libraries() {
+  const auto text = [](const char* name, unsigned version) {
+    return std::string(name) + " " + std::to_string(AV_VERSION_MAJOR(version)) + "." +
+           std::to_string(AV_VERSION_MINOR(version)) + "." + std::to_string(AV_VERSION_MICRO(version));
+  };
+  return text("libavcodec", avcodec_version()) + ", " + text("libavformat", avformat_version()) + ", " +
+         text("libswscale", swscale_version()) + ", " + text("libswresample", swresample_version());
+}
+
 }  // namespace trainkit

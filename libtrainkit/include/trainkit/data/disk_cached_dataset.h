@@ -42,7 +42,8 @@ class DiskCachedDataset final : public Dataset {
   /// Opens the file, or makes it with room for all rows: file_bytes() of disk are taken at once, so that a disk that is
   /// too small is known now. `origin` says what the rows depend on (files, sizes, times, options): a file of another
   /// origin, of other fields or another number of rows, or whose header is damaged, is replaced. Errors (exit code 6):
-  /// storage.cache names the path and what the disk said. Throws c10::ValueError if the dataset is null.
+  /// storage.cache names the path and what the disk said, or how many bytes are missing. Throws c10::ValueError if the
+  /// dataset is null.
   static absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> open(std::shared_ptr<const Dataset> dataset,
                                                                        const std::string& path,
                                                                        const std::string& origin);

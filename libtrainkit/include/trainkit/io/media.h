@@ -138,4 +138,8 @@ class MediaFile {
   std::unique_ptr<detail::MediaSource> source_;
 };
 
+/// The libraries that decode, as in "libavcodec 59.37.100, libavformat 59.27.100, libswscale 6.7.100, libswresample
+/// 4.7.100": the same file gives the same bits as long as it stays the same.
+std::string media_libraries();
+
 }  // namespace trainkit

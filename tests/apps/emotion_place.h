@@ -1,0 +1,53 @@
+#pragma once
+/// The demonstration's clips, and the flags of a short run of trainkit-emotion on them.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runs.h"
+#include "test_util.h"
+
+namespace trainkit::test {
+
+inline Ended run_emotion(const TempDir& dir, const std::vector<std::string>& flags) {
+  return run_to_end("trainkit-emotion", flags, dir.path().string());
+}
+
+inline nlohmann::json json_of(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
+
+struct EmotionPlace {
+  EmotionPlace() {
+    const Ended made = run_emotion(dir, {"--make_demo_data", data});
+    if (made.code != 0) throw std::runtime_error(made.errors);
+  }
+  /// A short training on small frames, or on sound alone. What `more` gives stands instead of what would be here.
+  std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more,
+                                 bool sound = false) const {
+    const std::vector<std::pair<std::string, std::string>> mine = {
+        {"--data_dir", data},   {"--output_dir", dir / name}, {"--model_size", "simple"}, {"--frames", "2"},
+        {"--image_size", "32"}, {"--audio_seconds", "1"},     {"--timeout", "60"},        {"--epochs", "1"}};
+    std::vector<std::string> all = {"--no-use_tensorboard"};
+    if (sound) all.insert(all.end(), {"--modality", "audio"});
+    for (const auto& [flag, value] : mine) {
+      if (std::find(more.begin(), more.end(), flag) == more.end()) all.insert(all.end(), {flag, value});
+    }
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  TempDir dir;
+  std::string data = dir / "demo";
+};
+
+/// Clips in the confusion matrix of a run.
+inline int64_t scored_clips(const std::string& folder) {
+  int64_t clips = 0;
+  for (const auto& row : json_of(folder + "/scores.json").at("confusion")) {
+    for (const auto& count : row) clips += count.get<int64_t>();
+  }
+  return clips;
+}
+
+}  // namespace trainkit::test
