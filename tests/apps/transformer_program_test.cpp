@@ -161,7 +161,7 @@ TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][tr
       {2, "--n_heads", place.flags("a", {"--n_heads", "3"})},
       {2, "--device", place.flags("b", {"--device", "cuda:7"})},
       {2, "--overwrite", place.flags("taken")},
-      {2, "--on_nonfinite", place.flags("g", {"--on_nonfinite", "skip"})},
+      {2, "--on_nonfinite", place.flags("g", {"--on_nonfinite", "rollback", "--save_every", "0"})},
       {3, "bad.yaml:1:1", {"--config", place.dir / "bad.yaml"}},
       {4, "error[data.", {"--input", place.dir / "empty.txt", "--output_dir", place.dir / "c"}},
       {4, "missing.txt", {"--input", place.dir / "missing.txt", "--output_dir", place.dir / "d"}},

@@ -87,6 +87,7 @@ TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
                            "factor",
                            "early_stopping",
                            "on_nonfinite",
+                           "max_nonfinite",
                            "device",
                            "strategy",
                            "use_multi_gpu",

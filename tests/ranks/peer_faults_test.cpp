@@ -93,7 +93,7 @@ TEST_CASE("A rank that dies or fails at any moment ends the others, who name it"
       {"the holder of the store killed", 2, "forward:13:kill", "0", kKilled, 8, "rank 0 lost"},
       {"one of four killed", 4, "backward:13:kill", "2", kKilled, 8, "rank 2 lost"},
       {"three of four killed", 4, "forward:13:kill", "123", kKilled, 8, "lost"},
-      {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "loss: is not finite at step 8"},
+      {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "gradients: are not finite at step 8"},
   };
   for (const char* shared_memory : {"1", "0"}) {
     for (PeerFault fault : faults) {

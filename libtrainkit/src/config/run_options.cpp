@@ -124,6 +124,8 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec on_nonfinite = spec("What to do with a step whose loss or gradients are not finite.");
   on_nonfinite.choices = {"fail", "skip", "rollback"};
   parser.add("on_nonfinite", &o.on_nonfinite, on_nonfinite);
+  parser.add("max_nonfinite", &o.max_nonfinite,
+             range(1, 1e9, "Steps skipped in a row, or rollbacks to one checkpoint, that end the run."));
 }
 
 void add_device_flags(ConfigParser& parser, RunOptions& o) {
@@ -444,8 +446,8 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
   if (options.grad_compression != "none" && plan.strategy != "ddp") {
     return parser.invalid("grad_compression", "compresses what ddp sends; strategy is " + plan.strategy, "none");
   }
-  if (options.on_nonfinite != "fail") {
-    return parser.invalid("on_nonfinite", "not supported", "fail", "skip and rollback come with a later release");
+  if (options.on_nonfinite == "rollback" && options.save_every == 0) {
+    return parser.invalid("on_nonfinite", "rollback goes back to a checkpoint; --save_every is 0", "fail or skip");
   }
   if (options.json && !options.dry_run) {
     return parser.invalid("json", "needs --dry_run", "", "a run's own JSON is metrics.jsonl and summary.json");

@@ -107,6 +107,10 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .precision = run_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
+                         .on_nonfinite = run.on_nonfinite == "skip"       ? OnNonfinite::kSkip
+                                         : run.on_nonfinite == "rollback" ? OnNonfinite::kRollback
+                                                                          : OnNonfinite::kFail,
+                         .max_nonfinite = run.max_nonfinite,
                          .log_every = run.log_every,
                          .output_dir = run.output_dir,
                          .keep_last = run.keep_last,

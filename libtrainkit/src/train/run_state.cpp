@@ -124,6 +124,19 @@ absl::Status check_shape(const RunShape& saved, const RunShape& now) {
       absl::StatusCode::kInvalidArgument);
 }
 
+/// Weights, optimizer, schedule and scaler.
+absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
+  StateDict optimizer = sub_state(contents.state, "optimizer");
+  for (const auto& [name, tensor] : contents.optimizer) optimizer[name] = tensor;
+  TRAINKIT_RETURN_IF_ERROR(
+      load_named_tensors(*parts.devices.module(), contents.model, found.path() + "/model.safetensors"));
+  TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
+  if (parts.scheduler) {
+    TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
+  }
+  return parts.scaler.load_state_dict(sub_state(contents.state, "scaler"));
+}
+
 }  // namespace
 
 RunShape saved_shape(const StateDict& state) {
@@ -158,22 +171,22 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   return contents;
 }
 
+absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress) {
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint("latest", output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(sub_state(contents.state, "trainer")));
+  TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
+  progress = std::move(loaded);
+  return absl::OkStatus();
+}
+
 absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                         const RunShape& shape, RunProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(spec, output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
   TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
-  StateDict optimizer = sub_state(contents.state, "optimizer");
-  for (const auto& [name, tensor] : contents.optimizer) optimizer[name] = tensor;
-
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(sub_state(contents.state, "trainer")));
-  TRAINKIT_RETURN_IF_ERROR(
-      load_named_tensors(*parts.devices.module(), contents.model, found.path() + "/model.safetensors"));
-  TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
-  if (parts.scheduler) {
-    TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
-  }
-  TRAINKIT_RETURN_IF_ERROR(parts.scaler.load_state_dict(sub_state(contents.state, "scaler")));
+  TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
   TRAINKIT_RETURN_IF_ERROR(parts.loader.load_state_dict(sub_state(contents.state, "loader")));
   const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
   if (rank == 0) {

@@ -61,6 +61,10 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                         const RunShape& shape, RunProgress& progress);
 
+/// Puts weights, optimizer and schedule back from the last checkpoint in `output_dir`; the place in the data and the
+/// random generators stay where they are.
+absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress);
+
 /// What ranks must have alike of a data set: "<name> rows" and "<name> fields".
 void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields);
 

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
 
 #include <mutex>
 
@@ -61,6 +62,14 @@ void StepSnapshot::restore() {
     device_generators_[i].set_state(kept_generators_[i].get_state());
   }
   for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(kept_buffers_[i], /*non_blocking=*/true);
+}
+
+void StepSnapshot::restore_buffers_if(const at::Tensor& found_inf) {
+  const c10::AutoGradMode no_grad(false);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const at::Tensor found = found_inf.to(buffers_[i].device(), at::kBool, /*non_blocking=*/true);
+    buffers_[i].copy_(at::where(found, kept_buffers_[i], buffers_[i]));
+  }
 }
 
 }  // namespace trainkit::detail

@@ -22,6 +22,8 @@ class StepSnapshot {
   void take();
   /// Puts all back. Allocates nothing on a device.
   void restore();
+  /// Puts the buffers back where `found_inf` is 1, decided on the device.
+  void restore_buffers_if(const at::Tensor& found_inf);
 
  private:
   at::Generator cpu_generator_;

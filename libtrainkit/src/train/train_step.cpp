@@ -3,6 +3,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -12,10 +13,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <map>
 
 #include "counted_rows.h"
+#include "nonfinite.h"
 #include "step_snapshot.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
@@ -473,7 +476,12 @@ void TrainStep::update() {
     });
   }
   for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
+  const bool skips = options_.skip_nonfinite && !scaler_.enabled();
   for (Optimizer* optimizer : optimizers_) {
+    if (skips) {
+      update_unless_nonfinite(*optimizer);
+      continue;
+    }
     if (options_.grad_clip > 0) {
       scaler_.unscale_(*optimizer);
       with_memory([&] {
@@ -483,9 +491,58 @@ void TrainStep::update() {
     }
     with_memory([&] { scaler_.step(*optimizer); });
   }
+  if (scaler_.enabled()) with_memory([&] { count_skips(scaler_.found_inf(optimizer_)); });
   scaler_.update();
   if (scheduler_) scheduler_->step();
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+}
+
+/// A norm of gradients that are not finite is not finite either.
+void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
+  at::Tensor norm, found_inf;
+  with_memory([&] {
+    norm = clip_grad_norm_(optimizer, options_.grad_clip);
+    if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // on the CPU, the host's own memory
+      found_inf = at::isfinite(norm).logical_not_().to(at::kFloat);
+    }
+  });
+  with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
+  if (&optimizer != &optimizer_) return;
+  if (options_.grad_clip > 0) metrics_.grad_norm = norm;
+  with_memory([&] { count_skips(found_inf); });
+}
+
+/// `found_inf` is undefined if the host knows that all was finite.
+void TrainStep::count_skips(const at::Tensor& found_inf) {
+  if (!found_inf.defined()) {
+    if (!none_skipped_.defined()) none_skipped_ = at::zeros({}, at::kFloat);
+    skipped_in_a_row_ = metrics_.skipped_in_a_row = none_skipped_;
+    return;
+  }
+  const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
+  skipped_in_a_row_ = metrics_.skipped_in_a_row = before.add(1).mul_(found_inf);
+  if (!options_.skip_nonfinite) return;
+  snapshot_->restore_buffers_if(found_inf);
+  if (found_inf.is_cpu()) metrics_.first_nonfinite = find_nonfinite();
+}
+
+/// Runs the step again without its update, from where it began, and looks at what each operation returns.
+std::string TrainStep::find_nonfinite() {
+  if (devices_.process_group()) return "";  // what other ranks wait for cannot be run by one alone
+  const c10::AutoGradMode grad(true);
+  detail::StepSnapshot now(devices_);
+  now.take();
+  std::string found;
+  snapshot_->restore();
+  for (const KeptBatch& kept : kept_) {
+    if (!kept.loss || !found.empty()) continue;
+    found = detail::first_nonfinite(*devices_.module(), [&] {
+      const LossOutput output = forward(0, counted_rows(kept.batch), kept.loss);
+      output.loss.backward();
+    });
+  }
+  now.restore();
+  return found;
 }
 
 StepTimes TrainStep::times() const {

@@ -12,6 +12,7 @@
 
 #include "real_memory.h"
 #include "run_state.h"
+#include "skipped_steps.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -27,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 /// What a rank whose time is up says in the vote on stopping, where signals stand by their numbers: no signal that asks
 /// for an end has this one.
 constexpr int kTimeIsUp = 1;
+/// The same of what is not finite: go back to the last checkpoint, or give up. They win over signals, which last.
+constexpr int kRollBack = 1000, kGiveUp = 1001;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -48,6 +51,8 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   at_least("save_every", options.save_every, 0);
   at_least("keep_last", options.keep_last, 0);
   at_least("early_stopping", options.early_stopping, 0);
+  at_least("max_nonfinite", options.max_nonfinite, 1);
+  require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every");
   require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given");
   require(options.grad_clip >= 0 && std::isfinite(options.grad_clip), "grad_clip must be >= 0 and finite");
   require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir");
@@ -101,9 +106,13 @@ class Run {
               {.precision = options.precision,
                .grad_accum_steps = options.grad_accum_steps,
                .grad_clip = options.grad_clip,
+               .skip_nonfinite = options.on_nonfinite != OnNonfinite::kFail || options.grad_clip > 0,
                .scaler = options.scaler,
                .release_memory = options.release_memory},
-              scheduler_.get()) {}
+              scheduler_.get()),
+        skipped_(options.on_nonfinite == OnNonfinite::kFail && options.precision != Precision::kFp16
+                     ? 1
+                     : options.max_nonfinite) {}
 
   absl::StatusOr<TrainerResult> operator()() {
     std::optional<SignalWatch> signals;
@@ -204,6 +213,8 @@ class Run {
     vote();
     last_metrics_ = step_.finish();
     averaged_ = false;
+    skipped_.add(progress_.step + 1, last_metrics_);
+    tell_skips(/*wait=*/false);
     if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
     const int64_t step = ++progress_.step;
     progress_.weight_unit = step_.weight_unit();
@@ -213,7 +224,13 @@ class Run {
       fit_.logger->tick(step);
       for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
     }
-    check_stop(step_.verdict().stop);
+    // what is not finite is known at once on the CPU, and the same on all ranks; elsewhere they vote on it
+    const int stop = !group_                      ? local_stop()
+                     : devices_.device().is_cpu() ? std::max(step_.verdict().stop, nonfinite_stop())
+                                                  : step_.verdict().stop;
+    if (stop == kGiveUp) return skipped_.error();
+    if (stop == kRollBack) return roll_back();
+    check_stop(stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
     if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
@@ -256,16 +273,47 @@ class Run {
     if (normalises) fit_.logger->print("warning: BatchNorm now normalises over those smaller parts");
   }
 
+  void tell_skips(bool wait) {
+    for (const std::string& line : skipped_.take(wait)) {
+      if (fit_.logger) fit_.logger->print(line);
+    }
+    result_.skipped_steps = skipped_.total();
+  }
+
+  /// Weights and optimizer of the last checkpoint, and the rows that come next. Without a checkpoint the step that was
+  /// skipped is all.
+  absl::Status roll_back() {
+    skipped_.forget_row();
+    if (last_saved_ < 0) return absl::OkStatus();
+    TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+    const int64_t from = progress_.step;
+    TRAINKIT_RETURN_IF_ERROR(roll_back_run(options_.output_dir, parts(), progress_));
+    rollbacks_ = std::exchange(rolled_back_to_, progress_.step) == progress_.step ? rollbacks_ + 1 : 1;
+    if (rollbacks_ >= options_.max_nonfinite) return skipped_.error();
+    step_.set_step(progress_.step);
+    step_.synchronize();
+    if (!fit_.logger) return absl::OkStatus();
+    fit_.logger->print(
+        fmt::format("back from step {} to the weights of step {}, and on to other rows", from, progress_.step));
+    return fit_.logger->rewind(progress_.step);
+  }
+
   void vote() {
     step_.vote().stop = std::max(step_.vote().stop, local_stop());
     step_.vote().save |= options_.handle_signals && SignalWatch::take_save_request();
   }
 
-  /// Why this rank alone would stop now: a signal, else kTimeIsUp; 0 to go on.
+  /// Why this rank alone would stop now: what is not finite, a signal, else kTimeIsUp; 0 to go on.
   int local_stop() const {
+    if (const int stop = nonfinite_stop()) return stop;
     const int number = options_.handle_signals ? SignalWatch::stop_signal() : 0;
     const bool late = options_.max_time.count() > 0 && Clock::now() - start_ >= options_.max_time;
     return number != 0 ? number : late ? kTimeIsUp : 0;
+  }
+
+  int nonfinite_stop() const {
+    if (skipped_.too_many()) return kGiveUp;
+    return options_.on_nonfinite == OnNonfinite::kRollback && skipped_.skipped_last() ? kRollBack : 0;
   }
 
   /// Acts on what all ranks have agreed on.
@@ -307,6 +355,8 @@ class Run {
         fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
     if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     if (trained) {
+      tell_skips(/*wait=*/true);
+      if (skipped_.too_many()) return skipped_.error();
       // A run stopped by a signal goes on later: an extra record would stand between those of the run not stopped.
       const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
       if (due && result_.reason != ExitReason::kSignal) TRAINKIT_RETURN_IF_ERROR(log_step());
@@ -405,6 +455,7 @@ class Run {
 
   /// A loss that is not finite ends the run. In float16 a scale that is still too large does that for a few steps.
   absl::Status check_finite(double loss, int64_t step) {
+    if (options_.on_nonfinite != OnNonfinite::kFail) return absl::OkStatus();  // steps are skipped
     nonfinite_ = std::isfinite(loss) ? 0 : nonfinite_ + 1;
     if (nonfinite_ < (step_.scaler().enabled() ? 10 : 1)) return absl::OkStatus();
     return to_status({.exit_code = ExitCode::kNumerics,
@@ -530,6 +581,8 @@ class Run {
   int64_t first_step_ = 0;
   int64_t last_saved_ = -1;
   int64_t nonfinite_ = 0;
+  SkippedSteps skipped_;
+  int64_t rollbacks_ = 0, rolled_back_to_ = -1;
   StepMetrics last_metrics_;
   bool averaged_ = false;  // last_metrics_, over the ranks
   std::deque<Pending> pending_;

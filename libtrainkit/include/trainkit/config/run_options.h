@@ -90,6 +90,7 @@ struct RunOptions {
   int64_t early_stopping = 0;
   /// fail, skip or rollback.
   std::string on_nonfinite = "fail";
+  int64_t max_nonfinite = 20;
 
   // Devices
   /// auto, cpu, cuda or cuda:N.

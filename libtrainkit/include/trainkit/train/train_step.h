@@ -43,6 +43,10 @@ struct TrainStepOptions {
   /// Free gradients after each step, or keep their memory and zero it. Freed is faster for small models, since autograd
   /// then hands its buffers over instead of adding to zeros; kept is faster for large embedding tables.
   bool zero_grad_set_to_none = true;
+  /// Skip a step whose gradients are not finite, in every precision; decided on the device. kFp16 skips them anyway.
+  /// Costs one pass over the gradients, or nothing if they are clipped. With it the buffers (BatchNorm's) are put back
+  /// too.
+  bool skip_nonfinite = false;
   GradScalerOptions scaler = {};
   /// Called when a step is out of memory with one row at a time: gives back what can be computed anew (a cache of a
   /// frozen encoder) and says whether that was anything.
@@ -56,13 +60,17 @@ struct StepMetrics {
   std::vector<std::pair<std::string, at::Tensor>> metrics;
   /// 2-norm of the gradients before clipping; undefined unless grad_clip > 0.
   at::Tensor grad_norm;
+  /// Steps in a row that were skipped, this one among them; 0 if this one was not. float32, undefined if none can be.
+  at::Tensor skipped_in_a_row;
+  /// Where the first value that is not finite came from, if this step was skipped: known at once on the CPU alone.
+  std::string first_nonfinite = {};
   /// Sum of the micro-batches' weights (LossOutput::weight), here and on all ranks; known to the host.
   double weight = 0;
   double world_weight = 0;
 };
 
 /// Runs optimizer steps. Nothing in it reads the device, so the host runs ahead; a step whose gradients are not finite
-/// (kFp16) is skipped on the device and moves neither the weights nor the schedule.
+/// (kFp16, or skip_nonfinite) is skipped on the device and moves neither the weights nor the schedule.
 ///
 ///   TrainStep step(*devices, optimizer, {.grad_clip = 1.0});
 ///   while (auto batch = loader->next().value()) { auto metrics = step(*batch, loss); }
@@ -160,6 +168,9 @@ class TrainStep {
   void take_again();
   bool settle();
   void update();
+  void update_unless_nonfinite(Optimizer& optimizer);
+  void count_skips(const at::Tensor& found_inf);
+  std::string find_nonfinite();
   template <class Stage>
   void with_memory(const Stage& stage);
   Batch shard_of(const Batch& batch, int64_t replica);
@@ -196,6 +207,7 @@ class TrainStep {
   int64_t step_ = 0;
   std::unique_ptr<detail::StepSnapshot> snapshot_;
   std::vector<KeptBatch> kept_;
+  at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
   int64_t split_ = 1;
   bool released_ = false;     // the last failure was met by release_memory
   double unit_at_start_ = 0;  // weight_unit_, as the step began

@@ -25,6 +25,13 @@
 
 namespace trainkit {
 
+/// What becomes of a step whose gradients are not finite.
+enum class OnNonfinite {
+  kFail,     ///< The run ends with exit code 9.
+  kSkip,     ///< The step changes nothing, decided on the device.
+  kRollback  ///< As kSkip, then weights and optimizer go back to the last checkpoint, and the run on to other rows.
+};
+
 struct TrainerOptions {
   /// Limits; 0 is none, and at least one of the first two is needed. A step is an optimizer step.
   int64_t max_epochs = 1;
@@ -37,6 +44,11 @@ struct TrainerOptions {
   /// Longest gradient, as a 2-norm over all parameters; 0 does not clip.
   double grad_clip = 0;
   GradScalerOptions scaler = {};
+  /// With kFail, gradients are looked at where they are clipped, and the loss when it is logged. Float16's scaler skips
+  /// steps in any case.
+  OnNonfinite on_nonfinite = OnNonfinite::kFail;
+  /// Skips in a row, or rollbacks to one checkpoint, that end the run with exit code 9.
+  int64_t max_nonfinite = 20;
   /// The learning rate over the steps, as a factor of the optimizer's; none keeps it.
   std::shared_ptr<const LRSchedule> schedule = nullptr;
   /// Lowers the learning rate when the monitored metric stands still, on top of the schedule.
@@ -96,6 +108,8 @@ struct TrainerResult {
   int64_t steps_run = 0;
   /// Loss of the last step.
   double loss = 0;
+  /// Steps of this run that were skipped, their gradients not being finite.
+  int64_t skipped_steps = 0;
   /// The last evaluation and the best one by `monitor`; empty without evaluation.
   Metrics evaluation;
   Metrics best_evaluation;
@@ -157,8 +171,8 @@ class Trainer {
 
   /// Trains until a limit is reached. `loss` is called with the user's own model type, or with torch::nn::Module&; see
   /// make_loss_function. Blocks until the run has ended. Errors:
-  ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss not finite when
-  ///   it was logged (9); every exception of the loss function or LibTorch, translated.
+  ///   of the data (exit code 4, 10), of the checkpoint (5), of the disk (6), out of memory (7), loss or gradients not
+  ///   finite (9); every exception of the loss function or LibTorch, translated.
   template <class F>
   absl::StatusOr<TrainerResult> fit(Prefetcher& loader, F loss, const FitOptions& options = {}) {
     return fit_loss(loader, make_loss_function(std::move(loss)), options);

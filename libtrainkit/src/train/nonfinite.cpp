@@ -1,0 +1,132 @@
+#include "nonfinite.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/isposinf.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace trainkit::detail {
+namespace {
+
+/// "nan", "inf", or nullptr. Minus infinity is what masks are made of.
+const char* problem_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point() || tensor.is_sparse()) return nullptr;
+  const at::Tensor values = tensor.detach();
+  if (at::isnan(values).any().item<bool>()) return "nan";
+  return at::isposinf(values).any().item<bool>() ? "inf" : nullptr;
+}
+
+/// What the callbacks of one search share.
+class Search {
+ public:
+  explicit Search(const torch::nn::Module& module) {
+    for (const auto& parameter : module.named_parameters()) {
+      const std::string& name = parameter.key();
+      const size_t dot = name.rfind('.');
+      const std::string owner = dot == std::string::npos ? "the model" : fmt::format("'{}'", name.substr(0, dot));
+      owners_.emplace(parameter.value().const_data_ptr(), owner);
+      if (found_.empty() && problem_of(parameter.value())) {
+        found_ = fmt::format("{} of {} is not finite", name.substr(dot == std::string::npos ? 0 : dot + 1), owner);
+      }
+    }
+  }
+
+  /// Inputs are there at the start of an operation alone, outputs at its end. An input that no operation returned is
+  /// of the batch, or a constant.
+  void begin(const at::RecordFunction& operation) {
+    const std::lock_guard lock(mutex_);
+    if (!found_.empty()) return;
+    const at::DisableRecordFunctionGuard not_of_these;
+    const c10::AutoGradMode no_grad(false);
+    bool takes_parameter = false;
+    const char* problem = nullptr;
+    for (const c10::IValue& input : operation.inputs()) {
+      if (!input.isTensor() || !input.toTensor().defined() || !input.toTensor().has_storage()) continue;
+      const auto owner = owners_.find(input.toTensor().storage().data());
+      if (owner != owners_.end()) {
+        last_owner_ = owner->second;
+        takes_parameter = true;
+      } else if (!problem && !writes_over(operation)) {
+        problem = problem_of(input.toTensor());
+      }
+    }
+    if (problem) tell(operation, "took", problem, takes_parameter);
+  }
+
+  void end(const at::RecordFunction& operation) {
+    const std::lock_guard lock(mutex_);
+    if (!found_.empty() || gives_raw_memory(operation)) return;
+    const at::DisableRecordFunctionGuard not_of_these;
+    const c10::AutoGradMode no_grad(false);
+    for (const c10::IValue& output : operation.outputs()) {
+      if (!output.isTensor()) continue;
+      if (const char* problem = problem_of(output.toTensor())) tell(operation, "returned", problem, false);
+    }
+  }
+
+  std::string found() {
+    const std::lock_guard lock(mutex_);
+    return found_;
+  }
+
+ private:
+  /// What nobody has written to yet holds anything.
+  static bool gives_raw_memory(const at::RecordFunction& operation) {
+    const std::string_view name = operation.name();
+    return name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name.starts_with("aten::resize") ||
+           name.starts_with("aten::set_");
+  }
+  /// Takes what it overwrites as an input.
+  static bool writes_over(const at::RecordFunction& operation) {
+    const std::string_view name = operation.name();
+    return gives_raw_memory(operation) || name.ends_with("_") || name.ends_with("out") || name.find("as_strided") < 32;
+  }
+
+  void tell(const at::RecordFunction& operation, const char* verb, const char* problem, bool takes_parameter) {
+    const bool known = !last_owner_.empty();
+    found_ =
+        fmt::format("{} {}{} {}{}", operation.name(), known && !takes_parameter ? "after " + last_owner_ + " " : "",
+                    verb, problem, known && takes_parameter ? ", in " + last_owner_ : "");
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<const void*, std::string> owners_;  // of each parameter's memory
+  std::string last_owner_, found_;
+};
+
+Search* current = nullptr;
+std::mutex one_at_a_time;
+
+}  // namespace
+
+std::string first_nonfinite(const torch::nn::Module& module, const std::function<void()>& run) {
+  const std::lock_guard lock(one_at_a_time);
+  Search search(module);
+  if (std::string found = search.found(); !found.empty()) return found;
+  current = &search;
+  const at::CallbackHandle handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(
+          [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
+            current->begin(operation);
+            return nullptr;
+          },
+          [](const at::RecordFunction& operation, at::ObserverContext*) { current->end(operation); })
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+  try {
+    run();
+  } catch (...) {
+    at::removeCallback(handle);
+    throw;
+  }
+  at::removeCallback(handle);
+  return search.found();
+}
+
+}  // namespace trainkit::detail

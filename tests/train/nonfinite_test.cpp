@@ -1,0 +1,205 @@
+// Steps whose gradients are not finite: left out, taken back, or the end of the run, and named.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loop_util.h"
+#include "test_util.h"
+#include "trainkit/core/error.h"
+#include "trainkit/data/adapters.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/trainer.h"
+#include "trainkit/train/weights.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+struct NormNetImpl : torch::nn::Module {
+  NormNetImpl()
+      : hidden(register_module("hidden", torch::nn::Linear(8, 16))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(16))),
+        out(register_module("out", torch::nn::Linear(16, 4))) {}
+  at::Tensor forward(const at::Tensor& x) { return out(torch::relu(norm(hidden(x)))); }
+  torch::nn::Linear hidden;
+  torch::nn::BatchNorm1d norm;
+  torch::nn::Linear out;
+};
+TORCH_MODULE(NormNet);
+
+constexpr int64_t kBatch = 4;
+
+/// Batches of 4 rows in order; the rows of batch `bad` (counted from 0) hold an inf.
+std::shared_ptr<const Dataset> rows_with_inf(int64_t batches, const std::vector<int64_t>& bad) {
+  at::Tensor x = torch::randn({batches * kBatch, 8}, at::make_generator<at::CPUGeneratorImpl>(3));
+  const at::Tensor y = x.slice(1, 0, 4).argmax(1);
+  for (const int64_t batch : bad) x[batch * kBatch][2] = INFINITY;
+  return std::make_shared<TensorDataset>(
+      std::vector<std::pair<std::string, at::Tensor>>{{"x", x}, {"y", y}, {"row", torch::arange(batches * kBatch)}});
+}
+
+std::unique_ptr<Prefetcher> in_order(std::shared_ptr<const Dataset> dataset) {
+  const int64_t rows = dataset->size();
+  return Prefetcher::create(std::move(dataset), SequentialSampler(rows), {.batch_size = kBatch}).value();
+}
+
+/// All tensors of the model, copied.
+std::vector<at::Tensor> copies(const torch::nn::Module& model) {
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor] : named_tensors(model)) all.push_back(tensor.clone());
+  return all;
+}
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  return std::equal(a.begin(), a.end(), b.begin(), [](auto& x, auto& y) { return at::equal(x, y); });
+}
+
+/// What a run saw: the model before each step, the first row of each, and the lines that were printed.
+struct Watched : Logger {
+  void log(const LogRecord&) override {}
+  absl::Status flush() override { return absl::OkStatus(); }
+  void print(std::string_view line) override { lines += std::string(line) + "\n"; }
+  std::vector<std::vector<at::Tensor>> before;
+  std::vector<int64_t> first_rows;
+  std::string lines;
+};
+
+auto watching_loss(Watched& watched) {
+  return [&watched](NormNet& model, const Batch& batch) {
+    if (model->is_training()) {
+      watched.before.push_back(copies(*model));
+      watched.first_rows.push_back(batch["row"][0].item<int64_t>());
+    }
+    return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
+  };
+}
+
+std::unique_ptr<DeviceReplicator> norm_net(const DeviceReplicatorOptions& options = {}) {
+  torch::manual_seed(1);
+  return DeviceReplicator::create([] { return NormNet(); }, options).value();
+}
+
+}  // namespace
+
+TEST_CASE("A step that is skipped leaves weights, moments and statistics as they were", "[train][nonfinite]") {
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(8, {3, 6}));
+  Watched watched;
+  const double clip = GENERATE(0.0, 1.0);
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
+                                 {.grad_clip = clip, .on_nonfinite = OnNonfinite::kSkip, .log_every = 1})
+                     .value();
+  const auto result = trainer.fit(*loader, watching_loss(watched), {.logger = &watched});
+  REQUIRE(result.status() == absl::OkStatus());
+  CHECK(result->steps == 8);
+  CHECK(result->skipped_steps == 2);
+  CHECK(std::isfinite(result->loss));
+  // the loss is called once more to find the module, with the model as it was
+  std::vector<size_t> calls;
+  for (size_t i = 0; i < watched.first_rows.size(); ++i) {
+    if (watched.first_rows[i] == 3 * kBatch) calls.push_back(i);
+  }
+  REQUIRE(calls.size() == 2);
+  CHECK(equal(watched.before[calls[0]], watched.before[calls[1]]));
+  CHECK(equal(watched.before[calls[0]], watched.before[calls[1] + 1]));
+  CHECK_FALSE(equal(watched.before[calls[1] + 1], watched.before[calls[1] + 2]));
+  CHECK_THAT(watched.lines, Catch::Contains("step 4 is skipped: its gradients are not finite; first: aten::addmm "
+                                            "took inf, in 'hidden'"));
+
+  // and what follows is what it would have been without those rows
+  auto without = norm_net();
+  std::vector<int64_t> kept;
+  for (int64_t row = 0; row < 8 * kBatch; ++row) {
+    if (row / kBatch != 3 && row / kBatch != 6) kept.push_back(row);
+  }
+  auto some = in_order(std::make_shared<SubsetDataset>(rows_with_inf(8, {}), kept));
+  Watched plain;
+  auto reference = Trainer::create(*without, AdamW({.lr = 1e-2}), {.grad_clip = clip, .log_every = 1}).value();
+  REQUIRE(reference.fit(*some, watching_loss(plain)).status() == absl::OkStatus());
+  CHECK(equal(copies(*devices->module()), copies(*without->module())));
+}
+
+TEST_CASE("Copies of the weights skip the same steps", "[train][nonfinite]") {
+  auto devices = norm_net({.strategy = Strategy::kDataParallel, .cpu_replicas = 2, .share_weights = false});
+  auto loader = in_order(rows_with_inf(6, {2}));
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.on_nonfinite = OnNonfinite::kSkip}).value();
+  const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
+    return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
+  });
+  REQUIRE(result.status() == absl::OkStatus());
+  CHECK(result->skipped_steps == 1);
+  for (int64_t copy = 0; copy < devices->weight_copies(); ++copy) {
+    for (const auto& parameter : devices->module(copy)->named_parameters()) {
+      CHECK(at::equal(parameter.value(), devices->module()->named_parameters()[parameter.key()]));
+      CHECK(at::isfinite(parameter.value()).all().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("Too many skips in a row end the run with exit code 9 and the weights as they were", "[train][nonfinite]") {
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(9, {1, 3, 4, 5}));
+  auto trainer =
+      Trainer::create(*devices, AdamW({.lr = 1e-2}), {.on_nonfinite = OnNonfinite::kSkip, .max_nonfinite = 3}).value();
+  Watched watched;
+  const auto result = trainer.fit(*loader, watching_loss(watched), {.logger = &watched});
+  CHECK(exit_code(result.status()) == ExitCode::kNumerics);
+  CHECK_THAT(error_line(result.status()),
+             Catch::Contains("gradients: are not finite at steps 4 to 6: aten::addmm took inf"));
+  for (const at::Tensor& tensor : copies(*devices->module())) CHECK(at::isfinite(tensor).all().item<bool>());
+}
+
+TEST_CASE("Gradients that are clipped end the run before they reach the weights", "[train][nonfinite]") {
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(9, {4}));
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1000}).value();
+  Watched watched;
+  const auto result = trainer.fit(*loader, watching_loss(watched));
+  CHECK(exit_code(result.status()) == ExitCode::kNumerics);
+  CHECK_THAT(error_line(result.status()), Catch::Contains("step 5: aten::addmm took inf, in 'hidden'"));
+  CHECK(at::isfinite(devices->module()->named_parameters()["out.weight"]).all().item<bool>());
+}
+
+TEST_CASE("A rollback has the weights of the last checkpoint and goes on to other rows", "[train][nonfinite]") {
+  const TempDir folder;
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(12, {6}));
+  Watched watched;
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
+                                 {.on_nonfinite = OnNonfinite::kRollback,
+                                  .log_every = 1,
+                                  .save_every = 4,
+                                  .output_dir = folder.path().string()})
+                     .value();
+  const auto result = trainer.fit(*loader, watching_loss(watched), {.logger = &watched});
+  REQUIRE(result.status() == absl::OkStatus());
+  CHECK(result->skipped_steps == 1);
+  CHECK(result->steps == 9);  // 7, back to 4, and the 5 batches that were left
+  const auto found = std::find(watched.first_rows.begin(), watched.first_rows.end(), 7 * kBatch);
+  REQUIRE(found != watched.first_rows.end());
+  CHECK(equal(watched.before[found - watched.first_rows.begin()], watched.before[4]));
+  CHECK_THAT(watched.lines, Catch::Contains("back from step 7 to the weights of step 4"));
+}
+
+TEST_CASE("Parameters and losses that are not finite are named", "[train][nonfinite]") {
+  auto devices = norm_net();
+  const auto run = [&](auto loss) {
+    auto loader = in_order(rows_with_inf(3, {}));
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1}).value();
+    return error_line(trainer.fit(*loader, loss).status());
+  };
+  CHECK_THAT(run([](NormNet& model, const Batch& batch) { return (model->forward(batch["x"]) * 0 - 1).sqrt().sum(); }),
+             Catch::Contains("step 1: aten::sqrt after 'out' returned nan"));
+  // finite forwards, infinite backwards
+  CHECK_THAT(run([](NormNet& model, const Batch& batch) { return (model->forward(batch["x"]) * 0).sqrt().sum(); }),
+             Catch::Contains("step 1: aten::div after 'out' returned inf"));
+  devices->module()->named_parameters()["out.bias"].data()[1] = NAN;
+  CHECK_THAT(run([](NormNet& model, const Batch& batch) { return model->forward(batch["x"]).square().sum(); }),
+             Catch::Contains("step 1: bias of 'out' is not finite"));
+}
