@@ -29,6 +29,13 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
       {.help = "Decodes all clips once into a folder here, for this run and the next; the size is said before. Without "
                "it clips are decoded in each epoch.",
        .path = PathKind::kOutput});
+  add("plan_data", &options.plan_data,
+      {.help =
+           "With --dry_run, instead of --data_dir: so many clips to train on, which need not be here; MELD has 9989.",
+       .min = 0,
+       .max = 1e9,
+       .metavar = "CLIPS",
+       .flag_only = true});
 }
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
@@ -95,6 +102,10 @@ Settings device_defaults(bool cuda) { return {{"mixed_precision", cuda ? "true" 
 
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options) {
   if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "as in ;");
+  if (options.plan_data > 0) {
+    if (run.dry_run && run.data_dir.empty() && options.dataset == "MELD") return absl::OkStatus();
+    return parser.invalid("plan_data", "stands for --data_dir in a dry run", "--dry_run, and no --data_dir");
+  }
   if (options.dataset == "MELD") {
     if (run.data_dir.empty()) {
       return parser.invalid("data_dir", "not given", "a folder with MELD's layout",

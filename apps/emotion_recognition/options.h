@@ -28,6 +28,8 @@ struct EmotionOptions {
   int64_t image_size = 224;
   double audio_seconds = 5;
   std::string cache_dir = {};
+  /// Clips to plan for, which need not be here; 0: those of the data.
+  int64_t plan_data = 0;
 
   // Model
   std::string model_size = "complex";

@@ -36,6 +36,29 @@ std::string describe_list(const char* name, const ClipDataset& dataset) {
   return text;
 }
 
+/// Rows without clips, as large as theirs.
+class PlannedRows final : public Dataset {
+ public:
+  explicit PlannedRows(std::shared_ptr<const ClipDataset> clips) : clips_(std::move(clips)) {}
+  int64_t size() const override { return clips_->size(); }
+  const std::vector<FieldSpec>& fields() const override { return clips_->fields(); }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+    for (size_t field = 0; field < out.num_fields(); ++field) {
+      std::fill_n(out.row(field, at), out.row_bytes(field), std::byte{0});
+    }
+    *out.row<int64_t>(out.num_fields() - 1, at) = clips_->list().clips[static_cast<size_t>(key.index)].label;
+  }
+
+ private:
+  std::shared_ptr<const ClipDataset> clips_;
+};
+
+ClipList planned_list(int64_t clips) {
+  ClipList list{.csv = "--plan_data", .folder = ".", .labels = meld_emotions(), .clips = {}};
+  for (int64_t i = 0; i < clips; ++i) list.clips.push_back({"clip", i % std::ssize(list.labels), i + 2});
+  return list;
+}
+
 /// Without parameters.
 std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
   return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
@@ -61,6 +84,12 @@ absl::Status load_visual_weights(ResNet18& backbone, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOptions& options) {
+  if (options.plan_data > 0) {
+    auto planned = std::make_shared<ClipDataset>(planned_list(options.plan_data), dataset_options(options));
+    Session session(options, planned, nullptr, nullptr);
+    session.rows_[0] = std::make_shared<PlannedRows>(std::move(planned));
+    return session;
+  }
   const bool meld = options.dataset == "MELD";
   const auto& names = meld ? meld_emotions() : std::vector<std::string>{};
   TRAINKIT_ASSIGN_OR_RETURN(ClipList train, read_split(run, options, "train", options.train_csv, names));
@@ -141,10 +170,32 @@ LossFunction Session::loss(bool trains) const {
 
 StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
   // The model that the optimizer is made for is not known yet: one of its size has the same groups.
-  return {.make_model = [this] { return create_model(); },
-          .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
-          .loss = loss(/*trains=*/true),
-          .dataset = train_};
+  StepRecipe recipe{.make_model = [this] { return create_model(); },
+                    .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
+                    .loss = loss(/*trains=*/true),
+                    .dataset = options_.plan_data > 0 ? rows_[0] : train_};
+  const auto& sizes = model_sizes();
+  for (auto size = std::find(sizes.begin(), sizes.end(), options_.model_size); size != sizes.begin();) {
+    Session other = *this;
+    other.options_.model_size = *--size;
+    recipe.smaller.emplace_back("--model_size " + *size, [other](StepRecipe& smaller) {
+      smaller.make_model = [other] { return other.create_model(); };
+    });
+  }
+  if (modality_of(options_) == Modality::kAudio) return recipe;
+  const auto with_rows = [&](const std::string& flag, const ClipDatasetOptions& rows) {
+    recipe.smaller.emplace_back(flag, [this, rows](StepRecipe& smaller) {
+      auto clips = std::make_shared<const ClipDataset>(train_->list(), rows);
+      smaller.dataset = clips;
+      if (options_.plan_data > 0) smaller.dataset = std::make_shared<PlannedRows>(std::move(clips));
+    });
+  };
+  ClipDatasetOptions fewer = train_->options(), smaller = train_->options();
+  fewer.frames /= 2;
+  if (fewer.frames >= 1) with_rows(fmt::format("--frames {}", fewer.frames), fewer);
+  smaller.image_size = smaller.image_size * 3 / 4 / 32 * 32;  // ResNet18 halves its images five times
+  if (smaller.image_size >= 32) with_rows(fmt::format("--image_size {}", smaller.image_size), smaller);
+  return recipe;
 }
 
 std::string Session::describe() const {

@@ -17,6 +17,7 @@
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/run_folder.h"
+#include "trainkit/train/step_flops.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -132,8 +133,9 @@ std::vector<std::pair<std::string, int64_t>> weight_bytes_of(const torch::nn::Mo
   std::vector<std::pair<std::string, int64_t>> parts;
   for (const auto& [name, tensor] : named_tensors(model)) {
     const std::string part = name.substr(0, name.find('.'));
-    if (parts.empty() || parts.back().first != part) parts.emplace_back(part, 0);
-    parts.back().second += static_cast<int64_t>(tensor.nbytes());
+    auto known = std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.first == part; });
+    if (known == parts.end()) known = parts.insert(known, {part, 0});  // buffers come after all parameters
+    known->second += static_cast<int64_t>(tensor.nbytes());
   }
   return parts;
 }
@@ -193,7 +195,14 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
   memory.largest = largest_of(estimate->trace(memory.plan.batch_size));
   memory.check_error = estimate->check_error();
   memory.check_batch_size = estimate->check_batch_size();
-  if (run.dry_run) memory.weight_bytes = weight_bytes_of(*recipe.make_model());
+  if (run.dry_run) {
+    constexpr int64_t kCountedRows = 2;
+    memory.weight_bytes = weight_bytes_of(*recipe.make_model());
+    memory.rows = recipe.dataset->size();
+    for (const FieldSpec& field : recipe.dataset->fields()) memory.row_bytes += field.row_bytes();
+    TRAINKIT_ASSIGN_OR_RETURN(const double flops, count_step_flops(recipe, kCountedRows));
+    memory.row_flops = flops / kCountedRows;
+  }
   const bool tries = run.measure || (chooses && run.gpu_memory.empty() && !placement.device().is_cpu());
   if (tries) TRAINKIT_RETURN_IF_ERROR(try_plan(*shared, placement.device(), chooses, planner, memory));
   memory.ladder = [planner = std::move(planner), shared, memory] {
@@ -302,6 +311,9 @@ std::string MemoryPlan::to_json() const {
                {"reserved_bytes", known() ? Json(plan.memory.device.reserved_bytes) : Json(nullptr)},
                {"check_error", known() ? Json(check_error) : Json(nullptr)},
                {"check_batch_size", check_batch_size},
+               {"rows", rows},
+               {"row_bytes", row_bytes},
+               {"row_flops", row_flops},
                {"step_seconds", step_seconds > 0 ? Json(step_seconds) : Json(nullptr)}};
   if (known()) json["largest_bytes"].erase("total");
   json["weight_bytes"] = Json::object();

@@ -29,6 +29,10 @@ struct MemoryPlan {
   MemoryBytes largest = {};
   /// Of a dry run: the bytes of the model's weights by its outermost modules, in their order.
   std::vector<std::pair<std::string, int64_t>> weight_bytes = {};
+  /// Of a dry run: rows of an epoch, the bytes of one on the host, and the operations of forward and backward for one
+  /// (count_step_flops).
+  int64_t rows = 0, row_bytes = 0;
+  double row_flops = 0;
   /// Optimizer steps of an epoch and of the run, by its rows, epochs and limit of steps.
   int64_t steps_per_epoch = 0;
   int64_t steps = 0;
