@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "runs.h"
 #include "test_util.h"
@@ -108,4 +109,62 @@ TEST_CASE("plan of the recommender has the guide's sizes without data or weights
                            "guide", "2500-3000", "a device has       3.00 GiB"}) {
     CHECK_THAT(table, Catch::Contains(text));
   }
+}
+
+TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on the guide's devices and what bounds it",
+          "[apps][plan][emotion]") {
+  const TempDir dir;
+  const auto plan = [&](std::vector<std::string> flags, const std::vector<std::string>& more = {}) {
+    flags.insert(flags.begin(), {"plan", "--app", "emotion"});
+    flags.insert(flags.end(),
+                 {"--", "--model_size", "simple", "--frames", "2", "--image_size", "64", "--batch_size", "6"});
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Ended ended = run_to_end("trainkit", flags, dir.path().string());
+    INFO(ended.output << ended.errors);
+    REQUIRE(ended.code == 0);
+    return ended.output;
+  };
+  const Json answer = Json::parse(plan({"--json"}));
+  CHECK(answer["rows"] == 9989);
+  CHECK(answer["devices"] == 3);
+  CHECK(answer["batch_size"] == 6);
+  CHECK(answer["steps_per_epoch"] == 9989 / 18);  // the last batch is left out where it is not full
+  CHECK(answer["row_bytes"] == 2 * 64 * 64 * 3 + 4 * 80'000 + 1 + 8);
+  // ResNet18 at 64 x 64 is a 12.25th of 224 x 224; the sound's network comes on top.
+  const double flops = answer["row_flops"].get<double>();
+  CHECK(flops > 2 * 3 * 2 * 1.814e9 / 12.25 * 0.95);
+  const Json& epoch = answer["epoch"];
+  CHECK(epoch["gpu"] == "rtx4090");
+  CHECK(epoch["computing_seconds"].get<double>() == Approx(9989 * flops / (3 * 165.2e12 * 0.26)));
+  CHECK(epoch["reading_seconds"].get<double>() == Approx(9989 * answer["row_bytes"].get<double>() / 5e9));
+  CHECK(epoch["decoding_seconds"].get<double>() == Approx(9989.0 / 120));
+  CHECK(epoch["seconds"].get<double>() >= epoch["reading_seconds"].get<double>());
+  // Weights and statistics of both networks: ResNet18 has 11.2 M parameters without its last layer.
+  int64_t weights = 0;
+  for (const auto& [name, bytes] : answer["weight_bytes"].items()) weights += bytes.get<int64_t>();
+  CHECK(static_cast<double>(weights) == Approx(answer["peak_bytes"]["weights"].get<double>()).margin(64));
+  CHECK(weights > 4 * 11'176'512);
+
+  const std::string table = plan({"--efficiency", "0.0001", "--row_rate", "1e6", "--link", "10,22"});
+  for (const char* text :
+       {"6 rows a device x 3 devices", "18000-20000", "an epoch on 3 x rtx4090, predicted", "(counted here)",
+        "Ada GPU Architecture whitepaper", "x 0% (--efficiency)", "(assumed, --link)", "(assumed, --read_gbs)",
+        "12 workers x 1e+06 rows/s", "bound by computing", "trainkit scale --step_seconds "}) {
+    CHECK_THAT(table, Catch::Contains(text));
+  }
+  CHECK_THAT(plan({"--read_gbs", "0.01"}), Catch::Contains("bound by reading"));
+  CHECK(run_to_end("trainkit", {"plan", "--app", "emotion", "--link", "x"}, dir.path().string()).code == 2);
+
+  // The line for scale predicts the same devices.
+  const size_t begin = table.find("trainkit scale ") + 15, end = table.find('\n', begin);
+  std::istringstream line(table.substr(begin, end - begin));
+  std::vector<std::string> words = {"scale", "--json"};
+  for (std::string word; line >> word;) words.push_back(word);
+  const Ended scale = run_to_end("trainkit", words, dir.path().string());
+  INFO(scale.errors);
+  REQUIRE(scale.code == 0);
+  const Json slow = Json::parse(plan({"--json", "--efficiency", "0.0001", "--link", "10,22"}))["epoch"];
+  const double steps = answer["steps_per_epoch"].get<double>();
+  CHECK(Json::parse(scale.output)["predictions"].back()["step_seconds"].get<double>() * steps ==
+        Approx(slow["computing_seconds"].get<double>() + slow["exchange_seconds"].get<double>()).epsilon(1e-3));
 }
