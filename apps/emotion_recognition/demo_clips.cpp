@@ -7,6 +7,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
@@ -126,6 +127,7 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
     int64_t dialogues;  // of a clip for each label
   } parts[] = {
       {"train", "train_splits", 6}, {"dev", "dev_splits_complete", 1}, {"test", "output_repeated_splits_test", 2}};
+  const bool shows = ::isatty(STDERR_FILENO) == 1;
   int64_t total = 0, written = 0;
   for (const auto& part : parts) total += part.dialogues * static_cast<int64_t>(meld_emotions().size());
   for (const auto& part : parts) {
@@ -140,13 +142,13 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
             write_clip(place + "/" + name, label, hash_key(seed, 0, static_cast<uint64_t>(written))));
         table += fmt::format("{},\"Aah, ooh.\",Nobody,{},neutral,{},{},1,1,\"00:00:00,000\",\"00:00:01,500\"\n",
                              written + 1, meld_emotions()[label], dialogue, label);
-        std::fputs(fmt::format("\r{} clips of {}", written + 1, total).c_str(), stderr);
+        if (shows) std::fputs(fmt::format("\r{} of {} clips", written + 1, total).c_str(), stderr);
       }
     }
     TRAINKIT_RETURN_IF_ERROR(
         write_file_atomically(Fs::posix(), fmt::format("{}/{}_sent_emo.csv", folder, part.split), table));
   }
-  std::fprintf(stderr, "\n");
+  if (shows) std::fputs("\n", stderr);
   std::fputs(fmt::format(
                  "wrote {0} clips and 3 tables to {1}\n"
                  "try: trainkit-emotion --data_dir {1} --model_size simple --frames 4 --image_size 64 --lr_visual 1e-3 "

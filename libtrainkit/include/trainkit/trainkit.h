@@ -100,6 +100,7 @@
 #include "trainkit/train/rng_state.h"
 #include "trainkit/train/run_folder.h"
 #include "trainkit/train/signals.h"
+#include "trainkit/train/step_flops.h"
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"

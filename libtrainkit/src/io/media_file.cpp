@@ -98,7 +98,9 @@ absl::StatusOr<FrameBatch> MediaFile::spread_frames(int64_t count, const FrameOp
   std::vector<int64_t> indices;
   for (int64_t i = 0, frame = 0; i < count; ++i) {
     // the last frame whose time is at or before begin + (i + 1/2) / count * length
-    const auto is_shown = [&](int64_t f) { return __int128{2} * count * (frames[f].pts - begin) <= __int128{2 * i + 1} * length; };
+    const auto is_shown = [&](int64_t f) {
+      return __int128{2} * count * (frames[f].pts - begin) <= __int128{2 * i + 1} * length;
+    };
     while (frame + 1 < std::ssize(frames) && is_shown(frame + 1)) ++frame;
     indices.push_back(frame);
   }
