@@ -50,7 +50,8 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(session.train_rows(), order, run, machine, placement));
   std::unique_ptr<Prefetcher> validation;
   if (session.validation()) {
-    TRAINKIT_ASSIGN_OR_RETURN(validation, evaluation_loader(session.validation_rows(), run, machine, placement));
+    TRAINKIT_ASSIGN_OR_RETURN(validation,
+                              evaluation_loader(session.validation_rows(), scored(run), machine, placement));
   }
   TRAINKIT_RETURN_IF_ERROR(compare_data(placement, {{"training", session.train().get()}}));
 
@@ -61,6 +62,8 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
     devices->synchronize();
   }
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));
+  settings.monitor = "weighted_f1";
+  settings.monitor_higher_is_better = true;
   settings.predicted_memory = memory.predicted();
   settings.explain_out_of_memory = memory.ladder;
   const std::string plan = session.describe() + (run.dry_run ? cache : "") + memory.describe() +
@@ -72,22 +75,37 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
   if (run.dry_run) return 0;
 
   TRAINKIT_ASSIGN_OR_RETURN(const auto folder, RunFolder::open(parser, run, placement, "trainkit-emotion"));
-  TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result, trainer.fit(*loader, session.loss(/*trains=*/true),
-                                                                    {.validation = validation.get(),
-                                                                     .validation_loss = session.loss(/*trains=*/false),
-                                                                     .logger = &folder->logger()}));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      BestModel best,
+      BestModel::open(run.output_dir, run.resume,
+                      {.metric = settings.monitor, .higher_is_better = true, .writes = placement.is_first()}));
+  const auto counts = std::make_shared<EvaluationCounts>(static_cast<int64_t>(session.labels().size()));
+  absl::Status kept;
+  const auto on_evaluation = [&](int64_t step, Metrics& metrics) {
+    kept.Update(add_scores(*counts, placement, metrics));
+    if (kept.ok()) kept = best.offer(step, metrics.at(settings.monitor), *devices->module());
+  };
+  TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
+                            trainer.fit(*loader, session.loss(),
+                                        {.validation = validation.get(),
+                                         .validation_loss = Session::evaluation_loss(counts),
+                                         .on_evaluation = on_evaluation,
+                                         .logger = &folder->logger()}));
+  TRAINKIT_RETURN_IF_ERROR(kept);
   Metrics scores;
   if (result.signal == 0 && session.test()) {
+    TRAINKIT_RETURN_IF_ERROR(best.restore(*devices->module()).status());
+    devices->synchronize();
     TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested, test_model(*devices, session, session.test_rows(), run, machine,
                                                                   placement, settings.precision));
     scores = tested.metrics();
     if (placement.is_first()) {
-      TRAINKIT_RETURN_IF_ERROR(write_results(run.output_dir, session, tested));
-      folder->logger().log_text({.step = result.steps, .tag = "test", .text = class_table(session.labels(), tested)});
+      TRAINKIT_RETURN_IF_ERROR(write_results(run.output_dir, session, tested, best));
+      log_test(folder->logger(), run, result, scores, class_table(session.labels(), tested));
     }
   }
   TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader, scores));
-  say(describe_result(result, run, scores));
+  say(describe_result(result, run, scores, best));
   return code;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/var.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/init.h>
@@ -24,6 +25,11 @@ namespace trainkit {
 namespace {
 
 constexpr int64_t kHeadWidth = 64;
+
+// Of the voice's spectrogram, and about what speech at a usual loudness has in it: one scale for all clips, since how
+// loud a voice is belongs to its mood.
+constexpr int64_t kFilters = 64;
+constexpr double kSpeechMean = -6, kSpeechDeviation = 4;
 
 // Of ImageNet's images, as torchvision's weights expect: torchvision.transforms.Normalize in its reference training.
 constexpr double kMean[] = {0.485, 0.456, 0.406};
@@ -97,7 +103,7 @@ AudioEncoder::AudioEncoder(const EmotionModelSize& size, int64_t sample_rate) {
   mel_ = register_module("mel", MelSpectrogram(MelSpectrogramOptions{.sample_rate = sample_rate,
                                                                      .n_fft = sample_rate / 40,
                                                                      .hop_length = sample_rate / 100,
-                                                                     .n_mels = 64,
+                                                                     .n_mels = kFilters,
                                                                      .log_floor = 1e-6}));
   layers_ = register_module("layers", torch::nn::Sequential());
   int64_t in = 1;
@@ -108,14 +114,15 @@ AudioEncoder::AudioEncoder(const EmotionModelSize& size, int64_t sample_rate) {
     layers_->push_back(torch::nn::MaxPool2d(2));
     in = out;
   }
-  out_ = register_module("out", linear(in, size.width));
+  const int64_t bands = kFilters >> size.audio_channels.size();
+  out_ = register_module("out", linear(2 * in * bands, size.width));
 }
 
 at::Tensor AudioEncoder::forward(const at::Tensor& samples) {
-  at::Tensor picture = mel_->forward(samples);
-  picture = picture - picture.mean({1, 2}, /*keepdim=*/true);
-  picture = picture / (picture.square().mean({1, 2}, /*keepdim=*/true) + 1e-5).sqrt();
-  return out_->forward(layers_->forward(picture.unsqueeze(1)).mean({2, 3}));
+  const at::Tensor picture = (mel_->forward(samples) - kSpeechMean) / kSpeechDeviation;
+  const at::Tensor values = layers_->forward(picture.unsqueeze(1)).flatten(1, 2).to(at::kFloat);  // (B, values, time)
+  const at::Tensor deviation = (at::var(values, {2}, /*correction=*/0) + 1e-5).sqrt();
+  return out_->forward(at::cat({values.mean(2), deviation}, 1));
 }
 
 Fusion::Fusion(const std::string& type, int64_t width) : type_(type), heads_(width / kHeadWidth) {

@@ -70,9 +70,9 @@ class VisualEncoder final : public torch::nn::Module {
   at::Tensor mean_, scale_;
 };
 
-/// Sound to a vector: log-mel spectrogram (64 filters, a column each 10 ms), made on the device, each clip's to mean 0
-/// and deviation 1, so that loudness does not count; 3x3 convolutions, each with BN, ReLU and a 2x2 maximum; mean over
-/// what is left; Linear.
+/// Sound to a vector: log-mel spectrogram (64 filters, a column each 10 ms), made on the device; 3x3 convolutions, each
+/// with BN, ReLU and a 2x2 maximum; mean and deviation over the time of each value that is left (statistics pooling,
+/// Snyder et al. 2018, with the filters kept apart: where in the spectrum a voice moves is what tells moods); Linear.
 class AudioEncoder final : public torch::nn::Module {
  public:
   AudioEncoder(const EmotionModelSize& size, int64_t sample_rate);

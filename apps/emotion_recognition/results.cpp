@@ -1,13 +1,21 @@
 #include "emotion_recognition/results.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/plot.h"
 #include "trainkit/train/run_folder.h"
@@ -17,56 +25,92 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// What one replica says of its clips.
+class Predictions {
+ public:
+  void add(const Batch& batch, const at::Tensor& scores) {
+    clips_.insert(clips_.end(), batch.row_indices().begin(), batch.row_indices().end());
+    probabilities_.push_back(at::softmax(scores, 1, at::kFloat));
+  }
+  /// Into the rows of these clips.
+  void write(const at::Tensor& all) const {
+    if (clips_.empty()) return;
+    const c10::InferenceMode inference;
+    all.index_copy_(0, at::tensor(clips_, at::kLong), at::cat(probabilities_).cpu());
+  }
+
+ private:
+  std::vector<int64_t> clips_;
+  std::vector<at::Tensor> probabilities_;  // on the device
+};
+
+std::string predictions_csv(const ClipList& list, const at::Tensor& probabilities) {
+  std::string text = "clip,label,predicted";
+  for (const std::string& label : list.labels) text += fmt::format(",{}", csv_field("p_" + label));
+  text += "\n";
+  const at::Tensor predicted = probabilities.argmax(1);
+  for (int64_t i = 0; i < list.size(); ++i) {
+    const Clip& clip = list.clips[static_cast<size_t>(i)];
+    const float* const each = probabilities.const_data_ptr<float>() + i * probabilities.size(1);
+    const bool read = std::any_of(each, each + probabilities.size(1), [](float p) { return p != 0; });
+    const auto name = [&](int64_t label) { return csv_field(list.labels[static_cast<size_t>(label)]); };
+    text +=
+        fmt::format("{},{},{}", csv_field(std::filesystem::path(clip.path).lexically_relative(list.folder).string()),
+                    name(clip.label), read ? name(predicted[i].item<int64_t>()) : "");
+    for (int64_t k = 0; k < probabilities.size(1); ++k) text += read ? fmt::format(",{:.6g}", each[k]) : ",";
+    text += "\n";
+  }
+  return text;
+}
+
 std::string percent(double share) { return fmt::format("{:.2f}%", 100 * share); }
 
 }  // namespace
 
-double TestResult::weighted_f1() const {
-  double sum = 0;
-  for (const ClassScore& score : scores.classes) sum += score.f1 * static_cast<double>(score.rows);
-  return scores.rows > 0 ? sum / static_cast<double>(scores.rows) : 0;
-}
-
-double TestResult::macro_f1() const {
-  const at::Tensor said = counts.sum(0);
-  double sum = 0;
-  int64_t labels = 0;
-  for (size_t k = 0; k < scores.classes.size(); ++k) {
-    if (scores.classes[k].rows == 0 && said[static_cast<int64_t>(k)].item<int64_t>() == 0) continue;
-    sum += scores.classes[k].f1;
-    ++labels;
-  }
-  return labels > 0 ? sum / static_cast<double>(labels) : 0;
-}
-
 Metrics TestResult::metrics() const {
   return {{"accuracy", scores.oa},
-          {"weighted_f1", weighted_f1()},
-          {"macro_f1", macro_f1()},
+          {"weighted_f1", scores.weighted_f1},
+          {"macro_f1", scores.macro_f1},
           {"majority", majority},
           {"unreadable", static_cast<double>(unreadable)}};
+}
+
+RunOptions scored(RunOptions run) {
+  if (run.on_error == "replace") run.on_error = "skip";
+  return run;
+}
+
+absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Metrics& metrics) {
+  metrics["weighted_f1"] = metrics["macro_f1"] = std::numeric_limits<double>::quiet_NaN();
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor counted, counts.take(placement.group.get()));
+  const ClassificationScores scores = score(counted);
+  metrics["weighted_f1"] = scores.weighted_f1;
+  metrics["macro_f1"] = scores.macro_f1;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session,
                                       const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
                                       const Machine& machine, const Placement& placement, Precision precision) {
-  RunOptions reading = run;
-  if (reading.on_error == "replace") reading.on_error = "skip";  // another clip's score is not this one's
-  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, evaluation_loader(dataset, reading, machine, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, evaluation_loader(dataset, scored(run), machine, placement));
   const auto classes = static_cast<int64_t>(session.labels().size());
-  std::vector<ConfusionMatrix> parts;
-  for (int64_t i = 0; i < devices.replicas(); ++i) parts.emplace_back(classes, devices.device(i));
+  EvaluationCounts counts(classes);
+  std::vector<Predictions> parts(static_cast<size_t>(devices.replicas()));
   TRAINKIT_RETURN_IF_ERROR(
       for_each_batch(devices, *loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& batch) {
         const Batch own = batch.slice(0, batch.size() - batch.padding_rows());
         if (own.size() == 0) return;
         const at::Tensor scores = class_scores(*model.as<EmotionModel>(), own);
-        parts[static_cast<size_t>(replica)].add(own["label"], scores.argmax(1));
+        counts.add(own, scores);
+        parts[static_cast<size_t>(replica)].add(own, scores);
       }));
-  for (size_t i = 1; i < parts.size(); ++i) parts[0].add(parts[i]);
-  if (ProcessGroup* group = placement.group.get()) TRAINKIT_RETURN_IF_ERROR(parts[0].add_other_ranks(*group));
   TestResult result;
-  result.counts = parts[0].counts();
+  TRAINKIT_ASSIGN_OR_RETURN(result.counts, counts.take(placement.group.get()));
+  result.probabilities = at::zeros({dataset->size(), classes});
+  for (const Predictions& part : parts) part.write(result.probabilities);
+  if (placement.group) {
+    TRAINKIT_RETURN_IF_ERROR(placement.group->all_reduce(result.probabilities, "gathering the predictions"));
+  }
   result.scores = score(result.counts);
   const std::vector<int64_t> trained = session.train()->list().counts();
   const auto most = std::max_element(trained.begin(), trained.end()) - trained.begin();
@@ -76,9 +120,11 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   return result;
 }
 
-absl::Status write_results(const std::string& output_dir, const Session& session, const TestResult& result) {
+absl::Status write_results(const std::string& output_dir, const Session& session, const TestResult& result,
+                           const BestModel& best) {
   Json json = Json::object();
   for (const auto& [name, value] : result.metrics()) json[name] = value;
+  if (best.step() >= 0) json["best"] = {{"step", best.step()}, {"val_weighted_f1", best.value()}};
   json["labels"] = Json::array();
   json["confusion"] = Json::array();
   for (size_t k = 0; k < result.scores.classes.size(); ++k) {
@@ -93,6 +139,8 @@ absl::Status write_results(const std::string& output_dir, const Session& session
         std::vector<int64_t>(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel()));
   }
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), output_dir + "/scores.json", json.dump(2) + "\n"));
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), output_dir + "/predictions.csv",
+                                                 predictions_csv(session.test()->list(), result.probabilities)));
   return write_file_atomically(Fs::posix(), output_dir + "/confusion.svg",
                                draw_confusion(result.counts, session.labels()));
 }
@@ -148,16 +196,25 @@ std::string describe_scores(const Metrics& metrics) {
   return text;
 }
 
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores) {
+std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores,
+                            const BestModel& best) {
   std::string text = describe_time(result);
   if (!result.evaluation.empty()) {
-    text +=
-        fmt::format("\nvalidation loss {:.4f}, accuracy {} (best loss {:.4f} at step {})", result.evaluation.at("loss"),
-                    percent(result.evaluation.at("accuracy")), result.best_evaluation.at("loss"), result.best_step);
+    text += fmt::format("\nvalidation loss {:.4f}, accuracy {}, weighted F1 {} (best {} at step {} of {})",
+                        result.evaluation.at("loss"), percent(result.evaluation.at("accuracy")),
+                        percent(result.evaluation.at("weighted_f1")), percent(result.best_evaluation.at("weighted_f1")),
+                        result.best_step, result.steps);
   }
-  if (!scores.empty()) text += "\ntest       " + describe_scores(scores);
-  text += fmt::format("\nloss curve {0}/loss.svg, confusion matrix {0}/confusion.svg\n", run.output_dir);
-  return text + describe_next(result, run, "trainkit-emotion");
+  if (!scores.empty()) {
+    text += "\ntest       " + describe_scores(scores);
+    text += best.step() >= 0
+                ? fmt::format("\n           by the weights of step {}, the best of validation", best.step())
+                : std::string("\n           by the last weights");
+  }
+  text += fmt::format("\nloss curve {0}/loss.svg", run.output_dir);
+  if (!scores.empty())
+    text += fmt::format(", confusion matrix {0}/confusion.svg, each clip {0}/predictions.csv", run.output_dir);
+  return text + "\n" + describe_next(result, run, "trainkit-emotion");
 }
 
 }  // namespace trainkit

@@ -11,7 +11,7 @@
 
 #include "emotion_recognition/session.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/logging/logger.h"
+#include "trainkit/train/best_model.h"
 #include "trainkit/train/confusion_matrix.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/train_step.h"
@@ -23,17 +23,24 @@ struct TestResult {
   /// (C, C) int64: a row for each true label.
   at::Tensor counts;
   ClassificationScores scores;
+  /// (clips, C) float32: how likely each label is; zeros for a clip that could not be read.
+  at::Tensor probabilities;
   /// Accuracy of always saying the label that training has most of.
   double majority = 0;
   /// Clips of the test that could not be read; they are in no score.
   int64_t unreadable = 0;
 
-  double weighted_f1() const;
-  /// Over the labels that occur or are said, as scikit-learn takes it.
-  double macro_f1() const;
   /// "accuracy", "weighted_f1", "macro_f1", "majority" and "unreadable".
   Metrics metrics() const;
 };
+
+/// How clips are read whose scores count: another clip's score is not this one's, so with --on_error replace a clip
+/// that cannot be read is left out.
+RunOptions scored(RunOptions run);
+
+/// Adds "weighted_f1" and "macro_f1" to the metrics of an evaluation whose rows `counts` has counted; NaN if another
+/// rank failed. All ranks call it. Errors: those of EvaluationCounts::take.
+absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Metrics& metrics);
 
 /// Classifies the clips of `dataset`, each once over all devices and ranks. All ranks call it and get the same. Errors:
 /// the loader's, and those of other ranks.
@@ -41,8 +48,10 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
                                       const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
                                       const Machine& machine, const Placement& placement, Precision precision);
 
-/// Writes scores.json and confusion.svg. Exit code 6.
-absl::Status write_results(const std::string& output_dir, const Session& session, const TestResult& result);
+/// Writes scores.json, which says whose weights were tested, predictions.csv (each clip's label, the predicted one and
+/// how likely each is) and confusion.svg. Exit code 6.
+absl::Status write_results(const std::string& output_dir, const Session& session, const TestResult& result,
+                           const BestModel& best);
 
 /// A table of the labels and their scores, as lines of Markdown.
 std::string class_table(const std::vector<std::string>& labels, const TestResult& result);
@@ -54,6 +63,7 @@ std::string draw_confusion(const at::Tensor& counts, const std::vector<std::stri
 std::string describe_scores(const Metrics& metrics);
 
 /// The last lines of a run. `scores` is empty if the run was stopped.
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores);
+std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores,
+                            const BestModel& best);
 
 }  // namespace trainkit

@@ -59,6 +59,11 @@ ClipList planned_list(int64_t clips) {
   return list;
 }
 
+at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
+  const c10::NoGradGuard no_grad;
+  return scores.argmax(1).eq(labels).to(at::kFloat).mean();
+}
+
 /// Without parameters.
 std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
   return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
@@ -149,9 +154,9 @@ std::shared_ptr<EmotionModel> Session::create_model() const {
   return model;
 }
 
-LossFunction Session::loss(bool trains) const {
-  const double smoothing = trains ? options_.label_smoothing : 0;
-  at::Tensor weights = trains && options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor();
+LossFunction Session::loss() const {
+  const double smoothing = options_.label_smoothing;
+  at::Tensor weights = options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor();
   return make_loss_function([smoothing, weights](EmotionModel& model, const Batch& batch) mutable {
     const at::Tensor& labels = batch["label"];
     const at::Tensor scores = class_scores(model, batch);
@@ -162,8 +167,17 @@ LossFunction Session::loss(bool trains) const {
     LossOutput output(plain ? cross_entropy(scores, labels)
                             : at::cross_entropy_loss(scores, labels, each, at::Reduction::Sum, -100, smoothing) /
                                   static_cast<double>(batch.size()));
-    const c10::NoGradGuard no_grad;
-    output.metrics = {{"accuracy", scores.argmax(1).eq(labels).to(at::kFloat).mean()}};
+    output.metrics = {{"accuracy", accuracy(scores, labels)}};
+    return output;
+  });
+}
+
+LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) {
+  return make_loss_function([counts = std::move(counts)](EmotionModel& model, const Batch& batch) {
+    const at::Tensor scores = class_scores(model, batch);
+    counts->add(batch, scores);
+    LossOutput output(cross_entropy(scores, batch["label"]));
+    output.metrics = {{"accuracy", accuracy(scores, batch["label"])}};
     return output;
   });
 }
@@ -172,7 +186,7 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) co
   // The model that the optimizer is made for is not known yet: one of its size has the same groups.
   StepRecipe recipe{.make_model = [this] { return create_model(); },
                     .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
-                    .loss = loss(/*trains=*/true),
+                    .loss = loss(),
                     .dataset = options_.plan_data > 0 ? rows_[0] : train_};
   const auto& sizes = model_sizes();
   for (auto size = std::find(sizes.begin(), sizes.end(), options_.model_size); size != sizes.begin();) {

@@ -12,6 +12,7 @@
 
 #include "emotion_recognition/clip_cache.h"
 #include "emotion_recognition/clip_dataset.h"
+#include "emotion_recognition/evaluation_counts.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
@@ -47,9 +48,13 @@ class Session {
   /// A new model, with --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
 
-  /// Cross-entropy, smoothed and with the weights of the classes where `trains`, and "accuracy". The mean is over the
-  /// rows, so that replicas add up to one process on all of them.
-  LossFunction loss(bool trains) const;
+  /// Cross-entropy, smoothed and with the weights of the classes, and "accuracy". The mean is over the rows, so that
+  /// replicas add up to one process on all of them.
+  LossFunction loss() const;
+
+  /// The loss of an evaluation: plain cross-entropy, which can be compared over runs whatever they are trained with,
+  /// and "accuracy". What the model says of each row goes to `counts`.
+  static LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts);
 
   StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
 

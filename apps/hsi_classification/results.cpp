@@ -19,7 +19,6 @@
 #include "trainkit/io/mat.h"
 #include "trainkit/io/png.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/jsonl.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/run_folder.h"
 
@@ -127,19 +126,6 @@ absl::Status write_results(const std::string& output_dir, const Session& session
       {"ground_truth", file_values(scene.labels, scene)},
       {"split", parts.view({scene.height(), scene.width()})}};
   return write_mat(output_dir + "/maps.mat", variables);
-}
-
-void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Scene& scene,
-              const TestResult& tested) {
-  if (!run.resume.empty()) {
-    const auto logged = read_jsonl(run.output_dir + "/metrics.jsonl");
-    if (logged.ok() && !logged->empty() && logged->back().split == "test" && logged->back().step == result.steps)
-      return;
-  }
-  const Metrics metrics = tested.metrics();
-  logger.log(
-      {.step = result.steps, .epoch = result.epochs, .split = "test", .values = {metrics.begin(), metrics.end()}});
-  logger.log_text({.step = result.steps, .tag = "test", .text = class_table(scene, tested)});
 }
 
 std::string describe_scores(const Metrics& metrics) {

@@ -11,7 +11,6 @@
 
 #include "hsi_classification/session.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/logging/logger.h"
 #include "trainkit/train/confusion_matrix.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/train_step.h"
@@ -43,11 +42,6 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
 /// train, 2 validation, 3 test). Exit code 6.
 absl::Status write_results(const std::string& output_dir, const Session& session, const Split& split,
                            const TestResult& result, bool maps);
-
-/// Logs the scores as a record of the split "test", and the table of the classes as text. Nothing if `run` was resumed
-/// and has that record already: a run that was killed between its last record and its end.
-void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Scene& scene,
-              const TestResult& tested);
 
 /// "oa 99.61%  aa 99.52%  kappa 0.9951 (leak 97.2%)".
 std::string describe_scores(const Metrics& metrics);

@@ -36,7 +36,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const Given given(place, {"--model_size", "complex"});
   const Session session = given.open();
   const std::vector<Batch> batches = batches_of(session, 6, 3);
-  const LossFunction loss = session.loss(/*trains=*/true);
+  const LossFunction loss = session.loss();
   // The second step runs out of memory after so many allocations (-1: it does not), or is split from the beginning.
   const auto train = [&](int64_t allocations, int64_t split) {
     torch::manual_seed(3);

@@ -104,3 +104,13 @@ TEST_CASE("Every prefix of a csv file is whole or an error", "[io][csv]") {
     for (int64_t row = 0; row + 1 < file->rows(); ++row) REQUIRE(file->at(row, 1) == whole.at(row, 1));
   }
 }
+
+TEST_CASE("A field that is written is read back as it was", "[io][csv]") {
+  std::string text = "a,b\n";
+  const std::vector<std::string> fields = {"plain", "a,b", "a \"quote\"", "two\nlines", " blanks ", "\""};
+  for (const std::string& field : fields) text += csv_field(field) + ",x\n";
+  const CsvFile file = parse(text).value();
+  REQUIRE(file.rows() == static_cast<int64_t>(fields.size()));
+  for (size_t i = 0; i < fields.size(); ++i) CHECK(file.at(static_cast<int64_t>(i), 0) == fields[i]);
+  CHECK(csv_field("plain") == "plain");
+}

@@ -13,6 +13,8 @@ precision, recall, f1, support = metrics.precision_recall_fscore_support(truth, 
 for name, values in (
     ("oa", [metrics.accuracy_score(truth, predicted)]),
     ("aa", [metrics.balanced_accuracy_score(truth, predicted)]),
+    ("weighted_f1", [metrics.f1_score(truth, predicted, average="weighted", zero_division=0)]),
+    ("macro_f1", [metrics.f1_score(truth, predicted, average="macro", zero_division=0)]),
     ("kappa", [metrics.cohen_kappa_score(truth, predicted)]),
     ("precision", precision),
     ("recall", recall),

@@ -44,6 +44,8 @@ TEST_CASE("Scores are scikit-learn's", "[train][confusion_matrix][reference]") {
     INFO("seed " << seed);
     CHECK(ours.oa == Approx(theirs.at("oa")[0]).epsilon(1e-12));
     CHECK(ours.aa == Approx(theirs.at("aa")[0]).epsilon(1e-12));
+    CHECK(ours.weighted_f1 == Approx(theirs.at("weighted_f1")[0]).epsilon(1e-12));
+    CHECK(ours.macro_f1 == Approx(theirs.at("macro_f1")[0]).epsilon(1e-12));
     CHECK(ours.kappa == Approx(theirs.at("kappa")[0]).epsilon(1e-12));
     const at::Tensor counts = confusion.counts();
     for (size_t k = 0; k < 6; ++k) {

@@ -34,9 +34,13 @@ TEST_CASE("A class without rows counts in no average, and no row at all has no s
   CHECK(std::isnan(none.oa));
   CHECK(std::isnan(none.aa));
   CHECK(std::isnan(none.kappa));
+  CHECK(std::isnan(none.weighted_f1));
+  CHECK(std::isnan(none.macro_f1));
   confusion.add(at::tensor({0, 1}, at::kLong), at::tensor({0, 2}, at::kLong));
   const ClassificationScores scores = score(confusion.counts());
   CHECK(scores.aa == Approx(0.5));
+  CHECK(scores.weighted_f1 == Approx(0.5));
+  CHECK(scores.macro_f1 == Approx(1.0 / 3));  // class 2 was said, without a row
   CHECK(scores.classes[2].recall == 0);
   CHECK(scores.classes[2].precision == 0);
   CHECK(scores.kappa == Approx((0.5 - 0.25) / 0.75));

@@ -198,4 +198,11 @@ absl::Status CsvFile::bad(int64_t row, int64_t column, const std::string& proble
                     .hint = hint});
 }
 
+std::string csv_field(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
 }  // namespace trainkit

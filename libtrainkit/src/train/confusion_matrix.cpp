@@ -55,7 +55,7 @@ ClassificationScores score(const at::Tensor& counts) {
   const int64_t classes = table.size(0);
   const auto share = [](double part, double whole) { return whole > 0 ? part / whole : 0.0; };
   ClassificationScores scores;
-  int64_t right = 0, present = 0;
+  int64_t right = 0, present = 0, met = 0;
   double by_chance = 0;
   for (int64_t k = 0; k < classes; ++k) {
     int64_t truth = 0, predicted = 0;
@@ -73,12 +73,17 @@ ClassificationScores score(const at::Tensor& counts) {
     right += cell[k][k];
     present += truth > 0;
     scores.aa += scores.classes.back().recall;
+    scores.weighted_f1 += scores.classes.back().f1 * static_cast<double>(truth);
+    scores.macro_f1 += scores.classes.back().f1;
+    met += both > 0;
     by_chance += static_cast<double>(truth) * static_cast<double>(predicted);
   }
   const auto rows = static_cast<double>(scores.rows);
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   scores.oa = scores.rows > 0 ? static_cast<double>(right) / rows : kNone;
   scores.aa = present > 0 ? scores.aa / static_cast<double>(present) : kNone;
+  scores.weighted_f1 = scores.rows > 0 ? scores.weighted_f1 / rows : kNone;
+  scores.macro_f1 = met > 0 ? scores.macro_f1 / static_cast<double>(met) : kNone;
   const double expected = by_chance / (rows * rows);
   scores.kappa = expected < 1 ? (scores.oa - expected) / (1 - expected) : kNone;
   return scores;

@@ -13,7 +13,9 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
+#include "trainkit/logging/jsonl.h"
 #include "trainkit/logging/plot.h"
 #include "trainkit/logging/run_log.h"
 #include "trainkit/logging/summary.h"
@@ -37,14 +39,6 @@ int64_t device_bytes(at::Device device) {
 
 std::chrono::milliseconds milliseconds(Seconds seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(seconds);
-}
-
-/// A field of a CSV file, quoted where it must be (RFC 4180).
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
 }
 
 std::string lines_of(const std::vector<BadSample>& samples) {
@@ -199,6 +193,17 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
   for (const std::string& warning : placement.warnings) text += "warning: " + warning + "\n";
   text += "output     " + run.output_dir;
   return text;
+}
+
+void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Metrics& scores,
+              const std::string& table) {
+  if (!run.resume.empty()) {
+    const auto logged = read_jsonl(run.output_dir + "/metrics.jsonl");
+    if (logged.ok() && !logged->empty() && logged->back().split == "test" && logged->back().step == result.steps)
+      return;
+  }
+  logger.log({.step = result.steps, .epoch = result.epochs, .split = "test", .values = {scores.begin(), scores.end()}});
+  logger.log_text({.step = result.steps, .tag = "test", .text = table});
 }
 
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& parser, const RunOptions& run,

@@ -60,4 +60,7 @@ class CsvFile {
   std::vector<int64_t> lines_;  // on which each row begins
 };
 
+/// `text` as a field of a comma-separated file that is written: quoted where it must be.
+std::string csv_field(std::string_view text);
+
 }  // namespace trainkit

@@ -65,6 +65,10 @@ struct ClassificationScores {
   /// Cohen's kappa: agreement beyond that of chance (Cohen 1960). scikit-learn's cohen_kappa_score; NaN, as there, if
   /// all rows are of one class and taken for it.
   double kappa = 0;
+  /// Means of the F1 of the classes, by their rows, and of each the same among those that have rows or predictions.
+  /// scikit-learn's f1_score with average="weighted" and "macro".
+  double weighted_f1 = 0;
+  double macro_f1 = 0;
   std::vector<ClassScore> classes = {};
 };
 

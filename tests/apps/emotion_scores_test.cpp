@@ -1,0 +1,192 @@
+// What trainkit-emotion is judged by: the epoch that validation likes best, and what it logs on the way.
+#include <signal.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "emotion_place.h"
+#include "trainkit/logging/jsonl.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<LogRecord> records(const std::string& folder, const std::string& split) {
+  std::vector<LogRecord> list = read_jsonl(folder + "/metrics.jsonl").value();
+  std::erase_if(list, [&](const LogRecord& record) { return record.split != split; });
+  return list;
+}
+
+/// All bytes of the files in a folder whose names have `part` in them.
+std::string bytes_of_files(const std::string& folder, const std::string& part) {
+  std::string all;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.path().filename().string().find(part) != std::string::npos) all += read_text(entry.path().string());
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("The test is scored with the weights of the epoch with the best weighted F1 of validation",
+          "[apps][emotion]") {
+  const EmotionPlace place;
+  // The test's clips are copies of those of validation, so that one weighted F1 is the other.
+  const std::string test = place.data + "/output_repeated_splits_test";
+  fs::remove_all(test);
+  fs::copy(place.data + "/dev_splits_complete", test);
+  fs::copy_file(place.data + "/dev_sent_emo.csv", place.data + "/test_sent_emo.csv",
+                fs::copy_options::overwrite_existing);
+  const std::string run = place.dir / "run";
+  Ended ended = {};
+  double best = -1;
+  int64_t best_step = 0;
+  // Rates so high that the score jumps from one evaluation to the next; a run whose last is its best says nothing.
+  bool last_is_best = true;
+  for (int seed = 0; last_is_best && seed < 5; ++seed) {
+    ended =
+        run_emotion(place.dir, place.flags("run",
+                                           {"--overwrite", "--seed", std::to_string(seed), "--epochs", "5",
+                                            "--eval_every", "1", "--batch_size", "14", "--lr_audio", "0.01",
+                                            "--lr_fusion", "0.01", "--scheduler", "constant", "--warmup_steps", "0"},
+                                           /*sound=*/true));
+    INFO(ended.errors << ended.output);
+    REQUIRE(ended.code == 0);
+    const auto evaluations = records(run, "val");
+    REQUIRE(evaluations.size() == 15);
+    best = -1;
+    for (const LogRecord& record : evaluations) {
+      if (*record.find("weighted_f1") > best) best = *record.find("weighted_f1"), best_step = record.step;
+    }
+    last_is_best = *evaluations.back().find("weighted_f1") == best;
+  }
+  REQUIRE_FALSE(last_is_best);
+  const auto scores = json_of(run + "/scores.json"), summary = json_of(run + "/summary.json");
+  CHECK(scores.at("best").at("step") == best_step);
+  CHECK(scores.at("best").at("val_weighted_f1") == best);
+  CHECK(scores.at("weighted_f1") == best);
+  CHECK(summary.at("best_step") == best_step);
+  CHECK(summary.at("weighted_f1") == best);
+  CHECK(ended.output.find("by the weights of step " + std::to_string(best_step) + ",") != std::string::npos);
+  REQUIRE(records(run, "test").size() == 1);
+  CHECK(*records(run, "test")[0].find("weighted_f1") == best);
+}
+
+TEST_CASE("Runs of trainkit-emotion killed at random moments are judged by the epoch of one that was not",
+          "[apps][emotion][resume]") {
+  const EmotionPlace place;
+  const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",    "--eval_every", "3",
+                                         "--batch_size", "14", "--lr_audio",   "1e-3", "--keep_last",  "0"};
+  const auto start = std::chrono::steady_clock::now();
+  REQUIRE(run_emotion(place.dir, place.flags("whole", more, /*sound=*/true)).code == 0);
+  double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 3 : 30;
+  std::mt19937 random(7);
+  for (int kills = 0, runs = 0; kills < wanted;) {
+    const std::string name = "killed" + std::to_string(++runs);
+    for (int code = -1; code != 0;) {
+      auto flags = place.flags(name, more, /*sound=*/true);
+      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
+      Program program("trainkit-emotion", flags, place.dir.path().string());
+      const auto begin = std::chrono::steady_clock::now();
+      const auto seconds = [&] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      };
+      const double moment = std::uniform_real_distribution<double>(0.3, 1)(random) * whole_seconds;
+      std::optional<int> ended;
+      while (kills < wanted && !(ended = program.poll()) && seconds() < moment) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      if (ended) whole_seconds = std::min(whole_seconds, seconds());
+      if (!ended && kills < wanted) program.kill(SIGKILL);
+      code = ended ? *ended : program.wait();
+      INFO(program.errors());
+      REQUIRE((code == 0 || code == 256 + SIGKILL));
+      kills += code != 0;
+    }
+    INFO(name << " after " << kills << " kills");
+    for (const char* file : {"/scores.json", "/predictions.csv", "/best.safetensors"}) {
+      INFO(file);
+      REQUIRE(read_text(place.dir / name + file) == read_text(place.dir / "whole" + file));
+    }
+    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
+  }
+}
+
+TEST_CASE("The guide's preset on three replicas logs losses, accuracies, three learning rates and gradient norms",
+          "[apps][emotion]") {
+  const EmotionPlace place;
+  std::vector<std::string> flags =
+      place.flags("run", {"--preset", "multi_gpu_3x4090", "--device", "cpu", "--batch_size", "7", "--num_workers", "2",
+                          "--epochs", "2", "--log_every", "1", "--tensorboard_dir", place.dir / "logs"});
+  std::erase(flags, "--no-use_tensorboard");
+  const Ended ended = run_emotion(place.dir, flags);
+  INFO(ended.errors << ended.output);
+  REQUIRE(ended.code == 0);
+  const std::string run = place.dir / "run";
+  const auto steps = records(run, "train"), evaluations = records(run, "val");
+  REQUIRE(steps.size() == 4);
+  REQUIRE(evaluations.size() == 2);
+  for (const LogRecord& record : steps) {
+    for (const char* name : {"loss", "accuracy", "grad_norm", "samples_per_second", "data_wait_fraction"}) {
+      INFO(name);
+      REQUIRE(record.find(name));
+      CHECK(std::isfinite(*record.find(name)));
+    }
+    CHECK(*record.find("grad_norm") > 0);
+    // Weights with and without decay: the encoders' rate, and ten times that for what brings them together.
+    const std::set<double> rates(record.lr.begin(), record.lr.end());
+    REQUIRE(record.lr.size() == 6);
+    CHECK(*rates.rbegin() == Approx(10 * *rates.begin()));  // both 0 at the end of the cosine
+    CHECK(*rates.rbegin() <= 3e-3);
+    CHECK((*rates.begin() > 0) == (record.step < 4));
+  }
+  for (const LogRecord& record : evaluations) {
+    for (const char* name : {"loss", "accuracy", "weighted_f1", "macro_f1"}) {
+      INFO(name);
+      CHECK(record.find(name));
+    }
+  }
+  const std::string events = bytes_of_files(place.dir / "logs", "tfevents");
+  for (const char* tag : {"train/loss", "val/loss", "train/accuracy", "val/accuracy", "train/grad_norm",
+                          "val/weighted_f1", "train/lr/5", "test/weighted_f1"}) {
+    INFO(tag);
+    CHECK(events.find(tag) != std::string::npos);
+  }
+}
+
+TEST_CASE("A plateau of the validation's weighted F1 lowers all learning rates", "[apps][emotion]") {
+  const EmotionPlace place;
+  const auto factors = [&](const std::string& patience) {
+    // Rates at which nothing is learned: no evaluation is better than the first.
+    const Ended ended = run_emotion(
+        place.dir, place.flags("run" + patience,
+                               {"--scheduler", "plateau", "--patience", patience, "--factor", "0.5", "--lr", "1e-7",
+                                "--epochs", "8", "--batch_size", "42", "--log_every", "1", "--warmup_steps", "0"},
+                               /*sound=*/true));
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    std::vector<double> all;
+    for (const LogRecord& record : records(place.dir / "run" + patience, "train")) {
+      const std::set<double> rates(record.lr.begin(), record.lr.end());
+      REQUIRE(rates.size() == 2);
+      CHECK(*rates.rbegin() == Approx(10 * *rates.begin()));
+      all.push_back(*rates.rbegin() / 1e-7);
+    }
+    return all;
+  };
+  const std::vector<double> lowered = factors("0"), kept = factors("10");
+  REQUIRE(lowered.size() == 8);
+  CHECK(lowered.front() == Approx(1));
+  CHECK(lowered.back() <= 0.5 + 1e-9);
+  for (const double factor : lowered) CHECK(std::log2(factor) == Approx(std::round(std::log2(factor))).margin(1e-6));
+  for (const double factor : kept) CHECK(factor == Approx(1));
+}
