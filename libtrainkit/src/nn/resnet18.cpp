@@ -30,7 +30,7 @@ BasicBlockImpl::BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_
 
 at::Tensor BasicBlockImpl::forward(const at::Tensor& x) {
   const at::Tensor out = bn2_(conv2_(bn1_(conv1_(x)).relu_()));
-  return (out + (downsample_ ? downsample_->forward(x) : x)).relu_();
+  return out.add_(downsample_ ? downsample_->forward(x) : x).relu_();  // no gradient of bn2 needs what it returned
 }
 
 ResNet18Impl::ResNet18Impl(const ResNet18Options& options) : options_(options) {

@@ -1,0 +1,34 @@
+// trainkit-emotion on the voices of an actor who was never heard.
+#include "ravdess_clips.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+TEST_CASE("Voices of an unheard actor are told apart, twice as well as by the most frequent label", "[apps][emotion]") {
+  if (data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
+  if (environment("TRAINKIT_TEST_FULL").empty()) TRAINKIT_SKIP("12 trainings: --full");
+  const TempDir dir;
+  const RavdessClips clips(dir / "clips", 32);
+  double accuracy = 0, majority = 0;
+  for (int64_t seed = 0; seed < 3; ++seed) {
+    for (int64_t actor = 1; actor <= 4; ++actor) {
+      // the epoch is chosen on one of the three others, of the other sex, so that both are trained on
+      const int64_t chooser = actor % 4 + 1;
+      std::vector<int64_t> trained;
+      for (int64_t a = 1; a <= 4; ++a) {
+        if (a != actor && a != chooser) trained.push_back(a);
+      }
+      const std::string name = std::to_string(seed) + "-" + std::to_string(actor);
+      const auto summary = train_on_clips(dir, "run" + name, dir / "clips",
+                                          {clips.table("train" + name, trained), clips.table("val" + name, {chooser}),
+                                           clips.table("test" + name, {actor})},
+                                          {"--modality", "audio", "--audio_seconds", "4", "--batch_size", "10",
+                                           "--epochs", "40", "--lr_audio", "1e-3", "--seed", std::to_string(seed)});
+      accuracy += summary.at("accuracy").get<double>() / 12;
+      majority += summary.at("majority").get<double>() / 12;
+      std::cout << "seed " << seed << ", actor " << actor << ": " << summary.at("accuracy") << std::endl;
+    }
+  }
+  std::cout << "mean " << accuracy << ", most frequent label " << majority << std::endl;
+  CHECK(accuracy >= 2 * majority);
+}
