@@ -6,11 +6,10 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <set>
-#include <thread>
 
 #include "emotion_place.h"
+#include "random_kills.h"
 #include "trainkit/logging/jsonl.h"
 
 using namespace trainkit;
@@ -87,32 +86,14 @@ TEST_CASE("Runs of trainkit-emotion killed at random moments are judged by the e
                                          "--batch_size", "14", "--lr_audio",   "1e-3", "--keep_last",  "0"};
   const auto start = std::chrono::steady_clock::now();
   REQUIRE(run_emotion(place.dir, place.flags("whole", more, /*sound=*/true)).code == 0);
-  double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 3 : 30;
-  std::mt19937 random(7);
-  for (int kills = 0, runs = 0; kills < wanted;) {
-    const std::string name = "killed" + std::to_string(++runs);
-    for (int code = -1; code != 0;) {
-      auto flags = place.flags(name, more, /*sound=*/true);
-      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
-      Program program("trainkit-emotion", flags, place.dir.path().string());
-      const auto begin = std::chrono::steady_clock::now();
-      const auto seconds = [&] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      };
-      const double moment = std::uniform_real_distribution<double>(0.3, 1)(random) * whole_seconds;
-      std::optional<int> ended;
-      while (kills < wanted && !(ended = program.poll()) && seconds() < moment) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
-      if (ended) whole_seconds = std::min(whole_seconds, seconds());
-      if (!ended && kills < wanted) program.kill(SIGKILL);
-      code = ended ? *ended : program.wait();
-      INFO(program.errors());
-      REQUIRE((code == 0 || code == 256 + SIGKILL));
-      kills += code != 0;
-    }
-    INFO(name << " after " << kills << " kills");
+  RandomKills kills(wanted, /*seed=*/7, whole_seconds);
+  for (int runs = 1; !kills.done(); ++runs) {
+    const std::string name = "killed" + std::to_string(runs);
+    kills.run_to_end("trainkit-emotion", place.flags(name, more, /*sound=*/true), place.dir / name,
+                     place.dir.path().string(), /*earliest=*/0.3);
+    INFO(name << " after " << kills.count() << " kills");
     for (const char* file : {"/scores.json", "/predictions.csv", "/best.safetensors"}) {
       INFO(file);
       REQUIRE(read_text(place.dir / name + file) == read_text(place.dir / "whole" + file));

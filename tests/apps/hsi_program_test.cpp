@@ -3,9 +3,9 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "hsi_place.h"
+#include "random_kills.h"
 #include "trainkit/io/mat.h"
 
 using namespace trainkit;
@@ -250,28 +250,13 @@ TEST_CASE("Runs of trainkit-hsi killed at random moments end with the bytes of o
   const std::string step = last.substr(last.find('-') + 1, 8);
 
   const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 4 : 50;
-  std::mt19937 random(5);
-  int kills = 0, runs = 0;
-  while (kills < wanted) {
-    const std::string name = "killed" + std::to_string(++runs);
-    const std::vector<std::string> feed = {"--feed", runs % 2 ? "loader" : "device", "--num_workers",
-                                           runs % 4 < 2 ? "2" : "0"};
-    for (int code = -1; code != 0;) {
-      auto flags = place.flags(name, more);
-      flags.insert(flags.end(), feed.begin(), feed.end());
-      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
-      Program program("trainkit-hsi", flags, place.dir.path().string());
-      if (kills < wanted) {
-        const double delay = std::uniform_real_distribution<double>(0, whole_seconds)(random);
-        std::this_thread::sleep_for(std::chrono::duration<double>(delay));
-        program.kill(SIGKILL);
-      }
-      code = program.wait();
-      INFO(program.errors());
-      REQUIRE((code == 0 || code == 256 + SIGKILL));
-      kills += code != 0;
-    }
-    INFO(name << " after " << kills << " kills");
+  RandomKills kills(wanted, /*seed=*/5, whole_seconds);
+  for (int runs = 1; !kills.done(); ++runs) {
+    const std::string name = "killed" + std::to_string(runs);
+    auto flags = place.flags(name, more);
+    flags.insert(flags.end(), {"--feed", runs % 2 ? "loader" : "device", "--num_workers", runs % 4 < 2 ? "2" : "0"});
+    kills.run_to_end("trainkit-hsi", flags, place.dir / name, place.dir.path().string());
+    INFO(name << " after " << kills.count() << " kills");
     REQUIRE(checkpoint_bytes(place.dir / name, step) == checkpoint_bytes(place.dir / "whole", step));
     REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
     REQUIRE(read_text(place.dir / name + "/scores.json") == read_text(place.dir / "whole" + "/scores.json"));

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 #include <set>
 
+#include "random_kills.h"
 #include "rec_place.h"
 #include "trainkit/io/safetensors.h"
 
@@ -320,37 +320,17 @@ TEST_CASE("Runs of trainkit-gpt2rec killed at random moments end with the bytes 
                                          "--keep_last", "0",  "--early_stopping", "0"};
   const auto start = std::chrono::steady_clock::now();
   REQUIRE(run(place, place.flags("whole", more)).code == 0);
-  double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const std::string last = read_text(place.dir / "whole" + "/checkpoints/latest");
   const std::string step = last.substr(last.find('-') + 1, 8);
   const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 4 : 50;
-  std::mt19937 random(5);
-  int kills = 0, runs = 0;
-  while (kills < wanted) {
-    const std::string name = "killed" + std::to_string(++runs);
-    for (int code = -1; code != 0;) {
-      auto flags = place.flags(name, more);
-      flags.insert(flags.end(), {"--num_workers", runs % 2 ? "2" : "0"});
-      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
-      // A machine that is less busy by now ends the run before the moment comes: then the next moment is sooner.
-      Program program("trainkit-gpt2rec", flags, place.dir.path().string());
-      const auto begin = std::chrono::steady_clock::now();
-      const auto seconds = [&] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      };
-      const double moment = std::uniform_real_distribution<double>(0, whole_seconds)(random);
-      std::optional<int> ended;
-      while (kills < wanted && !(ended = program.poll()) && seconds() < moment) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
-      if (ended) whole_seconds = std::min(whole_seconds, seconds());
-      if (!ended && kills < wanted) program.kill(SIGKILL);
-      code = ended ? *ended : program.wait();
-      INFO(program.errors());
-      REQUIRE((code == 0 || code == 256 + SIGKILL));
-      kills += code != 0;
-    }
-    INFO(name << " after " << kills << " kills");
+  RandomKills kills(wanted, /*seed=*/5, whole_seconds);
+  for (int runs = 1; !kills.done(); ++runs) {
+    const std::string name = "killed" + std::to_string(runs);
+    auto flags = place.flags(name, more);
+    flags.insert(flags.end(), {"--num_workers", runs % 2 ? "2" : "0"});
+    kills.run_to_end("trainkit-gpt2rec", flags, place.dir / name, place.dir.path().string());
+    INFO(name << " after " << kills.count() << " kills");
     REQUIRE(checkpoint_bytes(place.dir / name, step) == checkpoint_bytes(place.dir / "whole", step));
     REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
     REQUIRE(read_text(place.dir / name + "/scores.json") == read_text(place.dir / "whole" + "/scores.json"));

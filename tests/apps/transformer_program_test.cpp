@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
-#include <random>
 
+#include "random_kills.h"
 #include "test_util.h"
 #include "text_place.h"
 
@@ -212,27 +212,13 @@ TEST_CASE("Runs killed at random moments end with the bytes of one that was not"
   const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 6 : 60;  // kills
-  std::mt19937 random(5);
-  int kills = 0, runs = 0;
-  while (kills < wanted) {
-    const std::string name = "killed" + std::to_string(++runs);
-    const bool workers = runs % 2 == 0;
-    for (int code = -1; code != 0;) {
-      auto flags = place.flags(name, more);
-      flags.insert(flags.end(), {"--num_workers", workers ? "2" : "0"});
-      if (fs::exists(place.dir / name + "/checkpoints/latest")) flags.insert(flags.end(), {"--resume", "latest"});
-      Program program("trainkit-transformer", flags, place.dir.path().string());
-      if (kills < wanted) {
-        const double delay = std::uniform_real_distribution<double>(0, whole_seconds)(random);
-        std::this_thread::sleep_for(std::chrono::duration<double>(delay));
-        program.kill(SIGKILL);
-      }
-      code = program.wait();
-      INFO(program.errors());
-      REQUIRE((code == 0 || code == 256 + SIGKILL));
-      kills += code != 0;
-    }
-    INFO(name << " after " << kills << " kills");
+  RandomKills kills(wanted, /*seed=*/5, whole_seconds);
+  for (int runs = 1; !kills.done(); ++runs) {
+    const std::string name = "killed" + std::to_string(runs);
+    auto flags = place.flags(name, more);
+    flags.insert(flags.end(), {"--num_workers", runs % 2 == 0 ? "2" : "0"});
+    kills.run_to_end("trainkit-transformer", flags, place.dir / name, place.dir.path().string());
+    INFO(name << " after " << kills.count() << " kills");
     REQUIRE(checkpoint_bytes(place.dir / name, "00000400") == checkpoint_bytes(place.dir / "whole", "00000400"));
     REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
   }
