@@ -3,7 +3,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
+#include "peak_memory.h"
 #include "test_util.h"
 
 using namespace trainkit;
@@ -280,6 +282,53 @@ TEST_CASE("Odd headers that the format allows are accepted", "[io][safetensors]"
     const auto file = SafetensorsFile::open(dir / "f");
     REQUIRE(file.status() == absl::OkStatus());
     CHECK(file->tensors().status() == absl::OkStatus());
+  }
+}
+
+TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][safetensors]") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr int64_t kLimit = int64_t{4} << 30;  // the sanitizer's own
+#else
+  constexpr int64_t kLimit = 256 << 20;
+#endif
+  constexpr size_t kLongest = 100'000'000;
+  const auto full_of = [](std::string_view begin, const std::string& piece, std::string_view end) {
+    std::string text(begin);
+    text.reserve(kLongest);
+    while (text.size() + piece.size() + end.size() <= kLongest) text += piece;
+    return text.append(end);
+  };
+  // the names are numbered by their place, so that none stands twice
+  const auto numbered = [](std::string_view begin, std::string_view after, std::string_view end) {
+    std::string text(begin);
+    for (int i = 0; text.size() + 16 + after.size() + end.size() <= kLongest; ++i)
+      text += (i ? ",\"" : "\"") + std::to_string(i) + std::string(after);
+    return text.append(end);
+  };
+  const std::string_view empty = R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  const struct {
+    const char* name;
+    std::function<std::string()> header;
+    const char* problem;
+  } rows[] = {
+      {"tensors", [&] { return numbered("{", empty, "}"); }, "header: lists too many tensors"},
+      {"metadata", [&] { return numbered("{\"__metadata__\":{", "\":\"\"", "}}"); },
+       "__metadata__: has too many entries"},
+      {"dimensions", [&] { return full_of(R"({"a":{"dtype":"U8","shape":[1)", ",1", "]}}"); }, "a: shape is too long"},
+      {"offsets", [&] { return full_of(R"({"a":{"data_offsets":[1)", ",1", "]}}"); }, "a: data_offsets is too long"},
+      {"a name", [&] { return full_of("{\"", "n", "\":{}}"); }, "header: holds a text of over 16 MiB"},
+      {"long names", [&] { return numbered("{", std::string(60'000, 'n') + std::string(empty), "}"); }, ""},
+  };
+  test::TempDir dir;
+  for (const auto& row : rows) {
+    CAPTURE(row.name);
+    write(dir / "m.safetensors", file_of(row.header()));
+    test::reset_peak_memory();
+    const int64_t before = test::peak_memory();
+    const absl::Status status = SafetensorsFile::open(dir / "m.safetensors").status();
+    CHECK(test::peak_memory() - before < kLimit);
+    CHECK(std::string(status.message()).find(row.problem) != std::string::npos);
+    CHECK(status.ok() == (row.problem[0] == '\0'));
   }
 }
 

@@ -1,7 +1,7 @@
 // Files that are broken or made to harm: each ends as one line that names the place, in little memory.
-#include <fstream>
 #include <random>
 
+#include "peak_memory.h"
 #include "test_util.h"
 #include "torch_bytes.h"
 #include "trainkit/io/torch_file.h"
@@ -35,16 +35,6 @@ std::string error_of_file(const std::string& path) {
   CHECK(std::none_of(line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }));
   return line;
 }
-
-/// Largest resident set since the last call of reset_peak, in bytes.
-int64_t peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
-  }
-  return 0;
-}
-void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 /// Where the records of a zip that we wrote begin.
 struct ZipPlaces {
@@ -431,10 +421,10 @@ TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torc
   for (const auto& row : rows) {
     CAPTURE(row.name);
     write_zip(dir / "w.pt", archive_of(pickled(row.opcodes), {kFour}));
-    reset_peak();
-    const int64_t before = peak_bytes();
+    test::reset_peak_memory();
+    const int64_t before = test::peak_memory();
     CHECK_FALSE(error_of_file(dir / "w.pt").empty());
-    CHECK(peak_bytes() - before < kLimit);
+    CHECK(test::peak_memory() - before < kLimit);
   }
 }
 

@@ -29,6 +29,7 @@
 #include "trainkit/io/token_file.h"
 #include "trainkit/io/tokenizer.h"
 #include "trainkit/io/torch_file.h"
+#include "trainkit/io/torch_value.h"
 #include "trainkit/io/weight_file.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/data/batch.h"

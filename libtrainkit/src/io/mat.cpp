@@ -203,10 +203,10 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
     if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": '" + name + "' stands twice");
   }
   // libmatio does not say whether the disk took what it wrote: it writes beside the place, and what it wrote is read.
-  const auto [folder, name] = split_path(path);
+  const auto [folder, file_name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
-  const std::string temporary = temporary_name(name), beside = folder + "/" + temporary;
-  const auto write = [&]() -> absl::Status {
+  const std::string temporary = temporary_name(file_name), beside = folder + "/" + temporary;
+  const auto write = [&, &name = file_name]() -> absl::Status {  // clang 14 captures no structured binding by itself
     TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_by_matio(beside, variables, version), path));
     TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(beside));
     TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(beside));

@@ -39,7 +39,10 @@ absl::Status no_memory_file(const std::string& what) {
 
 // libmatio's own messages would go to stderr; ours name the file.
 void be_silent() {
-  static const int done = Mat_LogInitFunc("trainkit", [](int, char*) {});
+  static const int done = [] {
+    const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use has to be ours
+    return Mat_LogInitFunc("trainkit", [](int, char*) {});
+  }();
   (void)done;
 }
 

@@ -47,6 +47,15 @@ void check_arguments(const at::Tensor& frames, const at::Tensor& samples, const 
   }
 }
 
+/// A stream that is being written.
+struct Track {
+  FfmpegPtr<AVCodecContext> encoder;
+  FfmpegPtr<AVFrame> frame;
+  AVStream* stream = nullptr;
+  int64_t next = 0;  // frame or sample
+  double seconds() const { return static_cast<double>(next) * av_q2d(encoder->time_base); }
+};
+
 /// One file in memory, and the two encoders that write into it.
 class Mp4 {
  public:
@@ -78,14 +87,6 @@ class Mp4 {
   }
 
  private:
-  struct Track {
-    FfmpegPtr<AVCodecContext> encoder;
-    FfmpegPtr<AVFrame> frame;
-    AVStream* stream = nullptr;
-    int64_t next = 0;  // frame or sample
-    double seconds() const { return static_cast<double>(next) * av_q2d(encoder->time_base); }
-  };
-
   absl::Status check(int code) {
     if (code >= 0) return absl::OkStatus();
     if (code == AVERROR(ENOMEM)) return absl::ResourceExhaustedError("out of memory");

@@ -4,10 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
+#include <deque>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
+#include <utility>
 
 #include "core/strict_json.h"
 #include "trainkit/core/status.h"
@@ -18,6 +19,10 @@ namespace {
 constexpr int kMaxDepth = 16;
 constexpr size_t kMaxRank = 64;
 constexpr size_t kMaxNameBytes = 65535;
+// Far above any model; with them a header of the longest length takes less than 256 MiB.
+constexpr size_t kMaxTensors = 1 << 18;
+constexpr size_t kMaxMetadata = 1 << 18;
+constexpr size_t kMaxTextBytes = 16 << 20;
 constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
 /// A tensor as the header states it, not yet checked.
@@ -34,7 +39,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
 
-  std::vector<RawEntry> entries;
+  std::deque<RawEntry> entries;  // which stay where they are: names_ looks at their names
   SafetensorsMetadata metadata;
   absl::Status status;
 
@@ -46,13 +51,16 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool key(std::string& name) override {
     if (skip_depth_ > 0) return true;
     if (depth_ == 1) {
-      if (!names_.insert(name).second) return refuse(name, "stands twice");
       in_metadata_ = name == "__metadata__";
-      if (!in_metadata_) entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
-      return true;
+      if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "stands twice") : true;
+      if (entries.size() == kMaxTensors) return refuse_number("header", "lists too many tensors", kMaxTensors);
+      entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
+      const std::string& added = entries.back().name;
+      return names_.insert(added).second ? true : refuse(added, "stands twice");
     }
     if (in_metadata_) {
       if (metadata.contains(name)) return refuse("__metadata__." + name, "stands twice");
+      if (metadata.size() == kMaxMetadata) return refuse_number("__metadata__", "has too many entries", kMaxMetadata);
     } else if (!seen_in_entry(name)) {
       return refuse(entries.back().name, "has its '" + name + "' twice");
     }
@@ -76,6 +84,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(uint64_t number) override {
     if (skip_depth_ > 0) return true;
     if (list_) {
+      // one more than is allowed is kept, and refused with the rest of the entry
+      if (list_->size() > kMaxRank) return refuse_number(entries.back().name, key_ + " is too long", kMaxRank);
       list_->push_back(number);
       return true;
     }
@@ -106,6 +116,10 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     error.expected = std::move(expected);
     status = to_status(error);
     return false;
+  }
+
+  bool refuse_number(const std::string& field, const std::string& problem, size_t most) {
+    return refuse(field, problem, fmt::format("more than {}", most), fmt::format("at most {}", most));
   }
 
   /// A value where none of its kind belongs; passed over below unknown keys.
@@ -153,13 +167,29 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const std::string& path_;
-  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string_view> names_;
   std::string key_;
   std::vector<uint64_t>* list_ = nullptr;
   int depth_ = 0;
   int skip_depth_ = 0;
   bool in_metadata_ = false;
+  bool has_metadata_ = false;
 };
+
+/// Whether every text of the JSON is of a length that the parser, which keeps copies of one, may have.
+bool has_short_texts(std::string_view json) {
+  size_t begin = json.npos;  // of the text that is open
+  for (size_t i = 0; i < json.size(); ++i) {
+    if (json[i] == '\\') {
+      ++i;
+    } else if (json[i] == '"') {
+      begin = begin == json.npos ? i : json.npos;
+    } else if (begin != json.npos && i - begin > kMaxTextBytes) {
+      return false;
+    }
+  }
+  return true;
+}
 
 /// Number of bytes of a tensor; nullopt if 64 bits cannot hold it or it ends within a byte.
 std::optional<uint64_t> tensor_bytes(const std::vector<uint64_t>& shape, int bits) {
@@ -294,6 +324,7 @@ absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view text
   if (text.find('\0') != std::string_view::npos) {  // where nlohmann's parser would see the end of the text
     return to_status(safetensors_error(path, "header", "is not valid JSON: it holds a NUL byte"));
   }
+  if (!has_short_texts(text)) return to_status(safetensors_error(path, "header", "holds a text of over 16 MiB"));
   HeaderReader reader(path);
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &reader)) return reader.status;
   SafetensorsHeader header{.entries = {}, .metadata = std::move(reader.metadata)};

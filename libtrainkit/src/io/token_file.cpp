@@ -16,8 +16,8 @@
 #include "trainkit/core/status.h"
 
 // The copy runs at the speed of memory only with wide vectors; the dynamic linker picks the version for this processor.
-// Sanitizers are not ready when it does: they get the plain version.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Sanitizers are not ready when it does: they get the plain version, and so does clang, which hides that it has one.
+#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TRAINKIT_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define TRAINKIT_WIDE

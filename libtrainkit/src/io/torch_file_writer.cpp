@@ -1,7 +1,10 @@
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <c10/util/strides.h>
 #include <fmt/format.h>
 
+#include <bit>
+#include <functional>
 #include <map>
 #include <tuple>
 #include <unordered_set>
@@ -12,6 +15,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/core/utf8.h"
 #include "trainkit/io/torch_file.h"
+#include "trainkit/io/torch_value.h"
 
 namespace trainkit {
 namespace {
@@ -95,6 +99,11 @@ class Pickler {
       put(value);
     }
   }
+  void real(double value) {  // big-endian, as nothing else
+    uint64_t bits = std::bit_cast<uint64_t>(value);
+    out_ += 'G';
+    for (int shift = 56; shift >= 0; shift -= 8) out_ += static_cast<char>(bits >> shift);
+  }
   void tuple(at::IntArrayRef values) {
     out_ += '(';
     for (const int64_t value : values) integer(value);
@@ -161,15 +170,62 @@ std::string pickle(const NamedTensors& tensors, const std::vector<size_t>& stora
   return pickler.bytes();
 }
 
-}  // namespace
+/// The tensors below `value`, depth first, under the names that TorchFile gives them.
+absl::Status gather(const TorchValue& value, const std::string& name, int depth, NamedTensors& tensors) {
+  constexpr int kMostLevels = 60;
+  if (depth > kMostLevels) return refuse(name, "is nested too deeply");
+  if (value.kind() == TorchValue::Kind::kTensor) tensors.emplace_back(name, std::get<at::Tensor>(value.plain()));
+  const std::string start = name.empty() ? "" : name + ".";
+  std::unordered_set<std::string_view> keys;
+  for (size_t i = 0; i < value.items().size(); ++i) {
+    const bool is_dict = value.kind() == TorchValue::Kind::kDict;
+    const std::string key = is_dict ? value.keys()[i] : std::to_string(i);
+    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse(start + key, "stands twice");
+    if (find_invalid_utf8(key) != key.size()) return refuse(start + escape_text(key), "is not UTF-8");
+    TRAINKIT_RETURN_IF_ERROR(gather(value.items()[i], start + key, depth + 1, tensors));
+  }
+  const auto* text = std::get_if<std::string>(&value.plain());
+  if (text && find_invalid_utf8(*text) != text->size()) return refuse(name, "is text that is not UTF-8");
+  return absl::OkStatus();
+}
 
-absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors) {
-  TRAINKIT_RETURN_IF_ERROR(check(tensors));
-  const std::vector<size_t> storages = number_storages(tensors);
-  const std::string bytes = pickle(tensors, storages);
-  if (bytes.size() > detail::kMaxPickleBytes) return refuse({}, "these are too many tensors for a PyTorch file");
+/// `next` counts tensors in the order of gather().
+void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<size_t>& storages, size_t& next) {
+  using Kind = TorchValue::Kind;
+  const auto items = [&] {
+    for (size_t i = 0; i < value.items().size(); ++i) {
+      if (value.kind() == Kind::kDict) pickler.text(value.keys()[i]);
+      pickle_value(pickler, value.items()[i], storages, next);
+    }
+  };
+  switch (value.kind()) {
+    case Kind::kNone:
+      return pickler.raw("N");
+    case Kind::kBool:
+      return pickler.raw(std::get<bool>(value.plain()) ? "\x88" : "\x89");
+    case Kind::kInt:
+      return pickler.integer(std::get<int64_t>(value.plain()));
+    case Kind::kFloat:
+      return pickler.real(std::get<double>(value.plain()));
+    case Kind::kText:
+      return pickler.text(std::get<std::string>(value.plain()));
+    case Kind::kTensor:
+      return pickle_tensor(pickler, std::get<at::Tensor>(value.plain()), storages[next++]);
+    case Kind::kList:
+      return pickler.raw("]("), items(), pickler.raw("e");
+    case Kind::kTuple:
+      return pickler.raw("("), items(), pickler.raw("t");
+    case Kind::kDict:
+      return pickler.raw("}("), items(), pickler.raw("u");
+  }
+}
+
+/// The archive: the pickle, then each storage once.
+absl::Status write_archive(WritableFile& file, const std::string& pickled, const NamedTensors& tensors,
+                           const std::vector<size_t>& storages) {
+  if (pickled.size() > detail::kMaxPickleBytes) return refuse({}, "these are too many tensors for a PyTorch file");
   detail::ZipWriter zip(file);
-  TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", bytes));
+  TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", pickled));
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));
   size_t next = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -186,10 +242,47 @@ absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors) {
   return zip.finish();
 }
 
-absl::Status save_torch_file(const Fs& fs, const std::string& path, const NamedTensors& tensors) {
+absl::Status save_atomically(const Fs& fs, const std::string& path,
+                             const std::function<absl::Status(WritableFile&)>& write) {
   const auto [parent, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, fs.open_directory(parent));
-  return write_file_atomically(directory, name, [&](WritableFile& file) { return write_torch_file(file, tensors); });
+  return write_file_atomically(directory, name, write);
+}
+
+}  // namespace
+
+TorchValue& TorchValue::add(TorchValue value) {
+  TORCH_CHECK(kind_ == Kind::kList, "add() is for lists");
+  return items_.emplace_back(std::move(value));
+}
+
+TorchValue& TorchValue::set(std::string key, TorchValue value) {
+  TORCH_CHECK(kind_ == Kind::kDict, "set() is for dicts");
+  keys_.push_back(std::move(key));
+  return items_.emplace_back(std::move(value));
+}
+
+absl::Status write_torch_file(WritableFile& file, const NamedTensors& tensors) {
+  TRAINKIT_RETURN_IF_ERROR(check(tensors));
+  const std::vector<size_t> storages = number_storages(tensors);
+  return write_archive(file, pickle(tensors, storages), tensors, storages);
+}
+
+absl::Status save_torch_file(const Fs& fs, const std::string& path, const NamedTensors& tensors) {
+  return save_atomically(fs, path, [&](WritableFile& file) { return write_torch_file(file, tensors); });
+}
+
+absl::Status save_torch_value(const Fs& fs, const std::string& path, const TorchValue& value) {
+  NamedTensors tensors;
+  TRAINKIT_RETURN_IF_ERROR(gather(value, "", 0, tensors));
+  TRAINKIT_RETURN_IF_ERROR(check(tensors));
+  const std::vector<size_t> storages = number_storages(tensors);
+  Pickler pickler;
+  size_t next = 0;
+  pickle_value(pickler, value, storages, next);
+  pickler.raw(".");
+  return save_atomically(fs, path,
+                         [&](WritableFile& file) { return write_archive(file, pickler.bytes(), tensors, storages); });
 }
 
 }  // namespace trainkit

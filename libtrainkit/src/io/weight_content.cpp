@@ -14,6 +14,8 @@ WeightContent weight_content(const ReadableFile& file) {
   if (text.size() >= 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5 && !is_header)
     return WeightContent::kPickle;
   if (text.size() >= 262 && text.substr(257, 5) == "ustar") return WeightContent::kTar;
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first != text.npos && text[first] == '{' && !is_header) return WeightContent::kIndex;
   if (text.starts_with("version https://git-lfs")) return WeightContent::kLfsPointer;
   return WeightContent::kOther;
 }
@@ -28,6 +30,8 @@ std::string content_hint(WeightContent content) {
       return "this is a tar file, as PyTorch 0.1 wrote: load and save it again with a PyTorch since";
     case WeightContent::kLfsPointer:
       return "this is a Git LFS pointer: fetch the file itself with 'git lfs pull'";
+    case WeightContent::kIndex:
+      return "this is JSON, as the index of a model in several files";
     case WeightContent::kOther:
       break;
   }

@@ -8,7 +8,7 @@
 
 namespace trainkit::detail {
 
-enum class WeightContent { kZip, kPickle, kTar, kLfsPointer, kOther };
+enum class WeightContent { kZip, kPickle, kTar, kLfsPointer, kIndex, kOther };
 
 WeightContent weight_content(const ReadableFile& file);
 

@@ -30,9 +30,11 @@ absl::Status storage_error(const std::string& path, std::string_view what, int e
 absl::StatusOr<std::string> read_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return storage_error(path, "cannot open", errno);
-  std::string bytes;
+  struct stat info {};
+  ::fstat(fd, &info);
+  std::string bytes(static_cast<size_t>(info.st_size) + 1, '\0');  // one more, so that the end is seen at once
   for (size_t used = 0;;) {
-    bytes.resize(used + (size_t{1} << 20));
+    if (used == bytes.size()) bytes.resize(2 * used);
     const ssize_t count = ::read(fd, bytes.data() + used, bytes.size() - used);
     if (count < 0 && errno == EINTR) continue;
     const int error = errno;

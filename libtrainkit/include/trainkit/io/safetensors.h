@@ -43,8 +43,8 @@ struct SafetensorsEntry {
 ///
 /// open() checks the whole header against the file's size before anything is allocated for a tensor: what it accepts
 /// can be read. It gives the reference's verdict on every file, and also refuses duplicate names, white space before
-/// the header, nesting deeper than 16, more than 64 dimensions, dimensions over 2^63 - 1, and names that hold control
-/// characters or more than 65,535 bytes.
+/// the header, nesting deeper than 16, more than 64 dimensions, dimensions over 2^63 - 1, names that hold control
+/// characters or more than 65,535 bytes, more than 262,144 tensors or entries of metadata, and texts of over 16 MiB.
 ///
 /// Data is read by pread straight into the tensor's memory and not mapped: a file that shrinks meanwhile is an error
 /// and no SIGBUS, and tensors are aligned whatever the offsets are. Any number of threads may read.

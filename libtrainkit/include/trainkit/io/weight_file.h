@@ -24,18 +24,21 @@ struct WeightEntry {
   int64_t bytes = 0;
 };
 
-/// A file of weights that was opened for reading, and checked as SafetensorsFile and TorchFile do.
+/// A file of weights that was opened for reading, and checked as SafetensorsFile and TorchFile do; or several, by the
+/// index that Hugging Face's libraries write beside them (model.safetensors.index.json, pytorch_model.bin.index.json).
 ///
 ///   auto file = WeightFile::open("pytorch_model.bin").value();
 ///   NamedTensors weights = file.tensors(file.state_dict_prefix().value()).value();
 class WeightFile {
  public:
-  /// Opens and checks a file. Errors are of exit code 5 (kNotFound if there is no such file).
+  /// Opens and checks a file, and those that an index names, which must lie beside it: each tensor in the one that the
+  /// index says and in no other. Errors are of exit code 5 (kNotFound if there is no such file).
   static absl::StatusOr<WeightFile> open(const std::string& path, const Fs& fs = Fs::posix());
 
-  /// "safetensors", "PyTorch zip" or "PyTorch legacy".
+  /// "safetensors", "PyTorch zip" or "PyTorch legacy"; of several files that of the first.
   std::string_view format() const;
-  const std::string& path() const;
+  /// The file or the index.
+  const std::string& path() const { return path_; }
   const std::vector<WeightEntry>& entries() const { return entries_; }
   /// What is not a tensor: the metadata of a safetensors file, TorchFile::values().
   const std::vector<std::pair<std::string, std::string>>& values() const { return values_; }
@@ -46,8 +49,13 @@ class WeightFile {
   absl::StatusOr<NamedTensors> tensors(std::string_view prefix = {}) const;
 
  private:
-  explicit WeightFile(std::variant<SafetensorsFile, TorchFile> file);
-  std::variant<SafetensorsFile, TorchFile> file_;
+  using Part = std::variant<SafetensorsFile, TorchFile>;
+  WeightFile(std::string path, std::vector<Part> parts);
+  static absl::StatusOr<Part> open_part(ReadableFile file);
+  static absl::StatusOr<WeightFile> open_index(const ReadableFile& index, const Fs& fs);
+
+  std::string path_;
+  std::vector<Part> parts_;
   std::vector<WeightEntry> entries_;
   std::vector<std::pair<std::string, std::string>> values_;
 };

@@ -1,0 +1,51 @@
+// A table; its fields, written again by csv_field, are read the same, and every field is text.
+#include "trainkit/io/csv.h"
+
+#include "target.h"
+#include "trainkit/core/utf8.h"
+
+using namespace trainkit;
+
+std::vector<std::string> fuzz::seeds() {
+  return {"a,b\n1,2\n3,4\n", "Sr No.,Utterance,Emotion\r\n1,\"He said \"\"no\"\", twice\nand left\",neutral\r\n2,,joy",
+          "\xef\xbb\xbfname\n\"\"\n\n \"\n"};
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile memory, copy;
+  const auto table = CsvFile::open(memory.write(fuzz::as_text(data, size)), {.max_row_bytes = 4096});
+  if (!table.ok()) return fuzz::require_named(table.status(), {"data."}), 0;
+  const auto columns = static_cast<int64_t>(table->columns().size());
+  // one column: an empty field would be an empty line, which is no row
+  const auto written = [&](std::string_view field) {
+    return columns == 1 && field.empty() ? std::string(2, '"') : csv_field(field);
+  };
+  std::string text = "\xef\xbb\xbf";  // so that one at the start of the first name is not taken for this
+  const auto add = [&](int64_t column, std::string_view field) {
+    if (column > 0) text += ',';
+    text += written(field);
+  };
+  for (int64_t column = 0; column < columns; ++column) add(column, table->columns()[column]);
+  int64_t line = 0;
+  for (int64_t row = 0; row < table->rows(); ++row) {
+    text += '\n';
+    fuzz::require(table->line(row) > line, "lines ascend");
+    line = table->line(row);
+    for (int64_t column = 0; column < columns; ++column) {
+      const std::string_view field = table->at(row, column);
+      fuzz::require(find_invalid_utf8(field) == field.size() && field.find('\0') == field.npos, "a field is text");
+      add(column, field);
+      if (const auto number = table->integer(row, column); !number.ok())
+        fuzz::require_named(number.status(), {"data.csv"});
+    }
+  }
+  text += '\n';
+  const auto again = CsvFile::open(copy.write(text));
+  fuzz::require(again.ok(), "what was read can be written: " + again.status().ToString());
+  fuzz::require(again->columns() == table->columns() && again->rows() == table->rows(), "columns and rows come back");
+  for (int64_t row = 0; row < table->rows(); ++row) {
+    for (int64_t column = 0; column < columns; ++column)
+      fuzz::require(again->at(row, column) == table->at(row, column), "a field comes back");
+  }
+  return 0;
+}

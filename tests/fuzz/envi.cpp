@@ -1,0 +1,35 @@
+// An ENVI header and its data, a NUL between them; what is read holds the bytes of the data, each once.
+#include "trainkit/io/envi.h"
+
+#include <algorithm>
+
+#include "target.h"
+
+using namespace trainkit;
+
+std::vector<std::string> fuzz::seeds() {
+  const std::string data("\1\2\3\4\5\6\7\10\11\12\13\14", 12);
+  const auto header = [](const std::string& type, const std::string& interleave, const std::string& more) {
+    return "ENVI\ndescription = {two\nlines}\nsamples = 2\nlines = 1\nbands = 3\nheader offset = 0\ndata type = " +
+           type + "\ninterleave = " + interleave + "\n" + more;
+  };
+  using namespace std::string_literals;
+  return {header("2", "bsq", "byte order = 1\n") + "\0"s + data, header("12", "bil", "; a comment\n") + "\0"s + data,
+          header("1", "BIP", "wavelength = { 1,2, 3 }\n") + "\0"s + data.substr(0, 6)};
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto [header, cube] = fuzz::split(fuzz::as_text(data, size), std::string_view("\0", 1));
+  const std::string path = fuzz::write_bytes("scene.hdr", header);
+  fuzz::write_bytes("scene.img", cube);
+  const auto tensor = read_envi(path);
+  if (!tensor.ok()) return fuzz::require_named(tensor.status(), {"data."}), 0;
+  fuzz::require(tensor->dim() == 3 && tensor->is_contiguous() && tensor->nbytes() <= cube.size(), "a cube");
+  // Whatever the interleave and the byte order: the same bytes, in another order.
+  const auto* begin = static_cast<const char*>(tensor->const_data_ptr());
+  std::string read(begin, tensor->nbytes()), given(cube.substr(cube.size() - tensor->nbytes()));
+  std::sort(read.begin(), read.end());
+  std::sort(given.begin(), given.end());
+  fuzz::require(read == given, "the cube holds the bytes of the file");
+  return 0;
+}

@@ -1,0 +1,61 @@
+// A TensorBoard event file of a run that was killed: after a resume its records are whole and of no later step.
+#include <filesystem>
+
+#include "logging/tf_event.h"
+#include "target.h"
+#include "trainkit/logging/tensorboard.h"
+
+using namespace trainkit;
+
+namespace {
+
+/// The input is cut into events at each NUL NUL; each gets a record with the right checksums, but the last, which is
+/// taken as it is.
+std::string framed(std::string_view bytes) {
+  std::string file;
+  for (;;) {
+    const size_t end = bytes.find(std::string_view("\0\0", 2));
+    if (end == bytes.npos) return file + std::string(bytes);
+    file += detail::frame_record(bytes.substr(0, end));
+    bytes.remove_prefix(end + 2);
+  }
+}
+
+std::vector<std::string> events(int64_t step) {
+  detail::EventBuilder version(1e9, 0), scalar(1e9, step), text(1e9, step);
+  version.file_version();
+  scalar.scalar("train/loss", 2.5f);
+  text.text("sample", "some text");
+  return {version.finish(), scalar.finish(), text.finish()};
+}
+
+}  // namespace
+
+std::vector<std::string> fuzz::seeds() {
+  const std::string end("\0\0", 2);
+  std::string whole, cut;
+  for (const std::string& event : events(3)) whole += event + end, cut += detail::frame_record(event);
+  return {whole, cut, cut.substr(0, cut.size() - 5)};
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr int64_t kStep = 2;
+  const std::string file = framed(fuzz::as_text(data, size));
+  size_t offset = 0, whole = 0;
+  while (const auto event = detail::next_record(file, offset)) {
+    if (detail::event_step(*event).value_or(kStep + 1) > kStep) break;
+    whole = offset;
+  }
+  const std::string folder = fuzz::folder() + "/tensorboard";
+  std::filesystem::create_directories(folder);
+  const std::string path = fuzz::write_bytes("tensorboard/events.out.tfevents.0000000001.host.1.trainkit", file);
+  {
+    auto logger = TensorBoardLogger::open(folder);
+    fuzz::require(logger.ok() && (*logger)->rewind(kStep).ok(), "a resume cuts it");
+  }
+  const std::string kept = std::filesystem::exists(path) ? fuzz::read_bytes(path) : "";
+  fuzz::require(kept.size() <= file.size() && file.starts_with(kept), "what was kept is as it was");
+  fuzz::require(kept.empty() || kept.size() == whole, "whole records up to the step are kept");
+  std::filesystem::remove_all(folder);
+  return 0;
+}

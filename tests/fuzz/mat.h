@@ -1,0 +1,49 @@
+#pragma once
+/// What holds of every `.mat` file that is accepted, and small files of either version.
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+#include "target.h"
+#include "trainkit/io/mat.h"
+
+namespace trainkit::fuzz {
+
+inline std::vector<std::string> mat_seeds(MatVersion version) {
+  using Variables = std::vector<std::pair<std::string, at::Tensor>>;
+  const Variables scene = {{"cube", at::arange(24, at::kShort).view({2, 3, 4})},
+                           {"truth", at::ones({2, 3}, at::kByte)}};
+  std::vector<std::string> files;
+  for (const Variables& variables :
+       {scene, Variables{{"x", at::ones({1, 2}, at::kBool)}}, Variables{{"y", at::zeros({2})}}}) {
+    require(write_mat(folder() + "/seed.mat", variables, version).ok(), "a seed");
+    files.push_back(read_bytes(folder() + "/seed.mat"));
+  }
+  return files;
+}
+
+/// Reads a file that may be anything; what is read is written and read again the same.
+inline void check_mat(const std::string& path, MatVersion version) {
+  const auto file = MatFile::open(path, {.max_variable_bytes = 16 << 20});
+  if (!file.ok()) return require_named(file.status(), {"data."});
+  for (const MatVariable& variable : file->variables()) {
+    const auto tensor = file->read(variable.name);
+    if (!tensor.ok()) {
+      require_named(tensor.status(), {"data."});
+      continue;
+    }
+    require(tensor->sizes() == variable.sizes && tensor->scalar_type() == variable.dtype, "as it is listed");
+    if (tensor->numel() == 0 || tensor->nbytes() > 1 << 16) continue;
+    const std::string copy = folder() + "/again.mat";
+    const absl::Status saved =
+        write_mat(copy, std::vector<std::pair<std::string, at::Tensor>>{{"again", *tensor}}, version);
+    require(saved.ok(), "what was read can be written: " + saved.ToString());
+    const auto again = MatFile::open(copy);
+    require(again.ok(), "what was written can be read: " + again.status().ToString());
+    const auto other = again->read("again");
+    require(other.ok() && same_bits(*other, *tensor), "a variable comes back: " + other.status().ToString());
+  }
+}
+
+}  // namespace trainkit::fuzz

@@ -1,0 +1,33 @@
+// A NumPy file; what is read is written and read again the same.
+#include "trainkit/io/npy.h"
+
+#include <ATen/Functions.h>
+
+#include "target.h"
+
+using namespace trainkit;
+
+std::vector<std::string> fuzz::seeds() {
+  std::vector<std::string> files;
+  for (const at::Tensor& tensor : {at::arange(6).view({2, 3}), at::ones({4}, at::kBool), at::scalar_tensor(2.5),
+                                   at::empty({0, 3}, at::kShort), at::ones({1, 2, 2}, at::kComplexFloat)}) {
+    require(write_npy(folder() + "/seed.npy", tensor).ok(), "a seed");
+    files.push_back(read_bytes(folder() + "/seed.npy"));
+  }
+  std::string fortran = files[0];
+  fortran.replace(fortran.find("False"), 5, "True ");
+  files.push_back(fortran);
+  return files;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile memory;
+  const auto tensor = read_npy(memory.write(fuzz::as_text(data, size)));
+  if (!tensor.ok()) return fuzz::require_named(tensor.status(), {"data."}), 0;
+  fuzz::require(tensor->nbytes() <= size, "no more is read than there is");
+  const std::string path = fuzz::folder() + "/again.npy";
+  fuzz::require(write_npy(path, *tensor).ok(), "what was read can be written");
+  const auto again = read_npy(path);
+  fuzz::require(again.ok() && fuzz::same_bits(*again, *tensor), "and comes back: " + again.status().ToString());
+  return 0;
+}

@@ -1,0 +1,66 @@
+// main of a target where there is no libFuzzer: the seeds, every prefix of each, mutations of them, and the files and
+// folders that are named on the command line (the corpus in the repository). A finding aborts, and the input is kept.
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "mutated.h"
+#include "target.h"
+
+using namespace trainkit;
+
+namespace {
+
+// What is being read, for the handler: a buffer that no allocator needs.
+char running[256] = "nothing";
+std::string input;
+
+extern "C" void keep_input(int signal) {
+  constexpr char kPath[] = "fuzz-finding";
+  std::ofstream(kPath, std::ios::binary) << input;
+  std::cerr << "signal " << signal << " at " << running << "; its input is kept as ./" << kPath << std::endl;
+  std::_Exit(128 + signal);
+}
+
+void run(const std::string& bytes, const std::string& name) {
+  input = bytes;
+  std::strncpy(running, name.c_str(), sizeof running - 1);
+  // a copy of exactly its size: a sanitizer sees the byte behind it
+  const std::vector<uint8_t> copy(bytes.begin(), bytes.end());
+  LLVMFuzzerTestOneInput(copy.data(), copy.size());
+}
+
+int replay(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return run(fuzz::read_bytes(path), path), 1;
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) count += replay(entry.path());
+  return count;
+}
+
+int run_seeds() {
+  constexpr size_t kPrefixes = 300;
+  constexpr int kMutations = 600;
+  int count = 0;
+  const std::vector<std::string> seeds = fuzz::seeds();
+  for (size_t i = 0; i < seeds.size(); ++i) {
+    const std::string name = "seed " + std::to_string(i);
+    run(seeds[i], name), ++count;
+    const size_t step = seeds[i].size() / kPrefixes + 1;
+    for (size_t size = 0; size < seeds[i].size(); size += step, ++count)
+      run(seeds[i].substr(0, size), name + " cut to " + std::to_string(size));
+    for (int number = 0; number < kMutations && !seeds[i].empty(); ++number, ++count)
+      run(test::mutated(seeds[i], number), name + " mutation " + std::to_string(number));
+  }
+  return count;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const int signal : {SIGABRT, SIGSEGV, SIGFPE, SIGBUS, SIGILL}) std::signal(signal, &keep_input);
+  int count = run_seeds();
+  for (int i = 1; i < argc; ++i) count += replay(argv[i]);
+  std::cout << count << " inputs, no finding" << std::endl;
+}

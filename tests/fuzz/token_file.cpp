@@ -1,0 +1,72 @@
+// A file of tokens: as it is, and with the digest of its ends made right, so that mutations reach what lies behind.
+#include "trainkit/io/token_file.h"
+
+#include <algorithm>
+#include <span>
+
+#include "target.h"
+#include "trainkit/core/digest.h"
+
+using namespace trainkit;
+
+namespace {
+
+constexpr size_t kHeader = 80, kTrailer = 48;
+
+void check(const std::string& path) {
+  const auto file = TokenFile::open(path);
+  if (!file.ok()) return fuzz::require_named(file.status(), {"data."});
+  const bool whole = file->verify().ok();
+  if (!whole) fuzz::require_named(file->verify(), {"data.tokens"});
+  std::vector<int64_t> tokens(static_cast<size_t>(file->size()));
+  try {
+    file->read(0, tokens);
+  } catch (const absl::BadStatusOrAccess& refused) {
+    return fuzz::require_named(refused.status(), {"data.tokens"});
+  }
+  const bool known =
+      std::all_of(tokens.begin(), tokens.end(), [&](int64_t t) { return t >= 0 && t < file->vocab_size(); });
+  fuzz::require(known, "tokens are within the vocabulary");
+  const std::string copy = fuzz::folder() + "/again.tokens";
+  const std::vector<TokenId> ids(tokens.begin(), tokens.end());
+  const absl::Status saved = write_token_file(copy, file->origin(), [&](const TokenSink& sink) { return sink(ids); });
+  fuzz::require(saved.ok(), "what was read can be written: " + saved.ToString());
+  const auto again = TokenFile::open(copy);
+  fuzz::require(again.ok() && again->origin() == file->origin() && again->size() == file->size(), "it comes back");
+  std::vector<int64_t> others(tokens.size());
+  again->read(0, others);
+  fuzz::require(others == tokens, "the tokens come back");
+}
+
+std::string with_right_digest(std::string bytes) {
+  const size_t trailer = bytes.size() - kTrailer;
+  Digest digest;
+  digest.update(bytes.data(), kHeader);
+  digest.update(bytes.data() + trailer, 24);
+  const std::string hex = digest.hex();
+  for (size_t i = 0; i < 16; ++i)
+    bytes[trailer + 24 + i] = static_cast<char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::string> fuzz::seeds() {
+  std::vector<std::string> files;
+  for (const int64_t vocab_size : {100, 70'000}) {
+    const std::vector<TokenId> ids = {0, 5, 99, 7, 42};
+    const TokenFileOrigin origin{vocab_size, std::string(32, 'a'), std::string(32, '1'), 12};
+    const std::string path = folder() + "/seed.tokens";
+    require(write_token_file(path, origin, [&](const TokenSink& sink) { return sink(ids); }).ok(), "a seed");
+    files.push_back(read_bytes(path));
+  }
+  return files;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile memory;
+  const std::string_view bytes = fuzz::as_text(data, size);
+  check(memory.write(bytes));
+  if (size >= kHeader + kTrailer) check(memory.write(with_right_digest(std::string(bytes))));
+  return 0;
+}

@@ -1,0 +1,34 @@
+// A PyTorch file, zip archive or legacy, as it lies on the disk.
+#include "torch_file.h"
+
+#include <ATen/Functions.h>
+
+#include "io/torch_bytes.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+std::vector<std::string> fuzz::seeds() {
+  const at::Tensor tied = at::arange(6).view({2, 3});
+  const NamedTensors tensors = {{"fc.weight", tied},
+                                {"head.weight", tied},
+                                {"flag", at::ones({2}, at::kBool)},
+                                {"half", at::ones({3}, at::kHalf)}};
+  std::vector<std::string> files;
+  for (const NamedTensors& some : {tensors, NamedTensors{tensors[0]}, NamedTensors{}}) {
+    require(save_torch_file(Fs::posix(), folder() + "/seed.pt", some).ok(), "a seed");
+    files.push_back(read_bytes(folder() + "/seed.pt"));
+  }
+  const std::string tensor = p_tensor(p_storage("FloatStorage", "7", p_int(4)), p_int(0), "K\2K\2\x86", "K\2K\1\x86");
+  files.push_back(legacy_of(pickled_a(tensor), {{"7", std::string(16, '\x3f')}}));
+  files.push_back(legacy_of(pickled("}")));
+  write_zip(folder() + "/seed.zip", archive_of(pickled("}")), 1);  // with 64-bit numbers
+  files.push_back(read_bytes(folder() + "/seed.zip"));
+  return files;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static fuzz::MemoryFile memory;
+  fuzz::check_torch_file(memory.write(fuzz::as_text(data, size)));
+  return 0;
+}

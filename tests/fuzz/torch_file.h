@@ -1,0 +1,50 @@
+#pragma once
+/// What holds of every PyTorch file that is accepted.
+
+#include <algorithm>
+#include <set>
+
+#include "target.h"
+#include "trainkit/io/torch_file.h"
+
+namespace trainkit::fuzz {
+
+/// Reads a file that may be anything; what is read is written and read again the same.
+inline void check_torch_file(const std::string& path) {
+  constexpr int64_t kMostBytes = 1 << 20;  // views with strides of 0 show more than the file holds
+  const auto file = TorchFile::open(path);
+  if (!file.ok()) return require_named(file.status(), {"weights."});
+  if (const auto prefix = file->state_dict_prefix(); !prefix.ok()) require_named(prefix.status(), {"weights."});
+  int64_t bytes = 0;
+  std::set<std::string> names;
+  for (const TorchEntry& entry : file->entries()) {
+    bytes = std::min(kMostBytes + 1, bytes + std::min(kMostBytes + 1, entry.bytes));
+    require(entry.bytes >= 0 && entry.storage_offset >= 0, "sizes are not negative");
+    names.insert(entry.name);
+  }
+  const auto tensors = file->tensors();
+  if (!tensors.ok()) return require_named(tensors.status(), {"weights.digest"});
+  require(tensors->size() == file->entries().size(), "every tensor is read");
+  for (size_t i = 0; i < tensors->size(); ++i) {
+    const TorchEntry& entry = file->entries()[i];
+    require((*tensors)[i].first == entry.name && (*tensors)[i].second.sizes() == entry.shape, "as it is listed");
+    if (entry.bytes > 0 && bytes <= kMostBytes)
+      require(same_bits((*tensors)[i].second, (*tensors)[i].second.clone()), "bits");
+  }
+  if (bytes > kMostBytes) return;
+  const std::string copy = folder() + "/again.pt";
+  const absl::Status saved = save_torch_file(Fs::posix(), copy, *tensors);
+  if (names.size() < tensors->size())
+    return require(saved.code() == absl::StatusCode::kInvalidArgument, "a name twice");
+  require(saved.ok(), "what was read can be written: " + saved.ToString());
+  const auto again = TorchFile::open(copy);
+  require(again.ok(), "what was written can be read: " + again.status().ToString());
+  const auto others = again->tensors();
+  require(others.ok() && others->size() == tensors->size(), "every tensor comes back");
+  for (size_t i = 0; i < tensors->size(); ++i) {
+    require((*others)[i].first == (*tensors)[i].first, "a name comes back");
+    require(same_bits((*others)[i].second, (*tensors)[i].second), "a tensor comes back");
+  }
+}
+
+}  // namespace trainkit::fuzz

@@ -1,0 +1,17 @@
+// libFuzzer's main with one more use: `fuzz_x --write_seeds DIR` writes seeds() there and ends.
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "target.h"
+
+extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  if (*argc != 3 || std::string_view((*argv)[1]) != "--write_seeds") return 0;
+  const std::filesystem::path folder = (*argv)[2];
+  std::filesystem::create_directories(folder);
+  int number = 0;
+  for (const std::string& seed : trainkit::fuzz::seeds()) {
+    std::ofstream(folder / ("seed-" + std::to_string(number++)), std::ios::binary) << seed;
+  }
+  std::exit(0);
+}

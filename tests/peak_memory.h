@@ -1,0 +1,21 @@
+#pragma once
+/// How much memory a call takes at its peak: reset_peak_memory(), the call, peak_memory().
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+namespace trainkit::test {
+
+inline void reset_peak_memory() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+/// Largest resident set since the last reset, in bytes.
+inline int64_t peak_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
+  }
+  return 0;
+}
+
+}  // namespace trainkit::test
