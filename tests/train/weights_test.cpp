@@ -1,5 +1,7 @@
 #include "trainkit/train/weights.h"
 
+#include <limits>
+
 #include "test_util.h"
 #include "trainkit/io/torch_file.h"
 
@@ -127,4 +129,39 @@ TEST_CASE("load_weights names what does not fit and changes nothing", "[train][w
   const auto nothing = load_weights(*model, saved(dir, {{"x", torch::ones({1})}}), {.partial = true});
   CHECK_THAT(error_line(nothing.status()), Catch::Contains("no tensor of the file fits"));
   CHECK(exit_code(load_weights(*model, dir / "none").status()) == ExitCode::kWeights);
+}
+
+TEST_CASE("load_weights refuses weights that are not finite, but for masks", "[train][weights]") {
+  TempDir dir;
+  Tied model;
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double value : {inf, -inf, nan}) {
+    NamedTensors tensors = weights();
+    tensors[1].second = torch::tensor({7.0, value});
+    const std::string path = saved(dir, tensors);
+    const auto status = load_weights(*model, path).status();
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK_THAT(error_line(status), Catch::Contains("error[weights.nonfinite]") &&
+                                       Catch::Contains("body.bias: holds infinity or NaN (got '1 of 2 values'"));
+    CHECK(model->counter.item<int64_t>() == 0);  // nothing was changed
+    CHECK(load_weights(*model, path, {.allow_nonfinite = true}).ok());
+    model->counter.zero_();
+  }
+  for (const at::ScalarType small : {at::kHalf, at::kBFloat16, at::kFloat8_e5m2}) {
+    NamedTensors tensors = weights();
+    tensors[1].second = torch::tensor({7.0, nan}).to(small);
+    CHECK_FALSE(load_weights(*model, saved(dir, tensors)).ok());
+  }
+
+  const auto load_mask = [&](double value) {
+    torch::nn::BatchNorm1d norm(2);  // its running_mean is a buffer
+    NamedTensors tensors;
+    for (const auto& [name, tensor] : named_tensors(*norm)) tensors.emplace_back(name, tensor.clone());
+    for (auto& [name, tensor] : tensors) {
+      if (name == "running_mean") tensor.fill_(value);
+    }
+    return load_weights(*norm, saved(dir, tensors)).status();
+  };
+  CHECK(load_mask(-inf).ok());
+  CHECK_THAT(error_line(load_mask(nan)), Catch::Contains("running_mean: holds infinity or NaN"));
 }

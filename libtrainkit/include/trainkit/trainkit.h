@@ -96,6 +96,7 @@
 #include "trainkit/train/late_scalars.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/memory_plan.h"
+#include "trainkit/train/optimizer_file.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
 #include "trainkit/train/rng_state.h"

@@ -110,7 +110,7 @@ absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Modul
 
 absl::StatusOr<bool> BestModel::restore(torch::nn::Module& model) const {
   if (step_ < 0) return false;
-  TRAINKIT_RETURN_IF_ERROR(load_weights(model, path_).status());
+  TRAINKIT_RETURN_IF_ERROR(load_weights(model, path_, {.allow_nonfinite = true}).status());
   return true;
 }
 

@@ -67,6 +67,28 @@ absl::Status refuse(const std::string& path, const std::string& name, std::strin
                    absl::StatusCode::kInvalidArgument);
 }
 
+/// Names the first tensor, of those for `model`, that holds what is no number. Infinity is one in buffers: of masks.
+absl::Status check_finite(const NamedTensors& tensors, const torch::nn::Module& model, const std::string& path) {
+  std::set<std::string> parameters;
+  for (const auto& item : model.named_parameters()) parameters.insert(item.key());
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.is_floating_point()) continue;
+    const at::Tensor values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // no operations on 8 bits
+    const at::Tensor bad = parameters.contains(name) ? values.isfinite().logical_not() : values.isnan();
+    const auto count = bad.sum().item<int64_t>();
+    if (count == 0) continue;
+    return to_status({.exit_code = ExitCode::kWeights,
+                      .id = "weights.nonfinite",
+                      .where = path,
+                      .field = name,
+                      .problem = "holds infinity or NaN",
+                      .got = std::to_string(count) + " of " + std::to_string(tensor.numel()) + " values",
+                      .expected = "finite numbers",
+                      .hint = "the run that wrote it had diverged: take weights from before"});
+  }
+  return absl::OkStatus();
+}
+
 /// Leaves in both lists what they have in common; the rest is listed.
 LoadedWeights keep_common(NamedTensors& source, NamedTensors& target) {
   LoadedWeights found;
@@ -133,6 +155,7 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
     found = keep_common(source, target);
     if (source.empty()) return refuse(path, {}, "no tensor of the file fits the model by name and shape");
   }
+  if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, model, path));
   TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));
   found.loaded = static_cast<int64_t>(target.size());
   return found;

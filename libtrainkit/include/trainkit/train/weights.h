@@ -32,6 +32,8 @@ struct LoadWeightsOptions {
   std::vector<std::pair<std::string, std::string>> rename = {};
   /// Loads what fits by name and shape and leaves the rest of the model as it is.
   bool partial = false;
+  /// Takes weights that are not finite numbers. A run from them could only fail later, far from the cause.
+  bool allow_nonfinite = false;
 };
 
 /// What load_weights found; all but `loaded` is empty unless it was partial.
@@ -50,7 +52,9 @@ struct LoadedWeights {
 /// (a tied head) may stand in the file under either or both. Values are converted between floating-point types.
 ///
 /// Errors (exit code 5) are those of reading and, unless partial, of load_named_tensors: names that are missing or left
-/// over and shapes that differ, up to 20 of each; of a partial load, that nothing fits. Nothing was changed then.
+/// over and shapes that differ, up to 20 of each; of a partial load, that nothing fits; weights.nonfinite, which names
+/// a parameter that holds infinity or NaN, or a buffer that holds NaN (masks are made of -infinity). Nothing was
+/// changed then.
 absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::string& path,
                                            const LoadWeightsOptions& options = {}, const Fs& fs = Fs::posix());
 
