@@ -80,8 +80,8 @@ Cnn2d::Cnn2d(const HsiModelOptions& options) {
 }
 
 at::Tensor Cnn2d::forward(const at::Tensor& patches) {
-  at::Tensor x = bn1_(conv1_(as_images(patches))).relu_();
-  x = bn2_(conv2_(x)).relu_();
+  at::Tensor x = bn1_->forward_relu(conv1_(as_images(patches)));
+  x = bn2_->forward_relu(conv2_(x));
   return out_(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
 }
 
@@ -129,7 +129,9 @@ SsrnBlock::SsrnBlock(int64_t channels, std::array<int64_t, 3> kernel) {
   bn2_ = register_module("bn2", SyncBatchNorm(channels));
 }
 
-at::Tensor SsrnBlock::forward(const at::Tensor& x) { return (bn2_(conv2_(bn1_(conv1_(x)).relu_())) + x).relu_(); }
+at::Tensor SsrnBlock::forward(const at::Tensor& x) {
+  return bn2_->forward_relu(conv2_(bn1_->forward_relu(conv1_(x))), x);
+}
 
 Ssrn::Ssrn(const HsiModelOptions& options) {
   const int64_t bands_left = (options.bands - 7) / 2 + 1;
@@ -147,11 +149,12 @@ Ssrn::Ssrn(const HsiModelOptions& options) {
 }
 
 at::Tensor Ssrn::forward(const at::Tensor& patches) {
-  at::Tensor x = spectral_in_bn_(spectral_in_(as_volumes(patches))).relu_();
+  at::Tensor x = spectral_in_bn_->forward_relu(spectral_in_(as_volumes(patches)));
   x = spectral2_->forward(spectral1_->forward(x));
-  x = spectral_out_bn_(spectral_out_(x)).relu_();  // (N, 128, p, p, 1): the kernels become the bands of one channel
+  x = spectral_out_bn_->forward_relu(
+      spectral_out_(x));  // (N, 128, p, p, 1): the kernels become the bands of one channel
   x = x.permute({0, 4, 2, 3, 1});
-  x = spatial_in_bn_(spatial_in_(x)).relu_();
+  x = spatial_in_bn_->forward_relu(spatial_in_(x));
   x = spatial2_->forward(spatial1_->forward(x));
   return out_(mean_of_positions(x));
 }

@@ -93,7 +93,8 @@ endfunction()
 # trainkit_benchmarks(MODULE FILES ... [LIBRARIES ...]): the suite bench_MODULE, on Google Benchmark; also a 0.01 s test.
 function(trainkit_benchmarks MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES" ${ARGN})
-  trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES} LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES})
+  trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES}
+                      LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES} $<TARGET_NAME_IF_EXISTS:trainkit_allocator>)
   if(TRAINKIT_BUILD_TESTS)
     add_test(NAME bench.${MODULE} COMMAND bench_${MODULE} --benchmark_min_time=0.01)
     set_tests_properties(bench.${MODULE} PROPERTIES LABELS "bench" TIMEOUT 600

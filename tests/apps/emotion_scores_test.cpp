@@ -33,10 +33,8 @@ std::string bytes_of_files(const std::string& folder, const std::string& part) {
   return all;
 }
 
-}  // namespace
-
-TEST_CASE("The test is scored with the weights of the epoch with the best weighted F1 of validation",
-          "[apps][emotion]") {
+/// A run on so many ranks whose best epoch of validation is not its last is scored by that epoch.
+void check_scored_by_the_best(int ranks) {
   const EmotionPlace place;
   // The test's clips are copies of those of validation, so that one weighted F1 is the other.
   const std::string test = place.data + "/output_repeated_splits_test";
@@ -51,12 +49,20 @@ TEST_CASE("The test is scored with the weights of the epoch with the best weight
   // Rates so high that the score jumps from one evaluation to the next; a run whose last is its best says nothing.
   bool last_is_best = true;
   for (int seed = 0; last_is_best && seed < 5; ++seed) {
-    ended =
-        run_emotion(place.dir, place.flags("run",
-                                           {"--overwrite", "--seed", std::to_string(seed), "--epochs", "5",
-                                            "--eval_every", "1", "--batch_size", "14", "--lr_audio", "0.01",
-                                            "--lr_fusion", "0.01", "--scheduler", "constant", "--warmup_steps", "0"},
-                                           /*sound=*/true));
+    const std::vector<std::string> flags =
+        place.flags("run",
+                    {"--overwrite", "--seed", std::to_string(seed), "--epochs", "5", "--eval_every", "1",
+                     "--batch_size", std::to_string(14 / ranks), "--lr_audio", "0.01", "--lr_fusion", "0.01",
+                     "--scheduler", "constant", "--warmup_steps", "0"},
+                    /*sound=*/true);
+    if (ranks == 1) {
+      ended = run_emotion(place.dir, flags);
+    } else {
+      std::vector<std::string> words = {"launch", "--nproc_per_node", std::to_string(ranks), "--",
+                                        std::string(TRAINKIT_BIN_DIR) + "/trainkit-emotion"};
+      words.insert(words.end(), flags.begin(), flags.end());
+      ended = run_to_end("trainkit", words, place.dir.path().string());
+    }
     INFO(ended.errors << ended.output);
     REQUIRE(ended.code == 0);
     const auto evaluations = records(run, "val");
@@ -77,6 +83,17 @@ TEST_CASE("The test is scored with the weights of the epoch with the best weight
   CHECK(ended.output.find("by the weights of step " + std::to_string(best_step) + ",") != std::string::npos);
   REQUIRE(records(run, "test").size() == 1);
   CHECK(*records(run, "test")[0].find("weighted_f1") == best);
+}
+
+}  // namespace
+
+TEST_CASE("The test is scored with the weights of the epoch with the best weighted F1 of validation",
+          "[apps][emotion]") {
+  check_scored_by_the_best(/*ranks=*/1);
+}
+
+TEST_CASE("Of two ranks each scores its share of the test with the weights of the best epoch", "[apps][emotion]") {
+  check_scored_by_the_best(/*ranks=*/2);
 }
 
 TEST_CASE("Runs of trainkit-emotion killed at random moments are judged by the epoch of one that was not",

@@ -15,6 +15,8 @@
 
 #include <vector>
 
+#include "batch_norm_kernel.h"
+
 namespace trainkit {
 namespace {
 
@@ -112,17 +114,32 @@ void SyncBatchNormImpl::bind(ReplicaGroup* group, int64_t replica) {
   replica_ = replica;
 }
 
-at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) { return normalize(input, {}, /*relu=*/false); }
+
+at::Tensor SyncBatchNormImpl::forward_relu(const at::Tensor& input, const at::Tensor& residual) {
+  return normalize(input, residual, /*relu=*/true);
+}
+
+at::Tensor SyncBatchNormImpl::normalize(const at::Tensor& input, const at::Tensor& residual, bool relu) {
   TORCH_CHECK_VALUE(input.dim() >= 2 && input.size(1) == options.num_features, "SyncBatchNorm: expected (N, ",
                     options.num_features, ", ...), got ", input.sizes());
   if (is_training()) {
     const c10::AutoGradMode no_grad(false);
     num_batches_tracked.add_(1);
   }
-  if (!is_training() || !options.synchronize || !group_ || group_->size() == 1) {
-    return at::batch_norm(input, weight, bias, running_mean, running_var, is_training(), options.momentum, options.eps,
-                          /*cudnn_enabled=*/true);
+  const bool alone = !is_training() || !options.synchronize || !group_ || group_->size() == 1;
+  if (alone && is_training() && detail::has_fused_batch_norm(input, residual, weight, bias)) {
+    return detail::fused_batch_norm(input, residual, weight, bias,
+                                    {running_mean, running_var, options.momentum, options.eps}, relu);
   }
+  at::Tensor y = alone ? at::batch_norm(input, weight, bias, running_mean, running_var, is_training(), options.momentum,
+                                        options.eps, /*cudnn_enabled=*/true)
+                       : over_all_replicas(input);
+  if (residual.defined()) y = y.add_(residual);  // no gradient of batch_norm needs what it returned
+  return relu ? y.relu_() : y;
+}
+
+at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
   const at::Tensor x = input.contiguous(input.suggest_memory_format());
   const Statistics all = [&] {
     const c10::AutoGradMode no_grad(false);

@@ -29,8 +29,8 @@ BasicBlockImpl::BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_
 }
 
 at::Tensor BasicBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor out = bn2_(conv2_(bn1_(conv1_(x)).relu_()));
-  return out.add_(downsample_ ? downsample_->forward(x) : x).relu_();  // no gradient of bn2 needs what it returned
+  const at::Tensor out = conv2_(bn1_->forward_relu(conv1_(x)));
+  return bn2_->forward_relu(out, downsample_ ? downsample_->forward(x) : x);
 }
 
 ResNet18Impl::ResNet18Impl(const ResNet18Options& options) : options_(options) {
@@ -56,7 +56,7 @@ torch::nn::Sequential ResNet18Impl::make_layer(int64_t in_channels, int64_t out_
 }
 
 at::Tensor ResNet18Impl::features(const at::Tensor& images) {
-  at::Tensor x = at::max_pool2d(bn1_(conv1_(images)).relu_(), {3, 3}, {2, 2}, {1, 1});
+  at::Tensor x = at::max_pool2d(bn1_->forward_relu(conv1_(images)), {3, 3}, {2, 2}, {1, 1});
   x = layer4_->forward(layer3_->forward(layer2_->forward(layer1_->forward(x))));
   return x.mean({2, 3});
 }

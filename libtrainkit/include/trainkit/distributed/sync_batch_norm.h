@@ -40,6 +40,11 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   void reset() override;
   at::Tensor forward(const at::Tensor& input);
+  /// relu(forward(input) + residual). While training on the CPU with the channels beside each other in memory
+  /// (channels_last, or 2-D) that is one pass over the memory instead of three, which is also what makes `forward` fast
+  /// there; then the gradient has no gradient of its own. @param residual of the shape and dtype of `input`; undefined:
+  /// nothing is added.
+  at::Tensor forward_relu(const at::Tensor& input, const at::Tensor& residual = {});
 
   /// Called by DeviceReplicator. `group` must outlive every forward in training.
   void bind(ReplicaGroup* group, int64_t replica);
@@ -52,6 +57,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   at::Tensor num_batches_tracked;  // () int64
 
  private:
+  at::Tensor normalize(const at::Tensor& input, const at::Tensor& residual, bool relu);
+  at::Tensor over_all_replicas(const at::Tensor& input);
+
   ReplicaGroup* group_ = nullptr;
   int64_t replica_ = 0;
 };

@@ -1,0 +1,419 @@
+#include "batch_norm_kernel.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
+#include <c10/util/BFloat16.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/vectorized.h"
+
+namespace trainkit::detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Parts of the kernels, which are compiled once for each width of vectors: they become part of each.
+#define TRAINKIT_INLINE inline __attribute__((always_inline))
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kBlock = 4;                 // vectors of channels whose sums stay in registers
+constexpr int64_t kChunk = int64_t{1} << 15;  // values that are summed in float32, and the work of one task
+constexpr int64_t kChunkRows = 1024;          // at most
+constexpr int64_t kAhead = 2048;              // bytes
+constexpr int64_t kSampledRows = 16;
+
+/// kLanes values; the compiler makes of each operation what the processor has.
+using Floats = float __attribute__((vector_size(kLanes * 4)));
+using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
+using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
+using Signs = int32_t __attribute__((vector_size(kLanes * 4)));
+
+// Loads and stores of kLanes values, and of one: a bfloat16 (uint16_t) is the upper half of a float.
+TRAINKIT_INLINE void load(const float* from, Floats& to) { std::memcpy(&to, from, sizeof to); }
+TRAINKIT_INLINE void load(const uint16_t* from, Floats& to) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  to = reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+}
+/// The same, and asks for what comes a page or so later: three streams of pages are more than the processor foresees.
+template <typename T>
+TRAINKIT_INLINE void load_ahead(const T* from, Floats& to) {
+  __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
+  load(from, to);
+}
+template <typename T>
+TRAINKIT_INLINE void load_ahead(const T* from, float& to);
+TRAINKIT_INLINE void load(const float* from, float& to) { to = *from; }
+TRAINKIT_INLINE void load(const uint16_t* from, float& to) {
+  to = std::bit_cast<float>(static_cast<uint32_t>(*from) << 16);
+}
+template <typename T>
+TRAINKIT_INLINE void load_ahead(const T* from, float& to) {
+  load(from, to);
+}
+TRAINKIT_INLINE void store(const Floats& value, float* to) { std::memcpy(to, &value, sizeof value); }
+/// To the nearest bfloat16, the even one of two, as c10::BFloat16 does.
+TRAINKIT_INLINE void store(const Floats& value, uint16_t* to) {
+  const auto bits = reinterpret_cast<Words>(value);
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Signs is_number = value == value;
+  const Halves halves = __builtin_convertvector(is_number ? rounded : Words{} + 0x7fc0u, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+TRAINKIT_INLINE void store(float value, float* to) { *to = value; }
+TRAINKIT_INLINE void store(float value, uint16_t* to) { *to = c10::BFloat16(value).x; }
+
+/// Zero where x is below zero; a NaN stays one.
+TRAINKIT_INLINE void no_less(Floats& x) { x = x < 0 ? Floats{} : x; }
+TRAINKIT_INLINE void no_less(float& x) { x = x < 0 ? 0 : x; }
+/// Zero where y is not above zero, as in the backward of at::relu.
+TRAINKIT_INLINE void where_above(const Floats& y, Floats& x) { x = y <= 0 ? Floats{} : x; }
+TRAINKIT_INLINE void where_above(float y, float& x) { x = y <= 0 ? 0 : x; }
+
+/// The rows of one task.
+struct Rows {
+  int64_t begin, end, channels;
+};
+
+/// Sums over rows of what `term` adds to two sums for each channel, for V vectors (or single numbers) from `first` on.
+template <typename Number, int64_t V, typename Term>
+TRAINKIT_INLINE void sum_block(Rows rows, int64_t first, float* sums, Term term) {
+  constexpr int64_t kEach = sizeof(Number) / sizeof(float);
+  Number s1[V] = {}, s2[V] = {};
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < V; ++v) term(row * rows.channels, first + v * kEach, s1[v], s2[v]);
+  }
+  for (int64_t v = 0; v < V; ++v) {
+    store(s1[v], sums + first + v * kEach);
+    store(s2[v], sums + rows.channels + first + v * kEach);
+  }
+}
+
+template <typename Term>
+TRAINKIT_INLINE void sum_channels(Rows rows, float* sums, Term term) {
+  int64_t c = 0;
+  for (; c + kBlock * kLanes <= rows.channels; c += kBlock * kLanes) sum_block<Floats, kBlock>(rows, c, sums, term);
+  for (; c + kLanes <= rows.channels; c += kLanes) sum_block<Floats, 1>(rows, c, sums, term);
+  for (; c < rows.channels; ++c) sum_block<float, 1>(rows, c, sums, term);
+}
+
+/// Calls step(offset of the row, channel, a Number to work with) for each channel of each row.
+template <typename Step>
+TRAINKIT_INLINE void each_value(Rows rows, Step step) {
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    int64_t c = 0;
+    for (; c + kLanes <= rows.channels; c += kLanes) step(row * rows.channels, c, Floats{});
+    for (; c < rows.channels; ++c) step(row * rows.channels, c, float{});
+  }
+}
+
+#define TRAINKIT_LAMBDA __attribute__((always_inline))
+
+/// Per channel: sum of x - shift, sum of its square.
+template <typename T>
+TRAINKIT_INLINE void sum_rows(const T* x, const float* shift, Rows rows, float* sums) {
+  sum_channels(rows, sums, [=](int64_t at, int64_t c, auto& s1, auto& s2) TRAINKIT_LAMBDA {
+    std::remove_reference_t<decltype(s1)> value, center;
+    load_ahead(x + at + c, value);
+    load(shift + c, center);
+    value -= center;
+    s1 += value;
+    s2 += value * value;
+  });
+}
+
+/// y = scale x + offset (+ residual), no less than 0 with kRelu.
+template <typename T, bool kRelu, bool kResidual>
+TRAINKIT_INLINE void write_rows(const T* x, const T* residual, const float* scale, const float* offset, Rows rows,
+                                T* y) {
+  each_value(rows, [=](int64_t at, int64_t c, auto value) TRAINKIT_LAMBDA {
+    decltype(value) a, b, r;
+    load_ahead(x + at + c, value);
+    load(scale + c, a);
+    load(offset + c, b);
+    value = value * a + b;
+    if constexpr (kResidual) {
+      load_ahead(residual + at + c, r);
+      value += r;
+    }
+    if constexpr (kRelu) no_less(value);
+    store(value, y + at + c);
+  });
+}
+
+/// Per channel: sum of g, sum of g (x - mean), where g is dy where y > 0 (or all of dy); with kResidual g is written.
+template <typename T, bool kRelu, bool kResidual>
+TRAINKIT_INLINE void sum_gradient_rows(const T* dy, const T* y, const T* x, const float* mean, Rows rows, T* g,
+                                       float* sums) {
+  sum_channels(rows, sums, [=](int64_t at, int64_t c, auto& s1, auto& s2) TRAINKIT_LAMBDA {
+    std::remove_reference_t<decltype(s1)> value, other, center;
+    load_ahead(dy + at + c, value);
+    if constexpr (kRelu) {
+      load_ahead(y + at + c, other);
+      where_above(other, value);
+    }
+    if constexpr (kResidual) store(value, g + at + c);
+    load_ahead(x + at + c, other);
+    load(mean + c, center);
+    s1 += value;
+    s2 += value * (other - center);
+  });
+}
+
+/// dx = scale g + slope x + offset.
+template <typename T, bool kRelu>
+TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, const float* scale, const float* slope,
+                                         const float* offset, Rows rows, T* dx) {
+  each_value(rows, [=](int64_t at, int64_t c, auto value) TRAINKIT_LAMBDA {
+    decltype(value) other, a, s, b;
+    load_ahead(dy + at + c, value);
+    if constexpr (kRelu) {
+      load_ahead(y + at + c, other);
+      where_above(other, value);
+    }
+    load_ahead(x + at + c, other);
+    load(scale + c, a);
+    load(slope + c, s);
+    load(offset + c, b);
+    store(value * a + other * s + b, dx + at + c);
+  });
+}
+
+// One function of each for each dtype: those that are compiled more than once cannot be templates.
+#define TRAINKIT_KERNELS(T)                                                                                            \
+  TRAINKIT_VECTORIZED void sum(const T* x, const float* shift, Rows rows, float* sums) {                               \
+    sum_rows(x, shift, rows, sums);                                                                                    \
+  }                                                                                                                    \
+  TRAINKIT_VECTORIZED void write(const T* x, const T* residual, const float* scale, const float* offset, bool relu,    \
+                                 Rows rows, T* y) {                                                                    \
+    if (relu && residual) return write_rows<T, true, true>(x, residual, scale, offset, rows, y);                       \
+    if (relu) return write_rows<T, true, false>(x, residual, scale, offset, rows, y);                                  \
+    if (residual) return write_rows<T, false, true>(x, residual, scale, offset, rows, y);                              \
+    write_rows<T, false, false>(x, residual, scale, offset, rows, y);                                                  \
+  }                                                                                                                    \
+  TRAINKIT_VECTORIZED void sum_gradient(const T* dy, const T* y, const T* x, const float* mean, Rows rows, T* g,       \
+                                        float* sums) {                                                                 \
+    if (y && g) return sum_gradient_rows<T, true, true>(dy, y, x, mean, rows, g, sums);                                \
+    if (y) return sum_gradient_rows<T, true, false>(dy, y, x, mean, rows, g, sums);                                    \
+    if (g) return sum_gradient_rows<T, false, true>(dy, y, x, mean, rows, g, sums);                                    \
+    sum_gradient_rows<T, false, false>(dy, y, x, mean, rows, g, sums);                                                 \
+  }                                                                                                                    \
+  TRAINKIT_VECTORIZED void write_gradient(const T* dy, const T* y, const T* x, const float* scale, const float* slope, \
+                                          const float* offset, Rows rows, T* dx) {                                     \
+    if (y) return write_gradient_rows<T, true>(dy, y, x, scale, slope, offset, rows, dx);                              \
+    write_gradient_rows<T, false>(dy, y, x, scale, slope, offset, rows, dx);                                           \
+  }
+TRAINKIT_KERNELS(float)
+TRAINKIT_KERNELS(uint16_t)  // bfloat16
+
+template <typename T>
+const T* values_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
+}
+template <typename T>
+T* writable(at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+}
+
+int64_t rows_of_chunk(int64_t channels) { return std::clamp<int64_t>(kChunk / channels, 1, kChunkRows); }
+
+/// Calls work(rows, number of the task) on all threads.
+template <typename Work>
+void for_chunks(int64_t rows, int64_t channels, const Work& work) {
+  const int64_t rows_each = rows_of_chunk(channels);
+  at::parallel_for(0, (rows + rows_each - 1) / rows_each, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      work(Rows{chunk * rows_each, std::min(rows, (chunk + 1) * rows_each), channels}, chunk);
+    }
+  });
+}
+
+/// Sums per channel over all rows: fill(rows, float[2][channels]) for each chunk, those added up in order.
+template <typename Fill>
+std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& fill) {
+  const int64_t rows_each = rows_of_chunk(channels);
+  const int64_t chunks = (rows + rows_each - 1) / rows_each;
+  std::vector<float> parts(chunks * 2 * channels);
+  for_chunks(rows, channels, [&](Rows part, int64_t chunk) { fill(part, parts.data() + chunk * 2 * channels); });
+  std::vector<double> sums(2 * channels);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (int64_t k = 0; k < 2 * channels; ++k) sums[k] += parts[chunk * 2 * channels + k];
+  }
+  return sums;
+}
+
+/// About the mean of each channel: that of rows from all over x. What is near it is summed without loss.
+template <typename T>
+std::vector<float> near_mean(const T* x, int64_t rows, int64_t channels) {
+  const int64_t samples = std::min(rows, kSampledRows);
+  std::vector<float> mean(channels);
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    const T* row = x + (rows - 1) * sample / std::max<int64_t>(1, samples - 1) * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      float value = 0;
+      load(row + c, value);
+      mean[c] += value / static_cast<float>(samples);
+    }
+  }
+  return mean;
+}
+
+struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
+  template <typename T>
+  static at::Tensor run_forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& residual,
+                                const at::Tensor& weight, const at::Tensor& bias, const BatchNormRunning& running,
+                                bool relu) {
+    const int64_t channels = x.size(1), rows = x.numel() / channels;
+    const T* from = values_of<T>(x);
+    const std::vector<float> shift = near_mean(from, rows, channels);
+    const std::vector<double> sums =
+        sums_of_chunks(rows, channels, [&](Rows part, float* to) { sum(from, shift.data(), part, to); });
+
+    at::Tensor mean = at::empty({channels}, weight.options()), inverse_std = at::empty_like(mean);
+    std::vector<float> scale(channels), offset(channels);
+    const auto* w = weight.const_data_ptr<float>();
+    const auto* b = bias.const_data_ptr<float>();
+    auto* running_mean = running.mean.mutable_data_ptr<float>();
+    auto* running_var = running.var.mutable_data_ptr<float>();
+    const auto count = static_cast<double>(rows);
+    for (int64_t c = 0; c < channels; ++c) {
+      const double from_shift = sums[c] / count, center = shift[c] + from_shift;
+      double var = sums[channels + c] / count - from_shift * from_shift;
+      var = var < 0 ? 0 : var;
+      const double inverse = 1 / std::sqrt(var + running.eps);
+      mean.mutable_data_ptr<float>()[c] = static_cast<float>(center);
+      inverse_std.mutable_data_ptr<float>()[c] = static_cast<float>(inverse);
+      scale[c] = static_cast<float>(w[c] * inverse);
+      offset[c] = static_cast<float>(b[c] - center * w[c] * inverse);
+      const auto toward = [&](float old, double now) {
+        return static_cast<float>(old + running.momentum * (now - old));
+      };
+      running_mean[c] = toward(running_mean[c], center);
+      running_var[c] = toward(running_var[c], var * count / (count - 1));
+    }
+    at::Tensor y = at::empty_like(x);
+    T* to = writable<T>(y);
+    for_chunks(rows, channels, [&](Rows part, int64_t) {
+      write(from, values_of<T>(residual), scale.data(), offset.data(), relu, part, to);
+    });
+    context->save_for_backward({x, weight, mean, inverse_std, relu ? y : at::Tensor()});
+    return y;
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& to_add,
+                            const at::Tensor& weight, const at::Tensor& bias, const BatchNormRunning& running,
+                            bool relu) {
+    const at::Tensor residual = to_add.value_or(at::Tensor());
+    context->saved_data["residual"] = residual.defined() && residual.requires_grad();
+    return x.scalar_type() == at::kFloat ? run_forward<float>(context, x, residual, weight, bias, running, relu)
+                                         : run_forward<uint16_t>(context, x, residual, weight, bias, running, relu);
+  }
+
+  template <typename T>
+  static variable_list run_backward(const at::Tensor& dy, const variable_list& saved, bool of_residual) {
+    const at::Tensor &x = saved[0], &weight = saved[1], &y = saved[4];
+    const int64_t channels = x.size(1), rows = x.numel() / channels;
+    const auto* mean = saved[2].const_data_ptr<float>();
+    const auto* inverse_std = saved[3].const_data_ptr<float>();
+    at::Tensor g = of_residual ? at::empty_like(x) : at::Tensor();
+    T* to_g = writable<T>(g);
+    const std::vector<double> sums = sums_of_chunks(rows, channels, [&](Rows part, float* to) {
+      sum_gradient(values_of<T>(dy), values_of<T>(y), values_of<T>(x), mean, part, to_g, to);
+    });
+
+    at::Tensor d_weight = at::empty_like(weight), d_bias = at::empty_like(weight);
+    std::vector<float> scale(channels), slope(channels), offset(channels);
+    const auto* w = weight.const_data_ptr<float>();
+    for (int64_t c = 0; c < channels; ++c) {
+      const double inverse = inverse_std[c], sum_g = sums[c], sum_gx = sums[channels + c] * inverse;
+      d_bias.mutable_data_ptr<float>()[c] = static_cast<float>(sum_g);
+      d_weight.mutable_data_ptr<float>()[c] = static_cast<float>(sum_gx);
+      // dx = weight / std (g - mean(g) - (x - mean) / std mean(g (x - mean) / std))
+      const double a = w[c] * inverse, s = -a * inverse * sum_gx / static_cast<double>(rows);
+      scale[c] = static_cast<float>(a);
+      slope[c] = static_cast<float>(s);
+      offset[c] = static_cast<float>(-a * sum_g / static_cast<double>(rows) - s * mean[c]);
+    }
+    at::Tensor dx = at::empty_like(x);
+    T* to_dx = writable<T>(dx);
+    const T* from = of_residual ? to_g : values_of<T>(dy);
+    const T* mask = of_residual ? nullptr : values_of<T>(y);
+    for_chunks(rows, channels, [&](Rows part, int64_t) {
+      write_gradient(from, mask, values_of<T>(x), scale.data(), slope.data(), offset.data(), part, to_dx);
+    });
+    return {dx, g, d_weight, d_bias, {}, {}};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "batch norm on the CPU has no second derivative here");
+    const auto saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous(x.suggest_memory_format());
+    const bool of_residual = context->saved_data["residual"].toBool();
+    return x.scalar_type() == at::kFloat ? run_backward<float>(dy, saved, of_residual)
+                                         : run_backward<uint16_t>(dy, saved, of_residual);
+  }
+};
+
+bool is_float(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+}
+
+/// The channels of each position beside each other, all positions one after the other.
+bool channels_are_last(const at::Tensor& x) {
+  switch (x.dim()) {
+    case 2:
+      return x.is_contiguous();
+    case 4:
+      return x.is_contiguous(at::MemoryFormat::ChannelsLast);
+    case 5:
+      return x.is_contiguous(at::MemoryFormat::ChannelsLast3d);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool has_fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                          const at::Tensor& bias) {
+  if (!x.is_cpu() || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) || x.numel() == 0)
+    return false;
+  if (!channels_are_last(x) || !is_float(weight) || !is_float(bias)) return false;
+  return !residual.defined() || (residual.is_cpu() && residual.scalar_type() == x.scalar_type() &&
+                                 residual.sizes() == x.sizes() && channels_are_last(residual));
+}
+
+at::Tensor fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                            const at::Tensor& bias, const BatchNormRunning& running, bool relu) {
+  at::RecordFunction operation(at::RecordScope::FUNCTION);  // profilers and whoever looks for a NaN see it
+  if (operation.isActive()) {
+    if (operation.needsInputs()) {
+      const c10::IValue inputs[] = {x, residual, weight, bias};
+      operation.before("trainkit::batch_norm", c10::ArrayRef<const c10::IValue>(inputs, std::size(inputs)));
+    } else {
+      operation.before("trainkit::batch_norm");
+    }
+  }
+  // an undefined tensor is no argument of a Function, an absent one is
+  const auto to_add = residual.defined() ? std::optional(residual) : std::nullopt;
+  at::Tensor y = FusedBatchNorm::apply(x, to_add, weight, bias, running, relu);
+  if (operation.isActive() && operation.needsOutputs()) operation.setOutputs(std::vector<c10::IValue>{y});
+  return y;
+}
+
+}  // namespace trainkit::detail
