@@ -55,8 +55,9 @@ Outcome reference(const Given& given, bool relu) {
   if (residual.defined()) sum = sum + residual;
   const at::Tensor y = relu ? sum.relu() : sum;
   y.backward(given.dy.to(at::kDouble));
-  return {y.detach(), x.grad(), residual.defined() ? residual.grad() : at::zeros({1}), weight.grad(), bias.grad(),
-          mean,       var};
+  return {y.detach(),    x.grad(),    residual.defined() ? residual.grad() : at::zeros({1}),
+          weight.grad(), bias.grad(), mean,
+          var,           sum.detach()};
 }
 
 /// Where rounding decides whether a value is above zero, the gradient may be all or nothing: those are left out.
