@@ -115,6 +115,20 @@ TEST_CASE("A run that goes on from a checkpoint has the bits of one that was not
   CHECK(json_of(place.dir / "again" + "/scores.json") == json_of(place.dir / "whole" + "/scores.json"));
 }
 
+TEST_CASE("A run does not go on with another list of clips than it began with", "[apps][emotion]") {
+  const EmotionPlace place;
+  REQUIRE(run_emotion(place.dir, place.flags("run", {"--save_every", "2"}, /*sound=*/true)).code == 0);
+  const std::string csv = place.data + "/train_sent_emo.csv";
+  const std::string rows = read_text(csv);
+  std::ofstream(csv) << rows.substr(0, rows.rfind('\n', rows.size() - 2) + 1);  // without the last
+  const Ended ended =
+      run_emotion(place.dir, place.flags("run", {"--resume", "latest", "--epochs", "2"}, /*sound=*/true));
+  INFO(ended.errors);
+  CHECK(ended.code == 5);
+  CHECK(ended.errors.find("error[checkpoint.data]") != std::string::npos);
+  CHECK(ended.errors.find("the checkpoint was made with another data set") != std::string::npos);
+}
+
 TEST_CASE("Two replicas train as one process on the same rows, and score each clip once", "[apps][emotion]") {
   const EmotionPlace place;
   const auto result = [&](const std::string& name, std::vector<std::string> more) {
