@@ -83,6 +83,43 @@ TEST_CASE("The best model that a checkpoint knows outlives better ones that were
   CHECK(restored(open(dir, "latest")) == 16);
 }
 
+TEST_CASE("A run that went back to its last checkpoint forgets the best models it had after that",
+          "[train][best_model]") {
+  const TempDir temp;
+  const std::string dir = make_folder(temp);
+  BestModel best = open(dir);
+  offer(best, 4, 0.1);
+  save_checkpoint(dir, 6);
+  offer(best, 8, 0.5);
+  SECTION("for one of the same step that is better than what the checkpoint knows") {
+    offer(best, 8, 0.2);
+    CHECK(best.step() == 8);
+    CHECK(best.value() == 0.2);
+    offer(best, 10, 0.3);
+    CHECK(restored(best) == 10);
+  }
+  SECTION("for what the checkpoint knows") {
+    offer(best, 7, 0.05);
+    CHECK(best.step() == 4);
+    CHECK(best.value() == 0.1);
+    CHECK(restored(best) == 4);
+  }
+  CHECK(open(dir, "latest").value() == 0.1);
+}
+
+TEST_CASE("The same step again is no step back while the checkpoint knows it, or while there is none",
+          "[train][best_model]") {
+  const TempDir temp;
+  const std::string dir = make_folder(temp);
+  BestModel best = open(dir);
+  offer(best, 4, 0.5);
+  offer(best, 4, 0.2);
+  CHECK(best.value() == 0.5);
+  save_checkpoint(dir, 4);
+  offer(best, 4, 0.2);
+  CHECK(best.value() == 0.5);
+}
+
 TEST_CASE("A run that starts afresh knows nothing of the one before it", "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);

@@ -12,6 +12,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/optim/adam.h"
+#include "trainkit/train/best_model.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"
 
@@ -185,6 +186,41 @@ TEST_CASE("A rollback has the weights of the last checkpoint and goes on to othe
   REQUIRE(found != watched.first_rows.end());
   CHECK(equal(watched.before[found - watched.first_rows.begin()], watched.before[4]));
   CHECK_THAT(watched.lines, Catch::Contains("back from step 7 to the weights of step 4"));
+}
+
+TEST_CASE("A rollback takes the best model back too", "[train][nonfinite]") {
+  const TempDir folder;
+  const std::string dir = folder.path().string();
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(12, {6}));
+  auto validation = in_order(rows_with_inf(2, {}));
+  auto best = BestModel::open(dir, "", {.metric = "score", .higher_is_better = true}).value();
+  std::vector<double> scores = {0.1, 0.9, 0.5,
+                                0.3};  // of steps 3 and 6; of 6 again after the rollback from 7 to 4; of 9
+  std::vector<int64_t> steps;
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
+                                 {.on_nonfinite = OnNonfinite::kRollback,
+                                  .eval_every = 3,
+                                  .save_every = 4,
+                                  .output_dir = dir,
+                                  .monitor = "score",
+                                  .monitor_higher_is_better = true})
+                     .value();
+  Watched watched;
+  const auto on_evaluation = [&](int64_t step, Metrics& metrics) {
+    REQUIRE(steps.size() < scores.size());
+    metrics["score"] = scores[steps.size()];
+    steps.push_back(step);
+    REQUIRE(best.offer(step, metrics["score"], *devices->module()).ok());
+  };
+  const auto result =
+      trainer.fit(*loader, watching_loss(watched), {.validation = validation.get(), .on_evaluation = on_evaluation});
+  REQUIRE(result.status() == absl::OkStatus());
+  REQUIRE(steps == std::vector<int64_t>{3, 6, 6, 9});
+  CHECK(result->best_step == 6);
+  CHECK(result->best_evaluation.at("score") == 0.5);
+  CHECK(best.step() == 6);
+  CHECK(best.value() == 0.5);
 }
 
 TEST_CASE("Parameters and losses that are not finite are named", "[train][nonfinite]") {

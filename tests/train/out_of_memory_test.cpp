@@ -202,6 +202,51 @@ TEST_CASE("A step that fits only in parts is split until it does, and stays so",
   CHECK(std::isfinite(metrics.loss.item<double>()));
 }
 
+TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of its allocations fails",
+          "[train][out_of_memory]") {
+  BudgetAllocator& memory = BudgetAllocator::instance();
+  const auto weights = [](const Training& training) {
+    auto all = training.state();
+    all.pop_back();  // the generator has moved on
+    return all;
+  };
+  int64_t fault = 0;
+  for (bool failed = true; failed; ++fault) {
+    REQUIRE(fault < 5000);
+    Training training({.skip_nonfinite = true});
+    training.run(1);
+    const auto before = weights(training);
+    const Batch bad = make_batch(kRows, 5);
+    bad["x"][0][0] = INFINITY;
+    memory.fail_after(fault);
+    training.step.accumulate(bad, make_loss_function(net_loss));
+    const StepMetrics metrics = training.step.finish();
+    failed = memory.disarm();
+    INFO("fault at allocation " << fault);
+    CHECK(metrics.skipped_in_a_row.item<double>() == 1);
+    CHECK(equal(weights(training), before));
+  }
+  CHECK(fault > 100);
+}
+
+TEST_CASE("Naming what is not finite takes no more memory than the step had", "[train][out_of_memory]") {
+  BudgetAllocator& memory = BudgetAllocator::instance();
+  const LossFunction wide = make_loss_function([](Net& model, const Batch& batch) {
+    const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});  // 80 KB a row, and its gradient
+    return at::cross_entropy_loss(large, batch["y"]);
+  });
+  const Batch batch = make_batch(16, 3);
+  Training limited({.skip_nonfinite = true});
+  limited.step(batch, wide);
+  memory.limit(memory.live() + 6 * 4 * 80'000);
+  batch["x"][15][0] = INFINITY;
+  const StepMetrics metrics = limited.step(batch, wide);
+  memory.limit(0);
+  CHECK(limited.step.split() == 4);
+  CHECK(metrics.skipped_in_a_row.item<double>() == 1);
+  CHECK_THAT(metrics.first_nonfinite, Catch::Contains("'hidden'"));
+}
+
 TEST_CASE("With one row at a time release_memory is asked, and then the error passes through",
           "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();

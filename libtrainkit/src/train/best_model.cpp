@@ -54,6 +54,11 @@ absl::Status remove_file(const std::string& path) {
                     .problem = "cannot be removed: " + error.message()});
 }
 
+double worst_of(const BestModelOptions& options) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return options.higher_is_better ? -kInfinity : kInfinity;
+}
+
 }  // namespace
 
 BestModel::BestModel(const std::string& output_dir, const BestModelOptions& options)
@@ -61,8 +66,7 @@ BestModel::BestModel(const std::string& output_dir, const BestModelOptions& opti
       output_dir_(output_dir),
       path_(output_dir + "/" + kFile),
       before_(output_dir + "/" + kBefore),
-      value_(options.higher_is_better ? -std::numeric_limits<double>::infinity()
-                                      : std::numeric_limits<double>::infinity()) {}
+      value_(worst_of(options)) {}
 
 absl::StatusOr<bool> BestModel::take_over(const std::string& path, int64_t resumed_step) {
   if (!fs::exists(path)) return false;
@@ -96,7 +100,17 @@ absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const s
   return best;
 }
 
+absl::Status BestModel::go_back() {
+  const auto saved = resolve_checkpoint("latest", output_dir_);
+  if (!saved.ok() || step_ <= saved->step) return absl::OkStatus();
+  step_ = -1;
+  value_ = worst_of(options_);
+  TRAINKIT_ASSIGN_OR_RETURN(const bool known, take_over(before_, saved->step));
+  return known ? place_file(before_, path_, /*copy=*/false) : remove_file(path_);
+}
+
 absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Module& model) {
+  if (options_.writes && step <= step_) TRAINKIT_RETURN_IF_ERROR(go_back());
   if (!options_.writes || !(options_.higher_is_better ? value > value_ : value < value_)) return absl::OkStatus();
   const int64_t earlier = std::exchange(step_, step);
   value_ = value;

@@ -491,7 +491,11 @@ void TrainStep::update() {
     }
     with_memory([&] { scaler_.step(*optimizer); });
   }
-  if (scaler_.enabled()) with_memory([&] { count_skips(scaler_.found_inf(optimizer_)); });
+  if (scaler_.enabled()) {
+    at::Tensor found_inf;
+    with_memory([&] { found_inf = scaler_.found_inf(optimizer_); });
+    count_skips(found_inf);
+  }
   scaler_.update();
   if (scheduler_) scheduler_->step();
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
@@ -509,37 +513,58 @@ void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
   with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
   if (&optimizer != &optimizer_) return;
   if (options_.grad_clip > 0) metrics_.grad_norm = norm;
-  with_memory([&] { count_skips(found_inf); });
+  count_skips(found_inf);
 }
 
 /// `found_inf` is undefined if the host knows that all was finite.
 void TrainStep::count_skips(const at::Tensor& found_inf) {
-  if (!found_inf.defined()) {
-    if (!none_skipped_.defined()) none_skipped_ = at::zeros({}, at::kFloat);
-    skipped_in_a_row_ = metrics_.skipped_in_a_row = none_skipped_;
-    return;
-  }
-  const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
-  skipped_in_a_row_ = metrics_.skipped_in_a_row = before.add(1).mul_(found_inf);
-  if (!options_.skip_nonfinite) return;
-  snapshot_->restore_buffers_if(found_inf);
+  at::Tensor in_a_row;  // counted once, however often memory is missing
+  with_memory([&] {
+    if (!found_inf.defined()) {
+      if (!none_skipped_.defined()) none_skipped_ = at::zeros({}, at::kFloat);
+      in_a_row = none_skipped_;
+    } else {
+      const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
+      in_a_row = before.add(1).mul_(found_inf);
+    }
+  });
+  skipped_in_a_row_ = metrics_.skipped_in_a_row = in_a_row;
+  if (!found_inf.defined() || !options_.skip_nonfinite) return;
+  with_memory([&] { snapshot_->restore_buffers_if(found_inf); });
   if (found_inf.is_cpu()) metrics_.first_nonfinite = find_nonfinite();
 }
 
-/// Runs the step again without its update, from where it began, and looks at what each operation returns.
+/// Runs the step again without its update, from where it began, and looks at what each operation returns. Empty where
+/// there is no memory for that.
 std::string TrainStep::find_nonfinite() {
   if (devices_.process_group()) return "";  // what other ranks wait for cannot be run by one alone
   const c10::AutoGradMode grad(true);
+  optimizer_.zero_grad(options_.zero_grad_set_to_none);  // what is not finite there came last
   detail::StepSnapshot now(devices_);
-  now.take();
   std::string found;
-  snapshot_->restore();
-  for (const KeptBatch& kept : kept_) {
-    if (!kept.loss || !found.empty()) continue;
-    found = detail::first_nonfinite(*devices_.module(), [&] {
-      const LossOutput output = forward(0, counted_rows(kept.batch), kept.loss);
-      output.loss.backward();
-    });
+  try {
+    now.take();
+  } catch (const std::exception&) {
+    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+    return "";
+  }
+  try {
+    snapshot_->restore();
+    for (const KeptBatch& kept : kept_) {
+      const int64_t rows = kept.loss ? kept.batch.size() : 0;
+      for (int64_t part = 0; part < split_ && found.empty(); ++part) {
+        const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
+        if (some.size() == 0) continue;
+        found = detail::first_nonfinite(*devices_.module(), [&] {
+          const LossOutput output = forward(0, counted_rows(some), kept.loss);
+          output.loss.backward();
+        });
+      }
+    }
+  } catch (const std::exception&) {
+    now.restore();
+    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+    return "";
   }
   now.restore();
   return found;

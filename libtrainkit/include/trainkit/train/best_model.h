@@ -41,8 +41,9 @@ class BestModel {
   static absl::StatusOr<BestModel> open(const std::string& output_dir, const std::string& resume,
                                         const BestModelOptions& options);
 
-  /// Keeps the weights of `step` if `value` is better than all before: of equals the first, of NaN none. Waits for the
-  /// device. Errors: exit code 6.
+  /// Keeps the weights of `step` if `value` is better than all before: of equals the first, of NaN none. A step that is
+  /// not after the best one's says that the run went back to its last checkpoint (OnNonfinite::kRollback): what that
+  /// does not know is forgotten. Waits for the device. Errors: exit code 6.
   absl::Status offer(int64_t step, double value, const torch::nn::Module& model);
 
   /// Puts the best weights into `model`; false if there were none. Errors: exit code 5.
@@ -58,6 +59,8 @@ class BestModel {
   BestModel(const std::string& output_dir, const BestModelOptions& options);
   /// Takes over step and value of a file, if it is there and not of a later step.
   absl::StatusOr<bool> take_over(const std::string& path, int64_t resumed_step);
+  /// Forgets what the last checkpoint does not know.
+  absl::Status go_back();
 
   BestModelOptions options_;
   std::string output_dir_, path_, before_;
