@@ -62,6 +62,7 @@ TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
                            "eval_every",
                            "save_every",
                            "keep_last",
+                           "keep_every",
                            "on_save_error",
                            "tensorboard_dir",
                            "resume",

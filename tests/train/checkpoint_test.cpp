@@ -352,6 +352,26 @@ TEST_CASE("keep_last keeps the newest, and after going back first drops what lie
   CHECK(store.retention_status() == absl::OkStatus());
 }
 
+TEST_CASE("Milestones outlive keep_last, but for those of a run that was taken back", "[train][checkpoint]") {
+  test::TempDir dir;
+  auto store = CheckpointStore::open(dir / "run", {.keep_last = 2, .keep_every = 20}).value();
+  const auto steps_after = [&](int64_t step) {
+    REQUIRE(store.save(step, contents_of(step)).ok());
+    REQUIRE(store.retention_status().ok());
+    return store.steps().value();
+  };
+  steps_after(10);
+  CHECK(steps_after(20) == std::vector<int64_t>{10, 20});
+  CHECK(steps_after(30) == std::vector<int64_t>{10, 20, 30});
+  CHECK(steps_after(40) == std::vector<int64_t>{20, 30, 40});
+  steps_after(50);
+  CHECK(steps_after(60) == std::vector<int64_t>{20, 40, 50, 60});
+  // Taken back to 20: what lies ahead goes first, milestone or not.
+  CHECK(steps_after(25) == std::vector<int64_t>{20, 25, 60});
+  CHECK(steps_after(30) == std::vector<int64_t>{20, 25, 30});
+  CHECK(exit_code(CheckpointStore::open(dir / "other", {.keep_every = -1}).status()) == ExitCode::kUsage);
+}
+
 TEST_CASE("keep_last 0 keeps all, a negative one is an error of exit code 2", "[train][checkpoint]") {
   test::TempDir dir;
   {

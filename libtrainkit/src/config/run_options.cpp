@@ -71,6 +71,7 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("eval_every", &o.eval_every, count(0, "Steps between evaluations; 0 is never; unset, each epoch's end."));
   parser.add("save_every", &o.save_every, count(0, "Steps between checkpoints; 0 is never, the end included."));
   parser.add("keep_last", &o.keep_last, count(0, "Checkpoints to keep; 0 keeps all."));
+  parser.add("keep_every", &o.keep_every, count(0, "Steps between checkpoints that stay for good; 0 is never."));
   OptionSpec on_save_error = spec("What to do when a checkpoint cannot be written.");
   on_save_error.choices = {"fail", "continue"};
   parser.add("on_save_error", &o.on_save_error, on_save_error);

@@ -171,10 +171,12 @@ CheckpointContents snapshot(const CheckpointContents& contents) {
 }
 
 struct CheckpointStore::Impl {
-  Impl(Directory directory, int keep) : folder(std::move(directory)), keep_last(keep) {}
+  Impl(Directory directory, const CheckpointOptions& options)
+      : folder(std::move(directory)), keep_last(options.keep_last), keep_every(options.keep_every) {}
 
   Directory folder;
   int keep_last;
+  int64_t keep_every;
   mutable std::mutex mutex;  // one save at a time; guards retention
   absl::Status retention;
 
@@ -191,13 +193,15 @@ CheckpointStore& CheckpointStore::operator=(CheckpointStore&&) noexcept = defaul
 CheckpointStore::~CheckpointStore() = default;
 
 absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_dir, const CheckpointOptions& options) {
-  if (options.keep_last < 0) {
+  for (const auto& [flag, value] :
+       {std::pair("--keep_last", int64_t{options.keep_last}), std::pair("--keep_every", options.keep_every)}) {
+    if (value >= 0) continue;
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.value",
-                      .field = "--keep_last",
+                      .field = flag,
                       .problem = "is negative",
-                      .got = fmt::format("{}", options.keep_last),
-                      .expected = "0 (all) or more"});
+                      .got = fmt::format("{}", value),
+                      .expected = "0 or more"});
   }
   const Fs& fs = options.fs ? *options.fs : Fs::posix();
   TRAINKIT_ASSIGN_OR_RETURN(const Directory output, fs.create_directories(output_dir));
@@ -228,7 +232,7 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
                       .hint = "choose another --output_dir"},
                      absl::StatusCode::kUnavailable);
   }
-  auto impl = std::make_unique<Impl>(std::move(folder), options.keep_last);
+  auto impl = std::make_unique<Impl>(std::move(folder), options);
   TRAINKIT_RETURN_IF_ERROR(impl->remove_stale());
   return CheckpointStore(std::move(impl));
 }
@@ -296,11 +300,14 @@ absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, i
 }
 
 /// Deletes what keep_last leaves out: steps after `newest`, of a run that was taken back, first; then the oldest.
+/// Milestones on the way to `newest` stay.
 absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
   if (keep_last > 0) {
     TRAINKIT_ASSIGN_OR_RETURN(auto steps, list_steps(folder));
     std::rotate(steps.begin(), std::upper_bound(steps.begin(), steps.end(), newest), steps.end());
-    const auto surplus = static_cast<int64_t>(steps.size()) - keep_last;
+    const auto stays = [&](int64_t step) { return keep_every > 0 && step <= newest && step % keep_every == 0; };
+    std::erase_if(steps, stays);
+    const auto surplus = static_cast<int64_t>(steps.size()) - keep_last + (stays(newest) ? 1 : 0);
     for (int64_t i = 0; i < surplus; ++i) {
       const std::string name = step_name(steps[static_cast<size_t>(i)]);
       // A folder with a checkpoint's name is always whole: it loses the name before it loses its files.

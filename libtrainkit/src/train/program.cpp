@@ -43,10 +43,20 @@ void tell_launcher(const std::string& path, const absl::Status& status) {
                               message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+/// SIGUSR1 asks a training loop to save and go on. Where there is nothing to save, it is no reason to end. A handler
+/// and not SIG_IGN: what is ignored would be so in programs that this one starts, too.
+void outlive_save_requests() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
 }  // namespace
 
 int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error to tell, not to die of
+  outlive_save_requests();
   Program program;
   const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {
     try {

@@ -108,6 +108,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .log_every = run.log_every,
                          .output_dir = run.output_dir,
                          .keep_last = run.keep_last,
+                         .keep_every = run.keep_every,
                          .continue_on_save_error = run.on_save_error == "continue",
                          .resume = run.resume,
                          .early_stopping = run.early_stopping,

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
@@ -59,6 +60,19 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   return progress;
 }
 
+/// The counters of a checkpoint, which are of its step.
+absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress progress, load_progress(sub_state(contents.state, "trainer")));
+  if (progress.step == found.step) return progress;
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "ckpt.state",
+                    .where = found.path() + "/state.json",
+                    .field = "trainer.step",
+                    .problem = "is of another step",
+                    .got = std::to_string(progress.step),
+                    .expected = std::to_string(found.step)});
+}
+
 StateDict shape_state(const RunShape& shape) {
   return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
 }
@@ -79,13 +93,46 @@ at::Tensor rank_generator_state(at::Device device) {
   return at::cat(states);
 }
 
-/// Each rank's generators in a row: (ranks, bytes) uint8, the same on all.
-absl::StatusOr<at::Tensor> gather_generators(ProcessGroup& group, at::Device device) {
-  const at::Tensor mine = rank_generator_state(device);
+/// Each rank's bytes in a row: (ranks, bytes) uint8, the same on all.
+absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& mine, const std::string& what) {
   const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
   all[group.rank()].copy_(mine);
-  TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "gathering random generators"));
+  TRAINKIT_RETURN_IF_ERROR(group.all_reduce(all, "gathering " + what));
   return all;
+}
+
+/// What each rank has trained on: {"digests", "counts"}, one number a rank.
+absl::StatusOr<StateDict> gather_rows(ProcessGroup* group, const RowTrace& rows) {
+  std::vector<int64_t> digests = {static_cast<int64_t>(rows.digest)}, counts = {rows.count};
+  if (group) {
+    const at::Tensor mine = at::tensor({digests[0], counts[0]}, at::kLong);
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(*group, mine.view(at::kByte), "rows"));
+    const at::Tensor all = bytes.view(at::kLong);
+    digests.resize(static_cast<size_t>(group->world_size()));
+    counts.resize(digests.size());
+    for (size_t rank = 0; rank < digests.size(); ++rank) {
+      digests[rank] = all[static_cast<int64_t>(rank)][0].item<int64_t>();
+      counts[rank] = all[static_cast<int64_t>(rank)][1].item<int64_t>();
+    }
+  }
+  return StateDict{{"digests", std::move(digests)}, {"counts", std::move(counts)}};
+}
+
+/// Of the rank itself; on another number of ranks a digest of all that came before. Nothing where a checkpoint does not
+/// say.
+RowTrace load_rows(const StateDict& state, int64_t rank, int64_t ranks) {
+  const auto digests = get_state<std::vector<int64_t>>(state, "digests");
+  const auto counts = get_state<std::vector<int64_t>>(state, "counts");
+  if (!digests.ok() || !counts.ok() || digests->size() != counts->size()) return {};
+  if (static_cast<int64_t>(digests->size()) == ranks) {
+    const auto own = static_cast<size_t>(rank);
+    return {.digest = static_cast<uint64_t>((*digests)[own]), .count = (*counts)[own]};
+  }
+  RowTrace before;
+  before.add(*digests);
+  before.count = 0;
+  for (const int64_t count : *counts) before.count += count;
+  return before;
 }
 
 /// Gives a rank the generators that the rank of its number had. One that did not exist then begins where the first
@@ -139,6 +186,11 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
 
 }  // namespace
 
+void RowTrace::add(std::span<const int64_t> rows) {
+  for (const int64_t row : rows) digest = hash_key(digest, row);
+  count += static_cast<int64_t>(rows.size());
+}
+
 RunShape saved_shape(const StateDict& state) {
   const auto global = get_state<int64_t>(state, "shape.global_batch_size");
   const auto replicas = get_state<int64_t>(state, "shape.replicas");
@@ -149,9 +201,11 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
                                                const RunShape& shape, const StateDict& config) {
   CheckpointContents contents;
   if (ProcessGroup* group = parts.devices.process_group()) {
-    TRAINKIT_ASSIGN_OR_RETURN(contents.state["rng_ranks"], gather_generators(*group, parts.devices.device()));
-    if (group->rank() != 0) return contents;  // the first rank alone writes
+    TRAINKIT_ASSIGN_OR_RETURN(contents.state["rng_ranks"],
+                              gather_bytes(*group, rank_generator_state(parts.devices.device()), "random generators"));
   }
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
+  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0) return contents;  // the first writes
   contents.model = named_tensors(*parts.devices.module());
   // Tensors of the optimizer have a file of their own; its scalars stand with the rest of the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {
@@ -166,6 +220,7 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   merge_state(contents.state, "loader", parts.loader.state_dict());
   merge_state(contents.state, "rng", default_generator_state());
   merge_state(contents.state, "trainer", progress_state(progress));
+  merge_state(contents.state, "rows", rows);
   merge_state(contents.state, "shape", shape_state(shape));
   merge_state(contents.state, "config", config);
   return contents;
@@ -174,8 +229,9 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint("latest", output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
-  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(sub_state(contents.state, "trainer")));
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
   TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
+  loaded.rows = progress.rows;
   progress = std::move(loaded);
   return absl::OkStatus();
 }
@@ -185,10 +241,12 @@ absl::Status resume_run(const std::string& spec, const std::string& output_dir, 
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(spec, output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
   TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
-  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(sub_state(contents.state, "trainer")));
+  TRAINKIT_ASSIGN_OR_RETURN(RunProgress loaded, load_progress(contents, found));
   TRAINKIT_RETURN_IF_ERROR(load_model(contents, found, parts));
   TRAINKIT_RETURN_IF_ERROR(parts.loader.load_state_dict(sub_state(contents.state, "loader")));
   const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
+  const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
+  loaded.rows = load_rows(sub_state(contents.state, "rows"), rank, ranks);
   if (rank == 0) {
     TRAINKIT_RETURN_IF_ERROR(load_default_generator_state(sub_state(contents.state, "rng")));
   } else {

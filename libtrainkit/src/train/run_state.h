@@ -4,6 +4,7 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,13 @@ struct RunParts {
   Prefetcher& loader;
 };
 
+/// The rows that a rank has trained on, in their order: one row more, less or elsewhere is another digest.
+struct RowTrace {
+  uint64_t digest = 0;
+  int64_t count = 0;
+  void add(std::span<const int64_t> rows);
+};
+
 /// The counters of a run.
 struct RunProgress {
   int64_t step = 0;
@@ -40,6 +48,7 @@ struct RunProgress {
   double weight_unit = 0;
   /// See TrainStep::split.
   int64_t split = 1;
+  RowTrace rows = {};
 };
 
 /// Rows of an optimizer step, and the devices that share them. 0: the checkpoint does not say.
@@ -61,8 +70,8 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                         const RunShape& shape, RunProgress& progress);
 
-/// Puts weights, optimizer and schedule back from the last checkpoint in `output_dir`; the place in the data and the
-/// random generators stay where they are.
+/// Puts weights, optimizer and schedule back from the last checkpoint in `output_dir`; the place in the data, what came
+/// before it and the random generators stay where they are.
 absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress);
 
 /// What ranks must have alike of a data set: "<name> rows" and "<name> fields".

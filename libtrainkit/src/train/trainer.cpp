@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -50,6 +51,8 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   at_least("eval_every", options.eval_every, 0);
   at_least("save_every", options.save_every, 0);
   at_least("keep_last", options.keep_last, 0);
+  at_least("keep_every", options.keep_every, 0);
+  require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every");
   at_least("early_stopping", options.early_stopping, 0);
   at_least("max_nonfinite", options.max_nonfinite, 1);
   require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every");
@@ -127,6 +130,7 @@ class Run {
       if (std::exchange(first, false)) monitor_->begin();
       if (batch) {
         interval_rows_ += batch->size() - batch->padding_rows();
+        progress_.rows.add(batch->row_indices());
         if (group_) vote();  // may leave with the gradients
         if (measures_now()) real_memory_.emplace(devices_, optimizer_);
         step_.accumulate(*batch, loss_);
@@ -158,7 +162,8 @@ class Run {
     }
     if (is_first() && !options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
       TRAINKIT_ASSIGN_OR_RETURN(
-          auto store, CheckpointStore::open(options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last)}));
+          auto store, CheckpointStore::open(options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last),
+                                                                  .keep_every = options_.keep_every}));
       store_.emplace(std::move(store));
     }
     if (!options_.resume.empty()) {
@@ -230,13 +235,15 @@ class Run {
                                                   : step_.verdict().stop;
     if (stop == kGiveUp) return skipped_.error();
     if (stop == kRollBack) return roll_back();
+    TRAINKIT_RETURN_IF_ERROR(look_at_save());
     check_stop(stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
     if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
       TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     }
-    const bool save_due = saves() && (step_.verdict().save || step % options_.save_every == 0);
+    const bool milestone = options_.keep_every > 0 && step % options_.keep_every == 0;
+    const bool save_due = saves() && (step_.verdict().save || step % options_.save_every == 0 || milestone);
     if (save_due && !was_last_step()) return save();
     return absl::OkStatus();
   }
@@ -284,6 +291,7 @@ class Run {
   /// skipped is all.
   absl::Status roll_back() {
     skipped_.forget_row();
+    TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (last_saved_ < 0) return absl::OkStatus();
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     const int64_t from = progress_.step;
@@ -364,7 +372,9 @@ class Run {
       average_metrics();
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
     }
+    TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (saves() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
+    TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
     result_.steps = progress_.step;
     result_.steps_run = progress_.step - first_step_;
@@ -468,6 +478,7 @@ class Run {
 
   absl::Status evaluate_step() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
+    TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may ask for the last checkpoint, as BestModel does
     const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(
         Metrics metrics,
@@ -517,19 +528,54 @@ class Run {
     pause_seconds_ += seconds_since(start);
   }
 
-  /// The first rank writes; all go on, or end, when it has.
+  /// The first rank writes, in a thread of its own: training goes on as soon as there is a copy of what it writes.
   absl::Status save() {
+    TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
                               collect_run(parts(), progress_, shape(), options_.config));
     // Records first: a run that goes on from this checkpoint does not repeat them.
-    absl::Status saved = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
-    if (saved.ok() && store_) saved = store_->save(progress_.step, contents);
-    saved = agree_on_save(saved);
+    const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
+    saving_.emplace(progress_.step, logged.ok() && store_ ? write_beside(contents) : ready(logged));
+    end_pause(start);
+    return absl::OkStatus();
+  }
+
+  static std::future<absl::Status> ready(absl::Status status) {
+    std::promise<absl::Status> promise;
+    promise.set_value(std::move(status));
+    return promise.get_future();
+  }
+
+  std::future<absl::Status> write_beside(const CheckpointContents& contents) {
+    std::optional<CheckpointContents> copy;
+    try {
+      copy = snapshot(contents);
+    } catch (const std::exception&) {
+      if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+      return ready(store_->save(progress_.step, contents));  // no memory for a copy: training waits
+    }
+    return std::async(std::launch::async, [this, step = progress_.step, copy = *std::move(copy)] {
+      try {
+        return store_->save(step, copy);
+      } catch (...) {
+        return status_from_current_exception();
+      }
+    });
+  }
+
+  /// Waits for the save that is under way, if there is one. All ranks go on, or end. Whoever reads the last checkpoint,
+  /// or asks which it is, comes here first.
+  absl::Status finish_save() {
+    if (!saving_) return absl::OkStatus();
+    const Clock::time_point start = begin_pause();
+    const int64_t step = saving_->first;
+    const absl::Status saved = agree_on_save(saving_->second.get(), step);
+    saving_.reset();
     end_pause(start);
     if (saved.ok()) {
-      last_saved_ = progress_.step;
+      last_saved_ = step;
     } else if (options_.continue_on_save_error) {
       if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; going on with the last good checkpoint");
       return absl::OkStatus();
@@ -537,16 +583,23 @@ class Run {
     return saved;
   }
 
+  /// A save that failed ends the run soon; ranks learn of it together, in finish_save().
+  absl::Status look_at_save() {
+    const bool done =
+        !group_ && saving_ && saving_->second.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    return done ? finish_save() : absl::OkStatus();
+  }
+
   /// `saved`; or, on a rank that was not the one to fail, that another was.
-  absl::Status agree_on_save(const absl::Status& saved) {
+  absl::Status agree_on_save(const absl::Status& saved, int64_t step) {
     if (!group_) return saved;
     const at::Tensor failures = at::full({1}, saved.ok() ? 0.0 : 1.0, at::kDouble);
     TRAINKIT_RETURN_IF_ERROR(group_->all_reduce(failures, "the checkpoint"));
     if (!saved.ok() || failures.item<double>() == 0) return saved;
-    return to_status({.exit_code = ExitCode::kDistributed,
-                      .id = "dist.peer",
-                      .problem = "another rank could not save the checkpoint of step " +
-                                 std::to_string(progress_.step) + "; it says why"});
+    return to_status(
+        {.exit_code = ExitCode::kDistributed,
+         .id = "dist.peer",
+         .problem = "another rank could not save the checkpoint of step " + std::to_string(step) + "; it says why"});
   }
 
   RunShape shape() const {
@@ -574,6 +627,7 @@ class Run {
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;
   std::optional<CheckpointStore> store_;
+  std::optional<std::pair<int64_t, std::future<absl::Status>>> saving_;  // its step; waits in its destructor
 
   RunProgress progress_;
   TrainerResult result_;

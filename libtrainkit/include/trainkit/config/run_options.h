@@ -55,6 +55,8 @@ struct RunOptions {
   std::optional<int64_t> save_every = {};
   /// Checkpoints to keep; 0 keeps all.
   int64_t keep_last = 3;
+  /// Steps between checkpoints that stay for good; 0 is never.
+  int64_t keep_every = 0;
   /// fail or continue.
   std::string on_save_error = "fail";
   std::string tensorboard_dir = {};

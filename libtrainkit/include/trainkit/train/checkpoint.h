@@ -35,6 +35,8 @@ CheckpointContents snapshot(const CheckpointContents& contents);
 struct CheckpointOptions {
   /// Checkpoints to keep, the newest first; 0 keeps all. The one that `latest` names is never deleted.
   int keep_last = 3;
+  /// Milestones: checkpoints of a step that is a multiple of this stay in any case; 0: none do.
+  int64_t keep_every = 0;
   /// The file layer; nullptr is the machine's.
   const Fs* fs = nullptr;
 };

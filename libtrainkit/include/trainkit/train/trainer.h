@@ -65,7 +65,10 @@ struct TrainerOptions {
   std::string output_dir = {};
   /// Checkpoints kept; 0 keeps all.
   int64_t keep_last = 3;
-  /// A save that fails ends the run (exit code 6), or is told once and the run goes on with the last good one.
+  /// Milestones: every so many steps a checkpoint is saved that keep_last does not delete; 0 is never.
+  int64_t keep_every = 0;
+  /// A save that fails ends the run (exit code 6), or is told and the run goes on with the last good one. Saves are
+  /// written by a thread of their own from a copy in host memory, so that a failure is met some steps later.
   bool continue_on_save_error = false;
   /// Go on from a checkpoint: "latest", a run's folder, its "checkpoints/" or one "step-..."; empty starts afresh.
   std::string resume = {};

@@ -1,0 +1,155 @@
+// When a Trainer saves, what stays, and what it does with a save that fails.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "loop_util.h"
+#include "test_util.h"
+#include "trainkit/core/error.h"
+#include "trainkit/data/sampler.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/trainer.h"
+#include "trainkit/train/weights.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// So much beside a small net that a save takes many of its steps.
+struct HeavyNetImpl : torch::nn::Module {
+  HeavyNetImpl()
+      : net(register_module("net", TinyNet(0.0))), ballast(register_parameter("ballast", torch::ones({4 << 20}))) {}
+  at::Tensor forward(const at::Tensor& x) { return net(x) + ballast.slice(0, 0, 4); }
+  TinyNet net;
+  at::Tensor ballast;
+};
+TORCH_MODULE(HeavyNet);
+
+struct Printed final : Logger {
+  void log(const LogRecord&) override {}
+  absl::Status flush() override { return absl::OkStatus(); }
+  void print(std::string_view line) override { lines += std::string(line) + "\n"; }
+  std::string lines;
+};
+
+template <class Net>
+struct Run {
+  Run() {
+    torch::manual_seed(11);
+    devices = DeviceReplicator::create([] { return Net(); }).value();
+    loader = Prefetcher::create(tiny_dataset(52), RandomSampler(52, {.seed = 3}), {.batch_size = 4}).value();
+    validation = Prefetcher::create(tiny_dataset(8), SequentialSampler(8), {.batch_size = 8}).value();
+  }
+  absl::StatusOr<TrainerResult> operator()(const TrainerOptions& options,
+                                           std::function<void(int64_t, Metrics&)> on_evaluation = nullptr) {
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
+    return trainer.fit(
+        *loader,
+        [](Net& model, const Batch& batch) { return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]); },
+        {.validation = options.eval_every > 0 ? validation.get() : nullptr,
+         .on_evaluation = std::move(on_evaluation),
+         .logger = &logger});
+  }
+  std::unique_ptr<DeviceReplicator> devices;
+  std::unique_ptr<Prefetcher> loader, validation;
+  Printed logger;
+};
+
+std::vector<std::string> checkpoints_in(const std::string& output_dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(output_dir + "/checkpoints")) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-")) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("Milestones are saved between the other saves, and stay", "[train][saves]") {
+  const TempDir dir;
+  Run<TinyNet> run;
+  const auto result = run(
+      {.max_epochs = 0, .max_steps = 15, .save_every = 4, .output_dir = dir / "run", .keep_last = 1, .keep_every = 6});
+  REQUIRE(result.status() == absl::OkStatus());
+  CHECK(checkpoints_in(dir / "run") == std::vector<std::string>{"step-00000006", "step-00000012", "step-00000015"});
+  const auto refused = Trainer::create(*run.devices, AdamW(), {.keep_every = 5}).status();
+  CHECK_THAT(error_line(refused), Catch::Contains("keep_every needs save_every"));
+}
+
+TEST_CASE("A checkpoint that is written while training goes on holds the step it is named after", "[train][saves]") {
+  const TempDir dir;
+  TrainerOptions options{.max_epochs = 0, .max_steps = 12, .save_every = 4, .output_dir = dir / "run", .keep_last = 0};
+  REQUIRE(Run<HeavyNet>()(options).ok());
+  REQUIRE(checkpoints_in(dir / "run") == std::vector<std::string>{"step-00000004", "step-00000008", "step-00000012"});
+  for (const int64_t step : {4, 8}) {
+    options.max_steps = step;
+    options.save_every = 0;
+    Run<HeavyNet> alone;
+    REQUIRE(alone(options).ok());
+    const auto saved = load_checkpoint({.folder = dir / "run/checkpoints", .step = step});
+    REQUIRE(saved.status() == absl::OkStatus());
+    const NamedTensors weights = named_tensors(*alone.devices->module());
+    REQUIRE(saved->model.size() == weights.size());
+    for (const auto& [name, tensor] : weights) {
+      INFO("step " << step << ", " << name);
+      const auto found = std::find_if(saved->model.begin(), saved->model.end(),
+                                      [&name = name](const auto& other) { return other.first == name; });
+      REQUIRE(found != saved->model.end());
+      CHECK(at::equal(found->second, tensor));
+    }
+  }
+}
+
+TEST_CASE("An evaluation finds the checkpoint of every earlier step on the disk", "[train][saves]") {
+  const TempDir dir;
+  std::vector<int64_t> latest;
+  const auto on_evaluation = [&](int64_t, Metrics&) {
+    const auto found = resolve_checkpoint("latest", dir / "run");
+    latest.push_back(found.ok() ? found->step : -1);
+  };
+  REQUIRE(
+      Run<HeavyNet>()({.max_epochs = 0, .max_steps = 12, .eval_every = 3, .save_every = 2, .output_dir = dir / "run"},
+                      on_evaluation)
+          .ok());
+  CHECK(latest == std::vector<int64_t>{2, 4, 8, 10});  // evaluations come before the save of their step
+}
+
+TEST_CASE("A save that fails ends the run with exit code 6, or is told and the run goes on", "[train][saves]") {
+  for (const bool goes_on : {false, true}) {
+    const TempDir dir;
+    Run<TinyNet> run;
+    // From step 6 on a file lies where the checkpoint of step 8 must go.
+    const auto in_the_way = [&](int64_t step, Metrics&) {
+      if (step == 6) std::ofstream(dir / "run/checkpoints/step-00000008") << "mine";
+    };
+    const auto result = run({.max_epochs = 0,
+                             .max_steps = 200,
+                             .eval_every = 6,
+                             .save_every = 4,
+                             .output_dir = dir / "run",
+                             .continue_on_save_error = goes_on},
+                            in_the_way);
+    INFO(result.status());
+    CHECK(std::ifstream(dir / "run/checkpoints/step-00000008").get() == 'm');
+    const auto latest = resolve_checkpoint("latest", dir / "run");
+    REQUIRE(latest.ok());
+    CHECK(verify_checkpoint(*latest) == absl::OkStatus());
+    if (goes_on) {
+      REQUIRE(result.ok());
+      CHECK(result->steps == 200);
+      CHECK(latest->step == 200);
+      CHECK_THAT(run.logger.lines, Catch::Contains("step-00000008: is a link or a file where the checkpoint must go") &&
+                                       Catch::Contains("going on with the last good checkpoint"));
+    } else {
+      CHECK(exit_code(result.status()) == ExitCode::kStorage);
+      CHECK(latest->step == 4);
+    }
+  }
+}
