@@ -32,6 +32,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments);
 absl::StatusOr<int> scale_command(const Arguments& arguments);
 absl::StatusOr<int> inspect_command(const Arguments& arguments);
 absl::StatusOr<int> export_command(const Arguments& arguments);
+absl::StatusOr<int> verify_resume_command(const Arguments& arguments);
 
 /// Reads the flags. Prints what was asked for instead of a run, the help or the versions; false then.
 absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& arguments);

@@ -10,6 +10,8 @@ int main(int argc, char** argv) {
       {"plan", "predicts a trainer's memory on other devices, and the batch that fits", plan_command},
       {"scale", "predicts the speed-up of more devices and machines", scale_command},
       {"inspect", "lists the tensors of a file of weights or a checkpoint", inspect_command},
+      {"verify-resume", "interrupts a trainer at random moments, and compares it with one left in peace",
+       verify_resume_command},
       {"export", "writes a checkpoint's weights as a file that Python reads", export_command},
   };
   return trainkit::run_program([&](trainkit::Program&) { return dispatch({argv + 1, argv + argc}, commands); });

@@ -9,7 +9,6 @@
 #include <set>
 
 #include "emotion_place.h"
-#include "random_kills.h"
 #include "trainkit/logging/jsonl.h"
 
 using namespace trainkit;
@@ -94,29 +93,6 @@ TEST_CASE("The test is scored with the weights of the epoch with the best weight
 
 TEST_CASE("Of two ranks each scores its share of the test with the weights of the best epoch", "[apps][emotion]") {
   check_scored_by_the_best(/*ranks=*/2);
-}
-
-TEST_CASE("Runs of trainkit-emotion killed at random moments are judged by the epoch of one that was not",
-          "[apps][emotion][resume]") {
-  const EmotionPlace place;
-  const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",    "--eval_every", "3",
-                                         "--batch_size", "14", "--lr_audio",   "1e-3", "--keep_last",  "0"};
-  const auto start = std::chrono::steady_clock::now();
-  REQUIRE(run_emotion(place.dir, place.flags("whole", more, /*sound=*/true)).code == 0);
-  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 3 : 30;
-  RandomKills kills(wanted, /*seed=*/7, whole_seconds);
-  for (int runs = 1; !kills.done(); ++runs) {
-    const std::string name = "killed" + std::to_string(runs);
-    kills.run_to_end("trainkit-emotion", place.flags(name, more, /*sound=*/true), place.dir / name,
-                     place.dir.path().string(), /*earliest=*/0.3);
-    INFO(name << " after " << kills.count() << " kills");
-    for (const char* file : {"/scores.json", "/predictions.csv", "/best.safetensors"}) {
-      INFO(file);
-      REQUIRE(read_text(place.dir / name + file) == read_text(place.dir / "whole" + file));
-    }
-    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
-  }
 }
 
 TEST_CASE("The guide's preset on three replicas logs losses, accuracies, three learning rates and gradient norms",

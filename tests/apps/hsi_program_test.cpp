@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "hsi_place.h"
-#include "random_kills.h"
 #include "trainkit/io/mat.h"
 
 using namespace trainkit;
@@ -236,31 +235,6 @@ TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it go
   REQUIRE(resumed.code == 0);
   CHECK(read_text(place.dir / "run" + "/split.json") == split);
   CHECK(fs::exists(place.dir / "run" + "/scores.json"));
-}
-
-TEST_CASE("Runs of trainkit-hsi killed at random moments end with the bytes of one that was not",
-          "[apps][hsi][resume]") {
-  const HsiPlace place;
-  const std::vector<std::string> more = {"--epochs",     "8",  "--save_every", "7",
-                                         "--eval_every", "20", "--keep_last",  "0"};
-  const auto start = std::chrono::steady_clock::now();
-  REQUIRE(run(place, place.flags("whole", more)).code == 0);
-  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const std::string last = read_text(place.dir / "whole" + "/checkpoints/latest");
-  const std::string step = last.substr(last.find('-') + 1, 8);
-
-  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 4 : 50;
-  RandomKills kills(wanted, /*seed=*/5, whole_seconds);
-  for (int runs = 1; !kills.done(); ++runs) {
-    const std::string name = "killed" + std::to_string(runs);
-    auto flags = place.flags(name, more);
-    flags.insert(flags.end(), {"--feed", runs % 2 ? "loader" : "device", "--num_workers", runs % 4 < 2 ? "2" : "0"});
-    kills.run_to_end("trainkit-hsi", flags, place.dir / name, place.dir.path().string());
-    INFO(name << " after " << kills.count() << " kills");
-    REQUIRE(checkpoint_bytes(place.dir / name, step) == checkpoint_bytes(place.dir / "whole", step));
-    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
-    REQUIRE(read_text(place.dir / name + "/scores.json") == read_text(place.dir / "whole" + "/scores.json"));
-  }
 }
 
 TEST_CASE("The demo scene that the program writes is one that it reads", "[apps][hsi]") {

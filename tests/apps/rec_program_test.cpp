@@ -7,7 +7,6 @@
 #include <optional>
 #include <set>
 
-#include "random_kills.h"
 #include "rec_place.h"
 #include "trainkit/io/safetensors.h"
 
@@ -311,31 +310,6 @@ TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; i
   REQUIRE(resumed.code == 0);
   CHECK(read_text(place.dir / "run" + "/split.tsv") == split);
   CHECK(fs::exists(place.dir / "run" + "/scores.json"));
-}
-
-TEST_CASE("Runs of trainkit-gpt2rec killed at random moments end with the bytes of one that was not",
-          "[apps][rec][resume]") {
-  const RecPlace place;
-  const std::vector<std::string> more = {"--epochs",    "12", "--save_every",     "8", "--eval_every", "10",
-                                         "--keep_last", "0",  "--early_stopping", "0"};
-  const auto start = std::chrono::steady_clock::now();
-  REQUIRE(run(place, place.flags("whole", more)).code == 0);
-  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const std::string last = read_text(place.dir / "whole" + "/checkpoints/latest");
-  const std::string step = last.substr(last.find('-') + 1, 8);
-  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 4 : 50;
-  RandomKills kills(wanted, /*seed=*/5, whole_seconds);
-  for (int runs = 1; !kills.done(); ++runs) {
-    const std::string name = "killed" + std::to_string(runs);
-    auto flags = place.flags(name, more);
-    flags.insert(flags.end(), {"--num_workers", runs % 2 ? "2" : "0"});
-    kills.run_to_end("trainkit-gpt2rec", flags, place.dir / name, place.dir.path().string());
-    INFO(name << " after " << kills.count() << " kills");
-    REQUIRE(checkpoint_bytes(place.dir / name, step) == checkpoint_bytes(place.dir / "whole", step));
-    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
-    REQUIRE(read_text(place.dir / name + "/scores.json") == read_text(place.dir / "whole" + "/scores.json"));
-    REQUIRE(read_text(place.dir / name + "/best.safetensors") == read_text(place.dir / "whole" + "/best.safetensors"));
-  }
 }
 
 TEST_CASE("The demo data that trainkit-gpt2rec writes is data that it reads", "[apps][rec]") {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "random_kills.h"
 #include "test_util.h"
 #include "text_place.h"
 
@@ -202,24 +201,4 @@ TEST_CASE("SIGTERM finishes the step, saves and exits 143; the run goes on from 
   REQUIRE(program.wait() == 143);
   CHECK(fs::exists(place.dir / "run" + "/checkpoints/latest"));
   CHECK(program.output().find("--resume latest") != std::string::npos);
-}
-
-TEST_CASE("Runs killed at random moments end with the bytes of one that was not", "[apps][transformer][resume]") {
-  const Place place;
-  const std::vector<std::string> more = {"--max_steps", "400", "--save_every", "20", "--eval_every", "100"};
-  const auto start = std::chrono::steady_clock::now();
-  REQUIRE(run(place, place.flags("whole", more)).code == 0);
-  const double whole_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-
-  const int wanted = environment("TRAINKIT_TEST_FULL").empty() ? 6 : 60;  // kills
-  RandomKills kills(wanted, /*seed=*/5, whole_seconds);
-  for (int runs = 1; !kills.done(); ++runs) {
-    const std::string name = "killed" + std::to_string(runs);
-    auto flags = place.flags(name, more);
-    flags.insert(flags.end(), {"--num_workers", runs % 2 == 0 ? "2" : "0"});
-    kills.run_to_end("trainkit-transformer", flags, place.dir / name, place.dir.path().string());
-    INFO(name << " after " << kills.count() << " kills");
-    REQUIRE(checkpoint_bytes(place.dir / name, "00000400") == checkpoint_bytes(place.dir / "whole", "00000400"));
-    REQUIRE(losses(place.dir / name) == losses(place.dir / "whole"));
-  }
 }

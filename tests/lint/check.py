@@ -179,6 +179,21 @@ def check_readme(tree):
         yield "README.md: its first program differs from examples/readme.cpp"
 
 
+def check_promises(tree):
+    """Every test that docs/reliability.md names in quotation marks is there."""
+    page = "docs/reliability.md"
+    if page not in tree.files:
+        return
+    titles = set()
+    for name in tree.matching(r"^tests/.*\.cpp$"):
+        for first, more in re.findall(r'TEST_CASE\(\s*"([^"]*)"\s*(?:\n\s*"([^"]*)")?', tree.read(name)):
+            titles |= {first, first + more}
+    for number, line in enumerate(tree.read(page).splitlines(), 1):
+        for title in re.findall(r'"([A-Z][^"]{15,})"', line):
+            if title not in titles:
+                yield f'{page}:{number}: there is no test "{title}"'
+
+
 def check_symbols(tree, build):
     """No built library calls LibTorch's file functions, by whatever way."""
     for library in sorted(build.glob("libtrainkit/src/*/libtrainkit_*.a")):
@@ -188,7 +203,8 @@ def check_symbols(tree, build):
                 yield f"{library.name}: calls {symbol}"
 
 
-QUICK = [check_layers, check_umbrella, check_headers_listed, check_file_functions, check_paths, check_links, check_readme]
+QUICK = [check_layers, check_umbrella, check_headers_listed, check_file_functions, check_paths, check_links, check_readme,
+         check_promises]
 WITH_BUILD = [check_symbols]
 
 

@@ -39,6 +39,12 @@ class CheckTest(unittest.TestCase):
         self.assertEqual(len(problems), 1, problems)
         self.assertIn(words, problems[0])
 
+    def test_a_promise_without_its_test(self):
+        tests = {"tests/a_test.cpp": 'TEST_CASE("A run that is killed goes on", "[a]") {}\n'}
+        page = {"docs/reliability.md": 'It goes on: "A run that is killed goes on".\n'}
+        self.assertEqual(self.problems(check.check_promises, {**tests, **page}), [])
+        self.finds(check.check_promises, page, "reliability.md:1: there is no test")
+
     def test_a_module_that_includes_one_above_it(self):
         self.finds(check.check_layers, {"libtrainkit/src/core/a.cpp": '#include "trainkit/data/b.h"\n'}, "above it")
 

@@ -1,0 +1,222 @@
+// trainkit verify-resume: whether a trainer that is interrupted ends with the bytes of one that is not.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+
+#include "trainkit/command.h"
+#include "trainkit/config/config.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/interrupted_run.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/run_comparison.h"
+
+namespace trainkit::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Flags {
+  int64_t kills = 3;
+  uint64_t seed = 0;
+  std::string signal = "SIGKILL";
+  std::vector<std::string> vary = {}, ignore = {};
+  std::string folder = {};
+  bool keep = false;
+};
+
+void add_flags(ConfigParser& parser, Flags& flags) {
+  parser.add("kills", &flags.kills, {.help = "Interruptions, over as many runs as it takes.", .min = 1, .max = 1e6});
+  parser.add("seed", &flags.seed, {.help = "Of the moments."});
+  parser.add("signal", &flags.signal,
+             {.help = "What interrupts: SIGKILL of all processes, a stop with a save, or SIGUSR1 (save and go on).",
+              .choices = {"SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1"}});
+  parser.add("vary", &flags.vary,
+             {.help = "Flags that change from start to start of the interrupted runs: num_workers=0:2:4.",
+              .metavar = "FLAG=A:B"});
+  parser.add("ignore", &flags.ignore,
+             {.help = "Values of metrics.jsonl that may differ, besides rates, fractions, seconds and bytes.",
+              .metavar = "NAME"});
+  parser.add("folder", &flags.folder,
+             {.help = "Where the runs write; empty: a temporary folder.", .path = PathKind::kOutput, .metavar = "DIR"});
+  parser.add("keep", &flags.keep, {.help = "Keep the runs' folders. They are kept in any case if something differs."});
+}
+
+absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Flags& flags,
+                                            const std::vector<std::string>& program) {
+  if (program.empty()) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "cli.missing",
+                      .field = "program",
+                      .problem = "none given",
+                      .hint = "it stands after two dashes: trainkit verify-resume -- program --its_flag"});
+  }
+  for (const std::string& word : program) {
+    const std::string name = word.substr(0, word.find('='));
+    for (const char* taken : {"--output_dir", "--output-dir", "--resume"}) {
+      if (name != taken) continue;
+      return to_status({.exit_code = ExitCode::kUsage,
+                        .id = "cli.program",
+                        .field = taken,
+                        .problem = "is given by verify-resume itself",
+                        .hint = "leave it out; --folder says where the runs write"});
+    }
+  }
+  const std::map<std::string, int> numbers = {
+      {"SIGKILL", SIGKILL}, {"SIGTERM", SIGTERM}, {"SIGINT", SIGINT}, {"SIGUSR1", SIGUSR1}};
+  InterruptOptions options{.program = program, .signal = numbers.at(flags.signal), .seed = flags.seed};
+  for (const std::string& text : flags.vary) {
+    const size_t equals = text.find('=');
+    std::vector<std::string> values;
+    for (size_t at = equals; at != std::string::npos; at = text.find(':', at + 1)) {
+      values.push_back(text.substr(at + 1, text.find(':', at + 1) - at - 1));
+    }
+    if (equals == 0 || values.empty()) return parser.invalid("vary", "not a flag and its values", "num_workers=0:2:4");
+    options.varied.emplace_back(text.substr(0, equals), std::move(values));
+  }
+  return options;
+}
+
+void tell(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
+
+/// The runs' folder; a temporary one goes with the object unless it is kept.
+class Folder {
+ public:
+  static absl::StatusOr<std::unique_ptr<Folder>> open(const std::string& wanted) {
+    auto folder = std::make_unique<Folder>();
+    if (wanted.empty()) {
+      folder->path_ = (fs::temp_directory_path() / "trainkit-verify-XXXXXX").string();
+      folder->kept_ = mkdtemp(folder->path_.data()) == nullptr;
+      if (!folder->kept_) return folder;
+    } else {
+      folder->path_ = wanted;
+      std::error_code error;
+      fs::create_directories(wanted, error);
+      if (!error && fs::is_empty(wanted, error)) return folder;
+    }
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "resume.folder",
+                      .where = folder->path_,
+                      .field = "--folder",
+                      .problem = "is not an empty folder that can be written to"});
+  }
+  ~Folder() {
+    std::error_code ignored;
+    if (!kept_) fs::remove_all(path_, ignored);
+  }
+  void keep() { kept_ = true; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  bool kept_ = false;
+};
+
+/// What was compared over all interrupted runs, and the first difference of each kind.
+class Findings {
+ public:
+  /// The folder of the first run that differs, or empty.
+  const std::string& differing() const { return differing_; }
+
+  void add(const std::string& run, const std::vector<Compared>& compared) {
+    ++runs_;
+    if (rows_.empty()) rows_.resize(compared.size());
+    for (size_t i = 0; i < compared.size(); ++i) {
+      rows_[i].what = compared[i].what;
+      rows_[i].amount = compared[i].amount;
+      if (compared[i].difference.empty()) continue;
+      if (differing_.empty()) differing_ = run;
+      if (rows_[i].difference.empty())
+        rows_[i].difference = fs::path(run).filename().string() + ", " + compared[i].difference;
+    }
+  }
+
+  std::string table() const {
+    std::string text =
+        fmt::format("{:<16} {:<48} {}\n", "compared", fmt::format("in each of {} runs", runs_), "differs");
+    for (const Compared& row : rows_) {
+      text += fmt::format("{:<16} {:<48} {}\n", row.what, row.amount.empty() ? "none" : row.amount,
+                          row.difference.empty() ? "nowhere" : row.difference);
+    }
+    return text;
+  }
+
+ private:
+  int64_t runs_ = 0;
+  std::vector<Compared> rows_;
+  std::string differing_;
+};
+
+absl::StatusOr<int> verify(const Flags& flags, const InterruptOptions& options, Folder& folder) {
+  InterruptedRuns runs(options);
+  const std::string reference = folder.path() + "/undisturbed";
+  tell("undisturbed: " + fmt::format("{}", fmt::join(options.program, " ")));
+  TRAINKIT_ASSIGN_OR_RETURN(const RunTimes times, runs.undisturbed(reference));
+  tell(fmt::format("{} steps in {:.1f} s, the first checkpoint after {:.1f} s", times.steps, times.end,
+                   times.first_checkpoint));
+  Findings findings;
+  // A run may be over before the moment comes; a program that always is cannot be interrupted.
+  for (int64_t fruitless = 0; runs.counts().interruptions < flags.kills;) {
+    const int64_t before = runs.counts().interruptions;
+    const std::string run = fmt::format("{}/interrupted-{}", folder.path(), runs.counts().runs + 1);
+    TRAINKIT_RETURN_IF_ERROR(runs.disturbed(run, times, flags.kills - before));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto compared, compare_runs(reference, run, flags.ignore));
+    findings.add(run, compared);
+    tell(fmt::format("run {} ended: {} of {} interruptions{}", runs.counts().runs, runs.counts().interruptions,
+                     flags.kills, findings.differing() == run ? ", and it differs" : ""));
+    if (findings.differing() != run && !flags.keep) fs::remove_all(run);
+    fruitless = runs.counts().interruptions > before ? 0 : fruitless + 1;
+    if (fruitless < 20) continue;
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "resume.short",
+                      .problem = "20 runs in a row were over before they could be interrupted",
+                      .hint = "a longer run, or a smaller --save_every"});
+  }
+  const InterruptCounts& counts = runs.counts();
+  print(fmt::format("{} x {} in {} runs ({} while a run was starting again, {} while it saved), {} starts\n\n{}",
+                    counts.interruptions, flags.signal, counts.runs, counts.while_starting, counts.while_saving,
+                    counts.starts, findings.table()));
+  if (findings.differing().empty()) return 0;
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "resume.differs",
+                    .where = findings.differing(),
+                    .problem = "a run that was interrupted did not end as one that was not",
+                    .hint = "compare it with " + reference});
+}
+
+}  // namespace
+
+absl::StatusOr<int> verify_resume_command(const Arguments& arguments) {
+  ConfigParser parser(
+      {.name = "trainkit verify-resume",
+       .version = library_versions()["trainkit"],
+       .description =
+           "Runs a trainer in peace, then interrupted at random moments after its first checkpoint and resumed each\n"
+           "time, and compares what the runs left byte for byte: trainkit verify-resume [flags] -- program [its "
+           "flags].\n"
+           "The program gets --output_dir, and --resume latest. Exit code 0: no difference; 5: there is one; else "
+           "that\n"
+           "of a program that failed.",
+       .examples = {"trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20",
+                    "trainkit verify-resume --kills 200 --vary num_workers=0:2:4 -- trainkit-hsi --cube a.mat --gt "
+                    "b.mat --save_every 10",
+                    "trainkit verify-resume --signal SIGTERM -- trainkit launch --nproc_per_node 2 -- "
+                    "trainkit-transformer --input book.txt --max_steps 200 --save_every 20"}});
+  Flags flags;
+  add_flags(parser, flags);
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted) return 0;
+  TRAINKIT_ASSIGN_OR_RETURN(const InterruptOptions options, options_of(parser, flags, arguments.program));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folder, Folder::open(flags.folder));
+  absl::StatusOr<int> code = verify(flags, options, *folder);
+  if (flags.keep || !code.ok()) folder->keep();
+  if (flags.keep) tell("the runs are in " + folder->path());
+  return code;
+}
+
+}  // namespace trainkit::tool

@@ -1,0 +1,16 @@
+// trainkit-emotion interrupted at random moments: some times, or hundreds of times with TRAINKIT_TEST_FULL (./dev test
+// --full).
+#include "emotion_place.h"
+#include "interruptions.h"
+#include "test_util.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+TEST_CASE("Runs of trainkit-emotion interrupted at random moments end with the bytes of one that was not",
+          "[apps][emotion][resume]") {
+  const EmotionPlace place;
+  const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",   "--eval_every", "3",
+                                         "--batch_size", "14", "--lr_audio",   "1e-3"};
+  verify_resume("trainkit-emotion", place.flags("", more, /*sound=*/true), place.dir);
+}

@@ -1,0 +1,43 @@
+// A trainer on a disk that fills up. Needs the right to mount: skipped elsewhere.
+#include <catch2/catch.hpp>
+
+#include "faults/tmpfs.h"
+#include "text_place.h"
+#include "trainkit/train/checkpoint.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+TEST_CASE("A disk that fills up ends a run with exit code 6 and what is missing, or it goes on by flag",
+          "[apps][transformer][faults]") {
+  const Tmpfs disk("size=1m");
+  if (!disk.mounted()) TRAINKIT_SKIP("this user cannot mount a tmpfs");
+  const Place place;
+  const auto run = [&](std::vector<std::string> more) {
+    std::vector<std::string> flags = place.flags("", {"--max_steps", "400", "--save_every", "10", "--keep_last", "0",
+                                                      "--no-use_tensorboard", "--eval_every", "0"});
+    *(std::find(flags.begin(), flags.end(), "--output_dir") + 1) = disk / "run";
+    flags.insert(flags.end(), more.begin(), more.end());
+    return run_to_end("trainkit-transformer", flags, place.dir.path().string());
+  };
+  const Ended full = run({});
+  INFO(full.output << full.errors);
+  REQUIRE(full.code == 6);
+  CHECK_THAT(full.errors,
+             Catch::StartsWith("trainkit: error[ckpt.space] ") &&
+                 Catch::Contains("the disk is too full for this checkpoint; those before it are as they were") &&
+                 Catch::Contains(" free', expected "));
+  const auto last = resolve_checkpoint("latest", disk / "run");
+  REQUIRE(last.ok());
+  CHECK(last->step >= 50);
+  CHECK(verify_checkpoint(*last) == absl::OkStatus());
+
+  const Ended on = run({"--resume", "latest", "--on_save_error", "continue"});
+  INFO(on.output << on.errors);
+  CHECK(on.code == 0);
+  CHECK_THAT(on.output, Catch::Contains("warning: error[ckpt.space] ") &&
+                            Catch::Contains("going on with the last good checkpoint") &&
+                            Catch::Contains("validation loss"));
+  CHECK(resolve_checkpoint("latest", disk / "run")->step == last->step);
+  CHECK(verify_checkpoint(*last) == absl::OkStatus());
+}
