@@ -84,7 +84,7 @@ absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Fl
 
 void tell(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
-/// The runs' folder; a temporary one goes with the object unless it is kept.
+/// The runs' folder. A temporary one goes with the object unless it is kept; a given one stays.
 class Folder {
  public:
   static absl::StatusOr<std::unique_ptr<Folder>> open(const std::string& wanted) {
@@ -95,6 +95,7 @@ class Folder {
       if (!folder->kept_) return folder;
     } else {
       folder->path_ = wanted;
+      folder->kept_ = true;  // a user's folder is not ours to remove
       std::error_code error;
       fs::create_directories(wanted, error);
       if (!error && fs::is_empty(wanted, error)) return folder;

@@ -21,18 +21,32 @@ struct TextPlace {
 
   /// Half a second of training, without the batch size and the learning rate.
   std::vector<std::string> flags(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"--input",      dir / "text.txt",
-                                    "--hidden_dim", "16",
-                                    "--n_layers",   "1",
-                                    "--n_heads",    "2",
-                                    "--block_size", "16",
-                                    "--dropout",    "0.1",
-                                    "--device",     "cpu",
-                                    "--log_every",  "5",
-                                    "--max_steps",  "300",
-                                    "--save_every", "10",
-                                    "--eval_every", "100",
-                                    "--keep_last",  "0"};
+    std::vector<std::string> all = {"--input",
+                                    dir / "text.txt",
+                                    "--hidden_dim",
+                                    "16",
+                                    "--n_layers",
+                                    "1",
+                                    "--n_heads",
+                                    "2",
+                                    "--block_size",
+                                    "16",
+                                    "--dropout",
+                                    "0.1",
+                                    "--device",
+                                    "cpu",
+                                    "--log_every",
+                                    "5",
+                                    "--max_steps",
+                                    "300",
+                                    "--save_every",
+                                    "10",
+                                    "--eval_every",
+                                    "100",
+                                    "--keep_last",
+                                    "0",
+                                    "--grad_accum_steps",
+                                    "1"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
