@@ -17,5 +17,5 @@ TEST_CASE("Runs of trainkit-hsi interrupted at random moments end with the bytes
 TEST_CASE("Runs of trainkit-hsi may change workers and feed with each start", "[apps][hsi][resume]") {
   const HsiPlace place;
   const std::vector<std::string> more = {"--epochs", "8", "--save_every", "7", "--eval_every", "20"};
-  verify_resume("trainkit-hsi", place.flags("", more), place.dir, {.vary = "feed=loader:device"});
+  verify_resume("trainkit-hsi", place.flags("", more), place.dir, Interruptions{.vary = "feed=loader:device"});
 }
