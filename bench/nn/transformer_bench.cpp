@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
+#include "trainkit/nn/onednn_matmul.h"
 #include "trainkit/nn/transformer.h"
 
 namespace trainkit {
@@ -13,6 +14,7 @@ constexpr int64_t kBlock = 64;
 constexpr int64_t kVocabulary = 65;
 
 void BM_TransformerStep(benchmark::State& state) {
+  use_onednn_matmul();  // as every trainer does
   at::set_num_threads(2);
   torch::manual_seed(0);
   Transformer model(TransformerConfig{
