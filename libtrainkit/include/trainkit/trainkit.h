@@ -70,6 +70,7 @@
 #include "trainkit/nn/linear.h"
 #include "trainkit/nn/lora.h"
 #include "trainkit/nn/mel_spectrogram.h"
+#include "trainkit/nn/onednn_matmul.h"
 #include "trainkit/nn/resnet18.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/logging/diagnosis.h"
