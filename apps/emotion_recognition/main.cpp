@@ -9,6 +9,7 @@
 #include "emotion_recognition/session.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
+#include "trainkit/nn/onednn_matmul.h"
 #include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
 #include "trainkit/train/program.h"
@@ -130,6 +131,7 @@ absl::StatusOr<int> run_emotion(int argc, char** argv, Program& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
   if (request == Request::kHelp || request == Request::kVersion) return print(parser.text(request));
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  use_onednn_matmul();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   parser.set_defaults(device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
   if (request == Request::kPrintConfig) return print(parser.text(request));

@@ -6,6 +6,7 @@
 
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
+#include "trainkit/nn/onednn_matmul.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/memory_plan.h"
 #include "trainkit/train/placement.h"
@@ -128,6 +129,7 @@ absl::StatusOr<int> run_transformer(int argc, char** argv, Program& program) {
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  use_onednn_matmul();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   parser.set_defaults(device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
   if (request == Request::kPrintConfig) {

@@ -167,6 +167,20 @@ TEST_CASE("Gradients that are clipped end the run before they reach the weights"
   CHECK(at::isfinite(devices->module()->named_parameters()["out.weight"]).all().item<bool>());
 }
 
+TEST_CASE("What nobody has written to yet is not what was not finite first", "[train][nonfinite]") {
+  auto devices = norm_net();
+  auto loader = in_order(rows_with_inf(3, {1}));
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1}).value();
+  const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
+    const at::Tensor memory = at::empty({8, 8});
+    std::fill_n(memory.mutable_data_ptr<float>(), 64, NAN);  // as memory is that was used before
+    memory.view({64}).zero_();
+    return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]) + memory.sum();
+  });
+  CHECK(exit_code(result.status()) == ExitCode::kNumerics);
+  CHECK_THAT(error_line(result.status()), Catch::Contains("aten::addmm took inf, in 'hidden'"));
+}
+
 TEST_CASE("A rollback has the weights of the last checkpoint and goes on to other rows", "[train][nonfinite]") {
   const TempDir folder;
   auto devices = norm_net();

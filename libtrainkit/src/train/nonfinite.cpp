@@ -1,12 +1,14 @@
 #include "nonfinite.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/isposinf.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -51,7 +53,7 @@ class Search {
       if (owner != owners_.end()) {
         last_owner_ = owner->second;
         takes_parameter = true;
-      } else if (!problem && !writes_over(operation)) {
+      } else if (!problem && !writes_over(operation) && !is_unwritten(input.toTensor())) {
         problem = problem_of(input.toTensor());
       }
     }
@@ -60,11 +62,17 @@ class Search {
 
   void end(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
-    if (!found_.empty() || gives_raw_memory(operation)) return;
+    if (!found_.empty() || is_view(operation)) return;
     const at::DisableRecordFunctionGuard not_of_these;
     const c10::AutoGradMode no_grad(false);
     for (const c10::IValue& output : operation.outputs()) {
-      if (!output.isTensor()) continue;
+      if (!output.isTensor() || !output.toTensor().defined() || !output.toTensor().has_storage()) continue;
+      const c10::Storage& storage = output.toTensor().storage();
+      if (gives_raw_memory(operation)) {
+        unwritten_.insert_or_assign(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+        continue;
+      }
+      unwritten_.erase(storage.unsafeGetStorageImpl());
       if (const char* problem = problem_of(output.toTensor())) tell(operation, "returned", problem, false);
     }
   }
@@ -81,6 +89,20 @@ class Search {
     return name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name.starts_with("aten::resize") ||
            name.starts_with("aten::set_");
   }
+  /// Gives the memory of an input: nothing is computed.
+  static bool is_view(const at::RecordFunction& operation) {
+    const auto schema = operation.operator_schema();
+    return schema && std::any_of(schema->returns().begin(), schema->returns().end(), [](const c10::Argument& result) {
+             return result.alias_info() && !result.alias_info()->isWrite();
+           });
+  }
+  bool is_unwritten(const at::Tensor& tensor) {
+    const auto found = unwritten_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == unwritten_.end()) return false;
+    if (!found->second.expired()) return true;
+    unwritten_.erase(found);  // another one stands at its address
+    return false;
+  }
   /// Takes what it overwrites as an input.
   static bool writes_over(const at::RecordFunction& operation) {
     const std::string_view name = operation.name();
@@ -96,6 +118,8 @@ class Search {
 
   std::mutex mutex_;
   std::unordered_map<const void*, std::string> owners_;  // of each parameter's memory
+  /// Memory that no operation has written to: it and its views hold anything.
+  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> unwritten_;
   std::string last_owner_, found_;
 };
 

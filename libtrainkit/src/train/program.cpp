@@ -12,7 +12,6 @@
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/launch_environment.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/nn/onednn_matmul.h"
 
 namespace trainkit {
 namespace {
@@ -62,7 +61,6 @@ int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body
   const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {
     try {
       TRAINKIT_RETURN_IF_ERROR(check_environment());
-      use_onednn_matmul();
       return body(program);
     } catch (...) {
       return status_from_current_exception();
