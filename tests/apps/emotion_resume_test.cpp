@@ -1,5 +1,7 @@
 // trainkit-emotion interrupted at random moments: some times, or hundreds of times with TRAINKIT_TEST_FULL (./dev test
 // --full).
+#include <stdlib.h>
+
 #include "emotion_place.h"
 #include "interruptions.h"
 #include "test_util.h"
@@ -9,6 +11,7 @@ using namespace trainkit::test;
 
 TEST_CASE("Runs of trainkit-emotion interrupted at random moments end with the bytes of one that was not",
           "[apps][emotion][resume]") {
+  setenv("OMP_NUM_THREADS", "1", 1);  // LibTorch's threads, else what the workers leave, decide over the last bits
   const EmotionPlace place;
   const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",   "--eval_every", "3",
                                          "--batch_size", "14", "--lr_audio",   "1e-3"};
