@@ -45,6 +45,7 @@ class Search {
     if (!found_.empty()) return;
     const at::DisableRecordFunctionGuard not_of_these;
     const c10::AutoGradMode no_grad(false);
+    const bool computes = !is_view(operation) && !writes_over(operation);
     bool takes_parameter = false;
     const char* problem = nullptr;
     for (const c10::IValue& input : operation.inputs()) {
@@ -53,7 +54,7 @@ class Search {
       if (owner != owners_.end()) {
         last_owner_ = owner->second;
         takes_parameter = true;
-      } else if (!problem && !writes_over(operation) && !is_unwritten(input.toTensor())) {
+      } else if (!problem && computes && !is_unwritten(input.toTensor())) {
         problem = problem_of(input.toTensor());
       }
     }
@@ -89,7 +90,7 @@ class Search {
     return name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name.starts_with("aten::resize") ||
            name.starts_with("aten::set_");
   }
-  /// Gives the memory of an input: nothing is computed.
+  /// Gives the memory of an input: nothing is computed. Kernels do it with memory that they have not written to yet.
   static bool is_view(const at::RecordFunction& operation) {
     const auto schema = operation.operator_schema();
     return schema && std::any_of(schema->returns().begin(), schema->returns().end(), [](const c10::Argument& result) {
