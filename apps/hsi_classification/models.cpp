@@ -151,9 +151,8 @@ Ssrn::Ssrn(const HsiModelOptions& options) {
 at::Tensor Ssrn::forward(const at::Tensor& patches) {
   at::Tensor x = spectral_in_bn_->forward_relu(spectral_in_(as_volumes(patches)));
   x = spectral2_->forward(spectral1_->forward(x));
-  x = spectral_out_bn_->forward_relu(
-      spectral_out_(x));  // (N, 128, p, p, 1): the kernels become the bands of one channel
-  x = x.permute({0, 4, 2, 3, 1});
+  x = spectral_out_bn_->forward_relu(spectral_out_(x));
+  x = x.permute({0, 4, 2, 3, 1});  // (N, 128, p, p, 1): the kernels become the bands of one channel
   x = spatial_in_bn_->forward_relu(spatial_in_(x));
   x = spatial2_->forward(spatial1_->forward(x));
   return out_(mean_of_positions(x));

@@ -7,3 +7,6 @@
 #else
 #define TRAINKIT_VECTORIZED
 #endif
+
+/// Marks the parts of such functions: they become part of each version.
+#define TRAINKIT_INLINE inline __attribute__((always_inline))

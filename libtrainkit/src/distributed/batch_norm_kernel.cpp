@@ -25,9 +25,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Parts of the kernels, which are compiled once for each width of vectors: they become part of each.
-#define TRAINKIT_INLINE inline __attribute__((always_inline))
-
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 4;                 // vectors of channels whose sums stay in registers
 constexpr int64_t kChunk = int64_t{1} << 15;  // values that are summed in float32, and the work of one task
@@ -48,17 +45,15 @@ TRAINKIT_INLINE void load(const uint16_t* from, Floats& to) {
   std::memcpy(&halves, from, sizeof halves);
   to = reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
 }
+TRAINKIT_INLINE void load(const float* from, float& to) { to = *from; }
+TRAINKIT_INLINE void load(const uint16_t* from, float& to) {
+  to = std::bit_cast<float>(static_cast<uint32_t>(*from) << 16);
+}
 /// The same, and asks for what comes a page or so later: three streams of pages are more than the processor foresees.
 template <typename T>
 TRAINKIT_INLINE void load_ahead(const T* from, Floats& to) {
   __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
   load(from, to);
-}
-template <typename T>
-TRAINKIT_INLINE void load_ahead(const T* from, float& to);
-TRAINKIT_INLINE void load(const float* from, float& to) { to = *from; }
-TRAINKIT_INLINE void load(const uint16_t* from, float& to) {
-  to = std::bit_cast<float>(static_cast<uint32_t>(*from) << 16);
 }
 template <typename T>
 TRAINKIT_INLINE void load_ahead(const T* from, float& to) {
@@ -230,12 +225,15 @@ T* writable(at::Tensor& tensor) {
 }
 
 int64_t rows_of_chunk(int64_t channels) { return std::clamp<int64_t>(kChunk / channels, 1, kChunkRows); }
+int64_t chunks_of(int64_t rows, int64_t channels) {
+  return (rows + rows_of_chunk(channels) - 1) / rows_of_chunk(channels);
+}
 
 /// Calls work(rows, number of the task) on all threads.
 template <typename Work>
 void for_chunks(int64_t rows, int64_t channels, const Work& work) {
   const int64_t rows_each = rows_of_chunk(channels);
-  at::parallel_for(0, (rows + rows_each - 1) / rows_each, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, chunks_of(rows, channels), 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       work(Rows{chunk * rows_each, std::min(rows, (chunk + 1) * rows_each), channels}, chunk);
     }
@@ -245,8 +243,7 @@ void for_chunks(int64_t rows, int64_t channels, const Work& work) {
 /// Sums per channel over all rows: fill(rows, float[2][channels]) for each chunk, those added up in order.
 template <typename Fill>
 std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& fill) {
-  const int64_t rows_each = rows_of_chunk(channels);
-  const int64_t chunks = (rows + rows_each - 1) / rows_each;
+  const int64_t chunks = chunks_of(rows, channels);
   std::vector<float> parts(chunks * 2 * channels);
   for_chunks(rows, channels, [&](Rows part, int64_t chunk) { fill(part, parts.data() + chunk * 2 * channels); });
   std::vector<double> sums(2 * channels);

@@ -22,9 +22,6 @@
 namespace trainkit {
 namespace {
 
-// Parts of rows_loss, which is compiled once for each width of vectors: they become part of each.
-#define TRAINKIT_INLINE inline __attribute__((always_inline))
-
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 2048;              // floats that are worked on at a time: they stay in the first-level cache
 constexpr int64_t kGrain = int64_t{1} << 15;  // logits per task that are worth another thread
