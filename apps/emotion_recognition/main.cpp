@@ -131,13 +131,13 @@ absl::StatusOr<int> run_emotion(int argc, char** argv, Program& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
   if (request == Request::kHelp || request == Request::kVersion) return print(parser.text(request));
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
-  use_onednn_matmul();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   parser.set_defaults(device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
   if (request == Request::kPrintConfig) return print(parser.text(request));
   if (!run.make_demo_data.empty()) return write_demo_data(run.make_demo_data, run.seed);
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_emotion_options(parser, run, options));
+  use_onednn_matmul();
   return train(parser, run, options, machine, program);
 }
 

@@ -123,7 +123,6 @@ absl::StatusOr<int> run_gpt2rec(int argc, char** argv, Program& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
   if (request == Request::kHelp || request == Request::kVersion) return print(parser.text(request));
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
-  use_onednn_matmul();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   parser.set_defaults(device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
   if (request == Request::kPrintConfig) return print(parser.text(request));
@@ -132,6 +131,7 @@ absl::StatusOr<int> run_gpt2rec(int argc, char** argv, Program& program) {
   const std::string rounding = share_global_batch(parser, run, plan.replicas);
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_rec_options(parser, run, options));
+  use_onednn_matmul();
   return train(parser, run, options, rounding, machine, program);
 }
 

@@ -129,7 +129,6 @@ absl::StatusOr<int> run_transformer(int argc, char** argv, Program& program) {
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
-  use_onednn_matmul();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   parser.set_defaults(device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
   if (request == Request::kPrintConfig) {
@@ -139,6 +138,7 @@ absl::StatusOr<int> run_transformer(int argc, char** argv, Program& program) {
   if (!run.make_demo_data.empty()) return write_demo_data(run.make_demo_data);
   TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
   TRAINKIT_RETURN_IF_ERROR(check_transformer_options(parser, options));
+  use_onednn_matmul();
   if (!options.sample.empty()) return sample_from_run(run, options, device);
   return train(parser, run, options, machine, program);
 }
