@@ -16,8 +16,8 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "core/cgroup.h"
 #include "trainkit/core/cuda_support.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
@@ -31,13 +31,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 /// What follows "name" and a colon at the beginning of a line of /proc/cpuinfo or /proc/meminfo.
 std::string proc_value(const std::string& path, const std::string& name) {
@@ -73,7 +66,7 @@ void probe_processors(Report& report) {
   const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), usable = available_cpus();
   cpu_set_t mask;
   const int affinity = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : online;
-  const double quota = detail::cgroup_cpus("/sys/fs/cgroup", read_text("/proc/self/cgroup"));
+  const double quota = detail::cgroup_cpus("/sys/fs/cgroup", detail::read_text("/proc/self/cgroup"));
   report.add("processors", "affinity mask", affinity, fmt::format("{} of {}", affinity, online),
              affinity < online ? Verdict::kNote : Verdict::kOk,
              affinity < online ? "taskset, numactl or a job scheduler has bound this process" : "");
@@ -92,7 +85,7 @@ void probe_memory(Report& report) {
   const bool tight = available >= 0 && available < 2 * kGiB;
   report.add("memory", "available", available, format_size(available), tight ? Verdict::kWarning : Verdict::kOk,
              tight ? "close other programs: the kernel ends a process when it runs out" : "");
-  const std::string limit = read_text("/sys/fs/cgroup/memory.max");
+  const std::string limit = detail::read_text("/sys/fs/cgroup/memory.max");
   if (!limit.empty() && limit.find_first_not_of("0123456789\n") == std::string::npos) {
     const int64_t bytes = std::stoll(limit);
     report.add("memory", "container's limit", bytes, format_size(bytes), Verdict::kNote);

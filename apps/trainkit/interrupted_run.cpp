@@ -11,11 +11,10 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <thread>
 
+#include "core/cgroup.h"
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -35,12 +34,6 @@ constexpr double kBeyondEnd = 1.25;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::string read_text(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 /// The last line that an error makes, or the last line at all.
 std::string last_line(const std::string& text) {
   const size_t error = text.rfind("trainkit: error[");
@@ -55,7 +48,7 @@ class SignsOfLife {
  public:
   explicit SignsOfLife(std::string output_dir) : output_dir_(std::move(output_dir)) { seen(); }
 
-  std::string latest() const { return read_text(output_dir_ + "/checkpoints/latest"); }
+  std::string latest() const { return detail::read_text(output_dir_ + "/checkpoints/latest"); }
 
   /// Whether metrics.jsonl has grown, or there is another checkpoint, since the last call. A run that goes on cuts what
   /// it had logged too much first.
@@ -75,9 +68,10 @@ class SignsOfLife {
   uintmax_t bytes_ = 0;
 };
 
-int64_t step_of(const std::string& latest) {
-  const size_t dash = latest.find('-');
-  return dash == std::string::npos ? 0 : std::atoll(latest.c_str() + dash + 1);
+/// Of the last checkpoint; 0 if there is none.
+int64_t saved_step(const std::string& output_dir) {
+  const auto latest = resolve_checkpoint("latest", output_dir);
+  return latest.ok() ? latest->step : 0;
 }
 
 }  // namespace
@@ -172,7 +166,7 @@ absl::Status InterruptedRuns::Process::failure() const {
                     .where = log_,
                     .problem = exited ? fmt::format("the program ended with exit code {}", code)
                                       : fmt::format("signal {} ended the program", WTERMSIG(status)),
-                    .got = last_line(read_text(log_))});
+                    .got = last_line(detail::read_text(log_))});
 }
 
 std::vector<std::string> InterruptedRuns::command(const std::string& output_dir, bool resume) {
@@ -200,7 +194,7 @@ absl::StatusOr<RunTimes> InterruptedRuns::undisturbed(const std::string& output_
   process->reap();
   if (*process->poll() != 0) return process->failure();
   const std::string last = life.latest();
-  times.steps = step_of(last);
+  times.steps = saved_step(output_dir);
   if (first.empty() || first == last) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "resume.checkpoints",
@@ -232,11 +226,11 @@ absl::Status InterruptedRuns::disturbed(const std::string& output_dir, const Run
       words.insert(words.end(), {"--" + flag, values[random_() % values.size()]});
     }
     SignsOfLife life(output_dir);
-    const std::string from = life.latest();
+    const int64_t from = saved_step(output_dir);
     TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(words, output_dir + ".log"));
     ++counts_.starts;
     const Clock::time_point begin = Clock::now();
-    const double rest = times.steps > 0 ? 1 - static_cast<double>(step_of(from)) / static_cast<double>(times.steps) : 1;
+    const double rest = times.steps > 0 ? 1 - static_cast<double>(from) / static_cast<double>(times.steps) : 1;
     const bool any_moment = resume && ends && random_() % kAnyMomentIn == 0;
     const double from_start = draw(pace_ * times.first_sign);
     double from_life =

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <functional>
 #include <set>
-#include <sstream>
 
+#include "core/cgroup.h"
 #include "logging/tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -22,12 +22,6 @@ namespace trainkit::tool {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string read_text(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
 
 std::vector<std::string> names_in(const std::string& folder,
                                   const std::function<bool(const fs::directory_entry&)>& keep) {
@@ -144,9 +138,10 @@ absl::Status compare_checkpoints(const std::string& reference, const std::string
     };
     TRAINKIT_RETURN_IF_ERROR(tensors("/model.safetensors", weight_bytes, weights));
     TRAINKIT_RETURN_IF_ERROR(tensors("/optimizer.safetensors", optimizer_bytes, optimizer));
-    const auto number = static_cast<int64_t>(std::atoll(step.c_str() + step.find('-') + 1));
-    TRAINKIT_ASSIGN_OR_RETURN(const StateDict left, load_checkpoint_state({reference + "/checkpoints", number}));
-    TRAINKIT_ASSIGN_OR_RETURN(const StateDict right, load_checkpoint_state({other + "/checkpoints", number}));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath one, resolve_checkpoint(a, reference));
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath two, resolve_checkpoint(b, other));
+    TRAINKIT_ASSIGN_OR_RETURN(const StateDict left, load_checkpoint_state(one));
+    TRAINKIT_ASSIGN_OR_RETURN(const StateDict right, load_checkpoint_state(two));
     entries = static_cast<int64_t>(left.size());
     if (const auto counts = get_state<std::vector<int64_t>>(left, "rows.counts"); counts.ok()) {
       row_count = 0;
@@ -218,7 +213,7 @@ std::vector<int64_t> event_steps(const std::string& folder) {
     return entry.path().filename().string().starts_with("events.out.tfevents.");
   });
   for (const std::string& file : files) {
-    const std::string bytes = read_text(folder + "/" + file);
+    const std::string bytes = detail::read_text(folder + "/" + file);
     size_t offset = 0;
     while (const auto event = detail::next_record(bytes, offset)) {
       const int64_t step = detail::event_step(*event).value_or(-1);

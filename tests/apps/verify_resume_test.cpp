@@ -31,6 +31,7 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
   struct Wrong {
     std::string name, before, after, fresh;
     std::vector<std::string> differing;
+    std::string may_differ = {};
   };
   const std::vector<Wrong> cases = {
       {"gradients clipped otherwise",
@@ -47,7 +48,8 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
        "more='--batch_size 4'",
        "tail -n 1 $out/metrics.jsonl > $out/tail; cat $out/tail >> $out/metrics.jsonl; rm $out/tail",
        "more='--batch_size 4'",
-       {"logged scalars"}},
+       {"logged scalars"},
+       "files"},  // a kill after the line was doubled: the next start draws loss.svg with it
       {"an event twice",
        "more='--batch_size 4'",
        "for f in $out/tensorboard/events*; do cp $f $out/tensorboard/events.out.tfevents.9999999999.x; break; done",
@@ -64,6 +66,7 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
     CHECK_THAT(found.errors, Catch::Contains("trainkit: error[resume.differs] ") &&
                                  Catch::Contains("did not end as one that was not"));
     for (const char* what : {"weights", "optimizer", "order of rows", "logged scalars", "TensorBoard", "files"}) {
+      if (what == wrong.may_differ) continue;
       INFO(what);
       const bool differs = std::find(wrong.differing.begin(), wrong.differing.end(), what) != wrong.differing.end();
       CHECK(found.row(what).ends_with("nowhere") == !differs);

@@ -89,13 +89,14 @@ TEST_CASE("Memory, file descriptors and threads stay what they are while a run t
                                   {.validation = validation.get(), .logger = logger.get()});
   REQUIRE(result.status() == absl::OkStatus());
   REQUIRE(all.size() >= 35);
-  // A save, the monitor and the log open files and start threads for a moment: the least of many samples is what stays.
+  // A save, the monitor and the log open files and start threads for a moment, on a busy machine for longer: the least
+  // of many samples is what stays, and what leaks makes it grow.
   const auto least = [](auto begin, auto end, int64_t Held::*what) {
     return (*std::min_element(begin, end, [&](const Held& a, const Held& b) { return a.*what < b.*what; })).*what;
   };
   const auto middle = all.begin() + static_cast<ptrdiff_t>(all.size() / 2);
   for (const auto what : {&Held::descriptors, &Held::threads}) {
-    CHECK(least(middle, all.end(), what) == least(all.begin(), middle, what));
+    CHECK(least(middle, all.end(), what) <= least(all.begin(), middle, what));
   }
   const int64_t bytes = least(all.begin(), all.end(), &Held::resident_bytes);
   int64_t most = bytes;

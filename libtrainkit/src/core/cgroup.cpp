@@ -18,7 +18,7 @@ bool names(const std::string& list, const std::string& name) {
 }  // namespace
 
 std::string read_text(const std::string& path) {
-  std::ifstream file(path);
+  std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   text << file.rdbuf();
   return text.str();

@@ -6,7 +6,7 @@
 
 namespace trainkit::detail {
 
-/// The text of a file of /proc or /sys; empty if it is not there.
+/// The bytes of a file, which may be one of /proc or /sys; empty if it is not there.
 std::string read_text(const std::string& path);
 
 /// Calls `visit` with the folder of each group of `controller` ("cpu", "memory") that `membership` (the text of
