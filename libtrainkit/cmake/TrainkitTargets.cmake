@@ -24,13 +24,20 @@ function(trainkit_cuda_object FILE OUT)
   set(${OUT} ${object} PARENT_SCOPE)
 endfunction()
 
-# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [CUDA_SOURCES a.cu ...] [PUBLIC lib ...]
-#                 [PRIVATE lib ...])
+# at::parallel_for is OpenMP's, and runs on one thread in a file that is compiled without it (core/parallel.h). LibTorch's
+# threads are those of GCC's runtime; ThreadSanitizer does not see what they wait for.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND NOT TRAINKIT_SANITIZE MATCHES thread)
+  set(TRAINKIT_OPENMP -fopenmp)
+endif()
+
+# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [KERNELS b.cpp ...] [CUDA_SOURCES a.cu ...]
+#                 [PUBLIC lib ...] [PRIVATE lib ...])
 # One module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
-# include/trainkit/NAME. CUDA_SOURCES are left out without CUDA. DEPENDS names modules below it; PUBLIC and PRIVATE name
-# third-party targets.
+# include/trainkit/NAME. KERNELS are sources whose work LibTorch's threads share. CUDA_SOURCES are left out without CUDA.
+# DEPENDS names modules below it; PUBLIC and PRIVATE name third-party targets.
 function(trainkit_module NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;KERNELS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
+  list(APPEND ARG_SOURCES ${ARG_KERNELS})
   list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
   list(TRANSFORM ARG_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/include/trainkit/${NAME}/)
   list(TRANSFORM ARG_DEPENDS PREPEND trainkit_)
@@ -62,6 +69,13 @@ function(trainkit_module NAME)
   endforeach()
   target_link_libraries(trainkit_${NAME} PUBLIC ${ARG_DEPENDS} ${ARG_PUBLIC}
                                          PRIVATE ${private} $<BUILD_INTERFACE:trainkit_flags>)
+  if(ARG_KERNELS)
+    list(TRANSFORM ARG_KERNELS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
+    # at::RecordFunction has a member more without NDEBUG, which the LibTorch wheel is built with.
+    set_source_files_properties(${ARG_KERNELS} TARGET_DIRECTORY trainkit_${NAME}
+                                PROPERTIES COMPILE_OPTIONS "${TRAINKIT_OPENMP}" COMPILE_DEFINITIONS NDEBUG)
+    target_link_libraries(trainkit_${NAME} PRIVATE $<$<BOOL:${TRAINKIT_OPENMP}>:gomp>)
+  endif()
   set_target_properties(trainkit_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   install(TARGETS trainkit_${NAME} EXPORT trainkitTargets FILE_SET HEADERS)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})

@@ -1,11 +1,11 @@
 #include "trainkit/data/patches.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "data/patch_gather.h"
 #include "data/scratch.h"
 #ifdef TRAINKIT_WITH_CUDA

@@ -1,23 +1,19 @@
 #include "batch_norm_kernel.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/record_function.h>
-#include <c10/util/BFloat16.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <iterator>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "core/vectorized.h"
+#include "core/parallel.h"
+#include "core/recorded.h"
+#include "core/vectors.h"
 
 namespace trainkit::detail {
 namespace {
@@ -25,31 +21,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 4;                 // vectors of channels whose sums stay in registers
 constexpr int64_t kChunk = int64_t{1} << 15;  // values that are summed in float32, and the work of one task
 constexpr int64_t kChunkRows = 1024;          // at most
 constexpr int64_t kAhead = 2048;              // bytes
 constexpr int64_t kSampledRows = 16;
 
-/// kLanes values; the compiler makes of each operation what the processor has.
-using Floats = float __attribute__((vector_size(kLanes * 4)));
-using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
-using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
-using Signs = int32_t __attribute__((vector_size(kLanes * 4)));
-
-// Loads and stores of kLanes values, and of one: a bfloat16 (uint16_t) is the upper half of a float.
-TRAINKIT_INLINE void load(const float* from, Floats& to) { std::memcpy(&to, from, sizeof to); }
-TRAINKIT_INLINE void load(const uint16_t* from, Floats& to) {
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  to = reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
-}
-TRAINKIT_INLINE void load(const float* from, float& to) { to = *from; }
-TRAINKIT_INLINE void load(const uint16_t* from, float& to) {
-  to = std::bit_cast<float>(static_cast<uint32_t>(*from) << 16);
-}
-/// The same, and asks for what comes a page or so later: three streams of pages are more than the processor foresees.
+/// Loads, and asks for what comes a page or so later: three streams of pages are more than the processor foresees.
 template <typename T>
 TRAINKIT_INLINE void load_ahead(const T* from, Floats& to) {
   __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
@@ -59,17 +37,6 @@ template <typename T>
 TRAINKIT_INLINE void load_ahead(const T* from, float& to) {
   load(from, to);
 }
-TRAINKIT_INLINE void store(const Floats& value, float* to) { std::memcpy(to, &value, sizeof value); }
-/// To the nearest bfloat16, the even one of two, as c10::BFloat16 does.
-TRAINKIT_INLINE void store(const Floats& value, uint16_t* to) {
-  const auto bits = reinterpret_cast<Words>(value);
-  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Signs is_number = value == value;
-  const Halves halves = __builtin_convertvector(is_number ? rounded : Words{} + 0x7fc0u, Halves);
-  std::memcpy(to, &halves, sizeof halves);
-}
-TRAINKIT_INLINE void store(float value, float* to) { *to = value; }
-TRAINKIT_INLINE void store(float value, uint16_t* to) { *to = c10::BFloat16(value).x; }
 
 /// Zero where x is below zero; a NaN stays one.
 TRAINKIT_INLINE void no_less(Floats& x) { x = x < 0 ? Floats{} : x; }
@@ -397,20 +364,11 @@ bool has_fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const
 
 at::Tensor fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                             const at::Tensor& bias, const BatchNormRunning& running, bool relu) {
-  at::RecordFunction operation(at::RecordScope::FUNCTION);  // profilers and whoever looks for a NaN see it
-  if (operation.isActive()) {
-    if (operation.needsInputs()) {
-      const c10::IValue inputs[] = {x, residual, weight, bias};
-      operation.before("trainkit::batch_norm", c10::ArrayRef<const c10::IValue>(inputs, std::size(inputs)));
-    } else {
-      operation.before("trainkit::batch_norm");
-    }
-  }
-  // an undefined tensor is no argument of a Function, an absent one is
-  const auto to_add = residual.defined() ? std::optional(residual) : std::nullopt;
-  at::Tensor y = FusedBatchNorm::apply(x, to_add, weight, bias, running, relu);
-  if (operation.isActive() && operation.needsOutputs()) operation.setOutputs(std::vector<c10::IValue>{y});
-  return y;
+  return recorded("trainkit::batch_norm", {x, residual, weight, bias}, [&] {
+    // an undefined tensor is no argument of a Function, an absent one is
+    const auto to_add = residual.defined() ? std::optional(residual) : std::nullopt;
+    return FusedBatchNorm::apply(x, to_add, weight, bias, running, relu);
+  });
 }
 
 }  // namespace trainkit::detail

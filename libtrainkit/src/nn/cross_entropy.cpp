@@ -1,6 +1,5 @@
 #include "trainkit/nn/cross_entropy.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -17,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/parallel.h"
 #include "core/vectorized.h"
 
 namespace trainkit {

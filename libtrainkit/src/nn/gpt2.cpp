@@ -15,6 +15,7 @@
 #include <cmath>
 #include <optional>
 
+#include "nn/fused_block.h"
 #include "trainkit/core/error.h"
 #include "trainkit/nn/checkpoint.h"
 
@@ -44,11 +45,10 @@ GPT2Config checked(GPT2Config config) {
   return config;
 }
 
-/// (B, T) to (B, 1, T, T): true where the query's row may look at the key's column.
-at::Tensor causal_and(const at::Tensor& attention_mask) {
-  const at::Tensor is_token = attention_mask.ne(0);
+GPT2Mask causal_and(const at::Tensor& attention_mask) {
+  const at::Tensor is_token = attention_mask.ne(0).contiguous();
   const int64_t time = is_token.size(1);
-  return is_token.view({is_token.size(0), 1, 1, time}).expand({-1, 1, time, time}).tril();
+  return {is_token, is_token.view({is_token.size(0), 1, 1, time}).expand({-1, 1, time, time}).tril()};
 }
 
 }  // namespace
@@ -94,20 +94,20 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
   c_proj_ = register_module("c_proj", Conv1D(config.n_embd, config.n_embd));
 }
 
-at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const GPT2Mask& mask) {
   const auto heads = [&](const at::Tensor& part) {  // (B, T, C) to (B, heads, T, C / heads)
     return part.view({x.size(0), x.size(1), n_head_, x.size(2) / n_head_}).transpose(1, 2);
   };
   const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
-  const auto bias = mask.defined() ? std::optional(mask) : std::nullopt;
+  const auto bias = mask.allowed.defined() ? std::optional(mask.allowed) : std::nullopt;
   const at::Tensor mixed =
       at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), bias,
-                                       is_training() ? attn_pdrop_ : 0.0, /*is_causal=*/!mask.defined(), scale_);
+                                       is_training() ? attn_pdrop_ : 0.0, /*is_causal=*/!bias, scale_);
   return drop(c_proj_->forward(mixed.transpose(1, 2).flatten(2)), resid_pdrop_, is_training());
 }
 
 GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
-    : activation_(config.activation_function), resid_pdrop_(config.resid_pdrop) {
+    : activation_(config.activation_function), resid_pdrop_(config.resid_pdrop), eps_(config.layer_norm_epsilon) {
   const int64_t inner = config.n_inner > 0 ? config.n_inner : 4 * config.n_embd;
   ln_1_ = register_module("ln_1", layer_norm(config));
   attn_ = register_module("attn", GPT2Attention(config, layer));
@@ -117,7 +117,37 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
   c_proj_ = mlp->register_module("c_proj", Conv1D(inner, config.n_embd));
 }
 
-at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
+/// Nothing if it has to be computed by separate operations.
+std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, const GPT2Mask& mask) {
+  const bool drops = is_training() && (resid_pdrop_ > 0 || attn_->attn_pdrop_ > 0);
+  if (!is_fused_ || drops || !activation_.starts_with("gelu")) return std::nullopt;
+  for (const Conv1D& layer : {attn_->c_attn_, attn_->c_proj_, c_fc_, c_proj_}) {
+    if (layer->has_adapter() && !layer->is_merged()) return std::nullopt;
+  }
+  const detail::BlockWeights weights = {.ln_1 = ln_1_->weight,
+                                        .ln_1_bias = ln_1_->bias,
+                                        .qkv = attn_->c_attn_->weight,
+                                        .qkv_bias = attn_->c_attn_->bias,
+                                        .proj = attn_->c_proj_->weight,
+                                        .proj_bias = attn_->c_proj_->bias,
+                                        .ln_2 = ln_2_->weight,
+                                        .ln_2_bias = ln_2_->bias,
+                                        .fc = c_fc_->weight,
+                                        .fc_bias = c_fc_->bias,
+                                        .out = c_proj_->weight,
+                                        .out_bias = c_proj_->bias};
+  const detail::BlockOptions options = {
+      .n_heads = attn_->n_head_,
+      .scale = attn_->scale_,
+      .eps = eps_,
+      .activation = activation_ == "gelu" ? detail::Activation::kGelu : detail::Activation::kGeluTanh,
+      .weights_are_transposed = true};
+  if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
+  return detail::fused_block(x, weights, mask.is_token, options);
+}
+
+at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const GPT2Mask& mask) {
+  if (const auto out = fused_forward(x, mask)) return *out;
   const at::Tensor attended = x + attn_->forward(ln_1_->forward(x), mask);
   const at::Tensor inner = activate(activation_, c_fc_->forward(ln_2_->forward(attended)));
   return attended + drop(c_proj_->forward(inner), resid_pdrop_, is_training());
@@ -143,7 +173,11 @@ void GPT2ModelImpl::initialise() {
   }
 }
 
-at::Tensor GPT2ModelImpl::run_block(size_t layer, const at::Tensor& x, const at::Tensor& mask) {
+void GPT2ModelImpl::set_fused_blocks(bool on) {
+  for (GPT2Block& block : blocks_) block->set_fused(on);
+}
+
+at::Tensor GPT2ModelImpl::run_block(size_t layer, const at::Tensor& x, const GPT2Mask& mask) {
   GPT2Block block = blocks_[layer];
   if (!gradient_checkpointing_) return block->forward(x, mask);
   const bool random = is_training() && (config_.attn_pdrop > 0 || config_.resid_pdrop > 0);
@@ -161,7 +195,7 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor&
                     "attention_mask must be as input_ids, ", input_ids.sizes(), ", got ", attention_mask.sizes());
   const at::Tensor places = position_ids.defined() ? wpe_->forward(position_ids) : wpe_->weight.narrow(0, 0, time);
   at::Tensor x = drop(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
-  const at::Tensor mask = attention_mask.defined() ? causal_and(attention_mask) : at::Tensor();
+  const GPT2Mask mask = attention_mask.defined() ? causal_and(attention_mask) : GPT2Mask();
   for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x, mask);
   return ln_f_->forward(x);
 }

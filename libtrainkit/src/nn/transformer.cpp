@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 
+#include "nn/fused_block.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/checkpoint.h"
@@ -30,6 +31,7 @@ namespace trainkit {
 namespace {
 
 constexpr double kInitStd = 0.02;
+constexpr double kLayerNormEps = 1e-5;
 
 torch::nn::Linear linear(int64_t in, int64_t out, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
@@ -77,7 +79,7 @@ LayerNormImpl::LayerNormImpl(int64_t dim, bool with_bias) {
 }
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
-  return at::layer_norm(x, weight.sizes(), weight, bias, /*eps=*/1e-5);
+  return at::layer_norm(x, weight.sizes(), weight, bias, kLayerNormEps);
 }
 
 CausalSelfAttentionImpl::CausalSelfAttentionImpl(const TransformerConfig& config)
@@ -128,7 +130,8 @@ class MlpImpl : public torch::nn::Module {};
 
 }  // namespace
 
-TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config) : dropout_(config.dropout) {
+TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
+    : n_heads_(config.n_heads), dropout_(config.dropout) {
   ln_1_ = register_module("ln_1", LayerNorm(config.hidden_dim, config.bias));
   attn_ = register_module("attn", CausalSelfAttention(config));
   ln_2_ = register_module("ln_2", LayerNorm(config.hidden_dim, config.bias));
@@ -137,7 +140,32 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config) : dr
   c_proj_ = mlp->register_module("c_proj", linear(4 * config.hidden_dim, config.hidden_dim, config.bias));
 }
 
+/// Nothing if it has to be computed by separate operations.
+std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x) {
+  if (!is_fused_ || (dropout_ > 0 && is_training())) return std::nullopt;
+  const detail::BlockWeights weights = {.ln_1 = ln_1_->weight,
+                                        .ln_1_bias = ln_1_->bias,
+                                        .qkv = attn_->c_attn_->weight,
+                                        .qkv_bias = attn_->c_attn_->bias,
+                                        .proj = attn_->c_proj_->weight,
+                                        .proj_bias = attn_->c_proj_->bias,
+                                        .ln_2 = ln_2_->weight,
+                                        .ln_2_bias = ln_2_->bias,
+                                        .fc = c_fc_->weight,
+                                        .fc_bias = c_fc_->bias,
+                                        .out = c_proj_->weight,
+                                        .out_bias = c_proj_->bias};
+  const detail::BlockOptions options = {.n_heads = n_heads_,
+                                        .scale = std::sqrt(static_cast<double>(n_heads_) / x.size(-1)),
+                                        .eps = kLayerNormEps,
+                                        .activation = detail::Activation::kGelu,
+                                        .weights_are_transposed = false};
+  if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
+  return detail::fused_block(x, weights, /*key_mask=*/{}, options);
+}
+
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x) {
+  if (const auto out = fused_forward(x)) return *out;
   return feed_forward(x + attn_->forward(ln_1_->forward(x)));
 }
 
@@ -176,6 +204,10 @@ void TransformerImpl::initialise() {
       torch::nn::init::normal_(item.value(), 0.0, name.ends_with("c_proj.weight") ? residual_std : kInitStd);
     }
   }
+}
+
+void TransformerImpl::set_fused_blocks(bool on) {
+  for (TransformerBlock& block : blocks_) block->set_fused(on);
 }
 
 at::Tensor TransformerImpl::run_block(size_t layer, const at::Tensor& x) {

@@ -10,6 +10,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,14 +54,21 @@ absl::Status validate(const GPT2Config& config);
 /// the field: no JSON, a wrong type or range, another model_type than gpt2, cross-attention.
 absl::StatusOr<GPT2Config> parse_gpt2_config(std::string_view json, const std::string& path);
 
+/// What attention may look at. Both undefined: each token at itself and those before it.
+struct GPT2Mask {
+  at::Tensor is_token;  // (B, T) bool: false at padding
+  at::Tensor allowed;   // (B, 1, T, T) bool: whether the query's row may look at the key's column
+};
+
 /// Self-attention of several heads, (B, T, n_embd) to (B, T, n_embd).
 class GPT2AttentionImpl : public torch::nn::Module {
  public:
   GPT2AttentionImpl(const GPT2Config& config, int64_t layer);
-  /// `mask` (B, 1, T, T) bool is true where the query may look; undefined: causal.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);
+  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
 
  private:
+  friend class GPT2BlockImpl;  // which may compute all of it at once
+
   int64_t n_head_;
   double scale_, attn_pdrop_, resid_pdrop_;
   Conv1D c_attn_{nullptr};  // queries, keys and values at once
@@ -72,11 +80,16 @@ TORCH_MODULE(GPT2Attention);
 class GPT2BlockImpl : public torch::nn::Module {
  public:
   GPT2BlockImpl(const GPT2Config& config, int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);
+  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
+  /// See GPT2ModelImpl.
+  void set_fused(bool on) { is_fused_ = on; }
 
  private:
+  std::optional<at::Tensor> fused_forward(const at::Tensor& x, const GPT2Mask& mask);
+
   std::string activation_;
-  double resid_pdrop_;
+  double resid_pdrop_, eps_;
+  bool is_fused_ = true;
   torch::nn::LayerNorm ln_1_{nullptr};
   GPT2Attention attn_{nullptr};
   torch::nn::LayerNorm ln_2_{nullptr};
@@ -115,13 +128,19 @@ class GPT2ModelImpl : public torch::nn::Module {
   void set_gradient_checkpointing(bool on) { gradient_checkpointing_ = on; }
   bool gradient_checkpointing() const { return gradient_checkpointing_; }
 
+  /// Compute each block as one autograd node with its own backward, where that is possible: on the CPU in float32 or
+  /// under autocast to bfloat16, without active dropout and adapters that are not merged, a GELU, heads of a multiple
+  /// of 16 values. On from the start. The results are those of the separate operations within rounding; a second
+  /// derivative has only those.
+  void set_fused_blocks(bool on);
+
   const GPT2Config& config() const { return config_; }
   /// Elements of all parameters.
   int64_t num_parameters() const;
 
  private:
   void initialise();
-  at::Tensor run_block(size_t layer, const at::Tensor& x, const at::Tensor& mask);
+  at::Tensor run_block(size_t layer, const at::Tensor& x, const GPT2Mask& mask);
 
   GPT2Config config_;
   bool gradient_checkpointing_ = false;

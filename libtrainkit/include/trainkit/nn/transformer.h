@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace trainkit {
@@ -69,6 +70,8 @@ class CausalSelfAttentionImpl : public torch::nn::Module {
   at::Tensor heads(const at::Tensor& x) const;
   at::Tensor project(const at::Tensor& mixed);
 
+  friend class TransformerBlockImpl;  // which may compute all of it at once
+
   int64_t n_heads_;
   int64_t block_size_;
   double dropout_;
@@ -83,11 +86,16 @@ class TransformerBlockImpl : public torch::nn::Module {
   explicit TransformerBlockImpl(const TransformerConfig& config);
   at::Tensor forward(const at::Tensor& x);
   at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
+  /// See TransformerImpl.
+  void set_fused(bool on) { is_fused_ = on; }
 
  private:
+  std::optional<at::Tensor> fused_forward(const at::Tensor& x);
   at::Tensor feed_forward(const at::Tensor& attended);
 
+  int64_t n_heads_;
   double dropout_;
+  bool is_fused_ = true;
   LayerNorm ln_1_{nullptr};
   CausalSelfAttention attn_{nullptr};
   LayerNorm ln_2_{nullptr};
@@ -123,6 +131,11 @@ class TransformerImpl : public torch::nn::Module {
   /// gradients for less memory and about a third more time.
   void set_gradient_checkpointing(bool on) { gradient_checkpointing_ = on; }
   bool gradient_checkpointing() const { return gradient_checkpointing_; }
+
+  /// Compute each block as one autograd node with its own backward, where that is possible: on the CPU in float32 or
+  /// under autocast to bfloat16, without dropout, heads of a multiple of 16 values. On from the start. The results are
+  /// those of the separate operations within rounding; a second derivative has only those.
+  void set_fused_blocks(bool on);
 
   /// With n_heads filled in.
   const TransformerConfig& config() const { return config_; }

@@ -1,0 +1,36 @@
+#pragma once
+/// Own kernels as operations that profilers see, and whoever looks for a NaN.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <functional>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+namespace trainkit::detail {
+
+inline std::vector<at::Tensor> tensors_of(const at::Tensor& tensor) { return {tensor}; }
+
+/// run()'s result. It is a tensor, or there is a tensors_of() for it.
+template <typename Run>
+auto recorded(const char* name, std::initializer_list<std::reference_wrapper<const at::Tensor>> inputs,
+              const Run& run) {
+  at::RecordFunction operation(at::RecordScope::FUNCTION);
+  if (!operation.isActive()) return run();
+  std::vector<c10::IValue> values;
+  if (operation.needsInputs()) {
+    for (const at::Tensor& input : inputs) values.emplace_back(input);
+  }
+  operation.before(name, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+  auto result = run();
+  if (operation.needsOutputs()) {
+    std::vector<c10::IValue> outputs;
+    for (const at::Tensor& tensor : tensors_of(result)) outputs.emplace_back(tensor);
+    operation.setOutputs(std::move(outputs));
+  }
+  return result;
+}
+
+}  // namespace trainkit::detail

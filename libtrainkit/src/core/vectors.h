@@ -1,0 +1,69 @@
+#pragma once
+/// Sixteen numbers at a time, for functions marked TRAINKIT_VECTORIZED: the compiler makes of each operation what the
+/// processor has.
+
+#include <c10/util/BFloat16.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "core/vectorized.h"
+
+namespace trainkit::detail {
+
+inline constexpr int64_t kLanes = 16;
+
+using Floats = float __attribute__((vector_size(kLanes * 4)));
+using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
+using Signs = int32_t __attribute__((vector_size(kLanes * 4)));
+using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
+
+// Loads and stores of kLanes values, and of one: a bfloat16 (uint16_t) is the upper half of a float.
+TRAINKIT_INLINE void load(const float* from, Floats& to) { std::memcpy(&to, from, sizeof to); }
+TRAINKIT_INLINE void load(const uint16_t* from, Floats& to) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  to = reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+}
+TRAINKIT_INLINE void load(const float* from, float& to) { to = *from; }
+TRAINKIT_INLINE void load(const uint16_t* from, float& to) {
+  to = std::bit_cast<float>(static_cast<uint32_t>(*from) << 16);
+}
+TRAINKIT_INLINE void store(const Floats& value, float* to) { std::memcpy(to, &value, sizeof value); }
+/// To the nearest bfloat16, the even one of two, as c10::BFloat16 does.
+TRAINKIT_INLINE void store(const Floats& value, uint16_t* to) {
+  const auto bits = reinterpret_cast<Words>(value);
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Signs is_number = value == value;
+  const Halves halves = __builtin_convertvector(is_number ? rounded : Words{} + 0x7fc0u, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+TRAINKIT_INLINE void store(float value, float* to) { *to = value; }
+TRAINKIT_INLINE void store(float value, uint16_t* to) { *to = c10::BFloat16(value).x; }
+
+TRAINKIT_INLINE float sum_of(const Floats& x) {
+  float sum = 0;
+  for (int64_t k = 0; k < kLanes; ++k) sum += x[k];
+  return sum;
+}
+
+/// e^x for x <= 0, to 2 units in the last place; about 1e-38 below -87. A NaN stays one. Cephes' expf: 2^n times a
+/// polynomial on +-ln(2)/2.
+TRAINKIT_INLINE void exp_of(Floats& x) {
+  x = x < -87.0f ? Floats{} - 87.0f : x;
+  const Floats shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = Floats{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Words exponent = (reinterpret_cast<Words>(shifted) - (0x4b400000u - 127u)) << 23;
+  x = p * reinterpret_cast<Floats>(exponent);
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,409 @@
+#include "nn/attention_kernel.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/recorded.h"
+#include "core/vectors.h"
+
+namespace trainkit::detail {
+
+static std::vector<at::Tensor> tensors_of(const Attended& attended) { return {attended.mixed, attended.logsumexp}; }
+
+namespace {
+
+constexpr int64_t kQueries = 64;    // rows of scores that are worked on at a time
+constexpr int64_t kTileRows = 8;    // of a product whose sums stay in registers, beside two vectors of columns
+constexpr int64_t kMaxWidth = 256;  // of a head
+constexpr int64_t kMaxTime = 4096;
+constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the score of what may not be seen
+
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/// Where one head of one sequence stands, and how large it is.
+struct Head {
+  int64_t time, width;
+  int64_t row;  // values from a position to the next, in qkv
+  int64_t out;  // the same, in what attention returns
+  float scale;
+};
+
+/// Scratch memory of one task.
+struct Scratch {
+  Scratch(int64_t time, int64_t width, bool backward) {
+    const int64_t keys = round_up(time, kLanes), rows = std::min(kQueries, round_up(time, kTileRows));
+    size_t at = 0;
+    const auto take = [&](int64_t floats) {
+      const size_t here = at;
+      at += static_cast<size_t>(round_up(floats, kLanes));
+      return here;
+    };
+    const size_t places[] = {take(width * keys), take(rows * width), take(rows * keys), take(keys * width), take(keys)};
+    const size_t more[] = {take(backward ? width * keys : 0), take(backward ? rows * width : 0),
+                           take(backward ? rows * keys : 0),  take(backward ? keys * width : 0),
+                           take(backward ? keys * width : 0), take(backward ? rows * width : 0)};
+    memory.reset(new (std::align_val_t{64}) float[at]());
+    float* const base = memory.get();
+    keys_t = base + places[0], q = base + places[1], p = base + places[2], v = base + places[3],
+    bias = base + places[4];
+    values_t = base + more[0], dy = base + more[1], dp = base + more[2], dk = base + more[3], dv = base + more[4],
+    dq = base + more[5];
+  }
+
+  struct Delete {
+    void operator()(float* data) const { ::operator delete[](data, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float[], Delete> memory;
+  float *keys_t, *values_t;  // (width, keys): columns are positions
+  float *q, *dy, *dq;        // (rows, width): queries times scale, and gradients
+  float *p, *dp;             // (rows, keys): scores and weights
+  float* v;                  // (keys, width): values, and keys in backward
+  float *dk, *dv;            // (keys, width)
+  float* bias;               // (keys): 0, or kHidden
+};
+
+/// c += a b for R rows and V vectors of columns, or c = a b. Element (r, k) of a is a[r * a_row + k * a_step].
+template <int R, int V, bool kAdd>
+TRAINKIT_INLINE void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, int64_t depth,
+                          float* c, int64_t c_row) {
+  Floats sums[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      if constexpr (kAdd)
+        load(c + r * c_row + v * kLanes, sums[r][v]);
+      else
+        sums[r][v] = Floats{};
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Floats right[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) load(b + k * b_row + v * kLanes, right[v]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float left = a[r * a_row + k * a_step];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sums[r][v] += left * right[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) store(sums[r][v], c + r * c_row + v * kLanes);
+  }
+}
+
+/// kTileRows rows and a multiple of kLanes columns.
+template <bool kAdd>
+TRAINKIT_INLINE void multiply(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
+                              int64_t depth, float* c, int64_t c_row, int64_t columns) {
+  int64_t at = 0;
+  for (; at + 2 * kLanes <= columns; at += 2 * kLanes) {
+    tile<kTileRows, 2, kAdd>(a, a_row, a_step, b + at, b_row, depth, c + at, c_row);
+  }
+  if (at < columns) tile<kTileRows, 1, kAdd>(a, a_row, a_step, b + at, b_row, depth, c + at, c_row);
+}
+
+/// Of kLanes vectors the k-th elements become the k-th vector: log2(kLanes) rounds that exchange half of each pair.
+TRAINKIT_INLINE void transpose(Floats (&rows)[kLanes]) {
+  constexpr Signs kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+  for (int half = 8; half > 0; half /= 2) {
+    const Signs upper = (kLane & half) != 0;
+    const Signs low = upper ? kLane - half + static_cast<int32_t>(kLanes) : kLane;
+    const Signs high = upper ? kLane + static_cast<int32_t>(kLanes) : kLane + half;
+#pragma GCC unroll 16
+    for (int k = 0; k < kLanes; ++k) {
+      if (k & half) continue;
+      const Floats a = rows[k], b = rows[k + half];
+      rows[k] = __builtin_shuffle(a, b, low);
+      rows[k + half] = __builtin_shuffle(a, b, high);
+    }
+  }
+}
+
+/// `count` rows of `width` values, `row` apart, as columns of `to` (width, keys); the columns up to the next multiple
+/// of kLanes become 0.
+template <typename T>
+TRAINKIT_INLINE void to_columns(const T* from, int64_t row, int64_t count, int64_t width, float* to, int64_t keys) {
+  for (int64_t j = 0; j < count; j += kLanes) {
+    for (int64_t d = 0; d < width; d += kLanes) {
+      Floats block[kLanes];
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kLanes; ++k) {
+        if (j + k < count)
+          load(from + (j + k) * row + d, block[k]);
+        else
+          block[k] = Floats{};
+      }
+      transpose(block);
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kLanes; ++k) store(block[k], to + (d + k) * keys + j);
+    }
+  }
+}
+
+/// `count` rows of `width` values, times `factor`, one after the other; zeros after them up to a multiple of kTileRows.
+template <typename T>
+TRAINKIT_INLINE void to_rows(const T* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t d = 0; d < width; d += kLanes) {
+      Floats values;
+      load(from + i * row + d, values);
+      store(values * factor, to + i * width + d);
+    }
+  }
+  std::fill(to + count * width, to + round_up(count, kTileRows) * width, 0.0f);
+}
+
+template <typename T>
+TRAINKIT_INLINE void from_rows(const float* from, int64_t count, int64_t width, T* to, int64_t row) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t d = 0; d < width; d += kLanes) {
+      Floats values;
+      load(from + i * width + d, values);
+      store(values, to + i * row + d);
+    }
+  }
+}
+
+/// Scores of `count` queries from `first` on, as far as their tile of rows can see.
+TRAINKIT_INLINE void scores(const Scratch& scratch, const Head& head, int64_t keys, int64_t first, int64_t count) {
+  for (int64_t i = 0; i < count; i += kTileRows) {
+    multiply<false>(scratch.q + i * head.width, head.width, 1, scratch.keys_t, keys, head.width, scratch.p + i * keys,
+                    keys, std::min(keys, round_up(first + i + kTileRows, kLanes)));
+  }
+}
+
+/// The scores of row `position`, with what it may not see hidden.
+TRAINKIT_INLINE void seen(const float* row, const float* bias, int64_t j, int64_t position, Floats& score) {
+  constexpr Signs kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Floats hidden;
+  load(row + j, score);
+  load(bias + j, hidden);
+  score += hidden;
+  const Signs later = kLane + static_cast<int32_t>(j) > static_cast<int32_t>(position);
+  score = later ? Floats{} + kHidden : score;
+}
+
+/// Writes the weights of row `position` before they are divided by their sum: zero where nothing is seen, up to the end
+/// of what its tile sees. @return the logarithm of the sum of e^score, 0 if nothing is seen; `sum` as a factor.
+TRAINKIT_INLINE float softmax_row(float* row, const float* bias, int64_t position, int64_t end, float& factor) {
+  Floats highest = Floats{} + kHidden;
+  for (int64_t j = 0; j < end; j += kLanes) {
+    Floats score;
+    seen(row, bias, j, position, score);
+    store(score, row + j);
+    highest = highest < score ? score : highest;
+  }
+  float most = kHidden;
+  for (int64_t k = 0; k < kLanes; ++k) most = most < highest[k] ? highest[k] : most;
+  if (most == kHidden) most = 0;
+  Floats sums = {};
+  for (int64_t j = 0; j < end; j += kLanes) {
+    Floats score;
+    load(row + j, score);
+    const Signs unseen = score == kHidden;
+    score -= most;
+    exp_of(score);
+    score = unseen ? Floats{} : score;  // a NaN stays one
+    store(score, row + j);
+    sums += score;
+  }
+  const float sum = sum_of(sums);
+  factor = sum == 0 ? 0 : 1 / sum;
+  return sum == 0 ? 0 : most + std::log(sum);
+}
+
+template <typename T>
+TRAINKIT_INLINE void forward_head(const T* qkv, const Head& head, Scratch& scratch, T* out, float* logsumexp) {
+  const int64_t keys = round_up(head.time, kLanes), channels = head.out;
+  to_columns(qkv + channels, head.row, head.time, head.width, scratch.keys_t, keys);
+  to_rows(qkv + 2 * channels, head.row, head.time, head.width, 1, scratch.v);
+  for (int64_t first = 0; first < head.time; first += kQueries) {
+    const int64_t count = std::min(kQueries, head.time - first);
+    to_rows(qkv + first * head.row, head.row, count, head.width, head.scale, scratch.q);
+    scores(scratch, head, keys, first, count);
+    float factors[kQueries];
+    for (int64_t i = 0; i < round_up(count, kTileRows); ++i) {
+      float* row = scratch.p + i * keys;
+      const int64_t tile_end = std::min(keys, round_up(first + i / kTileRows * kTileRows + kTileRows, kLanes));
+      if (i < count)
+        logsumexp[first + i] = softmax_row(row, scratch.bias, first + i, tile_end, factors[i]);
+      else
+        std::fill(row, row + tile_end, 0.0f);
+    }
+    for (int64_t i = 0; i < count; i += kTileRows) {
+      multiply<false>(scratch.p + i * keys, keys, 1, scratch.v, head.width, std::min(head.time, first + i + kTileRows),
+                      scratch.q + i * head.width, head.width, head.width);
+    }
+    for (int64_t i = 0; i < count; ++i) {  // over the queries, which are not needed any more
+      float* row = scratch.q + i * head.width;
+      for (int64_t d = 0; d < head.width; ++d) row[d] *= factors[i];
+    }
+    from_rows(scratch.q, count, head.width, out + first * channels, channels);
+  }
+}
+
+/// Of one row: scores become weights, gradients of weights become those of scores. `delta` is the sum of d_mixed mixed.
+TRAINKIT_INLINE void gradient_row(float* p, float* dp, const float* bias, int64_t position, int64_t end,
+                                  float logsumexp, float delta) {
+  for (int64_t j = 0; j < end; j += kLanes) {
+    Floats weight, gradient;
+    seen(p, bias, j, position, weight);
+    load(dp + j, gradient);
+    const Signs unseen = weight == kHidden;
+    weight -= logsumexp;
+    exp_of(weight);
+    weight = unseen ? Floats{} : weight;
+    store(weight, p + j);
+    store(weight * (gradient - delta), dp + j);
+  }
+}
+
+template <typename T>
+TRAINKIT_INLINE void backward_head(const T* qkv, const T* mixed, const T* d_mixed, const float* logsumexp,
+                                   const Head& head, Scratch& scratch, T* d_qkv) {
+  const int64_t keys = round_up(head.time, kLanes), channels = head.out, width = head.width;
+  to_columns(qkv + channels, head.row, head.time, width, scratch.keys_t, keys);
+  to_columns(qkv + 2 * channels, head.row, head.time, width, scratch.values_t, keys);
+  to_rows(qkv + channels, head.row, head.time, width, 1, scratch.v);
+  std::fill(scratch.dk, scratch.dk + keys * width, 0.0f);
+  std::fill(scratch.dv, scratch.dv + keys * width, 0.0f);
+  for (int64_t first = 0; first < head.time; first += kQueries) {
+    const int64_t count = std::min(kQueries, head.time - first), rows = round_up(count, kTileRows);
+    to_rows(qkv + first * head.row, head.row, count, width, head.scale, scratch.q);
+    to_rows(d_mixed + first * channels, channels, count, width, 1, scratch.dy);
+    scores(scratch, head, keys, first, count);
+    for (int64_t i = 0; i < count; i += kTileRows) {
+      multiply<false>(scratch.dy + i * width, width, 1, scratch.values_t, keys, width, scratch.dp + i * keys, keys,
+                      std::min(keys, round_up(first + i + kTileRows, kLanes)));
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t end = std::min(keys, round_up(first + i / kTileRows * kTileRows + kTileRows, kLanes));
+      if (i >= count) {
+        std::fill(scratch.p + i * keys, scratch.p + i * keys + end, 0.0f);
+        std::fill(scratch.dp + i * keys, scratch.dp + i * keys + end, 0.0f);
+        continue;
+      }
+      Floats delta = {};
+      for (int64_t d = 0; d < width; d += kLanes) {
+        Floats out, gradient;
+        load(mixed + (first + i) * channels + d, out);
+        load(scratch.dy + i * width + d, gradient);
+        delta += out * gradient;
+      }
+      gradient_row(scratch.p + i * keys, scratch.dp + i * keys, scratch.bias, first + i, end, logsumexp[first + i],
+                   sum_of(delta));
+    }
+    for (int64_t i = 0; i < count; i += kTileRows) {
+      multiply<false>(scratch.dp + i * keys, keys, 1, scratch.v, width, std::min(head.time, first + i + kTileRows),
+                      scratch.dq + i * width, width, width);
+    }
+    // Keys and values, a tile of positions at a time, from the queries that see them.
+    for (int64_t j = 0; j < std::min(head.time, first + count); j += kTileRows) {
+      const int64_t from = std::max<int64_t>(0, j - first) / kTileRows * kTileRows;
+      multiply<true>(scratch.p + from * keys + j, 1, keys, scratch.dy + from * width, width, count - from,
+                     scratch.dv + j * width, width, width);
+      multiply<true>(scratch.dp + from * keys + j, 1, keys, scratch.q + from * width, width, count - from,
+                     scratch.dk + j * width, width, width);
+    }
+    for (int64_t k = 0; k < count * width; ++k) scratch.dq[k] *= head.scale;
+    from_rows(scratch.dq, count, width, d_qkv + first * head.row, head.row);
+  }
+  from_rows(scratch.dk, head.time, width, d_qkv + channels, head.row);
+  from_rows(scratch.dv, head.time, width, d_qkv + 2 * channels, head.row);
+}
+
+// One function of each for each dtype: those that are compiled more than once cannot be templates.
+#define TRAINKIT_KERNELS(T)                                                                                          \
+  TRAINKIT_VECTORIZED void run_forward(const T* qkv, const Head& head, Scratch& scratch, T* out, float* logsumexp) { \
+    forward_head(qkv, head, scratch, out, logsumexp);                                                                \
+  }                                                                                                                  \
+  TRAINKIT_VECTORIZED void run_backward(const T* qkv, const T* mixed, const T* d_mixed, const float* logsumexp,      \
+                                        const Head& head, Scratch& scratch, T* d_qkv) {                              \
+    backward_head(qkv, mixed, d_mixed, logsumexp, head, scratch, d_qkv);                                             \
+  }
+TRAINKIT_KERNELS(float)
+TRAINKIT_KERNELS(uint16_t)  // bfloat16
+
+/// Calls work(head of qkv, index of qkv's first value, of the output's, of logsumexp's, scratch) for each head.
+template <typename Work>
+void for_heads(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention, bool backward,
+               const Work& work) {
+  const int64_t batch = qkv.size(0), time = qkv.size(1), channels = qkv.size(2) / 3, heads = attention.n_heads;
+  const Head head{time, channels / heads, 3 * channels, channels, static_cast<float>(attention.scale)};
+  const bool* mask = key_mask.defined() ? key_mask.const_data_ptr<bool>() : nullptr;
+  at::parallel_for(0, batch * heads, 1, [&](int64_t begin, int64_t end) {
+    Scratch scratch(time, head.width, backward);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / heads, offset = task % heads * head.width;
+      for (int64_t j = 0; mask && j < time; ++j) scratch.bias[j] = mask[row * time + j] ? 0 : kHidden;
+      work(head, row * time * 3 * channels + offset, row * time * channels + offset, task * time, scratch);
+    }
+  });
+}
+
+template <typename T>
+Attended forward(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention) {
+  const int64_t batch = qkv.size(0), time = qkv.size(1), channels = qkv.size(2) / 3;
+  Attended attended{at::empty({batch, time, channels}, qkv.options()),
+                    at::empty({batch, attention.n_heads, time}, qkv.options().dtype(at::kFloat))};
+  const T* from = static_cast<const T*>(qkv.const_data_ptr());
+  T* out = static_cast<T*>(attended.mixed.mutable_data_ptr());
+  auto* logsumexp = attended.logsumexp.mutable_data_ptr<float>();
+  for_heads(qkv, key_mask, attention, false,
+            [=](const Head& head, int64_t in, int64_t to, int64_t rows, Scratch& scratch) {
+              run_forward(from + in, head, scratch, out + to, logsumexp + rows);
+            });
+  return attended;
+}
+
+template <typename T>
+at::Tensor backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const at::Tensor& key_mask,
+                    const Attended& attended, const CausalAttention& attention) {
+  at::Tensor d_qkv = at::empty_like(qkv);
+  const T* from = static_cast<const T*>(qkv.const_data_ptr());
+  const T* mixed = static_cast<const T*>(attended.mixed.const_data_ptr());
+  const T* gradient = static_cast<const T*>(d_mixed.const_data_ptr());
+  const auto* logsumexp = attended.logsumexp.const_data_ptr<float>();
+  T* to = static_cast<T*>(d_qkv.mutable_data_ptr());
+  for_heads(qkv, key_mask, attention, true,
+            [=](const Head& head, int64_t in, int64_t out, int64_t rows, Scratch& scratch) {
+              run_backward(from + in, mixed + out, gradient + out, logsumexp + rows, head, scratch, to + in);
+            });
+  return d_qkv;
+}
+
+}  // namespace
+
+bool has_causal_attention(int64_t time, int64_t width, int64_t n_heads) {
+  return width % (n_heads * kLanes) == 0 && width / n_heads <= kMaxWidth && time <= kMaxTime;
+}
+
+Attended causal_attention(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention) {
+  return recorded("trainkit::causal_attention", {qkv}, [&] {
+    return qkv.scalar_type() == at::kFloat ? forward<float>(qkv, key_mask, attention)
+                                           : forward<uint16_t>(qkv, key_mask, attention);
+  });
+}
+
+at::Tensor causal_attention_backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const at::Tensor& key_mask,
+                                     const Attended& attended, const CausalAttention& attention) {
+  return recorded("trainkit::causal_attention_backward", {d_mixed, qkv}, [&] {
+    return qkv.scalar_type() == at::kFloat ? backward<float>(d_mixed, qkv, key_mask, attended, attention)
+                                           : backward<uint16_t>(d_mixed, qkv, key_mask, attended, attention);
+  });
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,28 @@
+// Kernels of our own run on LibTorch's threads. Alone in its process: the first parallel work starts the threads.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "test_util.h"
+#include "trainkit/nn/cross_entropy.h"
+
+using namespace trainkit;
+
+TEST_CASE("A kernel shares its work among LibTorch's threads", "[nn][parallel]") {
+#if defined(__SANITIZE_THREAD__)
+  TRAINKIT_SKIP("ThreadSanitizer does not see what OpenMP's threads wait for: kernels run on one");
+#endif
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  };
+  constexpr int64_t kRows = 512, kClasses = 1000;
+  at::set_num_threads(2);
+  const at::Tensor logits = at::empty({kRows, kClasses}), target = at::empty({kRows}, at::kLong);
+  std::fill_n(logits.mutable_data_ptr<float>(), kRows * kClasses, 1.0f);
+  std::fill_n(target.mutable_data_ptr<int64_t>(), kRows, 3);
+  const auto before = threads();
+  const at::NoGradGuard no_grad;
+  const at::Tensor loss = cross_entropy(logits, target);
+  CHECK(threads() == std::max<decltype(before)>(before, 2));  // alone in its process it had one
+  CHECK(loss.item<float>() == Approx(std::log(1000.0)));
+}
