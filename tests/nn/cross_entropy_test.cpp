@@ -1,5 +1,7 @@
 #include "trainkit/nn/cross_entropy.h"
 
+#include <ATen/autocast_mode.h>
+
 #include "test_util.h"
 
 using namespace trainkit;
@@ -110,4 +112,14 @@ TEST_CASE("cross_entropy goes backward twice only where the graph is retained, a
   CHECK_THROWS(loss.backward());
   loss = cross_entropy(x, target);
   CHECK_THROWS_WITH(loss.backward({}, true, /*create_graph=*/true), Catch::Contains("no second derivative"));
+}
+
+TEST_CASE("Under autocast cross_entropy of bfloat16 logits is that of the same values in float32",
+          "[nn][cross_entropy]") {
+  const at::Tensor target = torch::randint(6, {4}), logits = torch::randn({4, 6}).to(at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto [loss, gradient] = with_gradient(logits, [&](const auto& x) { return cross_entropy(x, target); });
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  CHECK(loss.equal(cross_entropy(logits.to(at::kFloat), target)));
+  CHECK(gradient.scalar_type() == at::kBFloat16);
 }

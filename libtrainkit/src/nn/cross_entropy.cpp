@@ -1,5 +1,6 @@
 #include "trainkit/nn/cross_entropy.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -141,6 +142,9 @@ int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int6
 }  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index) {
+  if (logits.is_cpu() && logits.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU)) {
+    return cross_entropy(logits.to(at::kFloat), target, ignore_index);  // as autocast does for LibTorch's
+  }
   if (!has_fast_path(logits, target)) {
     return at::cross_entropy_loss(logits, target, /*weight=*/{}, at::Reduction::Mean, ignore_index);
   }

@@ -11,7 +11,7 @@ namespace trainkit {
 /// autograd node that passes over the logits once, its gradient being made with the loss.
 ///
 /// logits (N, C), floating point; target (N), int64, in 0..C-1 or `ignore_index`. A scalar of the logits' dtype; NaN if
-/// no row counts. Throws c10::IndexError for a target out of range.
+/// no row counts. Throws c10::IndexError for a target out of range. Under autocast it is computed in float32.
 ///
 /// The fast path is for contiguous float32 logits on the CPU and keeps one (N, C) tensor for backward (LibTorch: one,
 /// and a second one in backward). It has no second derivative: backward with create_graph says so. Elsewhere this is
