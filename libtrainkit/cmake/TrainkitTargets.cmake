@@ -6,7 +6,7 @@ target_compile_options(trainkit_flags INTERFACE -Wall -Wextra $<$<BOOL:${TRAINKI
                                                 $<$<BOOL:${TRAINKIT_NATIVE}>:-march=native>)
 if(TRAINKIT_SANITIZE)
   target_compile_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE} -fno-sanitize-recover=all
-                                                  -fno-omit-frame-pointer -g)
+                                                  -fno-omit-frame-pointer -g1)
   target_link_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE})
 endif()
 
