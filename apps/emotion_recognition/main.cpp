@@ -102,7 +102,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
     scores = tested.metrics();
     if (placement.is_first()) {
       TRAINKIT_RETURN_IF_ERROR(write_results(run.output_dir, session, tested, best));
-      log_test(folder->logger(), run, result, scores, class_table(session.labels(), tested));
+      log_test(folder->logger(), result, scores, class_table(session.labels(), tested));
     }
   }
   TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader, scores));

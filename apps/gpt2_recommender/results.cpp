@@ -41,7 +41,7 @@ absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& s
   if (session.options().merge_lora) TRAINKIT_RETURN_IF_ERROR(save_merged(model, run.output_dir));
   const TestScores scores = test_model(model, session);
   TRAINKIT_RETURN_IF_ERROR(write_scores(run.output_dir, session, scores, best.step()));
-  log_test(logger, run, result, scores.summary(), score_table(scores));
+  log_test(logger, result, scores.summary(), score_table(scores));
   return scores;
 }
 

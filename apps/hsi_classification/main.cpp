@@ -77,7 +77,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
     scores = tested.metrics();
     if (placement.is_first()) {
       TRAINKIT_RETURN_IF_ERROR(write_results(run.output_dir, session, split, tested, maps));
-      log_test(folder->logger(), run, result, tested.metrics(), class_table(session.scene(), tested));
+      log_test(folder->logger(), result, tested.metrics(), class_table(session.scene(), tested));
     }
   }
   TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader, scores));

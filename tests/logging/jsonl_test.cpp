@@ -111,6 +111,19 @@ TEST_CASE("After a rewind no step stands twice, wherever the file was cut", "[lo
   CHECK(rewound(dir / "m.jsonl", 2) == kept);
 }
 
+TEST_CASE("A rewind to the last step forgets the test that followed it, which is taken again", "[logging][jsonl]") {
+  test::TempDir dir;
+  auto logger = JsonlLogger::open(dir / "m.jsonl").value();
+  for (const char* split : {"train", "val", "test"}) logger->log({.step = 4, .split = split});
+  CHECK(logger->rewind(4).ok());
+  logger->log({.step = 4, .split = "test"});
+  CHECK(logger->flush().ok());
+  const auto records = read_jsonl(dir / "m.jsonl").value();
+  REQUIRE(records.size() == 3);
+  CHECK(records[1].split == "val");
+  CHECK(records[2].split == "test");
+}
+
 TEST_CASE("A line with a NUL byte is no record, however well it begins", "[logging][jsonl]") {
   test::TempDir dir;
   const std::string line = to_json({.step = 1, .values = {{"loss", 2}}});

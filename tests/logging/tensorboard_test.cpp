@@ -119,6 +119,30 @@ TEST_CASE("After a rewind each step stands once, wherever the last file was cut"
   }
 }
 
+TEST_CASE("A rewind to the last step forgets the test that followed it, which is taken again",
+          "[logging][tensorboard]") {
+  const auto log_test_of = [](Logger& logger) {
+    logger.log({.step = 4, .split = "test", .values = {{"accuracy", 0.5}}});
+    logger.log_text({.step = 4, .tag = "test", .text = "| class | accuracy |"});
+  };
+  for (const int texts : {0, 1}) {  // a kill came before the table, or after it
+    test::TempDir dir;
+    {
+      auto logger = TensorBoardLogger::open(dir.path()).value();
+      logger->log({.step = 4, .split = "val", .values = {{"loss", 1}}});
+      logger->log_text({.step = 4, .tag = "testimony", .text = "of another tag"});
+      logger->log({.step = 4, .split = "test", .values = {{"accuracy", 0.5}}});
+      if (texts > 0) logger->log_text({.step = 4, .tag = "test", .text = "| class | accuracy |"});
+      REQUIRE(logger->flush().ok());
+    }
+    auto logger = TensorBoardLogger::open(dir.path()).value();
+    REQUIRE(logger->rewind(4).ok());
+    log_test_of(*logger);
+    REQUIRE(logger->flush().ok());
+    CHECK(steps_of(dir.path()) == std::vector<int64_t>{4, 4, 5, 4, 4});  // 5 is the restart mark
+  }
+}
+
 TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in another", "[logging][tensorboard]") {
   test::TempDir dir;
   auto logger = TensorBoardLogger::open(dir.path()).value();

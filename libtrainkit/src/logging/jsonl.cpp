@@ -143,7 +143,9 @@ absl::Status JsonlLogger::flush() { return impl_->file->flush(); }
 
 absl::Status JsonlLogger::rewind(int64_t step) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(impl_->file->path()));
-  const size_t keep = for_each_record(bytes, [step](const LogRecord& record) { return record.step <= step; });
+  const size_t keep = for_each_record(bytes, [step](const LogRecord& record) {
+    return record.step < step || (record.step == step && record.split != "test");
+  });
   return impl_->file->truncate(static_cast<int64_t>(keep));
 }
 

@@ -100,7 +100,8 @@ class TensorBoardLogger::Impl {
     size_t offset = 0, keep = 0;
     int events = 0;  // the first is the file version, which nobody misses
     while (const auto event = detail::next_record(bytes, offset)) {
-      if (detail::event_step(*event).value_or(step + 1) > step) break;
+      const int64_t at = detail::event_step(*event).value_or(step + 1);
+      if (at > step || (at == step && detail::event_is_of(*event, "test"))) break;
       keep = offset;
       ++events;
     }

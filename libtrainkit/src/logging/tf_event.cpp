@@ -62,6 +62,38 @@ bool get_varint(std::string_view bytes, size_t& offset, uint64_t& value) {
   return false;
 }
 
+/// Calls visit(number, value if it is a varint, bytes if it has a length) for each field of `message`. @return whether
+/// all of it is in protobuf's wire format.
+template <typename Visit>
+bool for_each_field(std::string_view message, const Visit& visit) {
+  for (size_t offset = 0; offset < message.size();) {
+    uint64_t key = 0, value = 0;
+    std::string_view bytes;
+    if (!get_varint(message, offset, key)) return false;
+    switch (key & 7) {
+      case kVarint:
+        if (!get_varint(message, offset, value)) return false;
+        break;
+      case kFixed64:
+        offset += 8;
+        break;
+      case kFixed32:
+        offset += 4;
+        break;
+      case kBytes:
+        if (!get_varint(message, offset, value) || value > message.size() - offset) return false;
+        bytes = message.substr(offset, value);
+        offset += value;
+        break;
+      default:
+        return false;
+    }
+    if (offset > message.size()) return false;
+    visit(key >> 3, value, bytes);
+  }
+  return true;
+}
+
 }  // namespace
 
 uint32_t crc32c(std::string_view bytes) {
@@ -137,30 +169,25 @@ std::string EventBuilder::finish() const {
 }
 
 std::optional<int64_t> event_step(std::string_view event) {
-  for (size_t offset = 0; offset < event.size();) {
-    uint64_t key = 0, value = 0;
-    if (!get_varint(event, offset, key)) return std::nullopt;
-    switch (key & 7) {
-      case kVarint:
-        if (!get_varint(event, offset, value)) return std::nullopt;
-        if (key >> 3 == 2) return static_cast<int64_t>(value);
-        break;
-      case kFixed64:
-        offset += 8;
-        break;
-      case kFixed32:
-        offset += 4;
-        break;
-      case kBytes:
-        if (!get_varint(event, offset, value) || value > event.size() - offset) return std::nullopt;
-        offset += value;
-        break;
-      default:
-        return std::nullopt;
-    }
-    if (offset > event.size()) return std::nullopt;
-  }
-  return 0;
+  int64_t step = 0;
+  const bool whole = for_each_field(event, [&](uint64_t field, uint64_t value, std::string_view) {
+    if (field == 2) step = static_cast<int64_t>(value);
+  });
+  return whole ? std::optional(step) : std::nullopt;
+}
+
+bool event_is_of(std::string_view event, std::string_view split) {
+  bool found = false;
+  for_each_field(event, [&](uint64_t field, uint64_t, std::string_view summary) {
+    if (field != 5) return;                                                    // Event.summary
+    for_each_field(summary, [&](uint64_t, uint64_t, std::string_view entry) {  // Summary.value
+      for_each_field(entry, [&](uint64_t name, uint64_t, std::string_view tag) {
+        if (name != 1) return;  // Value.tag
+        found = found || (tag.starts_with(split) && (tag.size() == split.size() || tag[split.size()] == '/'));
+      });
+    });
+  });
+  return found;
 }
 
 }  // namespace trainkit::detail

@@ -15,7 +15,6 @@
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/jsonl.h"
 #include "trainkit/logging/plot.h"
 #include "trainkit/logging/run_log.h"
 #include "trainkit/logging/summary.h"
@@ -196,13 +195,7 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
   return text;
 }
 
-void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Metrics& scores,
-              const std::string& table) {
-  if (!run.resume.empty()) {
-    const auto logged = read_jsonl(run.output_dir + "/metrics.jsonl");
-    if (logged.ok() && !logged->empty() && logged->back().split == "test" && logged->back().step == result.steps)
-      return;
-  }
+void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {
   logger.log({.step = result.steps, .epoch = result.epochs, .split = "test", .values = {scores.begin(), scores.end()}});
   logger.log_text({.step = result.steps, .tag = "test", .text = table});
 }

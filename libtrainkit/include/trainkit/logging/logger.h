@@ -68,8 +68,9 @@ class Logger {
   /// Brings all that was logged to its place and returns the failure that kept something from getting there.
   virtual absl::Status flush() = 0;
 
-  /// Forgets every record of a step after `step`, and a last record that a kill left torn. Call it on resume, before
-  /// the first log(), so that no step stands twice.
+  /// Forgets every record of a step after `step`, those of the split "test" at `step` (a test follows a run's last
+  /// checkpoint, and whoever goes on from that takes it again), and a last record that a kill left torn. Call it on
+  /// resume, before the first log(), so that no step stands twice.
   virtual absl::Status rewind(int64_t step);
 
   /// flush(), and the last thing done: nothing is logged afterwards.

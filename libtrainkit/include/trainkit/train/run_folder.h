@@ -42,10 +42,9 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
 std::string describe_time(const TrainerResult& result);
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
 
-/// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). Nothing if `run`
-/// was resumed and has that record already: a run that was killed between its last record and its end.
-void log_test(Logger& logger, const RunOptions& run, const TrainerResult& result, const Metrics& scores,
-              const std::string& table);
+/// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown), behind the run's
+/// last checkpoint: whoever goes on from that logs them again (Logger::rewind).
+void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);
 
 /// `<output_dir>` of a run: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
 /// the progress on the screen. Of several ranks the first alone writes and prints; the others' objects do nothing.
