@@ -26,7 +26,7 @@ void print(const std::string& line) {
   std::fflush(stdout);
 }
 
-absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const TransformerOptions& options,
+absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, TransformerOptions& options,
                           const Machine& machine, Program& program) {
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, run, machine, program));
   if (placement.is_first()) {
@@ -56,7 +56,15 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Tra
   recipe.loss = text_loss();
   recipe.dataset = train_set;
   recipe.smaller = smaller_models(options, corpus.tokenizer->vocab_size());
+  recipe.set_segments = [&](StepRecipe& other, int64_t segments) {
+    TransformerOptions changed = options;
+    changed.checkpoint_segments = {segments};
+    other.make_model = [changed, &corpus] { return create_model(changed, corpus.tokenizer->vocab_size()).ptr(); };
+  };
+  recipe.most_segments = options.n_layers;
+  recipe.choose_segments = options.checkpoint_segments.is_auto();
   TRAINKIT_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(parser, run, machine, recipe, placement));
+  if (recipe.choose_segments) options.checkpoint_segments = {memory.checkpoint_segments};
   const auto order = std::make_shared<RandomSampler>(train_set->size(), RandomSamplerOptions{.seed = run.seed});
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, training_loader(train_set, order, run, machine, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const auto validation, evaluation_loader(validation_set, run, machine, placement));

@@ -23,6 +23,11 @@ void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
   add("bias", &options.bias, {.help = "Biases in linear layers and layer norms."});
   add("gradient_checkpointing", &options.gradient_checkpointing,
       {.help = "Compute each block again in backward instead of keeping it: less memory, a third more time."});
+  add("checkpoint_segments", &options.checkpoint_segments,
+      {.help = "Divide the blocks into so many segments and compute all but the last again in backward: 1 keeps "
+               "everything; auto takes the fewest with which the batch is predicted to fit into memory.",
+       .min = 1,
+       .max = 1024});
 }
 
 void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
@@ -134,6 +139,15 @@ absl::Status check_transformer_options(const ConfigParser& parser, const Transfo
   if (options.n_heads > 0 && options.hidden_dim % options.n_heads != 0) {
     return parser.invalid("n_heads", "does not divide the width",
                           fmt::format("a divisor of --hidden-dim {}", options.hidden_dim));
+  }
+  const int64_t segments = options.checkpoint_segments.value.value_or(1);
+  if (segments > options.n_layers) {
+    return parser.invalid("checkpoint_segments", "more segments than blocks",
+                          fmt::format("at most --n-layers {}", options.n_layers));
+  }
+  if (options.gradient_checkpointing && options.checkpoint_segments != IntOrAuto{1}) {
+    return parser.invalid("checkpoint_segments", "--gradient-checkpointing makes each block a segment",
+                          "one of the two");
   }
   if (options.tokenizer == "gpt2" && (options.vocab.empty() || options.merges.empty())) {
     return parser.invalid("tokenizer", "needs its files", "--vocab encoder.json --merges vocab.bpe");

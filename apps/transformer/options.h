@@ -22,6 +22,8 @@ struct TransformerOptions {
   double dropout = 0.0;
   bool bias = false;
   bool gradient_checkpointing = false;
+  /// 1: none.
+  IntOrAuto checkpoint_segments = {1};
 
   // Text
   std::string input = {};

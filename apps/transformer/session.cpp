@@ -113,6 +113,7 @@ std::shared_ptr<const TokenWindows> Session::validation_set() const {
 Transformer create_model(const TransformerOptions& options, int64_t vocab_size) {
   Transformer model(model_config(options, vocab_size));
   model->set_gradient_checkpointing(options.gradient_checkpointing);
+  model->set_checkpoint_segments(options.checkpoint_segments.value.value_or(1));
   return model;
 }
 

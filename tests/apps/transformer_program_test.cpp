@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "test_util.h"
 #include "text_place.h"
@@ -129,6 +130,37 @@ TEST_CASE("A dry run plans for devices that are not there", "[apps][transformer]
   CHECK(small.errors.find("error[memory.plan] ") != std::string::npos);
 }
 
+TEST_CASE("--checkpoint_segments auto takes the fewest segments with which the batch fits", "[apps][transformer]") {
+  const Place place;
+  const auto plan = [&](const std::string& segments, const std::string& memory) {
+    std::vector<std::string> flags =
+        place.flags("run", {"--dry_run", "--json", "--gpu_memory", memory, "--checkpoint_segments", segments});
+    for (const auto& [flag, value] : {std::pair("--batch_size", "64"), std::pair("--n_layers", "6"),
+                                      std::pair("--hidden_dim", "128"), std::pair("--block_size", "128")}) {
+      const auto found = std::find(flags.begin(), flags.end(), flag);
+      if (found == flags.end())
+        flags.insert(flags.end(), {flag, value});
+      else
+        *(found + 1) = value;
+    }
+    const Ended ended = run(place, flags);
+    INFO(ended.output << ended.errors);
+    REQUIRE(ended.code == 0);
+    return nlohmann::json::parse(ended.output).at("plan");
+  };
+  const auto all = plan("1", "40GiB"), some = plan("3", "40GiB");
+  REQUIRE(all.at("fits") == true);
+  const int64_t most = all.at("reserved_bytes"), less = some.at("reserved_bytes");
+  REQUIRE(less < most);
+  CHECK(some.at("checkpoint_segments") == 1);  // given, not chosen
+  const std::string enough = std::to_string(less + all.at("reserve_bytes").get<int64_t>());
+  CHECK(plan("2", enough).at("fits") == false);
+  const auto chosen = plan("auto", enough);
+  CHECK(chosen.at("checkpoint_segments") == 3);
+  CHECK(chosen.at("fits") == true);
+  CHECK(plan("auto", "40GiB").at("checkpoint_segments") == 1);
+}
+
 TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][transformer]") {
   const Place place;
   std::ofstream(place.dir / "empty.txt");
@@ -158,6 +190,8 @@ TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][tr
       {3, "a folder", {"--config", place.dir.path().string()}},
       {3, "bad.json:1:11", {"--config", place.dir / "bad.json"}},
       {2, "--n_heads", place.flags("a", {"--n_heads", "3"})},
+      {2, "--checkpoint_segments: more segments", place.flags("q", {"--checkpoint_segments", "9"})},
+      {2, "one of the two", place.flags("r", {"--checkpoint_segments", "2", "--gradient-checkpointing"})},
       {2, "--device", place.flags("b", {"--device", "cuda:7"})},
       {2, "--overwrite", place.flags("taken")},
       {2, "--on_nonfinite", place.flags("g", {"--on_nonfinite", "rollback", "--save_every", "0"})},

@@ -31,12 +31,13 @@ struct Run {
   int64_t peak_bytes = 0;
 };
 
-Run run(bool checkpointing, TransformerConfig config, bool autocast = false, int64_t rows = 3) {
+Run run(bool checkpointing, TransformerConfig config, bool autocast = false, int64_t rows = 3, int64_t segments = 1) {
   torch::manual_seed(9);
   Transformer model(config);
   const at::Tensor x = torch::randint(0, config.vocab_size, {rows, config.block_size}, at::kLong);
   const at::Tensor y = torch::randint(0, config.vocab_size, {rows, config.block_size}, at::kLong);
   model->set_gradient_checkpointing(checkpointing);
+  model->set_checkpoint_segments(segments);
   Run result;
   auto meter = std::make_shared<Meter>();
   {
@@ -96,6 +97,38 @@ TEST_CASE("Checkpointing keeps less memory", "[nn][checkpoint]") {
   const int64_t checkpointed = run(true, config, false, 8).peak_bytes;
   WARN("peak bytes of a step: " << checkpointed << " with checkpointing, " << plain << " without");
   CHECK(checkpointed < plain / 2);
+}
+
+TEST_CASE("Gradients with any number of segments are those without, bit for bit, and more take less memory",
+          "[nn][checkpoint]") {
+  TransformerConfig config{.vocab_size = 31, .block_size = 64, .n_layers = 7, .n_heads = 2, .hidden_dim = 64};
+  for (const double dropout : {0.0, 0.2}) {
+    config.dropout = dropout;
+    const Run plain = run(false, config, false, 8);
+    int64_t last = plain.peak_bytes;
+    for (const int64_t segments : {2, 3, 7}) {
+      CAPTURE(dropout, segments);
+      const Run divided = run(false, config, false, 8, segments);
+      check_equal(divided, plain);
+      CHECK(divided.peak_bytes < last);
+      last = divided.peak_bytes;
+    }
+    CHECK(last < plain.peak_bytes / 2);
+  }
+  Transformer model(config);
+  CHECK_THROWS_AS(model->set_checkpoint_segments(0), c10::ValueError);
+  CHECK_THROWS_AS(model->set_checkpoint_segments(8), c10::ValueError);
+}
+
+TEST_CASE("checkpoint_sequential computes each layer but the last segment's twice", "[nn][checkpoint]") {
+  std::vector<int> calls(5);
+  std::vector<CheckpointedLayer> layers;
+  const at::Tensor weight = torch::rand({3}).requires_grad_(), x = torch::rand({3});
+  for (int& count : calls) {
+    layers.push_back({[&count, weight](const at::Tensor& t) { return ++count, (t * weight).tanh(); }, {weight}});
+  }
+  checkpoint_sequential(layers, 2, x).sum().backward();
+  CHECK(calls == std::vector<int>{2, 2, 1, 1, 1});
 }
 
 TEST_CASE("torch::autograd::grad works through a checkpoint, and checkpoints nest", "[nn][checkpoint]") {

@@ -38,17 +38,17 @@ StepRecipe perceptron_recipe() {
   return recipe;
 }
 
-StepRecipe transformer_recipe() {
+StepRecipe transformer_recipe(double dropout = 0.1) {
   constexpr int64_t kLength = 32, kVocabulary = 300;
   const at::Tensor ids = torch::randint(kVocabulary, {40, kLength + 1});
   StepRecipe recipe = tiny_recipe();
-  recipe.make_model = [] {
+  recipe.make_model = [dropout] {
     return Transformer(TransformerConfig{.vocab_size = kVocabulary,
                                          .block_size = kLength,
                                          .n_layers = 3,
                                          .n_heads = 4,
                                          .hidden_dim = 64,
-                                         .dropout = 0.1})
+                                         .dropout = dropout})
         .ptr();
   };
   recipe.dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{
@@ -98,6 +98,36 @@ TEST_CASE(
   check_within_one_percent(recipe);
   recipe.step.precision = Precision::kBf16;
   check_within_one_percent(recipe);
+}
+
+TEST_CASE("The peak of a step is predicted within 1 % of the counted one: a Transformer in segments, without dropout") {
+  for (const int64_t segments : {1, 2, 3}) {
+    StepRecipe recipe = transformer_recipe(0.0);
+    const auto make = recipe.make_model;
+    recipe.make_model = [=] {
+      const auto model = make();
+      std::dynamic_pointer_cast<TransformerImpl>(model)->set_checkpoint_segments(segments);
+      return model;
+    };
+    CAPTURE(segments);
+    check_within_one_percent(recipe);
+  }
+}
+
+TEST_CASE("For a GPU the separate operations of a block are recorded") {
+  StepRecipe recipe = transformer_recipe(0.0);
+  const int64_t fused = record_step_memory(recipe, 64, 1).value().peak().total();
+  recipe.for_gpu = true;
+  const int64_t separate = record_step_memory(recipe, 64, 1).value().peak().total();
+  CHECK(separate != fused);
+  const auto make = recipe.make_model;
+  recipe.make_model = [=] {
+    const auto model = make();
+    std::dynamic_pointer_cast<TransformerImpl>(model)->set_fused_blocks(false);
+    return model;
+  };
+  recipe.for_gpu = false;
+  CHECK(record_step_memory(recipe, 64, 1).value().peak().total() == separate);
 }
 
 TEST_CASE(

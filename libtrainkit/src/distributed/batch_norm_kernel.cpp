@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/gpu_operations.h"
 #include "core/parallel.h"
 #include "core/recorded.h"
 #include "core/vectors.h"
@@ -355,6 +356,7 @@ bool channels_are_last(const at::Tensor& x) {
 
 bool has_fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                           const at::Tensor& bias) {
+  if (GpuOperations::wanted()) return false;
   if (!x.is_cpu() || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) || x.numel() == 0)
     return false;
   if (!channels_are_last(x) || !is_float(weight) || !is_float(bias)) return false;

@@ -157,4 +157,27 @@ at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, con
   return CheckpointFunction::apply(replay, input, at::TensorList(parameters));
 }
 
+at::Tensor checkpoint_sequential(const std::vector<CheckpointedLayer>& layers, int64_t segments,
+                                 const at::Tensor& input, ActivationCheckpointOptions options) {
+  const auto count = static_cast<int64_t>(layers.size());
+  TORCH_CHECK_VALUE(segments >= 1 && segments <= count, "segments must be in 1..", count, ", got ", segments);
+  at::Tensor x = input;
+  for (int64_t segment = 0; segment < segments; ++segment) {
+    const std::vector<CheckpointedLayer> part(layers.begin() + segment * count / segments,
+                                              layers.begin() + (segment + 1) * count / segments);
+    const auto run = [part](const at::Tensor& start) {
+      at::Tensor y = start;
+      for (const CheckpointedLayer& layer : part) y = layer.function(y);
+      return y;
+    };
+    if (segment == segments - 1) return run(x);
+    std::vector<at::Tensor> parameters;
+    for (const CheckpointedLayer& layer : part) {
+      parameters.insert(parameters.end(), layer.parameters.begin(), layer.parameters.end());
+    }
+    x = checkpoint(run, x, std::move(parameters), options);
+  }
+  return x;
+}
+
 }  // namespace trainkit

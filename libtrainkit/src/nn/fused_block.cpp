@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/gpu_operations.h"
 #include "nn/attention_kernel.h"
 
 namespace trainkit::detail {
@@ -179,7 +180,7 @@ bool has_fused_block(const at::Tensor& x, const BlockWeights& weights, const Blo
   const auto is_plain = [](const at::Tensor& tensor) {
     return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   };
-  if (x.dim() != 3 || x.numel() == 0 || !is_plain(x)) return false;
+  if (GpuOperations::wanted() || x.dim() != 3 || x.numel() == 0 || !is_plain(x)) return false;
   if (kind_of_products() != at::kFloat && kind_of_products() != at::kBFloat16) return false;
   for (const at::Tensor* weight :
        {&weights.ln_1, &weights.qkv, &weights.proj, &weights.ln_2, &weights.fc, &weights.out, &weights.ln_1_bias,

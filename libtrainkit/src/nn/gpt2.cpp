@@ -177,12 +177,28 @@ void GPT2ModelImpl::set_fused_blocks(bool on) {
   for (GPT2Block& block : blocks_) block->set_fused(on);
 }
 
-at::Tensor GPT2ModelImpl::run_block(size_t layer, const at::Tensor& x, const GPT2Mask& mask) {
-  GPT2Block block = blocks_[layer];
-  if (!gradient_checkpointing_) return block->forward(x, mask);
+void GPT2ModelImpl::set_checkpoint_segments(int64_t segments) {
+  TORCH_CHECK_VALUE(segments >= 1 && segments <= config_.n_layer, "segments must be in 1..", config_.n_layer, ", got ",
+                    segments);
+  checkpoint_segments_ = segments;
+}
+
+at::Tensor GPT2ModelImpl::run_blocks(const at::Tensor& x, const GPT2Mask& mask) {
+  at::Tensor y = x;
+  if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
+    for (GPT2Block& block : blocks_) y = block->forward(y, mask);
+    return y;
+  }
+  std::vector<CheckpointedLayer> layers;
+  for (const GPT2Block& each : blocks_) {
+    layers.push_back({[block = each, mask](const at::Tensor& input) mutable { return block->forward(input, mask); },
+                      each->parameters()});
+  }
   const bool random = is_training() && (config_.attn_pdrop > 0 || config_.resid_pdrop > 0);
-  return checkpoint([block, mask](const at::Tensor& input) mutable { return block->forward(input, mask); }, x,
-                    block->parameters(), {.preserve_rng_state = random});
+  const ActivationCheckpointOptions options{.preserve_rng_state = random};
+  if (!gradient_checkpointing_) return checkpoint_sequential(layers, checkpoint_segments_, x, options);
+  for (CheckpointedLayer& layer : layers) y = checkpoint(layer.function, y, layer.parameters, options);
+  return y;
 }
 
 at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor& attention_mask,
@@ -194,10 +210,9 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor&
   TORCH_CHECK_VALUE(!attention_mask.defined() || attention_mask.sizes() == input_ids.sizes(),
                     "attention_mask must be as input_ids, ", input_ids.sizes(), ", got ", attention_mask.sizes());
   const at::Tensor places = position_ids.defined() ? wpe_->forward(position_ids) : wpe_->weight.narrow(0, 0, time);
-  at::Tensor x = drop(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
+  const at::Tensor x = drop(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
   const GPT2Mask mask = attention_mask.defined() ? causal_and(attention_mask) : GPT2Mask();
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x, mask);
-  return ln_f_->forward(x);
+  return ln_f_->forward(run_blocks(x, mask));
 }
 
 int64_t GPT2ModelImpl::num_parameters() const {

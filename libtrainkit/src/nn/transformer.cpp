@@ -210,12 +210,27 @@ void TransformerImpl::set_fused_blocks(bool on) {
   for (TransformerBlock& block : blocks_) block->set_fused(on);
 }
 
-at::Tensor TransformerImpl::run_block(size_t layer, const at::Tensor& x) {
-  TransformerBlock block = blocks_[layer];
-  if (!gradient_checkpointing_) return block->forward(x);
-  const bool random = is_training() && config_.dropout > 0;
-  return checkpoint([block](const at::Tensor& input) mutable { return block->forward(input); }, x, block->parameters(),
-                    {.preserve_rng_state = random});
+void TransformerImpl::set_checkpoint_segments(int64_t segments) {
+  TORCH_CHECK_VALUE(segments >= 1 && segments <= config_.n_layers, "segments must be in 1..", config_.n_layers,
+                    ", got ", segments);
+  checkpoint_segments_ = segments;
+}
+
+at::Tensor TransformerImpl::run_blocks(const at::Tensor& x) {
+  at::Tensor y = x;
+  if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
+    for (TransformerBlock& block : blocks_) y = block->forward(y);
+    return y;
+  }
+  std::vector<CheckpointedLayer> layers;
+  for (const TransformerBlock& each : blocks_) {
+    layers.push_back(
+        {[block = each](const at::Tensor& input) mutable { return block->forward(input); }, each->parameters()});
+  }
+  const ActivationCheckpointOptions options{.preserve_rng_state = is_training() && config_.dropout > 0};
+  if (!gradient_checkpointing_) return checkpoint_sequential(layers, checkpoint_segments_, x, options);
+  for (CheckpointedLayer& layer : layers) y = checkpoint(layer.function, y, layer.parameters, options);
+  return y;
 }
 
 at::Tensor TransformerImpl::embed(const at::Tensor& ids, int64_t first_position) {
@@ -231,11 +246,7 @@ at::Tensor TransformerImpl::logits(const at::Tensor& x) {
   return at::linear(ln_f_->forward(x), lm_head_ ? lm_head_->weight : wte_->weight);
 }
 
-at::Tensor TransformerImpl::forward(const at::Tensor& ids) {
-  at::Tensor x = embed(ids, 0);
-  for (size_t layer = 0; layer < blocks_.size(); ++layer) x = run_block(layer, x);
-  return logits(x);
-}
+at::Tensor TransformerImpl::forward(const at::Tensor& ids) { return logits(run_blocks(embed(ids, 0))); }
 
 at::Tensor TransformerImpl::forward(const at::Tensor& ids, KeyValueCache& cache) {
   const c10::AutoGradMode no_grad(false);

@@ -92,6 +92,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, 
   recipe.step.precision = run_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
   const int64_t slots = resolve_num_workers(run, machine) * run.prefetch_factor.value.value_or(2);
+  recipe.for_gpu = for_gpu;
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the ring is host memory, which a GPU does not see
   recipe.keeps_gradients |= placement.plan.strategy == "ddp";
 }
@@ -164,22 +165,21 @@ absl::Status try_plan(const StepRecipe& recipe, at::Device device, bool chooses,
   return absl::OkStatus();
 }
 
-/// The plan of the first rank.
-absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
-                                     const BatchSizePlannerOptions& options) {
+absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
+                                       const BatchSizePlannerOptions& options) {
   const bool chooses = run.batch_size.is_auto();
   MemoryPlan memory;
   memory.options = options;
   memory.plan.batch_size = placement.batch.batch_size;
   memory.plan.devices = options.devices;
   memory.plan.grad_accum_steps = placement.batch.grad_accum_steps;
-  if (!chooses && !run.plan_memory && !run.measure) {
+  const bool must = chooses || run.measure || recipe.choose_segments;
+  if (!must && !run.plan_memory) {
     memory.unavailable = "--no-plan_memory";
     return memory;
   }
   const auto shared = std::make_shared<const StepRecipe>(recipe);
-  TRAINKIT_ASSIGN_OR_RETURN(
-      auto planner, BatchSizePlanner::create(recorder(shared, !chooses && !run.dry_run && !run.measure), options));
+  TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared, !must && !run.dry_run), options));
   auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
@@ -211,6 +211,23 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
   return memory;
 }
 
+/// The plan of the first rank.
+absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
+                                     const BatchSizePlannerOptions& options) {
+  TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan memory, plan_recipe(run, recipe, placement, options));
+  if (!recipe.choose_segments) return memory;
+  for (int64_t segments = 2; segments <= recipe.most_segments && memory.known() && !memory.plan.fits; ++segments) {
+    StepRecipe other = recipe;
+    recipe.set_segments(other, segments);
+    TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan next, plan_recipe(run, other, placement, options));
+    const bool is_less = next.known() && next.plan.memory.peak.total() < memory.plan.memory.peak.total();
+    if (!next.plan.fits && !is_less) continue;  // more inputs are kept than activations are saved
+    memory = std::move(next);
+    memory.checkpoint_segments = segments;
+  }
+  return memory;
+}
+
 void count_steps(const RunOptions& run, int64_t rows, MemoryPlan& memory) {
   const int64_t micro_batch = memory.plan.batch_size * memory.plan.devices;
   const int64_t used = run.drop_last ? rows / micro_batch * micro_batch : rows;
@@ -221,14 +238,17 @@ void count_steps(const RunOptions& run, int64_t rows, MemoryPlan& memory) {
 }
 
 /// Gives the other ranks what the first one has chosen.
-absl::Status share(const Placement& placement, BatchSizePlan& plan) {
+absl::Status share(const Placement& placement, MemoryPlan& memory) {
   if (!placement.group) return absl::OkStatus();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string text,
-                            placement.group->broadcast_text(
-                                fmt::format("{} {}", plan.batch_size, plan.grad_accum_steps), 0, "the batch plan"));
+  BatchSizePlan& plan = memory.plan;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, placement.group->broadcast_text(
+                                                        fmt::format("{} {} {}", plan.batch_size, plan.grad_accum_steps,
+                                                                    memory.checkpoint_segments),
+                                                        0, "the batch plan"));
   char* end = nullptr;
   plan.batch_size = std::strtoll(text.c_str(), &end, 10);
-  plan.grad_accum_steps = std::strtoll(end, nullptr, 10);
+  plan.grad_accum_steps = std::strtoll(end, &end, 10);
+  memory.checkpoint_segments = std::strtoll(end, nullptr, 10);
   return absl::OkStatus();
 }
 
@@ -249,9 +269,10 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
   } else {
     memory.unavailable = "the first rank has it";
   }
-  if (!run.batch_size.is_auto()) return memory;
+  if (!run.batch_size.is_auto() && !recipe.choose_segments) return memory;
   if (!memory.known() && placement.is_first()) return absl::FailedPreconditionError(memory.unavailable);
-  TRAINKIT_RETURN_IF_ERROR(share(placement, memory.plan));
+  TRAINKIT_RETURN_IF_ERROR(share(placement, memory));
+  if (!run.batch_size.is_auto()) return memory;
   run.batch_size.value = memory.plan.batch_size;
   placement.batch.batch_size = memory.plan.batch_size;
   placement.batch.grad_accum_steps = memory.plan.grad_accum_steps;
@@ -273,6 +294,10 @@ std::string MemoryPlan::describe() const {
     text +=
         fmt::format("           by CUDA's allocator {} allocated, {} reserved; driver and workspaces beside it\n",
                     format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes));
+  }
+  if (checkpoint_segments > 1) {
+    text += fmt::format("           activations in {} segments, of which all but the last are computed again\n",
+                        checkpoint_segments);
   }
   if (check_error > 0.01) {
     text += fmt::format("           checked at {} rows a batch: off by {:.1f}%\n", check_batch_size, 100 * check_error);
@@ -298,6 +323,7 @@ std::string MemoryPlan::to_json() const {
   Json json = {{"batch_size", plan.batch_size},
                {"devices", plan.devices},
                {"grad_accum_steps", plan.grad_accum_steps},
+               {"checkpoint_segments", checkpoint_segments},
                {"global_batch_size", plan.global_batch_size()},
                {"lost_rows", plan.lost_rows},
                {"steps_per_epoch", steps_per_epoch},

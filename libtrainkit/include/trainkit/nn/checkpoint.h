@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -28,5 +29,19 @@ struct ActivationCheckpointOptions {
 /// use_reentrant=True), whose autograd.grad form this is.
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, const at::Tensor& input,
                       std::vector<at::Tensor> parameters, ActivationCheckpointOptions options = {});
+
+/// One of several functions that follow each other, as the blocks of a model do.
+struct CheckpointedLayer {
+  std::function<at::Tensor(const at::Tensor&)> function;
+  /// As for checkpoint().
+  std::vector<at::Tensor> parameters = {};
+};
+
+/// input through all layers, which are divided into `segments` runs of consecutive ones, as long as each other or one
+/// shorter: all but the last keep only their input, as checkpoint() does. 1 segment keeps everything. With S of n
+/// layers about n / S of them are in memory at a time, and (S - 1) / S of forward is computed twice. Throws
+/// c10::ValueError unless 1 <= segments <= layers. Source: torch.utils.checkpoint.checkpoint_sequential (PyTorch 2.11).
+at::Tensor checkpoint_sequential(const std::vector<CheckpointedLayer>& layers, int64_t segments,
+                                 const at::Tensor& input, ActivationCheckpointOptions options = {});
 
 }  // namespace trainkit

@@ -127,6 +127,9 @@ class GPT2ModelImpl : public torch::nn::Module {
   /// Keep only the input of each block for backward and compute the rest again there (nn/checkpoint.h).
   void set_gradient_checkpointing(bool on) { gradient_checkpointing_ = on; }
   bool gradient_checkpointing() const { return gradient_checkpointing_; }
+  /// The same for `segments` runs of blocks, of which all but the last are computed again (checkpoint_sequential);
+  /// 1: none. Throws c10::ValueError unless 1 <= segments <= n_layer.
+  void set_checkpoint_segments(int64_t segments);
 
   /// Compute each block as one autograd node with its own backward, where that is possible: on the CPU in float32 or
   /// under autocast to bfloat16, without active dropout and adapters that are not merged, a GELU, heads of a multiple
@@ -140,10 +143,11 @@ class GPT2ModelImpl : public torch::nn::Module {
 
  private:
   void initialise();
-  at::Tensor run_block(size_t layer, const at::Tensor& x, const GPT2Mask& mask);
+  at::Tensor run_blocks(const at::Tensor& x, const GPT2Mask& mask);
 
   GPT2Config config_;
   bool gradient_checkpointing_ = false;
+  int64_t checkpoint_segments_ = 1;
   torch::nn::Embedding wte_{nullptr};
   torch::nn::Embedding wpe_{nullptr};
   std::vector<GPT2Block> blocks_;

@@ -131,6 +131,9 @@ class TransformerImpl : public torch::nn::Module {
   /// gradients for less memory and about a third more time.
   void set_gradient_checkpointing(bool on) { gradient_checkpointing_ = on; }
   bool gradient_checkpointing() const { return gradient_checkpointing_; }
+  /// The same for `segments` runs of blocks, of which all but the last are computed again (checkpoint_sequential);
+  /// 1: none. Throws c10::ValueError unless 1 <= segments <= n_layers.
+  void set_checkpoint_segments(int64_t segments);
 
   /// Compute each block as one autograd node with its own backward, where that is possible: on the CPU in float32 or
   /// under autocast to bfloat16, without dropout, heads of a multiple of 16 values. On from the start. The results are
@@ -146,10 +149,11 @@ class TransformerImpl : public torch::nn::Module {
   void initialise();
   at::Tensor embed(const at::Tensor& ids, int64_t first_position);
   at::Tensor logits(const at::Tensor& x);
-  at::Tensor run_block(size_t layer, const at::Tensor& x);
+  at::Tensor run_blocks(const at::Tensor& x);
 
   TransformerConfig config_;
   bool gradient_checkpointing_ = false;
+  int64_t checkpoint_segments_ = 1;
   torch::nn::Embedding wte_{nullptr};
   torch::nn::Embedding wpe_{nullptr};
   std::vector<TransformerBlock> blocks_;

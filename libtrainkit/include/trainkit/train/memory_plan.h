@@ -44,6 +44,8 @@ struct MemoryPlan {
   /// smaller models (recorded now: seconds), accumulation, no cache, more or fewer devices. Null without a prediction.
   /// Valid as long as what the recipe refers to.
   std::function<std::string()> ladder = nullptr;
+  /// What plan_memory chose for StepRecipe::choose_segments; 1 if there was nothing to choose.
+  int64_t checkpoint_segments = 1;
   /// Why there is no prediction; then only the plan's batch means something.
   std::string unavailable;
 
@@ -70,7 +72,10 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 /// On a GPU that is here it is then tried, and a smaller one taken where the device has no memory for it; --measure
 /// tries any plan on the device of the run. Either gives the time of a step.
 ///
-/// With --no-plan_memory nothing is recorded, unless auto needs it. A run that is no dry run does without the
+/// With StepRecipe::choose_segments the step is planned without activation checkpointing, then with 2 segments and more
+/// until it fits, or until there are no more; auto takes the batch of the first with which a row fits.
+///
+/// With --no-plan_memory nothing is recorded, unless auto or choose_segments need it. A run that is no dry run does without the
 /// prediction where one small step takes longer than two seconds. The first rank plans for all. Errors: kUsage for
 /// flags that do not go together, exit code 7 if auto finds that not even one row fits, those of record_step_memory.
 absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,

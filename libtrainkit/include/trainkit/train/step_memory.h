@@ -41,8 +41,16 @@ struct StepRecipe {
   /// encoder's output), and returns it: of class kCache. What comes and goes meanwhile, and in the steps, should be as
   /// large as in a run; the values may be any.
   std::function<std::vector<at::Tensor>(torch::nn::Module&)> fill_caches = nullptr;
+  /// The step will run on a GPU: what a model fuses on the CPU alone is recorded as the operations that it takes there.
+  bool for_gpu = false;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;
+
+  /// For models that can compute activations again in backward (checkpoint_sequential): changes the recipe to so many
+  /// segments, and their largest number. With choose_segments plan_memory takes the fewest with which the step fits.
+  std::function<void(StepRecipe&, int64_t)> set_segments = nullptr;
+  int64_t most_segments = 1;
+  bool choose_segments = false;
 
   /// A flag that a user may give, and what it changes of the recipe.
   using Choice = std::pair<std::string, std::function<void(StepRecipe&)>>;

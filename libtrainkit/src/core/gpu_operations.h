@@ -1,0 +1,22 @@
+#pragma once
+/// Memory is planned for a GPU by steps on the CPU: these have to take the operations that a GPU would.
+
+namespace trainkit::detail {
+
+/// While one lives, models leave the CPU's fused operations out in this thread, so that the memory of a step is that of
+/// the same step on a GPU.
+class GpuOperations {
+ public:
+  /// Nothing unless `on`.
+  explicit GpuOperations(bool on);
+  ~GpuOperations();
+  GpuOperations(const GpuOperations&) = delete;
+  GpuOperations& operator=(const GpuOperations&) = delete;
+
+  static bool wanted();
+
+ private:
+  const bool before_;
+};
+
+}  // namespace trainkit::detail
