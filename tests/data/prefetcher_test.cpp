@@ -247,6 +247,39 @@ TEST_CASE("Prefetcher refuses a state of other data and stays where it is", "[da
   CHECK(exit_code(loader->load_state_dict(incomplete)) == ExitCode::kWeights);
 }
 
+TEST_CASE("Prefetcher refuses a state of other rows of the same number, and none where a row is bad",
+          "[data][prefetcher]") {
+  const auto state_of = [](std::shared_ptr<const Dataset> dataset) {
+    return Prefetcher::create(std::move(dataset), SequentialSampler(50), {.batch_size = 5}).value()->state_dict();
+  };
+  const auto tensors = [](int64_t last) {
+    at::Tensor values = torch::arange(50);
+    values[49] = last;
+    return std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{{"x", values}});
+  };
+  const StateDict good = state_of(tensors(49));
+  CHECK(get_state<std::string>(good, "digest").value().size() == 32);
+  auto same = Prefetcher::create(tensors(49), SequentialSampler(50), {.batch_size = 7}).value();
+  CHECK(same->load_state_dict(good).ok());
+  auto other = Prefetcher::create(tensors(50), SequentialSampler(50), {.batch_size = 5}).value();
+  const absl::Status status = other->load_state_dict(good);
+  CHECK(exit_code(status) == ExitCode::kWeights);
+  CHECK_THAT(std::string(status.message()), Contains("made with other rows"));
+
+  struct FirstIsBad final : Dataset {
+    int64_t size() const override { return 50; }
+    const std::vector<FieldSpec>& fields() const override { return specs; }
+    void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+      if (key.index == 0) throw std::runtime_error("torn");
+      *out.row<int64_t>(0, at) = key.index;
+    }
+    std::vector<FieldSpec> specs = {{"x", at::kLong, {}}};
+  };
+  const StateDict unknown = state_of(std::make_shared<FirstIsBad>());
+  CHECK(get_state<std::string>(unknown, "digest").value().empty());
+  CHECK(other->load_state_dict(unknown).ok());
+}
+
 TEST_CASE("Prefetcher takes no batch memory once it is warm", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const int prefetch_factor = GENERATE(2, 8);

@@ -3,13 +3,16 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <unordered_set>
 
 #include "data/crew.h"
 #include "data/device_copier.h"
+#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -25,6 +28,27 @@ constexpr int kMaxPrefetchFactor = 64;  // a reader's free slots are the bits of
 constexpr double kDry = 0.05, kBusyReaders = 0.8;
 constexpr int64_t kFewBatches = 10;
 constexpr int kLongerPrefetch = 4;
+
+/// A digest of the first row, one in the middle and the last, as they are without augmentation's seed: another data set
+/// of the same size has another. Empty if one cannot be read.
+std::string digest_of_rows(const Dataset& dataset) try {
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<BatchView::Field> fields;
+  for (const FieldSpec& field : dataset.fields()) memory.emplace_back(field.row_bytes());
+  for (std::vector<std::byte>& bytes : memory) {
+    fields.push_back({.data = bytes.data(), .row_bytes = static_cast<int64_t>(bytes.size())});
+  }
+  Digest digest;
+  for (const int64_t index : {int64_t{0}, dataset.size() / 2, dataset.size() - 1}) {
+    for (std::vector<std::byte>& bytes : memory) std::fill(bytes.begin(), bytes.end(), std::byte{});
+    const RowKey key{.index = index, .origin = index};
+    dataset.get_batch({&key, 1}, BatchView(fields, 1));
+    for (const std::vector<std::byte>& bytes : memory) digest.update(bytes.data(), bytes.size());
+  }
+  return digest.hex();
+} catch (...) {
+  return {};  // it is for the run to say which row is bad, when it meets it
+}
 
 absl::Status check(const Dataset* dataset, const Sampler* sampler, const PrefetcherOptions& options) {
   std::string problems;
@@ -89,6 +113,7 @@ class Prefetcher::Impl {
   bool at_epoch_end() const { return schedule(epoch_, position_).batches_in_first_epoch() == 0; }
 
  private:
+  const std::string& rows_digest() const;
   detail::Schedule schedule(int64_t epoch, int64_t position) const {
     return {sampler().size(), options_.batch_size, options_.drop_last, epoch, position};
   }
@@ -125,6 +150,7 @@ class Prefetcher::Impl {
   std::deque<detail::RingSlot*> lent_;
 
   absl::Status over_budget_;
+  mutable std::optional<std::string> rows_digest_;
   mutable std::mutex bad_mutex_;
   std::vector<BadSample> bad_;  // guarded by bad_mutex_
   std::unordered_set<int64_t> bad_rows_;
@@ -413,7 +439,13 @@ StateDict Prefetcher::Impl::state_dict() const {
   return {{"epoch", epoch_},
           {"rows", at_epoch_end() ? sampler().epoch_size() : position_ * sampler().world_size()},
           {"seed", static_cast<int64_t>(sampler().seed())},
-          {"size", dataset().size()}};
+          {"size", dataset().size()},
+          {"digest", rows_digest()}};
+}
+
+const std::string& Prefetcher::Impl::rows_digest() const {
+  if (!rows_digest_) rows_digest_ = dataset().size() > 0 ? digest_of_rows(dataset()) : "";
+  return *rows_digest_;
 }
 
 absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
@@ -421,31 +453,38 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t rows, get_state<int64_t>(state, "rows"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t seed, get_state<int64_t>(state, "seed"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t size, get_state<int64_t>(state, "size"));
-  const auto refuse = [](std::string field, std::string problem, int64_t got, std::string expected, std::string hint) {
+  const auto digest = get_state<std::string>(state, "digest");  // not in older checkpoints
+  const auto refuse = [](std::string field, std::string problem, std::string got, std::string expected,
+                         std::string hint) {
     return to_status({.exit_code = ExitCode::kWeights,
                       .id = "checkpoint.data",
                       .field = std::move(field),
                       .problem = std::move(problem),
-                      .got = std::to_string(got),
+                      .got = std::move(got),
                       .expected = std::move(expected),
                       .hint = std::move(hint)},
                      absl::StatusCode::kInvalidArgument);
   };
   const int64_t world = sampler().world_size();
   if (size != dataset().size()) {
-    return refuse("size", "the checkpoint was made with another data set", size,
+    return refuse("size", "the checkpoint was made with another data set", std::to_string(size),
                   std::to_string(dataset().size()) + " rows",
                   "resume with the data set of the run, or start a new run from the weights alone");
   }
+  if (digest.ok() && !digest->empty() && !rows_digest().empty() && *digest != rows_digest()) {
+    return refuse("digest", "the checkpoint was made with other rows", *digest, rows_digest(),
+                  "resume with the data set of the run, or start a new run from the weights alone");
+  }
   if (seed != static_cast<int64_t>(sampler().seed())) {
-    return refuse("seed", "the checkpoint was made with another order of rows", seed,
+    return refuse("seed", "the checkpoint was made with another order of rows", std::to_string(seed),
                   std::to_string(static_cast<int64_t>(sampler().seed())), "resume with the seed of the run");
   }
-  if (epoch < 0) return refuse("epoch", "out of range", epoch, ">= 0", "");
+  if (epoch < 0) return refuse("epoch", "out of range", std::to_string(epoch), ">= 0", "");
   const int64_t whole = sampler().epoch_size();
-  if (rows < 0 || rows > whole) return refuse("rows", "out of range", rows, "0.." + std::to_string(whole), "");
+  if (rows < 0 || rows > whole)
+    return refuse("rows", "out of range", std::to_string(rows), "0.." + std::to_string(whole), "");
   if (rows < whole && rows % world != 0) {
-    return refuse("rows", "the place in the epoch does not divide among the ranks", rows,
+    return refuse("rows", "the place in the epoch does not divide among the ranks", std::to_string(rows),
                   "a multiple of " + std::to_string(world) + " ranks",
                   "resume with the number of ranks of the run, or a divisor of it");
   }
