@@ -12,6 +12,7 @@
 #include "io/inflate.h"
 #include "io/mat_source.h"
 #include "io/matio_bridge.h"
+#include "io/run_forked.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -317,6 +318,84 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
   return absl::OkStatus();
 }
 
+/// What a copy of this process tells this one: numbers and texts behind each other.
+class Message {
+ public:
+  Message() = default;
+  explicit Message(std::string bytes) : bytes_(std::move(bytes)) {}
+  void put(int64_t value) { bytes_.append(reinterpret_cast<const char*>(&value), sizeof value); }
+  void put(const std::string& text) {
+    put(static_cast<int64_t>(text.size()));
+    bytes_ += text;
+  }
+  void put(const absl::Status& status) {
+    put(static_cast<int64_t>(status.code()));
+    put(std::string(status.message()));
+  }
+  int64_t number() {
+    int64_t value = 0;
+    if (bytes_.size() - at_ >= sizeof value) std::memcpy(&value, bytes_.data() + at_, sizeof value);
+    at_ = std::min(bytes_.size(), at_ + sizeof value);
+    return value;
+  }
+  std::string text() {
+    const auto size = std::min(static_cast<size_t>(number()), bytes_.size() - at_);
+    at_ += size;
+    return bytes_.substr(at_ - size, size);
+  }
+  absl::Status status() {
+    const auto code = static_cast<absl::StatusCode>(number());
+    return absl::Status(code, text());
+  }
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_ = {};
+  size_t at_ = 0;
+};
+
+void put(Message& message, const MatVariable& variable) {
+  message.put(variable.name);
+  message.put(variable.type);
+  message.put(variable.dtype ? static_cast<int64_t>(*variable.dtype) : -1);
+  message.put(static_cast<int64_t>(variable.sizes.size()));
+  for (const int64_t size : variable.sizes) message.put(size);
+}
+
+MatVariable next_variable(Message& message) {
+  MatVariable variable{.name = message.text(), .type = message.text(), .dtype = {}, .sizes = {}};
+  if (const int64_t dtype = message.number(); dtype >= 0) variable.dtype = static_cast<at::ScalarType>(dtype);
+  variable.sizes.resize(static_cast<size_t>(message.number()));
+  for (int64_t& size : variable.sizes) size = message.number();
+  return variable;
+}
+
+/// HDF5 1.10 uses memory that it gave back when it closes some damaged files: it reads in a copy of this process.
+absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
+  const Hdf5Session session;
+  TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
+                              Message message;
+                              const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
+                                const Hdf5Handle hdf5 = open_mapped(file);
+                                if (!hdf5) return damaged("HDF5 cannot open it: damaged or not HDF5");
+                                auto variables = list_variables(hdf5);
+                                if (file.damaged()) return damaged("was cut while it was read");
+                                return variables;
+                              };
+                              const auto variables = list();
+                              message.put(variables.status());
+                              if (!variables.ok()) return message.take();
+                              message.put(static_cast<int64_t>(variables->size()));
+                              for (const MatVariable& variable : *variables) put(message, variable);
+                              return message.take();
+                            }));
+  Message message(std::move(told));
+  TRAINKIT_RETURN_IF_ERROR(message.status());
+  std::vector<MatVariable> variables(static_cast<size_t>(message.number()));
+  for (MatVariable& variable : variables) variable = next_variable(message);
+  return variables;
+}
+
 class Mat73 final : public MatSource {
  public:
   Mat73(std::shared_ptr<const MappedFile> file, std::vector<MatVariable> variables, const MatOptions& options)
@@ -333,19 +412,33 @@ class Mat73 final : public MatSource {
 
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
+    const int64_t bytes = mat_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+    const bool may_be = bytes > 0 && bytes <= options_.max_variable_bytes;  // else the copy says what it is
+    const SharedPages pages(may_be ? static_cast<size_t>(bytes) : 1);
+    if (!pages.data()) return absl::ResourceExhaustedError("no memory for " + describe_bytes(bytes));
     const Hdf5Session session;
+    TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
+                                Message message;
+                                absl::Status status = read_columns(variable, pages.data());
+                                if (file_->damaged()) status = damaged("was cut while it was read");
+                                message.put(status);
+                                return message.take();
+                              }));
+    TRAINKIT_RETURN_IF_ERROR(Message(std::move(told)).status());
+    const at::Tensor rows = row_major(column_major(variable, pages.data()), variable);
+    return rows.const_data_ptr() == pages.data() ? rows.clone() : rows;
+  }
+
+  /// In the copy. Not by libmatio, which looks at every variable that stands before this one, checked or not.
+  absl::Status read_columns(const MatVariable& variable, void* to) const {
     const Hdf5Handle file = open_mapped(*file_);
     const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
     if (!dataset) return damaged("HDF5 cannot open it any more");
     if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
     TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
-    // Not by libmatio, which looks at every variable that stands before this one, checked or not.
-    const at::Tensor columns = column_major(variable);
     const hid_t type = hdf5_types(*variable.dtype).memory;
-    if (H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, columns.data_ptr()) < 0) {
-      return damaged("HDF5 cannot read its data");
-    }
-    return row_major(columns, variable);
+    if (H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, to) < 0) return damaged("HDF5 cannot read its data");
+    return absl::OkStatus();
   }
 
   std::shared_ptr<const MappedFile> file_;
@@ -358,10 +451,7 @@ absl::StatusOr<std::shared_ptr<const MatSource>> open_mat73(std::shared_ptr<cons
                                                             const MatOptions& options) {
   const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
     TRAINKIT_RETURN_IF_ERROR(check_superblock(file->text()));
-    const Hdf5Session session;
-    const Hdf5Handle hdf5 = open_mapped(*file);
-    if (!hdf5) return damaged("HDF5 cannot open it: damaged or not HDF5");
-    return list_variables(hdf5);
+    return list_in_copy(*file);
   };
   auto variables = list();
   TRAINKIT_RETURN_IF_ERROR(file->check());

@@ -87,10 +87,12 @@ at::Tensor turned(const at::Tensor& tensor) {
   return tensor.permute(order);
 }
 
-at::Tensor column_major(const MatVariable& variable) {
+at::Tensor column_major(const MatVariable& variable, void* data) {
   const std::vector<int64_t> sizes(variable.sizes.rbegin(), variable.sizes.rend());
-  return at::zeros(sizes, at::TensorOptions().dtype(*variable.dtype == at::kBool ? at::kByte : *variable.dtype));
+  const auto options = at::TensorOptions().dtype(*variable.dtype == at::kBool ? at::kByte : *variable.dtype);
+  return data ? at::from_blob(data, sizes, options) : at::zeros(sizes, options);
 }
+at::Tensor column_major(const MatVariable& variable) { return column_major(variable, nullptr); }
 
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
   const at::Tensor rows = turned(columns);

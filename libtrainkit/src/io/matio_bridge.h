@@ -34,8 +34,9 @@ class MemoryFile {
 at::Tensor turned(const at::Tensor& tensor);
 
 /// Zeros for the numbers of a variable in the order of a file, which has MATLAB's first dimension vary fastest;
-/// logicals as uint8. And the variable's tensor once they are there.
+/// logicals as uint8. Or the numbers at `data`, which are not copied. And the variable's tensor once they are there.
 at::Tensor column_major(const MatVariable& variable);
+at::Tensor column_major(const MatVariable& variable, void* data);
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
 
 /// The only variable of a file of version 5 at `path`, which is whole. kDataLoss if libmatio finds it otherwise.

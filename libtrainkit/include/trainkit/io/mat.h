@@ -48,7 +48,8 @@ struct MatOptions {
 /// byte of a variable first: tags, claimed sizes, the zlib stream and its checksum. libmatio is then given that
 /// variable alone, in the plainest form. Of a file of version 7.3 the end that it claims is compared with its size;
 /// type, sizes, layout, filters and every chunk of the variable are checked, what leads to other files (external
-/// storage, links, virtual datasets) is refused, and HDF5 reads that one dataset without libmatio.
+/// storage, links, virtual datasets) is refused, and HDF5 reads that one dataset without libmatio, in a copy of this
+/// process (fork): what a damaged file does to it ends as an error.
 ///
 /// Errors (exit code 4) name file, offset and variable: those of MappedFile::open; `data.mat`. Threads: everything may
 /// be called from any thread; HDF5 has one lock for the process.
