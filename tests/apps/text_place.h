@@ -1,8 +1,10 @@
 #pragma once
 /// A text to learn, and the flags of a small run of trainkit-transformer on it.
 
+#include <algorithm>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "program.h"
@@ -46,5 +48,14 @@ struct Place {
   }
   TempDir dir;
 };
+
+/// Gives `flag` another value, or appends it.
+inline void set_flag(std::vector<std::string>& flags, const std::string& flag, std::string value) {
+  const auto found = std::find(flags.begin(), flags.end(), flag);
+  if (found == flags.end())
+    flags.insert(flags.end(), {flag, std::move(value)});
+  else
+    found[1] = std::move(value);
+}
 
 }  // namespace trainkit::test

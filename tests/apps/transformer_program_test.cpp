@@ -95,7 +95,7 @@ TEST_CASE("Planning the memory leaves no trace in a run", "[apps][transformer]")
 TEST_CASE("The batch is chosen from the memory, and kept", "[apps][transformer]") {
   const Place place;
   std::vector<std::string> flags = place.flags("run", {"--max_steps", "4", "--save_every", "4"});
-  *(std::find(flags.begin(), flags.end(), "--batch_size") + 1) = "auto";
+  set_flag(flags, "--batch_size", "auto");
   const Ended ended = run(place, flags);
   INFO(ended.output << ended.errors);
   REQUIRE(ended.code == 0);
@@ -114,7 +114,7 @@ TEST_CASE("A dry run plans for devices that are not there", "[apps][transformer]
   const Place place;
   std::vector<std::string> flags = place.flags(
       "run", {"--dry_run", "--json", "--gpu_memory", "1GiB", "--plan_devices", "3", "--global_batch_size", "96"});
-  *(std::find(flags.begin(), flags.end(), "--batch_size") + 1) = "auto";
+  set_flag(flags, "--batch_size", "auto");
   const Ended ended = run(place, flags);
   INFO(ended.output << ended.errors);
   REQUIRE(ended.code == 0);
@@ -124,7 +124,7 @@ TEST_CASE("A dry run plans for devices that are not there", "[apps][transformer]
   }
   CHECK(!fs::exists(place.dir / "run"));
 
-  *(std::find(flags.begin(), flags.end(), "--gpu_memory") + 1) = "513MiB";  // half a GiB is the driver's
+  set_flag(flags, "--gpu_memory", "513MiB");  // half a GiB is the driver's
   const Ended small = run(place, flags);
   CHECK(small.code == 7);
   CHECK(small.errors.find("error[memory.plan] ") != std::string::npos);
@@ -135,14 +135,10 @@ TEST_CASE("--checkpoint_segments auto takes the fewest segments with which the b
   const auto plan = [&](const std::string& segments, const std::string& memory) {
     std::vector<std::string> flags =
         place.flags("run", {"--dry_run", "--json", "--gpu_memory", memory, "--checkpoint_segments", segments});
-    for (const auto& [flag, value] : {std::pair("--batch_size", "64"), std::pair("--n_layers", "6"),
-                                      std::pair("--hidden_dim", "128"), std::pair("--block_size", "128")}) {
-      const auto found = std::find(flags.begin(), flags.end(), flag);
-      if (found == flags.end())
-        flags.insert(flags.end(), {flag, value});
-      else
-        *(found + 1) = value;
-    }
+    set_flag(flags, "--batch_size", "64");
+    set_flag(flags, "--n_layers", "6");
+    set_flag(flags, "--hidden_dim", "128");
+    set_flag(flags, "--block_size", "128");
     const Ended ended = run(place, flags);
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);

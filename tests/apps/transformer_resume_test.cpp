@@ -1,7 +1,5 @@
 // trainkit-transformer interrupted at random moments: some times, or hundreds of times with TRAINKIT_TEST_FULL (./dev
 // test --full).
-#include <algorithm>
-
 #include "interruptions.h"
 #include "test_util.h"
 #include "text_place.h"
@@ -20,8 +18,8 @@ TEST_CASE("Runs whose blocks are one autograd node end with the same bytes when 
   const Place place;
   std::vector<std::string> flags =
       place.flags("", {"--max_steps", "300", "--save_every", "20", "--eval_every", "100", "--precision", "bf16"});
-  *(std::find(flags.begin(), flags.end(), "--hidden_dim") + 1) = "32";  // heads of 16 values
-  *(std::find(flags.begin(), flags.end(), "--dropout") + 1) = "0";
+  set_flag(flags, "--hidden_dim", "32");  // heads of 16 values
+  set_flag(flags, "--dropout", "0");
   const bool full = !environment("TRAINKIT_TEST_FULL").empty();
   verify_resume("trainkit-transformer", flags, place.dir, {.count = full ? 100 : 3});
 }
