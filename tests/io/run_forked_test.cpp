@@ -53,7 +53,7 @@ TEST_CASE("Work that does not come to its end is an error that says what ended i
   CHECK(problem([]() -> std::string {
           const rlimit one{1, 1};
           ::setrlimit(RLIMIT_CPU, &one);
-          for (volatile int k = 0;; k = k + 1) {
+          for (std::atomic<int> k{0};; ++k) {
           }
         }) == "its reader was ended by Killed");
 }
