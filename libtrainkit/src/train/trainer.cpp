@@ -236,8 +236,8 @@ class Run {
     if (stop == kGiveUp) return skipped_.error();
     if (stop == kRollBack) return roll_back();
     TRAINKIT_RETURN_IF_ERROR(look_at_save());
-    check_stop(stop);
     check_limits();
+    if (!was_last_step()) check_stop(stop);  // else the run ends as it would have without a signal
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
     if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
       TRAINKIT_RETURN_IF_ERROR(evaluate_step());
