@@ -16,13 +16,13 @@ TEST_CASE("A kernel shares its work among LibTorch's threads", "[nn][parallel]")
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
   };
   constexpr int64_t kRows = 512, kClasses = 1000;
-  at::set_num_threads(2);
+  at::set_num_threads(2);  // which may start a thread of another pool
   const at::Tensor logits = at::empty({kRows, kClasses}), target = at::empty({kRows}, at::kLong);
   std::fill_n(logits.mutable_data_ptr<float>(), kRows * kClasses, 1.0f);
   std::fill_n(target.mutable_data_ptr<int64_t>(), kRows, 3);
   const auto before = threads();
   const at::NoGradGuard no_grad;
   const at::Tensor loss = cross_entropy(logits, target);
-  CHECK(threads() == std::max<decltype(before)>(before, 2));  // alone in its process it had one
+  CHECK(threads() > before);
   CHECK(loss.item<float>() == Approx(std::log(1000.0)));
 }
