@@ -119,7 +119,7 @@ TEST_CASE("After a rewind each step stands once, wherever the last file was cut"
   }
 }
 
-TEST_CASE("A rewind to the last step forgets the test that followed it, which is taken again",
+TEST_CASE("A rewind to the last step cuts the test's scalars and table, whichever of them a kill let be written",
           "[logging][tensorboard]") {
   const auto log_test_of = [](Logger& logger) {
     logger.log({.step = 4, .split = "test", .values = {{"accuracy", 0.5}}});

@@ -95,8 +95,13 @@ TEST_CASE("A checkpoint that is not of the run is refused with what does not fit
       {"generator of a device that is not here", set("rng.cuda.3", torch::zeros({16}, at::kByte)), ExitCode::kWeights,
        "cuda.3"},
       {"another data set", kNothing, ExitCode::kWeights, "made with another data set", {.rows = 48}},
-      {"other rows of the same number", set("loader.digest", std::string(32, '7')), ExitCode::kWeights,
-       "made with other rows"},
+      {"other rows of the same number",
+       [](auto& c) {
+         auto digest = get_state<std::string>(c.state, "loader.digest").value();
+         digest.back() = digest.back() == '7' ? '8' : '7';
+         c.state["loader.digest"] = digest;
+       },
+       ExitCode::kWeights, "made with other rows"},
       {"rows of a checkpoint that has no digest", without("loader.digest"), ExitCode::kOk, ""},
       {"another order of rows", kNothing, ExitCode::kWeights, "another order of rows", {.seed = 4}},
       {"place behind the epoch's end", set("loader.rows", int64_t{53}), ExitCode::kWeights, "rows: out of range"},
