@@ -163,10 +163,10 @@ class Prefetcher {
   std::vector<BadSample> bad_samples() const;
 
   /// {"epoch", "rows" (position in rows of the whole epoch), "seed", "size", "digest"}: the place in the data and what
-  /// it is a place in. The digest is of three rows (the first, the middle, the last), which the first call reads, with
-  /// seed and epoch 0, and of the fields; empty if one of them is bad. load_state_dict refuses a state of another dataset
-  /// size or seed, or of other rows with the same fields (exit code 5). Another batch_size or num_workers or number of ranks is accepted: the rows go on from the same position. The end of an epoch is the end
-  /// of it for any of them.
+  /// it is a place in. The digest is of three rows, which the first call reads, and of the fields; empty if one is bad.
+  /// load_state_dict refuses another dataset size or seed, or other rows with the same fields (exit code 5). Another
+  /// batch_size, num_workers or number of ranks is accepted: the rows go on from the same position. The end of an epoch
+  /// is the end of it for any of them.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 
