@@ -112,7 +112,7 @@ TEST_CASE("A run stopped at any step and resumed has the bits of one that was no
   REQUIRE(whole.losses.size() == 50);
   // 2 micro-batches a step; an epoch of 13 batches ends with a step of one. The last step has batches 92 and 93.
   const int64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 14 : 2;  // --full: every step
-  for (int64_t stop_at = 1; stop_at <= 91; stop_at += stride) {
+  for (int64_t stop_at = 1; stop_at <= 93; stop_at += stride) {
     const TempDir dir;
     TrainerOptions options = base_options(dir / "run", 50);
     const Outcome first = run(options, stop_at).value();
@@ -130,7 +130,8 @@ TEST_CASE("A run stopped at any step and resumed has the bits of one that was no
   }
 }
 
-TEST_CASE("A signal in the last step lets the run end as without one", "[train][trainer][resume]") {
+TEST_CASE("A run stopped in its last step and resumed has the records and the place of one that was not",
+          "[train][trainer][resume]") {
   for (const bool by_epochs : {false, true}) {
     CAPTURE(by_epochs);
     const auto options = [&](const std::string& folder) {
@@ -144,11 +145,17 @@ TEST_CASE("A signal in the last step lets the run end as without one", "[train][
     };
     const TempDir dir;
     const Outcome whole = run(options(dir / "whole")).value();
-    const Outcome stopped = run(options(dir / "stopped"), by_epochs ? 26 : 25).value();
-    CHECK(stopped.result.signal == 0);
-    CHECK(stopped.result.reason == whole.result.reason);
-    CHECK(stopped.losses == whole.losses);
-    CHECK(same_bits(stopped.weights, whole.weights));
+    TrainerOptions settings = options(dir / "stopped");
+    const Outcome stopped = run(settings, by_epochs ? 26 : 25).value();
+    CHECK(stopped.result.signal == SIGTERM);
+    settings.resume = "latest";
+    const Outcome resumed = run(settings).value();
+    CHECK(resumed.result.steps_run == 0);
+    CHECK(resumed.result.reason == whole.result.reason);
+    auto losses = stopped.losses;
+    losses.insert(losses.end(), resumed.losses.begin(), resumed.losses.end());
+    CHECK(losses == whole.losses);
+    CHECK(same_bits(resumed.weights, whole.weights));
     const auto place = [&](const std::string& name) {
       const StateDict state =
           load_checkpoint_state({.folder = dir / (name + "/checkpoints"), .step = whole.result.steps}).value();

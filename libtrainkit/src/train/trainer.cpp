@@ -236,8 +236,8 @@ class Run {
     if (stop == kGiveUp) return skipped_.error();
     if (stop == kRollBack) return roll_back();
     TRAINKIT_RETURN_IF_ERROR(look_at_save());
+    check_stop(stop);
     check_limits();
-    if (!was_last_step()) check_stop(stop);  // else the run ends as it would have without a signal
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
     if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
       TRAINKIT_RETURN_IF_ERROR(evaluate_step());
@@ -333,7 +333,7 @@ class Run {
   }
 
   void check_limits() {
-    if (!finished_ && options_.max_steps > 0 && progress_.step >= options_.max_steps) finish(ExitReason::kMaxSteps);
+    if (!finished_ && has_all_steps()) finish(ExitReason::kMaxSteps);
   }
 
   void check_epochs() {
@@ -345,11 +345,13 @@ class Run {
     if (lost && !finished_) finish(ExitReason::kEarlyStopping);
   }
 
-  /// Whether the step was the last one; end() saves that, with its evaluation.
-  bool was_last_step() const {
+  bool has_all_steps() const { return options_.max_steps > 0 && progress_.step >= options_.max_steps; }
+  bool has_all_epochs() const {
     const int64_t epochs = loader_.epoch() + (loader_.at_epoch_end() ? 1 : 0);
-    return finished_ || (options_.max_epochs > 0 && epochs >= options_.max_epochs);
+    return options_.max_epochs > 0 && epochs >= options_.max_epochs;
   }
+  /// Whether the step was the last one; end() saves that, with its evaluation.
+  bool was_last_step() const { return finished_ || has_all_epochs(); }
 
   void finish(ExitReason reason) {
     finished_ = true;
@@ -359,6 +361,10 @@ class Run {
   /// The last log, evaluation and checkpoint.
   absl::Status end() {
     const bool trained = progress_.step > first_step_;
+    // A signal in the last step: the place in the data, and the records, become those of a run without it.
+    if (result_.reason == ExitReason::kSignal && has_all_epochs() && !has_all_steps() && loader_.at_epoch_end()) {
+      TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
+    }
     const bool evaluates =
         fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
     if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
@@ -366,8 +372,9 @@ class Run {
       tell_skips(/*wait=*/true);
       if (skipped_.too_many()) return skipped_.error();
       // A run stopped by a signal goes on later: an extra record would stand between those of the run not stopped.
+      const bool goes_on = result_.reason == ExitReason::kSignal && !has_all_steps() && !has_all_epochs();
       const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
-      if (due && result_.reason != ExitReason::kSignal) TRAINKIT_RETURN_IF_ERROR(log_step());
+      if (due && !goes_on) TRAINKIT_RETURN_IF_ERROR(log_step());
       TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
       average_metrics();
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
