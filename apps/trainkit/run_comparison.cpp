@@ -110,6 +110,7 @@ std::string state_difference(const StateDict& a, const StateDict& b, bool row_or
   }
   for (const std::string& name : names) {
     if (is_row_order(name) != row_order) continue;
+    if (name == "loader.digest") continue;  // of the bytes of rows, which another feed brings in another form
     const auto left = a.find(name), right = b.find(name);
     if (left != a.end() && right != b.end() && same_value(left->second, right->second)) continue;
     return fmt::format("{}: {} and {}", name, left == a.end() ? "nothing" : text_of(left->second),
