@@ -150,10 +150,12 @@ TEST_CASE("Memory and threads stay the same over a long run", "[data][prefetcher
     while (count > 0) count -= loader->next().value().has_value();
   };
   read(500);
-  const int64_t threads = thread_count(), memory = resident_kilobytes(), allocations = loader->stats().allocations;
+  const int64_t threads = thread_count(), memory = resident_kilobytes();
   read(batches);
   CHECK(thread_count() == threads);
-  if (persistent) CHECK(loader->stats().allocations == allocations);
+  // a slot of the ring gets its memory when it is first needed, on a busy machine late
+  const auto& options = loader->options();
+  if (persistent) CHECK(loader->stats().allocations <= options.num_workers * options.prefetch_factor);
 #ifndef __SANITIZE_ADDRESS__  // which holds back what is freed
   CHECK(resident_kilobytes() - memory < 4096);
 #else
