@@ -48,22 +48,32 @@ TRAINKIT_INLINE float sum_of(const Floats& x) {
   return sum;
 }
 
-/// e^x for x <= 0, to 2 units in the last place; about 1e-38 below -87. A NaN stays one. Cephes' expf: 2^n times a
-/// polynomial on +-ln(2)/2.
-TRAINKIT_INLINE void exp_of(Floats& x) {
-  x = x < -87.0f ? Floats{} - 87.0f : x;
-  const Floats shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
-  const Floats n = shifted - 12582912.0f;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = Floats{} + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+/// x *= 2^n, with n in the low bits of `shifted` = n + 1.5 2^23.
+TRAINKIT_INLINE void scale_by_power(const Floats& shifted, Floats& x) {
   const Words exponent = (reinterpret_cast<Words>(shifted) - (0x4b400000u - 127u)) << 23;
-  x = p * reinterpret_cast<Floats>(exponent);
+  x *= reinterpret_cast<Floats>(exponent);
+}
+TRAINKIT_INLINE void scale_by_power(float shifted, float& x) {
+  x *= std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) - (0x4b400000u - 127u)) << 23);
+}
+
+/// e^x for x <= 0, to 2 units in the last place; about 1e-38 below -87. A NaN stays one. Cephes' expf: 2^n times a
+/// polynomial on +-ln(2)/2. @tparam Number Floats, or float: without branches, so that the compiler makes vector code
+/// of a loop over it.
+template <typename Number>
+TRAINKIT_INLINE void exp_of(Number& x) {
+  x = x < -87.0f ? Number{} - 87.0f : x;
+  const Number shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
+  const Number n = shifted - 12582912.0f;
+  const Number r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  x = Number{} + 1.9875691500e-4f;
+  x = x * r + 1.3981999507e-3f;
+  x = x * r + 8.3334519073e-3f;
+  x = x * r + 4.1665795894e-2f;
+  x = x * r + 1.6666665459e-1f;
+  x = x * r + 5.0000001201e-1f;
+  x = x * r * r + r + 1.0f;
+  scale_by_power(shifted, x);
 }
 
 }  // namespace trainkit::detail

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/gpu_operations.h"
-#include "core/parallel.h"
 #include "core/recorded.h"
+#include "core/row_tasks.h"
 #include "core/vectors.h"
 
 namespace trainkit::detail {
@@ -46,11 +46,6 @@ TRAINKIT_INLINE void no_less(float& x) { x = x < 0 ? 0 : x; }
 TRAINKIT_INLINE void where_above(const Floats& y, Floats& x) { x = y <= 0 ? Floats{} : x; }
 TRAINKIT_INLINE void where_above(float y, float& x) { x = y <= 0 ? 0 : x; }
 
-/// The rows of one task.
-struct Rows {
-  int64_t begin, end, channels;
-};
-
 /// Sums over rows of what `term` adds to two sums for each channel, for V vectors (or single numbers) from `first` on.
 template <typename Number, int64_t V, typename Term>
 TRAINKIT_INLINE void sum_block(Rows rows, int64_t first, float* sums, Term term) {
@@ -58,20 +53,20 @@ TRAINKIT_INLINE void sum_block(Rows rows, int64_t first, float* sums, Term term)
   Number s1[V] = {}, s2[V] = {};
   for (int64_t row = rows.begin; row < rows.end; ++row) {
 #pragma GCC unroll 4
-    for (int64_t v = 0; v < V; ++v) term(row * rows.channels, first + v * kEach, s1[v], s2[v]);
+    for (int64_t v = 0; v < V; ++v) term(row * rows.width, first + v * kEach, s1[v], s2[v]);
   }
   for (int64_t v = 0; v < V; ++v) {
     store(s1[v], sums + first + v * kEach);
-    store(s2[v], sums + rows.channels + first + v * kEach);
+    store(s2[v], sums + rows.width + first + v * kEach);
   }
 }
 
 template <typename Term>
 TRAINKIT_INLINE void sum_channels(Rows rows, float* sums, Term term) {
   int64_t c = 0;
-  for (; c + kBlock * kLanes <= rows.channels; c += kBlock * kLanes) sum_block<Floats, kBlock>(rows, c, sums, term);
-  for (; c + kLanes <= rows.channels; c += kLanes) sum_block<Floats, 1>(rows, c, sums, term);
-  for (; c < rows.channels; ++c) sum_block<float, 1>(rows, c, sums, term);
+  for (; c + kBlock * kLanes <= rows.width; c += kBlock * kLanes) sum_block<Floats, kBlock>(rows, c, sums, term);
+  for (; c + kLanes <= rows.width; c += kLanes) sum_block<Floats, 1>(rows, c, sums, term);
+  for (; c < rows.width; ++c) sum_block<float, 1>(rows, c, sums, term);
 }
 
 /// Calls step(offset of the row, channel, a Number to work with) for each channel of each row.
@@ -79,8 +74,8 @@ template <typename Step>
 TRAINKIT_INLINE void each_value(Rows rows, Step step) {
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     int64_t c = 0;
-    for (; c + kLanes <= rows.channels; c += kLanes) step(row * rows.channels, c, Floats{});
-    for (; c < rows.channels; ++c) step(row * rows.channels, c, float{});
+    for (; c + kLanes <= rows.width; c += kLanes) step(row * rows.width, c, Floats{});
+    for (; c < rows.width; ++c) step(row * rows.width, c, float{});
   }
 }
 
@@ -183,35 +178,18 @@ TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, co
 TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
 
-template <typename T>
-const T* values_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-}
-template <typename T>
-T* writable(at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
-}
-
 int64_t rows_of_chunk(int64_t channels) { return std::clamp<int64_t>(kChunk / channels, 1, kChunkRows); }
-int64_t chunks_of(int64_t rows, int64_t channels) {
-  return (rows + rows_of_chunk(channels) - 1) / rows_of_chunk(channels);
-}
 
-/// Calls work(rows, number of the task) on all threads.
+/// Calls work(rows, number of the chunk) on all threads.
 template <typename Work>
 void for_chunks(int64_t rows, int64_t channels, const Work& work) {
-  const int64_t rows_each = rows_of_chunk(channels);
-  at::parallel_for(0, chunks_of(rows, channels), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = begin; chunk < end; ++chunk) {
-      work(Rows{chunk * rows_each, std::min(rows, (chunk + 1) * rows_each), channels}, chunk);
-    }
-  });
+  for_row_tasks(rows, channels, rows_of_chunk(channels), work);
 }
 
 /// Sums per channel over all rows: fill(rows, float[2][channels]) for each chunk, those added up in order.
 template <typename Fill>
 std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& fill) {
-  const int64_t chunks = chunks_of(rows, channels);
+  const int64_t chunks = count_tasks(rows, rows_of_chunk(channels));
   std::vector<float> parts(chunks * 2 * channels);
   for_chunks(rows, channels, [&](Rows part, int64_t chunk) { fill(part, parts.data() + chunk * 2 * channels); });
   std::vector<double> sums(2 * channels);

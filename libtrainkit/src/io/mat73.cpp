@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 
 #include "io/hdf5_handle.h"
@@ -12,6 +11,7 @@
 #include "io/inflate.h"
 #include "io/mat_source.h"
 #include "io/matio_bridge.h"
+#include "io/message.h"
 #include "io/run_forked.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -317,42 +317,6 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
   }
   return absl::OkStatus();
 }
-
-/// What a copy of this process tells this one: numbers and texts behind each other.
-class Message {
- public:
-  Message() = default;
-  explicit Message(std::string bytes) : bytes_(std::move(bytes)) {}
-  void put(int64_t value) { bytes_.append(reinterpret_cast<const char*>(&value), sizeof value); }
-  void put(const std::string& text) {
-    put(static_cast<int64_t>(text.size()));
-    bytes_ += text;
-  }
-  void put(const absl::Status& status) {
-    put(static_cast<int64_t>(status.code()));
-    put(std::string(status.message()));
-  }
-  int64_t number() {
-    int64_t value = 0;
-    if (bytes_.size() - at_ >= sizeof value) std::memcpy(&value, bytes_.data() + at_, sizeof value);
-    at_ = std::min(bytes_.size(), at_ + sizeof value);
-    return value;
-  }
-  std::string text() {
-    const auto size = std::min(static_cast<size_t>(number()), bytes_.size() - at_);
-    at_ += size;
-    return bytes_.substr(at_ - size, size);
-  }
-  absl::Status status() {
-    const auto code = static_cast<absl::StatusCode>(number());
-    return absl::Status(code, text());
-  }
-  std::string take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_ = {};
-  size_t at_ = 0;
-};
 
 void put(Message& message, const MatVariable& variable) {
   message.put(variable.name);

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <vector>
 
-#include "core/parallel.h"
 #include "core/recorded.h"
+#include "core/row_tasks.h"
 #include "core/vectors.h"
 
 namespace trainkit::detail {
@@ -22,29 +22,27 @@ namespace {
 constexpr int64_t kTask = int64_t{1} << 14;  // values that one task works on
 constexpr int64_t kMaxTasks = 64;            // whose sums over rows are added up at the end
 
-/// The rows of one task.
-struct Rows {
-  int64_t begin, end, width;
-};
-
 int64_t rows_of_task(int64_t rows, int64_t width) {
   return std::max({int64_t{1}, kTask / width, (rows + kMaxTasks - 1) / kMaxTasks});
 }
 
-int64_t tasks_of(int64_t rows, int64_t width) {
-  const int64_t each = rows_of_task(rows, width);
-  return (rows + each - 1) / each;
-}
+int64_t tasks_of(int64_t rows, int64_t width) { return count_tasks(rows, rows_of_task(rows, width)); }
 
 /// Calls work(rows, number of the task) on all threads.
 template <typename Work>
 void for_tasks(int64_t rows, int64_t width, const Work& work) {
-  const int64_t each = rows_of_task(rows, width);
-  at::parallel_for(0, tasks_of(rows, width), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      work(Rows{task * each, std::min(rows, (task + 1) * each), width}, task);
-    }
-  });
+  for_row_tasks(rows, width, rows_of_task(rows, width), work);
+}
+
+/// Column sums of what the tasks have left: width values at `offset` of each task's `each`, added up in order.
+at::Tensor add_up(const std::vector<float>& parts, size_t each, size_t offset, int64_t width) {
+  at::Tensor total = at::empty({width}, at::kFloat);
+  auto* to = total.mutable_data_ptr<float>();
+  std::copy_n(parts.data() + offset, width, to);
+  for (size_t at = each + offset; at < parts.size(); at += each) {
+    for (int64_t c = 0; c < width; ++c) to[c] += parts[at + c];
+  }
+  return total;
 }
 
 /// Sums over rows: `work` gets zeros (width) to add to for each task, those are added up in order.
@@ -52,22 +50,7 @@ template <typename Work>
 at::Tensor sum_of_tasks(int64_t rows, int64_t width, const Work& work) {
   std::vector<float> parts(tasks_of(rows, width) * width);
   for_tasks(rows, width, [&](Rows part, int64_t task) { work(part, parts.data() + task * width); });
-  at::Tensor sums = at::empty({width}, at::kFloat);
-  auto* to = sums.mutable_data_ptr<float>();
-  std::copy_n(parts.data(), width, to);
-  for (size_t at = width; at < parts.size(); at += width) {
-    for (int64_t c = 0; c < width; ++c) to[c] += parts[at + c];
-  }
-  return sums;
-}
-
-template <typename T>
-const T* values_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-}
-template <typename T>
-T* writable(at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+  return add_up(parts, width, 0, width);
 }
 
 /// to += from, in place.
@@ -75,6 +58,14 @@ TRAINKIT_INLINE void add_to(float* to, const Floats& values) {
   Floats sum;
   load(to, sum);
   store(sum + values, to);
+}
+
+/// The bias of the columns from c on, if there is one.
+TRAINKIT_INLINE void add_bias(const float* bias, int64_t c, Floats& value) {
+  if (!bias) return;
+  Floats more;
+  load(bias + c, more);
+  value += more;
 }
 
 template <typename T>
@@ -92,10 +83,7 @@ TRAINKIT_INLINE void norm_rows(const float* x, const T* added, const float* bias
         Floats more;
         load(added + at + c, more);
         value += more;
-        if (bias) {
-          load(bias + c, more);
-          value += more;
-        }
+        add_bias(bias, c, value);
         store(value, sum + at + c);
       }
       total += value;
@@ -117,10 +105,7 @@ TRAINKIT_INLINE void norm_rows(const float* x, const T* added, const float* bias
       load(from + at + c, value);
       load(weight + c, factor);
       value = (value - center) * inverse * factor;
-      if (norm_bias) {
-        load(norm_bias + c, factor);
-        value += factor;
-      }
+      add_bias(norm_bias, c, value);
       store(value, out + at + c);
     }
   }
@@ -135,10 +120,7 @@ TRAINKIT_INLINE void residual_rows(const float* x, const T* added, const float* 
       load(x + at + c, value);
       load(added + at + c, more);
       value += more;
-      if (bias) {
-        load(bias + c, more);
-        value += more;
-      }
+      add_bias(bias, c, value);
       store(value, sum + at + c);
     }
   }
@@ -231,12 +213,9 @@ template <bool kTanh, typename T>
 TRAINKIT_INLINE void gelu_rows(const T* x, const float* bias, Rows rows, T* out) {
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     for (int64_t c = 0; c < rows.width; c += kLanes) {
-      Floats value, more;
+      Floats value;
       load(x + row * rows.width + c, value);
-      if (bias) {
-        load(bias + c, more);
-        value += more;
-      }
+      add_bias(bias, c, value);
       gelu<kTanh>(value);
       store(value, out + row * rows.width + c);
     }
@@ -250,10 +229,7 @@ TRAINKIT_INLINE void gelu_gradient_rows(const T* gradient, const T* x, const flo
     for (int64_t c = 0; c < rows.width; c += kLanes) {
       Floats value, other;
       load(x + row * rows.width + c, value);
-      if (bias) {
-        load(bias + c, other);
-        value += other;
-      }
+      add_bias(bias, c, value);
       gelu_slope<kTanh>(value);
       load(gradient + row * rows.width + c, other);
       value *= other;
@@ -360,17 +336,8 @@ LayerNormGradients layer_norm_backward(const at::Tensor& d_out, const at::Tensor
                       d_sum, d_weight, has_bias ? d_weight + width : nullptr);
       });
     });
-    const auto add_up = [&](int64_t offset) {
-      at::Tensor total = at::empty({width}, weight.options());
-      auto* to = total.mutable_data_ptr<float>();
-      std::copy_n(parts.data() + offset, width, to);
-      for (size_t at = sums + offset; at < parts.size(); at += sums) {
-        for (int64_t c = 0; c < width; ++c) to[c] += parts[at + c];
-      }
-      return total;
-    };
-    gradients.weight = add_up(0);
-    if (has_bias) gradients.bias = add_up(width);
+    gradients.weight = add_up(parts, sums, 0, width);
+    if (has_bias) gradients.bias = add_up(parts, sums, width, width);
     return gradients;
   });
 }

@@ -11,39 +11,21 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <vector>
 
 #include "core/parallel.h"
-#include "core/vectorized.h"
+#include "core/vectors.h"
 
 namespace trainkit {
 namespace {
 
-constexpr int64_t kLanes = 16;
+using detail::kLanes;
+
 constexpr int64_t kBlock = 2048;              // floats that are worked on at a time: they stay in the first-level cache
 constexpr int64_t kGrain = int64_t{1} << 15;  // logits per task that are worth another thread
-
-/// e^x for x <= 0, to 2 units in the last place; 0 below -87. Cephes' expf: 2^n times a polynomial on +-ln(2)/2.
-/// Without branches, so that the compiler makes vector code of a loop over it.
-TRAINKIT_INLINE float exp_of(float x) {
-  x = x < -87.0f ? -87.0f : x;                                   // a NaN stays one
-  const float shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
-  const float n = shifted - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const auto exponent = (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(12582912.0f) + 127u) << 23;
-  return p * std::bit_cast<float>(exponent);
-}
 
 /// The largest of x[0..n), in lanes: the compiler may not reorder a plain loop. NaNs are passed over.
 TRAINKIT_INLINE float max_of(const float* x, int64_t n) {
@@ -63,12 +45,14 @@ TRAINKIT_INLINE float exp_and_sum(const float* x, int64_t n, float shift, float*
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     for (int64_t k = 0; k < kLanes; ++k) {
-      to[i + k] = exp_of(x[i + k] - shift);
+      to[i + k] = x[i + k] - shift;
+      detail::exp_of(to[i + k]);
       lanes[k] += to[i + k];
     }
   }
   for (int64_t k = 0; i < n; ++i, ++k) {
-    to[i] = exp_of(x[i] - shift);
+    to[i] = x[i] - shift;
+    detail::exp_of(to[i]);
     lanes[k] += to[i];
   }
   float sum = 0;

@@ -19,6 +19,14 @@ struct BlockWeights {
   at::Tensor out, out_bias;  // F to C
 };
 
+/// The weights of a block's modules, whose parameters are named `weight` and `bias`.
+template <typename Norm, typename Projection>
+BlockWeights block_weights(const Norm& ln_1, const Projection& qkv, const Projection& proj, const Norm& ln_2,
+                           const Projection& fc, const Projection& out) {
+  return {ln_1->weight, ln_1->bias, qkv->weight, qkv->bias, proj->weight, proj->bias,
+          ln_2->weight, ln_2->bias, fc->weight,  fc->bias,  out->weight,  out->bias};
+}
+
 struct BlockOptions {
   int64_t n_heads;
   /// What attention's scores are multiplied by.

@@ -143,18 +143,8 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
 /// Nothing if it has to be computed by separate operations.
 std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x) {
   if (!is_fused_ || (dropout_ > 0 && is_training())) return std::nullopt;
-  const detail::BlockWeights weights = {.ln_1 = ln_1_->weight,
-                                        .ln_1_bias = ln_1_->bias,
-                                        .qkv = attn_->c_attn_->weight,
-                                        .qkv_bias = attn_->c_attn_->bias,
-                                        .proj = attn_->c_proj_->weight,
-                                        .proj_bias = attn_->c_proj_->bias,
-                                        .ln_2 = ln_2_->weight,
-                                        .ln_2_bias = ln_2_->bias,
-                                        .fc = c_fc_->weight,
-                                        .fc_bias = c_fc_->bias,
-                                        .out = c_proj_->weight,
-                                        .out_bias = c_proj_->bias};
+  const detail::BlockWeights weights =
+      detail::block_weights(ln_1_, attn_->c_attn_, attn_->c_proj_, ln_2_, c_fc_, c_proj_);
   const detail::BlockOptions options = {.n_heads = n_heads_,
                                         .scale = std::sqrt(static_cast<double>(n_heads_) / x.size(-1)),
                                         .eps = kLayerNormEps,

@@ -195,14 +195,6 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
   memory.largest = largest_of(estimate->trace(memory.plan.batch_size));
   memory.check_error = estimate->check_error();
   memory.check_batch_size = estimate->check_batch_size();
-  if (run.dry_run) {
-    constexpr int64_t kCountedRows = 2;
-    memory.weight_bytes = weight_bytes_of(*recipe.make_model());
-    memory.rows = recipe.dataset->size();
-    for (const FieldSpec& field : recipe.dataset->fields()) memory.row_bytes += field.row_bytes();
-    TRAINKIT_ASSIGN_OR_RETURN(const double flops, count_step_flops(recipe, kCountedRows));
-    memory.row_flops = flops / kCountedRows;
-  }
   const bool tries = run.measure || (chooses && run.gpu_memory.empty() && !placement.device().is_cpu());
   if (tries) TRAINKIT_RETURN_IF_ERROR(try_plan(*shared, placement.device(), chooses, planner, memory));
   memory.ladder = [planner = std::move(planner), shared, memory] {
@@ -211,12 +203,24 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
   return memory;
 }
 
+/// What `trainkit plan` and `trainkit scale` reckon with: weights, rows, and the arithmetic of one.
+absl::Status add_facts(const StepRecipe& recipe, MemoryPlan& memory) {
+  constexpr int64_t kCountedRows = 2;
+  memory.weight_bytes = weight_bytes_of(*recipe.make_model());
+  memory.rows = recipe.dataset->size();
+  for (const FieldSpec& field : recipe.dataset->fields()) memory.row_bytes += field.row_bytes();
+  TRAINKIT_ASSIGN_OR_RETURN(const double flops, count_step_flops(recipe, kCountedRows));
+  memory.row_flops = flops / kCountedRows;
+  return absl::OkStatus();
+}
+
 /// The plan of the first rank.
 absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
                                      const BatchSizePlannerOptions& options) {
   TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan memory, plan_recipe(run, recipe, placement, options));
-  if (!recipe.choose_segments) return memory;
-  for (int64_t segments = 2; segments <= recipe.most_segments && memory.known() && !memory.plan.fits; ++segments) {
+  StepRecipe chosen = recipe;
+  const int64_t most_segments = recipe.choose_segments ? recipe.most_segments : 1;
+  for (int64_t segments = 2; segments <= most_segments && memory.known() && !memory.plan.fits; ++segments) {
     StepRecipe other = recipe;
     recipe.set_segments(other, segments);
     TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan next, plan_recipe(run, other, placement, options));
@@ -224,7 +228,9 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
     if (!next.plan.fits && !is_less) continue;  // more inputs are kept than activations are saved
     memory = std::move(next);
     memory.checkpoint_segments = segments;
+    chosen = std::move(other);
   }
+  if (run.dry_run && memory.known()) TRAINKIT_RETURN_IF_ERROR(add_facts(chosen, memory));
   return memory;
 }
 
