@@ -9,41 +9,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from _nano_gpt import NanoGPT
+
 torch.set_num_threads(2)
 QUICK = bool(os.environ.get("TRAINKIT_BENCH_QUICK"))
 SECONDS = 0.05 if QUICK else 2.0
-
-
-class Layer(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2) for p in self.qkv(self.ln_1(x)).split(c, 2))
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(a.transpose(1, 2).reshape(b, t, c))
-        return x + self.down(F.gelu(self.up(self.ln_2(x))))
-
-
-class Baby(nn.Module):
-    """nanoGPT's model for a CPU."""
-    rows, block, vocabulary = 12, 64, 65
-
-    def __init__(self):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(self.vocabulary, 128), nn.Embedding(self.block, 128)
-        self.layers, self.ln_f = nn.ModuleList(Layer(128, 4) for _ in range(4)), nn.LayerNorm(128, bias=False)
-
-    def forward(self, x, y):
-        h = self.wte(x) + self.wpe.weight
-        for layer in self.layers:
-            h = layer(h)
-        return F.cross_entropy(F.linear(self.ln_f(h), self.wte.weight).flatten(0, 1), y.flatten())
 
 
 class LM(nn.Module):
@@ -91,7 +61,7 @@ def tokens_a_second(model_class, bf16, fused, compiled=False, medium=False):
     return done * model.rows * model.block / (time.perf_counter() - start)
 
 
-for name, model_class in [("baby", Baby), ("lm", LM)]:
+for name, model_class in [("baby", NanoGPT), ("lm", LM)]:
     for bf16 in [False, True]:
         ways = {"eager": dict(fused=False), "fused": dict(fused=True)}
         if not bf16:
