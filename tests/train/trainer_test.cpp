@@ -26,7 +26,9 @@ class MemoryLogger final : public Logger {
     std::erase_if(records, [&](const LogRecord& record) { return record.step > step; });
     return absl::OkStatus();
   }
+  void print(std::string_view line) override { lines.emplace_back(line); }
   std::vector<LogRecord> records;
+  std::vector<std::string> lines;
 };
 
 std::unique_ptr<Prefetcher> tiny_loader(int64_t rows, int64_t batch_size, int num_workers = 0) {
@@ -175,6 +177,30 @@ TEST_CASE("Resuming a finished run trains nothing and is no error", "[train][tra
   CHECK(second.result.steps == 8);
   CHECK(second.result.steps_run == 0);
   CHECK(same_bits(first.weights, second.weights));
+}
+
+TEST_CASE("A resumed run keeps the learning rate of its checkpoint and says which it leaves",
+          "[train][trainer][resume]") {
+  const TempDir dir;
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  const auto loader = tiny_loader(52, 4);
+  MemoryLogger logger;
+  const auto fit = [&](double lr, const TrainerOptions& options) {
+    auto trainer = Trainer::create(*devices, AdamW({.lr = lr}), options).value();
+    REQUIRE(trainer.fit(*loader, tiny_loss, {.logger = &logger}).ok());
+    return trainer.optimizer().lr();
+  };
+  TrainerOptions options = {.max_epochs = 0, .max_steps = 4, .save_every = 2, .output_dir = dir.path()};
+  SECTION("with a schedule") { options.schedule = create_schedule({.name = "linear", .total_steps = 20}).value(); }
+  SECTION("without one") {}
+  fit(1e-2, options);
+  options.max_steps = 6;
+  options.resume = "latest";
+  const double kept = fit(1e-2, options);
+  CHECK(logger.lines.empty());
+  CHECK(fit(3e-2, options) == kept);
+  REQUIRE(logger.lines.size() == 1);
+  CHECK_THAT(logger.lines[0], Catch::Contains("stays the checkpoint's 0.01, 0.03 is not used"));
 }
 
 TEST_CASE("Resuming from nothing is an error of exit code 5", "[train][trainer][resume]") {

@@ -167,7 +167,9 @@ class Run {
       store_.emplace(std::move(store));
     }
     if (!options_.resume.empty()) {
+      const double asked_lr = base_lr();
       TRAINKIT_RETURN_IF_ERROR(resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
+      tell_learning_rate(asked_lr);
       if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
       last_saved_ = progress_.step;
     }
@@ -191,6 +193,17 @@ class Run {
     check_epochs();
     check_patience();
     return absl::OkStatus();
+  }
+
+  double base_lr() const { return scheduler_ ? scheduler_->base_lr() : optimizer_.lr(); }
+
+  /// A resumed run has the checkpoint's learning rate, whatever it was started with.
+  void tell_learning_rate(double asked) {
+    if (!fit_.logger || asked == base_lr()) return;
+    fit_.logger->print(fmt::format(
+        "warning: the learning rate stays the checkpoint's {:g}, {:g} is not used: a resumed run goes on as "
+        "it began; --init_from begins another with its weights",
+        base_lr(), asked));
   }
 
   /// What the ranks must have alike, before they do anything together. Rows and gradients would not fit otherwise, or
