@@ -1,16 +1,15 @@
 #include "trainkit/train/trainer.h"
 
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <deque>
-#include <future>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "background_saves.h"
 #include "real_memory.h"
 #include "run_state.h"
 #include "skipped_steps.h"
@@ -113,6 +112,7 @@ class Run {
                .scaler = options.scaler,
                .release_memory = options.release_memory},
               scheduler_.get()),
+        saves_(group_),
         skipped_(options.on_nonfinite == OnNonfinite::kFail && options.precision != Precision::kFp16
                      ? 1
                      : options.max_nonfinite) {}
@@ -148,7 +148,7 @@ class Run {
  private:
   bool is_first() const { return !group_ || group_->rank() == 0; }
   int64_t ranks() const { return group_ ? group_->world_size() : 1; }
-  bool saves() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
+  bool is_saving() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
 
   /// Opens the checkpoints, goes on from one if asked, and sees whether anything is left to do.
   absl::Status prepare() {
@@ -161,10 +161,8 @@ class Run {
                         .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
     }
     if (is_first() && !options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
-      TRAINKIT_ASSIGN_OR_RETURN(
-          auto store, CheckpointStore::open(options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last),
-                                                                  .keep_every = options_.keep_every}));
-      store_.emplace(std::move(store));
+      TRAINKIT_RETURN_IF_ERROR(saves_.open(
+          options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last), .keep_every = options_.keep_every}));
     }
     if (!options_.resume.empty()) {
       const double asked_lr = base_lr();
@@ -256,7 +254,7 @@ class Run {
       TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     }
     const bool milestone = options_.keep_every > 0 && step % options_.keep_every == 0;
-    const bool save_due = saves() && (step_.verdict().save || step % options_.save_every == 0 || milestone);
+    const bool save_due = is_saving() && (step_.verdict().save || step % options_.save_every == 0 || milestone);
     if (save_due && !was_last_step()) return save();
     return absl::OkStatus();
   }
@@ -393,7 +391,7 @@ class Run {
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
     }
     TRAINKIT_RETURN_IF_ERROR(finish_save());
-    if (saves() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
+    if (is_saving() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
     TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
     result_.steps = progress_.step;
@@ -557,45 +555,20 @@ class Run {
                               collect_run(parts(), progress_, shape(), options_.config));
     // Records first: a run that goes on from this checkpoint does not repeat them.
     const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
-    saving_.emplace(progress_.step, logged.ok() && store_ ? write_beside(contents) : ready(logged));
+    saves_.begin(progress_.step, contents, logged);
     end_pause(start);
     return absl::OkStatus();
-  }
-
-  static std::future<absl::Status> ready(absl::Status status) {
-    std::promise<absl::Status> promise;
-    promise.set_value(std::move(status));
-    return promise.get_future();
-  }
-
-  std::future<absl::Status> write_beside(const CheckpointContents& contents) {
-    std::optional<CheckpointContents> copy;
-    try {
-      copy = snapshot(contents);
-    } catch (const std::exception&) {
-      if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-      return ready(store_->save(progress_.step, contents));  // no memory for a copy: training waits
-    }
-    return std::async(std::launch::async, [this, step = progress_.step, copy = *std::move(copy)] {
-      try {
-        return store_->save(step, copy);
-      } catch (...) {
-        return status_from_current_exception();
-      }
-    });
   }
 
   /// Waits for the save that is under way, if there is one. All ranks go on, or end. Whoever reads the last checkpoint,
   /// or asks which it is, comes here first.
   absl::Status finish_save() {
-    if (!saving_) return absl::OkStatus();
+    if (!saves_.under_way()) return absl::OkStatus();
     const Clock::time_point start = begin_pause();
-    const int64_t step = saving_->first;
-    const absl::Status saved = agree_on_save(saving_->second.get(), step);
-    saving_.reset();
+    const absl::Status saved = saves_.finish();
     end_pause(start);
     if (saved.ok()) {
-      last_saved_ = step;
+      last_saved_ = saves_.step();
     } else if (options_.continue_on_save_error) {
       if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; going on with the last good checkpoint");
       return absl::OkStatus();
@@ -604,23 +577,7 @@ class Run {
   }
 
   /// A save that failed ends the run soon; ranks learn of it together, in finish_save().
-  absl::Status look_at_save() {
-    const bool done =
-        !group_ && saving_ && saving_->second.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-    return done ? finish_save() : absl::OkStatus();
-  }
-
-  /// `saved`; or, on a rank that was not the one to fail, that another was.
-  absl::Status agree_on_save(const absl::Status& saved, int64_t step) {
-    if (!group_) return saved;
-    const at::Tensor failures = at::full({1}, saved.ok() ? 0.0 : 1.0, at::kDouble);
-    TRAINKIT_RETURN_IF_ERROR(group_->all_reduce(failures, "the checkpoint"));
-    if (!saved.ok() || failures.item<double>() == 0) return saved;
-    return to_status(
-        {.exit_code = ExitCode::kDistributed,
-         .id = "dist.peer",
-         .problem = "another rank could not save the checkpoint of step " + std::to_string(step) + "; it says why"});
-  }
+  absl::Status look_at_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
 
   RunShape shape() const {
     const int64_t micro_batch = loader_.options().batch_size * ranks();
@@ -646,8 +603,7 @@ class Run {
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;
-  std::optional<CheckpointStore> store_;
-  std::optional<std::pair<int64_t, std::future<absl::Status>>> saving_;  // its step; waits in its destructor
+  BackgroundSaves saves_;
 
   RunProgress progress_;
   TrainerResult result_;

@@ -1,0 +1,66 @@
+#include "background_saves.h"
+
+#include <ATen/ops/full.h>
+
+#include <chrono>
+#include <utility>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+std::future<absl::Status> ready(absl::Status status) {
+  std::promise<absl::Status> promise;
+  promise.set_value(std::move(status));
+  return promise.get_future();
+}
+
+}  // namespace
+
+absl::Status BackgroundSaves::open(const std::string& output_dir, const CheckpointOptions& options) {
+  TRAINKIT_ASSIGN_OR_RETURN(auto store, CheckpointStore::open(output_dir, options));
+  store_.emplace(std::move(store));
+  return absl::OkStatus();
+}
+
+void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged) {
+  step_ = step;
+  written_ = logged.ok() && store_ ? write_beside(contents) : ready(logged);
+}
+
+std::future<absl::Status> BackgroundSaves::write_beside(const CheckpointContents& contents) {
+  std::optional<CheckpointContents> copy;
+  try {
+    copy = snapshot(contents);
+  } catch (const std::exception&) {
+    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+    return ready(store_->save(step_, contents));  // no memory for a copy: training waits
+  }
+  return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)] {
+    try {
+      return store_->save(step, copy);
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  });
+}
+
+bool BackgroundSaves::has_ended() const {
+  return under_way() && written_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+absl::Status BackgroundSaves::finish() {
+  absl::Status saved = written_.get();
+  if (!group_) return saved;
+  const at::Tensor failures = at::full({1}, saved.ok() ? 0.0 : 1.0, at::kDouble);
+  TRAINKIT_RETURN_IF_ERROR(group_->all_reduce(failures, "the checkpoint"));
+  if (!saved.ok() || failures.item<double>() == 0) return saved;
+  return to_status(
+      {.exit_code = ExitCode::kDistributed,
+       .id = "dist.peer",
+       .problem = "another rank could not save the checkpoint of step " + std::to_string(step_) + "; it says why"});
+}
+
+}  // namespace trainkit
