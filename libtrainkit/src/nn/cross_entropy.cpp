@@ -18,6 +18,7 @@
 
 #include "core/parallel.h"
 #include "core/vectors.h"
+#include "nn/fused_ops.h"
 
 namespace trainkit {
 namespace {
@@ -126,6 +127,7 @@ int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int6
 }  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index) {
+  if (detail::has_gpu_cross_entropy(logits, target)) return detail::gpu_cross_entropy(logits, target, ignore_index);
   if (logits.is_cpu() && logits.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU)) {
     return cross_entropy(logits.to(at::kFloat), target, ignore_index);  // as autocast does for LibTorch's
   }

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
@@ -16,6 +17,7 @@
 #include <optional>
 
 #include "nn/fused_block.h"
+#include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
 #include "trainkit/nn/checkpoint.h"
 
@@ -119,6 +121,7 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
 
 /// Nothing if it has to be computed by separate operations.
 std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, const GPT2Mask& mask) {
+  if (is_fused_ && detail::runs_gpu_operations(x)) return gpu_forward(x, mask);
   const bool drops = is_training() && (resid_pdrop_ > 0 || attn_->attn_pdrop_ > 0);
   if (!is_fused_ || drops || !activation_.starts_with("gelu")) return std::nullopt;
   for (const Conv1D& layer : {attn_->c_attn_, attn_->c_proj_, c_fc_, c_proj_}) {
@@ -134,6 +137,19 @@ std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, cons
       .weights_are_transposed = true};
   if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
   return detail::fused_block(x, weights, mask.is_token, options);
+}
+
+at::Tensor GPT2BlockImpl::gpu_forward(const at::Tensor& x, const GPT2Mask& mask) {
+  const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed, mask); };
+  const bool is_plain = activation_.starts_with("gelu") && (!c_fc_->has_adapter() || c_fc_->is_merged());
+  const auto mlp = [&](const at::Tensor& normed) {
+    const at::Tensor inner =
+        is_plain ? detail::bias_gelu(at::linear(normed, c_fc_->weight.t()), c_fc_->bias, activation_ != "gelu")
+                 : activate(activation_, c_fc_->forward(normed));
+    return drop(c_proj_->forward(inner), resid_pdrop_, is_training());
+  };
+  return detail::residual_block(x, {ln_1_->weight, ln_1_->bias, eps_}, attention, {ln_2_->weight, ln_2_->bias, eps_},
+                                mlp);
 }
 
 at::Tensor GPT2BlockImpl::forward(const at::Tensor& x, const GPT2Mask& mask) {

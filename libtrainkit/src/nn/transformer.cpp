@@ -22,6 +22,7 @@
 #include <string>
 
 #include "nn/fused_block.h"
+#include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/nn/checkpoint.h"
@@ -142,7 +143,9 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
 
 /// Nothing if it has to be computed by separate operations.
 std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x) {
-  if (!is_fused_ || (dropout_ > 0 && is_training())) return std::nullopt;
+  if (!is_fused_) return std::nullopt;
+  if (detail::runs_gpu_operations(x)) return gpu_forward(x);
+  if (dropout_ > 0 && is_training()) return std::nullopt;
   const detail::BlockWeights weights =
       detail::block_weights(ln_1_, attn_->c_attn_, attn_->c_proj_, ln_2_, c_fc_, c_proj_);
   const detail::BlockOptions options = {.n_heads = n_heads_,
@@ -152,6 +155,16 @@ std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& 
                                         .weights_are_transposed = false};
   if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
   return detail::fused_block(x, weights, /*key_mask=*/{}, options);
+}
+
+at::Tensor TransformerBlockImpl::gpu_forward(const at::Tensor& x) {
+  const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed); };
+  const auto mlp = [&](const at::Tensor& normed) {
+    const at::Tensor inner = detail::bias_gelu(at::linear(normed, c_fc_->weight), c_fc_->bias, /*by_tanh=*/false);
+    return at::dropout(c_proj_->forward(inner), dropout_, is_training());
+  };
+  return detail::residual_block(x, {ln_1_->weight, ln_1_->bias, kLayerNormEps}, attention,
+                                {ln_2_->weight, ln_2_->bias, kLayerNormEps}, mlp);
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x) {

@@ -86,6 +86,7 @@ class GPT2BlockImpl : public torch::nn::Module {
 
  private:
   std::optional<at::Tensor> fused_forward(const at::Tensor& x, const GPT2Mask& mask);
+  at::Tensor gpu_forward(const at::Tensor& x, const GPT2Mask& mask);
 
   std::string activation_;
   double resid_pdrop_, eps_;
@@ -131,10 +132,11 @@ class GPT2ModelImpl : public torch::nn::Module {
   /// 1: none. Throws c10::ValueError unless 1 <= segments <= n_layer.
   void set_checkpoint_segments(int64_t segments);
 
-  /// Compute each block as one autograd node with its own backward, where that is possible: on the CPU in float32 or
-  /// under autocast to bfloat16, without active dropout and adapters that are not merged, a GELU, heads of a multiple
-  /// of 16 values. On from the start. The results are those of the separate operations within rounding; a second
-  /// derivative has only those.
+  /// Compute each block by kernels of our own, where that is possible. On the CPU it is one autograd node with its own
+  /// backward, in float32 or under autocast to bfloat16, without active dropout and adapters that are not merged, a
+  /// GELU, heads of a multiple of 16 values. On CUDA residual and layer norm are one operation, and so are bias and GELU
+  /// of a layer without such an adapter, in float32, bfloat16 and float16. On from the start. The results are those of
+  /// the separate operations within rounding; a second derivative has only those.
   void set_fused_blocks(bool on);
 
   const GPT2Config& config() const { return config_; }

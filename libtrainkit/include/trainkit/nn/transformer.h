@@ -91,6 +91,7 @@ class TransformerBlockImpl : public torch::nn::Module {
 
  private:
   std::optional<at::Tensor> fused_forward(const at::Tensor& x);
+  at::Tensor gpu_forward(const at::Tensor& x);
   at::Tensor feed_forward(const at::Tensor& attended);
 
   int64_t n_heads_;
@@ -135,9 +136,10 @@ class TransformerImpl : public torch::nn::Module {
   /// 1: none. Throws c10::ValueError unless 1 <= segments <= n_layers.
   void set_checkpoint_segments(int64_t segments);
 
-  /// Compute each block as one autograd node with its own backward, where that is possible: on the CPU in float32 or
-  /// under autocast to bfloat16, without dropout, heads of a multiple of 16 values. On from the start. The results are
-  /// those of the separate operations within rounding; a second derivative has only those.
+  /// Compute each block by kernels of our own, where that is possible. On the CPU it is one autograd node with its own
+  /// backward, in float32 or under autocast to bfloat16, without dropout, heads of a multiple of 16 values. On CUDA
+  /// residual and layer norm are one operation, and bias and GELU, in float32, bfloat16 and float16. On from the start.
+  /// The results are those of the separate operations within rounding; a second derivative has only those.
   void set_fused_blocks(bool on);
 
   /// With n_heads filled in.

@@ -41,7 +41,7 @@ struct StepRecipe {
   /// encoder's output), and returns it: of class kCache. What comes and goes meanwhile, and in the steps, should be as
   /// large as in a run; the values may be any.
   std::function<std::vector<at::Tensor>(torch::nn::Module&)> fill_caches = nullptr;
-  /// The step will run on a GPU: what a model fuses on the CPU alone is recorded as the operations that it takes there.
+  /// The step will run on a GPU: its own kernels there are recorded with their tensors, not what is fused on the CPU.
   bool for_gpu = false;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;

@@ -1,0 +1,312 @@
+#include "nn/fused_ops.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+#ifdef TRAINKIT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include <optional>
+#include <vector>
+
+#include "core/gpu_operations.h"
+#include "core/recorded.h"
+#include "nn/gpu_kernels.h"
+
+namespace trainkit::detail {
+
+static std::vector<at::Tensor> tensors_of(const ResidualNorm& norm) { return {norm.sum, norm.normed}; }
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<at::Tensor>;  // an undefined tensor is no argument of a Function, an absent one is
+
+/// The dtypes are chosen here.
+using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
+
+OptionalTensor optional(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
+
+/// What goes into matrix products next to x is computed in.
+at::ScalarType product_type(const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
+
+std::optional<Number> number_of(at::ScalarType type) {
+  if (type == at::kFloat) return Number::kFloat;
+  if (type == at::kBFloat16) return Number::kBFloat16;
+  if (type == at::kHalf) return Number::kHalf;
+  return std::nullopt;
+}
+
+/// Nothing if there is no kernel for these.
+std::optional<Numbers> numbers_of(at::ScalarType stream, at::ScalarType product) {
+  const auto first = number_of(stream), second = number_of(product);
+  if (!first || !second || (first != second && first != Number::kFloat)) return std::nullopt;
+  return Numbers{*first, *second};
+}
+
+Numbers numbers_of(const at::Tensor& stream, const at::Tensor& product) {
+  return numbers_of(stream.scalar_type(), product.scalar_type()).value();
+}
+
+const void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+void* writable(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+float* floats(const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); }
+
+template <typename Arguments>
+void run_on(at::Device device, const Arguments& arguments, Numbers numbers) {
+  if (device.is_cpu()) return on_cpu::run(arguments, numbers);
+#ifdef TRAINKIT_WITH_CUDA
+  const c10::cuda::CUDAGuard guard(device);
+  void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+  C10_CUDA_CHECK(static_cast<cudaError_t>(on_gpu::run(arguments, numbers, stream)));
+#else
+  TORCH_CHECK(false, "this build is without CUDA");
+#endif
+}
+
+void refuse_second_derivative(const char* name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), name, " on a GPU has no second derivative");
+}
+
+bool is_vector_for(const at::Tensor& vector, const at::Tensor& x, at::ScalarType type) {
+  return vector.dim() == 1 && vector.size(0) == x.size(-1) && vector.is_contiguous() && vector.scalar_type() == type &&
+         vector.device() == x.device();
+}
+
+struct NormFunction : torch::autograd::Function<NormFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const OptionalTensor& branch,
+                               const at::Tensor& weight, const OptionalTensor& bias, double eps,
+                               at::ScalarType product) {
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const int64_t width = x.size(-1), rows = x.numel() / width;
+    const at::Tensor added = branch ? branch->contiguous() : at::Tensor(), sum = branch ? at::empty_like(x) : x;
+    const at::Tensor normed = at::empty(x.sizes(), x.options().dtype(product));
+    const at::Tensor mean = at::empty({rows}, x.options().dtype(at::kFloat)), inverse_std = at::empty_like(mean);
+    const ResidualNorm outputs = recorded("trainkit::layer_norm", {x, added, weight}, [&] {
+      run_on(x.device(),
+             NormArguments{.rows = rows,
+                           .width = width,
+                           .x = data_of(x),
+                           .added = data_of(added),
+                           .weight = data_of(weight),
+                           .bias = bias ? data_of(*bias) : nullptr,
+                           .eps = static_cast<float>(eps),
+                           .sum = branch ? writable(sum) : nullptr,
+                           .out = writable(normed),
+                           .mean = floats(mean),
+                           .inverse_std = floats(inverse_std)},
+             numbers_of(x, normed));
+      return ResidualNorm{sum, normed};
+    });
+    context->set_materialize_grads(false);
+    context->saved_data["has_bias"] = bias.has_value();
+    context->saved_data["has_branch"] = branch.has_value();
+    context->save_for_backward({sum, weight, mean, inverse_std});
+    return {outputs.sum, outputs.normed};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    refuse_second_derivative("layer_norm");
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const bool has_branch = context->saved_data["has_branch"].toBool();
+    if (!gradients[1].defined()) {
+      return {gradients[0], has_branch ? gradients[0] : at::Tensor(), {}, {}, {}, {}};
+    }
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &sum = saved[0], &weight = saved[1];
+    const at::Tensor d_out = gradients[1].contiguous();
+    const at::Tensor d_residual = gradients[0].defined() ? gradients[0].contiguous() : at::Tensor();
+    const int64_t width = sum.size(-1), rows = sum.numel() / width;
+    const at::Tensor d_sum = at::empty_like(sum), d_weight = at::empty_like(weight);
+    const at::Tensor d_bias = context->saved_data["has_bias"].toBool() ? at::empty_like(weight) : at::Tensor();
+    const bool is_wider = has_branch && d_out.scalar_type() != sum.scalar_type();
+    const at::Tensor d_added = is_wider ? at::empty_like(d_out) : at::Tensor();
+    const at::Tensor parts = at::empty({most_parts(width), d_bias.defined() ? 2 : 1, width}, saved[2].options());
+    recorded("trainkit::layer_norm_backward", {d_out, sum, weight}, [&] {
+      run_on(sum.device(),
+             NormGradientArguments{.rows = rows,
+                                   .width = width,
+                                   .d_out = data_of(d_out),
+                                   .d_residual = data_of(d_residual),
+                                   .sum = data_of(sum),
+                                   .weight = data_of(weight),
+                                   .mean = floats(saved[2]),
+                                   .inverse_std = floats(saved[3]),
+                                   .d_sum = writable(d_sum),
+                                   .d_added = writable(d_added),
+                                   .parts = floats(parts),
+                                   .d_weight = writable(d_weight),
+                                   .d_bias = writable(d_bias)},
+             numbers_of(sum, d_out));
+      return d_sum;
+    });
+    const at::Tensor d_branch = is_wider ? d_added : has_branch ? d_sum : at::Tensor();
+    return {d_sum, d_branch, d_weight, d_bias, {}, {}};
+  }
+};
+
+struct GeluFunction : torch::autograd::Function<GeluFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& bias, bool by_tanh) {
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const at::Tensor x = given.contiguous(), out = at::empty_like(x);
+    context->saved_data["by_tanh"] = by_tanh;
+    context->save_for_backward({x, bias});
+    return recorded("trainkit::bias_activation", {x, bias}, [&] {
+      run_on(x.device(),
+             GeluArguments{.rows = x.numel() / x.size(-1),
+                           .width = x.size(-1),
+                           .by_tanh = by_tanh,
+                           .x = data_of(x),
+                           .bias = data_of(bias),
+                           .out = writable(out)},
+             numbers_of(bias, x));
+      return out;
+    });
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    refuse_second_derivative("gelu");
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &bias = saved[1];
+    const at::Tensor d_out = gradients[0].contiguous(), d_x = at::empty_like(x), d_bias = at::empty_like(bias);
+    const int64_t width = x.size(-1), rows = x.numel() / width;
+    const at::Tensor parts = at::empty({most_parts(width), width}, bias.options().dtype(at::kFloat));
+    recorded("trainkit::bias_activation_backward", {d_out, x}, [&] {
+      run_on(x.device(),
+             GeluGradientArguments{.rows = rows,
+                                   .width = width,
+                                   .by_tanh = context->saved_data["by_tanh"].toBool(),
+                                   .d_out = data_of(d_out),
+                                   .x = data_of(x),
+                                   .bias = data_of(bias),
+                                   .d_x = writable(d_x),
+                                   .parts = floats(parts),
+                                   .d_bias = writable(d_bias)},
+             numbers_of(bias, x));
+      return d_x;
+    });
+    return {d_x, d_bias, {}};
+  }
+};
+
+struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& target,
+                            int64_t ignore_index, at::ScalarType type) {
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const int64_t rows = logits.size(0);
+    const at::Tensor loss = at::empty({}, logits.options().dtype(type));
+    const at::Tensor log_sums = at::empty({rows}, logits.options().dtype(at::kFloat)),
+                     losses = at::empty_like(log_sums);
+    const at::Tensor inverse_count = at::empty({}, log_sums.options());
+    context->saved_data["ignore_index"] = ignore_index;
+    context->save_for_backward({logits, target, log_sums, inverse_count});
+    return recorded("trainkit::cross_entropy", {logits, target}, [&] {
+      run_on(logits.device(),
+             CrossEntropyArguments{.rows = rows,
+                                   .classes = logits.size(1),
+                                   .ignore_index = ignore_index,
+                                   .logits = data_of(logits),
+                                   .target = target.const_data_ptr<int64_t>(),
+                                   .log_sums = floats(log_sums),
+                                   .losses = floats(losses),
+                                   .inverse_count = floats(inverse_count),
+                                   .loss = writable(loss)},
+             numbers_of(loss, logits));
+      return loss;
+    });
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    refuse_second_derivative("cross_entropy");
+    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &logits = saved[0], &d_loss = gradients[0], d_logits = at::empty_like(logits);
+    recorded("trainkit::cross_entropy_backward", {d_loss, logits}, [&] {
+      run_on(logits.device(),
+             CrossEntropyGradientArguments{.rows = logits.size(0),
+                                           .classes = logits.size(1),
+                                           .ignore_index = context->saved_data["ignore_index"].toInt(),
+                                           .logits = data_of(logits),
+                                           .target = saved[1].const_data_ptr<int64_t>(),
+                                           .log_sums = floats(saved[2]),
+                                           .inverse_count = floats(saved[3]),
+                                           .d_loss = data_of(d_loss),
+                                           .d_logits = writable(d_logits)},
+             numbers_of(d_loss, logits));
+      return d_logits;
+    });
+    return {d_logits, {}, {}, {}};
+  }
+};
+
+bool has_norm(const at::Tensor& x, const at::Tensor& branch, const NormWeights& norm, at::ScalarType product) {
+  return runs_gpu_operations(x) && x.dim() > 0 && x.size(-1) > 0 && x.is_contiguous() &&
+         numbers_of(x.scalar_type(), product) && is_vector_for(norm.weight, x, x.scalar_type()) &&
+         (!norm.bias.defined() || is_vector_for(norm.bias, x, x.scalar_type())) &&
+         (!branch.defined() || (branch.sizes() == x.sizes() && branch.scalar_type() == product));
+}
+
+bool has_gelu(const at::Tensor& x, const at::Tensor& bias) {
+  return runs_gpu_operations(x) && x.dim() > 0 && x.size(-1) > 0 && numbers_of(bias.scalar_type(), x.scalar_type()) &&
+         is_vector_for(bias, x, bias.scalar_type());
+}
+
+}  // namespace
+
+bool runs_gpu_operations(const at::Tensor& x) {
+#ifdef TRAINKIT_WITH_CUDA
+  if (x.is_cuda()) return true;
+#endif
+  return x.is_cpu() && GpuOperations::wanted();
+}
+
+ResidualNorm residual_layer_norm(const at::Tensor& x, const at::Tensor& branch, const NormWeights& norm) {
+  const at::ScalarType product = product_type(x);
+  if (has_norm(x, branch, norm, product)) {
+    const variable_list outputs =
+        NormFunction::apply(x, optional(branch), norm.weight, optional(norm.bias), norm.eps, product);
+    return {outputs[0], outputs[1]};
+  }
+  const at::Tensor sum = branch.defined() ? x + branch : x;
+  return {sum, at::layer_norm(sum, norm.weight.sizes(), norm.weight, norm.bias, norm.eps)};
+}
+
+at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool by_tanh) {
+  if (!bias.defined()) return at::gelu(x, by_tanh ? "tanh" : "none");
+  if (has_gelu(x, bias)) return GeluFunction::apply(x, bias, by_tanh);
+  return at::gelu(x + bias.to(x.scalar_type()), by_tanh ? "tanh" : "none");
+}
+
+at::Tensor residual_block(const at::Tensor& x, const NormWeights& ln_1,
+                          c10::function_ref<at::Tensor(const at::Tensor&)> attention, const NormWeights& ln_2,
+                          c10::function_ref<at::Tensor(const at::Tensor&)> mlp) {
+  const ResidualNorm before = residual_layer_norm(x, {}, ln_1);
+  const ResidualNorm between = residual_layer_norm(before.sum, attention(before.normed), ln_2);
+  return between.sum + mlp(between.normed);
+}
+
+bool has_gpu_cross_entropy(const at::Tensor& logits, const at::Tensor& target) {
+  return runs_gpu_operations(logits) && number_of(logits.scalar_type()) && logits.dim() == 2 && logits.size(1) > 0 &&
+         logits.is_contiguous() && target.device() == logits.device() && target.scalar_type() == at::kLong &&
+         target.dim() == 1 && target.size(0) == logits.size(0) && target.is_contiguous();
+}
+
+at::Tensor gpu_cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index) {
+  const bool is_autocast = at::autocast::is_autocast_enabled(logits.device().type());
+  return CrossEntropyFunction::apply(logits, target, ignore_index, is_autocast ? at::kFloat : logits.scalar_type());
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,305 @@
+// Residual, layer norm, bias and GELU on a GPU. A block of threads works on a row of a layer norm at a time, and on a
+// strip of the columns of a GELU, so that each column's sum over rows belongs to one thread.
+#include "nn/gpu_rows.cuh"
+
+namespace trainkit::detail::on_gpu {
+namespace {
+
+constexpr int64_t kSharedFloats = 8192;  // of a block: several blocks fit on a multiprocessor
+
+/// x + added, rounded to what the stream holds.
+template <typename S, typename P, int count>
+__device__ void sum_at(const S* x, const P* added, int64_t at, float (&sum)[count]) {
+  load(x + at, sum);
+  if (!added) return;
+  float more[count];
+  load(added + at, more);
+#pragma unroll
+  for (int k = 0; k < count; ++k) sum[k] = to_float(from_float<S>(sum[k] + more[k]));
+}
+
+/// The row's sums stay in `kept` of the block, if it is wide enough for them; each thread reads only its own.
+template <typename S, typename P, int count>
+__global__ void __launch_bounds__(kMostThreads) norm_kernel(NormArguments a, bool is_kept) {
+  extern __shared__ __align__(32) float kept[];
+  __shared__ float2 warps[2][kMostWarps];
+  BlockReducer reduce(warps);
+  const auto* x = static_cast<const S*>(a.x);
+  const auto* added = static_cast<const P*>(a.added);
+  const auto* weight = static_cast<const S*>(a.weight);
+  const auto* bias = static_cast<const S*>(a.bias);
+  auto* sum = static_cast<S*>(a.sum);
+  auto* out = static_cast<P*>(a.out);
+  const int64_t first = int64_t{threadIdx.x} * count, step = int64_t{blockDim.x} * count;
+  const auto value_of = [&](int64_t row, int64_t c, float(&value)[count]) {
+    if (is_kept)
+      load(kept + c, value);
+    else
+      sum_at(x, added, row * a.width + c, value);
+  };
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t at = row * a.width;
+    float total = 0;
+    for (int64_t c = first; c < a.width; c += step) {
+      float value[count];
+      sum_at(x, added, at + c, value);
+      if (added) store(value, sum + at + c);
+      if (is_kept) store(value, kept + c);
+#pragma unroll
+      for (int k = 0; k < count; ++k) total += value[k];
+    }
+    const float mean = reduce.sums({total, 0}).x / static_cast<float>(a.width);
+    float squares = 0;
+    for (int64_t c = first; c < a.width; c += step) {
+      float value[count];
+      value_of(row, c, value);
+#pragma unroll
+      for (int k = 0; k < count; ++k) squares += (value[k] - mean) * (value[k] - mean);
+    }
+    const float inverse_std = 1.0f / sqrtf(reduce.sums({squares, 0}).x / static_cast<float>(a.width) + a.eps);
+    if (threadIdx.x == 0) {
+      a.mean[row] = mean;
+      a.inverse_std[row] = inverse_std;
+    }
+    for (int64_t c = first; c < a.width; c += step) {
+      float value[count], factor[count], term[count] = {};
+      value_of(row, c, value);
+      load(weight + c, factor);
+      if (bias) load(bias + c, term);
+#pragma unroll
+      for (int k = 0; k < count; ++k) value[k] = normalised(value[k], mean, inverse_std) * factor[k] + term[k];
+      store(value, out + at + c);
+    }
+  }
+}
+
+/// The sums over rows of a block are in `shared`, or at once in its part in memory if that is too small. Each thread
+/// adds to those of its own columns.
+template <typename S, typename P, int count>
+__global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradientArguments a, bool is_shared) {
+  extern __shared__ __align__(32) float shared[];
+  __shared__ float2 warps[2][kMostWarps];
+  BlockReducer reduce(warps);
+  const auto* d_out = static_cast<const P*>(a.d_out);
+  const auto* d_residual = static_cast<const S*>(a.d_residual);
+  const auto* sum = static_cast<const S*>(a.sum);
+  const auto* weight = static_cast<const S*>(a.weight);
+  auto* d_sum = static_cast<S*>(a.d_sum);
+  auto* d_added = static_cast<P*>(a.d_added);
+  const int64_t first = int64_t{threadIdx.x} * count, step = int64_t{blockDim.x} * count;
+  const int64_t sums = a.d_bias ? 2 : 1;
+  float* part = a.parts + blockIdx.x * sums * a.width;
+  float* d_weight = is_shared ? shared : part;
+  float* d_bias = d_weight + a.width;
+
+  const auto add = [](const float(&values)[count], float* to) {
+    float before[count];
+    load(to, before);
+#pragma unroll
+    for (int k = 0; k < count; ++k) before[k] += values[k];
+    store(before, to);
+  };
+  const float none[count] = {};
+  for (int64_t c = first; c < a.width; c += step) {
+    store(none, d_weight + c);
+    if (a.d_bias) store(none, d_bias + c);
+  }
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t at = row * a.width;
+    const float mean = a.mean[row], inverse_std = a.inverse_std[row];
+    float2 totals = {0, 0};
+    for (int64_t c = first; c < a.width; c += step) {
+      float gradient[count], value[count], factor[count], products[count];
+      load(d_out + at + c, gradient);
+      load(sum + at + c, value);
+      load(weight + c, factor);
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        products[k] = gradient[k] * normalised(value[k], mean, inverse_std);
+        totals.x += gradient[k] * factor[k];
+        totals.y += products[k] * factor[k];
+      }
+      add(products, d_weight + c);
+      if (a.d_bias) add(gradient, d_bias + c);
+    }
+    totals = reduce.sums(totals);
+    const auto width = static_cast<float>(a.width);
+    const NormSums means = {totals.x / width, totals.y / width};
+    for (int64_t c = first; c < a.width; c += step) {
+      float gradient[count], value[count], factor[count], residual[count] = {};
+      load(d_out + at + c, gradient);
+      load(sum + at + c, value);
+      load(weight + c, factor);
+      if (d_residual) load(d_residual + at + c, residual);
+#pragma unroll
+      for (int k = 0; k < count; ++k) {
+        const float n = normalised(value[k], mean, inverse_std);
+        residual[k] += norm_gradient(gradient[k] * factor[k], n, means, inverse_std);
+      }
+      store(residual, d_sum + at + c);
+      if (d_added) store(residual, d_added + at + c);
+    }
+  }
+  if (!is_shared) return;
+  for (int64_t c = first; c < a.width; c += step) {
+    float value[count];
+    load(d_weight + c, value);
+    store(value, part + c);
+    if (!a.d_bias) continue;
+    load(d_bias + c, value);
+    store(value, part + a.width + c);
+  }
+}
+
+constexpr int kGroups = 8;  // of threads that share the parts of a column
+
+/// Adds up parts (count, sums, width): the first sums go to `first`, the second, if there are any, to `second`.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kGroups)
+    add_parts_kernel(const float* __restrict__ parts, int64_t count, int64_t width, int64_t sums, T* first, T* second) {
+  __shared__ float groups[kGroups][kWarp];
+  const int64_t column = int64_t{blockIdx.x} * kWarp + threadIdx.x, columns = sums * width;
+  float total = 0;
+  if (column < columns) {
+#pragma unroll 4
+    for (int64_t part = threadIdx.y; part < count; part += kGroups) total += parts[part * columns + column];
+  }
+  groups[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= columns) return;
+  for (int group = 1; group < kGroups; ++group) total += groups[group][threadIdx.x];
+  if (column < width)
+    first[column] = from_float<T>(total);
+  else
+    second[column - width] = from_float<T>(total);
+}
+
+template <typename T>
+void add_parts(const float* parts, int64_t count, int64_t width, void* first, void* second, cudaStream_t stream) {
+  const int64_t sums = second ? 2 : 1;
+  add_parts_kernel<T><<<static_cast<unsigned>(ceil_div(sums * width, kWarp)), dim3(kWarp, kGroups), 0, stream>>>(
+      parts, count, width, sums, static_cast<T*>(first), static_cast<T*>(second));
+}
+
+/// Columns belong to threads, whose bias stays in registers; blocks take every gridDim.y-th row.
+template <typename S, typename P, int count>
+__global__ void __launch_bounds__(kMostThreads) gelu_kernel(GeluArguments a) {
+  const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * count;
+  if (c >= a.width) return;
+  const auto* x = static_cast<const P*>(a.x) + c;
+  auto* out = static_cast<P*>(a.out) + c;
+  float bias[count];
+  load(static_cast<const S*>(a.bias) + c, bias);
+  for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
+    float value[count];
+    load(x + row * a.width, value);
+#pragma unroll
+    for (int k = 0; k < count; ++k) value[k] = gelu_of(value[k] + bias[k], a.by_tanh);
+    store(value, out + row * a.width);
+  }
+}
+
+template <typename S, typename P, int count>
+__global__ void __launch_bounds__(kMostThreads) gelu_gradient_kernel(GeluGradientArguments a) {
+  const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * count;
+  if (c >= a.width) return;
+  const auto* x = static_cast<const P*>(a.x) + c;
+  const auto* d_out = static_cast<const P*>(a.d_out) + c;
+  auto* d_x = static_cast<P*>(a.d_x) + c;
+  float bias[count], total[count] = {};
+  load(static_cast<const S*>(a.bias) + c, bias);
+  for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
+    float value[count], gradient[count];
+    load(x + row * a.width, value);
+    load(d_out + row * a.width, gradient);
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      gradient[k] *= gelu_slope_of(value[k] + bias[k], a.by_tanh);
+      total[k] += gradient[k];
+    }
+    store(gradient, d_x + row * a.width);
+  }
+  store(total, a.parts + blockIdx.y * a.width + c);
+}
+
+/// A grid whose threads own `count` columns each, and its threads.
+struct Strips {
+  Strips(int64_t width, int count, int64_t parts) {
+    constexpr unsigned kMost = 128;
+    const unsigned wanted = threads_for(width, count);
+    threads = wanted < kMost ? wanted : kMost;
+    grid = {static_cast<unsigned>(ceil_div(width, int64_t{threads} * count)), static_cast<unsigned>(parts)};
+  }
+  dim3 grid;
+  unsigned threads;
+};
+
+}  // namespace
+
+int run(const NormArguments& a, Numbers numbers, void* stream) {
+  if (a.rows == 0) return cudaSuccess;
+  return for_numbers(numbers, [&](auto s, auto p) {
+    using S = decltype(s);
+    using P = decltype(p);
+    return for_count<S, P>(a.width, {a.x, a.weight, a.bias, a.sum}, {a.added, a.out}, [&](auto values) {
+      constexpr int count = decltype(values)::value;
+      const bool is_kept = a.width <= kSharedFloats;
+      norm_kernel<S, P, count><<<blocks_for(a.rows), threads_for(a.width, count), is_kept ? a.width * 4 : 0,
+                                 static_cast<cudaStream_t>(stream)>>>(a, is_kept);
+    });
+  });
+}
+
+int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
+  auto* const on = static_cast<cudaStream_t>(stream);
+  const int64_t parts = parts_of(a.rows, a.width), sums = (a.d_bias ? 2 : 1) * a.width;
+  return for_numbers(numbers, [&](auto s, auto p) {
+    using S = decltype(s);
+    using P = decltype(p);
+    if (a.rows > 0) {
+      for_count<S, P>(a.width, {a.d_residual, a.sum, a.weight, a.d_sum}, {a.d_out, a.d_added}, [&](auto values) {
+        constexpr int count = decltype(values)::value;
+        const bool is_shared = sums <= kSharedFloats;
+        norm_gradient_kernel<S, P, count>
+            <<<static_cast<unsigned>(parts), threads_for(a.width, count), is_shared ? sums * 4 : 0, on>>>(a, is_shared);
+      });
+    }
+    add_parts<S>(a.parts, parts, a.width, a.d_weight, a.d_bias, on);
+    return cudaGetLastError();
+  });
+}
+
+int run(const GeluArguments& a, Numbers numbers, void* stream) {
+  if (a.rows == 0) return cudaSuccess;
+  return for_numbers(numbers, [&](auto s, auto p) {
+    using S = decltype(s);
+    using P = decltype(p);
+    return for_count<S, P>(a.width, {a.bias}, {a.x, a.out}, [&](auto values) {
+      constexpr int count = decltype(values)::value;
+      constexpr int64_t kRows = 4, kMostParts = 4096;
+      const int64_t parts = ceil_div(a.rows, kRows);
+      const Strips strips(a.width, count, parts < kMostParts ? parts : kMostParts);
+      gelu_kernel<S, P, count><<<strips.grid, strips.threads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+    });
+  });
+}
+
+int run(const GeluGradientArguments& a, Numbers numbers, void* stream) {
+  auto* const on = static_cast<cudaStream_t>(stream);
+  const int64_t parts = parts_of(a.rows, a.width);
+  return for_numbers(numbers, [&](auto s, auto p) {
+    using S = decltype(s);
+    using P = decltype(p);
+    if (a.rows > 0) {
+      for_count<S, P>(a.width, {a.bias}, {a.d_out, a.x, a.d_x}, [&](auto values) {
+        constexpr int count = decltype(values)::value;
+        const Strips strips(a.width, count, parts);
+        gelu_gradient_kernel<S, P, count><<<strips.grid, strips.threads, 0, on>>>(a);
+      });
+    }
+    add_parts<S>(a.parts, parts, a.width, a.d_bias, nullptr, on);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace trainkit::detail::on_gpu

@@ -1,0 +1,136 @@
+// Cross-entropy on a GPU without its probabilities: a block of threads reads a row of logits once for its loss, and
+// once more for the gradient.
+#include "nn/gpu_rows.cuh"
+
+namespace trainkit::detail::on_gpu {
+namespace {
+
+/// Calls many(place) for every `count` neighbours of a row that begin at 16 bytes and one(place) for those before and
+/// after, each from one thread of the block: rows of an odd width begin anywhere. @param row where it begins.
+template <int count, typename T, typename Many, typename One>
+__device__ void for_row(const T* row, int64_t width, const Many& many, const One& one) {
+  int64_t begin = 0, end = 0;
+  if constexpr (count > 1) {
+    constexpr uintptr_t kBytes = sizeof(T) * count;
+    begin = static_cast<int64_t>((kBytes - reinterpret_cast<uintptr_t>(row) % kBytes) % kBytes / sizeof(T));
+    if (begin > width) begin = width;
+    end = begin + (width - begin) / count * count;
+    for (int64_t c = begin + int64_t{threadIdx.x} * count; c < end; c += int64_t{blockDim.x} * count) many(c);
+  }
+  for (int64_t c = threadIdx.x; c < begin; c += blockDim.x) one(c);
+  for (int64_t c = end + threadIdx.x; c < width; c += blockDim.x) one(c);
+}
+
+__device__ bool counts(const int64_t target, int64_t classes, int64_t ignore_index) {
+  if (target == ignore_index) return false;
+  if (target < 0 || target >= classes) __trap();
+  return true;
+}
+
+template <typename T, int count>
+__global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArguments a) {
+  __shared__ float2 warps[2][kMostWarps];
+  BlockReducer reduce(warps);
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t target = a.target[row];
+    if (!counts(target, a.classes, a.ignore_index)) {
+      if (threadIdx.x == 0) a.losses[row] = a.log_sums[row] = 0;
+      continue;
+    }
+    const T* logits = static_cast<const T*>(a.logits) + row * a.classes;
+    ExpSum mine;
+    const auto add = [&](auto values, int64_t c) {
+      float x[decltype(values)::value];
+      load(logits + c, x);
+      add_values(mine, x);
+    };
+    for_row<count>(
+        logits, a.classes, [&](int64_t c) { add(std::integral_constant<int, count>{}, c); },
+        [&](int64_t c) { add(std::integral_constant<int, 1>{}, c); });
+    const float2 all = reduce({mine.max, mine.sum}, [](float2 x, float2 y) {
+      const ExpSum both = merged({x.x, x.y}, {y.x, y.y});
+      return float2{both.max, both.sum};
+    });
+    if (threadIdx.x > 0) continue;
+    const float log_sum = log_of({all.x, all.y});
+    a.log_sums[row] = log_sum;
+    a.losses[row] = log_sum - to_float(logits[target]);
+  }
+}
+
+/// One block: the order of the sum is that of its threads.
+template <typename Loss>
+__global__ void __launch_bounds__(kMostThreads) mean_kernel(CrossEntropyArguments a) {
+  __shared__ float2 warps[2][kMostWarps];
+  BlockReducer reduce(warps);
+  float2 mine = {0, 0};
+  for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
+    if (a.target[row] == a.ignore_index) continue;
+    mine.x += a.losses[row];
+    mine.y += 1;  // exact up to 2^24 rows of a thread
+  }
+  const float2 all = reduce.sums(mine);
+  if (threadIdx.x > 0) return;
+  *a.inverse_count = 1.0f / all.y;
+  *static_cast<Loss*>(a.loss) = from_float<Loss>(all.x / all.y);
+}
+
+template <typename T, typename Loss, int count>
+__global__ void __launch_bounds__(kMostThreads) logits_gradient_kernel(CrossEntropyGradientArguments a) {
+  const float scale = to_float(*static_cast<const Loss*>(a.d_loss)) * *a.inverse_count;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t target = a.target[row];
+    const bool is_counted = counts(target, a.classes, a.ignore_index);
+    const T* logits = static_cast<const T*>(a.logits) + row * a.classes;
+    T* gradient = static_cast<T*>(a.d_logits) + row * a.classes;
+    const float log_sum = a.log_sums[row];
+    const auto write = [&](auto values, int64_t c) {
+      constexpr int n = decltype(values)::value;
+      float x[n] = {};
+      if (is_counted) {
+        load(logits + c, x);
+#pragma unroll
+        for (int k = 0; k < n; ++k) x[k] = cross_entropy_slope(x[k], log_sum, c + k == target, scale);
+      }
+      store(x, gradient + c);
+    };
+    for_row<count>(
+        logits, a.classes, [&](int64_t c) { write(std::integral_constant<int, count>{}, c); },
+        [&](int64_t c) { write(std::integral_constant<int, 1>{}, c); });
+  }
+}
+
+}  // namespace
+
+int run(const CrossEntropyArguments& a, Numbers numbers, void* stream) {
+  auto* const on = static_cast<cudaStream_t>(stream);
+  return for_numbers(numbers, [&](auto loss, auto logit) {
+    using T = decltype(logit);
+    constexpr int kMany = 16 / sizeof(T);
+    if (a.rows > 0) {
+      losses_kernel<T, kMany><<<blocks_for(a.rows), threads_for(a.classes, kMany), 0, on>>>(a);
+    }
+    mean_kernel<decltype(loss)><<<1, kMostThreads, 0, on>>>(a);
+    return cudaGetLastError();
+  });
+}
+
+int run(const CrossEntropyGradientArguments& a, Numbers numbers, void* stream) {
+  if (a.rows == 0) return cudaSuccess;
+  auto* const on = static_cast<cudaStream_t>(stream);
+  return for_numbers(numbers, [&](auto loss, auto logit) {
+    using T = decltype(logit);
+    constexpr int kMany = 16 / sizeof(T);
+    // Vectors of both at once only where both begin at the same place of 16 bytes.
+    const auto place = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
+    const unsigned blocks = blocks_for(a.rows), threads = threads_for(a.classes, kMany);
+    if (place(a.logits) == place(a.d_logits)) {
+      logits_gradient_kernel<T, decltype(loss), kMany><<<blocks, threads, 0, on>>>(a);
+    } else {
+      logits_gradient_kernel<T, decltype(loss), 1><<<blocks, threads, 0, on>>>(a);
+    }
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace trainkit::detail::on_gpu

@@ -1,0 +1,133 @@
+#pragma once
+// What the kernels of rows have in common: values of 16 bytes at a time, sums over a block of threads.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "nn/gpu_kernels.h"
+#include "nn/row_math.h"
+
+namespace trainkit::detail {
+
+constexpr int kWarp = 32;
+constexpr int kMostWarps = 16;  // of a block
+constexpr int kMostThreads = kWarp * kMostWarps;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+
+template <typename T>
+__device__ inline T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ inline __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+
+/// Neighbours that are read and written at once.
+template <typename T, int count>
+struct alignas(sizeof(T) * count) Pack {
+  T values[count];
+};
+
+template <typename T, int count>
+__device__ inline void load(const T* from, float (&to)[count]) {
+  const auto pack = *reinterpret_cast<const Pack<T, count>*>(from);
+#pragma unroll
+  for (int k = 0; k < count; ++k) to[k] = to_float(pack.values[k]);
+}
+
+template <typename T, int count>
+__device__ inline void store(const float (&from)[count], T* to) {
+  Pack<T, count> pack;
+#pragma unroll
+  for (int k = 0; k < count; ++k) pack.values[k] = from_float<T>(from[k]);
+  *reinterpret_cast<Pack<T, count>*>(to) = pack;
+}
+
+/// Two sums over all threads of a block, in an order that is always the same, so that each has the same bits.
+class BlockReducer {
+ public:
+  /// @param shared two rows of kMostWarps.
+  __device__ explicit BlockReducer(float2 (*shared)[kMostWarps]) : shared_(shared) {}
+
+  /// merge(a, b) of all threads' values, whichever comes first. Every thread of the block calls it.
+  template <typename Merge>
+  __device__ float2 operator()(float2 value, Merge merge) {
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const float2 other = {__shfl_xor_sync(~0u, value.x, distance), __shfl_xor_sync(~0u, value.y, distance)};
+      value = merge(value, other);
+    }
+    // The row of the call before may still be read. Who writes it again has passed the barrier of this one.
+    float2* warps = shared_[turn_ ^= 1];
+    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
+    __syncthreads();
+    value = warps[0];
+    for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) value = merge(value, warps[warp]);
+    return value;
+  }
+
+  __device__ float2 sums(float2 value) {
+    return (*this)(value, [](float2 a, float2 b) { return float2{a.x + b.x, a.y + b.y}; });
+  }
+
+ private:
+  float2 (*shared_)[kMostWarps];
+  int turn_ = 0;
+};
+
+/// Threads for rows of which each takes `count` values at a time.
+inline unsigned threads_for(int64_t width, int count) {
+  const int64_t warps = ceil_div(ceil_div(width, count), kWarp);
+  return static_cast<unsigned>(kWarp * (warps < kMostWarps ? warps : kMostWarps));
+}
+
+inline unsigned blocks_for(int64_t blocks) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  return static_cast<unsigned>(blocks < kMost ? blocks : kMost);
+}
+
+/// Calls run(T of the stream, T of the product).
+template <typename Run>
+int for_numbers(Numbers numbers, const Run& run) {
+  if (numbers.stream == Number::kBFloat16) return run(__nv_bfloat16{}, __nv_bfloat16{});
+  if (numbers.stream == Number::kHalf) return run(__half{}, __half{});
+  if (numbers.product == Number::kBFloat16) return run(0.0f, __nv_bfloat16{});
+  if (numbers.product == Number::kHalf) return run(0.0f, __half{});
+  return run(0.0f, 0.0f);
+}
+
+template <typename T>
+bool are_aligned(int count, std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<uintptr_t>(pointer) % (sizeof(T) * count) != 0) return false;
+  }
+  return true;
+}
+
+/// Calls run(std::integral_constant of how many values are read at once): 16 bytes of the larger type, where all rows
+/// begin so, else one. Pointers may be null.
+template <typename Stream, typename Product, typename Run>
+int for_count(int64_t width, std::initializer_list<const void*> stream, std::initializer_list<const void*> product,
+              const Run& run) {
+  constexpr int kMany = 16 / (sizeof(Stream) > sizeof(Product) ? sizeof(Stream) : sizeof(Product));
+  if (width % kMany == 0 && are_aligned<Stream>(kMany, stream) && are_aligned<Product>(kMany, product)) {
+    run(std::integral_constant<int, kMany>{});
+  } else {
+    run(std::integral_constant<int, 1>{});
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace trainkit::detail

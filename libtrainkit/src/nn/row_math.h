@@ -1,0 +1,88 @@
+#pragma once
+/// The arithmetic of one row, for kernels on a GPU and for their twins on the CPU: float32 whatever the tensors hold.
+///
+/// C++17 without LibTorch: nvcc compiles it, too.
+
+#include <cmath>
+
+#ifdef __CUDACC__
+#define TRAINKIT_HOST_DEVICE __host__ __device__ inline
+#else
+#define TRAINKIT_HOST_DEVICE inline
+#endif
+
+namespace trainkit::detail {
+
+constexpr float kNormalDensityAtZero = 0.3989422804014327f;
+constexpr float kRootOfTwoOverPi = 0.7978845608028654f;
+constexpr float kGeluCubic = 0.044715f;
+
+/// x P(X <= x) of a standard normal X, or its approximation by tanh. Source: Hendrycks and Gimpel, arXiv 1606.08415.
+TRAINKIT_HOST_DEVICE float gelu_of(float x, bool by_tanh) {
+  if (!by_tanh) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  return 0.5f * x * (1.0f + tanhf(kRootOfTwoOverPi * (x + kGeluCubic * x * x * x)));
+}
+
+/// Its derivative at x.
+TRAINKIT_HOST_DEVICE float gelu_slope_of(float x, bool by_tanh) {
+  if (!by_tanh) {
+    return 0.5f * (1.0f + erff(x * 0.70710678118654752f)) + x * kNormalDensityAtZero * expf(-0.5f * x * x);
+  }
+  const float t = tanhf(kRootOfTwoOverPi * (x + kGeluCubic * x * x * x));
+  const float inner_slope = kRootOfTwoOverPi * (1.0f + 3.0f * kGeluCubic * x * x);
+  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner_slope;
+}
+
+/// What a layer norm makes of a value.
+TRAINKIT_HOST_DEVICE float normalised(float value, float mean, float inverse_std) {
+  return (value - mean) * inverse_std;
+}
+
+/// Two sums over a row of a layer norm: of g = d_out weight, and of g n, n being the normalised values.
+struct NormSums {
+  float g, g_n;
+};
+
+/// The gradient of a value whose normalised one is n: with means over its row, inverse_std (g - mean(g) - n mean(g n)).
+TRAINKIT_HOST_DEVICE float norm_gradient(float g, float n, NormSums means, float inverse_std) {
+  return inverse_std * (g - means.g - n * means.g_n);
+}
+
+/// The sum of e^(x - max) over values x, whose logarithm plus max is that of the sum of e^x: as exact for any x.
+struct ExpSum {
+  float max = -INFINITY;
+  float sum = 0;
+};
+
+/// e^(x - max) for x <= max; 1 where both are minus infinity. A NaN x gives NaN, and so does infinity.
+TRAINKIT_HOST_DEVICE float shifted_exp(float x, float max) {
+  if (x == -INFINITY) return x == max ? 1.0f : 0.0f;
+  return expf(x - max);
+}
+
+/// Of the values of both. A row of nothing but minus infinity comes to minus infinity.
+TRAINKIT_HOST_DEVICE ExpSum merged(ExpSum a, ExpSum b) {
+  ExpSum all;
+  all.max = fmaxf(a.max, b.max);
+  all.sum = a.sum * shifted_exp(a.max, all.max) + b.sum * shifted_exp(b.max, all.max);
+  return all;
+}
+
+/// With `count` more values. Each costs one exponential, and each call one more.
+template <int count>
+TRAINKIT_HOST_DEVICE void add_values(ExpSum& all, const float (&values)[count]) {
+  float max = all.max;
+  for (int k = 0; k < count; ++k) max = fmaxf(max, values[k]);
+  all.sum *= shifted_exp(all.max, max);
+  all.max = max;
+  for (int k = 0; k < count; ++k) all.sum += shifted_exp(values[k], max);
+}
+
+TRAINKIT_HOST_DEVICE float log_of(ExpSum all) { return all.max + logf(all.sum); }
+
+/// The gradient of -log softmax(logits)[target] in a logit, times `scale`.
+TRAINKIT_HOST_DEVICE float cross_entropy_slope(float logit, float log_sum, bool is_target, float scale) {
+  return scale * (expf(logit - log_sum) - (is_target ? 1.0f : 0.0f));
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,135 @@
+// The kernels of nn/fused_ops.h on a GPU.
+#ifdef TRAINKIT_WITH_CUDA
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#endif
+
+#include "fused_ops_checks.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+#ifdef TRAINKIT_WITH_CUDA
+#define SKIP_WITHOUT_GPU() \
+  if (!torch::cuda::is_available()) TRAINKIT_SKIP("no GPU that LibTorch can use")
+#else
+#define SKIP_WITHOUT_GPU() TRAINKIT_SKIP("this build is without CUDA")
+#endif
+
+TEST_CASE("On a GPU residual_layer_norm and its gradients are LibTorch's in float64 within rounding", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(1);
+  for (const Types& types : kTypes) {
+    // Threads of one warp and of several, sums in shared memory and not, vectors and single values, no rows at all.
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 1},
+                                                               {2, 3, 17},
+                                                               {600, 24},
+                                                               {4, 768},
+                                                               {9000, 64},
+                                                               {33, 5000},
+                                                               {20, 8192},
+                                                               {5, 40'000},
+                                                               {3, 9001},
+                                                               {0, 8}}) {
+      for (const bool has_branch : {false, true}) {
+        for (const bool has_bias : {false, true}) {
+          check_residual_layer_norm(at::kCUDA, sizes, types, has_branch, has_bias);
+        }
+      }
+    }
+    check_residual_layer_norm(at::kCUDA, {70, 64}, types, true, true, /*is_shifted=*/true);
+  }
+}
+
+TEST_CASE("On a GPU bias_gelu and its gradients are LibTorch's in float64 within rounding", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(2);
+  for (const Types& types : kTypes) {
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             {1, 1}, {2, 3, 17}, {600, 24}, {20'000, 96}, {70, 3072}, {3, 40'001}, {0, 8}}) {
+      for (const bool by_tanh : {false, true}) check_bias_gelu(at::kCUDA, sizes, types, by_tanh);
+    }
+    check_bias_gelu(at::kCUDA, {70, 64}, types, true, /*is_shifted=*/true);
+  }
+}
+
+TEST_CASE("On a GPU cross_entropy and its gradient are LibTorch's in float64 within rounding", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(3);
+  for (const Types& types : kTypes) {
+    for (const auto& [rows, classes] : std::vector<std::pair<int64_t, int64_t>>{
+             {0, 3}, {1, 1}, {5, 2}, {3000, 10}, {7, 17}, {64, 4096}, {40, 50257}}) {
+      for (const double spread : {0.1, 5.0, 60.0}) check_cross_entropy(at::kCUDA, rows, classes, types, spread);
+    }
+    check_cross_entropy(at::kCUDA, 64, 1000, types, 5.0, /*is_shifted=*/true);
+  }
+}
+
+TEST_CASE("On a GPU cross_entropy treats ignored rows, NaN and infinity as LibTorch does", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(4);
+  check_odd_logits(at::kCUDA);
+}
+
+TEST_CASE("On a GPU a block of our operations is the block of separate ones", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(5);
+  const at::Tensor ids = torch::randint(37, {3, 16}).to(at::kCUDA);
+  const auto forward = [&](auto& model) { return model->forward(ids); };
+  for (const Types& types : kTypes) {
+    for (const bool bias : {false, true}) check_blocks(small_transformer(bias, 0.2), at::kCUDA, types, forward);
+    for (const std::string activation : {"gelu_new", "gelu", "relu"}) {
+      check_blocks(small_gpt2(activation), at::kCUDA, types, forward);
+    }
+  }
+}
+
+TEST_CASE("On a GPU our operations have the same bits every time", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(6);
+  const at::Tensor x = random_values({20'000, 96}, at::kBFloat16, at::kCUDA);
+  const at::Tensor weight = random_values({96}, at::kBFloat16, at::kCUDA);
+  const at::Tensor target = torch::randint(96, {20'000}).to(at::kCUDA);
+  const auto once = [&] {
+    const auto norm = trainkit::detail::residual_layer_norm(x, x, {weight, weight, 1e-5});
+    const at::Tensor loss = cross_entropy(norm.sum + trainkit::detail::bias_gelu(norm.normed, weight, true), target);
+    auto all = torch::autograd::grad({loss}, {x, weight});
+    all.push_back(loss.detach());
+    return all;
+  };
+  const auto first = once();
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const auto again = once();
+    for (size_t k = 0; k < first.size(); ++k) CHECK(again[k].equal(first[k]));
+  }
+}
+
+#ifdef TRAINKIT_WITH_CUDA
+TEST_CASE("Our operations and their gradients are captured in a CUDA graph, which computes with new values",
+          "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(7);
+  at::Tensor x = random_values({64, 96}, at::kFloat, at::kCUDA);
+  const at::Tensor weight = random_values({96}, at::kFloat, at::kCUDA);
+  const at::Tensor target = torch::randint(96, {64}).to(at::kCUDA);
+  const auto gradients = [&] {
+    const auto norm = trainkit::detail::residual_layer_norm(x, x, {weight, weight, 1e-5});
+    return torch::autograd::grad(
+        {cross_entropy(trainkit::detail::bias_gelu(norm.normed, weight, false) + norm.sum, target)}, {x, weight});
+  };
+  const c10::cuda::CUDAStreamGuard on_side(c10::cuda::getStreamFromPool());
+  gradients();  // loads the kernels
+  torch::cuda::synchronize();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  const auto captured = gradients();
+  graph.capture_end();
+  {
+    const at::NoGradGuard no_grad;
+    x.copy_(torch::randn({64, 96}));
+  }
+  graph.replay();
+  const auto expected = gradients();
+  for (size_t k = 0; k < expected.size(); ++k) CHECK(captured[k].equal(expected[k]));
+}
+#endif

@@ -1,0 +1,134 @@
+// The operations of a GPU on the CPU that stands in for one: their gradients, dtypes and conditions.
+#include "nn/fused_ops.h"
+
+#include "core/gpu_operations.h"
+#include "fused_ops_checks.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+TEST_CASE("residual_layer_norm and its gradients are LibTorch's in float64 within rounding", "[nn][fused_ops]") {
+  torch::manual_seed(1);
+  const trainkit::detail::GpuOperations gpu(true);
+  for (const Types& types : kTypes) {
+    for (const auto& sizes :
+         std::vector<std::vector<int64_t>>{{1, 1}, {2, 3, 17}, {50, 16}, {600, 24}, {4, 768}, {0, 8}}) {
+      for (const bool has_branch : {false, true}) {
+        check_residual_layer_norm(at::kCPU, sizes, types, has_branch, /*has_bias=*/sizes.back() != 16);
+      }
+    }
+  }
+}
+
+TEST_CASE("bias_gelu and its gradients are LibTorch's in float64 within rounding", "[nn][fused_ops]") {
+  torch::manual_seed(2);
+  const trainkit::detail::GpuOperations gpu(true);
+  for (const Types& types : kTypes) {
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 1}, {2, 3, 17}, {600, 24}, {0, 8}}) {
+      for (const bool by_tanh : {false, true}) check_bias_gelu(at::kCPU, sizes, types, by_tanh);
+    }
+  }
+}
+
+TEST_CASE("cross_entropy for a GPU and its gradient are LibTorch's in float64 within rounding", "[nn][fused_ops]") {
+  torch::manual_seed(3);
+  const trainkit::detail::GpuOperations gpu(true);
+  for (const Types& types : kTypes) {
+    for (const auto& [rows, classes] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {1, 1}, {5, 2}, {64, 10}, {7, 17}, {16, 3001}}) {
+      for (const double spread : {0.1, 5.0, 60.0}) check_cross_entropy(at::kCPU, rows, classes, types, spread);
+    }
+  }
+}
+
+TEST_CASE("cross_entropy for a GPU treats ignored rows, NaN and infinity as LibTorch does", "[nn][fused_ops]") {
+  torch::manual_seed(4);
+  const trainkit::detail::GpuOperations gpu(true);
+  check_odd_logits(at::kCPU);
+  CHECK_THROWS_AS(cross_entropy(torch::randn({2, 3}), torch::tensor({0, 3})), c10::IndexError);
+}
+
+TEST_CASE("A block of operations for a GPU is the block of separate ones, with dropout and under autocast",
+          "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  torch::manual_seed(5);
+  const at::Tensor ids = torch::randint(37, {3, 16});
+  const auto forward = [&](auto& model) { return model->forward(ids); };
+  for (const Types& types : {kTypes[0], kTypes[1]}) {
+    for (const bool bias : {false, true}) {
+      for (const double dropout : {0.0, 0.2}) {
+        CAPTURE(bias, dropout);
+        check_blocks(small_transformer(bias, dropout), at::kCPU, types, forward);
+      }
+    }
+    for (const std::string activation : {"gelu_new", "gelu", "relu"}) {
+      CAPTURE(activation);
+      check_blocks(small_gpt2(activation), at::kCPU, types, forward);  // it has dropout of its own
+    }
+  }
+  GPT2Model adapted = small_gpt2("gelu_new");
+  REQUIRE(apply_lora(*adapted).ok());
+  check_blocks(adapted, at::kCPU, kTypes[0], forward);
+}
+
+TEST_CASE("The operations for a GPU have the same gradients as often as the graph is kept, and no second",
+          "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  torch::manual_seed(6);
+  const at::Tensor x = torch::randn({5, 8}).requires_grad_(), weight = torch::randn({8}).requires_grad_();
+  const at::Tensor target = torch::randint(8, {5});
+  const auto results = [&] {
+    const auto norm = trainkit::detail::residual_layer_norm(x, x * 2, {weight, {}, 1e-5});
+    return std::vector<at::Tensor>{norm.sum.sum(), norm.normed.square().sum(),
+                                   trainkit::detail::bias_gelu(x, weight, true).sum(),
+                                   cross_entropy(x * weight, target)};
+  };
+  const auto kept = results();
+  for (size_t k = 0; k < kept.size(); ++k) {
+    CAPTURE(k);
+    const auto once = torch::autograd::grad({kept[k]}, {x}, {}, /*retain_graph=*/true)[0];
+    CHECK(torch::autograd::grad({kept[k]}, {x}, {}, /*retain_graph=*/true)[0].equal(once));
+  }
+  const auto again = results();
+  for (const size_t k : {1, 2, 3}) {
+    CHECK_THROWS_AS(torch::autograd::grad({again[k]}, {x}, {}, true, /*create_graph=*/true), c10::NotImplementedError);
+  }
+}
+
+TEST_CASE("A residual stream that only passes a norm gets its gradient, and one that is not used none",
+          "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  const at::Tensor x = torch::randn({3, 4}).requires_grad_(), branch = torch::randn({3, 4}).requires_grad_();
+  const at::Tensor weight = torch::randn({4}).requires_grad_();
+  const auto norm = trainkit::detail::residual_layer_norm(x, branch, {weight, {}, 1e-5});
+  const auto of_sum =
+      torch::autograd::grad({norm.sum.sum()}, {x, branch, weight}, {}, true, false, /*allow_unused=*/true);
+  CHECK(of_sum[0].equal(torch::ones({3, 4})));
+  CHECK(of_sum[1].equal(torch::ones({3, 4})));
+  CHECK_FALSE(of_sum[2].defined());
+  const auto of_norm = torch::autograd::grad({norm.normed.square().sum()}, {x, branch, weight});
+  CHECK(of_norm[0].equal(of_norm[1]));
+  CHECK(of_norm[2].defined());
+}
+
+TEST_CASE("What the operations for a GPU cannot take is LibTorch's to compute", "[nn][fused_ops]") {
+  torch::manual_seed(7);
+  const at::Tensor x = torch::randn({3, 4}), weight = torch::randn({4});
+  const auto is_separate = [&](const at::Tensor& stream, const at::Tensor& of, const at::Tensor& branch) {
+    const auto norm = trainkit::detail::residual_layer_norm(stream, branch, {of, {}, 1e-5});
+    const at::Tensor sum = branch.defined() ? stream + branch : stream;
+    return norm.sum.equal(sum) && norm.normed.equal(at::layer_norm(sum, {4}, of, {}, 1e-5));
+  };
+  CHECK(is_separate(x, weight, x));  // on the CPU as such
+  CHECK(trainkit::detail::bias_gelu(x, weight, false).equal(at::gelu(x + weight)));
+  const trainkit::detail::GpuOperations gpu(true);
+  CHECK(is_separate(x.to(at::kDouble), weight.to(at::kDouble), {}));
+  CHECK(is_separate(torch::randn({4, 3}).t(), weight, x));
+  CHECK(is_separate(x, weight, torch::randn({4})));    // broadcast
+  CHECK(is_separate(x, weight, x.to(at::kBFloat16)));  // without autocast
+  CHECK(trainkit::detail::bias_gelu(x, {}, true).equal(at::gelu(x, "tanh")));
+  const at::Tensor logits = torch::randn({6, 4}).t(), target = torch::randint(6, {4});
+  CHECK(at::allclose(cross_entropy(logits, target), at::cross_entropy_loss(logits, target)));
+  CHECK(at::allclose(cross_entropy(logits.to(at::kDouble), target),
+                     at::cross_entropy_loss(logits.to(at::kDouble), target)));
+}
