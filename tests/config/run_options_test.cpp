@@ -96,6 +96,7 @@ TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
                            "parallel",
                            "mixed_precision",
                            "precision",
+                           "cuda_graph",
                            "dist_timeout",
                            "dist_bind",
                            "dist_shared_memory",

@@ -181,6 +181,7 @@ absl::Status GradScaler::load_state_dict(const StateDict& state) {
                      absl::StatusCode::kInvalidArgument);
   }
   options_ = options;
+  ++version_;
   init_growth_tracker_ = tracker;
   if (scale_.defined()) {
     const at::NoGradGuard no_grad;

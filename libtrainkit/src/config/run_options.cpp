@@ -148,6 +148,9 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec precision = spec("Type to compute in; unset follows --mixed_precision.");
   precision.choices = {"fp32", "bf16", "fp16"};
   parser.add("precision", &o.precision, precision);
+  OptionSpec cuda_graph = spec("Capture the step as one CUDA graph, where it can be; off: never, on: or fail.");
+  cuda_graph.choices = {"auto", "on", "off"};
+  parser.add("cuda_graph", &o.cuda_graph, cuda_graph);
   OptionSpec dist_timeout = spec("Longest wait for another rank.");
   dist_timeout.above = 0, dist_timeout.max = 1e6;
   parser.add("dist_timeout", &o.dist_timeout, dist_timeout);

@@ -193,6 +193,15 @@ void Optimizer::add_param_group(ParamGroup group) {
   advance_all_ = std::move(advance_all);
   advance_present_ = at::Tensor();
   present_.assign(static_cast<size_t>(size), 1);
+  ++version_;
+}
+
+void Optimizer::count_on_device() {
+  if (!groups_.empty() && !device_lrs_.values.defined()) {
+    device_lrs_ = make_device_lrs(groups_, lr_);
+    ++version_;
+  }
+  on_device_ = true;
 }
 
 void Optimizer::set_lr(double lr) {
@@ -204,10 +213,7 @@ void Optimizer::set_lr(double lr) {
 void Optimizer::set_lr_from(const Optimizer& other) {
   lr_ = other.lr_;
   if (!other.device_lrs_.values.defined()) return;
-  if (!device_lrs_.values.defined()) {
-    device_lrs_ = make_device_lrs(groups_, lr_);
-    on_device_ = true;
-  }
+  count_on_device();
   device_lrs_.values.copy_(other.device_lrs_.values, /*non_blocking=*/true);
 }
 
@@ -238,10 +244,7 @@ void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
   TORCH_CHECK(!groups_.empty(), "optimizer: step() without parameters: call add_param_group first");
   const at::NoGradGuard no_grad;
   const bool on_cpu = steps_.is_cpu();
-  if (found_inf && !on_cpu && !on_device_) {
-    device_lrs_ = make_device_lrs(groups_, lr_);
-    on_device_ = true;
-  }
+  if (found_inf && !on_cpu) count_on_device();
   if (found_inf && !on_device_ && *found_inf->const_data_ptr<float>() != 0) {  // on the CPU: the host's own memory
     ++max_step_count_;
     return;
@@ -295,7 +298,10 @@ bool Optimizer::collect_gradients() {
       bucket.gradients[i] = with_layout_of(param, gradient);
     }
   }
-  if (changed) advance_present_.reset();
+  if (changed) {
+    advance_present_.reset();
+    ++version_;
+  }
   if (!all_present && !advance_present_.defined()) {
     at::Tensor advance = at::empty({static_cast<int64_t>(present_.size())}, at::kFloat);
     std::copy(present_.begin(), present_.end(), advance.mutable_data_ptr<float>());
@@ -429,6 +435,7 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
     device_lrs_.multiples.copy_(loaded.multiples);
     device_lrs_.values.copy_(loaded.values);
   }
+  ++version_;
   return absl::OkStatus();
 }
 

@@ -100,6 +100,9 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .precision = run_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
+                         .cuda_graph = run.cuda_graph == "on"    ? CudaGraph::kOn
+                                       : run.cuda_graph == "off" ? CudaGraph::kOff
+                                                                 : CudaGraph::kAuto,
                          .on_nonfinite = run.on_nonfinite == "skip"       ? OnNonfinite::kSkip
                                          : run.on_nonfinite == "rollback" ? OnNonfinite::kRollback
                                                                           : OnNonfinite::kFail,

@@ -29,7 +29,6 @@ StepSnapshot::StepSnapshot(const DeviceReplicator& devices)
 }
 
 void StepSnapshot::take() {
-  const c10::AutoGradMode no_grad(false);
   {
     const std::lock_guard lock(cpu_generator_.mutex());
     kept_engine_ = cpu(cpu_generator_)->engine();
@@ -41,6 +40,11 @@ void StepSnapshot::take() {
     const std::lock_guard lock(generator.mutex());
     kept_generators_.push_back(generator.clone());
   }
+  take_buffers();
+}
+
+void StepSnapshot::take_buffers() {
+  const c10::AutoGradMode no_grad(false);
   if (kept_buffers_.empty()) {
     std::vector<at::Tensor> kept;
     for (const at::Tensor& buffer : buffers_) kept.push_back(at::empty_like(buffer));

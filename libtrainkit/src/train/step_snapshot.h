@@ -20,6 +20,8 @@ class StepSnapshot {
 
   /// Never waits for a device.
   void take();
+  /// The buffers alone.
+  void take_buffers();
   /// Puts all back. Allocates nothing on a device.
   void restore();
   /// Puts the buffers back where `found_inf` is 1, decided on the device.

@@ -19,6 +19,7 @@
 
 #include "counted_rows.h"
 #include "nonfinite.h"
+#include "step_graphs.h"
 #include "step_snapshot.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
@@ -47,11 +48,6 @@ absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step) {
        .id = "dist.peer",
        .problem = rank + " failed at step " + std::to_string(step) + ": " + verdict.reason},
       verdict.out_of_memory.empty() ? absl::StatusCode::kUnavailable : absl::StatusCode::kResourceExhausted);
-}
-
-/// What the allocators of the replicas' devices keep for later.
-void empty_device_cache(const DeviceReplicator& devices) {
-  if (!devices.device().is_cpu()) at::getDeviceAllocator(devices.device().type())->emptyCache();
 }
 
 /// Multiplies `gradients` in place. On the CPU a number becomes a tensor for each operation: here for all at once,
@@ -93,6 +89,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
   }
   create_mirrors();
   if (ProcessGroup* group = devices.process_group()) agreement_.emplace(*group);
+  prepare_graphs();
 }
 
 TrainStep::~TrainStep() = default;
@@ -133,14 +130,25 @@ void TrainStep::set_split(int64_t split) {
   split_ = split;
 }
 
-void TrainStep::begin_step() {
-  if (!snapshot_) snapshot_ = std::make_unique<detail::StepSnapshot>(devices_);
-  snapshot_->take();
+/// What the allocators of the replicas' devices keep for later.
+void TrainStep::empty_device_cache() {
+  if (!devices_.device().is_cpu()) at::getDeviceAllocator(devices_.device().type())->emptyCache();
+}
+
+void TrainStep::begin_step() try {
+  if (capturing_) return snapshot_->take_buffers();  // the generators are moved on by each replay
+  with_memory([&] {
+    if (!snapshot_) snapshot_ = std::make_unique<detail::StepSnapshot>(devices_);
+    snapshot_->take();
+  });
   unit_at_start_ = weight_unit_;
+} catch (...) {
+  if (!capturing_) forget_batches();
+  throw;
 }
 
 /// The last batch of a step is its owner's until finish(), those before are not.
-void TrainStep::keep(const Batch& batch, const LossFunction& loss) {
+TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
   const auto i = static_cast<size_t>(accumulated_);
   if (kept_.size() <= i) kept_.resize(i + 1);
   KeptBatch& kept = kept_[i];
@@ -162,25 +170,39 @@ void TrainStep::keep(const Batch& batch, const LossFunction& loss) {
     }
     kept.batch = batch.with_tensors(std::move(copies));
   }
-  kept.loss = loss;
+  return kept;
 }
 
-void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) {
-  if (accumulated_ == 0) with_memory([&] { begin_step(); });
-  with_memory([&] { keep(batch, loss); });
+void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accept(batch, &loss, nullptr); }
+void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
+
+void TrainStep::accept(const Batch& batch, const LossFunction* lent, LossFunction own) {
+  KeptBatch* kept = nullptr;
+  with_memory([&] { kept = &keep(batch); });
+  kept->lent_loss = lent;
+  kept->own_loss = std::move(own);
   ++accumulated_;
-  if (!run_batch(kept_[static_cast<size_t>(accumulated_ - 1)], accumulated_ == options_.grad_accum_steps)) take_again();
+  if (!uses_graphs()) run_waiting();
+}
+
+/// Forward and backward of the batches that have not had them yet.
+void TrainStep::run_waiting() {
+  if (begun_ == 0) begin_step();
+  while (begun_ < accumulated_) {
+    const KeptBatch& kept = kept_[static_cast<size_t>(begun_++)];
+    if (!run_batch(kept, begun_ == options_.grad_accum_steps)) take_again();
+  }
 }
 
 /// Runs a batch in split_ parts. False if the step is to be taken again.
 bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
-  if (split_ == 1) return run_part(kept.batch, kept.loss, last);
+  if (split_ == 1) return run_part(kept.batch, kept.loss(), last);
   const int64_t rows = kept.batch.size();
   for (int64_t part = 0; part < split_; ++part) {
     const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
     const bool last_part = last && part + 1 == split_;
     if (some.size() == 0 && !last_part) continue;
-    if (!run_part(some, kept.loss, last_part)) return false;
+    if (!run_part(some, kept.loss(), last_part)) return false;
   }
   return true;
 }
@@ -206,6 +228,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   try {
     devices_.run(std::ref(scaled_loss), last, [this] { send_vote(weight_ + results_[0].weight); });
   } catch (...) {
+    if (capturing_) throw;  // nothing has been done yet
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_take_again(batch);
     fail(std::string(error.message()), again, last);
@@ -232,8 +255,8 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
 bool TrainStep::can_take_again(const Batch& batch) {
   const ProcessGroup* group = devices_.process_group();
   if (group && (!group->usable() || agreement_->sent())) return false;
-  released_ = false;
-  if (batch.size() > devices_.replicas()) return true;
+  released_ = drop_graphs("out of memory in a step that was not captured");
+  if (released_ || batch.size() > devices_.replicas()) return true;
   released_ = options_.release_memory && options_.release_memory();
   return released_;
 }
@@ -244,11 +267,11 @@ void TrainStep::take_again() {
   bool done = false;
   while (!done) {
     if (agreement_ || !released_) split_ *= 2;
-    empty_device_cache(devices_);
+    empty_device_cache();
     snapshot_->restore();
     weight_unit_ = unit_at_start_;
     done = true;
-    for (int64_t i = 0; done && i < accumulated_; ++i) {
+    for (int64_t i = 0; done && i < begun_; ++i) {
       done = run_batch(kept_[static_cast<size_t>(i)], i + 1 == options_.grad_accum_steps);
     }
   }
@@ -262,10 +285,11 @@ void TrainStep::with_memory(const Stage& stage) {
     try {
       return stage();
     } catch (const std::exception&) {
-      if (attempt == 2 || !absl::IsResourceExhausted(status_from_current_exception())) throw;
+      if (capturing_ || attempt == 2 || !absl::IsResourceExhausted(status_from_current_exception())) throw;
     }
-    empty_device_cache(devices_);
-    if (attempt == 1 && options_.release_memory) options_.release_memory();
+    const bool dropped = attempt == 1 && drop_graphs("out of memory in a step that was not captured");
+    empty_device_cache();
+    if (attempt == 1 && !dropped && options_.release_memory) options_.release_memory();
   }
 }
 
@@ -387,8 +411,8 @@ void TrainStep::abandon(bool for_good) {
 }
 
 void TrainStep::forget_batches() {
-  for (KeptBatch& kept : kept_) kept = {.batch = {}, .loss = nullptr, .memory = std::move(kept.memory)};
-  accumulated_ = 0;
+  for (KeptBatch& kept : kept_) kept = {.batch = {}, .memory = std::move(kept.memory)};
+  accumulated_ = begun_ = 0;
 }
 
 void TrainStep::send_vote(double weight, const std::string& reason) {
@@ -442,9 +466,7 @@ bool TrainStep::settle() {
 
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
-  while (!settle()) take_again();
-  const Clock::time_point start = Clock::now();
-  update();
+  uses_graphs() ? finish_with_graphs() : compute();
   if (!metric_names_) {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
@@ -455,8 +477,16 @@ StepMetrics TrainStep::finish() {
   parts_ = 0;
   weight_ = 0;
   ++step_;
-  add_time(update_time_, Clock::now() - start);
   return std::exchange(metrics_, {});
+}
+
+/// All of a step that is still to be done on the device.
+void TrainStep::compute() {
+  run_waiting();
+  while (!settle()) take_again();
+  const Clock::time_point start = Clock::now();
+  update();
+  add_time(update_time_, Clock::now() - start);
 }
 
 /// From the summed gradients to the next step. Nothing here waits for other ranks; each stage has its memory before it
@@ -518,7 +548,7 @@ void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
 
 /// `found_inf` is undefined if the host knows that all was finite.
 void TrainStep::count_skips(const at::Tensor& found_inf) {
-  at::Tensor in_a_row;  // counted once, however often memory is missing
+  at::Tensor in_a_row, count;  // counted once, however often memory is missing
   with_memory([&] {
     if (!found_inf.defined()) {
       if (!none_skipped_.defined()) none_skipped_ = at::zeros({}, at::kFloat);
@@ -527,8 +557,13 @@ void TrainStep::count_skips(const at::Tensor& found_inf) {
       const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
       in_a_row = before.add(1).mul_(found_inf);
     }
+    // A graph counts where it counted when it was captured.
+    const bool in_place = graphs_ && !in_a_row.is_cpu();
+    count = !in_place ? in_a_row : skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::empty_like(in_a_row);
   });
-  skipped_in_a_row_ = metrics_.skipped_in_a_row = in_a_row;
+  if (!count.is_same(in_a_row)) count.copy_(in_a_row);
+  skipped_in_a_row_ = count;
+  metrics_.skipped_in_a_row = in_a_row;
   if (!found_inf.defined() || !options_.skip_nonfinite) return;
   with_memory([&] { snapshot_->restore_buffers_if(found_inf); });
   if (found_inf.is_cpu()) metrics_.first_nonfinite = find_nonfinite();
@@ -551,12 +586,12 @@ std::string TrainStep::find_nonfinite() {
   try {
     snapshot_->restore();
     for (const KeptBatch& kept : kept_) {
-      const int64_t rows = kept.loss ? kept.batch.size() : 0;
+      const int64_t rows = kept.loss() ? kept.batch.size() : 0;
       for (int64_t part = 0; part < split_ && found.empty(); ++part) {
         const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
         if (some.size() == 0) continue;
         found = detail::first_nonfinite(*devices_.module(), [&] {
-          const LossOutput output = forward(0, counted_rows(some), kept.loss);
+          const LossOutput output = forward(0, counted_rows(some), kept.loss());
           output.loss.backward();
         });
       }

@@ -59,6 +59,7 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   require(options.grad_clip >= 0 && std::isfinite(options.grad_clip), "grad_clip must be >= 0 and finite");
   require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir");
   require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir");
+  require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device");
   require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
           "precision fp16 needs a GPU; use bf16 on the CPU");
   if (problems.empty()) return absl::OkStatus();
@@ -110,6 +111,7 @@ class Run {
                .grad_clip = options.grad_clip,
                .skip_nonfinite = options.on_nonfinite != OnNonfinite::kFail || options.grad_clip > 0,
                .scaler = options.scaler,
+               .cuda_graph = options.cuda_graph,
                .release_memory = options.release_memory},
               scheduler_.get()),
         saves_(group_),
@@ -178,6 +180,7 @@ class Run {
       step_.set_split(progress_.split);
       step_.synchronize();
     }
+    reserve_schedule();
     first_step_ = progress_.step;
     result_.split = step_.split();
     if (options_.predicted_memory) result_.predicted_memory_bytes = options_.predicted_memory->total();
@@ -202,6 +205,13 @@ class Run {
         "warning: the learning rate stays the checkpoint's {:g}, {:g} is not used: a resumed run goes on as "
         "it began; --init_from begins another with its weights",
         base_lr(), asked));
+  }
+
+  /// Where the device looks the learning rate up, its table is made before the first step: making it longer waits.
+  void reserve_schedule() {
+    constexpr int64_t kLongest = 1 << 20;
+    const int64_t steps = planned_steps(loader_.batches_per_epoch(), options_);
+    if (scheduler_) scheduler_->reserve(std::min(steps + 2, kLongest));
   }
 
   /// What the ranks must have alike, before they do anything together. Rows and gradients would not fit otherwise, or
@@ -236,6 +246,7 @@ class Run {
     progress_.weight_unit = step_.weight_unit();
     if (real_memory_) tell_memory();
     if (step_.split() != progress_.split) tell_split();
+    tell_graphs();
     if (fit_.logger) {
       fit_.logger->tick(step);
       for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
@@ -289,6 +300,17 @@ class Run {
     const bool normalises = std::any_of(buffers.begin(), buffers.end(),
                                         [](const auto& buffer) { return buffer.key().ends_with("running_mean"); });
     if (normalises) fit_.logger->print("warning: BatchNorm now normalises over those smaller parts");
+  }
+
+  /// Once that steps are captured, and once that they no longer are.
+  void tell_graphs() {
+    result_.graph_steps = step_.graph_steps();
+    const bool first = std::exchange(captures_, step_.graph_captures()) == 0 && captures_ > 0;
+    const bool ended = std::exchange(uses_graphs_, step_.uses_graphs()) && !uses_graphs_;
+    const bool late = uses_graphs_ && captures_ == 0 && progress_.step == first_step_ + 20;
+    if (!fit_.logger) return;
+    if (first) fit_.logger->print(fmt::format("steps are one CUDA graph from step {} on", progress_.step));
+    if (ended || late) fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
   }
 
   void tell_skips(bool wait) {
@@ -498,9 +520,7 @@ class Run {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may ask for the last checkpoint, as BestModel does
     const Clock::time_point start = begin_pause();
-    TRAINKIT_ASSIGN_OR_RETURN(
-        Metrics metrics,
-        evaluate(devices_, *fit_.validation, fit_.validation_loss ? fit_.validation_loss : loss_, options_.precision));
+    TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, evaluate_now());
     progress_.evaluated_step = progress_.step;
     if (fit_.on_evaluation) fit_.on_evaluation(progress_.step, metrics);
     const auto monitored = metrics.find(options_.monitor);
@@ -532,6 +552,21 @@ class Run {
     result_.evaluation = std::move(metrics);
     end_pause(start);
     return absl::OkStatus();
+  }
+
+  /// Once more, should the memory that it lacks be held by captured steps.
+  absl::StatusOr<Metrics> evaluate_now() {
+    const auto lacks_memory = [this](const absl::Status& status) {
+      return absl::IsResourceExhausted(status) && step_.drop_graphs("out of memory in an evaluation");
+    };
+    const LossFunction& loss = fit_.validation_loss ? fit_.validation_loss : loss_;
+    try {
+      auto metrics = evaluate(devices_, *fit_.validation, loss, options_.precision);
+      if (!lacks_memory(metrics.status())) return metrics;
+    } catch (const std::exception&) {
+      if (!lacks_memory(status_from_current_exception())) throw;
+    }
+    return evaluate(devices_, *fit_.validation, loss, options_.precision);
   }
 
   /// Samples per second are those of training: what evaluation and saves take is left out.
@@ -613,6 +648,8 @@ class Run {
   int64_t nonfinite_ = 0;
   SkippedSteps skipped_;
   int64_t rollbacks_ = 0, rolled_back_to_ = -1;
+  bool uses_graphs_ = step_.uses_graphs();
+  int64_t captures_ = 0;
   StepMetrics last_metrics_;
   bool averaged_ = false;  // last_metrics_, over the ranks
   std::deque<Pending> pending_;

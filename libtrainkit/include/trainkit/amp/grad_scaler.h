@@ -89,6 +89,8 @@ class GradScaler {
   StateDict state_dict() const;
   /// Does nothing if not enabled. Refuses a state of a scaler that was not, and values out of range (exit code 5).
   absl::Status load_state_dict(const StateDict& state);
+  /// Another number after each state that was loaded: a captured update() has the options of before.
+  int64_t version() const { return version_; }
 
  private:
   detail::ScalingState& state_of(ScaledOptimizer& optimizer, const char* caller);
@@ -99,6 +101,7 @@ class GradScaler {
 
   GradScalerOptions options_;
   int64_t init_growth_tracker_ = 0;
+  int64_t version_ = 0;
   // On the device; undefined until the first scale().
   at::Tensor scale_;
   at::Tensor growth_tracker_;

@@ -105,6 +105,8 @@ struct RunOptions {
   bool mixed_precision = false;
   /// fp32, bf16 or fp16; empty follows mixed_precision.
   std::string precision = {};
+  /// auto, on or off: whether a step is one CUDA graph.
+  std::string cuda_graph = "auto";
   Seconds dist_timeout{120};
   std::string dist_bind = "loopback";
   /// Ranks of one machine sum CPU tensors in memory that they share; see ProcessGroupOptions.

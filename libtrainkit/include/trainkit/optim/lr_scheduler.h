@@ -64,6 +64,9 @@ class LRScheduler {
   /// Makes the table long enough for `steps` steps, where the count is on the device: before a CUDA graph is captured,
   /// whose replays cannot make it longer. Beyond the end the last factor stays.
   void reserve(int64_t steps);
+  /// Steps that the table has factors for. A captured step() reads the table that was there: capture it again when this
+  /// number changes. 0 while the host counts.
+  int64_t reserved_steps() const { return table_.defined() ? table_.numel() : 0; }
 
   /// "base_lr" and, with PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The position
   /// is the optimizer's, the schedule and the options are the program's. Loading refuses (exit code 5) what is missing

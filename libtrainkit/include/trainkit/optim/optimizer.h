@@ -71,10 +71,18 @@ class Optimizer : public ScaledOptimizer {
   std::optional<int64_t> known_step_count() const;
   /// A bound on step_count() that the host always knows: steps called, skipped or not.
   int64_t max_step_count() const { return max_step_count_; }
+  /// Counts a step that a CUDA graph has done without a call of step(): in max_step_count(), the rest is on the device.
+  void count_replayed_step() { ++max_step_count_; }
+  /// Another number after each change that a captured step() does not follow: groups added, a state loaded, learning
+  /// rates moved to the device, gradients of other parameters than before.
+  int64_t version() const { return version_; }
 
   /// Whether learning rates and step counts are kept and moved on the device: from the first step with a GradScaler on
   /// a GPU on, or from the beginning if `capturable` was chosen.
   bool counts_on_device() const { return on_device_; }
+  /// Keeps them there from now on, as `capturable` does from the beginning. Waits for the device once, if they were
+  /// not.
+  void count_on_device();
   /// On the device: sets every group's learning rate to `lr` (scalar on the device) times the group's multiple. An
   /// error unless counts_on_device(). For schedules; lr() is not changed.
   void set_lr_on_device(const at::Tensor& lr);
@@ -147,6 +155,7 @@ class Optimizer : public ScaledOptimizer {
   bool capturable_;
   bool on_device_;
   int64_t max_step_count_ = 0;
+  int64_t version_ = 0;
   std::vector<ParamGroup> groups_;
   std::vector<Bucket> buckets_;
 

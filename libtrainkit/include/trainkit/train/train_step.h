@@ -24,14 +24,23 @@
 
 namespace trainkit {
 namespace detail {
+class StepGraphs;
 class StepSnapshot;
-}
+struct StepGraph;
+}  // namespace detail
 
 /// The type of the arithmetic. Weights, gradients and optimizer state are float32 in every case.
 enum class Precision {
   kFp32,
   kBf16,  ///< autocast to bfloat16
   kFp16   ///< autocast to float16, with a GradScaler
+};
+
+/// Whether a step is one CUDA graph: all that it asks of the device is recorded once and then started by a single call.
+enum class CudaGraph {
+  kAuto,  ///< Where it can be: on one CUDA device. Elsewhere steps run eagerly, and graph_reason() says why.
+  kOn,    ///< The same, and an error where it is known from the beginning that it cannot be.
+  kOff
 };
 
 struct TrainStepOptions {
@@ -48,6 +57,7 @@ struct TrainStepOptions {
   /// too.
   bool skip_nonfinite = false;
   GradScalerOptions scaler = {};
+  CudaGraph cuda_graph = CudaGraph::kAuto;
   /// Called when a step is out of memory with one row at a time: gives back what can be computed anew (a cache of a
   /// frozen encoder) and says whether that was anything.
   std::function<bool()> release_memory = nullptr;
@@ -89,6 +99,18 @@ struct StepMetrics {
 /// ranks three cases cannot be mended: a model with exchanges of its own (SyncBatchNorm), gradients that were on their
 /// way already, and the Reducer's arrangement of buckets.
 ///
+/// On one CUDA device the whole step is captured as a CUDA graph, after three eager ones with batches of the same
+/// shapes and the same loss function; each of a few shapes has its graph. Then
+///   - accumulate() only keeps its batch and finish() does the rest, exceptions included: no gradients in between;
+///   - the loss function is not called. What it computes on the host stays what it was when the step was captured.
+/// So a step is captured only if two eager ones asked LibTorch for the same operations with the same numbers, read
+/// nothing from the device, took nothing from the host's memory and drew no random numbers there; and every 1000th step
+/// runs eagerly and is compared with what was captured. A step that is not so runs eagerly from then on, and
+/// graph_reason() says why. The loss function must be a LossFunction that the caller keeps, not a temporary. Results
+/// are those of eager steps, bit for bit, with an optimizer that counts on the device (Optimizer::counts_on_device,
+/// which TrainStep sees to). A graph keeps the memory of its step to itself; when an eager step has none left, graphs
+/// are given up first.
+///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch pass through; the gradients accumulated so far are
 /// dropped then, and weights and optimizer state are untouched, on every rank. Where another rank failed or is lost,
 /// absl::BadStatusOrAccess is thrown with an Error of exit code 8 that names it.
@@ -102,8 +124,10 @@ class TrainStep {
   ~TrainStep();
 
   /// Forward and backward of one micro-batch; its gradient counts by its share of the step's weight. Until finish() the
-  /// batch is kept: the last one of a step (and the only one) as it is, others as copies.
+  /// batch is kept: the last one of a step (and the only one) as it is, others as copies. `loss` must live until
+  /// finish(), or is moved from.
   void accumulate(const Batch& batch, const LossFunction& loss);
+  void accumulate(const Batch& batch, LossFunction&& loss);
 
   /// Clips, updates and moves the schedule, from what was accumulated: grad_accum_steps micro-batches, or fewer at the
   /// end of the data, as many on each rank. Throws c10::Error if nothing was accumulated.
@@ -112,6 +136,10 @@ class TrainStep {
   /// A whole step from one batch: accumulate, then finish.
   StepMetrics operator()(const Batch& batch, const LossFunction& loss) {
     accumulate(batch, loss);
+    return finish();
+  }
+  StepMetrics operator()(const Batch& batch, LossFunction&& loss) {
+    accumulate(batch, std::move(loss));
     return finish();
   }
 
@@ -141,6 +169,17 @@ class TrainStep {
   int64_t split() const { return split_; }
   void set_split(int64_t split);
 
+  /// Why the last step ran eagerly, or is captured no more; empty if it was a captured one.
+  const std::string& graph_reason() const;
+  /// Whether steps may still be captured, or are.
+  bool uses_graphs() const;
+  /// Steps done by graphs, and graphs captured.
+  int64_t graph_steps() const;
+  int64_t graph_captures() const;
+  /// For want of memory elsewhere: gives graphs up for good, with the memory that they hold. False if there are none,
+  /// and nothing is done.
+  bool drop_graphs(const std::string& reason);
+
   /// Where the time of all steps so far went. Any thread.
   StepTimes times() const;
 
@@ -155,13 +194,20 @@ class TrainStep {
   /// A batch of the present step, with which it may be taken again.
   struct KeptBatch {
     Batch batch;
-    LossFunction loss;
+    const LossFunction* lent_loss = nullptr;  // the caller's, or
+    LossFunction own_loss = nullptr;
     std::vector<at::Tensor> memory = {};  // kept from step to step
+
+    const LossFunction& loss() const { return lent_loss ? *lent_loss : own_loss; }
   };
 
   void create_mirrors();
   void begin_step();
-  void keep(const Batch& batch, const LossFunction& loss);
+  KeptBatch& keep(const Batch& batch);
+  void accept(const Batch& batch, const LossFunction* lent, LossFunction own);
+  void run_waiting();
+  void compute();
+  void empty_device_cache();
   bool run_batch(const KeptBatch& kept, bool last);
   bool run_part(const Batch& batch, const LossFunction& loss, bool last);
   bool can_take_again(const Batch& batch);
@@ -187,6 +233,20 @@ class TrainStep {
   void abandon(bool for_good);
   void forget_batches();
 
+  // The graph's part, train_step_graph.cpp.
+  void prepare_graphs();
+  std::string why_never() const;
+  std::string why_not_now() const;
+  void finish_with_graphs();
+  void trace_step();
+  bool capture_step();
+  void take_inputs(detail::StepGraph& graph);
+  void record_step(detail::StepGraph& graph);
+  void undo_capture(std::string reason);
+  void replay_step(bool first);
+  std::vector<int64_t> step_key() const;
+  std::vector<int64_t> step_state() const;
+
   DeviceReplicator& devices_;
   Optimizer& optimizer_;
   LRScheduler* scheduler_;
@@ -206,12 +266,17 @@ class TrainStep {
   StepVerdict verdict_;
   int64_t step_ = 0;
   std::unique_ptr<detail::StepSnapshot> snapshot_;
+  std::unique_ptr<detail::StepGraphs> graphs_;  // null where no step can be captured
+  std::string no_graphs_;                       // why not
+  std::vector<at::Tensor> module_state_;        // parameters, buffers
+  bool capturing_ = false;
   std::vector<KeptBatch> kept_;
   at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
   int64_t split_ = 1;
   bool released_ = false;     // the last failure was met by release_memory
   double unit_at_start_ = 0;  // weight_unit_, as the step began
   int64_t accumulated_ = 0;   // batches given
+  int64_t begun_ = 0;         // of those, run or being run
   int64_t parts_ = 0;         // micro-batches run
   bool reduced_ = false;      // the last micro-batch reduced the gradients
   double weight_ = 0;         // of the micro-batches accumulated so far

@@ -44,6 +44,8 @@ struct TrainerOptions {
   /// Longest gradient, as a 2-norm over all parameters; 0 does not clip.
   double grad_clip = 0;
   GradScalerOptions scaler = {};
+  /// See TrainStep. Not for a loss function that does on the host what changes from step to step.
+  CudaGraph cuda_graph = CudaGraph::kAuto;
   /// With kFail, gradients are looked at where they are clipped, and the loss when it is logged. Float16's scaler skips
   /// steps in any case.
   OnNonfinite on_nonfinite = OnNonfinite::kFail;
@@ -109,6 +111,8 @@ struct TrainerResult {
   double epochs = 0;
   /// Optimizer steps of this run alone (fewer than `steps` after a resume).
   int64_t steps_run = 0;
+  /// Of those, done by CUDA graphs.
+  int64_t graph_steps = 0;
   /// Loss of the last step.
   double loss = 0;
   /// Steps of this run that were skipped, their gradients not being finite.

@@ -1,0 +1,131 @@
+#include "step_graphs.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace trainkit::detail {
+namespace {
+
+constexpr int64_t kScalarBytes = 16;
+
+at::Tensor scalar_at(const at::Tensor& bytes, size_t i, at::ScalarType type, at::IntArrayRef sizes) {
+  const auto size = static_cast<int64_t>(c10::elementSize(type));
+  return bytes.narrow(0, static_cast<int64_t>(i) * kScalarBytes, size).view(type).view(sizes);
+}
+
+}  // namespace
+
+std::function<std::unique_ptr<GraphBackend>()>& graph_backend_of_test() {
+  static std::function<std::unique_ptr<GraphBackend>()> make;
+  return make;
+}
+
+void ScalarPack::pack(const std::vector<at::Tensor>& scalars, at::Device device) {
+  for (const at::Tensor& scalar : scalars) {
+    if (!scalar.defined()) {
+      scalars_.emplace_back();
+      continue;
+    }
+    TORCH_CHECK_VALUE(scalar.numel() == 1, "a metric has shape ", scalar.sizes(), ", expected a scalar");
+    TORCH_CHECK_VALUE(scalar.device().type() == device.type(), "a metric is on ", scalar.device(), ", not on ", device);
+    scalars_.push_back({true, scalar.scalar_type(), scalar.sizes().vec()});
+  }
+  bytes_ = at::zeros({static_cast<int64_t>(scalars.size()) * kScalarBytes}, at::device(device).dtype(at::kByte));
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    if (scalars[i].defined()) scalar_at(bytes_, i, scalars_[i].type, scalars_[i].sizes).copy_(scalars[i]);
+  }
+}
+
+std::vector<at::Tensor> ScalarPack::unpack() const {
+  const at::Tensor bytes = bytes_.clone();
+  std::vector<at::Tensor> scalars;
+  for (size_t i = 0; i < scalars_.size(); ++i) {
+    const Scalar& scalar = scalars_[i];
+    scalars.push_back(scalar.defined ? scalar_at(bytes, i, scalar.type, scalar.sizes) : at::Tensor());
+  }
+  return scalars;
+}
+
+StepGraphs::StepGraphs(std::unique_ptr<GraphBackend> backend, const StepGraphLimits& limits)
+    : backend_(std::move(backend)), limits_(limits) {}
+
+StepGraph& StepGraphs::entry(const StepKey& key) {
+  const auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return kind->key == key; });
+  if (found != kinds_.end()) return **found;
+  if (kinds_.size() < limits_.kinds) {
+    kinds_.push_back(std::make_unique<StepGraph>());
+  } else {
+    ++displaced_;
+    const auto oldest = std::min_element(kinds_.begin(), kinds_.end(),
+                                         [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
+    std::iter_swap(oldest, std::prev(kinds_.end()));
+    kinds_.back() = std::make_unique<StepGraph>();
+  }
+  kinds_.back()->key = key;
+  return *kinds_.back();
+}
+
+StepGraphs::Action StepGraphs::next(const StepKey& key) {
+  if (!active()) return Action::kEager;
+  current_ = &entry(key);
+  current_->last_use = ++clock_;
+  if (displaced_ > limits_.patience && displaced_ > steps_ / 4) {
+    give_up("batches come in too many shapes");
+    return Action::kEager;
+  }
+  if (current_->graph) {
+    if (++current_->since_check <= limits_.check_every) return Action::kReplay;
+    current_->since_check = 0;
+    reason_ = "compared with the captured step";
+    return Action::kTrace;
+  }
+  reason_ = "warming up for batches of these shapes";
+  if (current_->seen++ == 0) return Action::kWarmUp;
+  return current_->steady ? Action::kCapture : Action::kTrace;
+}
+
+void StepGraphs::traced(StepRecord record) {
+  if (!record.obstacle.empty()) return give_up("a step cannot be captured: " + record.obstacle);
+  const std::string changed = difference(current_->record, record);
+  const bool first = current_->record.operations.empty();
+  if (!changed.empty() && !first && (current_->graph || current_->seen > limits_.patience)) {
+    return give_up("steps are not alike: " + changed);
+  }
+  current_->steady = changed.empty();
+  current_->record = std::move(record);
+}
+
+void StepGraphs::captured(std::unique_ptr<GraphBackend::Graph> graph) {
+  current_->graph = std::move(graph);
+  ++captures_;
+}
+
+void StepGraphs::replayed() {
+  ++steps_;
+  reason_.clear();
+}
+
+bool StepGraphs::holds_any() const {
+  return std::any_of(kinds_.begin(), kinds_.end(), [](const auto& kind) { return kind->graph != nullptr; });
+}
+
+void StepGraphs::forget() {
+  if (++forgotten_ > limits_.patience && forgotten_ > steps_ / 4) {
+    return give_up("what a captured step has taken over (weights, optimizer, gradients) changes all the time");
+  }
+  kinds_.clear();
+  current_ = nullptr;
+  reason_ = "captured anew: what the captured step had taken over has changed";
+}
+
+void StepGraphs::give_up(std::string reason) {
+  kinds_.clear();
+  current_ = nullptr;
+  active_ = false;
+  reason_ = std::move(reason);
+}
+
+}  // namespace trainkit::detail

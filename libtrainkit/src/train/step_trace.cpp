@@ -1,0 +1,174 @@
+#include "step_trace.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <set>
+#include <string_view>
+
+namespace trainkit::detail {
+namespace {
+
+std::mutex one_at_a_time;
+StepTrace* current = nullptr;
+thread_local int fused_depth = 0;
+
+/// The CPU's kernels of a fused update read step counts and learning rates, which are the host's own there.
+bool is_fused_update(const at::RecordFunction& operation) {
+  return std::string_view(operation.name()).starts_with("aten::_fused_");
+}
+
+/// A value that the host had in hand, and that a kernel gets as an argument.
+bool is_number(const at::Tensor& tensor, at::Device device) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number() ||
+         (tensor.is_cpu() && !device.is_cpu() && tensor.dim() == 0 && tensor.has_storage());
+}
+
+class Hash {
+ public:
+  explicit Hash(at::Device device) : device_(device) {}
+
+  void add(const c10::IValue& value) {
+    add(static_cast<uint64_t>(value.isTensor() ? 1 : value.isList() ? 2 : 3));
+    if (value.isTensor()) {
+      add(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+    } else if (value.isList()) {
+      for (const c10::IValue& element : value.toListRef()) add(element);
+    } else if (value.isDouble()) {
+      add(std::bit_cast<uint64_t>(value.toDouble()));
+    } else if (value.isInt()) {
+      add(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isBool()) {
+      add(static_cast<uint64_t>(value.toBool()));
+    } else if (value.isString()) {
+      for (const char letter : value.toStringRef()) add(static_cast<uint64_t>(letter));
+    }
+  }
+
+  uint64_t value() const { return value_; }
+
+ private:
+  // FNV-1a, a word at a time.
+  void add(uint64_t word) { value_ = (value_ ^ word) * 0x100000001b3u; }
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return add(uint64_t{0});
+    add(static_cast<uint64_t>(tensor.device().type()));
+    add(static_cast<uint64_t>(tensor.scalar_type()));
+    for (const int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
+    if (!is_number(tensor, device_)) return;
+    uint64_t bytes[2] = {0, 0};
+    std::memcpy(bytes, tensor.const_data_ptr(), std::min<size_t>(tensor.element_size(), sizeof bytes));
+    add(bytes[0]);
+    add(bytes[1]);
+  }
+
+  at::Device device_;
+  uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+bool is_on(const c10::IValue& value, c10::DeviceType type) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().device().type() == type &&
+         !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+/// Operations whose results the host needs before it can go on.
+bool reads_device(std::string_view name) {
+  static const std::set<std::string_view> kReads = {"aten::item",       "aten::_local_scalar_dense",
+                                                    "aten::is_nonzero", "aten::equal",
+                                                    "aten::nonzero",    "aten::masked_select",
+                                                    "aten::allclose",   "aten::_unique",
+                                                    "aten::_unique2",   "aten::unique",
+                                                    "aten::unique_dim", "aten::unique_consecutive"};
+  return kReads.contains(name);
+}
+
+at::Tensor state_of(at::Generator& generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+}  // namespace
+
+std::string difference(const StepRecord& before, const StepRecord& after) {
+  const size_t common = std::min(before.operations.size(), after.operations.size());
+  for (size_t i = 0; i < common; ++i) {
+    const auto &old = before.operations[i], &now = after.operations[i];
+    if (old.name != now.name) return fmt::format("{} where {} had been", now.name, old.name);
+    if (old.arguments != now.arguments) return fmt::format("{} has other shapes or numbers", now.name);
+  }
+  if (before.operations.size() == after.operations.size()) return "";
+  return fmt::format("{} operations where {} had been", after.operations.size(), before.operations.size());
+}
+
+StepTrace::StepTrace(at::Device device)
+    : only_(one_at_a_time),
+      device_(device),
+      host_generator_(at::globalContext().defaultGenerator(at::kCPU)),
+      host_state_(state_of(host_generator_)) {
+  current = this;
+  handle_ = at::addThreadLocalCallback(  // autograd's threads take it over with the rest of this thread's state
+      at::RecordFunctionCallback(
+          [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
+            current->begin(operation);
+            if (is_fused_update(operation)) ++fused_depth;
+            return nullptr;
+          },
+          [](const at::RecordFunction& operation, at::ObserverContext*) {
+            if (is_fused_update(operation)) --fused_depth;
+          })
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+}
+
+StepTrace::~StepTrace() { stop(); }
+
+void StepTrace::stop() {
+  if (!watching_) return;
+  at::removeCallback(handle_);
+  current = nullptr;
+  watching_ = false;
+}
+
+StepRecord StepTrace::finish() {
+  stop();
+  const at::Tensor now = state_of(host_generator_);
+  const bool same = std::memcmp(now.const_data_ptr(), host_state_.const_data_ptr(), now.nbytes()) == 0;
+  if (!same && record_.obstacle.empty()) record_.obstacle = "random numbers are drawn on the CPU";
+  return std::move(record_);
+}
+
+void StepTrace::begin(const at::RecordFunction& operation) {
+  if (fused_depth > 0) return;
+  Hash hash(device_);
+  for (const c10::IValue& input : operation.inputs()) hash.add(input);
+  const std::lock_guard lock(mutex_);
+  record_.operations.push_back({operation.name(), hash.value()});
+  if (record_.obstacle.empty()) look_for_obstacle(operation);
+}
+
+void StepTrace::look_for_obstacle(const at::RecordFunction& operation) {
+  const std::string_view name = operation.name();
+  const auto inputs = operation.inputs();
+  const auto any = [&](const auto& test) { return std::any_of(inputs.begin(), inputs.end(), test); };
+  const auto on_device = [&](const c10::IValue& input) { return is_on(input, device_.type()); };
+  if (reads_device(name) && any(on_device)) {
+    record_.obstacle = fmt::format("{} reads from the device", name);
+  } else if (name == "aten::copy_" && inputs.size() > 1 && is_on(inputs[0], device_.type()) &&
+             !is_on(inputs[1], device_.type())) {
+    record_.obstacle = "aten::copy_ takes what lies in the host's memory";
+  } else if (name == "aten::copy_" && inputs.size() > 1 && !is_on(inputs[0], device_.type()) && on_device(inputs[1])) {
+    record_.obstacle = "aten::copy_ brings values to the host";
+  } else if (any([](const c10::IValue& input) { return input.isGenerator(); })) {
+    record_.obstacle = fmt::format("{} draws from a generator of its own", name);
+  }
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,249 @@
+// A step as a CUDA graph, on a GPU: the bits of the eager step, and no wait for the device in either.
+#include "loop_util.h"
+#include "test_util.h"
+#include "trainkit/core/status.h"
+#include "trainkit/data/sampler.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/late_scalars.h"
+#include "trainkit/train/train_step.h"
+#include "trainkit/train/trainer.h"
+
+#ifdef TRAINKIT_WITH_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#endif
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+#ifndef TRAINKIT_WITH_CUDA
+
+TEST_CASE("A CUDA graph has the bits of the eager step", "[train][step_graph_cuda]") {
+  TRAINKIT_SKIP("this build is without CUDA");
+}
+
+#else
+
+namespace {
+
+#define NEEDS_GPU \
+  if (!torch::cuda::is_available()) TRAINKIT_SKIP("there is no GPU")
+
+/// Every wait of the host for the device is an error while it lives.
+class NoWaiting {
+ public:
+  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+};
+
+/// Dropout, and BatchNorm whose statistics a skipped step must leave alone.
+struct NetImpl : torch::nn::Module {
+  NetImpl()
+      : hidden(register_module("hidden", torch::nn::Linear(8, 64))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(64))),
+        drop(register_module("drop", torch::nn::Dropout(0.3))),
+        out(register_module("out", torch::nn::Linear(64, 4))) {}
+  at::Tensor forward(const at::Tensor& x) { return out(drop(torch::gelu(norm(hidden(x))))); }
+  torch::nn::Linear hidden;
+  torch::nn::BatchNorm1d norm;
+  torch::nn::Dropout drop;
+  torch::nn::Linear out;
+};
+TORCH_MODULE(Net);
+
+const at::Device kGpu(at::kCUDA, 0);
+
+/// Rows on the GPU; with `broken` one of them is infinite.
+Batch gpu_batch(int64_t rows, uint64_t seed, bool broken = false) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const auto fields = std::make_shared<const std::vector<FieldSpec> >(
+      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
+  const at::Tensor x = at::randn({rows, 8}, generator), y = at::randint(4, {rows}, generator, at::kLong);
+  if (broken) x[0][0] = std::numeric_limits<float>::infinity();
+  return Batch(fields, {x.to(kGpu), y.to(kGpu)});
+}
+
+struct Training {
+  Training(CudaGraph graph, TrainStepOptions options)
+      : devices((torch::manual_seed(1), DeviceReplicator::create([] { return Net(); }, {.device = kGpu}).value())) {
+    for (auto& group : default_param_groups(*devices->module())) optimizer.add_param_group(std::move(group));
+    scheduler.emplace(optimizer, create_schedule({.name = "cosine", .total_steps = 50, .warmup_steps = 5}).value());
+    options.cuda_graph = graph;
+    step.emplace(*devices, optimizer, options, &*scheduler);
+  }
+
+  StepMetrics run(const std::vector<Batch>& batches) {
+    for (const Batch& batch : batches) step->accumulate(batch, loss);
+    return step->finish();
+  }
+
+  std::vector<at::Tensor> state() const {
+    std::vector<at::Tensor> all = devices->module()->parameters();
+    for (const at::Tensor& buffer : devices->module()->buffers()) all.push_back(buffer);
+    for (const auto& [name, value] : optimizer.state_dict()) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
+    }
+    for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+    return all;
+  }
+
+  std::unique_ptr<DeviceReplicator> devices;
+  AdamW optimizer{AdamWOptions{.lr = 1e-2, .capturable = true}};
+  std::optional<LRScheduler> scheduler;
+  std::optional<TrainStep> step;
+  LossFunction loss = make_loss_function([](Net& model, const Batch& batch) {
+    const at::Tensor scores = model->forward(batch["x"]);
+    LossOutput output(at::cross_entropy_loss(scores, batch["y"]));
+    const at::NoGradGuard no_grad;
+    output.metrics = {{"hits", scores.argmax(1).eq(batch["y"]).sum()}};
+    return output;
+  });
+};
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() && (!a.defined() || torch::allclose(a, b, 0, 0, /*equal_nan=*/true));
+}
+
+/// The bits of 50 steps, one of them not finite, three on fewer rows; each way draws the same random numbers.
+void expect_same(const TrainStepOptions& options) {
+  std::vector<std::vector<StepMetrics> > metrics(2);
+  std::vector<std::vector<at::Tensor> > states;
+  for (const CudaGraph graph : {CudaGraph::kOff, CudaGraph::kOn}) {
+    Training training(graph, options);
+    torch::manual_seed(5);
+    for (int i = 0; i < 50; ++i) {
+      std::vector<Batch> batches;
+      for (int64_t part = 0; part < options.grad_accum_steps; ++part) {
+        batches.push_back(gpu_batch(i % 16 == 15 ? 17 : 32, static_cast<uint64_t>(10 * i + part), i == 20));
+      }
+      metrics[graph == CudaGraph::kOn].push_back(training.run(batches));
+    }
+    states.push_back(training.state());
+    if (graph == CudaGraph::kOff) continue;
+    INFO(training.step->graph_reason());
+    CHECK(training.step->graph_captures() == 1);
+    CHECK(training.step->graph_steps() == 50 - 3 - 3);
+  }
+  for (size_t i = 0; i < 50; ++i) {
+    INFO(i);
+    CHECK(same(metrics[0][i].loss, metrics[1][i].loss));
+    CHECK(same(metrics[0][i].grad_norm, metrics[1][i].grad_norm));
+    CHECK(same(metrics[0][i].skipped_in_a_row, metrics[1][i].skipped_in_a_row));
+    CHECK(same(metrics[0][i].metrics[0].second, metrics[1][i].metrics[0].second));
+  }
+  for (size_t i = 0; i < states[0].size(); ++i) CHECK(same(states[0][i], states[1][i]));
+}
+
+}  // namespace
+
+TEST_CASE("A CUDA graph has the bits of the eager step: float32, clipping, a skipped step",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  expect_same({.grad_clip = 0.5, .skip_nonfinite = true});
+}
+
+TEST_CASE("A CUDA graph has the bits of the eager step: float16 with a scaler", "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  expect_same({.precision = Precision::kFp16, .grad_clip = 0.5, .scaler = {.growth_interval = 10}});
+}
+
+TEST_CASE("A CUDA graph has the bits of the eager step: bfloat16, accumulation, gradients kept",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  expect_same(
+      {.precision = Precision::kBf16, .grad_accum_steps = 2, .zero_grad_set_to_none = false, .skip_nonfinite = true});
+}
+
+TEST_CASE("No step waits for the device, captured or eager, nor does reading its metrics late",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  for (const CudaGraph graph : {CudaGraph::kOff, CudaGraph::kOn}) {
+    for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
+      Training training(graph, {.precision = precision, .grad_clip = 0.5, .skip_nonfinite = true});
+      std::vector<Batch> batches;
+      for (uint64_t i = 0; i < 30; ++i) batches.push_back(gpu_batch(32, i));
+      for (size_t i = 0; i < 10; ++i) training.run({batches[i]});
+      CHECK((training.step->graph_steps() > 0) == (graph == CudaGraph::kOn));
+      std::vector<LateScalars> late;
+      {
+        const NoWaiting watch;
+        CHECK_THROWS(training.optimizer.step_count().item<float>());  // the watch sees a wait
+        for (size_t i = 10; i < 30; ++i) {
+          const StepMetrics metrics = training.run({batches[i]});
+          late.emplace_back(std::vector{metrics.loss, metrics.grad_norm, metrics.skipped_in_a_row});
+        }
+      }
+      for (const LateScalars& scalars : late) CHECK(std::isfinite(scalars.values()[0]));
+    }
+  }
+}
+
+TEST_CASE("Metrics of a captured step stay what they were when the next one has run", "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  Training training(CudaGraph::kOn, {});
+  for (uint64_t i = 0; i < 6; ++i) training.run({gpu_batch(32, i)});
+  const StepMetrics metrics = training.run({gpu_batch(32, 50)});
+  const double before = metrics.loss.item<double>();
+  for (uint64_t i = 0; i < 3; ++i) training.run({gpu_batch(32, i)});
+  CHECK(metrics.loss.item<double>() == before);
+}
+
+TEST_CASE("Where CUDA gives a capture up, steps go on eagerly, with the same bits, and say why",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  std::vector<std::vector<at::Tensor> > states;
+  for (const bool waits : {false, true}) {
+    Training training(waits ? CudaGraph::kOn : CudaGraph::kOff, {});
+    int calls = 0;
+    const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) -> LossOutput {
+      if (++calls >= 4 && waits && calls < 5) c10::cuda::device_synchronize();  // no operation of LibTorch: not traced
+      return training.loss(module, batch);
+    };
+    torch::manual_seed(5);
+    for (uint64_t i = 0; i < 10; ++i) (*training.step)(gpu_batch(32, i), loss);
+    if (waits) {
+      CHECK(training.step->graph_captures() == 0);
+      CHECK_THAT(training.step->graph_reason(), Catch::StartsWith("a step cannot be captured: "));
+      CHECK(training.step->graph_reason().find('\n') == std::string::npos);
+    }
+    states.push_back(training.state());
+  }
+  for (size_t i = 0; i < states[0].size(); ++i) CHECK(same(states[0][i], states[1][i]));
+}
+
+TEST_CASE("A run of captured steps that is stopped and resumed has the bits of one that was not",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  const TempDir dir;
+  const auto run = [&](const std::string& folder, int64_t steps, const std::string& resume, CudaGraph graph) {
+    torch::manual_seed(1);
+    auto devices = DeviceReplicator::create([] { return TinyNet(); }, {.device = kGpu}).value();
+    auto loader = Prefetcher::create(tiny_dataset(160), RandomSampler(160, {.seed = 3}),
+                                     {.batch_size = 8, .num_workers = 2, .device = kGpu})
+                      .value();
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3, .capturable = true}),
+                                   {.max_epochs = 0,
+                                    .max_steps = steps,
+                                    .grad_clip = 1,
+                                    .cuda_graph = graph,
+                                    .schedule = create_schedule({.name = "cosine", .total_steps = 60}).value(),
+                                    .save_every = 30,
+                                    .output_dir = folder,
+                                    .resume = resume})
+                       .value();
+    const auto result = trainer.fit(*loader, tiny_loss);
+    REQUIRE(result.status() == absl::OkStatus());
+    CHECK((result->graph_steps > 0) == (graph == CudaGraph::kOn));
+    std::vector<at::Tensor> weights;
+    for (const auto& parameter : devices->module()->parameters()) weights.push_back(parameter.detach().cpu());
+    return weights;
+  };
+  const auto whole = run(dir / "whole", 60, "", CudaGraph::kOn), eager = run(dir / "eager", 60, "", CudaGraph::kOff);
+  run(dir / "parts", 30, "", CudaGraph::kOn);
+  const auto parts = run(dir / "parts", 60, "latest", CudaGraph::kOn);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    CHECK(torch::equal(whole[i], eager[i]));
+    CHECK(torch::equal(whole[i], parts[i]));
+  }
+}
+
+#endif

@@ -1,0 +1,428 @@
+// When a step is captured, and that a captured step is the eager one. On the CPU, where tape.h stands for CUDA graphs.
+#include "train/step_graphs.h"
+
+#include "loop_util.h"
+#include "tape.h"
+#include "test_util.h"
+#include "trainkit/data/sampler.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/sgd.h"
+#include "trainkit/train/train_step.h"
+#include "trainkit/train/trainer.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+using detail::StepGraphs;
+using Action = StepGraphs::Action;
+
+namespace {
+
+struct NoWork final : detail::GraphBackend {
+  struct Done final : Graph {
+    void replay() override {}
+  };
+  void run_beside(const std::function<void()>& work) override { work(); }
+  std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
+    work();
+    return std::make_unique<Done>();
+  }
+};
+
+detail::StepRecord record_of(uint64_t number) { return {.operations = {{"aten::mul", number}}, .obstacle = ""}; }
+
+/// Takes `graphs` through warm-up and capture of `key`.
+void capture(StepGraphs& graphs, const detail::StepKey& key) {
+  REQUIRE(graphs.next(key) == Action::kWarmUp);
+  for (int i = 0; i < 2; ++i) {
+    REQUIRE(graphs.next(key) == Action::kTrace);
+    graphs.traced(record_of(1));
+  }
+  REQUIRE(graphs.next(key) == Action::kCapture);
+  graphs.captured(std::make_unique<NoWork::Done>());
+  graphs.replayed();
+}
+
+detail::StepRecord trace_of(const std::function<void()>& work) {
+  detail::StepTrace trace(at::kCPU);
+  work();
+  return trace.finish();
+}
+
+/// A batch of random rows, another for each `seed`.
+Batch random_batch(int64_t rows, uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const auto fields = std::make_shared<const std::vector<FieldSpec>>(
+      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
+  return Batch(fields, {at::randn({rows, 8}, generator), at::randint(4, {rows}, generator, at::kLong)});
+}
+
+/// TrainSteps made while it lives are captured on tapes.
+class OnTape {
+ public:
+  explicit OnTape(std::function<std::vector<at::Tensor>()> live) {
+    detail::graph_backend_of_test() = [live] { return std::make_unique<TapeBackend>(live); };
+  }
+  ~OnTape() { detail::graph_backend_of_test() = nullptr; }
+};
+
+/// A model that is trained, captured or not.
+template <class O>
+struct Training {
+  Training(bool captured, O made, const TrainStepOptions& options, double dropout = 0)
+      : devices((torch::manual_seed(1), DeviceReplicator::create([&] { return TinyNet(dropout); }).value())),
+        optimizer(std::move(made)) {
+    for (auto& group : default_param_groups(*devices->module())) optimizer.add_param_group(std::move(group));
+    scheduler.emplace(optimizer, create_schedule({.name = "cosine", .total_steps = 40, .warmup_steps = 5}).value());
+    std::optional<OnTape> tape;
+    if (captured) tape.emplace([this] { return live(); });
+    TrainStepOptions all = options;
+    all.cuda_graph = captured ? CudaGraph::kAuto : CudaGraph::kOff;
+    step.emplace(*devices, optimizer, all, &*scheduler);
+  }
+
+  std::vector<at::Tensor> live() const {
+    std::vector<at::Tensor> all = devices->module()->parameters();
+    for (const auto& [name, value] : optimizer.state_dict()) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
+    }
+    all.push_back(optimizer.step_count());
+    for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+    return all;
+  }
+
+  std::unique_ptr<DeviceReplicator> devices;
+  O optimizer;
+  std::optional<LRScheduler> scheduler;
+  std::optional<TrainStep> step;
+  LossFunction loss = make_loss_function([](TinyNet& model, const Batch& batch) {
+    const at::Tensor scores = model->forward(batch["x"]);
+    LossOutput output(at::cross_entropy_loss(scores, batch["y"]));
+    const at::NoGradGuard no_grad;
+    output.metrics = {{"hits", scores.argmax(1).eq(batch["y"]).sum()}};
+    return output;
+  });
+};
+
+/// Trains both ways on the same batches of `rows(i)` rows and expects the same bits; returns how many were captured.
+template <class O, class P>
+int64_t expect_same(P optimizer, const TrainStepOptions& options, const std::function<int64_t(int)>& rows,
+                    int64_t* captures = nullptr) {
+  optimizer.capturable = true;
+  Training<O> eager(false, O(optimizer), options), captured(true, O(optimizer), options);
+  for (int i = 0; i < 40; ++i) {
+    StepMetrics metrics[2];
+    for (Training<O>* training : {&eager, &captured}) {
+      for (int64_t part = 0; part < options.grad_accum_steps; ++part) {
+        training->step->accumulate(random_batch(rows(i), static_cast<uint64_t>(i * 10 + part)), training->loss);
+      }
+      metrics[training == &captured] = training->step->finish();
+    }
+    INFO(i << ": " << captured.step->graph_reason());
+    CHECK(metrics[0].loss.item<float>() == metrics[1].loss.item<float>());
+    CHECK(metrics[0].metrics[0].first == metrics[1].metrics[0].first);
+    CHECK(metrics[0].metrics[0].second.item<double>() == metrics[1].metrics[0].second.item<double>());
+    CHECK(metrics[0].grad_norm.defined() == metrics[1].grad_norm.defined());
+    if (metrics[0].grad_norm.defined()) CHECK(torch::equal(metrics[0].grad_norm, metrics[1].grad_norm));
+    CHECK(metrics[0].weight == metrics[1].weight);
+    CHECK(metrics[0].world_weight == metrics[1].world_weight);
+  }
+  const auto a = eager.live(), b = captured.live();
+  for (size_t i = 0; i < a.size(); ++i) CHECK(torch::equal(a[i], b[i]));
+  if (captures) *captures = captured.step->graph_captures();
+  return captured.step->graph_steps();
+}
+
+}  // namespace
+
+TEST_CASE("A kind of step is captured when two eager ones asked for the same", "[train][step_graphs]") {
+  StepGraphs graphs(std::make_unique<NoWork>());
+  CHECK(graphs.next({1}) == Action::kWarmUp);
+  CHECK(graphs.next({1}) == Action::kTrace);
+  graphs.traced(record_of(1));
+  CHECK(graphs.next({1}) == Action::kTrace);
+  graphs.traced(record_of(2));  // something was made once
+  CHECK(graphs.next({1}) == Action::kTrace);
+  graphs.traced(record_of(2));
+  CHECK_FALSE(graphs.reason().empty());
+  CHECK(graphs.next({1}) == Action::kCapture);
+  graphs.captured(std::make_unique<NoWork::Done>());
+  graphs.replayed();
+  CHECK(graphs.next({1}) == Action::kReplay);
+  graphs.replayed();
+  CHECK(graphs.reason().empty());
+  CHECK(graphs.steps() == 2);
+  CHECK(graphs.next({2}) == Action::kWarmUp);  // another shape
+  CHECK(graphs.next({1}) == Action::kReplay);
+}
+
+TEST_CASE("Steps that are never alike are given up, with the operation that differs", "[train][step_graphs]") {
+  StepGraphs graphs(std::make_unique<NoWork>(), {.patience = 4});
+  for (uint64_t i = 0; graphs.active(); ++i) {
+    REQUIRE(i < 10);
+    if (graphs.next({1}) == Action::kTrace) graphs.traced(record_of(i));
+  }
+  CHECK(graphs.reason() == "steps are not alike: aten::mul has other shapes or numbers");
+  CHECK(graphs.next({1}) == Action::kEager);
+}
+
+TEST_CASE("A captured step is compared with an eager one now and then, and dropped if it is another",
+          "[train][step_graphs]") {
+  StepGraphs graphs(std::make_unique<NoWork>(), {.check_every = 3});
+  capture(graphs, {1});
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 3; ++i) CHECK(graphs.next({1}) == Action::kReplay);
+    CHECK(graphs.next({1}) == Action::kTrace);
+    CHECK(graphs.holds_any());
+    graphs.traced(record_of(round == 0 ? 1 : 7));
+  }
+  CHECK_FALSE(graphs.active());
+  CHECK_FALSE(graphs.holds_any());
+  CHECK_THAT(graphs.reason(), Catch::StartsWith("steps are not alike"));
+}
+
+TEST_CASE("The kind of step not used for longest gives way; too many kinds are given up", "[train][step_graphs]") {
+  StepGraphs graphs(std::make_unique<NoWork>(), {.kinds = 2, .patience = 5});
+  capture(graphs, {1});
+  capture(graphs, {2});
+  CHECK(graphs.next({1}) == Action::kReplay);
+  CHECK(graphs.next({3}) == Action::kWarmUp);
+  CHECK(graphs.next({1}) == Action::kReplay);
+  CHECK(graphs.next({2}) == Action::kWarmUp);
+  for (int64_t shape = 10; shape < 20; ++shape) graphs.next({shape});
+  CHECK_FALSE(graphs.active());
+  CHECK(graphs.reason() == "batches come in too many shapes");
+}
+
+TEST_CASE("Graphs are captured anew after what they took over has changed, not for ever", "[train][step_graphs]") {
+  StepGraphs graphs(std::make_unique<NoWork>(), {.patience = 3});
+  for (int i = 0; i < 3; ++i) {
+    capture(graphs, {1});
+    graphs.forget();
+    CHECK_FALSE(graphs.holds_any());
+  }
+  CHECK(graphs.active());
+  capture(graphs, {1});
+  graphs.forget();
+  CHECK_FALSE(graphs.active());
+}
+
+TEST_CASE("A trace tells reads, draws and memory of the host", "[train][step_graphs]") {
+  const at::Tensor one = torch::ones({2});
+  CHECK(trace_of([&] { one.add(1).mul_(2); }).obstacle.empty());
+  CHECK(trace_of([&] { one.sum().item<float>(); }).obstacle == "aten::item reads from the device");
+  CHECK(trace_of([&] { (void)one.gt(0).nonzero(); }).obstacle == "aten::nonzero reads from the device");
+  CHECK(trace_of([&] { torch::dropout(one, 0.5, true); }).obstacle == "random numbers are drawn on the CPU");
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
+  CHECK_THAT(trace_of([&] { at::randn({2}, generator); }).obstacle, Catch::Contains("a generator of its own"));
+  const at::Tensor elsewhere = at::empty({2}, at::kMeta);
+  const auto taken = trace_of([&] { CHECK_THROWS(at::Tensor(one).copy_(elsewhere)); });  // it has nothing to give
+  CHECK(taken.obstacle == "aten::copy_ takes what lies in the host's memory");
+  CHECK(trace_of([&] { at::Tensor(elsewhere).copy_(one); }).obstacle == "aten::copy_ brings values to the host");
+}
+
+TEST_CASE("Traces differ by operations, shapes and numbers, not by memory", "[train][step_graphs]") {
+  const auto scaled = [](int64_t rows, double factor) {
+    return trace_of([=] {
+      at::Tensor x = torch::ones({rows}, at::requires_grad());
+      (x * factor).sum().backward();
+    });
+  };
+  CHECK(difference(scaled(2, 0.5), scaled(2, 0.5)).empty());
+  CHECK_FALSE(difference(scaled(2, 0.5), scaled(2, 0.25)).empty());
+  CHECK_FALSE(difference(scaled(2, 0.5), scaled(3, 0.5)).empty());
+  const auto more = trace_of([] { torch::ones({2}).add(1).sub(1); });
+  CHECK_THAT(difference(scaled(2, 0.5), more), Catch::Contains("aten::"));
+}
+
+TEST_CASE("Packed scalars come back with their types and shapes, in memory of their own", "[train][step_graphs]") {
+  detail::ScalarPack pack;
+  const at::Tensor half = torch::tensor(1.5).to(at::kHalf), whole = torch::tensor({int64_t{1} << 40});
+  pack.pack({half, at::Tensor(), whole, torch::tensor(0.1, at::kDouble), torch::tensor(true)}, at::kCPU);
+  const auto first = pack.unpack(), second = pack.unpack();
+  CHECK(torch::equal(first[0], half));
+  CHECK_FALSE(first[1].defined());
+  CHECK(torch::equal(first[2], whole));
+  CHECK(first[3].item<double>() == 0.1);
+  CHECK(first[4].item<bool>());
+  first[0].zero_();
+  CHECK(torch::equal(second[0], half));
+  CHECK_THROWS_WITH(detail::ScalarPack().pack({torch::ones({2})}, at::kCPU), Catch::Contains("expected a scalar"));
+}
+
+TEST_CASE("A captured step has the bits of the eager one: Adam, clipping, a schedule", "[train][step_graphs]") {
+  CHECK(expect_same<AdamW>(AdamWOptions{.lr = 1e-2}, {.grad_clip = 0.5}, [](int) { return 12; }) == 37);
+}
+
+TEST_CASE("A captured step has the bits of the eager one: SGD, accumulation, gradients kept", "[train][step_graphs]") {
+  CHECK(expect_same<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9},
+                         {.grad_accum_steps = 2, .zero_grad_set_to_none = false}, [](int) { return 12; }) == 37);
+}
+
+TEST_CASE("Each shape has its graph, and steps of all of them follow each other", "[train][step_graphs]") {
+  int64_t captures = 0;
+  const int64_t steps = expect_same<AdamW>(
+      AdamWOptions{.lr = 1e-2}, {.grad_clip = 0.5}, [](int i) { return i % 5 == 4 ? 7 : 12; }, &captures);
+  CHECK(captures == 2);
+  CHECK(steps == 40 - 6);
+}
+
+TEST_CASE("A loss function that changes by itself is not captured", "[train][step_graphs]") {
+  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  double factor = 1;
+  const LossFunction loss =
+      make_loss_function([&](TinyNet& model, const Batch& batch) { return tiny_loss(model, batch) * (factor *= 0.9); });
+  for (int i = 0; i < 20; ++i) (*training.step)(random_batch(4, static_cast<uint64_t>(i)), loss);
+  CHECK(training.step->graph_captures() == 0);
+  CHECK(training.step->graph_reason() == "steps are not alike: aten::mul has other shapes or numbers");
+  CHECK_FALSE(training.step->uses_graphs());
+}
+
+TEST_CASE("A step that draws on the CPU, or reads, is not captured and says so", "[train][step_graphs]") {
+  Training<AdamW> draws(true, AdamW({.lr = 1e-2}), {}, /*dropout=*/0.2);
+  Training<AdamW> reads(true, AdamW({.lr = 1e-2}), {});
+  const LossFunction loss = make_loss_function([](TinyNet& model, const Batch& batch) {
+    const at::Tensor value = tiny_loss(model, batch);
+    return value.item<float>() > 0 ? value : -value;
+  });
+  for (int i = 0; i < 5; ++i) {
+    (*draws.step)(random_batch(4, static_cast<uint64_t>(i)), draws.loss);
+    (*reads.step)(random_batch(4, static_cast<uint64_t>(i)), loss);
+  }
+  CHECK(draws.step->graph_reason() == "a step cannot be captured: random numbers are drawn on the CPU");
+  CHECK(reads.step->graph_reason() == "a step cannot be captured: aten::item reads from the device");
+}
+
+TEST_CASE("A temporary loss function is not captured, one that is kept is", "[train][step_graphs]") {
+  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  for (int i = 0; i < 6; ++i) {
+    (*training.step)(random_batch(4, 1), [&](torch::nn::Module& m, const Batch& b) { return training.loss(m, b); });
+  }
+  CHECK_THAT(training.step->graph_reason(), Catch::Contains("a temporary"));
+  for (int i = 0; i < 4; ++i) (*training.step)(random_batch(4, 1), training.loss);
+  CHECK(training.step->graph_reason().empty());
+  CHECK(training.step->graph_steps() == 1);
+}
+
+TEST_CASE("A capture that fails leaves the step to be run eagerly, with the same bits", "[train][step_graphs]") {
+  Training<AdamW> plain(false, AdamW({.lr = 1e-2, .capturable = true}), {});
+  Training<AdamW> fails(true, AdamW({.lr = 1e-2}), {});
+  int calls = 0;
+  const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) -> LossOutput {
+    LossOutput output = fails.loss(module, batch);
+    TORCH_CHECK(++calls != 4, "operation not permitted when stream is capturing\nand more");
+    return output;
+  };
+  fails.step->vote().stop = 0;
+  for (int i = 0; i < 8; ++i) {
+    if (i == 3) fails.step->vote().stop = 15;
+    const StepMetrics a = (*plain.step)(random_batch(4, static_cast<uint64_t>(i)), plain.loss);
+    const StepMetrics b = (*fails.step)(random_batch(4, static_cast<uint64_t>(i)), loss);
+    CHECK(torch::equal(a.loss, b.loss));
+    CHECK(fails.step->verdict().stop == (i == 3 ? 15 : 0));
+  }
+  CHECK(fails.step->graph_reason() == "a step cannot be captured: operation not permitted when stream is capturing");
+  const auto a = plain.live(), b = fails.live();
+  for (size_t i = 0; i < a.size(); ++i) CHECK(torch::equal(a[i], b[i]));
+}
+
+TEST_CASE("A state that is loaded has the step captured anew, and goes on from it", "[train][step_graphs]") {
+  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  for (int i = 0; i < 6; ++i) (*training.step)(random_batch(4, 1), training.loss);
+  CHECK(training.step->graph_captures() == 1);
+  CHECK(training.step->graph_steps() == 3);
+  CHECK(training.optimizer.step_count().item<float>() == 6);
+  CHECK(training.optimizer.max_step_count() >= 6);
+  REQUIRE(training.optimizer.load_state_dict(training.optimizer.state_dict()).ok());
+  (*training.step)(random_batch(4, 1), training.loss);
+  CHECK_THAT(training.step->graph_reason(), Catch::Contains("captured anew"));
+  for (int i = 0; i < 4; ++i) (*training.step)(random_batch(4, 1), training.loss);
+  CHECK(training.step->graph_captures() == 2);
+  CHECK(training.optimizer.step_count().item<float>() == 11);
+}
+
+TEST_CASE("Graphs that memory is wanted from are given up for good", "[train][step_graphs]") {
+  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  CHECK_FALSE(training.step->drop_graphs("nothing to drop"));
+  for (int i = 0; i < 6; ++i) (*training.step)(random_batch(4, 1), training.loss);
+  CHECK(training.step->drop_graphs("out of memory"));
+  (*training.step)(random_batch(4, 1), training.loss);
+  CHECK(training.step->graph_reason() == "out of memory");
+  CHECK(training.step->graph_steps() == 3);
+}
+
+TEST_CASE("A Trainer's steps are captured, told of, and have the bits of eager ones", "[train][step_graphs]") {
+  struct Printed final : Logger {
+    void log(const LogRecord& record) override { losses.push_back(record.values.at(0).second); }
+    absl::Status flush() override { return absl::OkStatus(); }
+    void print(std::string_view line) override { lines += std::string(line) + "\n"; }
+    std::vector<double> losses;
+    std::string lines;
+  };
+  Printed printed[2];
+  std::vector<at::Tensor> weights[2];
+  for (const bool captured : {false, true}) {
+    torch::manual_seed(1);
+    const auto devices = DeviceReplicator::create([] { return TinyNet(0); }).value();
+    const auto loader = Prefetcher::create(tiny_dataset(96), RandomSampler(96, {.seed = 3}), {.batch_size = 8}).value();
+    const auto validation = Prefetcher::create(tiny_dataset(8), SequentialSampler(8), {.batch_size = 8}).value();
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2, .capturable = true}),
+                                   {.max_epochs = 3,
+                                    .grad_accum_steps = 2,
+                                    .schedule = create_schedule({.name = "cosine", .total_steps = 18}).value(),
+                                    .log_every = 1,
+                                    .eval_every = 7})
+                       .value();
+    std::optional<OnTape> tape;
+    if (captured) {
+      tape.emplace([&] {
+        std::vector<at::Tensor> all = devices->module()->parameters();
+        for (const auto& [name, value] : trainer.optimizer().state_dict()) {
+          if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
+        }
+        all.push_back(trainer.optimizer().step_count());
+        for (const at::Tensor& lr : trainer.optimizer().device_group_lrs()) all.push_back(lr);
+        return all;
+      });
+    }
+    const auto result = trainer.fit(*loader, tiny_loss, {.validation = validation.get(), .logger = &printed[captured]});
+    REQUIRE(result.status() == absl::OkStatus());
+    CHECK(result->steps == 18);
+    CHECK(result->graph_steps == (captured ? 15 : 0));
+    weights[captured] = devices->module()->parameters();
+  }
+  CHECK(printed[0].losses == printed[1].losses);
+  CHECK(printed[0].lines.find("CUDA graph") == std::string::npos);
+  CHECK_THAT(printed[1].lines, Catch::Contains("steps are one CUDA graph from step 4 on"));
+  for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
+}
+
+TEST_CASE("On the CPU steps run eagerly, and `on` is an error", "[train][step_graphs]") {
+  const auto devices = DeviceReplicator::create([] { return TinyNet(0); }).value();
+  AdamW optimizer, other;
+  TrainStep step(*devices, optimizer), off(*devices, other, {.cuda_graph = CudaGraph::kOff});
+  CHECK(step.graph_reason() == "the device is cpu");
+  CHECK(off.graph_reason() == "cuda_graph is off");
+  CHECK_FALSE(optimizer.counts_on_device());
+  AdamW third;
+  CHECK_THROWS_AS(TrainStep(*devices, third, {.cuda_graph = CudaGraph::kOn}), c10::ValueError);
+}
+
+TEST_CASE("The step calls the loss function that it is given, and no copy", "[train][step_graphs]") {
+  struct Counting {
+    std::shared_ptr<int> copies = std::make_shared<int>(0);
+    Counting() = default;
+    Counting(const Counting& other) : copies(other.copies) { ++*copies; }
+    Counting(Counting&&) = default;
+    LossOutput operator()(torch::nn::Module& module, const Batch& batch) {
+      return module.as<TinyNetImpl>()->forward(batch["x"]).sum();
+    }
+  };
+  const auto devices = DeviceReplicator::create([] { return TinyNet(0); }).value();
+  AdamW optimizer;
+  TrainStep step(*devices, optimizer);
+  const Counting counting;
+  const LossFunction loss = counting;
+  const int before = *counting.copies;
+  for (int i = 0; i < 3; ++i) step(random_batch(4, 1), loss);
+  CHECK(*counting.copies == before);
+}
