@@ -10,7 +10,8 @@ if(TRAINKIT_SANITIZE)
   target_link_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE})
 endif()
 
-# trainkit_cuda_object(FILE OUT): compiles a .cu of plain kernels (no header of LibTorch) to an object and names it in OUT.
+# trainkit_cuda_object(FILE OUT): compiles a .cu of plain kernels (no header of LibTorch) to an object and names it in OUT,
+# for the architectures of TORCH_CUDA_ARCH_LIST, which LibTorch's package has put into NVCC_FLAGS_EXTRA.
 # A command of our own, because CMake's CUDA language would make every program that links us a CUDA program, with a
 # second copy of CUDA's runtime beside LibTorch's.
 function(trainkit_cuda_object FILE OUT)
@@ -18,7 +19,7 @@ function(trainkit_cuda_object FILE OUT)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/${stem}.cu.o)
   add_custom_command(
     OUTPUT ${object}
-    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CXX_COMPILER} -std=c++17 -O3 -arch=all-major -Xcompiler=-fPIC,-Wall
+    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CXX_COMPILER} -std=c++17 -O3 ${NVCC_FLAGS_EXTRA} -Xcompiler=-fPIC,-Wall
             -I${PROJECT_SOURCE_DIR}/libtrainkit/src -MD -MF ${object}.d -c ${FILE} -o ${object}
     DEPENDS ${FILE} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.cu.o" VERBATIM)
   set(${OUT} ${object} PARENT_SCOPE)
