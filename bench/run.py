@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Measures the library beside its peers, and writes what came out as ratios.
 
-    bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR]
+    bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR] [--publish]
 
 Runs every suite build/bin/bench_* and every peer bench/peers/*.py, in turn, N times over, so that each repetition has
 ours, the peer and the floor within the same minutes: a ratio is formed within a repetition, and its median and range
 over the repetitions are reported. Ratios and their targets are listed in bench/ratios.json. A full run writes
-docs/benchmarks.md and docs/benchmarks.svg; with --filter or --quick they go to build/bench/.
+docs/benchmarks.md and docs/benchmarks.svg; with --filter or --quick they go to build/bench/. What was published before
+stands in bench/published.json, beside what comes out now: a row whose values all lie on the worse side of all values
+published for a processor of that name has become slower. A full run publishes its rows; --publish those of a part.
 
 A peer prints one JSON object a line: {"name": ..., "value": ..., "unit": "us" or "rows/s" or ...}.
 """
@@ -135,6 +137,20 @@ def met(row, value):
     return value >= row["at_least"] if "at_least" in row else value <= row["at_most"] if "at_most" in row else True
 
 
+def higher_is_better(row):
+    return "at_least" in row or ("at_most" not in row and unit_of(row) == "×")
+
+
+def change(row, values, before):
+    """"slower" or "faster" if no value of now is as good, or as bad, as any of before; else ""."""
+    if not before:
+        return ""
+    above, below = min(values) > before["highest"], max(values) < before["lowest"]
+    if not above and not below:
+        return ""
+    return "faster" if above == higher_is_better(row) else "slower"
+
+
 def figure(value):
     if value == 0 or not math.isfinite(value):
         return str(value)
@@ -184,16 +200,19 @@ def table(header, rows):
     return "\n".join([f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def report(ratios, results, loads, options):
-    facts = machine()
+def report(ratios, results, loads, options, facts, published):
     now = datetime.datetime.now(datetime.timezone.utc)
     command = "./dev bench" + (f" --filter '{options.filter}'" if options.filter else "") + (" --quick" if options.quick else "")
     rows = []
     for row, values in ratios:
         median = statistics.median(values)
         unit = f" {unit_of(row)}".rstrip()
+        before = published.get(row["name"])
+        verdicts = [("met" if met(row, median) else "**missed**") if target_text(row) else "",
+                    change(row, values, before).replace("slower", "**slower**")]
         rows.append([row["name"], f"{figure(median)}{unit}", f"{figure(min(values))} – {figure(max(values))}",
-                     target_text(row), ("met" if met(row, median) else "**missed**") if target_text(row) else ""])
+                     target_text(row), f"{figure(before['median'])}{unit}, {before['commit']}" if before else "",
+                     ", ".join(filter(None, verdicts))])
     everything = []
     for name, measurement in sorted(results.items()):
         times, rates = list(measurement.times.values()), list(measurement.rates.values())
@@ -203,7 +222,8 @@ def report(ratios, results, loads, options):
 
 Written by `{command}` on {now:%Y-%m-%d %H:%M} UTC. Repetitions: {options.repetitions}; in each, every suite and every peer
 ran once, one after the other. A ratio is ours over the peer's (or the floor's) rate within one repetition: above 1 is
-faster. Medians over the repetitions, with the lowest and the highest.
+faster. Medians over the repetitions, with the lowest and the highest. "Before" is the median that was published last for a
+processor of this name; a row is slower if its highest is below the lowest of then.
 
 - Machine: {facts['processor']}; {facts['system']}
 - Versions: {facts['versions']}; commit {facts['commit']}
@@ -212,7 +232,7 @@ faster. Medians over the repetitions, with the lowest and the highest.
 
 ## Ratios and targets
 
-{table(['what', 'median', 'lowest – highest', 'target', ''], rows)}
+{table(['what', 'median', 'lowest – highest', 'target', 'before', ''], rows)}
 
 ![Ratios](benchmarks.svg)
 
@@ -255,11 +275,29 @@ def chart(ratios):
             f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>{axis}{"".join(parts)}</svg>\n')
 
 
+def read_published(facts):
+    """The rows of bench/published.json that were measured on a processor like this one, by name."""
+    file = ROOT / "bench/published.json"
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    return {name: row for name, row in rows.items() if row["processor"] == facts["processor"]}
+
+
+def publish(ratios, facts):
+    file = ROOT / "bench/published.json"
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    for row, values in ratios:
+        rows[row["name"]] = {"median": statistics.median(values), "lowest": min(values), "highest": max(values),
+                             "commit": facts["commit"], "processor": facts["processor"]}
+    lines = (f"  {json.dumps(name, ensure_ascii=False)}: {json.dumps(rows[name])}" for name in sorted(rows))
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--filter", default="", help="only benchmarks and peers whose name matches")
     parser.add_argument("--quick", action="store_true", help="one short repetition: does it run at all")
     parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--publish", action="store_true", help="keep what comes out in bench/published.json (a full run does)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     options = parser.parse_args()
     options.repetitions = options.repetitions or (1 if options.quick else 5)
@@ -281,6 +319,8 @@ def main():
         for script in peers:
             run_peer(script, options, repetition, results)
 
+    facts = machine()
+    published = read_published(facts)
     ratios = []
     for row in json.loads((ROOT / "bench/ratios.json").read_text()):
         values = evaluate(row, results)
@@ -288,15 +328,19 @@ def main():
             ratios.append((row, values))
             median = statistics.median(values)
             verdict = "" if not target_text(row) else "met" if met(row, median) else "MISSED"
-            print(f"  {row['name']:58} {figure(median):>8}  [{figure(min(values))} .. {figure(max(values))}]  {target_text(row)} {verdict}")
+            changed = change(row, values, published.get(row["name"]))
+            print(f"  {row['name']:58} {figure(median):>8}  [{figure(min(values))} .. {figure(max(values))}]  {target_text(row)} {verdict}"
+                  f"{f'  {changed} than published' if changed else ''}")
         elif not options.filter:
             print(f"  {row['name']:58} not measured: {row['ours']} and {row.get('peer') or row.get('minus') or '-'} did not both run")
     partial = options.filter or options.quick
     folder = log if partial else ROOT / "docs"
-    (folder / "benchmarks.md").write_text(report(ratios, results, loads, options))
+    (folder / "benchmarks.md").write_text(report(ratios, results, loads, options, facts, published))
     picture = chart(ratios)
     if picture:
         (folder / "benchmarks.svg").write_text(picture)
+    if options.publish or not partial:
+        publish(ratios, facts)
     print(f"wrote {os.path.relpath(folder / 'benchmarks.md')}")
 
 

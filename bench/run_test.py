@@ -56,6 +56,16 @@ class RunTest(unittest.TestCase):
         self.assertFalse(run.met({"at_least": 1.3}, 1.29))
         self.assertFalse(run.met({"at_most": 1}, 1.01))
 
+    def test_a_row_is_slower_when_all_of_now_is_worse_than_all_of_before(self):
+        before = {"lowest": 1.5, "highest": 1.7}
+        ratio, memory = {"ours": "a", "peer": "b"}, {"ours": "a", "unit": "ms", "at_most": 3}
+        self.assertEqual(run.change(ratio, [1.2, 1.4], before), "slower")
+        self.assertEqual(run.change(ratio, [1.4, 1.6], before), "")
+        self.assertEqual(run.change(ratio, [1.8], before), "faster")
+        self.assertEqual(run.change(memory, [1.8, 1.9], before), "slower")
+        self.assertEqual(run.change(memory, [1.4], before), "faster")
+        self.assertEqual(run.change(ratio, [1.2], None), "")
+
     def test_a_whole_run_reports_what_the_programs_gave(self):
         with tempfile.TemporaryDirectory() as name:
             root = pathlib.Path(name)
@@ -74,10 +84,16 @@ class RunTest(unittest.TestCase):
                                      capture_output=True, text=True, check=True).stdout
             page = (root / "docs/benchmarks.md").read_text()
             # the suite took 1, 2 and 3 us, the peer 12: ratios 12, 6, 4
-            self.assertIn("| step over Python | 6.00 × | 4.00 – 12.0 | ≥ 7 × | **missed** |", page)
-            self.assertIn("| memory | 640 | 640 – 640 | ≤ 600 | **missed** |", page)
+            self.assertIn("| step over Python | 6.00 × | 4.00 – 12.0 | ≥ 7 × |  | **missed** |", page)
+            self.assertIn("| memory | 640 | 640 – 640 | ≤ 600 |  | **missed** |", page)
             self.assertIn("| `bench_fake:BM_Step` | 2.00 |", page)
             self.assertIn("MISSED", printed)
+            # the suite takes 4 us and more from now on: three times the peer's speed, and less, where it had been 4 and more
+            again = subprocess.run([sys.executable, root / "bench/run.py", "--build", root / "build", "--repetitions", "2"],
+                                   capture_output=True, text=True, check=True).stdout
+            self.assertIn("slower than published", again)
+            self.assertRegex((root / "docs/benchmarks.md").read_text(),
+                             r"\| step over Python \| 2\.70 × \| 2\.40 – 3\.00 \| ≥ 7 × \| 6\.00 ×,  \| \*\*missed\*\*, \*\*slower\*\* \|")
             self.assertIn("step over Python", (root / "docs/benchmarks.svg").read_text())
 
 
