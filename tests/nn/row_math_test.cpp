@@ -3,6 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <span>
+
 #include "nn/gpu_kernels.h"
 #include "test_util.h"
 

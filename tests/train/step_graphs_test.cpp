@@ -12,12 +12,12 @@
 
 using namespace trainkit;
 using namespace trainkit::test;
-using detail::StepGraphs;
+using trainkit::detail::StepGraphs;
 using Action = StepGraphs::Action;
 
 namespace {
 
-struct NoWork final : detail::GraphBackend {
+struct NoWork final : trainkit::detail::GraphBackend {
   struct Done final : Graph {
     void replay() override {}
   };
@@ -28,10 +28,12 @@ struct NoWork final : detail::GraphBackend {
   }
 };
 
-detail::StepRecord record_of(uint64_t number) { return {.operations = {{"aten::mul", number}}, .obstacle = ""}; }
+trainkit::detail::StepRecord record_of(uint64_t number) {
+  return {.operations = {{"aten::mul", number}}, .obstacle = ""};
+}
 
 /// Takes `graphs` through warm-up and capture of `key`.
-void capture(StepGraphs& graphs, const detail::StepKey& key) {
+void capture(StepGraphs& graphs, const trainkit::detail::StepKey& key) {
   REQUIRE(graphs.next(key) == Action::kWarmUp);
   for (int i = 0; i < 2; ++i) {
     REQUIRE(graphs.next(key) == Action::kTrace);
@@ -42,8 +44,8 @@ void capture(StepGraphs& graphs, const detail::StepKey& key) {
   graphs.replayed();
 }
 
-detail::StepRecord trace_of(const std::function<void()>& work) {
-  detail::StepTrace trace(at::kCPU);
+trainkit::detail::StepRecord trace_of(const std::function<void()>& work) {
+  trainkit::detail::StepTrace trace(at::kCPU);
   work();
   return trace.finish();
 }
@@ -60,9 +62,9 @@ Batch random_batch(int64_t rows, uint64_t seed) {
 class OnTape {
  public:
   explicit OnTape(std::function<std::vector<at::Tensor>()> live) {
-    detail::graph_backend_of_test() = [live] { return std::make_unique<TapeBackend>(live); };
+    trainkit::detail::graph_backend_of_test() = [live] { return std::make_unique<TapeBackend>(live); };
   }
-  ~OnTape() { detail::graph_backend_of_test() = nullptr; }
+  ~OnTape() { trainkit::detail::graph_backend_of_test() = nullptr; }
 };
 
 /// A model that is trained, captured or not.
@@ -235,7 +237,7 @@ TEST_CASE("Traces differ by operations, shapes and numbers, not by memory", "[tr
 }
 
 TEST_CASE("Packed scalars come back with their types and shapes, in memory of their own", "[train][step_graphs]") {
-  detail::ScalarPack pack;
+  trainkit::detail::ScalarPack pack;
   const at::Tensor half = torch::tensor(1.5).to(at::kHalf), whole = torch::tensor({int64_t{1} << 40});
   pack.pack({half, at::Tensor(), whole, torch::tensor(0.1, at::kDouble), torch::tensor(true)}, at::kCPU);
   const auto first = pack.unpack(), second = pack.unpack();
@@ -246,7 +248,8 @@ TEST_CASE("Packed scalars come back with their types and shapes, in memory of th
   CHECK(first[4].item<bool>());
   first[0].zero_();
   CHECK(torch::equal(second[0], half));
-  CHECK_THROWS_WITH(detail::ScalarPack().pack({torch::ones({2})}, at::kCPU), Catch::Contains("expected a scalar"));
+  CHECK_THROWS_WITH(trainkit::detail::ScalarPack().pack({torch::ones({2})}, at::kCPU),
+                    Catch::Contains("expected a scalar"));
 }
 
 TEST_CASE("A captured step has the bits of the eager one: Adam, clipping, a schedule", "[train][step_graphs]") {

@@ -3,9 +3,9 @@
 
 namespace trainkit::detail {
 
-/// While one lives, models leave the CPU's fused operations out in this thread and take those of a GPU instead, computed
-/// on the CPU with the tensors that they take there (nn/fused_ops.h), so that the memory of a step is that of the same
-/// step on a GPU.
+/// While one lives, models leave the CPU's fused operations out in this thread and take those of a GPU instead,
+/// computed on the CPU with the tensors that they take there (nn/fused_ops.h), so that the memory of a step is that of
+/// the same step on a GPU.
 class GpuOperations {
  public:
   /// Nothing unless `on`.

@@ -75,8 +75,7 @@ class Hash {
 };
 
 bool is_on(const c10::IValue& value, c10::DeviceType type) {
-  return value.isTensor() && value.toTensor().defined() && value.toTensor().device().type() == type &&
-         !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().device().type() == type;
 }
 
 /// Operations whose results the host needs before it can go on.
@@ -159,13 +158,12 @@ void StepTrace::look_for_obstacle(const at::RecordFunction& operation) {
   const auto inputs = operation.inputs();
   const auto any = [&](const auto& test) { return std::any_of(inputs.begin(), inputs.end(), test); };
   const auto on_device = [&](const c10::IValue& input) { return is_on(input, device_.type()); };
+  const bool copies = name == "aten::copy_" && inputs.size() > 1 && on_device(inputs[0]) != on_device(inputs[1]);
   if (reads_device(name) && any(on_device)) {
     record_.obstacle = fmt::format("{} reads from the device", name);
-  } else if (name == "aten::copy_" && inputs.size() > 1 && is_on(inputs[0], device_.type()) &&
-             !is_on(inputs[1], device_.type())) {
-    record_.obstacle = "aten::copy_ takes what lies in the host's memory";
-  } else if (name == "aten::copy_" && inputs.size() > 1 && !is_on(inputs[0], device_.type()) && on_device(inputs[1])) {
-    record_.obstacle = "aten::copy_ brings values to the host";
+  } else if (copies) {
+    record_.obstacle = on_device(inputs[0]) ? "aten::copy_ takes what lies in the host's memory"
+                                            : "aten::copy_ brings values to the host";
   } else if (any([](const c10::IValue& input) { return input.isGenerator(); })) {
     record_.obstacle = fmt::format("{} draws from a generator of its own", name);
   }

@@ -134,9 +134,9 @@ class GPT2ModelImpl : public torch::nn::Module {
 
   /// Compute each block by kernels of our own, where that is possible. On the CPU it is one autograd node with its own
   /// backward, in float32 or under autocast to bfloat16, without active dropout and adapters that are not merged, a
-  /// GELU, heads of a multiple of 16 values. On CUDA residual and layer norm are one operation, and so are bias and GELU
-  /// of a layer without such an adapter, in float32, bfloat16 and float16. On from the start. The results are those of
-  /// the separate operations within rounding; a second derivative has only those.
+  /// GELU, heads of a multiple of 16 values. On CUDA residual and layer norm are one operation, and so are bias and
+  /// GELU of a layer without such an adapter, in float32, bfloat16 and float16. On from the start. The results are
+  /// those of the separate operations within rounding; a second derivative has only those.
   void set_fused_blocks(bool on);
 
   const GPT2Config& config() const { return config_; }
