@@ -1,5 +1,6 @@
 #include "trainkit/memory/memory_recorder.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_lazy_clone.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -89,6 +90,30 @@ TEST_CASE("What a library takes as a plain pointer and gives back is a workspace
   // Copy on write asks the allocator whether a tensor's memory is its own.
   const at::Tensor lazy = at::_lazy_clone(at::ones({10}));
   CHECK(lazy.sum().item<double>() == 10);
+}
+
+TEST_CASE("Scratch memory of parallel work is one block of class workspace, however many pieces it was") {
+  const auto work = [](int64_t pieces) {
+    MemoryRecorder recorder;
+    const at::Tensor before = at::empty({1000});
+    std::vector<at::Tensor> kept(2);
+    at::parallel_for(0, pieces, pieces, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const at::Tensor one = at::empty({2, 1000}), other = at::empty({3, 1000});
+        if (i < 2) kept[i] = at::empty({1000});
+      }
+    });
+    const at::Tensor after = at::empty({1000});
+    CHECK(recorder.trace().peak().total() == recorder.peak().total());
+    CHECK(recorder.trace().live()[MemoryClass::kActivations] == 4 * kRow);
+    return recorder.trace();
+  };
+  const MemoryTrace few = work(4), many = work(40);
+  CHECK(few.blocks.size() == many.blocks.size());
+  CHECK(many.events == few.events);
+  CHECK(many.peak()[MemoryClass::kWorkspace] == 5 * kRow);
+  CHECK(many.without(MemoryClass::kWorkspace).peak().total() == 4 * kRow);
+  CHECK(ScalableTrace::create(few, 4, many, 40).ok());
 }
 
 TEST_CASE("A tensor that grows after the scope is still freed right") {

@@ -2,12 +2,67 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ParallelGuard.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace trainkit {
+namespace {
+
+/// The trace with scratch memory as one block of class kWorkspace wherever it came and went with nothing between: how
+/// many pieces it was, and in which order, differs from batch to batch and with the threads. @param is_scratch of each
+/// block: it was allocated in the body of an at::parallel_for.
+MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool>& is_scratch) {
+  const auto block_of = [](int32_t event) { return static_cast<size_t>(std::abs(event) - 1); };
+  std::vector<int64_t> others(trace.blocks.size(), 0);  // events of other memory before it
+  std::vector<bool> joins(trace.blocks.size(), false);
+  int64_t count = 0;
+  for (const int32_t event : trace.events) {
+    const size_t block = block_of(event);
+    if (!is_scratch[block])
+      ++count;
+    else if (event > 0)
+      others[block] = count;
+    else
+      joins[block] = others[block] == count;
+  }
+  MemoryTrace joined;
+  std::vector<int32_t> place(trace.blocks.size(), 0);
+  const auto add = [&](const MemoryTrace::Block& block) {
+    joined.blocks.push_back(block);
+    return static_cast<int32_t>(joined.blocks.size());
+  };
+  int32_t open = 0;  // the block that stands for scratch memory now; 0: none
+  int64_t now = 0;
+  for (const int32_t event : trace.events) {
+    const size_t i = block_of(event);
+    const MemoryTrace::Block& block = trace.blocks[i];
+    if (joins[i]) {
+      if (open == 0) {
+        open = add({.kind = MemoryClass::kWorkspace, .phase = block.phase, .freed_in = block.phase});
+        joined.events.push_back(open);
+        now = 0;
+      }
+      now += event > 0 ? block.bytes : -block.bytes;
+      int64_t& most = joined.blocks[static_cast<size_t>(open - 1)].bytes;
+      most = std::max(most, now);
+      continue;
+    }
+    if (open > 0 && !is_scratch[i]) joined.events.push_back(-std::exchange(open, 0));
+    if (event > 0) place[i] = add(block);
+    joined.events.push_back(event > 0 ? place[i] : -place[i]);
+  }
+  if (open > 0) joined.events.push_back(-open);
+  return joined;
+}
+
+}  // namespace
 
 /// What one recorder has seen. Threads of LibTorch allocate at once, so everything is behind a lock.
 class MemoryRecorder::State {
@@ -28,6 +83,7 @@ class MemoryRecorder::State {
     if (keep_trace_) {
       live.block = static_cast<int32_t>(trace_.blocks.size());
       trace_.blocks.push_back({.bytes = bytes, .kind = kind_, .phase = phase_});
+      is_scratch_.push_back(c10::ParallelGuard::is_enabled());
       trace_.events.push_back(live.block + 1);
     }
     now_[kind_] += bytes;
@@ -70,9 +126,10 @@ class MemoryRecorder::State {
     return what(*this);
   }
 
+  MemoryTrace trace() const { return with_scratch_joined(trace_, is_scratch_); }
+
   MemoryBytes now_, peak_;
   int64_t allocations_ = 0;
-  MemoryTrace trace_;
 
  private:
   struct Live {
@@ -83,6 +140,8 @@ class MemoryRecorder::State {
   std::mutex mutex_;
   MemoryClass kind_;
   const bool keep_trace_;
+  MemoryTrace trace_;
+  std::vector<bool> is_scratch_;  // of its blocks
   int32_t phase_ = 0;
   int64_t total_ = 0, peak_total_ = 0;
   std::unordered_map<const void*, Live> live_;
@@ -188,7 +247,7 @@ int64_t MemoryRecorder::allocations() const {
 }
 
 MemoryTrace MemoryRecorder::trace() const {
-  return state_->read([](const State& state) { return state.trace_; });
+  return state_->read([](const State& state) { return state.trace(); });
 }
 
 }  // namespace trainkit

@@ -19,10 +19,11 @@ namespace trainkit {
 ///   for (const auto& p : model->parameters()) recorder.assign(p.grad(), MemoryClass::kGradients);
 ///   MemoryBytes peak = recorder.peak();
 ///
-/// While it lives it stands before LibTorch's CPU allocator; at its end that one is back, so that counting costs
-/// nothing when nobody counts. Memory may outlive the scope, and memory from before may be freed in it: the former is
-/// then no longer counted, the latter never is. Counted are the bytes that were asked for, without malloc's own. What
-/// kernel libraries take for themselves becomes kWorkspace when they give it back, in the trace.
+/// While it lives it stands before LibTorch's CPU allocator; at its end that one is back. Memory may outlive the scope,
+/// and memory from before may be freed in it: the former is then no longer counted, the latter never is. Counted is
+/// what was asked for, without malloc's own. In the trace, what kernel libraries take for themselves becomes kWorkspace
+/// when they give it back, and so does what comes and goes in the bodies of an at::parallel_for: one block, however
+/// many pieces it was.
 ///
 /// One at a time in a process (c10::Error otherwise). Allocations of every thread are recorded; one that
 /// begins just as the recorder is made or destroyed is counted or not.
