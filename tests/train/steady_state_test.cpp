@@ -90,13 +90,15 @@ TEST_CASE("Memory, file descriptors and threads stay what they are while a run t
   REQUIRE(result.status() == absl::OkStatus());
   REQUIRE(all.size() >= 35);
   // A save, the monitor and the log open files and start threads for a moment, on a busy machine for longer: the least
-  // of many samples is what stays, and what leaks makes it grow.
+  // of many samples is what stays, and what leaks makes it grow, by one a save or an evaluation: tens in half the run.
+  // On a slow disk a save may be under way at every sample of one half: a thread, its file and its folder.
+  constexpr int64_t kOfASave = 2;
   const auto least = [](auto begin, auto end, int64_t Held::*what) {
     return (*std::min_element(begin, end, [&](const Held& a, const Held& b) { return a.*what < b.*what; })).*what;
   };
   const auto middle = all.begin() + static_cast<ptrdiff_t>(all.size() / 2);
   for (const auto what : {&Held::descriptors, &Held::threads}) {
-    CHECK(least(middle, all.end(), what) <= least(all.begin(), middle, what));
+    CHECK(least(middle, all.end(), what) <= least(all.begin(), middle, what) + kOfASave);
   }
   const int64_t bytes = least(all.begin(), all.end(), &Held::resident_bytes);
   int64_t most = bytes;
