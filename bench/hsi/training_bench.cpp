@@ -10,7 +10,8 @@
 namespace trainkit {
 namespace {
 
-void train(benchmark::State& state, const char* model, int64_t rows, int64_t batch_size, FeedKind feed) {
+void train(benchmark::State& state, const char* model, int64_t rows, int64_t batch_size, FeedKind feed,
+           Precision precision = Precision::kFp32) {
   at::set_num_threads(2);
   PerfSettings settings;
   settings.model = {.model = model, .bands = 200, .patch_size = 11, .num_classes = 16};
@@ -18,6 +19,7 @@ void train(benchmark::State& state, const char* model, int64_t rows, int64_t bat
   settings.batch_size = batch_size;
   settings.augment = false;
   settings.feed = feed;
+  settings.precision = precision;
   settings.num_workers = 1;
   settings.seconds = bench::quick() ? 0.05 : 4;
   double rate = 0;
@@ -33,6 +35,9 @@ void BM_HsiCnn2d(benchmark::State& state) {
   train(state, "cnn2d", 3072, 256, state.range(0) != 0 ? FeedKind::kLoader : FeedKind::kDevice);
 }
 BENCHMARK(BM_HsiCnn2d)->ArgName("loader")->Arg(0)->Arg(1)->UseManualTime()->Iterations(1);
+
+void BM_HsiCnn2dBf16(benchmark::State& state) { train(state, "cnn2d", 3072, 256, FeedKind::kDevice, Precision::kBf16); }
+BENCHMARK(BM_HsiCnn2dBf16)->UseManualTime()->Iterations(1);
 
 void BM_HsiCnn3d(benchmark::State& state) { train(state, "cnn3d", 512, 64, FeedKind::kDevice); }
 BENCHMARK(BM_HsiCnn3d)->UseManualTime()->Iterations(1);
