@@ -276,20 +276,29 @@ def chart(ratios):
 
 
 def read_published(facts):
-    """The rows of bench/published.json that were measured on a processor like this one, by name."""
+    """What bench/published.json has of a processor like this one: rows by name."""
     file = ROOT / "bench/published.json"
-    rows = json.loads(file.read_text()) if file.exists() else {}
-    return {name: row for name, row in rows.items() if row["processor"] == facts["processor"]}
+    return (json.loads(file.read_text()) if file.exists() else {}).get(facts["processor"], {})
 
 
 def publish(ratios, facts):
     file = ROOT / "bench/published.json"
-    rows = json.loads(file.read_text()) if file.exists() else {}
+    machines = json.loads(file.read_text()) if file.exists() else {}
+    rows = machines.setdefault(facts["processor"], {})
     for row, values in ratios:
         rows[row["name"]] = {"median": statistics.median(values), "lowest": min(values), "highest": max(values),
-                             "commit": facts["commit"], "processor": facts["processor"]}
-    lines = (f"  {json.dumps(name, ensure_ascii=False)}: {json.dumps(rows[name])}" for name in sorted(rows))
-    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+                             "commit": facts["commit"]}
+    file.write_text(published_text(machines))
+
+
+def published_text(machines):
+    """A line a row, so that a change of one is a change of one line."""
+    parts = []
+    for processor in sorted(machines):
+        rows = machines[processor]
+        lines = (f"    {json.dumps(name, ensure_ascii=False)}: {json.dumps(rows[name])}" for name in sorted(rows))
+        parts.append(f"  {json.dumps(processor)}: {{\n" + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def main():

@@ -1,5 +1,6 @@
 """The work of BM_LanguageModel in Python: whole training steps of both models, two threads, in the ways that PyTorch
-offers; `..._best` is the fastest of them."""
+offers; `..._best` is the fastest of those that compute in the type they are asked for: "medium" takes float32 products in
+bfloat16 where the processor has it."""
 
 import json
 import os
@@ -71,6 +72,6 @@ for name, model_class in [("baby", NanoGPT), ("lm", LM)]:
         prefix, best = name + ("_bf16" if bf16 else ""), 0
         for way, options in ways.items():
             value = tokens_a_second(model_class, bf16, **options)
-            best = max(best, value)
+            best = max(best, 0 if way == "medium" else value)
             print(json.dumps({"name": f"{prefix}_{way}", "value": value, "unit": "tokens/s"}), flush=True)
         print(json.dumps({"name": f"{prefix}_best", "value": best, "unit": "tokens/s"}), flush=True)
