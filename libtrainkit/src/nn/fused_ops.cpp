@@ -129,7 +129,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     const at::Tensor d_out = gradients[1].contiguous();
     const at::Tensor d_residual = gradients[0].defined() ? gradients[0].contiguous() : at::Tensor();
     const int64_t width = sum.size(-1), rows = sum.numel() / width;
-    const at::Tensor d_sum = at::empty_like(sum), d_weight = at::empty_like(weight);
+    at::Tensor d_sum = at::empty_like(sum);
+    const at::Tensor d_weight = at::empty_like(weight);
     const at::Tensor d_bias = context->saved_data["has_bias"].toBool() ? at::empty_like(weight) : at::Tensor();
     const bool is_wider = has_branch && d_out.scalar_type() != sum.scalar_type();
     const at::Tensor d_added = is_wider ? at::empty_like(d_out) : at::Tensor();
@@ -160,7 +161,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 struct GeluFunction : torch::autograd::Function<GeluFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& bias, bool by_tanh) {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
-    const at::Tensor x = given.contiguous(), out = at::empty_like(x);
+    const at::Tensor x = given.contiguous();
+    at::Tensor out = at::empty_like(x);
     context->saved_data["by_tanh"] = by_tanh;
     context->save_for_backward({x, bias});
     return recorded("trainkit::bias_activation", {x, bias}, [&] {
@@ -181,7 +183,8 @@ struct GeluFunction : torch::autograd::Function<GeluFunction> {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &bias = saved[1];
-    const at::Tensor d_out = gradients[0].contiguous(), d_x = at::empty_like(x), d_bias = at::empty_like(bias);
+    const at::Tensor d_out = gradients[0].contiguous(), d_bias = at::empty_like(bias);
+    at::Tensor d_x = at::empty_like(x);
     const int64_t width = x.size(-1), rows = x.numel() / width;
     const at::Tensor parts = at::empty({most_parts(width), width}, bias.options().dtype(at::kFloat));
     recorded("trainkit::bias_activation_backward", {d_out, x}, [&] {
@@ -207,7 +210,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
                             int64_t ignore_index, at::ScalarType type) {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const int64_t rows = logits.size(0);
-    const at::Tensor loss = at::empty({}, logits.options().dtype(type));
+    at::Tensor loss = at::empty({}, logits.options().dtype(type));
     const at::Tensor log_sums = at::empty({rows}, logits.options().dtype(at::kFloat)),
                      losses = at::empty_like(log_sums);
     const at::Tensor inverse_count = at::empty({}, log_sums.options());
@@ -233,7 +236,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     refuse_second_derivative("cross_entropy");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
-    const at::Tensor &logits = saved[0], &d_loss = gradients[0], d_logits = at::empty_like(logits);
+    const at::Tensor &logits = saved[0], &d_loss = gradients[0];
+    at::Tensor d_logits = at::empty_like(logits);
     recorded("trainkit::cross_entropy_backward", {d_loss, logits}, [&] {
       run_on(logits.device(),
              CrossEntropyGradientArguments{.rows = logits.size(0),

@@ -324,6 +324,7 @@ void Optimizer::advance_steps(const std::optional<at::Tensor>& found_inf, bool a
 
 Optimizer::DeviceLrs Optimizer::make_device_lrs(const std::vector<ParamGroup>& groups, double lr) {
   std::vector<double> multiples;
+  multiples.reserve(groups.size());
   for (const ParamGroup& group : groups) multiples.push_back(group.lr_multiple);
   DeviceLrs lrs;
   lrs.multiples = at::tensor(multiples, at::kDouble).to(groups.front().params.front().tensor.device());

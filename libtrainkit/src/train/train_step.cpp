@@ -296,7 +296,7 @@ void TrainStep::with_memory(const Stage& stage) {
 /// The rows of `replica` on its device: shares differ by one row at most.
 Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
   const int64_t replicas = devices_.replicas();
-  const Batch shard = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
+  Batch shard = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
   const at::Device device = devices_.device(replica);
   if (device.is_cpu()) return shard;
   const Clock::time_point start = Clock::now();
