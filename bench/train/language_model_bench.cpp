@@ -20,8 +20,7 @@ struct Task {
 };
 
 Task baby() {
-  return {.rows = 12,
-          .model = {.vocab_size = 65, .block_size = 64, .n_layers = 4, .n_heads = 4, .hidden_dim = 128}};
+  return {.rows = 12, .model = {.vocab_size = 65, .block_size = 64, .n_layers = 4, .n_heads = 4, .hidden_dim = 128}};
 }
 
 Task lm() {
@@ -54,8 +53,8 @@ void BM_LanguageModel(benchmark::State& state, const Task& task, Precision preci
   size_t next = 0;
   for (int k = 0; k < 3; ++k) step(batches[next++ % batches.size()], loss);
   for (auto _ : state) step(batches[next++ % batches.size()], loss);
-  state.counters["tokens"] = benchmark::Counter(static_cast<double>(state.iterations() * task.rows * block),
-                                                benchmark::Counter::kIsRate);
+  state.counters["tokens"] =
+      benchmark::Counter(static_cast<double>(state.iterations() * task.rows * block), benchmark::Counter::kIsRate);
 }
 BENCHMARK_CAPTURE(BM_LanguageModel, baby, baby(), Precision::kFp32)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_LanguageModel, baby_bf16, baby(), Precision::kBf16)->UseRealTime()->Unit(benchmark::kMillisecond);
