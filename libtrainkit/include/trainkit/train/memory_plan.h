@@ -75,9 +75,10 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 /// With StepRecipe::choose_segments the step is planned without activation checkpointing, then with 2 segments and more
 /// until it fits, or until there are no more; auto takes the batch of the first with which a row fits.
 ///
-/// With --no-plan_memory nothing is recorded, unless auto or choose_segments need it. A run that is no dry run does without the
-/// prediction where one small step takes longer than two seconds. The first rank plans for all. Errors: kUsage for
-/// flags that do not go together, exit code 7 if auto finds that not even one row fits, those of record_step_memory.
+/// With --no-plan_memory nothing is recorded, unless auto or choose_segments need it. A run that is no dry run does
+/// without the prediction where one small step takes longer than two seconds. The first rank plans for all. Errors:
+/// kUsage for flags that do not go together, exit code 7 if auto finds that not even one row fits, those of
+/// record_step_memory.
 absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,
                                        StepRecipe recipe, Placement& placement);
 
