@@ -1,6 +1,4 @@
 // Blocks that are one autograd node, against the same blocks of separate operations.
-#include <ATen/autocast_mode.h>
-
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -8,6 +6,7 @@
 #include "nn/attention_kernel.h"
 #include "nn/block_kernels.h"
 #include "test_util.h"
+#include "trainkit/amp/autocast.h"
 #include "trainkit/nn/gpt2.h"
 #include "trainkit/nn/lora.h"
 #include "trainkit/nn/transformer.h"
@@ -20,24 +19,13 @@ double worst_relative(const at::Tensor& a, const at::Tensor& b) {
   return ((a.to(at::kDouble) - b).abs().max() / b.abs().max().clamp_min(1e-30)).item<double>();
 }
 
-struct Autocast {
-  explicit Autocast(bool on) : was(at::autocast::is_autocast_enabled(at::kCPU)) {
-    at::autocast::set_autocast_enabled(at::kCPU, on);
-  }
-  ~Autocast() {
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, was);
-  }
-  bool was;
-};
-
 /// The output, then the gradients of all parameters, for a gradient of the output that is always the same.
 template <typename Model>
 std::vector<at::Tensor> results(Model model, const std::function<at::Tensor(Model&)>& forward, bool bf16 = false) {
   model->zero_grad();
   at::Tensor out;
   {
-    const Autocast autocast(bf16);
+    const AutocastGuard autocast(at::kCPU, at::kBFloat16, bf16);
     out = forward(model);
   }
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
@@ -148,7 +136,7 @@ TEST_CASE("Training with fused blocks has the losses of training with separate o
       const at::Tensor text = (torch::randint(37, {8, 1}) + torch::arange(25) * 5).remainder(37);  // steps of five
       at::Tensor loss;
       {
-        const Autocast autocast(bf16);
+        const AutocastGuard autocast(at::kCPU, at::kBFloat16, bf16);
         loss = language_model_loss(model->forward(text.narrow(1, 0, 24)), text.narrow(1, 1, 24).contiguous());
       }
       all.push_back(loss.item<double>());

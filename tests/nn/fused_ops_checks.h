@@ -1,16 +1,15 @@
 #pragma once
 /// What must hold of nn/fused_ops.h, on the CPU that stands in for a GPU and on a GPU.
 
-#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "nn/fused_ops.h"
 #include "test_util.h"
+#include "trainkit/amp/autocast.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/nn/gpt2.h"
 #include "trainkit/nn/lora.h"
@@ -18,34 +17,10 @@
 
 namespace trainkit::test {
 
-/// Autocast to a dtype on a kind of device, where one is given.
-class Autocast {
- public:
-  Autocast(at::Device device, std::optional<at::ScalarType> type)
-      : device_(device.type()),
-        was_on_(at::autocast::is_autocast_enabled(device_)),
-        was_(at::autocast::get_autocast_dtype(device_)) {
-    at::autocast::set_autocast_enabled(device_, type.has_value());
-    at::autocast::set_autocast_dtype(device_, type.value_or(was_));
-  }
-  ~Autocast() {
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(device_, was_on_);
-    at::autocast::set_autocast_dtype(device_, was_);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  at::DeviceType device_;
-  bool was_on_;
-  at::ScalarType was_;
-};
-
 /// Of a residual stream and of what goes into products.
 struct Types {
   at::ScalarType stream, product;
-  std::optional<at::ScalarType> autocast() const { return stream == product ? std::nullopt : std::optional(product); }
+  bool uses_autocast() const { return stream != product; }
   /// Of one rounding, with room for those of a few.
   double tolerance() const { return product == at::kFloat ? 5e-6 : product == at::kHalf ? 3e-3 : 2e-2; }
 };
@@ -94,7 +69,7 @@ inline void check_near(const std::vector<at::Tensor>& values, const std::vector<
 inline void check_residual_layer_norm(at::Device device, at::IntArrayRef sizes, const Types& types, bool has_branch,
                                       bool has_bias, bool is_shifted = false) {
   CAPTURE(device, sizes, types.stream, types.product, has_branch, has_bias, is_shifted);
-  const Autocast autocast(device, types.autocast());
+  const AutocastGuard autocast(device, types.product, types.uses_autocast());
   const int64_t width = sizes.back();
   std::vector<at::Tensor> inputs = {random_values(sizes, types.stream, device, is_shifted),
                                     random_values({width}, types.stream, device)};
@@ -145,7 +120,7 @@ inline void check_bias_gelu(at::Device device, at::IntArrayRef sizes, const Type
 inline void check_cross_entropy(at::Device device, int64_t rows, int64_t classes, const Types& types, double spread,
                                 bool is_shifted = false) {
   CAPTURE(device, rows, classes, types.stream, types.product, spread, is_shifted);
-  const Autocast autocast(device, types.autocast());
+  const AutocastGuard autocast(device, types.product, types.uses_autocast());
   const at::Tensor logits = (random_values({rows, classes}, types.product, device, is_shifted));
   {
     const at::NoGradGuard no_grad;
@@ -197,7 +172,7 @@ inline void check_odd_logits(at::Device device) {
 
 /// The output of a model, then the gradients of all parameters that have one.
 template <typename Model, typename Forward>
-std::vector<at::Tensor> results_of(Model& model, const Forward& forward, const Autocast&) {
+std::vector<at::Tensor> results_of(Model& model, const Forward& forward) {
   torch::manual_seed(11);  // dropout
   model->zero_grad();
   const at::Tensor out = forward(model);
@@ -216,10 +191,10 @@ void check_blocks(Model model, at::Device device, const Types& types, const Forw
   CAPTURE(device, types.product);
   model->to(device);
   model->to(types.stream);
-  const Autocast autocast(device, types.autocast());
-  const auto ours = results_of(model, forward, autocast);
+  const AutocastGuard autocast(device, types.product, types.uses_autocast());
+  const auto ours = results_of(model, forward);
   model->set_fused_blocks(false);
-  const auto expected = results_of(model, forward, autocast);
+  const auto expected = results_of(model, forward);
   model->set_fused_blocks(true);
   REQUIRE(ours.size() == expected.size());
   bool differs = false;

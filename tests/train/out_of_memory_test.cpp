@@ -1,5 +1,6 @@
 // What TrainStep does when memory runs out in it.
 #include "../ranks.h"
+#include "batch_norm_net.h"
 #include "budget_allocator.h"
 #include "loop_util.h"
 #include "test_util.h"
@@ -14,34 +15,12 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Dropout, BatchNorm and enough layers for a step to allocate in many places.
-struct NetImpl : torch::nn::Module {
-  NetImpl()
-      : hidden(register_module("hidden", torch::nn::Linear(8, 32))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(32))),
-        drop(register_module("drop", torch::nn::Dropout(0.3))),
-        out(register_module("out", torch::nn::Linear(32, 4))) {}
-  at::Tensor forward(const at::Tensor& x) { return out(drop(torch::gelu(norm(hidden(x))))); }
-  torch::nn::Linear hidden;
-  torch::nn::BatchNorm1d norm;
-  torch::nn::Dropout drop;
-  torch::nn::Linear out;
-};
-TORCH_MODULE(Net);
-
-LossOutput net_loss(Net& model, const Batch& batch) {
+LossOutput net_loss(BatchNormNet& model, const Batch& batch) {
   const at::Tensor scores = model->forward(batch["x"]);
   LossOutput output(at::cross_entropy_loss(scores, batch["y"]));
   const at::NoGradGuard no_grad;
   output.metrics = {{"accuracy", scores.argmax(1).eq(batch["y"]).to(at::kFloat).mean()}};
   return output;
-}
-
-Batch make_batch(int64_t rows, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  const auto fields = std::make_shared<const std::vector<FieldSpec>>(
-      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
-  return Batch(fields, {at::randn({rows, 8}, generator), at::randint(4, {rows}, generator, at::kLong)});
 }
 
 constexpr int64_t kRows = 8;
@@ -50,7 +29,7 @@ constexpr int64_t kRows = 8;
 struct Training {
   explicit Training(const TrainStepOptions& options, int64_t replicas = 1)
       : devices((torch::manual_seed(1),
-                 DeviceReplicator::create([] { return Net(); }, {.cpu_replicas = replicas}).value())),
+                 DeviceReplicator::create([] { return BatchNormNet(); }, {.cpu_replicas = replicas}).value())),
         step(*devices, optimizer, options) {
     torch::manual_seed(2);
   }
@@ -58,7 +37,7 @@ struct Training {
   StepMetrics run(uint64_t seed) {
     for (int64_t i = 0; i < step.options().grad_accum_steps; ++i) {
       // Given away at once, as a loader's memory is.
-      step.accumulate(make_batch(kRows, 10 * seed + static_cast<uint64_t>(i)), make_loss_function(net_loss));
+      step.accumulate(random_batch(kRows, 10 * seed + static_cast<uint64_t>(i)), make_loss_function(net_loss));
     }
     return step.finish();
   }
@@ -109,7 +88,7 @@ Outcome run_with(const TrainStepOptions& options, int64_t replicas, int64_t spli
   {
     std::vector<Batch> batches;
     for (int64_t i = 0; i < options.grad_accum_steps; ++i)
-      batches.push_back(make_batch(kRows, 30 + static_cast<uint64_t>(i)));
+      batches.push_back(random_batch(kRows, 30 + static_cast<uint64_t>(i)));
     if (fault >= 0) memory.fail_after(fault);
     for (Batch& batch : batches) {
       training.step.accumulate(batch, make_loss_function(net_loss));
@@ -184,11 +163,11 @@ TEST_CASE("Out of memory on one of two replicas gives the same bits as the step 
 
 TEST_CASE("A step that fits only in parts is split until it does, and stays so", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
-  const LossFunction wide = make_loss_function([](Net& model, const Batch& batch) {
+  const LossFunction wide = make_loss_function([](BatchNormNet& model, const Batch& batch) {
     const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});  // 80 KB a row, and its gradient
     return at::cross_entropy_loss(large, batch["y"]);
   });
-  const Batch batch = make_batch(16, 3);
+  const Batch batch = random_batch(16, 3);
   Training limited({});
   limited.step(batch, wide);
   const int64_t standing = memory.live();
@@ -216,7 +195,7 @@ TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of
     Training training({.skip_nonfinite = true});
     training.run(1);
     const auto before = weights(training);
-    const Batch bad = make_batch(kRows, 5);
+    const Batch bad = random_batch(kRows, 5);
     bad["x"][0][0] = INFINITY;
     memory.fail_after(fault);
     training.step.accumulate(bad, make_loss_function(net_loss));
@@ -231,11 +210,11 @@ TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of
 
 TEST_CASE("Naming what is not finite takes no more memory than the step had", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
-  const LossFunction wide = make_loss_function([](Net& model, const Batch& batch) {
+  const LossFunction wide = make_loss_function([](BatchNormNet& model, const Batch& batch) {
     const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});  // 80 KB a row, and its gradient
     return at::cross_entropy_loss(large, batch["y"]);
   });
-  const Batch batch = make_batch(16, 3);
+  const Batch batch = random_batch(16, 3);
   Training limited({.skip_nonfinite = true});
   limited.step(batch, wide);
   memory.limit(memory.live() + 6 * 4 * 80'000);
@@ -258,8 +237,8 @@ TEST_CASE("With one row at a time release_memory is asked, and then the error pa
     cache.reset();
     return had;
   }});
-  const Batch one = make_batch(1, 3);
-  const LossFunction hungry = make_loss_function([](Net& model, const Batch& batch) {
+  const Batch one = random_batch(1, 3);
+  const LossFunction hungry = make_loss_function([](BatchNormNet& model, const Batch& batch) {
     const at::Tensor large = at::zeros({300'000});
     return at::cross_entropy_loss(model->forward(batch["x"]) + large[0] * 0, batch["y"]);
   });
@@ -299,11 +278,11 @@ TEST_CASE("A run that cannot take a single row ends with exit code 7", "[train][
 TEST_CASE("An allocator that throws a plain error for want of memory is understood", "[train][out_of_memory]") {
   Training training({});
   int calls = 0;
-  const LossFunction loss = make_loss_function([&](Net& model, const Batch& batch) {
+  const LossFunction loss = make_loss_function([&](BatchNormNet& model, const Batch& batch) {
     if (calls++ == 0) TORCH_CHECK(false, "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...");
     return net_loss(model, batch);
   });
-  training.step(make_batch(8, 1), loss);
+  training.step(random_batch(8, 1), loss);
   CHECK(training.step.split() == 2);
   CHECK(calls == 3);
 }

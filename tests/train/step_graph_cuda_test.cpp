@@ -1,4 +1,5 @@
 // A step as a CUDA graph, on a GPU: the bits of the eager step, and no wait for the device in either.
+#include "batch_norm_net.h"
 #include "loop_util.h"
 #include "test_util.h"
 #include "trainkit/core/status.h"
@@ -35,36 +36,19 @@ class NoWaiting {
   ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
-/// Dropout, and BatchNorm whose statistics a skipped step must leave alone.
-struct NetImpl : torch::nn::Module {
-  NetImpl()
-      : hidden(register_module("hidden", torch::nn::Linear(8, 64))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(64))),
-        drop(register_module("drop", torch::nn::Dropout(0.3))),
-        out(register_module("out", torch::nn::Linear(64, 4))) {}
-  at::Tensor forward(const at::Tensor& x) { return out(drop(torch::gelu(norm(hidden(x))))); }
-  torch::nn::Linear hidden;
-  torch::nn::BatchNorm1d norm;
-  torch::nn::Dropout drop;
-  torch::nn::Linear out;
-};
-TORCH_MODULE(Net);
-
 const at::Device kGpu(at::kCUDA, 0);
 
 /// Rows on the GPU; with `broken` one of them is infinite.
 Batch gpu_batch(int64_t rows, uint64_t seed, bool broken = false) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  const auto fields = std::make_shared<const std::vector<FieldSpec> >(
-      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
-  const at::Tensor x = at::randn({rows, 8}, generator), y = at::randint(4, {rows}, generator, at::kLong);
-  if (broken) x[0][0] = std::numeric_limits<float>::infinity();
-  return Batch(fields, {x.to(kGpu), y.to(kGpu)});
+  const Batch batch = random_batch(rows, seed);
+  if (broken) batch["x"][0][0] = std::numeric_limits<float>::infinity();
+  return batch.to(kGpu);
 }
 
 struct Training {
   Training(CudaGraph graph, TrainStepOptions options)
-      : devices((torch::manual_seed(1), DeviceReplicator::create([] { return Net(); }, {.device = kGpu}).value())) {
+      : devices((torch::manual_seed(1),
+                 DeviceReplicator::create([] { return BatchNormNet(64); }, {.device = kGpu}).value())) {
     for (auto& group : default_param_groups(*devices->module())) optimizer.add_param_group(std::move(group));
     scheduler.emplace(optimizer, create_schedule({.name = "cosine", .total_steps = 50, .warmup_steps = 5}).value());
     options.cuda_graph = graph;
@@ -90,13 +74,7 @@ struct Training {
   AdamW optimizer{AdamWOptions{.lr = 1e-2, .capturable = true}};
   std::optional<LRScheduler> scheduler;
   std::optional<TrainStep> step;
-  LossFunction loss = make_loss_function([](Net& model, const Batch& batch) {
-    const at::Tensor scores = model->forward(batch["x"]);
-    LossOutput output(at::cross_entropy_loss(scores, batch["y"]));
-    const at::NoGradGuard no_grad;
-    output.metrics = {{"hits", scores.argmax(1).eq(batch["y"]).sum()}};
-    return output;
-  });
+  LossFunction loss = make_loss_function(loss_and_hits<BatchNormNet>);
 };
 
 bool same(const at::Tensor& a, const at::Tensor& b) {

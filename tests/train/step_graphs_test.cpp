@@ -1,6 +1,7 @@
 // When a step is captured, and that a captured step is the eager one. On the CPU, where tape.h stands for CUDA graphs.
 #include "train/step_graphs.h"
 
+#include "batch_norm_net.h"
 #include "loop_util.h"
 #include "tape.h"
 #include "test_util.h"
@@ -50,14 +51,6 @@ trainkit::detail::StepRecord trace_of(const std::function<void()>& work) {
   return trace.finish();
 }
 
-/// A batch of random rows, another for each `seed`.
-Batch random_batch(int64_t rows, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  const auto fields = std::make_shared<const std::vector<FieldSpec>>(
-      std::vector<FieldSpec>{{"x", at::kFloat, {8}}, {"y", at::kLong, {}}});
-  return Batch(fields, {at::randn({rows, 8}, generator), at::randint(4, {rows}, generator, at::kLong)});
-}
-
 /// TrainSteps made while it lives are captured on tapes.
 class OnTape {
  public:
@@ -96,13 +89,7 @@ struct Training {
   O optimizer;
   std::optional<LRScheduler> scheduler;
   std::optional<TrainStep> step;
-  LossFunction loss = make_loss_function([](TinyNet& model, const Batch& batch) {
-    const at::Tensor scores = model->forward(batch["x"]);
-    LossOutput output(at::cross_entropy_loss(scores, batch["y"]));
-    const at::NoGradGuard no_grad;
-    output.metrics = {{"hits", scores.argmax(1).eq(batch["y"]).sum()}};
-    return output;
-  });
+  LossFunction loss = make_loss_function(loss_and_hits<TinyNet>);
 };
 
 /// Trains both ways on the same batches of `rows(i)` rows and expects the same bits; returns how many were captured.

@@ -238,7 +238,7 @@ struct Strips {
 
 int run(const NormArguments& a, Numbers numbers, void* stream) {
   if (a.rows == 0) return cudaSuccess;
-  return for_numbers(numbers, [&](auto s, auto p) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
     return for_count<S, P>(a.width, {a.x, a.weight, a.bias, a.sum}, {a.added, a.out}, [&](auto values) {
@@ -253,7 +253,7 @@ int run(const NormArguments& a, Numbers numbers, void* stream) {
 int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
   auto* const on = static_cast<cudaStream_t>(stream);
   const int64_t parts = parts_of(a.rows, a.width), sums = (a.d_bias ? 2 : 1) * a.width;
-  return for_numbers(numbers, [&](auto s, auto p) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
     if (a.rows > 0) {
@@ -271,7 +271,7 @@ int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
 
 int run(const GeluArguments& a, Numbers numbers, void* stream) {
   if (a.rows == 0) return cudaSuccess;
-  return for_numbers(numbers, [&](auto s, auto p) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
     return for_count<S, P>(a.width, {a.bias}, {a.x, a.out}, [&](auto values) {
@@ -287,7 +287,7 @@ int run(const GeluArguments& a, Numbers numbers, void* stream) {
 int run(const GeluGradientArguments& a, Numbers numbers, void* stream) {
   auto* const on = static_cast<cudaStream_t>(stream);
   const int64_t parts = parts_of(a.rows, a.width);
-  return for_numbers(numbers, [&](auto s, auto p) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
     if (a.rows > 0) {

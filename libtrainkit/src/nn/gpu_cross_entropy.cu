@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kMostThreads) logits_gradient_kernel(CrossEntr
 
 int run(const CrossEntropyArguments& a, Numbers numbers, void* stream) {
   auto* const on = static_cast<cudaStream_t>(stream);
-  return for_numbers(numbers, [&](auto loss, auto logit) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto loss, auto logit) {
     using T = decltype(logit);
     constexpr int kMany = 16 / sizeof(T);
     if (a.rows > 0) {
@@ -118,7 +118,7 @@ int run(const CrossEntropyArguments& a, Numbers numbers, void* stream) {
 int run(const CrossEntropyGradientArguments& a, Numbers numbers, void* stream) {
   if (a.rows == 0) return cudaSuccess;
   auto* const on = static_cast<cudaStream_t>(stream);
-  return for_numbers(numbers, [&](auto loss, auto logit) {
+  return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto loss, auto logit) {
     using T = decltype(logit);
     constexpr int kMany = 16 / sizeof(T);
     // Vectors of both at once only where both begin at the same place of 16 bytes.

@@ -18,6 +18,16 @@ struct Numbers {
   Number stream, product;
 };
 
+/// run(T of the stream, T of the product), with what the caller's side has for numbers of 16 bits.
+template <typename BFloat16, typename Half, typename Run>
+auto for_numbers(Numbers numbers, const Run& run) {
+  if (numbers.stream == Number::kBFloat16) return run(BFloat16(), BFloat16());
+  if (numbers.stream == Number::kHalf) return run(Half(), Half());
+  if (numbers.product == Number::kBFloat16) return run(0.0f, BFloat16());
+  if (numbers.product == Number::kHalf) return run(0.0f, Half());
+  return run(0.0f, 0.0f);
+}
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Into how many parts sums over rows are divided at most: enough to keep a GPU busy, few enough to be small. So many

@@ -98,16 +98,6 @@ inline unsigned blocks_for(int64_t blocks) {
   return static_cast<unsigned>(blocks < kMost ? blocks : kMost);
 }
 
-/// Calls run(T of the stream, T of the product).
-template <typename Run>
-int for_numbers(Numbers numbers, const Run& run) {
-  if (numbers.stream == Number::kBFloat16) return run(__nv_bfloat16{}, __nv_bfloat16{});
-  if (numbers.stream == Number::kHalf) return run(__half{}, __half{});
-  if (numbers.product == Number::kBFloat16) return run(0.0f, __nv_bfloat16{});
-  if (numbers.product == Number::kHalf) return run(0.0f, __half{});
-  return run(0.0f, 0.0f);
-}
-
 template <typename T>
 bool are_aligned(int count, std::initializer_list<const void*> pointers) {
   for (const void* pointer : pointers) {

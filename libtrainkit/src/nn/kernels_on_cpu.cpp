@@ -12,16 +12,6 @@
 namespace trainkit::detail::on_cpu {
 namespace {
 
-/// Calls run(T of the stream, T of the product).
-template <typename Run>
-void for_numbers(Numbers numbers, const Run& run) {
-  if (numbers.stream == Number::kBFloat16) return run(c10::BFloat16(), c10::BFloat16());
-  if (numbers.stream == Number::kHalf) return run(c10::Half(), c10::Half());
-  if (numbers.product == Number::kBFloat16) return run(0.0f, c10::BFloat16());
-  if (numbers.product == Number::kHalf) return run(0.0f, c10::Half());
-  return run(0.0f, 0.0f);
-}
-
 /// Calls work(index) for 0 .. count - 1 on all threads.
 template <typename Work>
 void for_each(int64_t count, int64_t values_each, const Work& work) {
@@ -112,14 +102,14 @@ void check_targets(const int64_t* target, int64_t rows, int64_t classes, int64_t
 }  // namespace
 
 void run(const NormArguments& a, Numbers numbers) {
-  for_numbers(numbers, [&](auto s, auto p) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto s, auto p) {
     for_each(a.rows, a.width, [&](int64_t row) { norm_row<decltype(s), decltype(p)>(a, row); });
   });
 }
 
 void run(const NormGradientArguments& a, Numbers numbers) {
   const int64_t parts = parts_of(a.rows, a.width), sums = (a.d_bias ? 2 : 1) * a.width;
-  for_numbers(numbers, [&](auto s, auto p) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto s, auto p) {
     for_each(parts, a.rows / std::max<int64_t>(1, parts) * a.width, [&](int64_t part) {
       float* d_weight = a.parts + part * sums;
       std::fill(d_weight, d_weight + sums, 0.0f);
@@ -133,7 +123,7 @@ void run(const NormGradientArguments& a, Numbers numbers) {
 }
 
 void run(const GeluArguments& a, Numbers numbers) {
-  for_numbers(numbers, [&](auto s, auto p) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto s, auto p) {
     for_each(a.rows, a.width, [&](int64_t row) {
       for (int64_t c = 0, at = row * a.width; c < a.width; ++c, ++at) {
         const float value =
@@ -146,7 +136,7 @@ void run(const GeluArguments& a, Numbers numbers) {
 
 void run(const GeluGradientArguments& a, Numbers numbers) {
   const int64_t parts = parts_of(a.rows, a.width);
-  for_numbers(numbers, [&](auto s, auto p) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto s, auto p) {
     for_each(parts, a.rows / std::max<int64_t>(1, parts) * a.width, [&](int64_t part) {
       float* d_bias = a.parts + part * a.width;
       std::fill(d_bias, d_bias + a.width, 0.0f);
@@ -160,7 +150,7 @@ void run(const GeluGradientArguments& a, Numbers numbers) {
 
 void run(const CrossEntropyArguments& a, Numbers numbers) {
   check_targets(a.target, a.rows, a.classes, a.ignore_index);
-  for_numbers(numbers, [&](auto loss, auto logit) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto loss, auto logit) {
     for_each(a.rows, a.classes, [&](int64_t row) {
       const auto* logits = static_cast<const decltype(logit)*>(a.logits) + row * a.classes;
       a.losses[row] = a.log_sums[row] = 0;
@@ -189,7 +179,7 @@ void run(const CrossEntropyArguments& a, Numbers numbers) {
 }
 
 void run(const CrossEntropyGradientArguments& a, Numbers numbers) {
-  for_numbers(numbers, [&](auto loss, auto logit) {
+  for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto loss, auto logit) {
     const float scale = *static_cast<const decltype(loss)*>(a.d_loss) * *a.inverse_count;
     for_each(a.rows, a.classes, [&](int64_t row) {
       const auto* logits = static_cast<const decltype(logit)*>(a.logits) + row * a.classes;

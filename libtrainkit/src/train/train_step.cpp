@@ -37,6 +37,9 @@ GradScalerOptions scaler_options(const TrainStepOptions& options) {
 
 using Clock = std::chrono::steady_clock;
 
+/// Why graphs are given up.
+constexpr const char* kNoMemory = "out of memory in a step that was not captured";
+
 void add_time(std::atomic<int64_t>& sum, Clock::duration time) {
   sum.fetch_add(std::chrono::nanoseconds(time).count(), std::memory_order_relaxed);
 }
@@ -255,7 +258,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
 bool TrainStep::can_take_again(const Batch& batch) {
   const ProcessGroup* group = devices_.process_group();
   if (group && (!group->usable() || agreement_->sent())) return false;
-  released_ = drop_graphs("out of memory in a step that was not captured");
+  released_ = drop_graphs(kNoMemory);
   if (released_ || batch.size() > devices_.replicas()) return true;
   released_ = options_.release_memory && options_.release_memory();
   return released_;
@@ -287,7 +290,7 @@ void TrainStep::with_memory(const Stage& stage) {
     } catch (const std::exception&) {
       if (capturing_ || attempt == 2 || !absl::IsResourceExhausted(status_from_current_exception())) throw;
     }
-    const bool dropped = attempt == 1 && drop_graphs("out of memory in a step that was not captured");
+    const bool dropped = attempt == 1 && drop_graphs(kNoMemory);
     empty_device_cache();
     if (attempt == 1 && !dropped && options_.release_memory) options_.release_memory();
   }
