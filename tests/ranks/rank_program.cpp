@@ -62,7 +62,10 @@ bool moment(const std::string& name) {
   std::ofstream(flag("folder") + "/harm") << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
   if (action == "kill") raise(SIGKILL);
   if (action == "stop") raise(SIGSTOP);
-  if (action == "segv") raise(SIGSEGV);
+  if (action == "segv") {
+    std::signal(SIGSEGV, SIG_DFL);  // a sanitizer has a handler
+    raise(SIGSEGV);
+  }
   if (action == "abort") raise(SIGABRT);
   if (action == "term") raise(SIGTERM);
   if (action == "int") raise(SIGINT);
