@@ -89,6 +89,11 @@ function(trainkit_executable NAME)
   target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} trainkit_flags)
 endfunction()
 
+set(TRAINKIT_TEST_TIMEOUT 600)
+if(TRAINKIT_SANITIZE)
+  set(TRAINKIT_TEST_TIMEOUT 2400)
+endif()
+
 # trainkit_tests(MODULE FILES a_test.cpp ... [LIBRARIES ...] [LABELS ...])
 # One program test_MODULE; each file is one CTest entry, unit.MODULE.a, whose cases are those of that file.
 # A case that cannot run here prints "skipped: why" (TRAINKIT_SKIP in tests/test_util.h) and CTest reports it so.
@@ -96,15 +101,11 @@ function(trainkit_tests MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES;LABELS" ${ARGN})
   trainkit_executable(test_${MODULE} SOURCES ${ARG_FILES} LIBRARIES trainkit_test_main ${ARG_LIBRARIES})
   target_precompile_headers(test_${MODULE} REUSE_FROM trainkit_test_pch)
-  set(timeout 600)
-  if(TRAINKIT_SANITIZE)
-    set(timeout 2400)
-  endif()
   foreach(file ${ARG_FILES})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "_test$" "" header ${stem})
     add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" -w NoTests "[#${stem}]")
-    set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT ${timeout}
+    set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT ${TRAINKIT_TEST_TIMEOUT}
                          SKIP_REGULAR_EXPRESSION "(^|\n)skipped: ")
   endforeach()
 endfunction()
