@@ -3,6 +3,11 @@ if(NOT CUDA_TOOLKIT_ROOT_DIR AND DEFINED ENV{CUDA_TOOLKIT_ROOT_DIR})
   # a toolkit in an unusual place; LibTorch's package asks the variable alone
   set(CUDA_TOOLKIT_ROOT_DIR $ENV{CUDA_TOOLKIT_ROOT_DIR} CACHE PATH "CUDA toolkit")
 endif()
+# Our kernels are compiled for this architecture alone unless the user says otherwise; PTX makes later ones work. LibTorch's
+# own list has ones that CUDA 13 no longer knows.
+if(NOT DEFINED TORCH_CUDA_ARCH_LIST AND NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+  set(TORCH_CUDA_ARCH_LIST 9.0+PTX)
+endif()
 find_package(Torch 2.11 REQUIRED)
 if(NOT Torch_VERSION VERSION_LESS 2.12)
   message(FATAL_ERROR "LibTorch ${Torch_VERSION} in ${Torch_DIR}: later series than 2.11 changed the classes of autograd. "

@@ -63,7 +63,7 @@ bool moment(const std::string& name) {
   if (action == "kill") raise(SIGKILL);
   if (action == "stop") raise(SIGSTOP);
   if (action == "segv") {
-    std::signal(SIGSEGV, SIG_DFL);  // a sanitizer has a handler
+    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer has a handler
     raise(SIGSEGV);
   }
   if (action == "abort") raise(SIGABRT);

@@ -49,6 +49,10 @@ void send_to(uint16_t port, const std::string& bytes) {
 }
 
 std::string run(const TempDir& folder, bool disturbed) {
+#ifdef __SANITIZE_ADDRESS__
+  // LibTorch's store loses the 4 KiB it had ready for a connection that ends (c10d::detail::UvTcpSocket::alloc_buffer).
+  if (disturbed) setenv("ASAN_OPTIONS", (environment("ASAN_OPTIONS") + ":detect_leaks=0").c_str(), 1);
+#endif
   RanksOptions job{
       .world = 2,
       .program = "trainkit-test-rank",
