@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "peak_memory.h"
+#include "sanitizers.h"
 #include "test_util.h"
 
 using namespace trainkit;
@@ -286,11 +287,7 @@ TEST_CASE("Odd headers that the format allows are accepted", "[io][safetensors]"
 }
 
 TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][safetensors]") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr int64_t kLimit = int64_t{4} << 30;  // the sanitizer's own
-#else
-  constexpr int64_t kLimit = 256 << 20;
-#endif
+  constexpr int64_t kLimit = test::kSanitized ? int64_t{4} << 30 : 256 << 20;
   constexpr size_t kLongest = 100'000'000;
   const auto full_of = [](std::string_view begin, const std::string& piece, std::string_view end) {
     std::string text(begin);

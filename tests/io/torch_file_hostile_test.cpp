@@ -2,6 +2,7 @@
 #include <random>
 
 #include "peak_memory.h"
+#include "sanitizers.h"
 #include "test_util.h"
 #include "torch_bytes.h"
 #include "trainkit/io/torch_file.h"
@@ -387,11 +388,7 @@ TEST_CASE("A broken file of the old format is refused with the place and the rea
 }
 
 TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torch_file]") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr int64_t kLimit = int64_t{4} << 30;  // the sanitizer's own
-#else
-  constexpr int64_t kLimit = 256 << 20;
-#endif
+  constexpr int64_t kLimit = test::kSanitized ? int64_t{4} << 30 : 256 << 20;
   TempDir dir;
   constexpr size_t kMany = 20'000'000;
   // Each dict holds the one before twice: 2^40 ways to the tensor.

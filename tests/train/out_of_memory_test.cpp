@@ -23,6 +23,12 @@ LossOutput net_loss(BatchNormNet& model, const Batch& batch) {
   return output;
 }
 
+/// Takes 80 KB a row, and as much for its gradient.
+at::Tensor wide_loss(BatchNormNet& model, const Batch& batch) {
+  const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});
+  return at::cross_entropy_loss(large, batch["y"]);
+}
+
 constexpr int64_t kRows = 8;
 
 /// A model, its optimizer and its step, always from the same state.
@@ -163,10 +169,7 @@ TEST_CASE("Out of memory on one of two replicas gives the same bits as the step 
 
 TEST_CASE("A step that fits only in parts is split until it does, and stays so", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
-  const LossFunction wide = make_loss_function([](BatchNormNet& model, const Batch& batch) {
-    const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});  // 80 KB a row, and its gradient
-    return at::cross_entropy_loss(large, batch["y"]);
-  });
+  const LossFunction wide = make_loss_function(wide_loss);
   const Batch batch = random_batch(16, 3);
   Training limited({});
   limited.step(batch, wide);
@@ -210,10 +213,7 @@ TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of
 
 TEST_CASE("Naming what is not finite takes no more memory than the step had", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
-  const LossFunction wide = make_loss_function([](BatchNormNet& model, const Batch& batch) {
-    const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});  // 80 KB a row, and its gradient
-    return at::cross_entropy_loss(large, batch["y"]);
-  });
+  const LossFunction wide = make_loss_function(wide_loss);
   const Batch batch = random_batch(16, 3);
   Training limited({.skip_nonfinite = true});
   limited.step(batch, wide);
