@@ -29,8 +29,10 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPoll = std::chrono::milliseconds(2);
 /// One interruption in so many comes at any moment after a start, before the run shows that it is alive too.
 constexpr int kAnyMomentIn = 8;
-/// Moments are drawn from a little more than what is left, so that a run ends at last.
-constexpr double kBeyondEnd = 1.25;
+/// Moments are drawn from a little more than the training that is left, so that a run does its last step at last.
+constexpr double kBeyondTraining = 1.25;
+/// What follows the last checkpoint is left in peace more often than not.
+constexpr double kBeyondEnd = 3;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -184,18 +186,25 @@ absl::StatusOr<RunTimes> InterruptedRuns::undisturbed(const std::string& output_
   TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(command(output_dir, /*resume=*/false), output_dir + ".log"));
   const Clock::time_point begin = Clock::now();
   RunTimes times;
-  std::string first;
-  while (process->running()) {
+  std::string last;
+  const auto look = [&] {
     if (times.first_sign == 0 && life.seen()) times.first_sign = seconds_since(begin);
-    if (first.empty() && !(first = life.latest()).empty()) times.first_checkpoint = seconds_since(begin);
+    std::string latest = life.latest();
+    if (latest == last) return;
+    times.last_checkpoint = seconds_since(begin);
+    if (last.empty()) times.first_checkpoint = times.last_checkpoint;
+    last = std::move(latest);
+  };
+  while (process->running()) {
+    look();
     std::this_thread::sleep_for(kPoll);
   }
+  look();
   times.end = seconds_since(begin);
   process->reap();
   if (*process->poll() != 0) return process->failure();
-  const std::string last = life.latest();
   times.steps = saved_step(output_dir);
-  if (first.empty() || first == last) {
+  if (times.last_checkpoint == times.first_checkpoint) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "resume.checkpoints",
                       .where = output_dir,
@@ -205,7 +214,11 @@ absl::StatusOr<RunTimes> InterruptedRuns::undisturbed(const std::string& output_
   return times;
 }
 
-void InterruptedRuns::count_interruption(const std::string& output_dir, bool alive) {
+void InterruptedRuns::count_interruption(const std::string& output_dir, bool alive, bool trained) {
+  if (trained) {
+    ++counts_.after_training;
+    return;
+  }
   ++counts_.interruptions;
   counts_.while_starting += !alive;
   std::error_code none;
@@ -233,9 +246,10 @@ absl::Status InterruptedRuns::disturbed(const std::string& output_dir, const Run
     const double rest = times.steps > 0 ? 1 - static_cast<double>(from) / static_cast<double>(times.steps) : 1;
     const bool any_moment = resume && ends && random_() % kAnyMomentIn == 0;
     const double from_start = draw(pace_ * times.first_sign);
-    double from_life =
-        draw(pace_ * kBeyondEnd * (times.end - (resume ? times.first_sign : times.first_checkpoint)) * rest);
-    bool alive = false, interrupted = false;
+    const double training = rest * (times.last_checkpoint - (resume ? times.first_sign : times.first_checkpoint));
+    double from_life = draw(
+        pace_ * (from < times.steps ? kBeyondTraining * training : kBeyondEnd * (times.end - times.last_checkpoint)));
+    bool alive = false, interrupted = false, trained = false;
     Clock::time_point counted = begin;  // when the clock of from_life began
     while (process->running()) {
       if (seconds_since(begin) > patience) {
@@ -254,13 +268,14 @@ absl::Status InterruptedRuns::disturbed(const std::string& output_dir, const Run
       }
       const bool now = alive ? seconds_since(counted) >= from_life : any_moment && seconds_since(begin) >= from_start;
       if (now && left > 0 && (!interrupted || !ends)) {
+        trained = saved_step(output_dir) >= times.steps;
         process->signal(options_.signal);
         interrupted = ends;
         --left;
         if (ends) break;
-        count_interruption(output_dir, alive);
+        count_interruption(output_dir, alive, trained);
         counted = Clock::now();
-        from_life = draw(pace_ * kBeyondEnd * times.end / 8);
+        from_life = draw(pace_ * times.end / 6);
       }
       std::this_thread::sleep_for(kPoll);
     }
@@ -272,8 +287,7 @@ absl::Status InterruptedRuns::disturbed(const std::string& output_dir, const Run
     const bool stopped = ends && ((WIFSIGNALED(status) && WTERMSIG(status) == options_.signal) ||
                                   (WIFEXITED(status) && WEXITSTATUS(status) == 128 + options_.signal));
     if (interrupted && stopped) {
-      count_interruption(output_dir, alive);
-      if (options_.progress) options_.progress(fmt::format("{} interruptions", counts_.interruptions));
+      count_interruption(output_dir, alive, trained);
       continue;
     }
     if (status != 0) return process->failure();

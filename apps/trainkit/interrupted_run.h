@@ -4,7 +4,6 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
-#include <functional>
 #include <random>
 #include <string>
 #include <utility>
@@ -20,23 +19,25 @@ struct InterruptOptions {
   uint64_t seed = 0;
   /// Flags that change from start to start: names, each with the values to draw from.
   std::vector<std::pair<std::string, std::vector<std::string>>> varied = {};
-  /// Called with a line when there is news.
-  std::function<void(const std::string&)> progress = nullptr;
 };
 
 /// When things happened in a run that nobody disturbed, in seconds since its start.
 struct RunTimes {
-  /// The first record in metrics.jsonl or the first checkpoint, whichever came first; the first checkpoint; the end.
-  double first_sign = 0, first_checkpoint = 0, end = 0;
+  /// The first record in metrics.jsonl or the first checkpoint, whichever came first.
+  double first_sign = 0;
+  double first_checkpoint = 0, last_checkpoint = 0, end = 0;
   /// Steps of the last checkpoint.
   int64_t steps = 0;
 };
 
 /// What became of the interruptions.
 struct InterruptCounts {
+  /// Those after the first checkpoint of a run and before its last one.
   int64_t interruptions = 0;
   /// Of those: before the first sign of life after a resume, and while a checkpoint was being written.
   int64_t while_starting = 0, while_saving = 0;
+  /// Besides those: after the last checkpoint, when no step was left to be done otherwise.
+  int64_t after_training = 0;
   /// Starts of the program, and runs that came to their end.
   int64_t starts = 0, runs = 0;
 };
@@ -54,9 +55,9 @@ class InterruptedRuns {
   /// own code, with its last line, if it fails.
   absl::StatusOr<RunTimes> undisturbed(const std::string& output_dir);
 
-  /// Runs to the end with at most `most` interruptions on the way, after the first checkpoint. Fewer if the moments
-  /// drawn lie behind the end. Errors: the program's, and exit code 10 if it takes ten times as long as in peace and a
-  /// minute.
+  /// Runs to the end with at most `most` interruptions on the way, after the first checkpoint, those after the last one
+  /// among them. Fewer if the moments drawn lie behind the end. Errors: the program's, and exit code 10 if it takes ten
+  /// times as long as in peace and a minute.
   absl::Status disturbed(const std::string& output_dir, const RunTimes& times, int64_t most);
 
   const InterruptCounts& counts() const { return counts_; }
@@ -65,7 +66,7 @@ class InterruptedRuns {
   class Process;
   std::vector<std::string> command(const std::string& output_dir, bool resume);
   double draw(double longest) { return std::uniform_real_distribution<double>(0, longest)(random_); }
-  void count_interruption(const std::string& output_dir, bool alive);
+  void count_interruption(const std::string& output_dir, bool alive, bool trained);
 
   InterruptOptions options_;
   std::mt19937_64 random_;

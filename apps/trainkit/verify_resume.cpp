@@ -31,7 +31,9 @@ struct Flags {
 };
 
 void add_flags(ConfigParser& parser, Flags& flags) {
-  parser.add("kills", &flags.kills, {.help = "Interruptions, over as many runs as it takes.", .min = 1, .max = 1e6});
+  parser.add(
+      "kills", &flags.kills,
+      {.help = "Interruptions before the last checkpoint, over as many runs as it takes.", .min = 1, .max = 1e6});
   parser.add("seed", &flags.seed, {.help = "Of the moments."});
   parser.add("signal", &flags.signal,
              {.help = "What interrupts: SIGKILL of all processes, a stop with a save, or SIGUSR1 (save and go on).",
@@ -161,7 +163,7 @@ absl::StatusOr<int> verify(const Flags& flags, const InterruptOptions& options, 
   tell(fmt::format("{} steps in {:.1f} s, the first checkpoint after {:.1f} s", times.steps, times.end,
                    times.first_checkpoint));
   Findings findings;
-  // A run may be over before the moment comes; a program that always is cannot be interrupted.
+  // A run may have done its last step before the moment comes; a program that always has cannot be interrupted.
   for (int64_t fruitless = 0; runs.counts().interruptions < flags.kills;) {
     const int64_t before = runs.counts().interruptions;
     const std::string run = fmt::format("{}/interrupted-{}", folder.path(), runs.counts().runs + 1);
@@ -175,13 +177,15 @@ absl::StatusOr<int> verify(const Flags& flags, const InterruptOptions& options, 
     if (fruitless < 20) continue;
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "resume.short",
-                      .problem = "20 runs in a row were over before they could be interrupted",
+                      .problem = "20 runs in a row had saved their last checkpoint before they were interrupted",
                       .hint = "a longer run, or a smaller --save_every"});
   }
   const InterruptCounts& counts = runs.counts();
-  print(fmt::format("{} x {} in {} runs ({} while a run was starting again, {} while it saved), {} starts\n\n{}",
-                    counts.interruptions, flags.signal, counts.runs, counts.while_starting, counts.while_saving,
-                    counts.starts, findings.table()));
+  print(fmt::format(
+      "{} x {} in {} runs ({} while a run was starting again, {} while it saved) and {} after a run's last checkpoint, "
+      "{} starts\n\n{}",
+      counts.interruptions, flags.signal, counts.runs, counts.while_starting, counts.while_saving,
+      counts.after_training, counts.starts, findings.table()));
   if (findings.differing().empty()) return 0;
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "resume.differs",

@@ -60,8 +60,7 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
   for (const Wrong& wrong : cases) {
     const TextPlace place;
     const std::string script = place.script(wrong.before, wrong.after, wrong.fresh);
-    // a kill after the last step shows nothing of a wrong one: more than one or two
-    const Verified found(place, command({"--kills", "5", "--folder", place.dir / "runs"}, script, place.flags()));
+    const Verified found(place, command({"--kills", "2", "--folder", place.dir / "runs"}, script, place.flags()));
     INFO(wrong.name << "\n" << found.output << found.errors);
     REQUIRE(found.code == 5);
     CHECK_THAT(found.errors, Catch::Contains("trainkit: error[resume.differs] ") &&
@@ -75,6 +74,18 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
     }
     CHECK(fs::exists(place.dir / "runs/undisturbed"));  // kept, to be looked at
   }
+}
+
+TEST_CASE("Interruptions after the last checkpoint, which show nothing, do not count", "[apps][tool][resume]") {
+  const TextPlace place;
+  const std::string slow_to_end = "trap 'sleep 3' EXIT; ";
+  const std::string script =
+      place.script(slow_to_end + "more='--batch_size 6'", "", slow_to_end + "more='--batch_size 4'");
+  const Verified found(place, command({"--kills", "1", "--folder", place.dir / "runs"}, script, place.flags()));
+  INFO(found.output << found.errors);
+  REQUIRE(found.code == 5);
+  CHECK_THAT(found.output, Catch::StartsWith("1 x SIGKILL in "));
+  CHECK_FALSE(found.row("weights").ends_with("nowhere"));
 }
 
 TEST_CASE("verify-resume passes a trainer's failure on with its exit code and its line", "[apps][tool][resume]") {

@@ -137,6 +137,8 @@ const std::vector<BadFile> kBadJson = {
     {"a key twice", "{\"lr\": 1,\n \"lr\": 2}", "config.duplicate", ":2:2", "lr: given twice"},
     {"a key twice, escaped", "{\"lr\": 1, \"l\\u0072\": 2}", "config.duplicate", ":1:11", "lr: given twice"},
     {"NaN", "{\"lr\": NaN}", "config.value", ":1:8", "lr: not a finite number (got 'NaN'"},
+    {"Infinity where a key must be", "{Infinity", "config.syntax", ":1:", "not valid JSON"},
+    {"Infinity where a comma must be", "{\"lr\": 1 Infinity}", "config.syntax", ":1:", "not valid JSON"},
     {"-Infinity", "{\"lr\": -Infinity}", "config.value", ":1:8", "lr: not a finite number"},
     {"1e999", "{\"lr\": 1e999}", "config.value", ":1:8", "lr: too large or too small for a double (got '1e999'"},
     {"an octal look", "{\"seed\": 010}", "config.syntax", ":1:", "not valid JSON"},

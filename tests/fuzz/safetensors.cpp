@@ -279,7 +279,9 @@ void check_round_trip(const SafetensorsFile& file) {
   for (const SafetensorsEntry& entry : file.entries()) {
     auto tensor = file.tensor(entry.name);
     if (!tensor.ok()) {
-      fuzz::require(entry.dtype.starts_with("F4") || entry.dtype.starts_with("F6"), tensor.status().ToString());
+      const bool lacks_dtype = entry.dtype.starts_with("F4") || entry.dtype.starts_with("F6");
+      const bool is_empty = entry.begin == entry.end && entry.shape.size() > 2;  // of sizes beyond LibTorch's
+      fuzz::require((lacks_dtype || is_empty) && absl::IsUnimplemented(tensor.status()), tensor.status().ToString());
       return;
     }
     fuzz::require(tensor->sizes() == entry.shape, "the tensor has the entry's shape");
@@ -313,10 +315,12 @@ std::vector<std::string> fuzz::seeds() {
     require(save_safetensors(Fs::posix(), path, tensors, {{"format", "pt"}, {"of", "a \"test\""}}).ok(), "a seed");
     files.push_back(read_bytes(path));
   }
-  const std::string text =
-      R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2],"x":[{"y":null}]},"__metadata__":null} )";
-  const uint64_t size = text.size();
-  files.push_back(std::string(reinterpret_cast<const char*>(&size), 8) + text + "ab");
+  const auto add = [&](const std::string& header, const std::string& data) {
+    const uint64_t size = header.size();
+    files.push_back(std::string(reinterpret_cast<const char*>(&size), 8) + header + data);
+  };
+  add(R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2],"x":[{"y":null}]},"__metadata__":null} )", "ab");
+  add(R"({"a":{"dtype":"I64","shape":[0,1099511627776,1099511627776],"data_offsets":[0,0]}})", "");
   return files;
 }
 

@@ -66,6 +66,10 @@ TEST_CASE("A NumPy file that cannot be read says why", "[io][npy]") {
       {npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", "12345678"), "not supported"},
       {npy("{'descr': '<f8', 'fortran_order': False, 'shape': (4294967296, 4294967296), }", "12345678"),
        "fits 64 bits"},
+      {npy("{'descr': '<f8', 'fortran_order': False, 'shape': (0, 1099511627776, 1099511627776), }", ""),
+       "empty array do not fit 64 bits"},
+      {npy("{'descr': '<f8', 'fortran_order': True, 'shape': (1099511627776, 0, 1099511627776), }", ""),
+       "empty array do not fit 64 bits"},
       {npy("{'descr': '<f8', 'fortran_order': True, 'shape': (3,), }", "12345678"), "expected 24 bytes"},
       {"PK\3\4 and more of an archive", "not a NumPy file"},
   };

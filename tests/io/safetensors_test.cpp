@@ -359,6 +359,16 @@ TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safete
   CHECK(exit_code(status) == ExitCode::kWeights);
 }
 
+TEST_CASE("An empty tensor of sizes that LibTorch cannot hold can be listed but not read", "[io][safetensors]") {
+  test::TempDir dir;
+  write(dir / "f", file_of(object(member("a", "F32", "[0,1099511627776,1099511627776]", "[0,0]")), 0));
+  const auto file = SafetensorsFile::open(dir / "f").value();  // as the reference does
+  CHECK(file.entries().at(0).shape.at(2) == int64_t{1} << 40);
+  const absl::Status status = file.tensor("a").status();
+  CHECK(absl::IsUnimplemented(status));
+  CHECK(exit_code(status) == ExitCode::kWeights);
+}
+
 TEST_CASE("A name that is not there suggests the nearest", "[io][safetensors]") {
   test::TempDir dir;
   REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"fc.weight", torch::ones({2})}}).ok());

@@ -132,6 +132,16 @@ TEST_CASE("A line with a NUL byte is no record, however well it begins", "[loggi
   CHECK(rewound(dir / "m.jsonl", 2) == line + "\n");
 }
 
+TEST_CASE("Integers that 64 bits do not hold are no step, and no bytes", "[logging][jsonl]") {
+  test::TempDir dir;
+  write(dir / "m.jsonl", R"({"step":1,"gpu_memory_bytes":[7,44444444444073741824,9223372036854775808,1e30,1.5,-1]}
+{"step":18446744073709551615}
+)");
+  const auto records = read_jsonl(dir / "m.jsonl").value();
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].gpu_memory_bytes == std::vector<int64_t>{7, 0, 0, 0, 0, -1});
+}
+
 TEST_CASE("Logging goes on behind what a rewind left", "[logging][jsonl]") {
   test::TempDir dir;
   auto logger = JsonlLogger::open(dir / "m.jsonl").value();

@@ -157,6 +157,42 @@ TEST_CASE("A state that cannot be written is named and nothing is saved", "[trai
   CHECK_THROWS_AS(store.save(-1, {}), c10::ValueError);
 }
 
+/// Step 30 with `bytes` as its state. The manifest is made to fit, so that the state itself is what must be refused.
+static void replace_state(const Run& run, const std::string& bytes) {
+  write(run.path(30, "state.json"), bytes);
+  std::string manifest = read(run.path(30, "manifest.json"));
+  const size_t at = manifest.find("\"state.json\"");
+  const size_t number = manifest.find("\"bytes\": ", at) + 9;
+  manifest.replace(number, manifest.find_first_not_of("0123456789", number) - number, std::to_string(bytes.size()));
+  const size_t hex = manifest.find("\"xxh3_128\": \"", at) + 13;
+  manifest.replace(hex, 32, Digest::of(bytes));
+  manifest.resize(manifest.rfind("\"digest\""));
+  write(run.path(30, "manifest.json"), manifest + "\"digest\": \"" + Digest::of(manifest) + "\"\n}\n");
+}
+
+TEST_CASE("A state with a number or sizes that 64 bits do not hold is refused", "[train][checkpoint]") {
+  Run run;
+  const std::string whole = read(run.path(30, "state.json"));
+  const auto load_with = [&](const std::string& value) {
+    std::string bytes = whole;
+    bytes.insert(bytes.find('{', 1) + 1, "\"a\": " + value + ",");  // of "entries"
+    replace_state(run, bytes);
+    return load_checkpoint({.folder = run.folder(), .step = 30}).status();
+  };
+  REQUIRE(load_with("9223372036854775807").ok());
+  REQUIRE(load_with(R"({"int64s": [9223372036854775807]})").ok());
+  REQUIRE(load_with(R"({"tensor": {"dtype": "U8", "shape": [0, 1048576], "data": ""}})").ok());
+  for (const char* value :
+       {"9223372036854775808", R"({"int64s": [9223372036854775808]})",
+        R"({"tensor": {"dtype": "U8", "shape": [0, 9223372036854775808], "data": ""}})",
+        R"({"tensor": {"dtype": "U8", "shape": [0, 1099511627776, 1099511627776], "data": ""}})"}) {
+    const absl::Status status = load_with(value);
+    INFO(value << ": " << status);
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK(error_of(status).value_or(Error{}).field == "a");
+  }
+}
+
 TEST_CASE("Random bytes as a state are an error or a state, never worse", "[train][checkpoint]") {
   Run run;
   std::mt19937 random(1);
@@ -166,16 +202,7 @@ TEST_CASE("Random bytes as a state are an error or a state, never worse", "[trai
     std::string bytes = whole;
     for (int flips = 0; flips < 3; ++flips) bytes[random() % bytes.size()] = static_cast<char>(random() % 128);
     if (i % 3 == 0) bytes.resize(random() % bytes.size());
-    write(run.path(30, "state.json"), bytes);
-    std::string manifest = read(run.path(30, "manifest.json"));
-    // The manifest is made to fit, so that the state itself is what must be refused.
-    const size_t at = manifest.find("\"state.json\"");
-    const size_t number = manifest.find("\"bytes\": ", at) + 9;
-    manifest.replace(number, manifest.find_first_not_of("0123456789", number) - number, std::to_string(bytes.size()));
-    const size_t hex = manifest.find("\"xxh3_128\": \"", at) + 13;
-    manifest.replace(hex, 32, Digest::of(bytes));
-    manifest.resize(manifest.rfind("\"digest\""));
-    write(run.path(30, "manifest.json"), manifest + "\"digest\": \"" + Digest::of(manifest) + "\"\n}\n");
+    replace_state(run, bytes);
     const auto loaded = load_checkpoint({.folder = run.folder(), .step = 30});
     CAPTURE(bytes, loaded.status().ToString());
     accepted += loaded.ok();
@@ -245,6 +272,11 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
       {"older schema",
        [](const Run& run) { edit_manifest(run.path(30, "manifest.json"), "\"schema\": 1", "\"schema\": 0"); },
        "manifest.json", "was written by another version of the library (got '0', expected 1)"},
+      {"a step that is no number of 64 bits",
+       [](const Run& run) {
+         edit_manifest(run.path(30, "manifest.json"), "\"step\": 30", "\"step\": 18446744073709551615");
+       },
+       "manifest.json", "step: is missing or malformed"},
       {"manifest without files",
        [](const Run& run) { edit_manifest(run.path(30, "manifest.json"), "\"files\"", "\"filez\""); }, "manifest.json",
        "files: is missing or malformed"},

@@ -363,7 +363,9 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
     const std::string_view token = tokens_.next();
     const Position at = tokens_.position();
     // A number that no double can hold, and the NaN and Infinity of other writers, are faults of the value.
-    if (fault.id == 406 || token == "NaN" || token == "Infinity" || token == "-Infinity") {
+    const bool is_name = token == "NaN" || token == "Infinity" || token == "-Infinity";
+    const bool is_value = std::string_view(fault.what()).find("while parsing value") != std::string_view::npos;
+    if (fault.id == 406 || (is_name && is_value)) {
       builder_.scalar(Kind::kNumber, std::string(token), at);
       return false;
     }

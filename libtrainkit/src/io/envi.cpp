@@ -5,12 +5,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
 #include <map>
 #include <optional>
 
+#include "core/array_bytes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -179,10 +181,9 @@ void swap_bytes(at::Tensor& tensor) {
 
 absl::StatusOr<at::Tensor> read_data(const std::string& path, const Header& header) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(header.dtype));
-  bool fits = true;
-  for (const int64_t size : {header.samples, header.lines, header.bands})
-    fits = !__builtin_mul_overflow(bytes, size, &bytes) && fits;
+  const int64_t bytes = detail::array_bytes(std::array{header.lines, header.samples, header.bands},
+                                            static_cast<int64_t>(c10::elementSize(header.dtype)));
+  const bool fits = bytes >= 0;
   const int64_t available = static_cast<int64_t>(file->bytes().size()) - header.offset;
   if (!fits || bytes != available) {
     return bad(path, "", !fits || bytes > available ? "shorter than its header says" : "longer than its header says",

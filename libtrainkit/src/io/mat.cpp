@@ -68,16 +68,6 @@ absl::Status mat_error(const MatFault& fault, absl::StatusCode code) {
                    code);
 }
 
-int64_t mat_bytes(const std::vector<int64_t>& sizes, int64_t element_bytes) {
-  int64_t bytes = element_bytes;
-  bool fits = true, nothing = false;
-  for (const int64_t size : sizes) {
-    fits = fits && size >= 0 && (size == 0 || !__builtin_mul_overflow(bytes, size, &bytes));
-    nothing = nothing || size == 0;
-  }
-  return !fits ? -1 : nothing ? 0 : bytes;
-}
-
 std::string describe_sizes(const std::vector<int64_t>& sizes) { return fmt::format("{}", fmt::join(sizes, " x ")); }
 
 }  // namespace detail

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/array_bytes.h"
 #include "io/mat5_element.h"
 #include "io/mat_source.h"
 #include "io/matio_bridge.h"
@@ -222,7 +223,7 @@ class Mat5 final : public MatSource {
     if (!may_hold(*variable.dtype, stored)) {
       return absl::InvalidArgumentError(fmt::format("an array of {} cannot hold {}", variable.type, stored.name));
     }
-    const int64_t bytes = mat_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+    const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
     const std::string sizes = describe_sizes(variable.sizes);
     if (bytes < 0) return absl::InvalidArgumentError(fmt::format("a size of {} overflows", sizes));
     if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} holds nothing", sizes));
@@ -230,7 +231,7 @@ class Mat5 final : public MatSource {
       return absl::InvalidArgumentError(fmt::format("an array of {} takes {}, more than version 5 and the limit allow",
                                                     sizes, describe_bytes(bytes)));
     }
-    const int64_t expected = mat_bytes(variable.sizes, stored.bytes);
+    const int64_t expected = array_bytes(variable.sizes, stored.bytes);
     if (tag.bytes != expected) {
       return absl::DataLossError(fmt::format("an array of {} {} needs {} bytes of data, the file has {} (truncated?)",
                                              sizes, stored.name, expected, tag.bytes));

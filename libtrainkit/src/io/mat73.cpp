@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 
+#include "core/array_bytes.h"
 #include "io/hdf5_handle.h"
 #include "io/hdf5_mapped.h"
 #include "io/inflate.h"
@@ -266,8 +267,8 @@ absl::Status check_chunks(hid_t dataset, hid_t properties, const MatVariable& va
   const int dimensions = static_cast<int>(chunks.sizes.size());
   if (H5Pget_chunk(properties, dimensions, chunks.chunk.data()) != dimensions)
     return damaged("HDF5 cannot read the size of its chunks");
-  chunks.bytes =
-      mat_bytes({chunks.chunk.begin(), chunks.chunk.end()}, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+  chunks.bytes = array_bytes(std::vector<int64_t>(chunks.chunk.begin(), chunks.chunk.end()),
+                             static_cast<int64_t>(c10::elementSize(*variable.dtype)));
   if (chunks.bytes <= 0 || chunks.bytes > kMostChunkBytes)
     return refused(fmt::format("chunks of more than {}", describe_bytes(kMostChunkBytes)));
   int64_t count = 1;
@@ -293,7 +294,7 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
     return refused(fmt::format("not stored as the class {} that it says", variable.type));
   if (variable.sizes.size() < 2)
     return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions));
-  const int64_t bytes = mat_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+  const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
   const std::string sizes = describe_sizes(variable.sizes);
   if (bytes < 0) return refused(fmt::format("a size of {} overflows", sizes));
   if (bytes == 0) return refused(fmt::format("an array of {} holds nothing", sizes));
@@ -376,7 +377,7 @@ class Mat73 final : public MatSource {
 
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
-    const int64_t bytes = mat_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+    const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
     const bool may_be = bytes > 0 && bytes <= options_.max_variable_bytes;  // else the copy says what it is
     const SharedPages pages(may_be ? static_cast<size_t>(bytes) : 1);
     if (!pages.data()) return absl::ResourceExhaustedError("no memory for " + describe_bytes(bytes));

@@ -58,9 +58,6 @@ struct MatFault {
 };
 absl::Status mat_error(const MatFault& fault, absl::StatusCode code = absl::StatusCode::kInvalidArgument);
 
-/// Bytes of `sizes` elements of `element_bytes`; -1 if that does not fit 63 bits or a size is negative.
-int64_t mat_bytes(const std::vector<int64_t>& sizes, int64_t element_bytes);
-
 /// "145 x 145 x 200".
 std::string describe_sizes(const std::vector<int64_t>& sizes);
 

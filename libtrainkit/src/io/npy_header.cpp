@@ -1,9 +1,11 @@
 #include "io/npy_header.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
 
+#include "core/array_bytes.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -122,10 +124,11 @@ absl::StatusOr<NpyHeader> parse_npy_header(std::string_view bytes) {
 }
 
 absl::StatusOr<int64_t> npy_array_bytes(const NpyHeader& header, int64_t available) {
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(header.dtype));
-  bool fits = true;
-  for (const int64_t size : header.shape) fits = !__builtin_mul_overflow(bytes, size, &bytes) && fits;
+  const int64_t bytes = array_bytes(header.shape, static_cast<int64_t>(c10::elementSize(header.dtype)));
+  const bool fits = bytes >= 0;
   if (fits && bytes <= available) return bytes;
+  if (!fits && std::find(header.shape.begin(), header.shape.end(), 0) != header.shape.end())
+    return invalid("the sizes of its empty array do not fit 64 bits");
   return invalid("the file is shorter than its array (got '" + std::to_string(available) + " bytes', expected " +
                  (fits ? std::to_string(bytes) + " bytes" : "a size that fits 64 bits") + ")");
 }

@@ -1,5 +1,6 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -108,7 +109,10 @@ absl::StatusOr<at::Tensor> SafetensorsFile::read(const SafetensorsEntry& entry) 
   try {
     tensor = at::empty(entry.shape, at::TensorOptions().dtype(*scalar_type));
   } catch (...) {
-    return annotate(status_from_current_exception(), path() + ": " + entry.name);
+    if (entry.end > entry.begin) return annotate(status_from_current_exception(), path() + ": " + entry.name);
+    Error error = safetensors_error(path(), entry.name, "is empty, of sizes whose strides LibTorch cannot hold");
+    error.got = fmt::format("shape [{}]", fmt::join(entry.shape, ", "));
+    return to_status(error, absl::StatusCode::kUnimplemented);
   }
   const auto size = static_cast<size_t>(entry.end - entry.begin);
   if (auto status = file_->read_at(data_begin_ + entry.begin, tensor.data_ptr(), size); !status.ok()) {

@@ -54,8 +54,9 @@ std::optional<double> to_number(const nlohmann::json& value) {
 std::optional<LogRecord> parse_record(std::string_view line) {
   if (detail::holds_nul(line)) return std::nullopt;  // what a power cut leaves
   const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
-  LogRecord record{.step = json["step"].get<int64_t>(), .split = ""};
+  const auto step = json.is_object() && json.contains("step") ? detail::json_integer(json["step"]) : std::nullopt;
+  if (!step) return std::nullopt;
+  LogRecord record{.step = *step, .split = ""};
   for (const auto& [name, value] : json.items()) {
     const std::optional<double> number = to_number(value);
     if (name == "step") continue;
@@ -68,7 +69,7 @@ std::optional<LogRecord> parse_record(std::string_view line) {
     } else if (name == "lr" && value.is_array()) {
       for (const auto& lr : value) record.lr.push_back(to_number(lr).value_or(0));
     } else if (name == "gpu_memory_bytes" && value.is_array()) {
-      for (const auto& bytes : value) record.gpu_memory_bytes.push_back(bytes.is_number() ? bytes.get<int64_t>() : 0);
+      for (const auto& bytes : value) record.gpu_memory_bytes.push_back(detail::json_integer(bytes).value_or(0));
     }
   }
   return record;

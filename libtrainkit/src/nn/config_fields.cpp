@@ -50,9 +50,9 @@ void ConfigFields::refuse(const char* name, const char* expected) {
 void ConfigFields::read(const char* name, int64_t& value) {
   const nlohmann::json* field = find(name);
   if (!field) return;
-  if (!field->is_number_integer() || (field->is_number_unsigned() && field->get<uint64_t>() > INT64_MAX))
-    return refuse(name, "an integer");
-  value = field->get<int64_t>();
+  const auto integer = detail::json_integer(*field);
+  if (!integer) return refuse(name, "an integer");
+  value = *integer;
 }
 
 void ConfigFields::read(const char* name, double& value) {

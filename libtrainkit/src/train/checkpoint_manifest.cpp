@@ -88,16 +88,17 @@ absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::st
     return to_status(error);
   }
   Manifest manifest;
-  if (!json.contains("step") || !json["step"].is_number_unsigned()) return malformed(path, "step");
-  manifest.step = json["step"].get<int64_t>();
+  const auto step = json.contains("step") ? json_integer(json["step"]) : std::nullopt;
+  if (!step || *step < 0) return malformed(path, "step");
+  manifest.step = *step;
   if (!json.contains("library") || !json["library"].is_string()) return malformed(path, "library");
   manifest.library = json["library"].get<std::string>();
   if (!json.contains("files") || !json["files"].is_object()) return malformed(path, "files");
   for (const auto& [name, record] : json["files"].items()) {
-    const bool complete = record.is_object() && record.contains("bytes") && record["bytes"].is_number_unsigned() &&
-                          record.contains("xxh3_128") && record["xxh3_128"].is_string();
-    if (!complete) return malformed(path, "files." + name);
-    manifest.files[name] = {record["bytes"].get<int64_t>(), record["xxh3_128"].get<std::string>()};
+    const auto bytes = record.is_object() && record.contains("bytes") ? json_integer(record["bytes"]) : std::nullopt;
+    if (!bytes || *bytes < 0 || !record.contains("xxh3_128") || !record["xxh3_128"].is_string())
+      return malformed(path, "files." + name);
+    manifest.files[name] = {*bytes, record["xxh3_128"].get<std::string>()};
   }
   return manifest;
 }

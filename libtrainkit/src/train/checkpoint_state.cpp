@@ -8,9 +8,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/array_bytes.h"
 #include "core/strict_json.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -92,16 +92,13 @@ std::optional<at::Tensor> tensor_from_json(const Json& json) {
   if (!absl::Base64Unescape(data.get_ref<const std::string&>(), &bytes)) return std::nullopt;
   for (const auto& [name, type] : kDtypes) {
     if (name != dtype.get_ref<const std::string&>()) continue;
-    uint64_t size = c10::elementSize(type);
     std::vector<int64_t> sizes;
     for (const Json& dimension : shape) {
-      if (!dimension.is_number_unsigned()) return std::nullopt;
-      const auto value = dimension.get<uint64_t>();
-      if (value > std::numeric_limits<int64_t>::max() || __builtin_mul_overflow(size, value, &size))
-        return std::nullopt;
-      sizes.push_back(static_cast<int64_t>(value));
+      const auto value = json_integer(dimension);
+      if (!value) return std::nullopt;
+      sizes.push_back(*value);
     }
-    if (size != bytes.size()) return std::nullopt;
+    if (array_bytes(sizes, static_cast<int64_t>(c10::elementSize(type))) != std::ssize(bytes)) return std::nullopt;
     at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(type));
     if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
     return tensor;
@@ -119,8 +116,9 @@ std::optional<StateValue> tagged_from_json(const std::string& tag, const Json& c
   } else if (tag == "int64s" && content.is_array()) {
     std::vector<int64_t> numbers;
     for (const Json& number : content) {
-      if (!number.is_number_integer()) return std::nullopt;
-      numbers.push_back(number.get<int64_t>());
+      const auto value = json_integer(number);
+      if (!value) return std::nullopt;
+      numbers.push_back(*value);
     }
     return numbers;
   } else if (tag == "float64s" && content.is_array()) {
@@ -139,8 +137,7 @@ std::optional<StateValue> tagged_from_json(const std::string& tag, const Json& c
 
 std::optional<StateValue> value_from_json(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
-  if (json.is_number_unsigned() && json.get<uint64_t>() > std::numeric_limits<int64_t>::max()) return std::nullopt;
-  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number_integer()) return json_integer(json);
   if (json.is_number_float()) return json.get<double>();
   if (json.is_string()) return json.get<std::string>();
   if (json.is_object() && json.size() == 1) return tagged_from_json(json.begin().key(), json.begin().value());
