@@ -182,10 +182,9 @@ TEST_CASE("A state with a number or sizes that 64 bits do not hold is refused", 
   REQUIRE(load_with("9223372036854775807").ok());
   REQUIRE(load_with(R"({"int64s": [9223372036854775807]})").ok());
   REQUIRE(load_with(R"({"tensor": {"dtype": "U8", "shape": [0, 1048576], "data": ""}})").ok());
-  for (const char* value :
-       {"9223372036854775808", R"({"int64s": [9223372036854775808]})",
-        R"({"tensor": {"dtype": "U8", "shape": [0, 9223372036854775808], "data": ""}})",
-        R"({"tensor": {"dtype": "U8", "shape": [0, 1099511627776, 1099511627776], "data": ""}})"}) {
+  for (const char* value : {"9223372036854775808", R"({"int64s": [9223372036854775808]})",
+                            R"({"tensor": {"dtype": "U8", "shape": [0, 9223372036854775808], "data": ""}})",
+                            R"({"tensor": {"dtype": "U8", "shape": [0, 1099511627776, 1099511627776], "data": ""}})"}) {
     const absl::Status status = load_with(value);
     INFO(value << ": " << status);
     CHECK(exit_code(status) == ExitCode::kWeights);
