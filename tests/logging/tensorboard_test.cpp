@@ -143,6 +143,26 @@ TEST_CASE("A rewind to the last step cuts the test's scalars and table, whicheve
   }
 }
 
+TEST_CASE("A rewind to the step that a run went on from keeps what was evaluated then", "[logging][tensorboard]") {
+  test::TempDir dir;
+  {
+    auto logger = TensorBoardLogger::open(dir.path()).value();
+    log_steps(*logger, 1, 4);  // and a signal, before the evaluation of the last step
+    REQUIRE(logger->flush().ok());
+  }
+  for (int restart = 0; restart < 3; ++restart) {
+    auto logger = TensorBoardLogger::open(dir.path()).value();
+    REQUIRE(logger->rewind(4).ok());
+    if (restart == 0) logger->log({.step = 4, .split = "val", .values = {{"loss", 1}}});
+    logger->log({.step = 4, .split = "test", .values = {{"accuracy", 0.5}}});
+    REQUIRE(logger->flush().ok());
+    // 5 is the mark of a restart: that before the evaluation, and before the test if that is in another file
+    const std::vector<int64_t> steps =
+        restart == 0 ? std::vector<int64_t>{1, 2, 3, 4, 5, 4, 4} : std::vector<int64_t>{1, 2, 3, 4, 5, 4, 5, 4};
+    CHECK(steps_of(dir.path()) == steps);
+  }
+}
+
 TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in another", "[logging][tensorboard]") {
   test::TempDir dir;
   auto logger = TensorBoardLogger::open(dir.path()).value();

@@ -40,8 +40,9 @@ std::unique_ptr<Prefetcher> tiny_loader(int64_t rows, int64_t batch_size, int nu
 struct Outcome {
   TrainerResult result;
   NamedTensors weights;
-  std::vector<std::pair<int64_t, double>> losses;  // logged
-  std::vector<double> lrs = {};                    // logged
+  std::vector<std::pair<int64_t, double>> losses;             // logged
+  std::vector<double> lrs = {};                               // logged
+  std::vector<std::pair<int64_t, std::string>> records = {};  // step and split of all that is logged, in order
 };
 
 /// One run from a fixed seed, with dropout, Adam state, a schedule, accumulation over a ragged epoch, and evaluation.
@@ -63,10 +64,11 @@ absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1,
       },
       fit);
   if (!result.ok()) return result.status();
-  Outcome outcome{*result, {}, {}, {}};
+  Outcome outcome{*result, {}, {}};
   for (const auto& [name, tensor] : named_tensors(*devices->module()))
     outcome.weights.emplace_back(name, tensor.clone());
   for (const LogRecord& record : logger.records) {
+    outcome.records.emplace_back(record.step, record.split);
     if (record.split != "train") continue;
     outcome.losses.emplace_back(record.step, *record.find("loss"));
     outcome.lrs.push_back(record.lr.at(0));
@@ -157,6 +159,9 @@ TEST_CASE("A run stopped in its last step and resumed has the records and the pl
     auto losses = stopped.losses;
     losses.insert(losses.end(), resumed.losses.begin(), resumed.losses.end());
     CHECK(losses == whole.losses);
+    auto records = stopped.records;
+    records.insert(records.end(), resumed.records.begin(), resumed.records.end());
+    CHECK(records == whole.records);
     CHECK(same_bits(resumed.weights, whole.weights));
     const auto place = [&](const std::string& name) {
       const StateDict state =

@@ -176,6 +176,12 @@ std::optional<int64_t> event_step(std::string_view event) {
   return whole ? std::optional(step) : std::nullopt;
 }
 
+bool event_is_session(std::string_view event) {
+  bool found = false;
+  for_each_field(event, [&](uint64_t field, uint64_t, std::string_view) { found = found || field == 7; });
+  return found;
+}
+
 bool event_is_of(std::string_view event, std::string_view split) {
   bool found = false;
   for_each_field(event, [&](uint64_t field, uint64_t, std::string_view summary) {

@@ -43,6 +43,9 @@ class EventBuilder {
 /// Event.step of a serialised Event; 0 if it has none. nullopt if `event` is not in protobuf's wire format.
 std::optional<int64_t> event_step(std::string_view event);
 
+/// Whether a serialised Event has a session_log, as session_start() makes it.
+bool event_is_session(std::string_view event);
+
 /// Whether a serialised Event has a value of `split`: its tag is that, or begins with it and a slash.
 bool event_is_of(std::string_view event, std::string_view split);
 

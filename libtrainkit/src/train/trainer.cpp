@@ -398,9 +398,6 @@ class Run {
     if (result_.reason == ExitReason::kSignal && has_all_epochs() && !has_all_steps() && loader_.at_epoch_end()) {
       TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
     }
-    const bool evaluates =
-        fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
-    if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     if (trained) {
       tell_skips(/*wait=*/true);
       if (skipped_.too_many()) return skipped_.error();
@@ -412,6 +409,10 @@ class Run {
       average_metrics();
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
     }
+    // Behind the record of the step, as in any other step: a run that goes on after a signal in it evaluates then.
+    const bool evaluates =
+        fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
+    if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
     TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (is_saving() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
     TRAINKIT_RETURN_IF_ERROR(finish_save());
