@@ -56,6 +56,14 @@ TEST_CASE("Control bytes, quotes and bad UTF-8 in a name are escaped", "[logging
 TEST_CASE("A value cannot take the name of a fixed field or of another value", "[logging][jsonl]") {
   CHECK(to_json({.step = 3, .values = {{"step", 9}, {"lr", 8}, {"loss", 1}, {"loss", 2}}}) ==
         R"({"step":3,"epoch":0,"split":"train","step_":9,"lr_":8,"loss":1})");
+  CHECK(to_json({.step = 3, .values = {{"step", 9}, {"step_", 8}, {"a\x7f", 1}, {"a\\x7f", 2}}}) ==
+        R"({"step":3,"epoch":0,"split":"train","step_":9,"a\\x7f":1})");
+}
+
+TEST_CASE("Long names stay whole and apart", "[logging][jsonl]") {
+  const std::string begin(150, 'n');
+  CHECK(to_json({.step = 3, .values = {{begin + "1", 1}, {begin + "2", 2}}}) ==
+        "{\"step\":3,\"epoch\":0,\"split\":\"train\",\"" + begin + "1\":1,\"" + begin + "2\":2}");
 }
 
 TEST_CASE("What is written reads back to the same doubles", "[logging][jsonl]") {

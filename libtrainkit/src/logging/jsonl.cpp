@@ -17,7 +17,10 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kFixedFields = {"step", "epoch", "split", "lr", "gpu_memory_bytes"};
 
-void append_string(std::string& out, std::string_view text) { out += nlohmann::json(escape_text(text)).dump(); }
+/// Whole, however long: names that begin alike are still two.
+std::string escape_name(std::string_view name) { return escape_text(name, std::string::npos); }
+
+void append_string(std::string& out, std::string_view text) { out += nlohmann::json(text).dump(); }
 
 template <class Number>
 void append_number(std::string& out, Number value) {
@@ -97,13 +100,15 @@ std::string to_json(const LogRecord& record) {
   out += ",\"epoch\":";
   append_number(out, record.epoch);
   out += ",\"split\":";
-  append_string(out, record.split);
-  for (size_t i = 0; i < record.values.size(); ++i) {
-    const auto& [name, value] = record.values[i];
-    if (record.find(name) != &value) continue;  // a second value of that name
+  append_string(out, escape_name(record.split));
+  std::vector<std::string> names;
+  for (const auto& [name, value] : record.values) {
     const bool fixed = std::find(kFixedFields.begin(), kFixedFields.end(), name) != kFixedFields.end();
+    std::string written = escape_name(name) + (fixed ? "_" : "");
+    if (std::find(names.begin(), names.end(), written) != names.end()) continue;  // a second value of that name
     out += ',';
-    append_string(out, fixed ? name + "_" : name);
+    append_string(out, written);
+    names.push_back(std::move(written));
     out += ':';
     append_number(out, value);
   }

@@ -25,7 +25,7 @@ Json number(double value) {
 
 Json metrics(const std::vector<std::pair<std::string, double>>& values) {
   Json object = Json::object();
-  for (const auto& [name, value] : values) object[escape_text(name)] = number(value);
+  for (const auto& [name, value] : values) object[escape_text(name, std::string::npos)] = number(value);
   return object;
 }
 

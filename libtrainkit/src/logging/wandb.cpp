@@ -334,7 +334,9 @@ absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOpti
 void WandbLogger::log(const LogRecord& record) { impl_->send(to_json(record)); }
 
 void WandbLogger::log_text(const LogText& text) {
-  impl_->send(json{{"step", text.step}, {"tag", escape_text(text.tag)}, {"text", format_text(text.text)}}.dump());
+  impl_->send(
+      json{{"step", text.step}, {"tag", escape_text(text.tag, std::string::npos)}, {"text", format_text(text.text)}}
+          .dump());
 }
 
 void WandbLogger::tick(int64_t) { impl_->push(); }
