@@ -98,13 +98,14 @@ class TensorBoardLogger::Impl {
   static absl::Status rewind_file(const std::string& path, int64_t step) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(path));
     size_t offset = 0, keep = 0;
-    detail::next_record(bytes, offset);  // the file version, which nobody misses
+    bool is_first = true;  // the file version, which nobody misses
     while (const auto event = detail::next_record(bytes, offset)) {
       // The mark of a restart is of the step after the one that the run went on from, which may be evaluated yet.
       const bool is_mark = detail::event_is_session(*event);
-      const int64_t at = detail::event_step(*event).value_or(step + 1) - (is_mark ? 1 : 0);
-      if (at > step || (at == step && detail::event_is_of(*event, "test"))) break;
-      if (!is_mark) keep = offset;
+      const int64_t at = detail::event_step(*event).value_or(step + 1);
+      if (at > step + (is_mark ? 1 : 0) || (at == step && detail::event_is_of(*event, "test"))) break;
+      if (!is_mark && !is_first) keep = offset;
+      is_first = false;
     }
     if (keep == 0) {
       if (::unlink(path.c_str()) != 0) return detail::storage_error(path, "cannot remove", errno);

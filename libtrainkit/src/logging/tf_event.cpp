@@ -178,8 +178,8 @@ std::optional<int64_t> event_step(std::string_view event) {
 
 bool event_is_session(std::string_view event) {
   bool found = false;
-  for_each_field(event, [&](uint64_t field, uint64_t, std::string_view) { found = found || field == 7; });
-  return found;
+  return for_each_field(event, [&](uint64_t field, uint64_t, std::string_view) { found = found || field == 7; }) &&
+         found;
 }
 
 bool event_is_of(std::string_view event, std::string_view split) {
