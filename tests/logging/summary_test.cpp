@@ -89,3 +89,12 @@ TEST_CASE("the first lines of a run become one JSON object, with lists where a l
                                        {"last", ""}});
   CHECK(plan_to_json("") == "{}");
 }
+
+TEST_CASE("Long names of scores stay whole and apart", "[logging][summary]") {
+  const std::string begin(150, 'n');
+  const auto json = nlohmann::json::parse(
+      to_json(RunSummary{.scores = {{begin + "1", 1}, {begin + "2", 2}, {"m." + begin + "1", 3}}}));
+  CHECK(json.at(begin + "1") == 1);
+  CHECK(json.at(begin + "2") == 2);
+  CHECK(json.at("m").at(begin + "1") == 3);
+}

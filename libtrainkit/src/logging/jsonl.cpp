@@ -1,5 +1,6 @@
 #include "trainkit/logging/jsonl.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -9,6 +10,7 @@
 
 #include "append_file.h"
 #include "core/strict_json.h"
+#include "escape_name.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -16,9 +18,6 @@ namespace trainkit {
 namespace {
 
 constexpr std::array<std::string_view, 5> kFixedFields = {"step", "epoch", "split", "lr", "gpu_memory_bytes"};
-
-/// Whole, however long: names that begin alike are still two.
-std::string escape_name(std::string_view name) { return escape_text(name, std::string::npos); }
 
 void append_string(std::string& out, std::string_view text) { out += nlohmann::json(text).dump(); }
 
@@ -100,11 +99,11 @@ std::string to_json(const LogRecord& record) {
   out += ",\"epoch\":";
   append_number(out, record.epoch);
   out += ",\"split\":";
-  append_string(out, escape_name(record.split));
+  append_string(out, detail::escape_name(record.split));
   std::vector<std::string> names;
   for (const auto& [name, value] : record.values) {
     const bool fixed = std::find(kFixedFields.begin(), kFixedFields.end(), name) != kFixedFields.end();
-    std::string written = escape_name(name) + (fixed ? "_" : "");
+    std::string written = detail::escape_name(name) + (fixed ? "_" : "");
     if (std::find(names.begin(), names.end(), written) != names.end()) continue;  // a second value of that name
     out += ',';
     append_string(out, written);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "escape_name.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -25,7 +26,7 @@ Json number(double value) {
 
 Json metrics(const std::vector<std::pair<std::string, double>>& values) {
   Json object = Json::object();
-  for (const auto& [name, value] : values) object[escape_text(name, std::string::npos)] = number(value);
+  for (const auto& [name, value] : values) object[detail::escape_name(name)] = number(value);
   return object;
 }
 
@@ -52,8 +53,8 @@ std::string to_json(const RunSummary& summary) {
   if (summary.real_memory_bytes > 0) json["real_memory_bytes"] = summary.real_memory_bytes;
   for (const auto& [name, score] : summary.scores) {
     const size_t dot = name.find('.');
-    Json& place = dot == name.npos ? json : json[escape_text(name.substr(0, dot))];
-    place[escape_text(dot == name.npos ? name : name.substr(dot + 1))] = number(score);
+    Json& place = dot == name.npos ? json : json[detail::escape_name(name.substr(0, dot))];
+    place[detail::escape_name(dot == name.npos ? name : name.substr(dot + 1))] = number(score);
   }
   for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
   return json.dump(2) + "\n";

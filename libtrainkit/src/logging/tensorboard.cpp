@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "append_file.h"
+#include "escape_name.h"
 #include "tf_event.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -137,10 +138,10 @@ absl::StatusOr<std::unique_ptr<TensorBoardLogger>> TensorBoardLogger::open(const
 
 void TensorBoardLogger::log(const LogRecord& record) {
   detail::EventBuilder event(wall_time(), record.step);
-  const std::string split = escape_text(record.split, std::string::npos) + "/";
+  const std::string split = detail::escape_name(record.split) + "/";
   const auto numbered = [&split](const char* name, size_t i) { return split + name + "/" + std::to_string(i); };
   for (const auto& [name, value] : record.values)
-    event.scalar(split + escape_text(name, std::string::npos), static_cast<float>(value));
+    event.scalar(split + detail::escape_name(name), static_cast<float>(value));
   for (size_t i = 0; i < record.lr.size(); ++i) {
     event.scalar(record.lr.size() == 1 ? split + "lr" : numbered("lr", i), static_cast<float>(record.lr[i]));
   }
@@ -153,7 +154,7 @@ void TensorBoardLogger::log(const LogRecord& record) {
 
 void TensorBoardLogger::log_text(const LogText& text) {
   detail::EventBuilder event(wall_time(), text.step);
-  event.text(escape_text(text.tag, std::string::npos), format_text(text.text));
+  event.text(detail::escape_name(text.tag), format_text(text.text));
   impl_->write(event);
 }
 

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "append_file.h"
+#include "escape_name.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -335,8 +336,7 @@ void WandbLogger::log(const LogRecord& record) { impl_->send(to_json(record)); }
 
 void WandbLogger::log_text(const LogText& text) {
   impl_->send(
-      json{{"step", text.step}, {"tag", escape_text(text.tag, std::string::npos)}, {"text", format_text(text.text)}}
-          .dump());
+      json{{"step", text.step}, {"tag", detail::escape_name(text.tag)}, {"text", format_text(text.text)}}.dump());
 }
 
 void WandbLogger::tick(int64_t) { impl_->push(); }
