@@ -229,6 +229,20 @@ TEST_CASE("A relative path of a file starts at the file's folder, one of a flag 
   CHECK(program.vocab == "v.json");
 }
 
+TEST_CASE("A path behind a link is used and printed as the file that it names", "[config][config]") {
+  const TempDir folder;
+  std::filesystem::create_directories(folder / "there/data");
+  std::filesystem::create_directories(folder / "here");
+  std::filesystem::create_directory_symlink(folder / "there/data", folder / "here/link");
+  const std::string path = folder / "here/link/../x.csv";  // there/x.csv, which is not what its letters say
+  Program flag, file;
+  flag.parser.parse({"--data_dir", path}).value();
+  CHECK_THAT(flag.parser.to_yaml(), Catch::Contains("data_dir: " + path));
+  file.parser.parse({"--config", write(folder / "here/run.yaml", "data_dir: link/../x.csv\n")}).value();
+  CHECK(file.run.data_dir == path);
+  CHECK_THAT(file.parser.to_yaml(), Catch::Contains("data_dir: " + path));
+}
+
 TEST_CASE("What a program does not act on is refused unless it is the default", "[config][config]") {
   const TempDir folder;
   const auto start = [&](std::vector<std::string> flags) {

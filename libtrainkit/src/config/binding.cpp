@@ -290,7 +290,7 @@ std::string yaml(const std::string& value, const OptionSpec& spec) {
   }
   std::error_code failed;  // the working directory is gone: leave the path as it is
   const auto absolute = std::filesystem::absolute(value, failed);
-  return yaml_string(failed ? value : absolute.lexically_normal().string());
+  return yaml_string(failed ? value : plain_path(absolute));
 }
 template <class T>
 requires std::is_arithmetic_v<T> std::string yaml(T value, const OptionSpec&) { return fmt::format("{}", value); }
@@ -413,6 +413,15 @@ template std::unique_ptr<Binding> make_binding(std::optional<Seconds>*);
 std::unique_ptr<Binding> make_choice_binding(std::vector<std::string> names, std::function<size_t()> get,
                                              std::function<void(size_t)> set) {
   return std::make_unique<ChoiceBinding>(std::move(names), std::move(get), std::move(set));
+}
+
+std::string plain_path(const std::filesystem::path& path) {
+  const auto plain = path.lexically_normal();
+  if (std::find(path.begin(), path.end(), "..") == path.end()) return plain.string();
+  std::error_code failed, plain_failed;
+  const auto place = std::filesystem::weakly_canonical(path, failed);
+  const bool same = place == std::filesystem::weakly_canonical(plain, plain_failed) && !failed && !plain_failed;
+  return same ? plain.string() : path.string();
 }
 
 std::string join(const std::vector<std::string>& words, const char* between, const char* last) {

@@ -101,7 +101,7 @@ std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::
                  .hint = "or give it as a flag",
                  .wrong_type = false};
   }
-  if (path.is_relative()) value.text = (folder / path).lexically_normal().string();
+  if (path.is_relative()) value.text = detail::plain_path(folder / path);
   return std::nullopt;
 }
 

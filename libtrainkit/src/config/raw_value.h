@@ -2,6 +2,7 @@
 /// What the sources of settings give, before an option makes a typed value of it.
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,6 +54,10 @@ std::string join(const std::vector<std::string>& words, const char* between, con
 
 /// True for what YAML 1.2's core schema reads as a number, unquoted, 0x10, .inf and .nan among them.
 bool looks_like_number(const std::string& text);
+
+/// `path` without ".", "//" and ".."; as it is where a ".." behind a link leads elsewhere than the letters say. Looks
+/// at the disk.
+std::string plain_path(const std::filesystem::path& path);
 
 /// `text` as a YAML scalar that reads as a string, quoted where it has to be.
 std::string yaml_string(const std::string& text);
