@@ -1,10 +1,12 @@
 // Steps whose gradients are not finite: left out, taken back, or the end of the run, and named.
 #include <torch/torch.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "loop_util.h"
@@ -179,6 +181,27 @@ TEST_CASE("What nobody has written to yet is not what was not finite first", "[t
   });
   CHECK(exit_code(result.status()) == ExitCode::kNumerics);
   CHECK_THAT(error_line(result.status()), Catch::Contains("aten::addmm took inf, in 'hidden'"));
+}
+
+TEST_CASE("What other threads compute meanwhile is not what was not finite first", "[train][nonfinite]") {
+  std::atomic<bool> done{false};
+  std::thread other([&] {  // as a save in the background, only more
+    const at::Tensor negative = at::full({64}, -1.0);
+    while (!done) at::log(negative);
+  });
+  std::vector<std::string> errors;
+  for (int i = 0; i < 20; ++i) {
+    auto devices = norm_net();
+    auto loader = in_order(rows_with_inf(3, {1}));
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1}).value();
+    const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
+      return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
+    });
+    errors.push_back(error_line(result.status()));
+  }
+  done = true;
+  other.join();
+  for (const std::string& error : errors) CHECK_THAT(error, Catch::Contains("aten::addmm took inf, in 'hidden'"));
 }
 
 TEST_CASE("A rollback has the weights of the last checkpoint and goes on to other rows", "[train][nonfinite]") {

@@ -100,33 +100,40 @@ TEST_CASE("Replicas that reduce gradients spend time on it, one alone does not",
 
 namespace {
 
-struct WideImpl : torch::nn::Module {
-  WideImpl() : layer(register_module("layer", torch::nn::Linear(1000, 1000))) {}
-  at::Tensor forward(const at::Tensor& x) { return layer(x); }
-  torch::nn::Linear layer;
-};
-TORCH_MODULE(Wide);
+/// An update that takes a while, whatever the number of rows.
+class SlowSgd final : public SGD {
+ public:
+  SlowSgd() : SGD({.lr = 1e-3}) {}
+  std::unique_ptr<Optimizer> create_like() const override { return std::make_unique<SlowSgd>(); }
 
-/// The advice on training a wide layer with batches of so many rows.
-std::vector<Advice> advice_for(int64_t batch_size, int64_t steps) {
-  const auto rows = std::make_shared<TensorDataset>(
-      std::vector<std::pair<std::string, at::Tensor>>{{"x", at::randn({batch_size, 1000})}});
-  auto devices = DeviceReplicator::create([] { return Wide(); }).value();
-  auto loader = loader_of(rows, batch_size);
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-3}), {.max_epochs = 0, .max_steps = steps}).value();
-  const auto loss = [](Wide& model, const Batch& batch) { return model->forward(batch["x"]).square().mean(); };
+ protected:
+  void apply(const FusedArguments& arguments) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    SGD::apply(arguments);
+  }
+};
+
+/// The advice on training with that and with batches of so many rows, each of which takes a while too.
+std::vector<Advice> advice_for(int64_t batch_size) {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = loader_of(tiny_dataset(batch_size), batch_size);
+  auto trainer = Trainer::create(*devices, SlowSgd(), {.max_epochs = 0, .max_steps = 15}).value();
+  const auto loss = [](TinyNet& model, const Batch& batch) {
+    std::this_thread::sleep_for(batch.size() * std::chrono::microseconds(200));
+    return tiny_loss(model, batch);
+  };
   return trainer.fit(*loader, loss).value().monitor.advice;
 }
 
 }  // namespace
 
 TEST_CASE("Too small a batch is named, and one that is not is left alone", "[train][monitor]") {
-  const auto one_row = advice_for(1, 60);
+  const auto one_row = advice_for(1);
   REQUIRE(one_row.size() == 1);
   CHECK(one_row[0].row == Bottleneck::kSmallBatch);
   CHECK(one_row[0].flag == "--batch_size");
   CHECK(one_row[0].text.ends_with("raise --batch_size from 1 to 2"));
-  CHECK(advice_for(512, 15).empty());
+  CHECK(advice_for(512).empty());
 }
 
 TEST_CASE("The live table is printed while the run goes on", "[train][monitor]") {

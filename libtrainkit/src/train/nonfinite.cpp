@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 
@@ -42,7 +43,7 @@ class Search {
   /// of the batch, or a constant.
   void begin(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
-    if (!found_.empty()) return;
+    if (done()) return;
     const at::DisableRecordFunctionGuard not_of_these;
     const c10::AutoGradMode no_grad(false);
     const bool computes = !is_view(operation) && !writes_over(operation);
@@ -63,7 +64,7 @@ class Search {
 
   void end(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
-    if (!found_.empty() || is_view(operation)) return;
+    if (done() || is_view(operation)) return;
     const at::DisableRecordFunctionGuard not_of_these;
     const c10::AutoGradMode no_grad(false);
     for (const c10::IValue& output : operation.outputs()) {
@@ -78,12 +79,19 @@ class Search {
     }
   }
 
+  /// An operation could not be looked at, there being no memory: what comes later need not be the first.
+  void give_up() {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+  }
+
   std::string found() {
     const std::lock_guard lock(mutex_);
     return found_;
   }
 
  private:
+  bool done() const { return given_up_ || !found_.empty(); }
   /// What nobody has written to yet holds anything.
   static bool gives_raw_memory(const at::RecordFunction& operation) {
     const std::string_view name = operation.name();
@@ -122,36 +130,75 @@ class Search {
   /// Memory that no operation has written to: it and its views hold anything.
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> unwritten_;
   std::string last_owner_, found_;
+  bool given_up_ = false;
 };
 
-Search* current = nullptr;
 std::mutex one_at_a_time;
+
+/// The search that callbacks belong to. Shared: one of autograd's threads may still be in a callback when `run` has
+/// thrown.
+std::mutex current_mutex;
+std::shared_ptr<Search> current;
+
+void set_current(std::shared_ptr<Search> search) {
+  const std::lock_guard lock(current_mutex);
+  current = std::move(search);
+}
+
+std::shared_ptr<Search> get_current() {
+  const std::lock_guard lock(current_mutex);
+  return current;
+}
+
+/// Lets no exception out: LibTorch would print it, and go on.
+void look(void (Search::*at_place)(const at::RecordFunction&), const at::RecordFunction& operation) {
+  const std::shared_ptr<Search> search = get_current();
+  if (!search) return;
+  try {
+    ((*search).*at_place)(operation);
+  } catch (const std::exception&) {
+    search->give_up();
+  }
+}
+
+/// Has the operations of this thread, and of autograd's threads for it, looked at while it lives.
+class Watch {
+ public:
+  explicit Watch(std::shared_ptr<Search> search) {
+    set_current(std::move(search));
+    handle_ = at::addThreadLocalCallback(  // autograd's threads take it over with the rest of this thread's state
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
+              look(&Search::begin, operation);
+              return nullptr;
+            },
+            [](const at::RecordFunction& operation, at::ObserverContext*) { look(&Search::end, operation); })
+            .needsInputs(true)
+            .needsOutputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~Watch() {
+    at::removeCallback(handle_);
+    set_current(nullptr);
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  at::CallbackHandle handle_;
+};
 
 }  // namespace
 
 std::string first_nonfinite(const torch::nn::Module& module, const std::function<void()>& run) {
   const std::lock_guard lock(one_at_a_time);
-  Search search(module);
-  if (std::string found = search.found(); !found.empty()) return found;
-  current = &search;
-  const at::CallbackHandle handle = at::addGlobalCallback(
-      at::RecordFunctionCallback(
-          [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-            current->begin(operation);
-            return nullptr;
-          },
-          [](const at::RecordFunction& operation, at::ObserverContext*) { current->end(operation); })
-          .needsInputs(true)
-          .needsOutputs(true)
-          .scopes({at::RecordScope::FUNCTION}));
-  try {
+  const auto search = std::make_shared<Search>(module);
+  if (std::string found = search->found(); !found.empty()) return found;
+  {
+    const Watch watch(search);
     run();
-  } catch (...) {
-    at::removeCallback(handle);
-    throw;
   }
-  at::removeCallback(handle);
-  return search.found();
+  return search->found();
 }
 
 }  // namespace trainkit::detail

@@ -8,11 +8,12 @@
 
 namespace trainkit::detail {
 
-/// Calls `run`, a forward and backward pass of `module`, and looks at what every operation takes and returns, in the
-/// threads of LibTorch too. Says what came first: "weight of 'head' is not finite", "aten::addmm took inf, in
-/// 'encoder.0'" (what it took is of the batch), "aten::sqrt after 'encoder.0' returned nan"; the module is the last one
-/// whose parameter an operation took. Minus infinity, which masks are made of, is let pass. Empty if nothing was found.
-/// Slow, since it reads every tensor; other threads that run operations meanwhile are looked at as well.
+/// Calls `run`, a forward and backward pass of `module` in this thread, and looks at what every operation takes and
+/// returns, in autograd's threads too. Says what came first: "weight of 'head' is not finite", "aten::addmm took inf,
+/// in 'encoder.0'" (what it took is of the batch), "aten::sqrt after 'encoder.0' returned nan"; the module is the last
+/// one whose parameter an operation took. Minus infinity, which masks are made of, is let pass. Empty if nothing was
+/// found, or there is no memory to look. Slow, since it reads every tensor; what other threads run meanwhile (a save in
+/// the background) is not looked at.
 std::string first_nonfinite(const torch::nn::Module& module, const std::function<void()>& run);
 
 }  // namespace trainkit::detail
