@@ -3,7 +3,6 @@
 
 #include "loop_util.h"
 #include "test_util.h"
-#include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/trainer.h"
 

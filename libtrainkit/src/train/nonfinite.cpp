@@ -92,6 +92,7 @@ class Search {
 
  private:
   bool done() const { return given_up_ || !found_.empty(); }
+
   /// What nobody has written to yet holds anything.
   static bool gives_raw_memory(const at::RecordFunction& operation) {
     const std::string_view name = operation.name();
