@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the library beside its peers, and writes what came out as ratios.
 
-    bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR] [--publish]
+    bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR] [--publish] [--targets]
 
 Runs every suite build/bin/bench_* and every peer bench/peers/*.py, in turn, N times over, so that each repetition has
 ours, the peer and the floor within the same minutes: a ratio is formed within a repetition, and its median and range
@@ -50,6 +50,24 @@ def add(results, name, repetition):
     measurement = results.setdefault(name, Measurement())
     measurement.repetitions.add(repetition)
     return measurement
+
+
+def targets(pattern, root=ROOT):
+    """The suites that have a benchmark whose name matches, by the names in their sources and in ratios.json; all of them if
+    none does: a name may have arguments that no file shows."""
+    found, everything = [], []
+    rows = json.loads((root / "bench/ratios.json").read_text())
+    for folder in sorted(path.parent for path in (root / "bench").glob("*/CMakeLists.txt")):
+        suite = f"bench_{folder.name}"
+        everything.append(suite)
+        names = [name.partition(":")[2] for row in rows for name in (row["ours"], row.get("minus", ""), row.get("peer", ""))
+                 if name.startswith(suite + ":")]
+        for source in sorted(folder.glob("*.cpp")):
+            for name, case in re.findall(r"BENCHMARK(?:_CAPTURE|_TEMPLATE\w*)?\(\s*(\w+)(?:\s*,\s*(\w+))?", source.read_text()):
+                names += [name, f"{name}/{case}"]
+        if any(re.search(pattern, name) for name in names):
+            found.append(suite)
+    return found or everything
 
 
 def run_suite(program, options, repetition, results, log):
@@ -307,13 +325,18 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one short repetition: does it run at all")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--publish", action="store_true", help="keep what comes out in bench/published.json (a full run does)")
+    parser.add_argument("--targets", action="store_true", help="print the suites that would run, and run none")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     options = parser.parse_args()
     options.repetitions = options.repetitions or (1 if options.quick else 5)
 
+    if options.targets:
+        print(*targets(options.filter))
+        return
     suites = sorted((options.build / "bin").glob("bench_*"))
     peers = sorted(script for script in (ROOT / "bench/peers").glob("*.py") if not script.name.startswith("_"))
     if options.filter:
+        suites = [suite for suite in suites if suite.name in targets(options.filter)]
         peers = [script for script in peers if re.search(options.filter, script.stem)]
     if not suites:
         sys.exit(f"bench: no suite bench_* in {options.build / 'bin'}; run ./dev build")

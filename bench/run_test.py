@@ -34,6 +34,20 @@ class RunTest(unittest.TestCase):
             measurement.repetitions.add(repetition)
         return measurement
 
+    def test_a_filter_names_the_suites_that_hold_a_match(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for suite, source in {"nn": "BENCHMARK(BM_Step)->Arg(1);", "io": "BENCHMARK_CAPTURE(BM_Read, large, 7);"}.items():
+                (root / "bench" / suite).mkdir(parents=True)
+                (root / "bench" / suite / "CMakeLists.txt").touch()
+                (root / "bench" / suite / "a_bench.cpp").write_text(source)
+            (root / "bench/ratios.json").write_text(json.dumps([{"ours": "bench_nn:BM_Step/workers:2", "at_most": 1}]))
+            self.assertEqual(run.targets("Step", root), ["bench_nn"])
+            self.assertEqual(run.targets("workers:2", root), ["bench_nn"])
+            self.assertEqual(run.targets("Read/large", root), ["bench_io"])
+            self.assertEqual(run.targets("", root), ["bench_io", "bench_nn"])
+            self.assertEqual(run.targets("/rows:8", root), ["bench_io", "bench_nn"])  # no file shows such a name
+
     def test_a_ratio_is_formed_within_each_repetition(self):
         results = {"s:ours": self.measured(times=[1e-6, 2e-6]), "p:peer": self.measured(times=[3e-6, 4e-6])}
         values = run.evaluate({"ours": "s:ours", "peer": "p:peer"}, results)

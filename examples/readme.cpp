@@ -1,4 +1,5 @@
-#include <torch/torch.h>
+#include <ATen/ops/randn.h>
+#include <torch/nn/modules/linear.h>
 
 #include <iostream>
 
@@ -13,7 +14,7 @@ struct ClassifierImpl : torch::nn::Module {
 TORCH_MODULE(Classifier);
 
 int main() {
-  at::Tensor x = torch::randn({20'000, 64}), y = x.mm(torch::randn({64, 10})).argmax(1);
+  at::Tensor x = at::randn({20'000, 64}), y = x.mm(at::randn({64, 10})).argmax(1);
   auto dataset = std::make_shared<TensorDataset>(NamedTensors{{"x", x}, {"y", y}});
   auto sampler = RandomSampler(dataset->size(), {.seed = 7});
   auto loader = Prefetcher::create(dataset, sampler, {.batch_size = 256, .num_workers = 2, .drop_last = true}).value();

@@ -23,14 +23,14 @@ constexpr int64_t kRowGrain = 512;
 constexpr int64_t kLanes = 16;
 
 /// The triplets of a batch, as the kernels read them.
-struct Triplets {
+struct TripletPointers {
   const int64_t* users;
   const int64_t* positives;
   const int64_t* negatives;
 };
 
 /// margins[i] = user . (positive - negative).
-TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_table, int64_t dim, Triplets rows,
+TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_table, int64_t dim, TripletPointers rows,
                                      int64_t begin, int64_t end, float* margins) {
   for (int64_t i = begin; i < end; ++i) {
     const float* u = user_table + rows.users[i] * dim;
@@ -69,7 +69,7 @@ struct Occurrences {
 };
 
 /// Rows [begin, end) of the users' gradient: the sum of slope * (positive - negative).
-TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, Triplets rows, const float* slopes,
+TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, TripletPointers rows, const float* slopes,
                                        const int32_t* starts, const int32_t* entries, int64_t begin, int64_t end,
                                        float* gradient) {
   for (int64_t row = begin; row < end; ++row) {
@@ -86,7 +86,7 @@ TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, Tri
 }
 
 /// Rows [begin, end) of the items' gradient: slope * user for positives, minus that for negatives.
-TRAINKIT_VECTORIZED void add_item_rows(const float* user_table, int64_t dim, Triplets rows, const float* slopes,
+TRAINKIT_VECTORIZED void add_item_rows(const float* user_table, int64_t dim, TripletPointers rows, const float* slopes,
                                        int64_t count, const int32_t* starts, const int32_t* entries, int64_t begin,
                                        int64_t end, float* gradient) {
   for (int64_t row = begin; row < end; ++row) {
@@ -113,7 +113,7 @@ class BprBackward final : public torch::autograd::Node {
     const auto* u = user_table.const_data_ptr<float>();
     const auto* v = item_table.const_data_ptr<float>();
     const auto* slope = slopes.const_data_ptr<float>();
-    const Triplets rows = triplets();
+    const TripletPointers rows = triplets();
     at::Tensor user_gradient = buffers->take(user_table), item_gradient = buffers->take(item_table);
     auto* user_out = user_gradient.mutable_data_ptr<float>();
     auto* item_out = item_gradient.mutable_data_ptr<float>();
@@ -132,7 +132,7 @@ class BprBackward final : public torch::autograd::Node {
   }
   std::string name() const override { return "BprBackward"; }
 
-  Triplets triplets() const {
+  TripletPointers triplets() const {
     return {users.const_data_ptr<int64_t>(), positives.const_data_ptr<int64_t>(), negatives.const_data_ptr<int64_t>()};
   }
 
@@ -205,7 +205,7 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
     slopes = at::empty({count}, user_table.options());
   }
   auto* slope = slopes.mutable_data_ptr<float>();
-  const Triplets rows = node->triplets();
+  const TripletPointers rows = node->triplets();
   at::parallel_for(0, count, kTripletGrain, [&](int64_t begin, int64_t end) {
     add_margins(user_table.const_data_ptr<float>(), item_table.const_data_ptr<float>(), user_table.size(1), rows, begin,
                 end, slope);

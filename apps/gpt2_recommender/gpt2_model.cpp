@@ -15,7 +15,7 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kChunk = 32;  // texts that GPT-2 reads at a time where nothing is kept for backward
+constexpr int64_t kTextChunk = 32;  // texts that GPT-2 reads at a time where nothing is kept for backward
 constexpr int64_t kVectorChunk = 4096;
 
 torch::nn::Sequential make_mlp(int64_t dim) {
@@ -85,12 +85,12 @@ at::Tensor Gpt2Recommender::encode_chunks(const at::Tensor& rows) {
     all.narrow(0, begin, size).copy_(hidden.narrow(0, 0, size));
   };
   if (reads_little_) {
-    const at::Tensor any = at::zeros({std::min(kChunk, metadata_->rows())}, rows.options());
+    const at::Tensor any = at::zeros({std::min(kTextChunk, metadata_->rows())}, rows.options());
     for (int i = 0; i < 2; ++i) encode_some(0, any);
     return all;
   }
-  for (int64_t begin = 0; begin < rows.size(0); begin += kChunk) {
-    encode_some(begin, rows.narrow(0, begin, std::min(kChunk, rows.size(0) - begin)));
+  for (int64_t begin = 0; begin < rows.size(0); begin += kTextChunk) {
+    encode_some(begin, rows.narrow(0, begin, std::min(kTextChunk, rows.size(0) - begin)));
   }
   return all;
 }

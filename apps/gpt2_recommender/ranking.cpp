@@ -19,13 +19,13 @@ namespace {
 
 constexpr int64_t kUserBlock = 32;  // 474 KB of scores of 3,706 items: they stay in the second-level cache
 constexpr int64_t kDeviceBlock = 1024;
-constexpr int64_t kChunk = 64;
+constexpr int64_t kScoreChunk = 64;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 /// Whether one of x[0..kChunk) is above `least`.
 TRAINKIT_VECTORIZED bool any_above(const float* x, float least) {
   int above = 0;
-  for (int64_t i = 0; i < kChunk; ++i) above |= x[i] > least;
+  for (int64_t i = 0; i < kScoreChunk; ++i) above |= x[i] > least;
   return above != 0;
 }
 
@@ -56,9 +56,9 @@ class TopList {
 void search_row(const float* scores, int64_t count, int64_t k, int64_t* out) {
   TopList list(out, k);
   int64_t i = 0;
-  for (; i + kChunk <= count; i += kChunk) {
+  for (; i + kScoreChunk <= count; i += kScoreChunk) {
     if (!any_above(scores + i, list.least())) continue;
-    for (int64_t j = i; j < i + kChunk; ++j) list.offer(scores[j], j);
+    for (int64_t j = i; j < i + kScoreChunk; ++j) list.offer(scores[j], j);
   }
   for (; i < count; ++i) list.offer(scores[i], i);
 }

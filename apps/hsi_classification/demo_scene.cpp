@@ -16,7 +16,7 @@ namespace trainkit {
 namespace {
 
 /// What random numbers are drawn for.
-enum Purpose : uint64_t { kFields = 1, kCurves, kPixels, kDrift };
+enum Draw : uint64_t { kFields = 1, kCurves, kPixels, kDrift };
 
 constexpr double kFieldPixels = 330;  // a field of Indian Pines has a few hundred
 constexpr double kUnused = 0.2;       // share of fields that nobody has labelled

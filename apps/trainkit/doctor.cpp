@@ -17,13 +17,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Flags {
+struct DoctorFlags {
   std::string app = {}, data_dir = {}, output_dir = "runs";
   bool json = false, quick = false;
 };
 
 /// The trainer's own checks, without a step. Returns its exit code.
-absl::StatusOr<int> check_data(const ConfigParser& parser, const Flags& flags, const std::vector<std::string>& further,
+absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& flags, const std::vector<std::string>& further,
                                Report& report) {
   std::vector<std::string> words = {"--dry_run", "--json"};
   if (!flags.data_dir.empty()) words.insert(words.end(), {"--data_dir", flags.data_dir});
@@ -60,7 +60,7 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
        .description = "Says what this machine has for training, how fast it is, and what is wrong with it.",
        .examples = {"trainkit doctor", "trainkit doctor --json | jq .cuda",
                     "trainkit doctor --app transformer -- --input book.txt"}});
-  Flags flags;
+  DoctorFlags flags;
   parser.add("app", &flags.app,
              {.help = "Trainer whose data set to check, by its own --dry_run; what follows -- are its flags.",
               .metavar = "NAME"});

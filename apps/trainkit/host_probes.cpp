@@ -48,7 +48,7 @@ int64_t meminfo_bytes(const std::string& name) {
   return text.empty() ? -1 : std::stoll(text) * 1024;
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
@@ -161,13 +161,13 @@ std::pair<int64_t, double> read_cold(const std::string& path, int64_t most) {
   if (file < 0) return {0, 0};
   posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
   std::vector<char> buffer(static_cast<size_t>(kMiB));
-  const double start = now();
+  const double start = seconds_now();
   int64_t bytes = 0;
   for (ssize_t size = 1; size > 0 && bytes < most; bytes += size) {
     size = ::read(file, buffer.data(), buffer.size());
     if (size < 0) break;
   }
-  const double seconds = now() - start;
+  const double seconds = seconds_now() - start;
   close(file);
   return {bytes, seconds};
 }
@@ -193,12 +193,12 @@ void probe_with_file(Report& report, const std::string& what, const std::string&
     }
     std::string block(static_cast<size_t>(kMiB), '\0');
     for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<char>(i * 2654435761u >> 13);
-    const double start = now();
+    const double start = seconds_now();
     bool written = true;
     for (int64_t done = 0; written && done < kBytes; done += kMiB) written = file->append(block).ok();
     written = written && file->sync().ok();
     if (written) {
-      add_speed(report, what, "write", kBytes, now() - start);
+      add_speed(report, what, "write", kBytes, seconds_now() - start);
     } else {
       report.add(what, "write", nullptr, "failed", Verdict::kWarning, "is the disk full? a checkpoint would fail too");
     }

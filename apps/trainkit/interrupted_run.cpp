@@ -145,7 +145,7 @@ absl::StatusOr<std::unique_ptr<InterruptedRuns::Process>> InterruptedRuns::Proce
   }
   close(report[1]);
   int error = pid > 0 ? 0 : errno;
-  if (pid > 0 && read(report[0], &error, sizeof error) == sizeof error) waitpid(pid, nullptr, 0);
+  if (pid > 0 && ::read(report[0], &error, sizeof error) == sizeof error) waitpid(pid, nullptr, 0);
   close(report[0]);
   if (error != 0) {
     return to_status({.exit_code = ExitCode::kUsage,

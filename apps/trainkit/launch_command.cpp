@@ -12,14 +12,14 @@
 namespace trainkit::tool {
 namespace {
 
-struct Flags {
+struct LaunchFlags {
   IntOrAuto nproc_per_node = {};
   int64_t nnodes = 1, node_rank = 0, master_port = 0;
   std::string master_addr = {};
   Seconds grace{15}, stop_timeout{300};
 };
 
-void add_flags(ConfigParser& parser, Flags& flags) {
+void add_flags(ConfigParser& parser, LaunchFlags& flags) {
   parser.add("nproc_per_node", &flags.nproc_per_node,
              {.help = "Ranks on this machine; auto is one per GPU, or 1.", .group = "Ranks", .min = 1, .max = 4096});
   parser.add("nnodes", &flags.nnodes, {.help = "Machines.", .group = "Ranks", .min = 1, .max = 65536});
@@ -41,7 +41,7 @@ void add_flags(ConfigParser& parser, Flags& flags) {
       {.help = "What the other ranks may take to save once one has stopped by a signal.", .group = "Ending", .min = 0});
 }
 
-absl::StatusOr<LaunchOptions> options_of(const ConfigParser& parser, const Flags& flags) {
+absl::StatusOr<LaunchOptions> options_of(const ConfigParser& parser, const LaunchFlags& flags) {
   if (flags.node_rank >= flags.nnodes)
     return parser.invalid("node_rank", "out of range", "0.." + std::to_string(flags.nnodes - 1));
   if (flags.nnodes > 1 && (flags.master_addr.empty() || flags.master_port == 0)) {
@@ -70,7 +70,7 @@ absl::StatusOr<int> launch_command(const Arguments& arguments) {
        .examples = {"trainkit launch --nproc_per_node 2 -- trainkit-transformer --input book.txt",
                     "trainkit launch --nnodes 2 --node_rank 1 --master_addr node0 --master_port 29500 "
                     "--nproc_per_node 4 -- trainkit-transformer --input book.txt"}});
-  Flags flags;
+  LaunchFlags flags;
   add_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;

@@ -20,7 +20,7 @@ constexpr char kAssumedMemory[] = "24GiB";
 /// measured).
 constexpr double kDecodedClips = 10;
 
-struct Flags {
+struct PlanFlags {
   std::string app = {}, preset = {}, gpu_memory = {};
   std::optional<int64_t> devices = {}, global_batch_size = {};
   bool json = false;
@@ -30,7 +30,7 @@ struct Flags {
   int64_t workers = 12;
 };
 
-void add_time_flags(ConfigParser& parser, Flags& flags) {
+void add_time_flags(ConfigParser& parser, PlanFlags& flags) {
   const std::string time = "The time of an epoch";
   std::vector<std::string> names;
   for (const GpuSheet& sheet : gpu_sheets()) names.push_back(sheet.name);
@@ -60,7 +60,7 @@ void add_time_flags(ConfigParser& parser, Flags& flags) {
              {.help = "GB/s at which decoded rows are read.", .group = time, .above = 0, .metavar = "GB/S"});
 }
 
-void add_flags(ConfigParser& parser, Flags& flags) {
+void add_flags(ConfigParser& parser, PlanFlags& flags) {
   parser.add("app", &flags.app,
              {.help = "Trainer to plan for; what follows -- are its flags.", .metavar = "NAME", .required = true});
   parser.add(
@@ -98,7 +98,7 @@ bool has_flag(const std::vector<std::string>& words, const std::string& name) {
 
 /// The recommender without data or sizes: the guide's (MovieLens 1M's users and items, GPT-2 small), by the table of
 /// settings for that memory. None of it need be here.
-void add_guide_sizes(Flags& flags, int64_t device_bytes, const std::vector<std::string>& further,
+void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<std::string>& further,
                      std::vector<std::string>& words) {
   const MemoryPreset preset = preset_for_memory(device_bytes);
   if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
@@ -114,7 +114,7 @@ void add_guide_sizes(Flags& flags, int64_t device_bytes, const std::vector<std::
 }
 
 /// Emotion recognition without data: MELD's training clips on the guide's three RTX 4090.
-void add_emotion_sizes(Flags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
+void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
   constexpr int64_t kGuideDevices = 3;
   const bool has_data =
       has_flag(further, "--data_dir") || has_flag(further, "--train_csv") || has_flag(further, "--plan_data");
@@ -125,7 +125,7 @@ void add_emotion_sizes(Flags& flags, const std::vector<std::string>& further, st
 }
 
 /// The flags of the trainer's dry run.
-absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, Flags& flags,
+absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, PlanFlags& flags,
                                                        const std::vector<std::string>& further) {
   std::vector<std::string> words = {"--dry_run", "--json"};
   if (!has_flag(further, "--batch_size")) words.insert(words.end(), {"--batch_size", "auto"});
@@ -153,7 +153,7 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
 }
 
 /// The trainer's own error, with its exit code.
-absl::Status failed(const Flags& flags, const Ended& ended) {
+absl::Status failed(const PlanFlags& flags, const Ended& ended) {
   const size_t begin = std::min(ended.errors.find("error["), ended.errors.size());
   const std::string line = ended.errors.substr(begin, ended.errors.find('\n', begin) - begin);
   return to_status({.exit_code = static_cast<ExitCode>(ended.code),
@@ -172,7 +172,7 @@ std::string time_line(const Json& plan) {
                      plan.at("devices") == 1 ? "" : ", without the exchange of gradients");
 }
 
-std::string table(const Flags& flags, const Json& plan) {
+std::string table(const PlanFlags& flags, const Json& plan) {
   const auto number = [&](const char* name) { return plan.at(name).get<int64_t>(); };
   const auto size = [](const Json& bytes) { return format_size(bytes.get<int64_t>()); };
   std::string text = fmt::format("{} rows a device x {} device{} x {} accumulated = {} a step\n", number("batch_size"),
@@ -197,7 +197,7 @@ std::string table(const Flags& flags, const Json& plan) {
   return text + guide_table(flags.app, plan);
 }
 
-absl::StatusOr<EpochTimeOptions> time_options(const ConfigParser& parser, const Flags& flags) {
+absl::StatusOr<EpochTimeOptions> time_options(const ConfigParser& parser, const PlanFlags& flags) {
   const absl::StatusOr<Link> link = parse_link(flags.link);
   if (!link.ok()) {
     const Error error = error_of(link.status()).value();
@@ -223,7 +223,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
                     "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
                     "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",
                     "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
-  Flags flags;
+  PlanFlags flags;
   add_flags(parser, flags);
   Arguments own = arguments;
   flags.preset = take_preset(own.flags);

@@ -20,7 +20,7 @@
 namespace trainkit::tool {
 namespace {
 
-struct Flags {
+struct ScaleFlags {
   double step_seconds = 0, gradient_mb = 0, bucket_mb = 26.2144, update_share = 0.05;
   int64_t grad_accum_steps = 1;
   std::string run = {};
@@ -32,7 +32,7 @@ struct Flags {
   std::string plot = {};
 };
 
-void add_flags(ConfigParser& parser, Flags& flags) {
+void add_flags(ConfigParser& parser, ScaleFlags& flags) {
   const std::string step = "The step", cluster = "The devices", output = "Output";
   parser.add("step_seconds", &flags.step_seconds,
              {.help = "One optimizer step on one device.", .group = step, .min = 0, .metavar = "S"});
@@ -99,7 +99,7 @@ absl::StatusOr<Link> read_link(const ConfigParser& parser, const std::string& fl
   return parser.invalid(flag, error.problem, error.expected, error.hint);
 }
 
-absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, Flags& flags) {
+absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, ScaleFlags& flags) {
   if (!flags.run.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const MeasuredStep measured, read_measured_step(flags.run));
     if (flags.step_seconds == 0) flags.step_seconds = measured.seconds;
@@ -118,7 +118,7 @@ absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, Flags& flags) 
                             .micro_steps = flags.grad_accum_steps});
 }
 
-absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const Flags& flags) {
+absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const ScaleFlags& flags) {
   Cluster cluster{.devices_per_node = flags.devices, .nodes = flags.nodes};
   const std::string hint = "nvlink4, pcie4, eth100, ...; --help has more";
   if (flags.devices > 1 && flags.inside.empty())
@@ -144,7 +144,7 @@ std::vector<int64_t> doublings(int64_t last) {
   return numbers;
 }
 
-absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const ConfigParser& parser, const Flags& flags) {
+absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const ConfigParser& parser, const ScaleFlags& flags) {
   std::vector<std::pair<int64_t, double>> measured;
   for (const std::string& text : flags.measured) {
     int64_t devices = 0;
@@ -255,7 +255,7 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
                     "trainkit scale --run runs/transformer --devices 2 --inside measure --interference 1",
                     "trainkit scale --step_seconds 0.1 --gradient_mb 102 --devices 8 --nodes 4 --inside nvlink4 "
                     "--between eth100 --plot scaling.svg"}});
-  Flags flags;
+  ScaleFlags flags;
   add_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Flags {
+struct VerifyResumeFlags {
   int64_t kills = 3;
   uint64_t seed = 0;
   std::string signal = "SIGKILL";
@@ -30,7 +30,7 @@ struct Flags {
   bool keep = false;
 };
 
-void add_flags(ConfigParser& parser, Flags& flags) {
+void add_flags(ConfigParser& parser, VerifyResumeFlags& flags) {
   parser.add(
       "kills", &flags.kills,
       {.help = "Interruptions before the last checkpoint, over as many runs as it takes.", .min = 1, .max = 1e6});
@@ -39,7 +39,7 @@ void add_flags(ConfigParser& parser, Flags& flags) {
              {.help = "What interrupts: SIGKILL of all processes, a stop with a save, or SIGUSR1 (save and go on).",
               .choices = {"SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1"}});
   parser.add("vary", &flags.vary,
-             {.help = "Flags that change from start to start of the interrupted runs: num_workers=0:2:4.",
+             {.help = "VerifyResumeFlags that change from start to start of the interrupted runs: num_workers=0:2:4.",
               .metavar = "FLAG=A:B"});
   parser.add("ignore", &flags.ignore,
              {.help = "Values of metrics.jsonl that may differ, besides rates, fractions, seconds and bytes.",
@@ -49,7 +49,7 @@ void add_flags(ConfigParser& parser, Flags& flags) {
   parser.add("keep", &flags.keep, {.help = "Keep the runs' folders. They are kept in any case if something differs."});
 }
 
-absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Flags& flags,
+absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const VerifyResumeFlags& flags,
                                             const std::vector<std::string>& program) {
   if (program.empty()) {
     return to_status({.exit_code = ExitCode::kUsage,
@@ -155,7 +155,7 @@ class Findings {
   std::string differing_;
 };
 
-absl::StatusOr<int> verify(const Flags& flags, const InterruptOptions& options, Folder& folder) {
+absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOptions& options, Folder& folder) {
   InterruptedRuns runs(options);
   const std::string reference = folder.path() + "/undisturbed";
   tell("undisturbed: " + fmt::format("{}", fmt::join(options.program, " ")));
@@ -212,7 +212,7 @@ absl::StatusOr<int> verify_resume_command(const Arguments& arguments) {
                     "b.mat --save_every 10",
                     "trainkit verify-resume --signal SIGTERM -- trainkit launch --nproc_per_node 2 -- "
                     "trainkit-transformer --input book.txt --max_steps 200 --save_every 20"}});
-  Flags flags;
+  VerifyResumeFlags flags;
   add_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted) return 0;

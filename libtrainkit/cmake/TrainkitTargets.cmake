@@ -1,14 +1,57 @@
 # The few functions that every CMakeLists.txt of this project is written with.
 
-# Flags of our own code, never exported: warnings, sanitizers, processor.
+# Flags of our own code, never exported: warnings, sanitizers, processor. Position-independent code everywhere, so that
+# all targets can share a precompiled header. NDEBUG in every configuration: LibTorch is built with it, and some of its
+# classes (at::RecordFunction) have a member more without it.
 add_library(trainkit_flags INTERFACE)
-target_compile_options(trainkit_flags INTERFACE -Wall -Wextra $<$<BOOL:${TRAINKIT_WERROR}>:-Werror>
+target_compile_options(trainkit_flags INTERFACE -fPIC -Wall -Wextra $<$<BOOL:${TRAINKIT_WERROR}>:-Werror>
                                                 $<$<BOOL:${TRAINKIT_NATIVE}>:-march=native>)
+target_compile_definitions(trainkit_flags INTERFACE NDEBUG $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  # -Wpsabi: vectors are passed to inlined functions alone. The second option lets ccache keep precompiled headers.
+  target_compile_options(trainkit_flags INTERFACE -Wno-psabi -fclang-abi-compat=17 "SHELL:-Xclang -fno-pch-timestamp")
+endif()
 if(TRAINKIT_SANITIZE)
   target_compile_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE} -fno-sanitize-recover=all
                                                   -fno-omit-frame-pointer -g1)
   target_link_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE})
+  foreach(sanitizer address thread)  # GCC's macros, which clang does not define
+    if(CMAKE_CXX_COMPILER_ID MATCHES Clang AND TRAINKIT_SANITIZE MATCHES ${sanitizer})
+      string(TOUPPER ${sanitizer} upper)
+      target_compile_definitions(trainkit_flags INTERFACE __SANITIZE_${upper}__=1)
+    endif()
+  endforeach()
 endif()
+
+# Tests, fuzz replays and the programs of the documentation: compiled fast rather than made fast.
+add_library(trainkit_light_flags INTERFACE)
+target_link_libraries(trainkit_light_flags INTERFACE trainkit_flags)
+target_compile_options(trainkit_light_flags INTERFACE $<$<CONFIG:Release>:-O1>)
+
+# LibTorch's headers take most of a compiler's time. They are parsed once, in a precompiled header without anything of
+# ours, and the sources of a target are compiled several files at a time.
+option(TRAINKIT_PCH "Compile with precompiled headers" ON)
+option(TRAINKIT_UNITY "Compile several files of a target as one" ON)
+add_library(trainkit_pch OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/pch.cpp)
+target_compile_features(trainkit_pch PRIVATE cxx_std_20)
+target_link_libraries(trainkit_pch PRIVATE torch torch_library c10 absl::statusor fmt::fmt-header-only
+                                           nlohmann_json::nlohmann_json trainkit_flags)
+target_precompile_headers(trainkit_pch PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/pch.h)
+
+# trainkit_compile_fast(TARGET [PCH target] [FILES_EACH n]): the above for the sources of TARGET.
+function(trainkit_compile_fast TARGET)
+  cmake_parse_arguments(ARG "" "PCH;FILES_EACH" "" ${ARGN})
+  if(NOT ARG_PCH)
+    set(ARG_PCH trainkit_pch)
+  endif()
+  if(NOT ARG_FILES_EACH)
+    set(ARG_FILES_EACH 18)
+  endif()
+  if(TRAINKIT_PCH)
+    target_precompile_headers(${TARGET} REUSE_FROM ${ARG_PCH})
+  endif()
+  set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ${TRAINKIT_UNITY} UNITY_BUILD_BATCH_SIZE ${ARG_FILES_EACH})
+endfunction()
 
 # trainkit_cuda_object(FILE OUT): compiles a .cu of plain kernels (no header of LibTorch) to an object and names it in OUT,
 # for the architectures of TORCH_CUDA_ARCH_LIST, which LibTorch's package has put into NVCC_FLAGS_EXTRA.
@@ -19,26 +62,19 @@ function(trainkit_cuda_object FILE OUT)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/${stem}.cu.o)
   add_custom_command(
     OUTPUT ${object}
-    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CXX_COMPILER} -std=c++17 -O3 ${NVCC_FLAGS_EXTRA} -Xcompiler=-fPIC,-Wall
+    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin g++ -std=c++17 -O3 ${NVCC_FLAGS_EXTRA} -Xcompiler=-fPIC,-Wall
             -I${PROJECT_SOURCE_DIR}/libtrainkit/src -MD -MF ${object}.d -c ${FILE} -o ${object}
     DEPENDS ${FILE} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.cu.o" VERBATIM)
   set(${OUT} ${object} PARENT_SCOPE)
 endfunction()
 
-# at::parallel_for is OpenMP's, and runs on one thread in a file that is compiled without it (core/parallel.h). LibTorch's
-# threads are those of GCC's runtime; ThreadSanitizer does not see what they wait for.
-if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND NOT TRAINKIT_SANITIZE MATCHES thread)
-  set(TRAINKIT_OPENMP -fopenmp)
-endif()
-
-# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [KERNELS b.cpp ...] [CUDA_SOURCES a.cu ...]
-#                 [PUBLIC lib ...] [PRIVATE lib ...])
+# trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [CUDA_SOURCES a.cu ...] [PUBLIC lib ...]
+#                 [PRIVATE lib ...])
 # One module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
-# include/trainkit/NAME. KERNELS are sources whose work LibTorch's threads share. CUDA_SOURCES are left out without CUDA.
-# DEPENDS names modules below it; PUBLIC and PRIVATE name third-party targets.
+# include/trainkit/NAME. CUDA_SOURCES are left out without CUDA. DEPENDS names modules below it; PUBLIC and PRIVATE name
+# third-party targets.
 function(trainkit_module NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;KERNELS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
-  list(APPEND ARG_SOURCES ${ARG_KERNELS})
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
   list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
   list(TRANSFORM ARG_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/include/trainkit/${NAME}/)
   list(TRANSFORM ARG_DEPENDS PREPEND trainkit_)
@@ -70,23 +106,18 @@ function(trainkit_module NAME)
   endforeach()
   target_link_libraries(trainkit_${NAME} PUBLIC ${ARG_DEPENDS} ${ARG_PUBLIC}
                                          PRIVATE ${private} $<BUILD_INTERFACE:trainkit_flags>)
-  if(ARG_KERNELS)
-    list(TRANSFORM ARG_KERNELS PREPEND ${PROJECT_SOURCE_DIR}/libtrainkit/src/${NAME}/)
-    # at::RecordFunction has a member more without NDEBUG, which the LibTorch wheel is built with.
-    set_source_files_properties(${ARG_KERNELS} TARGET_DIRECTORY trainkit_${NAME}
-                                PROPERTIES COMPILE_OPTIONS "${TRAINKIT_OPENMP}" COMPILE_DEFINITIONS NDEBUG)
-    target_link_libraries(trainkit_${NAME} PRIVATE $<$<BOOL:${TRAINKIT_OPENMP}>:gomp>)
-  endif()
+  trainkit_compile_fast(trainkit_${NAME})
   set_target_properties(trainkit_${NAME} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   install(TARGETS trainkit_${NAME} EXPORT trainkitTargets FILE_SET HEADERS)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})
 endfunction()
 
-# trainkit_executable(NAME SOURCES ... LIBRARIES ...): a program of ours in build/bin.
+# trainkit_executable(NAME [LIGHT] SOURCES ... LIBRARIES ...): a program of ours in build/bin; LIGHT: see above.
 function(trainkit_executable NAME)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "LIGHT" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(${NAME} ${ARG_SOURCES})
-  target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} trainkit_flags)
+  target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} $<IF:$<BOOL:${ARG_LIGHT}>,trainkit_light_flags,trainkit_flags>)
+  trainkit_compile_fast(${NAME})
 endfunction()
 
 set(TRAINKIT_TEST_TIMEOUT 600)
@@ -99,8 +130,9 @@ endif()
 # A case that cannot run here prints "skipped: why" (TRAINKIT_SKIP in tests/test_util.h) and CTest reports it so.
 function(trainkit_tests MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES;LABELS" ${ARGN})
-  trainkit_executable(test_${MODULE} SOURCES ${ARG_FILES} LIBRARIES trainkit_test_main ${ARG_LIBRARIES})
-  target_precompile_headers(test_${MODULE} REUSE_FROM trainkit_test_pch)
+  add_executable(test_${MODULE} ${ARG_FILES})
+  target_link_libraries(test_${MODULE} PRIVATE trainkit_test_main ${ARG_LIBRARIES} trainkit_light_flags)
+  trainkit_compile_fast(test_${MODULE} PCH trainkit_test_pch FILES_EACH 8)
   foreach(file ${ARG_FILES})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "_test$" "" header ${stem})
@@ -111,10 +143,16 @@ function(trainkit_tests MODULE)
 endfunction()
 
 # trainkit_benchmarks(MODULE FILES ... [LIBRARIES ...]): the suite bench_MODULE, on Google Benchmark; also a 0.01 s test.
+# Part of the target `benchmarks`, not of the default one.
 function(trainkit_benchmarks MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES" ${ARGN})
   trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES}
                       LIBRARIES benchmark::benchmark_main ${ARG_LIBRARIES} $<TARGET_NAME_IF_EXISTS:trainkit_allocator>)
+  set_target_properties(bench_${MODULE} PROPERTIES EXCLUDE_FROM_ALL ON)
+  if(NOT TARGET benchmarks)
+    add_custom_target(benchmarks)
+  endif()
+  add_dependencies(benchmarks bench_${MODULE})
   if(TRAINKIT_BUILD_TESTS)
     add_test(NAME bench.${MODULE} COMMAND bench_${MODULE} --benchmark_min_time=0.01)
     set_tests_properties(bench.${MODULE} PROPERTIES LABELS "bench" TIMEOUT 600

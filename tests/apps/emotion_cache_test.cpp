@@ -23,7 +23,7 @@ std::shared_ptr<const ClipDataset> clips_of(const EmotionPlace& place, const std
   return std::make_shared<ClipDataset>(read_clips(files, {}, meld_emotions()).value(), options);
 }
 
-ClipDatasetOptions small() { return {.frames = 2, .image_size = 32, .samples = 8000}; }
+ClipDatasetOptions small_clips() { return {.frames = 2, .image_size = 32, .samples = 8000}; }
 
 std::vector<std::string> with_cache(const EmotionPlace& place, std::vector<std::string> more = {}) {
   more.insert(more.end(), {"--cache_dir", place.dir / "cache"});
@@ -74,7 +74,7 @@ TEST_CASE("Batches from the cache are those of decoding, bit for bit, replaced r
   const EmotionPlace place;
   damage_clips(place);
   for (const Modality modality : {Modality::kBoth, Modality::kVisual, Modality::kAudio}) {
-    ClipDatasetOptions options = small();
+    ClipDatasetOptions options = small_clips();
     options.modality = modality;
     const auto clips = clips_of(place, "train", options);
     const auto batches = [&](const std::shared_ptr<const Dataset>& rows, int workers) {
@@ -105,13 +105,13 @@ TEST_CASE("Batches from the cache are those of decoding, bit for bit, replaced r
 TEST_CASE("A cache whose build was stopped goes on from there, and clips that changed are decoded again",
           "[apps][emotion][cache]") {
   const EmotionPlace place;
-  const auto clips = clips_of(place, "train", small());
+  const auto clips = clips_of(place, "train", small_clips());
   std::vector<std::string> lines;
   int64_t asked = 0, stop_after = 15;
   const auto fill = [&] {
     lines.clear();
     asked = 0;
-    return cache_clips({{"train", clips_of(place, "train", small())}},
+    return cache_clips({{"train", clips_of(place, "train", small_clips())}},
                        {.folder = place.dir / "cache",
                         .num_threads = 2,
                         .say = [&](const std::string& line) { lines.push_back(line); },
@@ -137,7 +137,7 @@ TEST_CASE("A cache whose build was stopped goes on from there, and clips that ch
   fs::remove(clip);
   REQUIRE(fill() == absl::OkStatus());
   CHECK_THAT(lines.back(), Catch::Contains("41 clips decoded") && Catch::Contains("1 cannot be read"));
-  ClipDatasetOptions other = small();
+  ClipDatasetOptions other = small_clips();
   other.frames = 3;
   CHECK(origin_of(*clips_of(place, "train", other)) != origin_of(*clips));
 }
@@ -146,7 +146,7 @@ TEST_CASE("What is known of bad clips is read again, and a list that is damaged 
           "[apps][emotion][cache]") {
   const EmotionPlace place;
   damage_clips(place);
-  const auto clips = clips_of(place, "train", small());
+  const auto clips = clips_of(place, "train", small_clips());
   RememberedClips first(clips);
   const auto cause = [&](const Dataset& rows, int64_t index) {
     const auto loader = Prefetcher::create(std::shared_ptr<const Dataset>(&rows, [](const Dataset*) {}),

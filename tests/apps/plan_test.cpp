@@ -9,7 +9,7 @@
 
 using namespace trainkit;
 using namespace trainkit::test;
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 namespace {
 

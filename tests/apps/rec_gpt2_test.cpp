@@ -39,14 +39,14 @@ std::shared_ptr<Gpt2Recommender> make_model(const Gpt2RecommenderOptions& option
   return std::make_shared<Gpt2Recommender>(gpt2, metadata, options);
 }
 
-struct Batch {
+struct TokenBatch {
   at::Tensor users = at::tensor(at::ArrayRef<int64_t>{0, 3, 8, 3, 5, 0}),
              positives = at::tensor(at::ArrayRef<int64_t>{1, 13, 0, 2, 2, 7}),
              negatives = at::tensor(at::ArrayRef<int64_t>{4, 4, 12, 13, 0, 1});
 };
 
 double loss_of(Gpt2Recommender& model) {
-  const Batch b;
+  const TokenBatch b;
   return model.loss(b.users, b.positives, b.negatives).item<double>();
 }
 
@@ -75,7 +75,7 @@ TEST_CASE("Cache mode and dynamic mode give the same loss and vectors with a fro
   CHECK(at::allclose(a.items, b.items, 1e-5, 1e-6));
   CHECK(cached->cache_builds() == 1);
   // The loss is that of the vectors.
-  const Batch batch;
+  const TokenBatch batch;
   const at::Tensor u = a.users.index_select(0, batch.users);
   const at::Tensor margin =
       (u * (a.items.index_select(0, batch.positives) - a.items.index_select(0, batch.negatives))).sum(1);
@@ -104,7 +104,7 @@ TEST_CASE("The cache is filled again when a weight of the encoder changes, and o
 }
 
 TEST_CASE("A frozen encoder is not trained and has no dropout; one that is not has gradients", "[apps][rec]") {
-  const Batch b;
+  const TokenBatch b;
   const auto frozen = make_model({.embed_dim = 8, .use_cache = false});
   frozen->train();
   CHECK_FALSE(frozen->gpt2()->is_training());

@@ -13,17 +13,17 @@ using namespace trainkit;
 
 namespace {
 
-struct Batch {
+struct TripletBatch {
   at::Tensor users, positives, negatives;
 };
 
-Batch make_batch(int64_t rows, int64_t users, int64_t items) {
+TripletBatch make_batch(int64_t rows, int64_t users, int64_t items) {
   return {at::randint(users, {rows}, at::kLong), at::randint(items, {rows}, at::kLong),
           at::randint(items, {rows}, at::kLong)};
 }
 
 /// A loss made of LibTorch's operations alone.
-at::Tensor plain_loss(const at::Tensor& user_table, const at::Tensor& item_table, const Batch& b) {
+at::Tensor plain_loss(const at::Tensor& user_table, const at::Tensor& item_table, const TripletBatch& b) {
   const at::Tensor u = user_table.index_select(0, b.users);
   const at::Tensor difference = item_table.index_select(0, b.positives) - item_table.index_select(0, b.negatives);
   return -at::log_sigmoid((u * difference).sum(1)).mean();
@@ -37,7 +37,7 @@ TEST_CASE("bpr_loss and its gradients are those of LibTorch's operations", "[app
     for (const int64_t rows : {1, 33, 1000}) {
       INFO(dim << " " << rows);
       const at::Tensor user_table = at::randn({50, dim}), item_table = at::randn({40, dim});
-      const Batch batch = make_batch(rows, 50, 40);
+      const TripletBatch batch = make_batch(rows, 50, 40);
       const at::Tensor ours[2] = {user_table.clone().requires_grad_(), item_table.clone().requires_grad_()};
       const at::Tensor theirs[2] = {user_table.to(at::kDouble).requires_grad_(),
                                     item_table.to(at::kDouble).requires_grad_()};
@@ -73,7 +73,7 @@ TEST_CASE("Large margins neither overflow nor vanish", "[apps][rec]") {
 TEST_CASE("Gradients of bpr_loss do not depend on the number of threads", "[apps][rec]") {
   torch::manual_seed(2);
   const at::Tensor user_table = at::randn({3000, 64}), item_table = at::randn({2000, 64});
-  const Batch batch = make_batch(2048, 3000, 2000);
+  const TripletBatch batch = make_batch(2048, 3000, 2000);
   const auto gradients = [&](int threads) {
     at::set_num_threads(threads);
     const at::Tensor u = user_table.clone().requires_grad_(), v = item_table.clone().requires_grad_();
@@ -93,7 +93,7 @@ TEST_CASE("Gradient memory is used again once it is free, and never while it is 
   const at::Tensor u = at::randn({50, 8}).requires_grad_(), v = at::randn({40, 8}).requires_grad_();
   GradientBuffers buffers;
   const auto step = [&] {
-    const Batch b = make_batch(20, 50, 40);
+    const TripletBatch b = make_batch(20, 50, 40);
     bpr_loss(u, v, b.users, b.positives, b.negatives, buffers).backward();
     const at::Tensor gradient = u.grad();
     u.mutable_grad().reset();
@@ -116,7 +116,7 @@ TEST_CASE("Indices out of range are errors, and double tables take LibTorch's wa
   CHECK_THROWS_AS(bpr_loss(u, v, bad, good, good, buffers), c10::IndexError);
   CHECK_THROWS_AS(bpr_loss(u, v, good, bad, good, buffers), c10::IndexError);
   CHECK_THROWS_AS(bpr_loss(u, v, good, good, -bad, buffers), c10::IndexError);
-  const Batch batch = make_batch(9, 5, 4);
+  const TripletBatch batch = make_batch(9, 5, 4);
   const at::Tensor du = u.to(at::kDouble), dv = v.to(at::kDouble);
   CHECK(bpr_loss(du, dv, batch.users, batch.positives, batch.negatives, buffers).item<double>() ==
         Approx(plain_loss(du, dv, batch).item<double>()));
@@ -125,7 +125,7 @@ TEST_CASE("Indices out of range are errors, and double tables take LibTorch's wa
 TEST_CASE("BprMf's vectors are what its loss is made of", "[apps][rec]") {
   torch::manual_seed(4);
   BprMf model(50, 40, 16);
-  const Batch batch = make_batch(30, 50, 40);
+  const TripletBatch batch = make_batch(30, 50, 40);
   const RankingVectors vectors = model.vectors();
   CHECK(vectors.users.sizes() == at::IntArrayRef({50, 16}));
   CHECK(model.loss(batch.users, batch.positives, batch.negatives).item<float>() ==

@@ -10,7 +10,7 @@
 namespace trainkit {
 namespace {
 
-void write(const std::string& path, const std::string& text) {
+void write_text(const std::string& path, const std::string& text) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path) << text;
 }
@@ -18,24 +18,24 @@ void write(const std::string& path, const std::string& text) {
 TEST_CASE("The smallest quota of a control group and those above it holds", "[core][processors]") {
   const test::TempDir dir;
   const std::string root = dir.path().string();
-  write(dir / "a/cpu.max", "400000 100000\n");
-  write(dir / "a/b/cpu.max", "max 100000\n");
-  write(dir / "a/b/c/cpu.max", "150000 100000\n");
+  write_text(dir / "a/cpu.max", "400000 100000\n");
+  write_text(dir / "a/b/cpu.max", "max 100000\n");
+  write_text(dir / "a/b/c/cpu.max", "150000 100000\n");
   CHECK(detail::cgroup_cpus(root, "0::/a/b\n") == 4);
   CHECK(detail::cgroup_cpus(root, "0::/a/b/c\n") == 1.5);
   CHECK(detail::cgroup_cpus(root, "0::/elsewhere\n") == 0);
   CHECK(detail::cgroup_cpus(root, "0::/\n") == 0);
   CHECK(detail::cgroup_cpus(root, "") == 0);
   CHECK(detail::cgroup_cpus(root, "nonsense\n:\n::\n") == 0);
-  write(dir / "a/b/c/cpu.max", "what\n");
+  write_text(dir / "a/b/c/cpu.max", "what\n");
   CHECK(detail::cgroup_cpus(root, "0::/a/b/c\n") == 4);
 }
 
 TEST_CASE("Quotas of version 1 control groups hold", "[core][processors]") {
   const test::TempDir dir;
-  write(dir / "cpu/x/cpu.cfs_quota_us", "250000\n");
-  write(dir / "cpu/x/cpu.cfs_period_us", "100000\n");
-  write(dir / "cpu/cpu.cfs_quota_us", "-1\n");
+  write_text(dir / "cpu/x/cpu.cfs_quota_us", "250000\n");
+  write_text(dir / "cpu/x/cpu.cfs_period_us", "100000\n");
+  write_text(dir / "cpu/cpu.cfs_quota_us", "-1\n");
   CHECK(detail::cgroup_cpus(dir.path().string(), "5:memory:/x\n4:cpu,cpuacct:/x\n") == 2.5);
   CHECK(detail::cgroup_cpus(dir.path().string(), "4:cpuset:/x\n") == 0);
 }

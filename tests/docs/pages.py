@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The C++ blocks of the pages, as programs that are built and run.
 
-    tests/docs/pages.py extract FOLDER PAGE...   writes FOLDER/<page>_<n>.cpp for every ```cpp block, and their names
+    tests/docs/pages.py extract FOLDER PAGE...   writes FOLDER/programs.cpp with every ```cpp block, and their names
     tests/docs/pages.py check PAGE...            names the blocks that are no programs
-    tests/docs/pages.py run PAGE N PROGRAM       runs PROGRAM, block N of PAGE, in a folder of its own
+    tests/docs/pages.py run PAGE N PROGRAM [NAME]   runs PROGRAM NAME, block N of PAGE, in a folder of its own
 
 A block is a whole program: whoever reads it can compile it. If the text behind it begins with "prints" or "It prints", the
 lines of the block that follows must stand in the program's output, to the letter but for figures; "exits with 4" there is the
@@ -37,19 +37,40 @@ def check(*pages):
             for page in pages for line, code, _, _ in blocks(page) if not is_program(code)]
 
 
+def as_function(name, line, page, code):
+    """(includes, rest) of a program: its main becomes the function run_<name> in a namespace of its own."""
+    includes = re.findall(r"^#include .*$", code, re.M)
+    code = re.sub(r"^#include .*$", "", code, flags=re.M)
+    head, arguments, body = re.split(r"^int main\((.*?)\)", code.rstrip(), maxsplit=1, flags=re.M)
+    if not body.endswith("}") or re.search(r"^\}", body[:-1], re.M):
+        raise SystemExit(f"{page}:{line}: main() is not the last function of the program")
+    body = body[:-1] + "\n  return 0;\n}"  # main alone may end without
+    parameters = arguments or "int, char**"
+    return includes, (f'namespace {name} {{\n#line {line} "{page}"\n{head}int run({parameters}){body}\n}}  // namespace {name}\n')
+
+
 def extract(folder, *pages):
-    """Writes the programs, and leaves those alone that have not changed; prints page, number and file of each."""
+    """Writes the programs as functions of one source, FOLDER/programs.cpp, whose main calls the one that its first
+    argument names; prints page, number and name of each."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    includes, functions, names = {}, [], []
     for page in pages:
         for number, (line, code, _, _) in enumerate(blocks(page), 1):
             if not is_program(code):
                 continue
-            program = folder / f"{pathlib.Path(page).stem.lower()}_{number}.cpp"
-            source = f'#line {line} "{page}"\n{code}'
-            if not program.exists() or program.read_text(encoding="utf-8") != source:
-                program.write_text(source, encoding="utf-8")
-            print(f"{page}|{number}|{program}")
+            name = f"{re.sub(r'[^a-z0-9]', '_', pathlib.Path(page).stem.lower())}_{number}"
+            more, function = as_function(name, line, page, code)
+            includes.update(dict.fromkeys(more))
+            functions.append(function)
+            names.append(name)
+            print(f"{page}|{number}|{name}")
+    calls = "".join(f'  if (name == "{name}") return {name}::run(argc - 1, argv + 1);\n' for name in names)
+    source = ("// Written by tests/docs/pages.py.\n" + "\n".join(includes) + "\n#include <string_view>\n\n" + "\n".join(functions) +
+              f'\nint main(int argc, char** argv) {{\n  const std::string_view name = argc > 1 ? argv[1] : "";\n{calls}  return 99;\n}}\n')
+    program = folder / "programs.cpp"
+    if not program.exists() or program.read_text(encoding="utf-8") != source:
+        program.write_text(source, encoding="utf-8")
     return []
 
 
@@ -62,10 +83,10 @@ def stands_in(wanted, lines):
     return any(lines[at:at + len(wanted)] == wanted for at in range(len(lines) - len(wanted) + 1))
 
 
-def run(page, number, program):
+def run(page, number, program, *name):
     line, _, output, exit_code = list(blocks(page))[int(number) - 1]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([pathlib.Path(program).resolve()], cwd=folder, stdout=subprocess.PIPE,
+        done = subprocess.run([pathlib.Path(program).resolve(), *name], cwd=folder, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
     problems = []
     if done.returncode != exit_code:

@@ -3,6 +3,7 @@
 
 import io
 import pathlib
+import subprocess
 import tempfile
 import unittest
 from contextlib import redirect_stdout
@@ -52,7 +53,17 @@ class PagesTest(unittest.TestCase):
     def test_every_block_becomes_a_program_with_the_lines_of_its_page(self):
         listed = self.extract(self.page())
         self.assertEqual([line.split("|")[1] for line in listed], ["1", "2"])
-        self.assertIn("#line 4 ", (self.folder / "out/page_1.cpp").read_text())
+        self.assertEqual([line.split("|")[2] for line in listed], ["page_1", "page_2"])
+        self.assertIn("#line 4 ", (self.folder / "out/programs.cpp").read_text())
+
+    def test_the_programs_run_from_one_source(self):
+        page = self.page(second='#include <cstdio>\nint main(int argc, char** argv) {\n  puts(argv[argc - 1]);\n}')
+        self.extract(page)
+        program = str(self.folder / "programs")
+        subprocess.run(["c++", "-std=c++17", "-o", program, self.folder / "out/programs.cpp"], check=True)
+        self.assertEqual(pages.run(page, 1, program, "page_1"), [])
+        self.assertEqual(subprocess.run([program, "page_2", "last"], stdout=subprocess.PIPE).stdout, b"last\n")
+        self.assertEqual(subprocess.run([program, "page_3"]).returncode, 99)
 
     def test_a_block_that_is_no_program_is_named(self):
         self.assertEqual(pages.check(self.page()), [])

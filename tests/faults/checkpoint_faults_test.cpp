@@ -17,7 +17,7 @@ namespace {
 constexpr char kOutput[] = "/run";
 
 /// A small checkpoint that is unlike any of another `salt`.
-CheckpointContents contents_of(int64_t salt) {
+CheckpointContents checkpoint_of(int64_t salt) {
   const auto value = static_cast<double>(salt);
   return {.model = {{"w", at::full({3, 2}, value)}, {"b", at::full({2}, value + 1)}},
           .optimizer = {{"state.w.exp_avg", at::full({3, 2}, value + 2)}},
@@ -25,7 +25,7 @@ CheckpointContents contents_of(int64_t salt) {
 }
 
 bool is_of(const CheckpointContents& contents, int64_t salt) {
-  const CheckpointContents expected = contents_of(salt);
+  const CheckpointContents expected = checkpoint_of(salt);
   const auto same = [](NamedTensors a, NamedTensors b) {
     std::sort(a.begin(), a.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
     std::sort(b.begin(), b.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
@@ -66,7 +66,7 @@ Outcome save_once(FaultDisk& disk, const Scenario& scenario, int64_t step, int64
   REQUIRE(store.status() == absl::OkStatus());
   disk.arm(fault);
   Outcome outcome;
-  outcome.saved = store->save(step, contents_of(salt));
+  outcome.saved = store->save(step, checkpoint_of(salt));
   outcome.struck = disk.struck();
   outcome.calls = disk.calls();
   return outcome;
@@ -240,17 +240,17 @@ TEST_CASE("Retention that fails leaves a saved checkpoint saved, and is made up 
   const Fs fs(*disk);
   auto store = CheckpointStore::open(kOutput, {.keep_last = 1, .fs = &fs}).value();
   disk->arm({});
-  REQUIRE(store.save(20, contents_of(1)).ok());
+  REQUIRE(store.save(20, checkpoint_of(1)).ok());
   const int calls = disk->calls();
   CHECK(store.steps().value() == std::vector<int64_t>{20});
   int unclean = 0;
   for (int at = 0; at < calls; ++at) {
     const int64_t step = 30 + 10 * at;
     disk->arm({.kind = Fault::kError, .at = at, .error = EIO});
-    const absl::Status saved = store.save(step, contents_of(at));
+    const absl::Status saved = store.save(step, checkpoint_of(at));
     disk->arm({});
     unclean += saved.ok() && !store.retention_status().ok();
-    REQUIRE(store.save(step + 5, contents_of(at)).ok());
+    REQUIRE(store.save(step + 5, checkpoint_of(at)).ok());
     REQUIRE(store.retention_status() == absl::OkStatus());
     REQUIRE(store.steps().value() == std::vector<int64_t>{step + 5});
   }

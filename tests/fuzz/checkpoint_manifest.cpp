@@ -8,9 +8,9 @@ using namespace trainkit;
 namespace {
 
 void check(const std::string& text) {
-  const auto manifest = detail::manifest_from_json(text, "manifest.json");
+  const auto manifest = trainkit::detail::manifest_from_json(text, "manifest.json");
   if (!manifest.ok()) return fuzz::require_named(manifest.status(), {"ckpt."});
-  const auto again = detail::manifest_from_json(detail::manifest_to_json(*manifest), "again.json");
+  const auto again = trainkit::detail::manifest_from_json(trainkit::detail::manifest_to_json(*manifest), "again.json");
   fuzz::require(again.ok(), "what was read can be written: " + again.status().ToString());
   bool same = again->step == manifest->step && again->files.size() == manifest->files.size();
   for (const auto& [name, record] : manifest->files) {
@@ -20,20 +20,20 @@ void check(const std::string& text) {
   }
   fuzz::require(same && manifest->step >= 0, "the manifest comes back");
   // No name leads out of the checkpoint's folder: at worst its file is missing.
-  fuzz::write_bytes(detail::kManifestFile, text);
+  fuzz::write_bytes(trainkit::detail::kManifestFile, text);
   const auto folder = Fs::posix().open_directory(fuzz::folder());
-  if (const auto verified = detail::verify_files(*folder); !verified.ok())
+  if (const auto verified = trainkit::detail::verify_files(*folder); !verified.ok())
     fuzz::require_named(verified.status(), {"ckpt."});
 }
 
 }  // namespace
 
 std::vector<std::string> fuzz::seeds() {
-  detail::Manifest manifest{.step = 40, .library = "0.1.0", .files = {}};
+  trainkit::detail::Manifest manifest{.step = 40, .library = "0.1.0", .files = {}};
   manifest.files["model.safetensors"] = {1234, std::string(32, 'a')};
   manifest.files["state.json"] = {7, std::string(32, '0')};
-  const std::string text = detail::manifest_to_json(manifest);
-  return {text, text.substr(0, text.rfind("\"digest\"")), detail::manifest_to_json({})};
+  const std::string text = trainkit::detail::manifest_to_json(manifest);
+  return {text, text.substr(0, text.rfind("\"digest\"")), trainkit::detail::manifest_to_json({})};
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

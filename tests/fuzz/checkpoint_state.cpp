@@ -18,16 +18,16 @@ std::vector<std::string> fuzz::seeds() {
                            {"order", std::vector<int64_t>{1, -2}},
                            {"lr", std::vector<double>{0.1, std::numeric_limits<double>::infinity()}},
                            {"generator", at::arange(3)}};
-  return {detail::state_to_json(state).value(), detail::state_to_json({}).value()};
+  return {trainkit::detail::state_to_json(state).value(), trainkit::detail::state_to_json({}).value()};
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto state = detail::state_from_json(fuzz::as_text(data, size), "state.json");
+  const auto state = trainkit::detail::state_from_json(fuzz::as_text(data, size), "state.json");
   if (!state.ok()) return fuzz::require_named(state.status(), {"ckpt."}), 0;
-  const auto text = detail::state_to_json(*state);
+  const auto text = trainkit::detail::state_to_json(*state);
   fuzz::require(text.ok(), "what was read can be written: " + text.status().ToString());
-  const auto again = detail::state_from_json(*text, "again.json");
+  const auto again = trainkit::detail::state_from_json(*text, "again.json");
   fuzz::require(again.ok(), "and read: " + again.status().ToString());
-  fuzz::require(detail::state_to_json(*again).value() == *text, "and is the same");
+  fuzz::require(trainkit::detail::state_to_json(*again).value() == *text, "and is the same");
   return 0;
 }

@@ -39,7 +39,7 @@ struct Options {
 };
 
 void check(const std::string& path) {
-  if (const auto entries = detail::read_config_file(path); !entries.ok())
+  if (const auto entries = trainkit::detail::read_config_file(path); !entries.ok())
     return fuzz::require_named(entries.status(), {"config."});
   Options options;
   const auto request = options.parser.parse({"--config", path});

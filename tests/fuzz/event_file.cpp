@@ -16,13 +16,13 @@ std::string framed(std::string_view bytes) {
   for (;;) {
     const size_t end = bytes.find(std::string_view("\0\0", 2));
     if (end == bytes.npos) return file + std::string(bytes);
-    file += detail::frame_record(bytes.substr(0, end));
+    file += trainkit::detail::frame_record(bytes.substr(0, end));
     bytes.remove_prefix(end + 2);
   }
 }
 
 std::vector<std::string> events(int64_t step) {
-  detail::EventBuilder version(1e9, 0), mark(1e9, step), scalar(1e9, step), text(1e9, step);
+  trainkit::detail::EventBuilder version(1e9, 0), mark(1e9, step), scalar(1e9, step), text(1e9, step);
   version.file_version();
   mark.session_start();
   scalar.scalar("train/loss", 2.5f);
@@ -36,7 +36,7 @@ std::vector<std::string> fuzz::seeds() {
   const std::string end("\0\0", 2);
   std::string whole, cut;
   for (const int64_t step : {2, 3}) {
-    for (const std::string& event : events(step)) whole += event + end, cut += detail::frame_record(event);
+    for (const std::string& event : events(step)) whole += event + end, cut += trainkit::detail::frame_record(event);
   }
   return {whole, cut, cut.substr(0, cut.size() - 5)};
 }
@@ -45,10 +45,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kStep = 2;
   const std::string file = framed(fuzz::as_text(data, size));
   size_t offset = 0, whole = 0;
-  for (int records = 0; const auto event = detail::next_record(file, offset); ++records) {
-    const bool is_mark = detail::event_is_session(*event);  // of the step after the one that is gone on from
-    const int64_t step = detail::event_step(*event).value_or(kStep + 1);
-    if (step > kStep + (is_mark ? 1 : 0) || (step == kStep && detail::event_is_of(*event, "test")))
+  for (int records = 0; const auto event = trainkit::detail::next_record(file, offset); ++records) {
+    const bool is_mark = trainkit::detail::event_is_session(*event);  // of the step after the one that is gone on from
+    const int64_t step = trainkit::detail::event_step(*event).value_or(kStep + 1);
+    if (step > kStep + (is_mark ? 1 : 0) || (step == kStep && trainkit::detail::event_is_of(*event, "test")))
       break;  // a test is taken again
     if (!is_mark && records > 0) whole = offset;
   }

@@ -14,9 +14,9 @@ namespace stdfs = std::filesystem;
 
 namespace {
 
-void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+void overwrite(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
-std::string read(const std::string& path) { return Fs::posix().read_file(path, 1 << 24).value(); }
+std::string file_bytes(const std::string& path) { return Fs::posix().read_file(path, 1 << 24).value(); }
 
 std::string length_prefix(uint64_t length) {
   std::string bytes(8, '\0');
@@ -112,15 +112,15 @@ TEST_CASE("The bytes of a file do not depend on the order given", "[io][safetens
   REQUIRE(save_safetensors(Fs::posix(), dir / "1", tensors).ok());
   std::reverse(tensors.begin(), tensors.end());
   REQUIRE(save_safetensors(Fs::posix(), dir / "2", tensors).ok());
-  CHECK(read(dir / "1") == read(dir / "2"));
-  CHECK(static_cast<int64_t>(read(dir / "1").size()) == safetensors_bytes(tensors).value());
+  CHECK(file_bytes(dir / "1") == file_bytes(dir / "2"));
+  CHECK(static_cast<int64_t>(file_bytes(dir / "1").size()) == safetensors_bytes(tensors).value());
   CHECK(SafetensorsFile::open(dir / "1")->names() == std::vector<std::string>{"c", "b", "a"});
 }
 
 TEST_CASE("What cannot be written is named, and the file before stays", "[io][safetensors]") {
   test::TempDir dir;
   REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"a", torch::ones({2})}}).ok());
-  const std::string before = read(dir / "f");
+  const std::string before = file_bytes(dir / "f");
   const struct {
     const char* field;
     NamedTensors tensors;
@@ -136,7 +136,7 @@ TEST_CASE("What cannot be written is named, and the file before stays", "[io][sa
     CAPTURE(status.ToString());
     CHECK(absl::IsInvalidArgument(status));
     CHECK(error_of(status)->field == row.field);
-    CHECK(read(dir / "f") == before);
+    CHECK(file_bytes(dir / "f") == before);
   }
   CHECK(Fs::posix().open_directory(dir.path())->list()->size() == 1);
 }
@@ -231,7 +231,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
   test::TempDir dir;
   const std::string path = dir / "m.safetensors";
   for (const auto& row : rows) {
-    write(path, row.bytes);
+    overwrite(path, row.bytes);
     const auto file = SafetensorsFile::open(path);
     CAPTURE(row.name, file.status().ToString());
     REQUIRE_FALSE(file.ok());
@@ -246,7 +246,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
 TEST_CASE("What looks like another format is hinted at", "[io][safetensors]") {
   test::TempDir dir;
   const auto hint = [&](const std::string& bytes) {
-    write(dir / "f", bytes);
+    overwrite(dir / "f", bytes);
     return error_of(SafetensorsFile::open(dir / "f").status())->hint;
   };
   CHECK(hint(std::string("PK\x03\x04", 4) + std::string(40, 'x')).find("torch.save") != std::string::npos);
@@ -278,7 +278,7 @@ TEST_CASE("Odd headers that the format allows are accepted", "[io][safetensors]"
       file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"extra":{"shape":[2],"x":[null]}}})", 1),
   };
   for (const auto& bytes : rows) {
-    write(dir / "f", bytes);
+    overwrite(dir / "f", bytes);
     CAPTURE(bytes);
     const auto file = SafetensorsFile::open(dir / "f");
     REQUIRE(file.status() == absl::OkStatus());
@@ -319,7 +319,7 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
   test::TempDir dir;
   for (const auto& row : rows) {
     CAPTURE(row.name);
-    write(dir / "m.safetensors", file_of(row.header()));
+    overwrite(dir / "m.safetensors", file_of(row.header()));
     test::reset_peak_memory();
     const int64_t before = test::peak_memory();
     const absl::Status status = SafetensorsFile::open(dir / "m.safetensors").status();
@@ -335,7 +335,7 @@ TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safeten
   const double value = 2.5;
   std::string bytes = file_of(header, 1);
   bytes.append(reinterpret_cast<const char*>(&value), 8);
-  write(dir / "f", bytes);
+  overwrite(dir / "f", bytes);
   const at::Tensor b = SafetensorsFile::open(dir / "f")->tensor("b").value();
   CHECK(b.item<double>() == 2.5);
   CHECK(reinterpret_cast<uintptr_t>(b.data_ptr()) % 16 == 0);
@@ -343,7 +343,7 @@ TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safeten
 
 TEST_CASE("A truth value of any bits but zero is true", "[io][safetensors]") {
   test::TempDir dir;
-  write(dir / "f", file_of(object(member("a", "BOOL", "[2]", "[0,2]"))) + std::string("\0\x82", 2));
+  overwrite(dir / "f", file_of(object(member("a", "BOOL", "[2]", "[0,2]"))) + std::string("\0\x82", 2));
   const at::Tensor a = SafetensorsFile::open(dir / "f")->tensor("a").value();
   CHECK(torch::equal(a, torch::tensor({false, true})));
   CHECK(torch::equal(a.to(torch::kByte), torch::tensor({0, 1}, torch::kByte)));
@@ -351,7 +351,7 @@ TEST_CASE("A truth value of any bits but zero is true", "[io][safetensors]") {
 
 TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safetensors]") {
   test::TempDir dir;
-  write(dir / "f", file_of(object(member("a", "F4", "[2]", "[0,1]")), 1));
+  overwrite(dir / "f", file_of(object(member("a", "F4", "[2]", "[0,1]")), 1));
   const auto file = SafetensorsFile::open(dir / "f").value();
   CHECK(file.entries().at(0).dtype == "F4");
   const absl::Status status = file.tensor("a").status();
@@ -361,7 +361,7 @@ TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safete
 
 TEST_CASE("An empty tensor of sizes that LibTorch cannot hold can be listed but not read", "[io][safetensors]") {
   test::TempDir dir;
-  write(dir / "f", file_of(object(member("a", "F32", "[0,1099511627776,1099511627776]", "[0,0]")), 0));
+  overwrite(dir / "f", file_of(object(member("a", "F32", "[0,1099511627776,1099511627776]", "[0,0]")), 0));
   const auto file = SafetensorsFile::open(dir / "f").value();  // as the reference does
   CHECK(file.entries().at(0).shape.at(2) == int64_t{1} << 40);
   const absl::Status status = file.tensor("a").status();
@@ -394,7 +394,7 @@ TEST_CASE("A file that shrinks after it was opened is an error that names it", "
 TEST_CASE("A tensor larger than memory in a sparse file is an error, not the end", "[io][safetensors]") {
   test::TempDir dir;
   const std::string header = object(member("a", "U8", "[1125899906842624]", "[0,1125899906842624]"));  // 1 PiB
-  write(dir / "f", file_of(header));
+  overwrite(dir / "f", file_of(header));
   std::error_code error;
   stdfs::resize_file(dir / "f", 8 + header.size() + (uint64_t{1} << 50), error);
   if (error) return;  // this file system has no files of that size; then the one above is "cut short"
@@ -407,9 +407,9 @@ TEST_CASE("Every prefix of a file is refused", "[io][safetensors]") {
   REQUIRE(save_safetensors(Fs::posix(), dir / "whole",
                            {{"a", torch::ones({3, 2})}, {"b", torch::ones({5}, torch::kByte)}}, {{"format", "pt"}})
               .ok());
-  const std::string whole = read(dir / "whole");
+  const std::string whole = file_bytes(dir / "whole");
   for (size_t size = 0; size < whole.size(); ++size) {
-    write(dir / "cut", whole.substr(0, size));
+    overwrite(dir / "cut", whole.substr(0, size));
     const auto file = SafetensorsFile::open(dir / "cut");
     CAPTURE(size, file.status().ToString());
     REQUIRE_FALSE(file.ok());

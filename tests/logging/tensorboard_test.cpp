@@ -26,7 +26,7 @@ std::vector<std::filesystem::path> files_of(const std::string& folder) {
 }
 
 /// Steps of the complete events of all files, without the file versions (step 0).
-std::vector<int64_t> steps_of(const std::string& folder) {
+std::vector<int64_t> logged_steps(const std::string& folder) {
   std::vector<int64_t> steps;
   for (const auto& file : files_of(folder)) {
     const std::string bytes = read(file);
@@ -95,7 +95,7 @@ TEST_CASE("The file appears with the first record and is named so that it sorts 
   CHECK(files[1].filename().string().starts_with("events.out.tfevents.4000000001."));
   CHECK(files[2].filename().string().starts_with("events.out.tfevents.4000000002."));
   CHECK(files[2].extension() == ".trainkit");
-  CHECK(steps_of(dir.path()) == std::vector<int64_t>{1, 2});
+  CHECK(logged_steps(dir.path()) == std::vector<int64_t>{1, 2});
 }
 
 TEST_CASE("After a rewind each step stands once, wherever the last file was cut", "[logging][tensorboard]") {
@@ -105,17 +105,17 @@ TEST_CASE("After a rewind each step stands once, wherever the last file was cut"
   for (size_t size = 0; size <= whole.size(); ++size) {
     test::TempDir dir;
     std::ofstream(dir / "events.out.tfevents.1000000000.h.1.trainkit") << whole.substr(0, size);
-    const std::vector<int64_t> before = steps_of(dir.path());
+    const std::vector<int64_t> before = logged_steps(dir.path());
     auto logger = TensorBoardLogger::open(dir.path()).value();
     REQUIRE(logger->rewind(2).ok());
     const size_t kept = std::min<size_t>(before.size(), 2);
-    REQUIRE(steps_of(dir.path()) == std::vector<int64_t>(before.begin(), before.begin() + kept));
+    REQUIRE(logged_steps(dir.path()) == std::vector<int64_t>(before.begin(), before.begin() + kept));
     REQUIRE(files_of(dir.path()).empty() == (kept == 0));
     log_steps(*logger, 3, 3);
     REQUIRE(logger->flush().ok());
     std::vector<int64_t> after(before.begin(), before.begin() + kept);
     after.insert(after.end(), {3, 3});  // the restart mark and the record
-    REQUIRE(steps_of(dir.path()) == after);
+    REQUIRE(logged_steps(dir.path()) == after);
   }
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("A rewind to the last step cuts the test's scalars and table, whicheve
     REQUIRE(logger->rewind(4).ok());
     log_test_of(*logger);
     REQUIRE(logger->flush().ok());
-    CHECK(steps_of(dir.path()) == std::vector<int64_t>{4, 4, 5, 4, 4});  // 5 is the restart mark
+    CHECK(logged_steps(dir.path()) == std::vector<int64_t>{4, 4, 5, 4, 4});  // 5 is the restart mark
   }
 }
 
@@ -159,7 +159,7 @@ TEST_CASE("A rewind to the step that a run went on from keeps what was evaluated
     // 5 is the mark of a restart: that before the evaluation, and before the test if that is in another file
     const std::vector<int64_t> steps =
         restart == 0 ? std::vector<int64_t>{1, 2, 3, 4, 5, 4, 4} : std::vector<int64_t>{1, 2, 3, 4, 5, 4, 5, 4};
-    CHECK(steps_of(dir.path()) == steps);
+    CHECK(logged_steps(dir.path()) == steps);
   }
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in anot
   log_steps(*logger, 3, 4);
   CHECK(logger->rewind(3).ok());
   log_steps(*logger, 4, 4);
-  CHECK(steps_of(dir.path()) == std::vector<int64_t>{1, 2, 3, 3, 4, 4});  // each of the later files begins with a mark
+  CHECK(logged_steps(dir.path()) == std::vector<int64_t>{1, 2, 3, 3, 4, 4});  // each of the later files begins with a mark
   CHECK(files_of(dir.path()).size() == 3);
 }
 

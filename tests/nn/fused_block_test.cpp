@@ -15,7 +15,7 @@ using namespace trainkit;
 
 namespace {
 
-double worst_relative(const at::Tensor& a, const at::Tensor& b) {
+double worst_relative_error(const at::Tensor& a, const at::Tensor& b) {
   return ((a.to(at::kDouble) - b).abs().max() / b.abs().max().clamp_min(1e-30)).item<double>();
 }
 
@@ -53,7 +53,7 @@ void require_as_exact(Model model, const std::function<at::Tensor(Model&)>& forw
   for (size_t k = 0; k < fused.size(); ++k) {
     CAPTURE(k, fused[k].sizes());
     CHECK(fused[k].scalar_type() == separate[k].scalar_type());
-    CHECK(worst_relative(fused[k], exact[k]) <= 2 * worst_relative(separate[k], exact[k]) + (bf16 ? 2e-3 : 2e-6));
+    CHECK(worst_relative_error(fused[k], exact[k]) <= 2 * worst_relative_error(separate[k], exact[k]) + (bf16 ? 2e-3 : 2e-6));
     differs = differs || !fused[k].equal(separate[k]);
   }
   CHECK(differs);  // or it was not the fused block that ran
@@ -67,7 +67,7 @@ Transformer small_transformer(int64_t width, int64_t heads, int64_t time, bool b
   return model;
 }
 
-GPT2Model small_gpt2(const std::string& activation = "gelu_new") {
+GPT2Model gpt2_with(const std::string& activation = "gelu_new") {
   GPT2Model model(GPT2Config{.vocab_size = 37,
                              .n_positions = 40,
                              .n_embd = 32,
@@ -116,7 +116,7 @@ TEST_CASE("A fused block of GPT-2 is as exact as separate operations, with paddi
     for (const bool padded : {false, true}) {
       CAPTURE(activation, padded);
       const at::Tensor seen = padded ? mask : at::Tensor();
-      require_as_exact<GPT2Model>(small_gpt2(activation), [&](GPT2Model& model) {
+      require_as_exact<GPT2Model>(gpt2_with(activation), [&](GPT2Model& model) {
         const at::Tensor hidden = model->forward(ids, seen);
         return padded ? hidden * mask.unsqueeze(2) : hidden;  // what stands at padding is of no use
       });
@@ -174,12 +174,12 @@ TEST_CASE("What a fused block cannot do is computed by separate operations", "[n
   };
   CHECK(is_fused(small_transformer(32, 2, 9, true), forward));
   CHECK_FALSE(is_fused(small_transformer(24, 3, 9, true), forward));  // heads of 8 values
-  CHECK(is_fused(small_gpt2(), forward));
-  CHECK_FALSE(is_fused(small_gpt2("relu"), forward));
-  GPT2Model training = small_gpt2();
+  CHECK(is_fused(gpt2_with(), forward));
+  CHECK_FALSE(is_fused(gpt2_with("relu"), forward));
+  GPT2Model training = gpt2_with();
   training->train();
   CHECK_FALSE(is_fused(training, forward));  // GPT-2 has dropout of its own
-  GPT2Model adapted = small_gpt2();
+  GPT2Model adapted = gpt2_with();
   REQUIRE(apply_lora(*adapted).ok());
   CHECK_FALSE(is_fused(adapted, forward));
 }
@@ -259,7 +259,7 @@ TEST_CASE("A fused block runs backward as often as its graph is kept, for the we
 
 TEST_CASE("A NaN in one sequence reaches the output of that sequence and of no other", "[nn][fused]") {
   torch::manual_seed(8);
-  GPT2Model model = small_gpt2();
+  GPT2Model model = gpt2_with();
   {
     const at::NoGradGuard no_grad;
     model->parameters()[0][5].fill_(std::numeric_limits<float>::quiet_NaN());  // the embedding of token 5

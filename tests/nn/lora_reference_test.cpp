@@ -18,12 +18,12 @@ bool has_peft() {
   return found;
 }
 
-double worst_difference(const at::Tensor& a, const at::Tensor& b) {
+double worst_lora_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.detach() - b).abs().max().item<double>();
 }
 
-/// loss_of() of the scripts.
-at::Tensor loss_of(const at::Tensor& x) { return (x * (torch::arange(x.numel()) % 7 - 3).view_as(x)).sum(); }
+/// lora_loss() of the scripts.
+at::Tensor lora_loss(const at::Tensor& x) { return (x * (torch::arange(x.numel()) % 7 - 3).view_as(x)).sum(); }
 
 /// The Mlp of lora.py.
 struct MlpImpl : torch::nn::Module {
@@ -45,23 +45,23 @@ template <class Model>
 void check_parity(Model& model, const SafetensorsFile& file) {
   const at::Tensor x = file.tensor("x").value(), adapted = file.tensor("adapted").value();
   const at::Tensor out = model->forward(x);
-  CHECK(worst_difference(out, adapted) < 1e-5);
-  CHECK(worst_difference(file.tensor("y").value(), adapted) > 0.01);  // the adapter says something
-  loss_of(out).backward();
+  CHECK(worst_lora_difference(out, adapted) < 1e-5);
+  CHECK(worst_lora_difference(file.tensor("y").value(), adapted) > 0.01);  // the adapter says something
+  lora_loss(out).backward();
   size_t checked = 0;
   for (const auto& item : model->named_parameters()) {
     INFO(item.key());
     CHECK(item.value().requires_grad() == file.contains("grad:" + item.key()));
     if (!item.value().requires_grad()) continue;
     const at::Tensor expected = file.tensor("grad:" + item.key()).value();
-    CHECK(worst_difference(item.value().grad(), expected) < 1e-5 * (1 + expected.abs().max().item<double>()));
+    CHECK(worst_lora_difference(item.value().grad(), expected) < 1e-5 * (1 + expected.abs().max().item<double>()));
     ++checked;
   }
   const auto names = file.names();
   CHECK(std::count_if(names.begin(), names.end(), [](const auto& name) { return name.starts_with("grad:"); }) ==
         static_cast<int64_t>(checked));
   merge_lora(*model);
-  CHECK(worst_difference(model->forward(x), file.tensor("merged").value()) < 1e-5);
+  CHECK(worst_lora_difference(model->forward(x), file.tensor("merged").value()) < 1e-5);
   unmerge_lora(*model);
   CHECK(torch::equal(model->forward(x), out));
 }
@@ -127,7 +127,7 @@ TEST_CASE("Adapters of peft on linear layers give peft's outputs and gradients",
     const torch::NoGradGuard no_grad;
     for (auto& item : model->named_parameters()) item.value().copy_(file.tensor("base:" + item.key()).value());
   }
-  CHECK(worst_difference(model->forward(file.tensor("x").value()), file.tensor("y").value()) < 1e-6);
+  CHECK(worst_lora_difference(model->forward(file.tensor("x").value()), file.tensor("y").value()) < 1e-6);
   REQUIRE(load_lora(*model, dir / "adapter").status() == absl::OkStatus());
   check_parity(model, file);
 }

@@ -17,8 +17,8 @@ class Harmonic : public LRSchedule {
   double factor(int64_t step) const override { return 1.0 / (1.0 + static_cast<double>(step)); }
 };
 
-struct Problem {
-  explicit Problem(bool capturable = false) : optimizer({.lr = 0.5, .capturable = capturable}) {
+struct ScheduleProblem {
+  explicit ScheduleProblem(bool capturable = false) : optimizer({.lr = 0.5, .capturable = capturable}) {
     optimizer.add_param_group({.params = {{"a", a}}});
     optimizer.add_param_group({.params = {{"b", b}}, .lr_multiple = 2.0});
   }
@@ -33,7 +33,7 @@ struct Problem {
 
 TEST_CASE("LRScheduler sets the factor of the applied steps from the first step on, on the host and on the device") {
   const bool capturable = GENERATE(false, true);
-  Problem p(capturable);
+  ScheduleProblem p(capturable);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
   double moved = 0;
   for (int step = 0; step < 20; ++step) {
@@ -51,7 +51,7 @@ TEST_CASE("LRScheduler sets the factor of the applied steps from the first step 
 
 TEST_CASE("A step that the GradScaler skips moves neither the optimizer nor the schedule") {
   const bool capturable = GENERATE(false, true);
-  Problem p(capturable);
+  ScheduleProblem p(capturable);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
   GradScaler scaler;
   int64_t applied = 0;
@@ -74,7 +74,7 @@ TEST_CASE("A step that the GradScaler skips moves neither the optimizer nor the 
 }
 
 TEST_CASE("LRScheduler on the device: the table grows with the steps, and what was captured stays at its end") {
-  Problem p(/*capturable=*/true);
+  ScheduleProblem p(/*capturable=*/true);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
   p.backward();
   for (int step = 0; step < 5000; ++step) {
@@ -115,7 +115,7 @@ TEST_CASE("The device's learning rates and the host's give the same training to 
 
 TEST_CASE("Plateau and schedule go together: the metric lowers the base that the factors multiply") {
   const bool capturable = GENERATE(false, true);
-  Problem p(capturable);
+  ScheduleProblem p(capturable);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>(), PlateauOptions{.factor = 0.5, .patience = 1});
   CHECK_FALSE(scheduler.step_metric(1.0));
   CHECK_FALSE(scheduler.step_metric(1.0));
@@ -133,7 +133,7 @@ TEST_CASE("LRScheduler: state saved mid-way and loaded continues with the same b
   const bool capturable = GENERATE(false, true);
   const PlateauOptions plateau{.factor = 0.5, .patience = 2, .cooldown = 1};
   const auto schedule = create_schedule({.name = "cosine", .total_steps = 60, .warmup_steps = 5}).value();
-  const auto train = [](Problem& p, LRScheduler& scheduler, int from, int to) {
+  const auto train = [](ScheduleProblem& p, LRScheduler& scheduler, int from, int to) {
     for (int step = from; step < to; ++step) {
       p.backward();
       p.optimizer.step();
@@ -141,7 +141,7 @@ TEST_CASE("LRScheduler: state saved mid-way and loaded continues with the same b
       if (step % 3 == 0) scheduler.step_metric(step < 20 ? 1.0 / (1 + step) : 5.0);
     }
   };
-  Problem whole(capturable), first(capturable), second(capturable);
+  ScheduleProblem whole(capturable), first(capturable), second(capturable);
   LRScheduler whole_scheduler(whole.optimizer, schedule, plateau);
   train(whole, whole_scheduler, 0, 50);
   LRScheduler first_scheduler(first.optimizer, schedule, plateau);
@@ -164,7 +164,7 @@ TEST_CASE("LRScheduler: state saved mid-way and loaded continues with the same b
 }
 
 TEST_CASE("LRScheduler refuses a bad state and stays as it was") {
-  Problem p;
+  ScheduleProblem p;
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>(), PlateauOptions{});
   scheduler.step_metric(3.0);
   const StateDict good = scheduler.state_dict();
@@ -193,7 +193,7 @@ TEST_CASE("LRScheduler refuses a bad state and stays as it was") {
 
 TEST_CASE("LRScheduler names every option out of range, and what is missing") {
   using Catch::Matchers::Contains;
-  Problem p;
+  ScheduleProblem p;
   CHECK_THROWS_AS(LRScheduler(p.optimizer, nullptr), c10::ValueError);
   const PlateauOptions bad{.factor = 1, .patience = -1, .threshold = -1, .cooldown = -1, .min_lr = -1, .eps = -1};
   for (const char* name : {"factor", "patience", "threshold", "cooldown", "min_lr", "eps"}) {

@@ -23,11 +23,6 @@ std::vector<RankEnd> run(const EmotionPlace& place, const std::string& name, int
   return Ranks(job_of(place, name, world, more, sound), place.dir.path().string()).wait();
 }
 
-void require_done(const std::vector<RankEnd>& ends) {
-  INFO(describe(ends));
-  for (const RankEnd& end : ends) REQUIRE(end.code == 0);
-}
-
 std::vector<std::string> with(std::vector<std::string> more, const std::vector<std::string>& flags) {
   more.insert(more.end(), flags.begin(), flags.end());
   return more;

@@ -23,11 +23,6 @@ std::vector<RankEnd> run(const HsiPlace& place, const std::string& name, int64_t
   return Ranks(job_of(place, name, world, more), place.dir.path().string()).wait();
 }
 
-void require_done(const std::vector<RankEnd>& ends, int code = 0) {
-  INFO(describe(ends));
-  for (const RankEnd& end : ends) REQUIRE(end.code == code);
-}
-
 nlohmann::json scores_of(const HsiPlace& place, const std::string& name) {
   return nlohmann::json::parse(read_text(place.dir / name + "/scores.json"));
 }

@@ -162,4 +162,10 @@ inline std::string describe(const std::vector<RankEnd>& ends) {
   return text;
 }
 
+/// Requires that every rank has ended with `code`.
+inline void require_done(const std::vector<RankEnd>& ends, int code = 0) {
+  INFO(describe(ends));
+  for (const RankEnd& end : ends) REQUIRE(end.code == code);
+}
+
 }  // namespace trainkit::test

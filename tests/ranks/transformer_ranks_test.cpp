@@ -29,11 +29,6 @@ std::vector<RankEnd> run_plain(const Place& place, const std::string& name, int6
   return Ranks(job, place.dir.path().string()).wait();
 }
 
-void require_done(const std::vector<RankEnd>& ends, int code = 0) {
-  INFO(describe(ends));
-  for (const RankEnd& end : ends) REQUIRE(end.code == code);
-}
-
 void check_near(const std::vector<Loss>& a, const std::vector<Loss>& b, double epsilon) {
   REQUIRE(a.size() == b.size());
   for (size_t i = 0; i < a.size(); ++i) {

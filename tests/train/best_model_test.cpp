@@ -21,7 +21,7 @@ struct Number : torch::nn::Module {
   at::Tensor weight;
 };
 
-constexpr BestModelOptions kScore = {.metric = "f1", .higher_is_better = true};
+const BestModelOptions kScore = {.metric = "f1", .higher_is_better = true};
 
 BestModel open(const std::string& dir, const std::string& resume = "") {
   return BestModel::open(dir, resume, kScore).value();

@@ -65,7 +65,7 @@ struct Training {
   TrainStep step;
 };
 
-bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
     if (!torch::equal(a[i], b[i])) return false;
@@ -119,7 +119,7 @@ void check_every_fault(const TrainStepOptions& options, int64_t replicas) {
   bool failed = false;
   std::map<int64_t, Outcome> expected;
   for (const int64_t split : {1, 2, 4}) expected[split] = run_with(options, replicas, split, -1, failed);
-  CHECK(!equal(expected[1].state, expected[2].state));  // BatchNorm and dropout see other parts
+  CHECK(!same_bits(expected[1].state, expected[2].state));  // BatchNorm and dropout see other parts
   std::map<int64_t, int> met;
   int64_t fault = 0;
   for (;; ++fault) {
@@ -129,7 +129,7 @@ void check_every_fault(const TrainStepOptions& options, int64_t replicas) {
     INFO("fault at allocation " << fault << ", split " << outcome.split);
     ++met[outcome.split];
     REQUIRE(expected.count(outcome.split) == 1);
-    CHECK(equal(outcome.state, expected[outcome.split].state));
+    CHECK(same_bits(outcome.state, expected[outcome.split].state));
     CHECK(outcome.loss == expected[outcome.split].loss);
     CHECK(outcome.live == expected[outcome.split].live);
   }
@@ -163,7 +163,7 @@ TEST_CASE("Out of memory on one of two replicas gives the same bits as the step 
     const Outcome outcome = run_with({.grad_clip = 1.0}, 2, 1, fault, failed);
     INFO("fault at allocation " << fault << ", split " << outcome.split);
     REQUIRE(expected.count(outcome.split) == 1);
-    CHECK(equal(outcome.state, expected[outcome.split].state));
+    CHECK(same_bits(outcome.state, expected[outcome.split].state));
   }
 }
 
@@ -206,7 +206,7 @@ TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of
     failed = memory.disarm();
     INFO("fault at allocation " << fault);
     CHECK(metrics.skipped_in_a_row.item<double>() == 1);
-    CHECK(equal(weights(training), before));
+    CHECK(same_bits(weights(training), before));
     CHECK_THAT(metrics.first_nonfinite, Catch::Equals("") || Catch::Contains("took inf, in 'hidden'"));
   }
   CHECK(fault > 100);
@@ -255,7 +255,7 @@ TEST_CASE("With one row at a time release_memory is asked, and then the error pa
   CHECK_THROWS_AS(training.step(one, hungry), c10::OutOfMemoryError);
   CHECK(asked == 2);
   memory.limit(0);
-  CHECK(equal(training.state(), before));
+  CHECK(same_bits(training.state(), before));
   training.step(one, hungry);  // of use again
 }
 

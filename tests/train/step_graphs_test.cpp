@@ -62,8 +62,8 @@ class OnTape {
 
 /// A model that is trained, captured or not.
 template <class O>
-struct Training {
-  Training(bool captured, O made, const TrainStepOptions& options, double dropout = 0)
+struct GraphTraining {
+  GraphTraining(bool captured, O made, const TrainStepOptions& options, double dropout = 0)
       : devices((torch::manual_seed(1), DeviceReplicator::create([&] { return TinyNet(dropout); }).value())),
         optimizer(std::move(made)) {
     for (auto& group : default_param_groups(*devices->module())) optimizer.add_param_group(std::move(group));
@@ -97,10 +97,10 @@ template <class O, class P>
 int64_t expect_same(P optimizer, const TrainStepOptions& options, const std::function<int64_t(int)>& rows,
                     int64_t* captures = nullptr) {
   optimizer.capturable = true;
-  Training<O> eager(false, O(optimizer), options), captured(true, O(optimizer), options);
+  GraphTraining<O> eager(false, O(optimizer), options), captured(true, O(optimizer), options);
   for (int i = 0; i < 40; ++i) {
     StepMetrics metrics[2];
-    for (Training<O>* training : {&eager, &captured}) {
+    for (GraphTraining<O>* training : {&eager, &captured}) {
       for (int64_t part = 0; part < options.grad_accum_steps; ++part) {
         training->step->accumulate(random_batch(rows(i), static_cast<uint64_t>(i * 10 + part)), training->loss);
       }
@@ -259,7 +259,7 @@ TEST_CASE("Each shape has its graph, and steps of all of them follow each other"
 }
 
 TEST_CASE("A loss function that changes by itself is not captured", "[train][step_graphs]") {
-  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   double factor = 1;
   const LossFunction loss =
       make_loss_function([&](TinyNet& model, const Batch& batch) { return tiny_loss(model, batch) * (factor *= 0.9); });
@@ -270,8 +270,8 @@ TEST_CASE("A loss function that changes by itself is not captured", "[train][ste
 }
 
 TEST_CASE("A step that draws on the CPU, or reads, is not captured and says so", "[train][step_graphs]") {
-  Training<AdamW> draws(true, AdamW({.lr = 1e-2}), {}, /*dropout=*/0.2);
-  Training<AdamW> reads(true, AdamW({.lr = 1e-2}), {});
+  GraphTraining<AdamW> draws(true, AdamW({.lr = 1e-2}), {}, /*dropout=*/0.2);
+  GraphTraining<AdamW> reads(true, AdamW({.lr = 1e-2}), {});
   const LossFunction loss = make_loss_function([](TinyNet& model, const Batch& batch) {
     const at::Tensor value = tiny_loss(model, batch);
     return value.item<float>() > 0 ? value : -value;
@@ -285,7 +285,7 @@ TEST_CASE("A step that draws on the CPU, or reads, is not captured and says so",
 }
 
 TEST_CASE("A temporary loss function is not captured, one that is kept is", "[train][step_graphs]") {
-  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   for (int i = 0; i < 6; ++i) {
     (*training.step)(random_batch(4, 1), [&](torch::nn::Module& m, const Batch& b) { return training.loss(m, b); });
   }
@@ -298,8 +298,8 @@ TEST_CASE("A temporary loss function is not captured, one that is kept is", "[tr
 TEST_CASE("A capture that fails, early or late, leaves the step to be run eagerly, with the same bits",
           "[train][step_graphs]") {
   const bool late = GENERATE(false, true);
-  Training<AdamW> plain(false, AdamW({.lr = 1e-2, .capturable = true}), {});
-  Training<AdamW> fails(true, AdamW({.lr = 1e-2}), {});
+  GraphTraining<AdamW> plain(false, AdamW({.lr = 1e-2, .capturable = true}), {});
+  GraphTraining<AdamW> fails(true, AdamW({.lr = 1e-2}), {});
   int calls = 0;
   const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) -> LossOutput {
     LossOutput output = fails.loss(module, batch);
@@ -325,7 +325,7 @@ TEST_CASE("A capture that fails, early or late, leaves the step to be run eagerl
 }
 
 TEST_CASE("A state that is loaded has the step captured anew, and goes on from it", "[train][step_graphs]") {
-  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   for (int i = 0; i < 6; ++i) (*training.step)(random_batch(4, 1), training.loss);
   CHECK(training.step->graph_captures() == 1);
   CHECK(training.step->graph_steps() == 3);
@@ -340,7 +340,7 @@ TEST_CASE("A state that is loaded has the step captured anew, and goes on from i
 }
 
 TEST_CASE("Graphs that memory is wanted from are given up for good", "[train][step_graphs]") {
-  Training<AdamW> training(true, AdamW({.lr = 1e-2}), {});
+  GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   CHECK_FALSE(training.step->drop_graphs("nothing to drop"));
   for (int i = 0; i < 6; ++i) (*training.step)(random_batch(4, 1), training.loss);
   CHECK(training.step->drop_graphs("out of memory"));

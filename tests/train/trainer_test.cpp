@@ -18,7 +18,7 @@ using namespace trainkit::test;
 namespace {
 
 /// Keeps what is logged.
-class MemoryLogger final : public Logger {
+class RecordingLogger final : public Logger {
  public:
   void log(const LogRecord& record) override { records.push_back(record); }
   absl::Status flush() override { return absl::OkStatus(); }
@@ -52,7 +52,7 @@ absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1,
   auto loader = tiny_loader(/*rows=*/52, /*batch_size=*/4, num_workers);
   auto validation = tiny_loader(16, 8);
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
-  MemoryLogger logger;
+  RecordingLogger logger;
   FitOptions fit{.validation = validation.get(), .logger = &logger};
   int64_t calls = 0;
   auto result = trainer.fit(
@@ -189,7 +189,7 @@ TEST_CASE("A resumed run keeps the learning rate of its checkpoint and says whic
   const TempDir dir;
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   const auto loader = tiny_loader(52, 4);
-  MemoryLogger logger;
+  RecordingLogger logger;
   const auto fit = [&](double lr, const TrainerOptions& options) {
     auto trainer = Trainer::create(*devices, AdamW({.lr = lr}), options).value();
     REQUIRE(trainer.fit(*loader, tiny_loss, {.logger = &logger}).ok());
@@ -388,7 +388,7 @@ TEST_CASE("Records carry the learning rate of each group, wherever the optimizer
                                     .schedule = create_schedule({.name = "linear", .total_steps = 26}).value(),
                                     .log_every = 1})
                        .value();
-    MemoryLogger logger;
+    RecordingLogger logger;
     lr_copies = 0;
     const at::CallbackHandle watch =
         at::addThreadLocalCallback(at::RecordFunctionCallback(watch_copies).needsInputs(true));
@@ -424,7 +424,7 @@ TEST_CASE("Throughput is reported in what the loss counts, too, where it has a n
     auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}),
                                    {.max_epochs = 2, .grad_accum_steps = 2, .log_every = 5, .weight_unit = unit})
                        .value();
-    MemoryLogger logger;
+    RecordingLogger logger;
     const auto seven_tokens_a_row = [](TinyNet& model, const Batch& batch) {
       return LossOutput(tiny_loss(model, batch), 7.0 * static_cast<double>(batch.size()));
     };

@@ -1,6 +1,7 @@
 #pragma once
-/// All of the library. Read its headers in this order, which is also the way of the data and the order of the modules:
-/// a header uses only those above it.
+/// All of the library but its networks (trainkit/nn/gpt2.h, lora.h, resnet18.h, transformer.h), whose LibTorch headers
+/// take longer to compile than the rest. Read the headers in this order, that of the data flow and of the modules: a
+/// header uses only those above it.
 // The formatter would sort the modules by name:
 // clang-format off
 
@@ -66,13 +67,9 @@
 #include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/nn/checkpoint.h"
 #include "trainkit/nn/cross_entropy.h"
-#include "trainkit/nn/gpt2.h"
 #include "trainkit/nn/linear.h"
-#include "trainkit/nn/lora.h"
 #include "trainkit/nn/mel_spectrogram.h"
 #include "trainkit/nn/onednn_matmul.h"
-#include "trainkit/nn/resnet18.h"
-#include "trainkit/nn/transformer.h"
 #include "trainkit/logging/diagnosis.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/jsonl.h"

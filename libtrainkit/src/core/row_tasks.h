@@ -21,7 +21,7 @@ inline int64_t count_tasks(int64_t rows, int64_t rows_each) { return (rows + row
 /// Calls work(rows, number of the task) for tasks of `rows_each` rows on all threads, and waits for them.
 template <typename Work>
 void for_row_tasks(int64_t rows, int64_t width, int64_t rows_each, const Work& work) {
-  at::parallel_for(0, count_tasks(rows, rows_each), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count_tasks(rows, rows_each), 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       work(Rows{task * rows_each, std::min(rows, (task + 1) * rows_each), width}, task);
     }

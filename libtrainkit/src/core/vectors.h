@@ -2,8 +2,6 @@
 /// Sixteen numbers at a time, for functions marked TRAINKIT_VECTORIZED: the compiler makes of each operation what the
 /// processor has.
 
-#include <c10/util/BFloat16.h>
-
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -40,7 +38,10 @@ TRAINKIT_INLINE void store(const Floats& value, uint16_t* to) {
   std::memcpy(to, &halves, sizeof halves);
 }
 TRAINKIT_INLINE void store(float value, float* to) { *to = value; }
-TRAINKIT_INLINE void store(float value, uint16_t* to) { *to = c10::BFloat16(value).x; }
+TRAINKIT_INLINE void store(float value, uint16_t* to) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  *to = value == value ? static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16) : uint16_t{0x7fc0};
+}
 
 TRAINKIT_INLINE float sum_of(const Floats& x) {
   float sum = 0;

@@ -57,7 +57,7 @@ void gather_on_cpu(const detail::PatchSource& source, const int64_t* pixels, con
   const int64_t patch_bytes = source.patch_floats() * static_cast<int64_t>(sizeof(float));
   const bool streaming =
       stores == PatchStores::kStreaming || (stores == PatchStores::kAuto && count * patch_bytes >= kStreamingBytes);
-  at::parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / patch_bytes), [&](int64_t begin, int64_t end) {
+  detail::parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / patch_bytes), [&](int64_t begin, int64_t end) {
     detail::copy_patches(source, pixels + begin, orientations ? orientations + begin : nullptr, end - begin,
                          out + begin * source.patch_floats(), streaming);
   });

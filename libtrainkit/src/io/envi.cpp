@@ -86,7 +86,7 @@ absl::StatusOr<Fields> parse_header(const std::string& path, std::string_view te
   return fields;
 }
 
-struct Header {
+struct EnviHeader {
   int64_t samples = 0, lines = 0, bands = 0, offset = 0;
   at::ScalarType dtype = at::kByte;
   std::string interleave;
@@ -117,8 +117,8 @@ class HeaderReader {
     return bad(fmt::format("{}:{}", path_, field.line), name, problem, field.value.substr(0, 40), expected);
   }
 
-  absl::StatusOr<Header> read() const {
-    Header header;
+  absl::StatusOr<EnviHeader> read() const {
+    EnviHeader header;
     int64_t type = 0, order = 0;
     TRAINKIT_RETURN_IF_ERROR(number("samples", 1, kMostSide, {}, header.samples));
     TRAINKIT_RETURN_IF_ERROR(number("lines", 1, kMostSide, {}, header.lines));
@@ -179,7 +179,7 @@ void swap_bytes(at::Tensor& tensor) {
   for (int64_t i = 0; i < tensor.numel(); ++i) std::reverse(bytes + i * size, bytes + (i + 1) * size);
 }
 
-absl::StatusOr<at::Tensor> read_data(const std::string& path, const Header& header) {
+absl::StatusOr<at::Tensor> read_data(const std::string& path, const EnviHeader& header) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   const int64_t bytes = detail::array_bytes(std::array{header.lines, header.samples, header.bands},
                                             static_cast<int64_t>(c10::elementSize(header.dtype)));
@@ -217,7 +217,7 @@ absl::StatusOr<at::Tensor> read_envi(const std::string& path) try {
   const std::string copy(text->text());
   TRAINKIT_RETURN_IF_ERROR(text->check());
   TRAINKIT_ASSIGN_OR_RETURN(const Fields fields, parse_header(header_path, copy));
-  TRAINKIT_ASSIGN_OR_RETURN(const Header header, HeaderReader(header_path, fields).read());
+  TRAINKIT_ASSIGN_OR_RETURN(const EnviHeader header, HeaderReader(header_path, fields).read());
   return read_data(data_path, header);
 } catch (...) {
   return annotate(status_from_current_exception(), path);

@@ -22,9 +22,9 @@ namespace trainkit::detail {
 namespace {
 
 constexpr size_t kUserBlock = 512;
-constexpr int64_t kMostVariables = 10'000, kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
+constexpr int64_t kMostVariables73 = 10'000, kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
 constexpr hsize_t kMostPlainChunks = 4096;  // without a filter; HDF5 walks the index anew for each
-constexpr int kMostDimensions = 32;
+constexpr int kMostDimensions73 = 32;
 
 absl::Status damaged(const std::string& problem) { return absl::DataLossError(problem); }
 absl::Status refused(const std::string& problem) { return absl::InvalidArgumentError(problem); }
@@ -122,7 +122,7 @@ std::vector<int64_t> sizes_of(hid_t dataset) {
   const Hdf5Handle space(H5Dget_space(dataset));
   if (!space || H5Sget_simple_extent_type(space) != H5S_SIMPLE) return {};
   const int dimensions = H5Sget_simple_extent_ndims(space);
-  if (dimensions < 1 || dimensions > kMostDimensions) return {};
+  if (dimensions < 1 || dimensions > kMostDimensions73) return {};
   std::vector<hsize_t> sizes(dimensions);
   if (H5Sget_simple_extent_dims(space, sizes.data(), nullptr) < 0) return {};
   std::vector<int64_t> result;
@@ -165,8 +165,8 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
   const Hdf5Handle root(H5Gopen2(file, "/", H5P_DEFAULT));
   H5G_info_t info;
   if (!root || H5Gget_info(root, &info) < 0) return damaged("HDF5 cannot read the list of variables");
-  if (info.nlinks > static_cast<hsize_t>(kMostVariables))
-    return refused(fmt::format("more than {} variables", kMostVariables));
+  if (info.nlinks > static_cast<hsize_t>(kMostVariables73))
+    return refused(fmt::format("more than {} variables", kMostVariables73));
   std::vector<MatVariable> variables;
   for (hsize_t i = 0; i < info.nlinks; ++i) {
     const auto copy = [&](char* to, size_t size) {
@@ -293,7 +293,7 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
   if (!stored_as(type, *variable.dtype))
     return refused(fmt::format("not stored as the class {} that it says", variable.type));
   if (variable.sizes.size() < 2)
-    return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions));
+    return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions73));
   const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
   const std::string sizes = describe_sizes(variable.sizes);
   if (bytes < 0) return refused(fmt::format("a size of {} overflows", sizes));

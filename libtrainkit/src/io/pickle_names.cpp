@@ -11,13 +11,13 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int kMaxDepth = 64;
-constexpr size_t kMaxNameBytes = 65535;
+constexpr int kMaxNestedNames = 64;
+constexpr size_t kMaxPickledNameBytes = 65535;
 // A container may stand in many others, so that a small pickle can have any number of names.
 constexpr size_t kMaxVisits = 4'000'000;
-constexpr size_t kMaxTensors = 1 << 18;
+constexpr size_t kMaxNamedTensors = 1 << 18;
 constexpr size_t kMaxAllNamesBytes = 64 << 20;
-constexpr size_t kMaxValues = 10'000;
+constexpr size_t kMaxNamedValues = 10'000;
 
 class Namer {
  public:
@@ -85,8 +85,8 @@ class Namer {
     container_bytes_.push_back(length);
     if (depth > 0) name_ += '.';
     name_ += key;
-    if (name_.size() > kMaxNameBytes) return refuse("has too long a name");
-    if (depth == kMaxDepth) return refuse("is nested too deeply", "", fmt::format("at most {} levels", kMaxDepth));
+    if (name_.size() > kMaxPickledNameBytes) return refuse("has too long a name");
+    if (depth == kMaxNestedNames) return refuse("is nested too deeply", "", fmt::format("at most {} levels", kMaxNestedNames));
     const absl::Status status = visit(value, depth + 1);
     if (status.ok()) name_.resize(length);
     container_bytes_.pop_back();
@@ -96,8 +96,8 @@ class Namer {
   absl::Status add_tensor(const PickleValue& value) {
     if (!seen_.insert(name_).second) return refuse("stands twice");
     all_names_bytes_ += name_.size();
-    if (names.tensors.size() == kMaxTensors || all_names_bytes_ > kMaxAllNamesBytes)
-      return refuse("holds too many tensors", "", fmt::format("at most {}", kMaxTensors));
+    if (names.tensors.size() == kMaxNamedTensors || all_names_bytes_ > kMaxAllNamesBytes)
+      return refuse("holds too many tensors", "", fmt::format("at most {}", kMaxNamedTensors));
     names.tensors.emplace_back(name_, value);
     const std::string container = container_bytes_.empty() ? "" : name_.substr(0, container_bytes_.back());
     if (containers_.insert(container).second) names.containers.push_back(container);
@@ -105,7 +105,7 @@ class Namer {
   }
 
   void add_value(const PickleValue& value) {
-    if (names.values.size() == kMaxValues || all_names_bytes_ > kMaxAllNamesBytes) return;
+    if (names.values.size() == kMaxNamedValues || all_names_bytes_ > kMaxAllNamesBytes) return;
     all_names_bytes_ += name_.size();
     names.values.emplace_back(name_, describe(value));
   }

@@ -16,11 +16,11 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int kMaxDepth = 16;
-constexpr size_t kMaxRank = 64;
-constexpr size_t kMaxNameBytes = 65535;
+constexpr int kMaxHeaderDepth = 16;
+constexpr size_t kMaxTensorRank = 64;
+constexpr size_t kMaxTensorNameBytes = 65535;
 // Far above any model; with them a header of the longest length takes less than 256 MiB.
-constexpr size_t kMaxTensors = 1 << 18;
+constexpr size_t kMaxListedTensors = 1 << 18;
 constexpr size_t kMaxMetadata = 1 << 18;
 constexpr size_t kMaxTextBytes = 16 << 20;
 constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
@@ -53,7 +53,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 1) {
       in_metadata_ = name == "__metadata__";
       if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "stands twice") : true;
-      if (entries.size() == kMaxTensors) return refuse_number("header", "lists too many tensors", kMaxTensors);
+      if (entries.size() == kMaxListedTensors) return refuse_number("header", "lists too many tensors", kMaxListedTensors);
       entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
       const std::string& added = entries.back().name;
       return names_.insert(added).second ? true : refuse(added, "stands twice");
@@ -85,7 +85,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (skip_depth_ > 0) return true;
     if (list_) {
       // one more than is allowed is kept, and refused with the rest of the entry
-      if (list_->size() > kMaxRank) return refuse_number(entries.back().name, key_ + " is too long", kMaxRank);
+      if (list_->size() > kMaxTensorRank) return refuse_number(entries.back().name, key_ + " is too long", kMaxTensorRank);
       list_->push_back(number);
       return true;
     }
@@ -142,7 +142,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool open(char bracket) {
-    if (depth_ == kMaxDepth) return refuse("header", fmt::format("is nested deeper than {} levels", kMaxDepth));
+    if (depth_ == kMaxHeaderDepth) return refuse("header", fmt::format("is nested deeper than {} levels", kMaxHeaderDepth));
     if (skip_depth_ == 0) {
       const char* kind = bracket == '{' ? "an object" : "a list";
       if (depth_ < 2) {
@@ -212,15 +212,15 @@ absl::StatusOr<SafetensorsEntry> check_entry(RawEntry&& raw, const std::string& 
   const bool has_control =
       std::any_of(raw.name.begin(), raw.name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
   if (has_control) return refuse("name holds control characters");
-  if (raw.name.size() > kMaxNameBytes)
+  if (raw.name.size() > kMaxTensorNameBytes)
     return refuse("name is too long", describe_bytes(static_cast<int64_t>(raw.name.size())));
   if (!raw.dtype) return refuse("has no dtype");
   if (!raw.shape) return refuse("has no shape");
   if (!raw.offsets) return refuse("has no data_offsets");
   const SafetensorsDtype* dtype = find_dtype(*raw.dtype);
   if (!dtype) return refuse("dtype is unknown", *raw.dtype);
-  if (raw.shape->size() > kMaxRank) {
-    return refuse("has too many dimensions", fmt::format("{}", raw.shape->size()), fmt::format("at most {}", kMaxRank));
+  if (raw.shape->size() > kMaxTensorRank) {
+    return refuse("has too many dimensions", fmt::format("{}", raw.shape->size()), fmt::format("at most {}", kMaxTensorRank));
   }
   if (raw.offsets->size() != 2)
     return refuse("data_offsets are not two numbers", fmt::format("{}", raw.offsets->size()), "2");

@@ -20,7 +20,7 @@ struct Plan {
   int64_t data_bytes = 0;
 };
 
-absl::Status refuse(const std::string& name, std::string problem, std::string got = {}) {
+absl::Status refuse_entry(const std::string& name, std::string problem, std::string got = {}) {
   return to_status({.exit_code = ExitCode::kBug,
                     .id = "weights.write",
                     .field = name,
@@ -30,13 +30,13 @@ absl::Status refuse(const std::string& name, std::string problem, std::string go
 }
 
 absl::Status check(const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) return refuse(name, "is an undefined tensor");
+  if (!tensor.defined()) return refuse_entry(name, "is an undefined tensor");
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
-    return refuse(name, "has no plain data in memory");
+    return refuse_entry(name, "has no plain data in memory");
   if (!detail::find_dtype(tensor.scalar_type())) {
-    return refuse(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()));
+    return refuse_entry(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()));
   }
-  if (name == "__metadata__") return refuse(name, "is not allowed as a name");
+  if (name == "__metadata__") return refuse_entry(name, "is not allowed as a name");
   return absl::OkStatus();
 }
 
@@ -70,10 +70,10 @@ absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMet
     }
     std::sort(names.begin(), names.end());
     if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end()) {
-      return refuse(std::string(*twice), "stands twice");
+      return refuse_entry(std::string(*twice), "stands twice");
     }
   } catch (const nlohmann::json::type_error&) {
-    return refuse("names and metadata", "hold text that is not UTF-8");
+    return refuse_entry("names and metadata", "hold text that is not UTF-8");
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');  // the data starts at a multiple of 8

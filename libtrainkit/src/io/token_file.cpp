@@ -35,7 +35,7 @@ constexpr uint32_t kOtherByteOrder = 0x04030201;
 
 using DigestBytes = std::array<uint8_t, 16>;
 
-struct Header {
+struct TokenHeader {
   char magic[8];
   uint32_t version;
   uint32_t byte_order;
@@ -47,7 +47,7 @@ struct Header {
   DigestBytes source_digest;
   uint64_t padding;
 };
-static_assert(sizeof(Header) == 80);
+static_assert(sizeof(TokenHeader) == 80);
 
 /// After the last token and zeros up to a multiple of 8.
 struct Trailer {
@@ -72,7 +72,7 @@ std::string to_hex(const DigestBytes& bytes) {
   return hex;
 }
 
-DigestBytes ends_digest(const Header& header, const Trailer& trailer) {
+DigestBytes ends_digest(const TokenHeader& header, const Trailer& trailer) {
   Digest digest;
   digest.update(&header, sizeof header);
   digest.update(&trailer, offsetof(Trailer, ends_digest));
@@ -95,7 +95,7 @@ absl::Status bad_file(const std::string& path, const std::string& problem, const
                     .hint = "delete the file: it is made again from the text"});
 }
 
-absl::Status check_header(const std::string& path, const Header& header) {
+absl::Status check_header(const std::string& path, const TokenHeader& header) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return bad_file(path, "not a token file");
   if (header.byte_order == kOtherByteOrder) return bad_file(path, "written on a big-endian machine");
   if (header.version != kVersion) {
@@ -104,7 +104,7 @@ absl::Status check_header(const std::string& path, const Header& header) {
   return absl::OkStatus();
 }
 
-absl::Status check_ends(const std::string& path, const Header& header, const Trailer& trailer, uint64_t between) {
+absl::Status check_ends(const std::string& path, const TokenHeader& header, const Trailer& trailer, uint64_t between) {
   if (std::memcmp(trailer.magic, kMagic, sizeof kMagic) != 0) return bad_file(path, "cut short: the end is missing");
   if (trailer.ends_digest != ends_digest(header, trailer)) return bad_file(path, "the header or the end is damaged");
   const bool sane = header.byte_order == kByteOrder && header.vocab_size > 0 &&
@@ -134,7 +134,7 @@ TRAINKIT_WIDE uint32_t widen_32(const uint32_t* in, int64_t* out, int64_t count)
 /// Appends tokens in the width of the file and checks each.
 class Appender {
  public:
-  Appender(WritableFile& file, const Header& header) : file_(file), header_(header) {}
+  Appender(WritableFile& file, const TokenHeader& header) : file_(file), header_(header) {}
 
   absl::Status append(std::span<const TokenId> tokens) {
     for (TokenId token : tokens) {
@@ -167,7 +167,7 @@ class Appender {
 
  private:
   WritableFile& file_;
-  const Header& header_;
+  const TokenHeader& header_;
   uint64_t count_ = 0;
   std::vector<uint16_t> narrow_;
 };
@@ -185,10 +185,10 @@ absl::StatusOr<TokenFile> TokenFile::open(const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
   const auto bytes = file->bytes();
   if (bytes.empty()) return bad_file(path, "the file is empty");
-  Header header = {};
+  TokenHeader header = {};
   std::memcpy(&header, bytes.data(), std::min(bytes.size(), sizeof header));
   TRAINKIT_RETURN_IF_ERROR(check_header(path, header));
-  if (bytes.size() < sizeof(Header) + sizeof(Trailer)) return bad_file(path, "cut short: the end is missing");
+  if (bytes.size() < sizeof(TokenHeader) + sizeof(Trailer)) return bad_file(path, "cut short: the end is missing");
   Trailer trailer;
   std::memcpy(&trailer, bytes.data() + bytes.size() - sizeof trailer, sizeof trailer);
   TRAINKIT_RETURN_IF_ERROR(check_ends(path, header, trailer, bytes.size() - sizeof header - sizeof trailer));
@@ -203,7 +203,7 @@ absl::StatusOr<TokenFile> TokenFile::open(const std::string& path) {
 TokenFile::TokenFile(std::shared_ptr<const MappedFile> file, TokenFileOrigin origin, int64_t size, int token_bytes)
     : file_(std::move(file)),
       origin_(std::move(origin)),
-      tokens_(file_->bytes().data() + sizeof(Header)),
+      tokens_(file_->bytes().data() + sizeof(TokenHeader)),
       size_(size),
       token_bytes_(token_bytes) {}
 
@@ -236,7 +236,7 @@ void TokenFile::read(int64_t begin, std::span<int64_t> out) const {
 
 absl::Status TokenFile::bad_token(int64_t begin, std::span<const int64_t> tokens) const {
   const auto at = std::find_if(tokens.begin(), tokens.end(), [&](int64_t token) { return token >= vocab_size(); });
-  const auto offset = static_cast<int64_t>(sizeof(Header)) + (begin + (at - tokens.begin())) * token_bytes_;
+  const auto offset = static_cast<int64_t>(sizeof(TokenHeader)) + (begin + (at - tokens.begin())) * token_bytes_;
   return to_status({.exit_code = ExitCode::kData,
                     .id = "data.tokens",
                     .where = fmt::format("{}@{:#x}", path(), offset),
@@ -264,7 +264,7 @@ absl::Status TokenFile::verify() const {
 absl::Status write_token_file(const std::string& path, const TokenFileOrigin& origin,
                               const std::function<absl::Status(const TokenSink&)>& produce) {
   TORCH_CHECK_VALUE(origin.vocab_size > 0, "vocab_size must be >= 1, got ", origin.vocab_size);
-  Header header = {};
+  TokenHeader header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;
   header.byte_order = kByteOrder;

@@ -22,7 +22,7 @@ namespace {
 
 using detail::TorchDtype;
 
-absl::Status refuse(const std::string& name, std::string problem, std::string got = {}) {
+absl::Status refuse_tensor(const std::string& name, std::string problem, std::string got = {}) {
   return to_status({.exit_code = ExitCode::kBug,
                     .id = "weights.write",
                     .field = name,
@@ -34,13 +34,13 @@ absl::Status refuse(const std::string& name, std::string problem, std::string go
 absl::Status check(const NamedTensors& tensors) {
   std::unordered_set<std::string_view> names;
   for (const auto& [name, tensor] : tensors) {
-    if (find_invalid_utf8(name) != name.size()) return refuse(escape_text(name), "is not UTF-8");
-    if (!names.insert(name).second) return refuse(name, "stands twice");
-    if (!tensor.defined()) return refuse(name, "is an undefined tensor");
+    if (find_invalid_utf8(name) != name.size()) return refuse_tensor(escape_text(name), "is not UTF-8");
+    if (!names.insert(name).second) return refuse_tensor(name, "stands twice");
+    if (!tensor.defined()) return refuse_tensor(name, "is an undefined tensor");
     if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
-      return refuse(name, "has no plain data in memory");
+      return refuse_tensor(name, "has no plain data in memory");
     if (!detail::find_torch_dtype(tensor.scalar_type()))
-      return refuse(name, "has a dtype that PyTorch's files lack", c10::toString(tensor.scalar_type()));
+      return refuse_tensor(name, "has a dtype that PyTorch's files lack", c10::toString(tensor.scalar_type()));
   }
   return absl::OkStatus();
 }
@@ -173,19 +173,19 @@ std::string pickle(const NamedTensors& tensors, const std::vector<size_t>& stora
 /// The tensors below `value`, depth first, under the names that TorchFile gives them.
 absl::Status gather(const TorchValue& value, const std::string& name, int depth, NamedTensors& tensors) {
   constexpr int kMostLevels = 60;
-  if (depth > kMostLevels) return refuse(name, "is nested too deeply");
+  if (depth > kMostLevels) return refuse_tensor(name, "is nested too deeply");
   if (value.kind() == TorchValue::Kind::kTensor) tensors.emplace_back(name, std::get<at::Tensor>(value.plain()));
   const std::string start = name.empty() ? "" : name + ".";
   std::unordered_set<std::string_view> keys;
   for (size_t i = 0; i < value.items().size(); ++i) {
     const bool is_dict = value.kind() == TorchValue::Kind::kDict;
     const std::string key = is_dict ? value.keys()[i] : std::to_string(i);
-    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse(start + key, "stands twice");
-    if (find_invalid_utf8(key) != key.size()) return refuse(start + escape_text(key), "is not UTF-8");
+    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse_tensor(start + key, "stands twice");
+    if (find_invalid_utf8(key) != key.size()) return refuse_tensor(start + escape_text(key), "is not UTF-8");
     TRAINKIT_RETURN_IF_ERROR(gather(value.items()[i], start + key, depth + 1, tensors));
   }
   const auto* text = std::get_if<std::string>(&value.plain());
-  if (text && find_invalid_utf8(*text) != text->size()) return refuse(name, "is text that is not UTF-8");
+  if (text && find_invalid_utf8(*text) != text->size()) return refuse_tensor(name, "is text that is not UTF-8");
   return absl::OkStatus();
 }
 
@@ -223,7 +223,7 @@ void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<s
 /// The archive: the pickle, then each storage once.
 absl::Status write_archive(WritableFile& file, const std::string& pickled, const NamedTensors& tensors,
                            const std::vector<size_t>& storages) {
-  if (pickled.size() > detail::kMaxPickleBytes) return refuse({}, "these are too many tensors for a PyTorch file");
+  if (pickled.size() > detail::kMaxPickleBytes) return refuse_tensor({}, "these are too many tensors for a PyTorch file");
   detail::ZipWriter zip(file);
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", pickled));
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));

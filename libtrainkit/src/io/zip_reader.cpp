@@ -18,7 +18,7 @@ namespace {
 // Bounds for hostile files: far above any model, and together below 100 MiB of memory.
 constexpr uint64_t kMaxDirectoryBytes = 32 << 20;
 constexpr uint64_t kMaxEntries = 1 << 18;
-constexpr size_t kMaxNameBytes = 255;
+constexpr size_t kMaxEntryNameBytes = 255;
 
 /// Little-endian numbers, one after the other. The caller has checked that they are there.
 class Fields {
@@ -235,7 +235,7 @@ class ZipReader {
   absl::Status check_name(uint64_t at, std::string_view name) const {
     const char* problem = nullptr;
     const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-    if (name.empty() || name.size() > kMaxNameBytes) {
+    if (name.empty() || name.size() > kMaxEntryNameBytes) {
       problem = "is empty or too long for an entry's name";
     } else if (find_invalid_utf8(name) != name.size() || std::any_of(name.begin(), name.end(), is_control)) {
       problem = "holds control characters or is no UTF-8";
@@ -243,7 +243,7 @@ class ZipReader {
                fmt::format("/{}/", name).find("/../") != std::string::npos) {
       problem = "leaves the archive's folder";
     }
-    return problem ? refuse(at, std::string(name.substr(0, kMaxNameBytes)), problem) : absl::OkStatus();
+    return problem ? refuse(at, std::string(name.substr(0, kMaxEntryNameBytes)), problem) : absl::OkStatus();
   }
 
   /// `header` must follow at once on what ends at `free_from`, but for the descriptor that may stand there.

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "core/parallel.h"
@@ -114,22 +115,28 @@ TRAINKIT_INLINE void multiply(const float* a, int64_t a_row, int64_t a_step, con
   if (at < columns) tile<kTileRows, 1, kAdd>(a, a_row, a_step, b + at, b_row, depth, c + at, c_row);
 }
 
+/// Exchanges the upper half of each 2 kHalf lanes of a with the lower half of those of b.
+template <size_t kHalf, size_t... kLane>
+TRAINKIT_INLINE void exchange(Floats& a, Floats& b, std::index_sequence<kLane...>) {
+  const Floats x = a, y = b;
+  a = __builtin_shufflevector(x, y, (kLane & kHalf ? kLane - kHalf + kLanes : kLane)...);
+  b = __builtin_shufflevector(x, y, (kLane & kHalf ? kLane + kLanes : kLane + kHalf)...);
+}
+
+template <size_t kHalf>
+TRAINKIT_INLINE void exchange_all(Floats (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (size_t k = 0; k < kLanes; ++k) {
+    if (!(k & kHalf)) exchange<kHalf>(rows[k], rows[k + kHalf], std::make_index_sequence<kLanes>());
+  }
+}
+
 /// Of kLanes vectors the k-th elements become the k-th vector: log2(kLanes) rounds that exchange half of each pair.
 TRAINKIT_INLINE void transpose(Floats (&rows)[kLanes]) {
-  constexpr Signs kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-  for (int half = 8; half > 0; half /= 2) {
-    const Signs upper = (kLane & half) != 0;
-    const Signs low = upper ? kLane - half + static_cast<int32_t>(kLanes) : kLane;
-    const Signs high = upper ? kLane + static_cast<int32_t>(kLanes) : kLane + half;
-#pragma GCC unroll 16
-    for (int k = 0; k < kLanes; ++k) {
-      if (k & half) continue;
-      const Floats a = rows[k], b = rows[k + half];
-      rows[k] = __builtin_shuffle(a, b, low);
-      rows[k + half] = __builtin_shuffle(a, b, high);
-    }
-  }
+  exchange_all<8>(rows);
+  exchange_all<4>(rows);
+  exchange_all<2>(rows);
+  exchange_all<1>(rows);
 }
 
 /// `count` rows of `width` values, `row` apart, as columns of `to` (width, keys); the columns up to the next multiple
@@ -336,6 +343,7 @@ TRAINKIT_INLINE void backward_head(const T* qkv, const T* mixed, const T* d_mixe
   }
 TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
+#undef TRAINKIT_KERNELS
 
 /// Calls work(head of qkv, index of qkv's first value, of the output's, of logsumexp's, scratch) for each head.
 template <typename Work>
@@ -344,7 +352,7 @@ void for_heads(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAt
   const int64_t batch = qkv.size(0), time = qkv.size(1), channels = qkv.size(2) / 3, heads = attention.n_heads;
   const Head head{time, channels / heads, 3 * channels, channels, static_cast<float>(attention.scale)};
   const bool* mask = key_mask.defined() ? key_mask.const_data_ptr<bool>() : nullptr;
-  at::parallel_for(0, batch * heads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, batch * heads, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(time, head.width, backward);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task / heads, offset = task % heads * head.width;

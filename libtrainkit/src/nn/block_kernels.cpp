@@ -277,6 +277,7 @@ TRAINKIT_INLINE void column_sums(const T* x, Rows rows, float* sums) {
   TRAINKIT_VECTORIZED void sum_columns(const T* x, Rows rows, float* sums) { column_sums(x, rows, sums); }
 TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
+#undef TRAINKIT_KERNELS
 
 /// Calls run(float or uint16_t) for the kind of a tensor.
 template <typename Run>

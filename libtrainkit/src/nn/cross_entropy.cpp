@@ -149,7 +149,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   float* g = differentiable ? gradient.mutable_data_ptr<float>() : nullptr;
   const float scale = 1.0f / static_cast<float>(count);
   std::vector<float> losses(rows);
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / classes), [&](int64_t begin, int64_t end) {
+  detail::parallel_for(0, rows, std::max<int64_t>(1, kGrain / classes), [&](int64_t begin, int64_t end) {
     rows_loss(x, y, classes, ignore_index, begin, end, losses.data(), g, scale);
   });
   double sum = 0;

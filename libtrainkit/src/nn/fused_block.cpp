@@ -12,15 +12,13 @@
 
 #include "core/gpu_operations.h"
 #include "nn/attention_kernel.h"
+#include "nn/optional_tensor.h"
 
 namespace trainkit::detail {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using OptionalTensor = std::optional<at::Tensor>;  // an undefined tensor is no argument of a Function, an absent one is
-
-OptionalTensor optional(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
 /// What matrix products are computed in.
 at::ScalarType kind_of_products() {

@@ -20,6 +20,7 @@
 #include "core/gpu_operations.h"
 #include "core/recorded.h"
 #include "nn/gpu_kernels.h"
+#include "nn/optional_tensor.h"
 
 namespace trainkit::detail {
 
@@ -29,12 +30,9 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using OptionalTensor = std::optional<at::Tensor>;  // an undefined tensor is no argument of a Function, an absent one is
 
 /// The dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
-
-OptionalTensor optional(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
 /// What goes into matrix products next to x is computed in.
 at::ScalarType product_type(const at::Tensor& x) {

@@ -15,12 +15,12 @@ namespace {
 
 using detail::config_error;
 
-constexpr char kConfigName[] = "adapter_config.json";
-constexpr char kSafetensorsName[] = "adapter_model.safetensors";
-constexpr char kTorchName[] = "adapter_model.bin";
+constexpr char kAdapterConfigName[] = "adapter_config.json";
+constexpr char kAdapterSafetensorsName[] = "adapter_model.safetensors";
+constexpr char kAdapterTorchName[] = "adapter_model.bin";
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 /// Of a model with a head: GPT2LMHeadModel and the like.
-constexpr std::string_view kBodyPrefix = "transformer.";
+constexpr std::string_view kAdapterBodyPrefix = "transformer.";
 
 /// Read below, or of no influence on what the adapters compute.
 constexpr std::string_view kKnownFields[] = {"alpha_pattern",
@@ -106,7 +106,7 @@ absl::StatusOr<NamedTensors> read_adapters(const std::string& path, bool model_h
     for (auto& named : tensors) named.first.erase(0, prefix.size());
   };
   strip(kPeftPrefix);
-  if (!model_has_body) strip(kBodyPrefix);
+  if (!model_has_body) strip(kAdapterBodyPrefix);
   return tensors;
 }
 
@@ -151,16 +151,16 @@ absl::Status save_lora(const torch::nn::Module& model, const LoRAConfig& config,
     transposed = transposed || (layer && layer->has_adapter() && layer->weight_is_transposed());
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, fs.create_directories(folder));
-  TRAINKIT_RETURN_IF_ERROR(save_safetensors(fs, folder + "/" + kSafetensorsName, tensors, {{"format", "pt"}}));
-  return write_file_atomically(directory, kConfigName, config_json(config, transposed));
+  TRAINKIT_RETURN_IF_ERROR(save_safetensors(fs, folder + "/" + kAdapterSafetensorsName, tensors, {{"format", "pt"}}));
+  return write_file_atomically(directory, kAdapterConfigName, config_json(config, transposed));
 }
 
 absl::StatusOr<LoRAConfig> load_lora(torch::nn::Module& model, const std::string& folder, const Fs& fs) {
-  const std::string config_path = folder + "/" + kConfigName;
+  const std::string config_path = folder + "/" + kAdapterConfigName;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string text, detail::read_config(config_path, fs));
   TRAINKIT_ASSIGN_OR_RETURN(const LoRAConfig config, parse_lora_config(text, config_path));
-  const bool is_torch = !fs.exists(folder + "/" + kSafetensorsName) && fs.exists(folder + "/" + kTorchName);
-  const std::string path = folder + "/" + (is_torch ? kTorchName : kSafetensorsName);
+  const bool is_torch = !fs.exists(folder + "/" + kAdapterSafetensorsName) && fs.exists(folder + "/" + kAdapterTorchName);
+  const std::string path = folder + "/" + (is_torch ? kAdapterTorchName : kAdapterSafetensorsName);
   const auto parts = model.named_children();
   TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors adapters,
                             read_adapters(path, parts.contains(std::string("transformer")), fs));

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kSchema = 1;
+constexpr int kManifestSchema = 1;
 constexpr int64_t kMaxManifestBytes = 1 << 20;
 constexpr std::string_view kLibrary = TRAINKIT_VERSION;
 
@@ -71,7 +71,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   for (const auto& [name, record] : manifest.files)
     files[name] = {{"bytes", record.bytes}, {"xxh3_128", record.xxh3_128}};
   const std::string text =
-      fmt::format("{{\n\"schema\": {},\n\"library\": {},\n\"step\": {},\n\"files\": {},\n", kSchema,
+      fmt::format("{{\n\"schema\": {},\n\"library\": {},\n\"step\": {},\n\"files\": {},\n", kManifestSchema,
                   Json(manifest.library.empty() ? kLibrary : manifest.library).dump(), manifest.step, files.dump(1));
   return text + digest_member(text);
 }
@@ -80,11 +80,11 @@ absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::st
   TRAINKIT_RETURN_IF_ERROR(check_digest(text, path));
   TRAINKIT_ASSIGN_OR_RETURN(const Json json, parse_strict_json(text, checkpoint_error("ckpt.manifest", path, {})));
   if (!json.contains("schema") || !json["schema"].is_number_integer()) return malformed(path, "schema");
-  if (json["schema"] != kSchema) {
+  if (json["schema"] != kManifestSchema) {
     Error error = checkpoint_error("ckpt.schema", path, "was written by another version of the library");
     error.field = "schema";
     error.got = json["schema"].dump();
-    error.expected = fmt::format("{}", kSchema);
+    error.expected = fmt::format("{}", kManifestSchema);
     return to_status(error);
   }
   Manifest manifest;

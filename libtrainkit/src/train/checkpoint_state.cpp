@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kSchema = 1;
+constexpr int kStateSchema = 1;
 
 /// The dtypes of tensors in a state, by the names that safetensors has for them.
 constexpr std::pair<std::string_view, at::ScalarType> kDtypes[] = {
@@ -164,7 +164,7 @@ absl::StatusOr<std::string> state_to_json(const StateDict& state) {
     }
   }
   try {
-    return Json{{"schema", kSchema}, {"entries", std::move(entries)}}.dump(1) + "\n";
+    return Json{{"schema", kStateSchema}, {"entries", std::move(entries)}}.dump(1) + "\n";
   } catch (const Json::type_error&) {
     return absl::InvalidArgumentError("a state's entry has a name that is not UTF-8");
   }
@@ -175,10 +175,10 @@ absl::StatusOr<StateDict> state_from_json(std::string_view text, const std::stri
   if (!json.is_object() || !json.contains("schema") || !json.contains("entries") || !json["entries"].is_object()) {
     return to_status(state_error(path, {}, "is no state: it has no schema or no entries"));
   }
-  if (json["schema"] != kSchema) {
+  if (json["schema"] != kStateSchema) {
     Error error = state_error(path, "schema", "is not one that this library reads");
     error.got = json["schema"].dump();
-    error.expected = fmt::format("{}", kSchema);
+    error.expected = fmt::format("{}", kStateSchema);
     return to_status(error);
   }
   StateDict state;

@@ -134,21 +134,21 @@ class Search {
   bool given_up_ = false;
 };
 
-std::mutex one_at_a_time;
+std::mutex one_search_at_a_time;
 
 /// The search that callbacks belong to. Shared: one of autograd's threads may still be in a callback when `run` has
 /// thrown.
 std::mutex current_mutex;
-std::shared_ptr<Search> current;
+std::shared_ptr<Search> current_search;
 
 void set_current(std::shared_ptr<Search> search) {
   const std::lock_guard lock(current_mutex);
-  current = std::move(search);
+  current_search = std::move(search);
 }
 
 std::shared_ptr<Search> get_current() {
   const std::lock_guard lock(current_mutex);
-  return current;
+  return current_search;
 }
 
 /// Lets no exception out: LibTorch would print it, and go on.
@@ -192,7 +192,7 @@ class Watch {
 }  // namespace
 
 std::string first_nonfinite(const torch::nn::Module& module, const std::function<void()>& run) {
-  const std::lock_guard lock(one_at_a_time);
+  const std::lock_guard lock(one_search_at_a_time);
   const auto search = std::make_shared<Search>(module);
   if (std::string found = search->found(); !found.empty()) return found;
   {

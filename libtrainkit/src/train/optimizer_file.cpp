@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kKept[] = {"step", "exp_avg", "exp_avg_sq"};
 
-absl::Status refuse(const std::string& path, std::string field, std::string problem, std::string hint = {}) {
+absl::Status refuse_state(const std::string& path, std::string field, std::string problem, std::string hint = {}) {
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "weights.optimizer",
                     .where = path,
@@ -65,7 +65,7 @@ absl::StatusOr<std::map<std::string, ParameterState>> read_states(const TorchFil
     const size_t dot = entry.name.rfind('.');
     const std::string what = entry.name.substr(dot + 1);
     if (std::find(std::begin(kKept), std::end(kKept), what) == std::end(kKept) || dot < start.size())
-      return refuse(file.path(), entry.name, "is nothing that Adam or AdamW keep", "amsgrad is not supported");
+      return refuse_state(file.path(), entry.name, "is nothing that Adam or AdamW keep", "amsgrad is not supported");
     TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(entry.name));
     states[entry.name.substr(start.size(), dot - start.size())][what] = tensor.contiguous();
   }
@@ -100,7 +100,7 @@ absl::Status use_names(const TorchFile& file, const std::string& container,
     const auto names = parameter_names(file, container);
     for (const auto& [number, state] : states) {
       if (names.contains(number)) continue;
-      return refuse(file.path(), container + "state." + number, "is a parameter known by its number alone",
+      return refuse_state(file.path(), container + "state." + number, "is a parameter known by its number alone",
                     "in Python, make the optimizer of model.named_parameters() and save it again");
     }
     rename_keys(states, [&](const std::string& number) { return names.at(number); });
@@ -140,7 +140,7 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::open(path, fs));
   const auto container = find_container(file);
-  if (!container) return refuse(path, {}, "holds no state of Adam or AdamW");
+  if (!container) return refuse_state(path, {}, "holds no state of Adam or AdamW");
   TRAINKIT_ASSIGN_OR_RETURN(auto states, read_states(file, *container + "state."));
   TRAINKIT_RETURN_IF_ERROR(use_names(file, *container, states));
   StateDict state = optimizer.state_dict();
@@ -148,21 +148,21 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
   for (const ParamGroup& group : optimizer.param_groups()) {
     for (const NamedParameter& parameter : group.params) {
       const auto found = states.extract(parameter.name);
-      if (!found) return refuse(path, parameter.name, "has no state in the file");
+      if (!found) return refuse_state(path, parameter.name, "has no state in the file");
       for (const char* what : kKept) {
         const auto tensor = found.mapped().find(what);
-        if (tensor == found.mapped().end()) return refuse(path, parameter.name, std::string("has no ") + what);
+        if (tensor == found.mapped().end()) return refuse_state(path, parameter.name, std::string("has no ") + what);
         at::Tensor& own = std::get<at::Tensor>(state.find("state." + parameter.name + "." + what)->second);
         const bool fits = tensor->second.sizes() == own.sizes() && tensor->second.is_floating_point();
-        if (!fits) return refuse(path, parameter.name, std::string(what) + " is of another shape or no floating point");
+        if (!fits) return refuse_state(path, parameter.name, std::string(what) + " is of another shape or no floating point");
         own = tensor->second.to(own.scalar_type());
       }
       const double step = found.mapped().at("step").item<double>();
-      if (!(step >= 0 && step <= 1e15)) return refuse(path, parameter.name, "has no number of steps");
+      if (!(step >= 0 && step <= 1e15)) return refuse_state(path, parameter.name, "has no number of steps");
       steps = std::max(steps, static_cast<int64_t>(step));
     }
   }
-  if (!states.empty()) return refuse(path, states.begin()->first, "is a parameter that this optimizer does not have");
+  if (!states.empty()) return refuse_state(path, states.begin()->first, "is a parameter that this optimizer does not have");
   state["step"] = steps;
   return annotate(optimizer.load_state_dict(state), path);
 }

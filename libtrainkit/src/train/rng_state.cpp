@@ -36,7 +36,7 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
-absl::Status refuse(const std::string& name, std::string problem) {
+absl::Status refuse_generator(const std::string& name, std::string problem) {
   return to_status({.exit_code = ExitCode::kWeights, .id = "ckpt.state", .field = name, .problem = std::move(problem)},
                    absl::StatusCode::kInvalidArgument);
 }
@@ -59,14 +59,14 @@ absl::Status load_default_generator_state(const StateDict& state) {
       at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();
       copy.set_state(saved);
     } catch (...) {
-      return refuse(name, "is no state of this generator: " + std::string(status_from_current_exception().message()));
+      return refuse_generator(name, "is no state of this generator: " + std::string(status_from_current_exception().message()));
     }
     checked.emplace_back(&generator, saved);
   }
   for (const auto& entry : state) {
     const auto same_name = [&](const auto& generator) { return generator.first == entry.first; };
     if (std::none_of(here.begin(), here.end(), same_name))
-      return refuse(entry.first, "belongs to a device that is not in use here");
+      return refuse_generator(entry.first, "belongs to a device that is not in use here");
   }
   for (const auto& [generator, saved] : checked) {
     const std::lock_guard lock(generator->mutex());

@@ -14,8 +14,8 @@
 namespace trainkit::detail {
 namespace {
 
-std::mutex one_at_a_time;
-StepTrace* current = nullptr;
+std::mutex one_trace_at_a_time;
+StepTrace* current_trace = nullptr;
 thread_local int fused_depth = 0;
 
 /// The CPU's kernels of a fused update read step counts and learning rates, which are the host's own there.
@@ -108,15 +108,15 @@ std::string difference(const StepRecord& before, const StepRecord& after) {
 }
 
 StepTrace::StepTrace(at::Device device)
-    : only_(one_at_a_time),
+    : only_(one_trace_at_a_time),
       device_(device),
       host_generator_(at::globalContext().defaultGenerator(at::kCPU)),
       host_state_(state_of(host_generator_)) {
-  current = this;
+  current_trace = this;
   handle_ = at::addThreadLocalCallback(  // autograd's threads take it over with the rest of this thread's state
       at::RecordFunctionCallback(
           [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-            current->begin(operation);
+            current_trace->begin(operation);
             if (is_fused_update(operation)) ++fused_depth;
             return nullptr;
           },
@@ -132,7 +132,7 @@ StepTrace::~StepTrace() { stop(); }
 void StepTrace::stop() {
   if (!watching_) return;
   at::removeCallback(handle_);
-  current = nullptr;
+  current_trace = nullptr;
   watching_ = false;
 }
 

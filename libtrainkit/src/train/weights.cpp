@@ -58,7 +58,7 @@ void merge_tied(NamedTensors& tensors, const torch::nn::Module& model) {
   });
 }
 
-absl::Status refuse(const std::string& path, const std::string& name, std::string problem) {
+absl::Status refuse_weights(const std::string& path, const std::string& name, std::string problem) {
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "weights.match",
                     .where = path,
@@ -147,13 +147,13 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
   merge_tied(source, model);
   std::set<std::string_view> names;
   for (const auto& named : source) {
-    if (!names.insert(named.first).second) return refuse(path, named.first, "stands twice after renaming");
+    if (!names.insert(named.first).second) return refuse_weights(path, named.first, "stands twice after renaming");
   }
   NamedTensors target = named_tensors(model);
   LoadedWeights found;
   if (options.partial) {
     found = keep_common(source, target);
-    if (source.empty()) return refuse(path, {}, "no tensor of the file fits the model by name and shape");
+    if (source.empty()) return refuse_weights(path, {}, "no tensor of the file fits the model by name and shape");
   }
   if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, model, path));
   TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));

@@ -5,7 +5,6 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <c10/core/Device.h>
-#include <torch/nn/module.h>
 
 #include <atomic>
 #include <chrono>
@@ -18,6 +17,10 @@
 
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/distributed/replica_group.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace trainkit {
 

@@ -3,10 +3,13 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <string>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace trainkit {
 

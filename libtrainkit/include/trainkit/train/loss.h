@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>
@@ -13,6 +12,10 @@
 #include <vector>
 
 #include "trainkit/data/batch.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace trainkit {
 

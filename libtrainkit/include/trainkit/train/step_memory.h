@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
 #include <c10/core/Device.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
@@ -18,6 +17,10 @@
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/train_step.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace trainkit {
 

@@ -3,7 +3,6 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <string>
@@ -12,6 +11,10 @@
 
 #include "trainkit/core/fs.h"
 #include "trainkit/io/safetensors.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace trainkit {
 

@@ -1,0 +1,27 @@
+#pragma once
+// Precompiled once for the library, the trainers, the examples and the benchmarks: headers of others that most files
+// include. LibTorch's modules (torch/nn/modules) are left out: their templates would be instantiated in every unit.
+#include <ATen/ATen.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>

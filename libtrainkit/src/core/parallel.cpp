@@ -1,0 +1,87 @@
+#include "core/parallel.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ParallelGuard.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+
+namespace trainkit::detail {
+namespace {
+
+/// The functions of GCC's OpenMP runtime that `#pragma omp parallel` is compiled to. LibTorch has loaded the library
+/// that holds them (libgomp, or another with its interface): looked up in the process, it is the one whose number of
+/// threads at::set_num_threads changes.
+struct OpenMp {
+  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
+  int (*thread_number)() = nullptr;
+  int (*thread_count)() = nullptr;
+
+  static const OpenMp& get() {
+    static const OpenMp functions = [] {
+      OpenMp found;
+      found.parallel = reinterpret_cast<decltype(found.parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+      found.thread_number = reinterpret_cast<decltype(found.thread_number)>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
+      found.thread_count = reinterpret_cast<decltype(found.thread_count)>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
+      return found;
+    }();
+    return functions;
+  }
+  bool is_there() const { return parallel && thread_number && thread_count; }
+};
+
+bool can_share_work() {
+#ifdef __SANITIZE_THREAD__
+  return false;
+#endif
+  if (at::in_parallel_region() || at::get_num_threads() <= 1) return false;
+  if (OpenMp::get().is_there()) return true;
+  TORCH_WARN_ONCE("no OpenMP runtime with GOMP_parallel in this process: trainkit's kernels run on one thread");
+  return false;
+}
+
+/// What the threads of one parallel_for share.
+struct Team {
+  const int64_t begin, end, grain_size;
+  const c10::function_ref<void(int64_t, int64_t)> f;
+  std::atomic_flag has_failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr failure = nullptr;
+
+  void run_part() {
+    const OpenMp& openmp = OpenMp::get();
+    const int64_t count = end - begin, number = openmp.thread_number();
+    int64_t parts = openmp.thread_count();
+    if (grain_size > 0) parts = std::min(parts, at::divup(count, grain_size));
+    const int64_t size = at::divup(count, parts), from = begin + number * size;
+    if (from >= end) return;
+    try {
+      const at::internal::ThreadIdGuard thread(static_cast<int>(number));
+      const c10::ParallelGuard guard(true);
+      f(from, std::min(end, from + size));
+    } catch (...) {
+      if (!has_failed.test_and_set()) failure = std::current_exception();
+    }
+  }
+};
+
+}  // namespace
+
+void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_ref<void(int64_t, int64_t)> f) {
+  if (begin >= end) return;
+  at::internal::lazy_init_num_threads();
+  const int64_t count = end - begin;
+  if (count == 1 || count <= grain_size || !can_share_work()) {
+    const at::internal::ThreadIdGuard thread(0);
+    const c10::ParallelGuard guard(true);
+    f(begin, end);
+    return;
+  }
+  Team team{begin, end, grain_size, f};
+  OpenMp::get().parallel([](void* data) { static_cast<Team*>(data)->run_part(); }, &team, 0, 0);
+  if (team.failure) std::rethrow_exception(team.failure);
+}
+
+}  // namespace trainkit::detail
