@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Measures what compiling costs, and prints the table of docs/building.md.
+
+    bench/build_time.py [ROW ...]     rows: transformer, everything, test, change, readme, bench, demo (all by default)
+
+Each row starts from nothing in a folder of its own (.deps/build-time), without ccache, with what `./dev setup` installs
+already there; `demo` alone installs everything, in a bare Debian 12 (it needs root and debootstrap). Wall time and
+processor time are printed in seconds. Nothing else should run on the machine.
+"""
+
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WORK = ROOT / ".deps/build-time"
+BUILD = WORK / "build"
+ENVIRONMENT = {**os.environ, "CCACHE_DISABLE": "1", "TRAINKIT_BUILD": str(BUILD)}
+
+
+def run(command, **options):
+    """(wall seconds, processor seconds) of a command; its output goes to .deps/build-time/log."""
+    def used():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    with open(WORK / "log", "a") as log:
+        print("+", *command, file=log, flush=True)
+        start, before = time.monotonic(), used()
+        done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, **options)
+        wall = time.monotonic() - start
+    if done.returncode:
+        sys.exit(f"build_time: failed ({done.returncode}): {' '.join(map(str, command))}; see {WORK / 'log'}")
+    return wall, used() - before
+
+
+def from_nothing():
+    shutil.rmtree(BUILD, ignore_errors=True)
+
+
+def transformer():
+    from_nothing()
+    return run(["./dev", "build", "trainkit-transformer"])
+
+
+def everything():
+    from_nothing()
+    return run(["./dev", "build"])
+
+
+def test():
+    from_nothing()
+    return run(["./dev", "test"])
+
+
+def change():
+    """A line of prefetcher.cpp is changed: `./dev test -R unit.data.prefetcher` compiles, links and runs its tests."""
+    command = ["./dev", "test", "-R", r"^unit\.data\.prefetcher$"]
+    run(command)
+    source = ROOT / "libtrainkit/src/data/prefetcher.cpp"
+    text = source.read_text()
+    try:
+        source.write_text(text + "// one line\n")
+        return run(command)
+    finally:
+        source.write_text(text)
+        run(command)
+
+
+def readme():
+    """The README's program against the installed library, compiled and linked with CMAKE_BUILD_TYPE=Release."""
+    run(["./dev", "build"])
+    prefix, project = WORK / "installed", WORK / "readme"
+    shutil.rmtree(prefix, ignore_errors=True)
+    shutil.rmtree(project, ignore_errors=True)
+    project.mkdir(parents=True)
+    run(["cmake", "--install", BUILD, "--prefix", prefix])
+    shutil.copy(ROOT / "examples/readme.cpp", project / "main.cpp")
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\nfind_package(trainkit REQUIRED)\n"
+        "add_executable(program main.cpp)\ntarget_link_libraries(program PRIVATE trainkit::trainkit)\n")
+    compiler = os.environ.get("CXX") or shutil.which("clang++-19") or "c++"
+    run(["bash", "-c", f". .deps/environment && cmake -G Ninja -S {project} -B {project}/build -DCMAKE_BUILD_TYPE=Release "
+                       f"-DCMAKE_CXX_COMPILER={compiler} -DCMAKE_PREFIX_PATH='{prefix}' -DTorch_DIR=$Torch_DIR"])
+    return run(["cmake", "--build", project / "build"])
+
+
+def bench():
+    """What `./dev bench --filter Rows` builds, from a tree where the library is built."""
+    run(["./dev", "build", "trainkit_train"])
+    names = subprocess.run(["python3", "bench/run.py", "--targets", "--filter", "Rows"], cwd=ROOT, capture_output=True, text=True,
+                           check=True).stdout.split()
+    return run(["./dev", "build", *names])
+
+
+def demo():
+    """`./dev demo` of a clone in a bare Debian 12, installation included."""
+    debian = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / "trainkit-build-time-debian"
+    shutil.rmtree(debian, ignore_errors=True)
+    try:
+        run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", debian])
+        run(["git", "clone", "-q", ROOT, debian / "trainkit"])
+        for name in ("etc/resolv.conf", "etc/pip.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/proxy.conf"):
+            if (pathlib.Path("/") / name).exists():  # the machine's way to the network
+                (debian / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(pathlib.Path("/") / name, debian / name)
+        run(["mount", "-t", "proc", "proc", debian / "proc"])
+        try:
+            return run(["chroot", debian, "/trainkit/dev", "demo"])
+        finally:
+            run(["umount", debian / "proc"])
+    finally:
+        shutil.rmtree(debian, ignore_errors=True)
+
+
+ROWS = {
+    "transformer": (transformer, "`./dev build trainkit-transformer` from nothing", 180),
+    "demo": (demo, "`./dev demo` on a bare Debian 12, installation included", 480),
+    "everything": (everything, "library, trainers, tests, examples from nothing (`./dev build`)", 600),
+    "test": (test, "`./dev test` from nothing, installation excluded", 1200),
+    "change": (change, "one line changed in `prefetcher.cpp`: rebuild and run its tests", 20),
+    "readme": (readme, "the README's program against the installed library, compile and link", 12),
+    "bench": (bench, "`./dev bench --filter Rows`: its builds, the library built", None),
+}
+
+
+def main():
+    if "--help" in sys.argv or "-h" in sys.argv:
+        print(__doc__)
+        return
+    wanted = sys.argv[1:] or list(ROWS)
+    unknown = set(wanted) - set(ROWS)
+    if unknown:
+        sys.exit(f"build_time: no row {', '.join(sorted(unknown))}; rows: {', '.join(ROWS)}")
+    WORK.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["./dev", "setup"], cwd=ROOT, check=True)
+    print("| what | wall time | processor time | target |\n|---|---|---|---|", flush=True)
+    for row in wanted:
+        measure, what, target = ROWS[row]
+        wall, cpu = measure()
+        print(f"| {what} | {wall:.0f} s | {cpu:.0f} s | {f'{target} s' if target else ''} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
