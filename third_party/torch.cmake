@@ -65,7 +65,7 @@ if(TRAINKIT_WITH_CUDA)
   endif()
   trainkit_kernel_flags(${CMAKE_CUDA_COMPILER} "${NVCC_FLAGS_EXTRA}" TRAINKIT_KERNEL_FLAGS TRAINKIT_KERNEL_CODES)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
-    list(APPEND TRAINKIT_KERNEL_FLAGS --compress-mode=size)  # a fifth of the size
+    list(APPEND TRAINKIT_KERNEL_FLAGS --compress-mode=size)  # a sixth of the size
   endif()
   message(STATUS "trainkit: CUDA kernels for ${TRAINKIT_KERNEL_CODES}")
 endif()
