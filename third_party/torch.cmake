@@ -3,10 +3,28 @@ if(NOT CUDA_TOOLKIT_ROOT_DIR AND DEFINED ENV{CUDA_TOOLKIT_ROOT_DIR})
   # a toolkit in an unusual place; LibTorch's package asks the variable alone
   set(CUDA_TOOLKIT_ROOT_DIR $ENV{CUDA_TOOLKIT_ROOT_DIR} CACHE PATH "CUDA toolkit")
 endif()
-# Our kernels are compiled for this architecture alone unless the user says otherwise; PTX makes later ones work. LibTorch's
-# own list has ones that CUDA 13 no longer knows.
-if(NOT DEFINED TORCH_CUDA_ARCH_LIST AND NOT DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+# The user's list of GPUs, or the default one of cuda_architectures.cmake, which asks nvcc. LibTorch's package finds nvcc
+# and wants some list before that; its own has architectures that CUDA 13 no longer knows.
+include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
+set(default_architectures OFF)
+if(NOT TORCH_CUDA_ARCH_LIST AND "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
+  set(default_architectures ON)
   set(TORCH_CUDA_ARCH_LIST 9.0+PTX)
+endif()
+# nvcc compiles the host's code with g++, also where clang compiles the rest, unless the user names another compiler.
+# Before LibTorch's package, which overwrites the user's variable with clang.
+set(TRAINKIT_CUDA_HOST_COMPILER ${CMAKE_CUDA_HOST_COMPILER})
+if(NOT TRAINKIT_CUDA_HOST_COMPILER)
+  set(TRAINKIT_CUDA_HOST_COMPILER $ENV{CUDAHOSTCXX})
+endif()
+if(NOT TRAINKIT_CUDA_HOST_COMPILER AND NOT CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  find_program(TRAINKIT_GXX g++)
+  if(TRAINKIT_GXX)
+    set(TRAINKIT_CUDA_HOST_COMPILER ${TRAINKIT_GXX})
+  endif()
+endif()
+if(NOT TRAINKIT_CUDA_HOST_COMPILER)
+  set(TRAINKIT_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
 endif()
 find_package(Torch 2.11 REQUIRED)
 if(NOT Torch_VERSION VERSION_LESS 2.12)
@@ -36,6 +54,20 @@ if(TRAINKIT_WITH_CUDA AND NOT torch_has_cuda)
 endif()
 if(TRAINKIT_WITH_NCCL AND NOT (torch_has_nccl AND TRAINKIT_WITH_CUDA))
   message(FATAL_ERROR "TRAINKIT_WITH_NCCL is on, but it needs TRAINKIT_WITH_CUDA, a LibTorch with NCCL, and nccl.h")
+endif()
+
+set(TRAINKIT_KERNEL_FLAGS)  # of nvcc
+set(TRAINKIT_KERNEL_CODES)  # what it makes: "sm_75 sm_80 ... compute_120"
+if(TRAINKIT_WITH_CUDA)
+  if(default_architectures)
+    trainkit_default_architectures(${CMAKE_CUDA_COMPILER} TORCH_CUDA_ARCH_LIST)
+    torch_cuda_get_nvcc_gencode_flag(NVCC_FLAGS_EXTRA)
+  endif()
+  trainkit_kernel_flags(${CMAKE_CUDA_COMPILER} "${NVCC_FLAGS_EXTRA}" TRAINKIT_KERNEL_FLAGS TRAINKIT_KERNEL_CODES)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+    list(APPEND TRAINKIT_KERNEL_FLAGS --compress-mode=size)  # a sixth of the size
+  endif()
+  message(STATUS "trainkit: CUDA kernels for ${TRAINKIT_KERNEL_CODES}")
 endif()
 
 # What a target links that calls them; each defines the macro of its name (TRAINKIT_WITH_CUDA, TRAINKIT_WITH_NCCL) for

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "core/gpu_kernel_support.h"
 #include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/random.h"
 
@@ -77,7 +78,16 @@ int64_t DeviceTriplets::table_bytes() const {
 }
 
 Triplets DeviceTriplets::draw(const Batch& batch) const {
-  const at::Tensor rows = batch["row"].contiguous(), keys = batch["key"].contiguous();
+  at::Tensor rows = batch["row"].contiguous(), keys = batch["key"].contiguous();
+  const at::Device device = rows.device();
+  bool has_kernel = false;
+#ifdef TRAINKIT_WITH_CUDA
+  has_kernel = device.is_cuda() && detail::has_gpu_kernels(device);
+#endif
+  if (!has_kernel) {  // the same triplets, drawn on the host
+    rows = rows.cpu();
+    keys = keys.cpu();
+  }
   const auto here = std::find_if(copies_.begin(), copies_.end(),
                                  [&](const Tables& tables) { return tables.pairs.device() == rows.device(); });
   TORCH_CHECK(here != copies_.end(), "the triplets are not on ", rows.device());
@@ -90,22 +100,21 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
       .num_items = static_cast<uint32_t>(history.positives().num_items()),
       .by_popularity = triplets_->negatives() == Negatives::kPopularity};
   const int64_t count = rows.numel();
-  const at::Tensor all = at::empty({3, count}, rows.options());
+  at::Tensor all = at::empty({3, count}, rows.options());
   auto* const out = all.mutable_data_ptr<int64_t>();
   const auto *row = rows.const_data_ptr<int64_t>(), *key = keys.const_data_ptr<int64_t>();
-  if (rows.is_cpu()) {
+  if (!has_kernel) {
     draw_on_cpu(tables, row, key, count, out, out + count, out + 2 * count);
-  } else {
+    all = all.to(device);
+  }
 #ifdef TRAINKIT_WITH_CUDA
-    TORCH_CHECK_VALUE(rows.is_cuda(), "row: expected it on the CPU or CUDA, got ", rows.device());
-    const c10::cuda::CUDAGuard guard(rows.device());
+  if (has_kernel) {
+    const c10::cuda::CUDAGuard guard(device);
     C10_CUDA_CHECK(static_cast<cudaError_t>(
         detail::launch_draw_triplets(tables, row, key, count, out, out + count, out + 2 * count,
-                                     c10::cuda::getCurrentCUDAStream(rows.device().index()).stream())));
-#else
-    TORCH_CHECK_VALUE(false, "row: expected it on the CPU (this build is without CUDA), got ", rows.device());
-#endif
+                                     c10::cuda::getCurrentCUDAStream(device.index()).stream())));
   }
+#endif
   return {all[0], all[1], all[2]};
 }
 

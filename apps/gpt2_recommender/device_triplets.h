@@ -36,8 +36,9 @@ class DeviceTriplets {
   /// Row i is the number i and the key of its seed and epoch.
   std::shared_ptr<const Dataset> rows() const;
 
-  /// The triplets of a batch of rows() on one of the devices, or on the CPU. No device read. On the CPU a row out of
-  /// range throws c10::IndexError; on CUDA it traps.
+  /// The triplets of a batch of rows() on one of the devices, or on the CPU. Never reads from a device that our kernels
+  /// run on; for another one it draws on the host, which synchronises. On the CPU a row out of range throws
+  /// c10::IndexError; on CUDA it traps.
   Triplets draw(const Batch& batch) const;
 
   /// Bytes on each device.

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "core/gpu_kernel_support.h"
 #include "gpt2_recommender/adapters.h"
 #include "gpt2_recommender/gpt2_model.h"
 #include "trainkit/core/error.h"
@@ -112,7 +113,9 @@ absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, cons
   TripletFeed feed;
   TRAINKIT_ASSIGN_OR_RETURN(feed.triplets, triplets(part));
   const bool has_bits = !feed.triplets->history().bits().empty();
-  const bool for_gpu = !placement.device().is_cpu() || !run.gpu_memory.empty();
+  // On a GPU without kernels the loader's workers draw faster: draw() would copy each batch to the host and back.
+  const bool for_gpu = placement.device().is_cuda() ? trainkit::detail::has_gpu_kernels(placement.device())
+                                                    : !placement.device().is_cpu() || !run.gpu_memory.empty();
   if (options_.draw == "device" && !has_bits) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.value",

@@ -2,12 +2,14 @@
 #include <ATen/Functions.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/cuda.h>
 
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "core/gpu_kernel_support.h"
 #include "trainkit/core/cuda_support.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -58,6 +60,7 @@ void probe_device(Report& report, const Driver& driver, int index, bool quick) {
       section, "memory", {{"free_bytes", free}, {"total_bytes", total}},
       fmt::format("{} free of {}", format_size(static_cast<int64_t>(free)), format_size(static_cast<int64_t>(total))),
       tight ? Verdict::kWarning : Verdict::kOk, tight ? "somebody holds the rest: see \"gpu processes\"" : "");
+  add_kernels(report, section, trainkit::detail::compiled_kernel_codes(), trainkit::detail::compute_capability(device));
   if (quick) return;
   for (const bool pinned : {true, false}) {
     const double speed = copy_speed(device, pinned);
@@ -87,7 +90,34 @@ void probe_peers(Report& report, const Driver& driver, int devices) {
                "gradients go through the host between some GPUs: `nvidia-smi topo -m` shows the way");
 }
 
+/// The code that this build has, whatever GPUs there are.
+void probe_compiled_kernels(Report& report) {
+  std::vector<std::string> names;
+  for (const auto& code : trainkit::detail::parse_kernel_codes(trainkit::detail::compiled_kernel_codes())) {
+    names.push_back(code.name());
+  }
+  report.add("cuda", "kernels", names,
+             names.empty() ? "none: this build is without CUDA" : fmt::format("{}", fmt::join(names, " ")));
+}
+
 }  // namespace
+
+void add_kernels(Report& report, const std::string& section, const std::string& codes, int capability) {
+  const auto code = trainkit::detail::kernel_code_for(trainkit::detail::parse_kernel_codes(codes), capability);
+  const std::string architecture = fmt::format("{}.{}", capability / 10, capability % 10);
+  const auto add = [&](const char* state, const std::string& text, Verdict verdict, const std::string& hint) {
+    report.add(section, "kernels",
+               {{"state", state}, {"code", code ? code->name() : ""}, {"compute_capability", architecture}}, text,
+               verdict, hint);
+  };
+  if (!code) {
+    return add("none", fmt::format("none for compute capability {}: LibTorch's operations are used", architecture),
+               Verdict::kWarning, fmt::format("rebuild with TORCH_CUDA_ARCH_LIST={}", architecture));
+  }
+  if (!code->is_ptx) return add("compiled", code->name() + " (compiled)", Verdict::kOk, "");
+  add("ptx", code->name() + " (PTX, compiled on first use)", Verdict::kNote,
+      fmt::format("TORCH_CUDA_ARCH_LIST={} compiles them in the build", architecture));
+}
 
 void probe_gpus(Report& report, bool quick) {
   const CudaFacts facts = probe_cuda();
@@ -96,6 +126,7 @@ void probe_gpus(Report& report, bool quick) {
   report.add("cuda", "of LibTorch", version(facts.libtorch_cuda), version(facts.libtorch_cuda));
   report.add("cuda", "of the driver", version(facts.driver_cuda),
              version(facts.driver_cuda) + (facts.driver_version.empty() ? "" : ", driver " + facts.driver_version));
+  probe_compiled_kernels(report);
   // A machine that has no GPU is no fault; one that hides it is.
   const bool none = diagnosis.state == CudaState::kNoDriver && facts.pci_gpus <= 0;
   const bool ready = diagnosis.state == CudaState::kReady;

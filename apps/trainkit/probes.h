@@ -23,6 +23,9 @@ void probe_limits(Report& report);
 /// Why CUDA can be used or not, and for each GPU its memory, who holds it, copies from the host (with `quick` not), and
 /// which GPU reaches which.
 void probe_gpus(Report& report, bool quick);
+/// The line "kernels" of a GPU: which of `codes` (nvcc's names, separated by spaces) runs on a compute capability, 10
+/// major + minor, or that LibTorch's operations are used.
+void add_kernels(Report& report, const std::string& section, const std::string& codes, int capability);
 /// Free space, kind of file system, and the speed of reading what is not in memory: the largest files of `folder`, or,
 /// if it may be written to and holds none, a temporary one of 128 MiB.
 void probe_disk(Report& report, const std::string& what, const std::string& folder);

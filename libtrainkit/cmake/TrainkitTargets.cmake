@@ -54,7 +54,7 @@ function(trainkit_compile_fast TARGET)
 endfunction()
 
 # trainkit_cuda_object(FILE OUT): compiles a .cu of plain kernels (no header of LibTorch) to an object and names it in OUT,
-# for the architectures of TORCH_CUDA_ARCH_LIST, which LibTorch's package has put into NVCC_FLAGS_EXTRA.
+# with the flags of third_party/torch.cmake.
 # A command of our own, because CMake's CUDA language would make every program that links us a CUDA program, with a
 # second copy of CUDA's runtime beside LibTorch's.
 function(trainkit_cuda_object FILE OUT)
@@ -62,9 +62,10 @@ function(trainkit_cuda_object FILE OUT)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/${stem}.cu.o)
   add_custom_command(
     OUTPUT ${object}
-    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin g++ -std=c++17 -O3 ${NVCC_FLAGS_EXTRA} -Xcompiler=-fPIC,-Wall
+    COMMAND ${CMAKE_CUDA_COMPILER} -ccbin ${TRAINKIT_CUDA_HOST_COMPILER} -std=c++17 -O3 ${TRAINKIT_KERNEL_FLAGS} -Xcompiler=-fPIC,-Wall
             -I${PROJECT_SOURCE_DIR}/libtrainkit/src -MD -MF ${object}.d -c ${FILE} -o ${object}
     DEPENDS ${FILE} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.cu.o" VERBATIM)
+  set_property(GLOBAL APPEND PROPERTY TRAINKIT_CUDA_OBJECTS ${object})
   set(${OUT} ${object} PARENT_SCOPE)
 endfunction()
 

@@ -54,6 +54,33 @@ TEST_CASE("doctor's verdict on CUDA is the library's diagnosis, with its remedy"
   if (diagnosis.state != CudaState::kReady) CHECK_FALSE(state["hint"].get<std::string>().empty());
 }
 
+TEST_CASE("doctor lists the architectures that kernels were compiled for") {
+  const Json kernels = Doctor({"--quick", "--json"}).json()["cuda"]["kernels"];
+  REQUIRE(kernels["value"].is_array());
+  for (const Json& name : kernels["value"]) CHECK(kernels["text"].get<std::string>().find(name) != std::string::npos);
+  if (kernels["value"].empty()) CHECK(kernels["text"] == "none: this build is without CUDA");
+}
+
+TEST_CASE("doctor says which kernels a GPU runs, and how to get them where there are none") {
+  const auto kernels = [](int capability) {
+    tool::Report report;
+    tool::add_kernels(report, "gpu 0", "sm_80 sm_90 compute_90", capability);
+    return Json::parse(report.json())["gpu 0"]["kernels"];
+  };
+  CHECK(kernels(86) == Json{{"value", {{"state", "compiled"}, {"code", "sm_80"}, {"compute_capability", "8.6"}}},
+                            {"text", "sm_80 (compiled)"},
+                            {"verdict", "ok"},
+                            {"hint", ""}});
+  CHECK(kernels(120) == Json{{"value", {{"state", "ptx"}, {"code", "compute_90"}, {"compute_capability", "12.0"}}},
+                             {"text", "compute_90 (PTX, compiled on first use)"},
+                             {"verdict", "note"},
+                             {"hint", "TORCH_CUDA_ARCH_LIST=12.0 compiles them in the build"}});
+  CHECK(kernels(70) == Json{{"value", {{"state", "none"}, {"code", ""}, {"compute_capability", "7.0"}}},
+                            {"text", "none for compute capability 7.0: LibTorch's operations are used"},
+                            {"verdict", "warning"},
+                            {"hint", "rebuild with TORCH_CUDA_ARCH_LIST=7.0"}});
+}
+
 TEST_CASE("doctor measures disks and all-reduce, and leaves no file behind") {
   TempDir place;
   const Doctor doctor({"--output_dir", place.path().string(), "--json"});

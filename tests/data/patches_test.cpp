@@ -7,6 +7,7 @@
 #include <map>
 
 #include "contract/dataset_contract.h"
+#include "core/gpu_operations.h"
 #include "test_util.h"
 
 using namespace trainkit;
@@ -55,6 +56,40 @@ TEST_CASE("A patch is the part of the image around its pixel, in each orientatio
       INFO("size " << size << ", bands " << bands << ", stores " << static_cast<int>(stores));
       CHECK(equal);
     }
+  }
+}
+
+TEST_CASE("On a GPU without our kernel LibTorch's operations gather the same patches", "[data][patches]") {
+  struct Case {
+    int64_t size, bands;
+  };
+  for (const auto [size, bands] : {Case{1, 5}, Case{3, 1}, Case{3, 16}, Case{5, 7}}) {
+    CAPTURE(size, bands);
+    const at::Tensor image = image_of(6, 9, bands, size).requires_grad_();
+    const at::Tensor pixels = all_pixels(54).flip(0).repeat({3});
+    const at::Tensor orientations = at::arange(pixels.numel()).remainder(kOrientations).to(at::kByte);
+    const at::Tensor plain = gather_patches(image, pixels, size);
+    const at::Tensor turned = gather_patches(image, pixels, size, orientations);
+    const trainkit::detail::GpuOperations gpu(true, /*has_kernels=*/false);
+    CHECK(gather_patches(image, pixels, size).equal(plain));
+    CHECK(gather_patches(image, pixels, size, orientations).equal(turned));
+    CHECK(gather_patches(image, pixels.slice(0, 0, 0), size).numel() == 0);
+    for (const int64_t outside : {int64_t{-1}, int64_t{54}}) {
+      CHECK_THROWS_AS(gather_patches(image, at::full({1}, outside, at::kLong), size), c10::IndexError);
+    }
+  }
+}
+
+TEST_CASE("On a GPU patches are those of the CPU, by our kernel and by LibTorch's operations", "[data][patches][gpu]") {
+  if (!at::hasCUDA()) TRAINKIT_SKIP("no GPU that LibTorch can use");
+  const at::Tensor image = image_of(6, 9, 16, 3);
+  const at::Tensor pixels = all_pixels(54).repeat({8});
+  const at::Tensor orientations = at::arange(pixels.numel()).div(54, "floor").to(at::kByte);
+  const at::Tensor expected = gather_patches(image, pixels, 3, orientations);
+  for (const bool has_kernels : {true, false}) {
+    CAPTURE(has_kernels);
+    const trainkit::detail::GpuOperations gpu(false, has_kernels);
+    CHECK(gather_patches(image.cuda(), pixels.cuda(), 3, orientations.cuda()).cpu().equal(expected));
   }
 }
 

@@ -19,7 +19,7 @@ const std::string kFour(16, '\1');
 std::string sound_tensor() { return p_tensor(kF32, p_int(0), "K\4\x85", "K\1\x85"); }
 
 std::string call(std::string_view module, std::string_view name, std::string_view argument) {
-  return concatenate({p_global(module, name), argument, "\x85R"});
+  return join({p_global(module, name), argument, "\x85R"});
 }
 
 /// Opens the file and checks the form of the error. Empty if it opens and all tensors can be read.
@@ -70,10 +70,10 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
       {"__builtin__.eval", pickled(call("__builtin__", "eval", p_text("1"))), "global '__builtin__.eval'"},
       {"builtins.getattr", pickled(call("builtins", "getattr", p_text("1"))), "global 'builtins.getattr'"},
       {"subprocess", pickled(call("subprocess", "Popen", p_text("true"))), "global 'subprocess.Popen'"},
-      {"stack global", pickled(concatenate({p_text("os"), p_text("system"), "\x93)R"})), "global 'os.system' not allowed"},
+      {"stack global", pickled(join({p_text("os"), p_text("system"), "\x93)R"})), "global 'os.system' not allowed"},
       {"in a dict's value", pickled_a(call("os", "system", p_text("true"))), "global 'os.system' not allowed"},
       {"in a tensor's hooks",
-       pickled_a(concatenate({p_global("torch._utils", "_rebuild_tensor_v2"),
+       pickled_a(join({p_global("torch._utils", "_rebuild_tensor_v2"),
                        p_tuple({kF32, "K\0"s, ")", ")", "\x89", call("os", "system", p_text("true"))}), "R"})),
        "global 'os.system' not allowed"},
       {"_load_from_bytes", pickled(call("torch.storage", "_load_from_bytes", "C\1x")), "_load_from_bytes' not allowed"},
@@ -82,14 +82,14 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
       {"torch.hub", pickled(call("torch.hub", "load", p_text("x"))), "global 'torch.hub.load' not allowed"},
       {"a prefix of an allowed name", pickled(call("torch", "FloatStorageX", p_text("x"))), "not allowed"},
       {"an allowed name elsewhere", pickled(call("evil", "OrderedDict", p_text("x"))), "global 'evil.OrderedDict'"},
-      {"attributes by dots", pickled(concatenate({p_text("collections"), p_text("OrderedDict.__init__"), "\x93)R"})),
+      {"attributes by dots", pickled(join({p_text("collections"), p_text("OrderedDict.__init__"), "\x93)R"})),
        "not allowed"},
       {"numpy", pickled(call("numpy.core.multiarray", "_reconstruct", p_text("x"))),
        "numpy.core.multiarray._reconstruct"},
       {"sparse", pickled(call("torch._utils", "_rebuild_sparse_tensor", ")")), "_rebuild_sparse_tensor' not allowed"},
       {"quantised", pickled(p_storage("QInt8Storage", "0", p_int(4))), "global 'torch.QInt8Storage' not allowed"},
-      {"a whole model", pickled(concatenate({p_global("models", "ResNet"), ")\x81"})), "global 'models.ResNet' not allowed"},
-      {"a module's reference", pickled(concatenate({p_tuple({p_text("module"), dict, p_text("x"), p_text("y")}), "Q"})),
+      {"a whole model", pickled(join({p_global("models", "ResNet"), ")\x81"})), "global 'models.ResNet' not allowed"},
+      {"a module's reference", pickled(join({p_tuple({p_text("module"), dict, p_text("x"), p_text("y")}), "Q"})),
        "holds a whole model"},
       {"control bytes in a name", pickled(p_global("a\x1b[31m", "b\x07")), "global 'a\\x1b[31m.b\\x07' not allowed"},
       {"a long name", pickled(p_global(repeat("a", 5000), "b")), "a name is too long"},
@@ -99,8 +99,8 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
        "the pickle is cut short"},
       {"INST", pickled("(ios\nsystem\n"), "opcode not allowed (got '0x69'"},
       {"OBJ", pickled("(o"), "opcode not allowed (got '0x6f'"},
-      {"NEWOBJ", pickled(concatenate({dict, ")\x81"})), "opcode not allowed (got '0x81'"},
-      {"NEWOBJ_EX", pickled(concatenate({dict, ")}\x92"})), "opcode not allowed (got '0x92'"},
+      {"NEWOBJ", pickled(join({dict, ")\x81"})), "opcode not allowed (got '0x81'"},
+      {"NEWOBJ_EX", pickled(join({dict, ")}\x92"})), "opcode not allowed (got '0x92'"},
       {"EXT1", pickled("\x82\1"), "opcode not allowed (got '0x82'"},
       {"EXT4", pickled("\x84\1\1\1\1"), "opcode not allowed (got '0x84'"},
       {"PERSID", pickled("P1\n"), "opcode not allowed (got '0x50'"},
@@ -109,12 +109,12 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
       {"an unknown opcode", pickled("\xff"), "opcode not allowed (got '0xff'"},
       {"protocol 0", "(dp0\n.", "no pickle of protocol 2 to 5"},
       {"protocol 6", "\x80\6N.", "no pickle of protocol 2 to 5"},
-      {"BUILD on a tensor", pickled(concatenate({sound_tensor(), "}b"})), "attributes are set on what has none"},
-      {"BUILD on a function", pickled(concatenate({dict, "}b"})), "attributes are set on what has none"},
+      {"BUILD on a tensor", pickled(join({sound_tensor(), "}b"})), "attributes are set on what has none"},
+      {"BUILD on a function", pickled(join({dict, "}b"})), "attributes are set on what has none"},
       {"BUILD with a list", pickled("}]b"), "attributes are set on what has none"},
       {"REDUCE of a dict", pickled("})R"), "what is called is no function"},
-      {"REDUCE of a dtype", pickled(concatenate({p_global("torch", "float32"), ")R"})), "what is called is no function"},
-      {"REDUCE with a list", pickled(concatenate({dict, "]R"})), "arguments are no tuple"},
+      {"REDUCE of a dtype", pickled(join({p_global("torch", "float32"), ")R"})), "what is called is no function"},
+      {"REDUCE with a list", pickled(join({dict, "]R"})), "arguments are no tuple"},
       {"OrderedDict of text", pickled(call("collections", "OrderedDict", p_text("ab"))),
        "an OrderedDict of other than"},
       {"OrderedDict of triples",
@@ -123,12 +123,12 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
                     "a")),
        "other than pairs"},
       {"Size of text", pickled(call("torch", "Size", p_text("ab"))), "torch.Size of other than a tuple"},
-      {"a parameter of text", pickled(concatenate({p_global("torch._utils", "_rebuild_parameter"), "NNN\x87R"})),
+      {"a parameter of text", pickled(join({p_global("torch._utils", "_rebuild_parameter"), "NNN\x87R"})),
        "a parameter without"},
       {"stack underflow", pickled("a"), "a value is missing on the stack"},
       {"tuple underflow", pickled("N\x86"), "a value is missing on the stack"},
       {"underflow past a mark", pickled("]N(a"), "a value is missing on the stack"},
-      {"a call past a mark", pickled(concatenate({dict, "()R"})), "a value is missing on the stack"},
+      {"a call past a mark", pickled(join({dict, "()R"})), "a value is missing on the stack"},
       {"memo of nothing", pickled("q\0"s), "a value is missing on the stack"},
       {"no mark", pickled("Nt"), "a mark is missing on the stack"},
       {"no stop", "\x80\2N", "the pickle is cut short"},
@@ -141,22 +141,22 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
       {"memo put 2^31", pickled("Nr\0\0\0\x80"s), "the memo has a hole"},
       {"LONG4 of 1 GB", pickled("\x8b\0\0\0\x40"s), "the pickle is cut short"},
       {"text of 4 GB", pickled("X\xff\xff\xff\xff"), "the pickle is cut short"},
-      {"text of 2^64", pickled(concatenate({"\x8d", std::string(8, '\xff')})), "the pickle is cut short"},
-      {"bytes of 2^63", pickled(concatenate({"\x8e", little_endian(int64_t{1} << 62)})), "the pickle is cut short"},
+      {"text of 2^64", pickled(join({"\x8d", std::string(8, '\xff')})), "the pickle is cut short"},
+      {"bytes of 2^63", pickled(join({"\x8e", little_endian(int64_t{1} << 62)})), "the pickle is cut short"},
       {"append to a dict", pickled("}Na"), "items are added to what does not hold them"},
       {"set in a list", pickled("]NNs"), "items are added to what does not hold them"},
       {"a key without value", pickled("}(Nu"), "a key has no value"},
-      {"a key of another kind", pickled(concatenate({"}N", sound_tensor(), "s"})), "neither text nor an integer"},
-      {"a key that is no UTF-8", pickled(concatenate({"}", p_text("\xff\xfe"), sound_tensor(), "s"})), "no UTF-8"},
-      {"a key with an escape", pickled(concatenate({"}", p_text("a\x1b[2J"), sound_tensor(), "s"})), "control characters"},
-      {"a key twice", pickled(concatenate({"}(", p_text("a"), sound_tensor(), p_text("a"), sound_tensor(), "u"})),
+      {"a key of another kind", pickled(join({"}N", sound_tensor(), "s"})), "neither text nor an integer"},
+      {"a key that is no UTF-8", pickled(join({"}", p_text("\xff\xfe"), sound_tensor(), "s"})), "no UTF-8"},
+      {"a key with an escape", pickled(join({"}", p_text("a\x1b[2J"), sound_tensor(), "s"})), "control characters"},
+      {"a key twice", pickled(join({"}(", p_text("a"), sound_tensor(), p_text("a"), sound_tensor(), "u"})),
        "a: stands twice"},
       {"two ways to a name",
-       pickled(concatenate({"}(", p_text("a.b"), sound_tensor(), p_text("a"), "}", p_text("b"), sound_tensor(), "su"})),
+       pickled(join({"}(", p_text("a.b"), sound_tensor(), p_text("a"), "}", p_text("b"), sound_tensor(), "su"})),
        "a.b: stands twice"},
       {"a list that holds itself", pickled("]q\0h\0a"s), "is nested too deeply"},
       {"a dict that holds itself", pickled("}q\0K\1h\0s"s), "is nested too deeply"},
-      {"a name of 1 MB", pickled(concatenate({"}", p_text(repeat("a", 1 << 20)), sound_tensor(), "s"})),
+      {"a name of 1 MB", pickled(join({"}", p_text(repeat("a", 1 << 20)), sound_tensor(), "s"})),
        "has too long a name"},
   };
   for (const auto& row : rows) {
@@ -197,12 +197,12 @@ TEST_CASE("A tensor that leaves its storage is refused", "[io][torch_file]") {
       {"offset of 2^62", one(huge, "K\1\x85", "K\1\x85"), "reaches past the end"},
       {"empty, but 2^124", one(p_int(0), huge + huge + "K\0\x87"s, "K\0K\0K\0\x87"s), "sizes or strides overflow"},
       {"sizes and strides", one(p_int(0), "K\2K\2\x86", "K\1\x85"), "differ in number (got '2 and 1'"},
-      {"65 dimensions", one(p_int(0), concatenate({"(", repeat("K\1", 65), "t"}), concatenate({"(", repeat("K\1", 65), "t"})),
+      {"65 dimensions", one(p_int(0), join({"(", repeat("K\1", 65), "t"}), join({"(", repeat("K\1", 65), "t"})),
        "differ in number"},
       {"no storage", p_tensor("N", p_int(0), ")", ")"), "other than a storage, an offset, sizes and strides"},
       {"an offset of text", one(p_text("0"), ")", ")"), "other than a storage, an offset, sizes and strides"},
-      {"too few arguments", concatenate({p_global("torch._utils", "_rebuild_tensor_v2"), ")R"}), "other than a storage"},
-      {"an unknown flag", p_tensor(kF32, p_int(0), ")", ")", concatenate({"}", p_text("evil"), "\x88s"})), "an unknown flag"},
+      {"too few arguments", join({p_global("torch._utils", "_rebuild_tensor_v2"), ")R"}), "other than a storage"},
+      {"an unknown flag", p_tensor(kF32, p_int(0), ")", ")", join({"}", p_text("evil"), "\x88s"})), "an unknown flag"},
       {"storage of -1", p_storage("FloatStorage", "0", negative), "a damaged reference to a storage"},
       {"storage of 2^63 bytes", p_storage("FloatStorage", "0", huge), "a storage of more than 2^63 bytes"},
       {"storage beyond the file", p_tensor(p_storage("FloatStorage", "0", p_int(1 << 30)), p_int(0), ")", ")"),
@@ -219,12 +219,12 @@ TEST_CASE("A tensor that leaves its storage is refused", "[io][torch_file]") {
       {"a reference that is no tuple", "K\1Q", "a reference to other than a storage"},
       {"an empty reference", ")Q", "a reference to other than a storage"},
       {"a view outside",
-       concatenate({p_tuple({p_text("storage"), p_global("torch", "FloatStorage"), p_text("0"), p_text("cpu"), p_int(4),
+       join({p_tuple({p_text("storage"), p_global("torch", "FloatStorage"), p_text("0"), p_text("cpu"), p_int(4),
                       p_tuple({p_text("v"), p_int(3), p_int(2)})}),
              "Q"}),
        "a view of a storage that leaves it"},
       {"a view before",
-       concatenate({p_tuple({p_text("storage"), p_global("torch", "FloatStorage"), p_text("0"), p_text("cpu"), p_int(4),
+       join({p_tuple({p_text("storage"), p_global("torch", "FloatStorage"), p_text("0"), p_text("cpu"), p_int(4),
                       p_tuple({p_text("v"), p_int(-1), p_int(2)})}),
              "Q"}),
        "a view of a storage that leaves it"},
@@ -340,7 +340,7 @@ TEST_CASE("A broken archive is refused with the place and the reason", "[io][tor
       {"an entry twice", with({{"archive/version", "3\n"}}), "stands twice in the archive"},
       {"TorchScript", with({{"archive/constants.pkl", pickled(")")}}), "is a TorchScript program"},
       {"TorchScript's code", with({{"archive/code/x.py", "x"}}), "is a TorchScript program"},
-      {"a long name", with({{concatenate({"archive/", repeat("x", 300)}), "x"}}), "too long for an entry's name"},
+      {"a long name", with({{join({"archive/", repeat("x", 300)}), "x"}}), "too long for an entry's name"},
       {"a folder", with({{"archive/x/", ""}}), "leaves the archive's folder"},
   };
   for (const auto& row : archives) {
@@ -392,10 +392,10 @@ TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torc
   TempDir dir;
   constexpr size_t kMany = 20'000'000;
   // Each dict holds the one before twice: 2^40 ways to the tensor.
-  std::string laughs = concatenate({"}", p_text("a"), sound_tensor(), "sq\0"s});
-  for (int i = 0; i < 40; ++i) laughs += concatenate({"(h\0h\0tq\0"s});
-  const std::string many_names = concatenate({"(", sound_tensor(), "q\0"s, repeat("h\0"s, 500'000), "t"});
-  const std::string dims = concatenate({"(", repeat("K\1", 64), "tq\0"s});
+  std::string laughs = join({"}", p_text("a"), sound_tensor(), "sq\0"s});
+  for (int i = 0; i < 40; ++i) laughs += join({"(h\0h\0tq\0"s});
+  const std::string many_names = join({"(", sound_tensor(), "q\0"s, repeat("h\0"s, 500'000), "t"});
+  const std::string dims = join({"(", repeat("K\1", 64), "tq\0"s});
   const struct {
     const char* name;
     std::string opcodes;
@@ -405,15 +405,15 @@ TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torc
       {"marks", repeat("(", kMany)},
       {"nothings", repeat("N", kMany)},
       {"lists in lists", repeat("]", 900'000) + repeat("a", 899'999)},
-      {"tuples in tuples", concatenate({"N", repeat("\x85", 1'900'000)})},
-      {"memo", concatenate({"N", repeat("\x94", kMany)})},
+      {"tuples in tuples", join({"N", repeat("\x85", 1'900'000)})},
+      {"memo", join({"N", repeat("\x94", kMany)})},
       {"memo got", "Nq\0"s + repeat("h\0"s, kMany)},
       {"a billion laughs", laughs},
       {"one tensor by many names", many_names},
       {"tensors of 64 dimensions",
-       dims + repeat(concatenate({p_global("torch._utils", "_rebuild_tensor"), "(", kF32, "K\0h\0h\0tR"s}), 150'000)},
+       dims + repeat(join({p_global("torch._utils", "_rebuild_tensor"), "(", kF32, "K\0h\0h\0tR"s}), 150'000)},
       {"storages",
-       repeat(concatenate({"(", p_text("storage"), p_global("torch", "FloatStorage"), "X\1\0\0\0000"s, "NK\4tQ"}), 600'000)},
+       repeat(join({"(", p_text("storage"), p_global("torch", "FloatStorage"), "X\1\0\0\0000"s, "NK\4tQ"}), 600'000)},
   };
   for (const auto& row : rows) {
     CAPTURE(row.name);
@@ -428,19 +428,19 @@ TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torc
 TEST_CASE("A tensor that is computed from its storage cannot ask for more memory than the file", "[io][torch_file]") {
   TempDir dir;
   // 2^36 elements by a stride of 0: as a view they cost nothing, negated or made 0 and 1 they would cost all.
-  const std::string huge = concatenate({p_long(int64_t{1} << 36), "\x85"}), still = "K\0\x85"s;
-  const std::string untyped = concatenate(
+  const std::string huge = join({p_long(int64_t{1} << 36), "\x85"}), still = "K\0\x85"s;
+  const std::string untyped = join(
       {p_tuple({p_text("storage"), p_global("torch.storage", "UntypedStorage"), p_text("0"), p_text("cpu"), p_int(16)}),
        "Q"});
   const auto flagged = [&](std::string_view sizes, std::string_view strides) {
-    return p_tensor(kF32, p_int(0), sizes, strides, concatenate({"}", p_text("neg"), "\x88s"}));
+    return p_tensor(kF32, p_int(0), sizes, strides, join({"}", p_text("neg"), "\x88s"}));
   };
-  const std::string truth = concatenate({p_global("torch._utils", "_rebuild_tensor_v3"),
+  const std::string truth = join({p_global("torch._utils", "_rebuild_tensor_v3"),
                                   p_tuple({untyped, p_int(0), huge, still, "\x89}", p_global("torch", "bool")}), "R"});
   const std::string large = p_storage("FloatStorage", "0", p_int(1 << 18));
   std::string many = "](";
   for (int i = 0; i < 100; ++i) {
-    many += p_tensor(large, p_int(0), concatenate({p_int(1 << 18), "\x85"}), "K\1\x85", concatenate({"}", p_text("neg"), "\x88s"}));
+    many += p_tensor(large, p_int(0), join({p_int(1 << 18), "\x85"}), "K\1\x85", join({"}", p_text("neg"), "\x88s"}));
   }
   const std::pair<std::string, std::string> rows[] = {
       {flagged(huge, still), kFour}, {truth, kFour}, {many + "e", std::string(1 << 20, '\1')}};
@@ -458,10 +458,10 @@ TEST_CASE("Mutated pickles end as an error or as tensors that can be read", "[io
   TempDir dir;
   const std::string path = dir / "w.pt";
   const std::string pickle = pickled(
-      concatenate({p_global("collections", "OrderedDict"), ")R(", p_text("w"), p_tensor(kF32, p_int(1), "K\3\x85", "K\1\x85"),
+      join({p_global("collections", "OrderedDict"), ")R(", p_text("w"), p_tensor(kF32, p_int(1), "K\3\x85", "K\1\x85"),
             p_text("b"), sound_tensor(), p_text("n"), "}(", p_text("x"), "]q\2(K\1K\2e", p_text("y"), "h\2h\2\x86uu"}));
   const std::string archive_pickle =
-      pickled(concatenate({"}(", p_text("w"), p_tensor(kF32, p_int(1), "K\3\x85", "K\1\x85"), "q\1", p_text("b"),
+      pickled(join({"}(", p_text("w"), p_tensor(kF32, p_int(1), "K\3\x85", "K\1\x85"), "q\1", p_text("b"),
                     sound_tensor(), p_text("again"), "h\1", p_text("n"), "]q\2(K\1K\2eu"}));
   const std::string legacy = legacy_of(archive_pickle, {{"0", kFour}});
   write_zip(path, archive_of(archive_pickle, {kFour}));

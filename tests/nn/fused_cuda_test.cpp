@@ -4,14 +4,17 @@
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
+#include "core/gpu_kernel_support.h"
+#include "core/gpu_operations.h"
 #include "fused_ops_checks.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
 
 #ifdef TRAINKIT_WITH_CUDA
-#define SKIP_WITHOUT_GPU() \
-  if (!torch::cuda::is_available()) TRAINKIT_SKIP("no GPU that LibTorch can use")
+#define SKIP_WITHOUT_GPU()                                                         \
+  if (!torch::cuda::is_available()) TRAINKIT_SKIP("no GPU that LibTorch can use"); \
+  if (!trainkit::detail::has_gpu_kernels(at::Device(at::kCUDA, 0))) TRAINKIT_SKIP("no kernels for this GPU")
 #else
 #define SKIP_WITHOUT_GPU() TRAINKIT_SKIP("this build is without CUDA")
 #endif
@@ -102,6 +105,26 @@ TEST_CASE("On a GPU our operations have the same bits every time", "[nn][gpu]") 
     const auto again = once();
     for (size_t k = 0; k < first.size(); ++k) CHECK(again[k].equal(first[k]));
   }
+}
+
+TEST_CASE("On a GPU that our kernels are left out on, LibTorch's operations have their values and gradients",
+          "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(8);
+  const at::Tensor x = random_values({64, 96}, at::kFloat, at::kCUDA),
+                   weight = random_values({96}, at::kFloat, at::kCUDA);
+  const at::Tensor target = torch::randint(96, {64}).to(at::kCUDA);
+  const auto results = [&](bool has_kernels) {
+    const trainkit::detail::GpuOperations gpu(false, has_kernels);
+    CHECK(trainkit::detail::runs_gpu_operations(x) == has_kernels);
+    const auto norm = trainkit::detail::residual_layer_norm(x, x, {weight, weight, 1e-5});
+    const at::Tensor loss = cross_entropy(trainkit::detail::bias_gelu(norm.normed, weight, false) + norm.sum, target);
+    auto all = torch::autograd::grad({loss}, {x, weight});
+    all.push_back(loss.detach());
+    return all;
+  };
+  const auto kernels = results(true), separate = results(false);
+  for (size_t k = 0; k < kernels.size(); ++k) CHECK(worst_relative(separate[k], kernels[k]) < 2e-5);
 }
 
 #ifdef TRAINKIT_WITH_CUDA

@@ -132,3 +132,56 @@ TEST_CASE("What the operations for a GPU cannot take is LibTorch's to compute", 
   CHECK(at::allclose(cross_entropy(logits.to(at::kDouble), target),
                      at::cross_entropy_loss(logits.to(at::kDouble), target)));
 }
+
+TEST_CASE(
+    "On a GPU without our kernels norm, GELU and cross-entropy are LibTorch's, with the kernels' values and "
+    "gradients",
+    "[nn][fused_ops]") {
+  torch::manual_seed(8);
+  for (const Types& types : kTypes) {
+    CAPTURE(types.stream, types.product);
+    if (types.product == at::kHalf) continue;  // LibTorch's norm on the CPU takes no float32 weights with it
+    const AutocastGuard autocast(at::kCPU, types.product, types.uses_autocast());
+    const at::Tensor x = random_values({12, 16}, types.stream, at::kCPU);
+    const at::Tensor branch = random_values({12, 16}, types.product, at::kCPU);
+    const at::Tensor weight = random_values({16}, types.stream, at::kCPU);
+    const at::Tensor bias = random_values({16}, types.stream, at::kCPU);
+    const at::Tensor target = torch::randint(16, {12});
+    const auto results = [&](bool has_kernels) {
+      const trainkit::detail::GpuOperations gpu(true, has_kernels);
+      CHECK(trainkit::detail::runs_gpu_operations(x) == has_kernels);
+      const auto norm = trainkit::detail::residual_layer_norm(x, branch, {weight, bias, 1e-5});
+      const at::Tensor inner = trainkit::detail::bias_gelu(norm.normed.to(types.product), bias, true);
+      const at::Tensor loss = cross_entropy(inner, target);
+      for (const at::Tensor& each : {norm.normed, inner, loss}) {
+        CHECK((each.grad_fn()->name().find("Function") != std::string::npos) == has_kernels);
+      }
+      CHECK(loss.grad_fn()->name().find("CrossEntropyBackward") == std::string::npos);  // that of the CPU
+      std::vector<at::Tensor> all = torch::autograd::grad({loss + norm.sum.square().mean()}, {x, branch, weight, bias});
+      for (const at::Tensor& value : {norm.sum, norm.normed, inner, loss}) all.push_back(value.detach());
+      return all;
+    };
+    const auto kernels = results(true), separate = results(false);
+    for (size_t k = 0; k < kernels.size(); ++k) {
+      CAPTURE(k);
+      CHECK(separate[k].sizes() == kernels[k].sizes());
+      CHECK(worst_relative(separate[k], kernels[k]) < 3 * types.tolerance());
+    }
+  }
+}
+
+TEST_CASE("On a GPU without our kernels a model's blocks are the separate operations", "[nn][fused_ops]") {
+  torch::manual_seed(9);
+  const at::Tensor ids = torch::randint(37, {3, 16});
+  const auto check = [&](auto model) {
+    const auto forward = [&](auto& of) { return of->forward(ids); };
+    const trainkit::detail::GpuOperations gpu(true, /*has_kernels=*/false);
+    const auto fallback = results_of(model, forward);
+    model->set_fused_blocks(false);
+    const auto separate = results_of(model, forward);
+    REQUIRE(fallback.size() == separate.size());
+    for (size_t k = 0; k < fallback.size(); ++k) CHECK(fallback[k].equal(separate[k]));
+  };
+  check(small_transformer(true, 0.0));
+  check(small_gpt2("gelu_new"));
+}

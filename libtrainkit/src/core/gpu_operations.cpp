@@ -4,11 +4,19 @@ namespace trainkit::detail {
 namespace {
 
 thread_local bool is_wanted = false;
+thread_local bool are_kernels_wanted = true;
 
 }  // namespace
 
-GpuOperations::GpuOperations(bool on) : before_(is_wanted) { is_wanted = is_wanted || on; }
-GpuOperations::~GpuOperations() { is_wanted = before_; }
+GpuOperations::GpuOperations(bool on, bool has_kernels) : before_(is_wanted), had_kernels_(are_kernels_wanted) {
+  is_wanted = is_wanted || on;
+  are_kernels_wanted = are_kernels_wanted && has_kernels;
+}
+GpuOperations::~GpuOperations() {
+  is_wanted = before_;
+  are_kernels_wanted = had_kernels_;
+}
 bool GpuOperations::wanted() { return is_wanted; }
+bool GpuOperations::has_kernels() { return are_kernels_wanted; }
 
 }  // namespace trainkit::detail

@@ -8,16 +8,19 @@ namespace trainkit::detail {
 /// the same step on a GPU.
 class GpuOperations {
  public:
-  /// Nothing unless `on`.
-  explicit GpuOperations(bool on);
+  /// Nothing unless `on`. Without `has_kernels` they are those of a GPU that our kernels do not run on: LibTorch's, in
+  /// this thread also on GPUs that have kernels.
+  explicit GpuOperations(bool on, bool has_kernels = true);
   ~GpuOperations();
   GpuOperations(const GpuOperations&) = delete;
   GpuOperations& operator=(const GpuOperations&) = delete;
 
   static bool wanted();
+  /// False while one without kernels lives.
+  static bool has_kernels();
 
  private:
-  const bool before_;
+  const bool before_, had_kernels_;
 };
 
 }  // namespace trainkit::detail

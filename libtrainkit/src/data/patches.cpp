@@ -1,10 +1,17 @@
 #include "trainkit/data/patches.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/where.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
+#include "core/gpu_kernel_support.h"
+#include "core/gpu_operations.h"
 #include "core/parallel.h"
 #include "data/patch_gather.h"
 #include "data/scratch.h"
@@ -63,6 +70,42 @@ void gather_on_cpu(const detail::PatchSource& source, const int64_t* pixels, con
   });
 }
 
+/// Whether LibTorch's operations gather from `image`: it is on a GPU that our kernel does not run on, or the CPU stands
+/// in for one (core/gpu_operations.h).
+bool gathers_by_libtorch(const at::Tensor& image) {
+#ifdef TRAINKIT_WITH_CUDA
+  if (image.is_cuda()) return !detail::has_gpu_kernels(image.device());
+#endif
+  return image.is_cpu() && detail::GpuOperations::wanted() && !detail::GpuOperations::has_kernels();
+}
+
+/// Selects the pixels of all patches by their indices. Never synchronises. Takes 8 bytes of memory for each of these
+/// pixels, a few times over.
+void gather_by_libtorch(const at::Tensor& out, const at::Tensor& image, const detail::PatchSource& source,
+                        const at::Tensor& pixels, const at::Tensor& orientations) {
+  const c10::AutoGradMode no_gradients(false);
+  const int64_t size = source.patch_size;
+  const at::Tensor steps = at::arange(size, pixels.options());
+  const at::Tensor i = steps.view({1, size, 1}), j = steps.view({1, 1, size});
+  at::Tensor row = i, column = j;
+  if (orientations.defined()) {
+    const at::Tensor code = orientations.view({-1, 1, 1});
+    const auto has = [&](int64_t bit) { return code.bitwise_and(bit).ne(0); };
+    row = at::where(has(4), j, i);
+    column = at::where(has(4), i, j);
+    row = at::where(has(1), size - 1 - row, row);
+    column = at::where(has(2), size - 1 - column, column);
+  }
+  const at::Tensor corner = pixels.view({-1, 1, 1});
+  const at::Tensor index =
+      (corner.floor_divide(source.width) + row) * image.size(1) + corner.remainder(source.width) + column;
+  // Past the end of the image for a pixel that is not one of it: index_select reports that as our kernel does.
+  const at::Tensor is_inside = corner.ge(0).logical_and(corner.lt(source.pixels()));
+  const at::Tensor checked = at::where(is_inside, index, image.size(0) * image.size(1));
+  at::Tensor rows = out.view({-1, source.bands});
+  at::index_select_out(rows, image.view({-1, source.bands}), 0, checked.view({-1}));
+}
+
 }  // namespace
 
 uint8_t draw_orientation(const RowKey& key) {
@@ -93,6 +136,7 @@ void gather_patches_out(const at::Tensor& out, const at::Tensor& image, const at
                     "out: expected (n, patch_size, patch_size, bands) float32, contiguous, on ", image.device());
   const at::Tensor index = pixels.contiguous();
   const at::Tensor turned = orientations.defined() ? orientations.contiguous() : orientations;
+  if (gathers_by_libtorch(image)) return gather_by_libtorch(out, image, source, index, turned);
   const uint8_t* const codes = turned.defined() ? turned.const_data_ptr<uint8_t>() : nullptr;
   if (image.is_cpu()) {
     return gather_on_cpu(source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(), stores);

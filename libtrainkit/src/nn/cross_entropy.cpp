@@ -16,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/gpu_operations.h"
 #include "core/parallel.h"
 #include "core/vectors.h"
 #include "nn/fused_ops.h"
@@ -107,6 +108,7 @@ struct CrossEntropyBackward final : torch::autograd::Node {
 };
 
 bool has_fast_path(const at::Tensor& logits, const at::Tensor& target) {
+  if (detail::GpuOperations::wanted()) return false;  // LibTorch's operation, as on a GPU without our kernels
   return logits.is_cpu() && logits.scalar_type() == at::kFloat && logits.dim() == 2 && logits.is_contiguous() &&
          target.is_cpu() && target.scalar_type() == at::kLong && target.dim() == 1 && target.is_contiguous() &&
          target.size(0) == logits.size(0) && logits.numel() > 0;

@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/gpu_kernel_support.h"
 #include "core/gpu_operations.h"
 #include "core/recorded.h"
 #include "nn/gpu_kernels.h"
@@ -270,9 +271,9 @@ bool has_gelu(const at::Tensor& x, const at::Tensor& bias) {
 
 bool runs_gpu_operations(const at::Tensor& x) {
 #ifdef TRAINKIT_WITH_CUDA
-  if (x.is_cuda()) return true;
+  if (x.is_cuda()) return has_gpu_kernels(x.device());
 #endif
-  return x.is_cpu() && GpuOperations::wanted();
+  return x.is_cpu() && GpuOperations::wanted() && GpuOperations::has_kernels();
 }
 
 ResidualNorm residual_layer_norm(const at::Tensor& x, const at::Tensor& branch, const NormWeights& norm) {

@@ -17,7 +17,8 @@
 
 namespace trainkit::detail {
 
-/// Whether operations on x are those of this header: it is on a CUDA device, or the CPU stands in for one.
+/// Whether operations on x are those of this header: it is on a CUDA device that our kernels run on
+/// (core/gpu_kernel_support.h), or the CPU stands in for one.
 bool runs_gpu_operations(const at::Tensor& x);
 
 /// Of a layer norm over the last dimension.

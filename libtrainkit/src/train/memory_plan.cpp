@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "core/gpu_kernel_support.h"
 #include "memory_ladder.h"
 #include "run_state.h"
 #include "trainkit/core/error.h"
@@ -93,6 +94,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, 
   recipe.step.grad_clip = run.grad_clip;
   const int64_t slots = resolve_num_workers(run, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;
+  if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the ring is host memory, which a GPU does not see
   recipe.keeps_gradients |= placement.plan.strategy == "ddp";
 }

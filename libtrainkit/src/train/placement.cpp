@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/gpu_kernel_support.h"
 #include "run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -100,6 +101,11 @@ absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions
   TRAINKIT_ASSIGN_OR_RETURN(placement.plan, resolve_devices(parser, run, machine));
   if (placement.plan.strategy == "ddp") {
     TRAINKIT_RETURN_IF_ERROR(join_ranks(parser, run, program, placement));
+  }
+  for (const at::Device device : placement.plan.devices) {
+    if (!device.is_cuda() || !placement.is_first()) continue;  // other ranks print nothing
+    const std::string warning = detail::missing_kernels_warning(device);
+    if (!warning.empty()) placement.warnings.push_back(warning);
   }
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t global, kept_global_batch(run, placement.plan.replicas));
   TRAINKIT_ASSIGN_OR_RETURN(placement.batch, resolve_batch(parser, run, placement.plan.replicas, global));

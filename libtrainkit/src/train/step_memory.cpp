@@ -103,7 +103,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
   const GeneratorsKept generators_kept;
-  const detail::GpuOperations operations(recipe.for_gpu);
+  const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
 
   MemoryRecorder recorder(MemoryClass::kWeights);

@@ -24,7 +24,7 @@ struct Placement {
   BatchPlan batch;
   /// The ranks of ddp; nullptr for one process.
   std::shared_ptr<ProcessGroup> group = nullptr;
-  /// What is odd about the launcher's environment, a sentence each.
+  /// What is odd about the launcher's environment, and GPUs without kernels of ours; a sentence each.
   std::vector<std::string> warnings = {};
 
   int64_t rank() const { return group ? group->rank() : 0; }

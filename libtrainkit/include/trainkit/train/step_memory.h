@@ -46,6 +46,8 @@ struct StepRecipe {
   std::function<std::vector<at::Tensor>(torch::nn::Module&)> fill_caches = nullptr;
   /// The step will run on a GPU: its own kernels there are recorded with their tensors, not what is fused on the CPU.
   bool for_gpu = false;
+  /// False for a GPU that our kernels were not compiled for: LibTorch's operations are recorded then.
+  bool has_gpu_kernels = true;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;
 
