@@ -40,6 +40,9 @@ class TempDir {
   std::filesystem::path path_;
 };
 
+/// The id of an error of ours, or empty.
+inline std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
+
 /// The value of an environment variable, or empty.
 inline std::string environment(const char* name) {
   const char* value = std::getenv(name);

@@ -12,7 +12,7 @@ using namespace trainkit;
 
 namespace {
 
-std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
+using test::id_of;
 
 std::string write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;

@@ -6,12 +6,11 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using test::id_of;
 using test::MatBytes;
 using test::write_bytes;
 
 namespace {
-
-std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
 
 std::string header(const std::string& interleave, int type, int order, int offset = 0) {
   return "ENVI\ndescription = {\n  made by a test,\n  samples = 99 }\nSamples = 3\nlines = 2\nbands = 4\nheader offset "

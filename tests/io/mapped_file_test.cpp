@@ -14,14 +14,14 @@ using namespace trainkit;
 
 namespace {
 
+using test::id_of;
+
 constexpr size_t kPage = 4096;
 
 std::string write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
 }
-
-std::string mapping_error_id(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
 
 }  // namespace
 
@@ -47,14 +47,14 @@ TEST_CASE("What is not a readable ordinary file is refused by name and at once",
                                                         {pipe, "data.unreadable"},
                                                         {"/dev/zero", "data.unreadable"}}) {
     const absl::Status status = MappedFile::open(path).status();
-    CHECK(mapping_error_id(status) == id);
+    CHECK(id_of(status) == id);
     CHECK(exit_code(status) == ExitCode::kData);
     CHECK(error_line(status).find(path) != std::string::npos);
   }
   if (::geteuid() != 0) {  // root reads everything
     const std::string secret = write(folder / "secret", "x");
     ::chmod(secret.c_str(), 0);
-    CHECK(mapping_error_id(MappedFile::open(secret).status()) == "data.unreadable");
+    CHECK(id_of(MappedFile::open(secret).status()) == "data.unreadable");
   }
 }
 
@@ -67,7 +67,7 @@ TEST_CASE("A file that shrinks under the map reads as zeros and is marked, alone
   CHECK(file->text()[2 * kPage + 9] == 'x');
   CHECK(file->text()[2 * kPage + 10] == 0);  // the rest of the last page: no fault
   CHECK_FALSE(file->damaged());
-  CHECK(mapping_error_id(file->check()) == "data.damaged");
+  CHECK(id_of(file->check()) == "data.damaged");
   CHECK(file->text()[7 * kPage] == 0);
   CHECK(file->damaged());
   for (size_t i = 3 * kPage; i < 10 * kPage; ++i) REQUIRE(file->text()[i] == 0);

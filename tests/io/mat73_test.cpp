@@ -10,14 +10,13 @@
 #include "trainkit/io/mat.h"
 
 using namespace trainkit;
+using test::id_of;
 using test::read_bytes;
 using test::write_bytes;
 
 namespace {
 
 using Variables = std::vector<std::pair<std::string, at::Tensor>>;
-
-std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
 
 /// A file of version 7.3 whose HDF5 part `fill` makes.
 void make_file(const std::string& path, const std::function<void(hid_t)>& fill) {

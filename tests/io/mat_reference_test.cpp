@@ -10,7 +10,7 @@ using namespace trainkit;
 
 namespace {
 
-bool has_reference() {
+bool has_scipy() {
   return !test::python().empty() &&
          std::system((test::python() + " -c 'import scipy.io, h5py' 2> /dev/null").c_str()) == 0;
 }
@@ -18,7 +18,7 @@ bool has_reference() {
 }  // namespace
 
 TEST_CASE("Real scenes are read as SciPy reads them", "[io][mat]") {
-  if (!has_reference() || test::data_dir().empty()) TRAINKIT_SKIP("no Python with SciPy, or no TRAINKIT_TEST_DATA");
+  if (!has_scipy() || test::data_dir().empty()) TRAINKIT_SKIP("no Python with SciPy, or no TRAINKIT_TEST_DATA");
   int arrays = 0;
   for (const auto& entry : std::filesystem::directory_iterator(test::data_dir() + "/hsi")) {
     if (entry.path().extension() != ".mat") continue;
@@ -41,7 +41,7 @@ TEST_CASE("Real scenes are read as SciPy reads them", "[io][mat]") {
 }
 
 TEST_CASE("Python reads what we write in both versions", "[io][mat]") {
-  if (!has_reference()) TRAINKIT_SKIP("no Python with SciPy and h5py");
+  if (!has_scipy()) TRAINKIT_SKIP("no Python with SciPy and h5py");
   const test::TempDir folder;
   std::vector<std::pair<std::string, at::Tensor>> variables = {{"flag", torch::tensor({true, false}).view({1, 2})}};
   for (const auto type : {at::kByte, at::kChar, at::kShort, at::kUInt16, at::kInt, at::kUInt32, at::kLong, at::kUInt64,
@@ -62,7 +62,7 @@ TEST_CASE("Python reads what we write in both versions", "[io][mat]") {
 }
 
 TEST_CASE("What Python writes is read as it was meant", "[io][mat]") {
-  if (!has_reference()) TRAINKIT_SKIP("no Python with SciPy and h5py");
+  if (!has_scipy()) TRAINKIT_SKIP("no Python with SciPy and h5py");
   const test::TempDir folder;
   test::run_reference("mat_files.py", folder.path().string());
   for (const std::string name : {"plain.mat", "compressed.mat", "big_endian.mat", "hdf5.mat"}) {

@@ -11,6 +11,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using test::id_of;
 using test::MatBytes;
 using test::read_bytes;
 using test::write_bytes;
@@ -18,8 +19,6 @@ using test::write_bytes;
 namespace {
 
 using Variables = std::vector<std::pair<std::string, at::Tensor>>;
-
-std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
 
 /// What the file says if every variable of it is read; OK if all could be.
 absl::Status read_all(const std::string& path) {

@@ -6,12 +6,11 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using test::id_of;
 using test::read_bytes;
 using test::write_bytes;
 
 namespace {
-
-std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
 
 std::string npy(const std::string& header, const std::string& data) {
   std::string text = header;

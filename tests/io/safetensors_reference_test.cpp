@@ -11,12 +11,12 @@ namespace stdfs = std::filesystem;
 
 namespace {
 
-bool has_reference() {
+bool has_safetensors() {
   return !test::python().empty() &&
          std::system((test::python() + " -c 'import safetensors.torch' 2> /dev/null").c_str()) == 0;
 }
 
-void run_reference(const std::string& script, const std::string& arguments) {
+void run_safetensors(const std::string& script, const std::string& arguments) {
   const std::string command = test::python() + " " REFERENCE_DIR "/" + script + " " + arguments;
   INFO(command);
   REQUIRE(std::system(command.c_str()) == 0);
@@ -37,10 +37,10 @@ bool is_stricter(const std::string& line) {
 }  // namespace
 
 TEST_CASE("Mutated files get the reference's verdict", "[io][safetensors]") {
-  if (!has_reference()) TRAINKIT_SKIP("no Python with safetensors and torch");
+  if (!has_safetensors()) TRAINKIT_SKIP("no Python with safetensors and torch");
   test::TempDir dir;
   const std::string count = test::environment("TRAINKIT_TEST_FULL").empty() ? "20000" : "200000";
-  run_reference("safetensors_verdicts.py", (dir / "records") + " " + count + " 1");
+  run_safetensors("safetensors_verdicts.py", (dir / "records") + " " + count + " 1");
   std::ifstream records(dir / "records", std::ios::binary);
   const std::string path = dir / "f";
   int accepted = 0, refused = 0, stricter = 0;
@@ -72,7 +72,7 @@ TEST_CASE("Mutated files get the reference's verdict", "[io][safetensors]") {
 }
 
 TEST_CASE("Python reads what we write, and writes the same bytes", "[io][safetensors]") {
-  if (!has_reference()) TRAINKIT_SKIP("no Python with safetensors and torch");
+  if (!has_safetensors()) TRAINKIT_SKIP("no Python with safetensors and torch");
   test::TempDir dir;
   NamedTensors tensors = {{"scalar", torch::tensor(1.5)},
                           {"none", torch::empty({0, 3})},
@@ -86,13 +86,13 @@ TEST_CASE("Python reads what we write, and writes the same bytes", "[io][safeten
   }
   for (const SafetensorsMetadata& metadata : {SafetensorsMetadata{}, SafetensorsMetadata{{"format", "pt"}}}) {
     REQUIRE(save_safetensors(Fs::posix(), dir / "ours", tensors, metadata).ok());
-    run_reference("safetensors_copy.py", (dir / "ours") + " " + (dir / "theirs"));
+    run_safetensors("safetensors_copy.py", (dir / "ours") + " " + (dir / "theirs"));
     CHECK(read(dir / "ours") == read(dir / "theirs"));
   }
 }
 
 TEST_CASE("Files from elsewhere are read as Python reads them", "[io][safetensors]") {
-  if (!has_reference() || test::data_dir().empty())
+  if (!has_safetensors() || test::data_dir().empty())
     TRAINKIT_SKIP("no Python with safetensors, or no TRAINKIT_TEST_DATA");
   test::TempDir dir;
   int files = 0;
@@ -102,7 +102,7 @@ TEST_CASE("Files from elsewhere are read as Python reads them", "[io][safetensor
     const auto file = SafetensorsFile::open(entry.path().string());
     REQUIRE(file.status() == absl::OkStatus());
     REQUIRE(save_safetensors(Fs::posix(), dir / "ours", file->tensors().value(), file->metadata()).ok());
-    run_reference("safetensors_copy.py", entry.path().string() + " " + (dir / "theirs"));
+    run_safetensors("safetensors_copy.py", entry.path().string() + " " + (dir / "theirs"));
     CHECK(read(dir / "ours") == read(dir / "theirs"));
     ++files;
   }

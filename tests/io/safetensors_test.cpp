@@ -32,7 +32,7 @@ std::string file_of(const std::string& header, size_t data_bytes = 0) {
 // Built by append: g++ 12 warns of an overflow that is none in `"x" + std::string`.
 
 /// The pieces, one after the other.
-std::string join(std::initializer_list<std::string_view> pieces) {
+std::string joined(std::initializer_list<std::string_view> pieces) {
   std::string all;
   for (const std::string_view piece : pieces) all += piece;
   return all;
@@ -40,12 +40,12 @@ std::string join(std::initializer_list<std::string_view> pieces) {
 
 /// A header's member for one tensor.
 std::string member(std::string_view name, std::string_view dtype, std::string_view shape, std::string_view offsets) {
-  return join({"\"", name, R"(":{"dtype":")", dtype, R"(","shape":)", shape, R"(,"data_offsets":)", offsets, "}"});
+  return joined({"\"", name, R"(":{"dtype":")", dtype, R"(","shape":)", shape, R"(,"data_offsets":)", offsets, "}"});
 }
 
-std::string object(std::string_view members) { return join({"{", members, "}"}); }
+std::string object(std::string_view members) { return joined({"{", members, "}"}); }
 
-std::string repeat(const std::string& text, int times) {
+std::string repeated(const std::string& text, int times) {
   std::string all;
   for (int i = 0; i < times; ++i) all += text;
   return all;
@@ -167,9 +167,9 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
        "header: is not valid JSON: it holds a NUL byte"},
       {"root is a list", file_of("[]"), "does not start with '{'"},
       {"depth of 10,000",
-       file_of(object(join({"\"a\":", object(join({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),
+       file_of(object(joined({"\"a\":", object(joined({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),
        "nested deeper than 16"},
-      {"name twice", file_of(object(join({one, ",", one})), 4), "a: stands twice"},
+      {"name twice", file_of(object(joined({one, ",", one})), 4), "a: stands twice"},
       {"inner key twice", file_of(R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4),
        "a: has its 'dtype' twice"},
       {"no dtype", file_of(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4), "a: has no dtype"},
@@ -191,7 +191,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
        "a: shape and dtype make no whole number"},
       {"dimension of 2^64 - 1", file_of(object(member("a", "U8", "[18446744073709551615,0]", "[0,0]"))),
        "a: shape and dtype make no whole number"},
-      {"65 dimensions", file_of(object(member("a", "U8", join({"[1", repeat(",1", 64), "]"}), "[0,1]")), 1),
+      {"65 dimensions", file_of(object(member("a", "U8", joined({"[1", repeated(",1", 64), "]"}), "[0,1]")), 1),
        "a: has too many dimensions (got '65'"},
       {"reversed offsets", file_of(object(member("a", "F32", "[1]", "[4,0]")), 4),
        "a: data_offsets are reversed (got '[4, 0]')"},
@@ -202,9 +202,9 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
        "a: data_offsets are not two numbers"},
       {"past the end", file_of(object(member("a", "F32", "[2]", "[0,8]")), 4),
        "a: data_offsets are past the end of the file, which is cut short (got '[0, 8]', expected an end at most 4)"},
-      {"overlap", file_of(object(join({one, ",", member("b", "F32", "[1]", "[2,6]")})), 6),
+      {"overlap", file_of(object(joined({one, ",", member("b", "F32", "[1]", "[2,6]")})), 6),
        "b: offsets overlap the tensor before (got '[2, 6]', expected a start at 4)"},
-      {"hole", file_of(object(join({one, ",", member("b", "F32", "[1]", "[6,10]")})), 10),
+      {"hole", file_of(object(joined({one, ",", member("b", "F32", "[1]", "[6,10]")})), 10),
        "b: offsets leave a hole (got '[6, 10]', expected a start at 4)"},
       {"hole at the start", file_of(object(member("a", "F32", "[1]", "[4,8]")), 8), "a: offsets leave a hole"},
       {"size is not the shape's", file_of(object(member("a", "F32", "[3]", "[0,4]")), 4),
@@ -274,7 +274,7 @@ TEST_CASE("Odd headers that the format allows are accepted", "[io][safetensors]"
       file_of(R"({"__metadata__":null})"),
       file_of(object(member("", "F32", "[]", "[0,4]")), 4),
       file_of(object(member("a", "F64", "[0,9223372036854775807]", "[0,0]"))),
-      file_of(object(join({member("b", "U8", "[1]", "[4,5]"), ",", member("a", "F32", "[1]", "[0,4]")})), 5),
+      file_of(object(joined({member("b", "U8", "[1]", "[4,5]"), ",", member("a", "F32", "[1]", "[0,4]")})), 5),
       file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"extra":{"shape":[2],"x":[null]}}})", 1),
   };
   for (const auto& bytes : rows) {
@@ -331,7 +331,7 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
 
 TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safetensors]") {
   test::TempDir dir;
-  const std::string header = object(join({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
+  const std::string header = object(joined({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
   const double value = 2.5;
   std::string bytes = file_of(header, 1);
   bytes.append(reinterpret_cast<const char*>(&value), 8);
@@ -443,7 +443,7 @@ TEST_CASE("copy_named_tensors names everything that does not match and copies no
   CHECK(torch::equal(a, torch::zeros({2})));
 
   NamedTensors many;
-  for (int i = 0; i < 100; ++i) many.emplace_back(join({"t", std::to_string(i)}), torch::ones({1}));
+  for (int i = 0; i < 100; ++i) many.emplace_back(joined({"t", std::to_string(i)}), torch::ones({1}));
   const std::string text = error_of(copy_named_tensors({}, many, "f"))->problem;
   CHECK(text.find("100 missing") != std::string::npos);
   CHECK(text.find("t19") != std::string::npos);

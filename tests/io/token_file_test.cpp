@@ -16,7 +16,7 @@ using namespace trainkit;
 
 namespace {
 
-std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
+using test::id_of;
 
 const TokenFileOrigin kOrigin{.vocab_size = 300,
                               .tokenizer_digest = Digest::of("tokenizer"),

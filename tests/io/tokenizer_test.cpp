@@ -11,7 +11,7 @@ using namespace trainkit;
 
 namespace {
 
-std::string refusal_id(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
+using test::id_of;
 
 std::vector<TokenId> encode(const Tokenizer& tokenizer, std::string_view text) {
   return tokenizer.encode(text).value();
@@ -70,13 +70,13 @@ TEST_CASE("Characters get ids in the order of their code points", "[io][tokenize
 TEST_CASE("A character that the text did not have is named with its place", "[io][tokenizer]") {
   const auto tokenizer = CharTokenizer::from_text("abc").value();
   const absl::Status status = tokenizer->encode("abcé").status();
-  CHECK(refusal_id(status) == "data.tokens");
+  CHECK(id_of(status) == "data.tokens");
   CHECK(error_line(status).find("@0x3") != std::string::npos);
   CHECK(error_line(status).find("U+00E9") != std::string::npos);
-  CHECK(refusal_id(tokenizer->encode("ab😀").status()) == "data.tokens");
-  CHECK(refusal_id(tokenizer->decode(std::vector<TokenId>{0, 3}).status()) == "data.tokens");
+  CHECK(id_of(tokenizer->encode("ab😀").status()) == "data.tokens");
+  CHECK(id_of(tokenizer->decode(std::vector<TokenId>{0, 3}).status()) == "data.tokens");
   CHECK_THROWS_AS(tokenizer->token_bytes(3), c10::IndexError);
-  CHECK(refusal_id(CharTokenizer::from_text("").status()) == "data.empty");
+  CHECK(id_of(CharTokenizer::from_text("").status()) == "data.empty");
 }
 
 TEST_CASE("Text that is not UTF-8 is refused with the offset of the fault", "[io][tokenizer]") {
@@ -100,7 +100,7 @@ TEST_CASE("Text that is not UTF-8 is refused with the offset of the fault", "[io
     for (const absl::Status& status :
          {gpt2->encode(text).status(), CharTokenizer::from_text(text).status(),
           text[0] == 'a' ? chars->encode(text).status() : CharTokenizer::from_text(text).status()}) {
-      CHECK(refusal_id(status) == "data.encoding");
+      CHECK(id_of(status) == "data.encoding");
       CHECK(exit_code(status) == ExitCode::kData);
       CHECK(error_line(status).find(place + ":") != std::string::npos);
     }
@@ -135,13 +135,13 @@ TEST_CASE("A file that is not a saved tokenizer is named", "[io][tokenizer]") {
         R"({"type": "gpt2", "vocab": "{}", "merges": "", "special_tokens": true})", R"({"type": 5})"}) {
     std::ofstream(path) << text;
     INFO(text);
-    CHECK(refusal_id(load_tokenizer(path).status()) == "data.vocabulary");
+    CHECK(id_of(load_tokenizer(path).status()) == "data.vocabulary");
   }
-  CHECK(refusal_id(load_tokenizer(folder / "none").status()) == "data.missing");
+  CHECK(id_of(load_tokenizer(folder / "none").status()) == "data.missing");
   REQUIRE(save_tokenizer(*CharTokenizer::from_text("ab").value(), path).ok());
   REQUIRE(load_tokenizer(path).ok());
   std::ofstream(path, std::ios::app) << '\0' << "garbage";
-  CHECK(refusal_id(load_tokenizer(path).status()) == "data.vocabulary");
+  CHECK(id_of(load_tokenizer(path).status()) == "data.vocabulary");
   CHECK(error_line(load_tokenizer(path).status()).find("it holds a NUL byte") != std::string::npos);
 }
 
@@ -172,7 +172,7 @@ TEST_CASE("A long run of letters costs n log n and gives what short runs give", 
   REQUIRE(tokens.size() == 200'000);
   for (size_t i = 0; i < tokens.size(); i += 2) REQUIRE((tokens[i] == 257 && tokens[i + 1] == 256));
   const absl::Status status = tokenizer->encode(std::string(5 << 20, 'a')).status();
-  CHECK(refusal_id(status) == "data.tokens");
+  CHECK(id_of(status) == "data.tokens");
   CHECK(error_line(status).find("without a place to split") != std::string::npos);
 }
 
@@ -237,7 +237,7 @@ TEST_CASE("A bad vocabulary is refused by file and rule", "[io][tokenizer]") {
   for (const auto& [json, problem] : faults) {
     const absl::Status status = parse(json, kMerges);
     INFO(problem << " / " << error_line(status));
-    CHECK(refusal_id(status) == "data.vocabulary");
+    CHECK(id_of(status) == "data.vocabulary");
     CHECK(exit_code(status) == ExitCode::kData);
     CHECK(error_line(status).find(problem) != std::string::npos);
     CHECK(error_line(status).find("encoder.json") != std::string::npos);
@@ -265,7 +265,7 @@ TEST_CASE("Bad merges are refused by line and rule; a missing header and CRLF ar
   for (const auto& [merges, problem, line] : faults) {
     const absl::Status status = parse(vocab(), merges);
     INFO(problem << " / " << error_line(status));
-    CHECK(refusal_id(status) == "data.merges");
+    CHECK(id_of(status) == "data.merges");
     CHECK(error_line(status).find(problem) != std::string::npos);
     CHECK(error_line(status).find(fmt::format("vocab.bpe:{}:", line)) != std::string::npos);
   }

@@ -8,7 +8,7 @@ using namespace trainkit;
 
 namespace {
 
-double worst_relative(const at::Tensor& a, const at::Tensor& b) {
+double relative_to_largest(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max()).item<double>();
 }
 
@@ -37,7 +37,7 @@ TEST_CASE("cross_entropy and its gradient equal LibTorch's in float64 within flo
           with_gradient(logits.to(at::kDouble), [&](const auto& x) { return at::cross_entropy_loss(x, target); });
       CHECK(loss.scalar_type() == at::kFloat);
       CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-6).margin(1e-6));
-      if (classes > 1) CHECK(worst_relative(gradient, expected_gradient) < 2e-6);
+      if (classes > 1) CHECK(relative_to_largest(gradient, expected_gradient) < 2e-6);
     }
   }
 }

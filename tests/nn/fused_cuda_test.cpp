@@ -82,7 +82,7 @@ TEST_CASE("On a GPU a block of our operations is the block of separate ones", "[
   for (const Types& types : kTypes) {
     for (const bool bias : {false, true}) check_blocks(small_transformer(bias, 0.2), at::kCUDA, types, forward);
     for (const std::string activation : {"gelu_new", "gelu", "relu"}) {
-      check_blocks(gpt2_on_cuda(activation), at::kCUDA, types, forward);
+      check_blocks(small_gpt2(activation), at::kCUDA, types, forward);
     }
   }
 }
