@@ -16,7 +16,7 @@
 #include "trainkit/io/media.h"
 #include "trainkit/logging/format.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 namespace fs = std::filesystem;
@@ -228,4 +228,4 @@ std::string describe_cache(const std::vector<ClipPart>& parts, const std::string
                      missing > 0 ? fmt::format(", {} of them to be made", format_size(missing)) : "");
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -16,7 +16,7 @@
 #include "trainkit/data/dataset.h"
 #include "trainkit/data/disk_cached_dataset.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 /// Clips, and what was wrong with those that cannot be read: such a clip is opened once, and its error given again.
 /// Any number of threads.
@@ -77,4 +77,4 @@ absl::StatusOr<std::vector<std::shared_ptr<const Dataset>>> cache_clips(const st
 /// "cache      21.3 GiB for 13708 clips in /fast, 18.4 GiB of them to be made", with a line end.
 std::string describe_cache(const std::vector<ClipPart>& parts, const std::string& folder);
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 /// The middle of `sound` where it is longer than `count`, zeros behind it where it is shorter.
@@ -55,4 +55,4 @@ void ClipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const
   *out.row<int64_t>(field, at) = clip.label;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

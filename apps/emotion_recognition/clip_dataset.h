@@ -11,7 +11,7 @@
 #include "trainkit/data/dataset.h"
 #include "trainkit/io/media.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 struct ClipDatasetOptions {
   Modality modality = Modality::kBoth;
@@ -53,4 +53,4 @@ class ClipDataset final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

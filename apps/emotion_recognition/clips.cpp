@@ -12,7 +12,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 namespace fs = std::filesystem;
@@ -200,4 +200,4 @@ std::string missing_classes(const ClipList& train) {
   return fmt::format("{} has no clip of {}", train.csv, fmt::join(none, ", "));
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

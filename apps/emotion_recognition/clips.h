@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 /// MELD's emotions, in the order of its classes. Source: Poria et al., MELD, ACL 2019.
 const std::vector<std::string>& meld_emotions();
@@ -66,4 +66,4 @@ absl::Status check_disjoint(const ClipList& a, const ClipList& b);
 /// Labels that `train` has no clip of, as a line to warn with; empty if it has all.
 std::string missing_classes(const ClipList& train);
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

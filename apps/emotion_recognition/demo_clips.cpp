@@ -19,7 +19,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/io/media_writer.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 constexpr int64_t kSide = 128, kFrames = 36, kRate = 16'000;
@@ -159,4 +159,4 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
   return 0;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

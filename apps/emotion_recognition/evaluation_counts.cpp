@@ -6,7 +6,7 @@
 
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 void EvaluationCounts::add(const Batch& batch, const at::Tensor& scores) {
   const int64_t rows = batch.size() - batch.padding_rows();
@@ -30,4 +30,4 @@ absl::StatusOr<at::Tensor> EvaluationCounts::take(ProcessGroup* group) {
   return all.counts();
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -12,7 +12,7 @@
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/train/confusion_matrix.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 /// Counts of (label, prediction) over all replicas, for scores that are no mean over the rows.
 class EvaluationCounts {
@@ -37,4 +37,4 @@ class EvaluationCounts {
   std::vector<Part> parts_;  // of each device
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

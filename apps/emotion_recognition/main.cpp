@@ -16,7 +16,7 @@
 #include "trainkit/train/run_folder.h"
 #include "trainkit/train/weights.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 int print(const std::string& line) {
@@ -142,8 +142,9 @@ absl::StatusOr<int> run_emotion(int argc, char** argv, Program& program) {
 }
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::emotion
 
 int main(int argc, char** argv) {
-  return trainkit::run_program([&](trainkit::Program& program) { return trainkit::run_emotion(argc, argv, program); });
+  return trainkit::run_program(
+      [&](trainkit::Program& program) { return trainkit::emotion::run_emotion(argc, argv, program); });
 }

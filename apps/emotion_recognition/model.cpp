@@ -21,7 +21,7 @@
 
 #include "trainkit/distributed/sync_batch_norm.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 constexpr int64_t kHeadWidth = 64;
@@ -182,4 +182,4 @@ at::Tensor EmotionModel::forward(const at::Tensor& frames, const at::Tensor& sam
   return classifier_->forward(vector);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

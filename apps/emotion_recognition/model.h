@@ -17,7 +17,7 @@
 #include "trainkit/nn/mel_spectrogram.h"
 #include "trainkit/nn/resnet18.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 /// What a model looks at.
 enum class Modality { kBoth, kVisual, kAudio };
@@ -126,4 +126,4 @@ class EmotionModel final : public torch::nn::Module {
   torch::nn::Linear classifier_{nullptr};
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -4,7 +4,7 @@
 
 #include "trainkit/config/option_group.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
@@ -145,4 +145,4 @@ ClipColumns clip_columns(const EmotionOptions& options) {
   return {.label = options.label_column, .path = options.path_column, .delimiter = options.csv_delimiter[0]};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -12,7 +12,7 @@
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 /// One member per flag, under the flag's name.
 struct EmotionOptions {
@@ -70,4 +70,4 @@ EmotionModelOptions model_options(const EmotionOptions& options, int64_t num_cla
 ClipDatasetOptions dataset_options(const EmotionOptions& options);
 ClipColumns clip_columns(const EmotionOptions& options);
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -20,7 +20,7 @@
 #include "trainkit/logging/plot.h"
 #include "trainkit/train/run_folder.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -217,4 +217,4 @@ std::string describe_result(const TrainerResult& result, const RunOptions& run, 
   return text + "\n" + describe_next(result, run, "trainkit-emotion");
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -17,7 +17,7 @@
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 struct TestResult {
   /// (C, C) int64: a row for each true label.
@@ -66,4 +66,4 @@ std::string describe_scores(const Metrics& metrics);
 std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores,
                             const BestModel& best);
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -17,7 +17,7 @@
 #include "trainkit/train/signals.h"
 #include "trainkit/train/weights.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 namespace {
 
 absl::StatusOr<ClipList> read_split(const RunOptions& run, const EmotionOptions& options, const std::string& split,
@@ -121,7 +121,7 @@ std::vector<ClipPart> Session::parts() const {
 }
 
 std::string Session::describe_cache() const {
-  return options_.cache_dir.empty() ? "" : trainkit::describe_cache(parts(), options_.cache_dir);
+  return options_.cache_dir.empty() ? "" : emotion::describe_cache(parts(), options_.cache_dir);
 }
 
 absl::StatusOr<int> Session::fill_cache(const Machine& machine, const Placement& placement,
@@ -268,4 +268,4 @@ std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOp
   return optimizer;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -19,7 +19,7 @@
 #include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
-namespace trainkit {
+namespace trainkit::emotion {
 
 class Session {
  public:
@@ -89,4 +89,4 @@ std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOp
 /// --make_demo_data: clips in MELD's layout, with faces whose mouth and voices whose tone depend on the label.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
-}  // namespace trainkit
+}  // namespace trainkit::emotion

@@ -2,7 +2,7 @@
 
 #include "gpt2_recommender/gpt2_model.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 LoRAConfig lora_config(const RecOptions& options) {
   return {.rank = options.lora_rank, .alpha = options.lora_alpha, .targets = options.lora_targets};
@@ -25,4 +25,4 @@ absl::Status save_merged(const Recommender& model, const std::string& output_dir
   return saved;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

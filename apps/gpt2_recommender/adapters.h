@@ -9,7 +9,7 @@
 #include "gpt2_recommender/options.h"
 #include "trainkit/nn/lora.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// --lora_rank, --lora_alpha and --lora_targets.
 LoRAConfig lora_config(const RecOptions& options);
@@ -23,4 +23,4 @@ absl::Status save_adapters(const Recommender& model, const RecOptions& options, 
 /// Face saves one (save_gpt2). `model` is as before afterwards, bit for bit. Errors: exit code 6.
 absl::Status save_merged(const Recommender& model, const std::string& output_dir);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -15,7 +15,7 @@
 
 #include "core/vectorized.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kTripletGrain = 256;
@@ -30,8 +30,8 @@ struct TripletPointers {
 };
 
 /// margins[i] = user . (positive - negative).
-TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_table, int64_t dim, TripletPointers rows,
-                                     int64_t begin, int64_t end, float* margins) {
+TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_table, int64_t dim,
+                                     TripletPointers rows, int64_t begin, int64_t end, float* margins) {
   for (int64_t i = begin; i < end; ++i) {
     const float* u = user_table + rows.users[i] * dim;
     const float* p = item_table + rows.positives[i] * dim;
@@ -226,4 +226,4 @@ at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, 
   return loss;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

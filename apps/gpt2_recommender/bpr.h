@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// Memory for the gradients of embedding tables, kept from step to step: tables of megabytes that the system hands out
 /// anew, page by page, would cost as much as the step. A tensor of it that is still referred to is left alone and
@@ -36,4 +36,4 @@ at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negativ
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
                     const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -10,7 +10,7 @@
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 struct Movie {
@@ -214,4 +214,4 @@ absl::Status write_demo_ratings(const std::string& folder, const DemoRatingsOpti
   return absl::OkStatus();
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -16,7 +16,7 @@
 #include "gpt2_recommender/triplet_draw.h"
 #include "trainkit/core/random.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kGrain = 4096;
@@ -82,7 +82,7 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
   const at::Device device = rows.device();
   bool has_kernel = false;
 #ifdef TRAINKIT_WITH_CUDA
-  has_kernel = device.is_cuda() && detail::has_gpu_kernels(device);
+  has_kernel = device.is_cuda() && trainkit::detail::has_gpu_kernels(device);
 #endif
   if (!has_kernel) {  // the same triplets, drawn on the host
     rows = rows.cpu();
@@ -118,4 +118,4 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
   return {all[0], all[1], all[2]};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

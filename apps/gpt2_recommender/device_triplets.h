@@ -11,7 +11,7 @@
 #include "gpt2_recommender/triplets.h"
 #include "trainkit/data/batch.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// What BPR trains on, each (N) int64 on one device.
 struct Triplets {
@@ -52,4 +52,4 @@ class DeviceTriplets {
   std::vector<Tables> copies_;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

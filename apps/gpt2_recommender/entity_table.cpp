@@ -8,7 +8,7 @@
 
 #include "trainkit/core/status.h"
 
-namespace trainkit::detail {
+namespace trainkit::rec::detail {
 namespace {
 
 constexpr const char* kNouns[] = {"user", "item"};
@@ -141,4 +141,4 @@ absl::Status check_fields(const LineFile& file, int64_t line, std::string_view t
                   fmt::format("{}: {}", expected, layout));
 }
 
-}  // namespace trainkit::detail
+}  // namespace trainkit::rec::detail

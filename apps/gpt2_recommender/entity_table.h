@@ -11,7 +11,7 @@
 #include "gpt2_recommender/line_file.h"
 #include "gpt2_recommender/ratings.h"
 
-namespace trainkit::detail {
+namespace trainkit::rec::detail {
 
 /// The users or the items of a file that describes them, by id.
 class EntityTable {
@@ -70,4 +70,4 @@ absl::StatusOr<int64_t> rating_time(const LineFile& file, int64_t line, std::str
 absl::Status check_fields(const LineFile& file, int64_t line, std::string_view text, size_t fields, size_t expected,
                           const char* layout);
 
-}  // namespace trainkit::detail
+}  // namespace trainkit::rec::detail

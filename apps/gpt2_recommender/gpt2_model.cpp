@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kTextChunk = 32;  // texts that GPT-2 reads at a time where nothing is kept for backward
@@ -169,4 +169,4 @@ RankingVectors Gpt2Recommender::vectors() {
   return {at::cat(users), at::cat(items)};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

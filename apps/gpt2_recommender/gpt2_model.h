@@ -13,7 +13,7 @@
 #include "gpt2_recommender/models.h"
 #include "trainkit/nn/gpt2.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 struct Gpt2RecommenderOptions {
   int64_t embed_dim = 64;
@@ -81,4 +81,4 @@ class Gpt2Recommender final : public Recommender {
   bool reads_little_ = false;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

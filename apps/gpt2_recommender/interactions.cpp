@@ -9,7 +9,7 @@
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 absl::Status bad_data(const std::string& id, const std::string& where, const std::string& problem,
@@ -170,4 +170,4 @@ bool UserItems::contains(int64_t user, int32_t item) const {
   return std::binary_search(items.begin(), items.end(), item);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -11,7 +11,7 @@
 
 #include "gpt2_recommender/ratings.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// Pairs of users and items, each pair once, both numbered from 0 without gaps.
 struct Interactions {
@@ -92,4 +92,4 @@ class UserItems {
   std::vector<int32_t> items_;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

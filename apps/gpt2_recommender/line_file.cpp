@@ -10,7 +10,7 @@
 #include "trainkit/core/utf8.h"
 #include "trainkit/io/plain_text.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr size_t kLongestLine = size_t{64} << 10;
@@ -135,4 +135,4 @@ bool parse_number(std::string_view text, int64_t& number) { return parse_whole(t
 
 bool parse_number(std::string_view text, double& number) { return parse_whole(text, number) && std::isfinite(number); }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -14,7 +14,7 @@
 
 #include "trainkit/io/mapped_file.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// A file of lines, in UTF-8 or Latin-1, mapped and checked before the first line is looked at.
 class LineFile {
@@ -57,4 +57,4 @@ bool parse_number(std::string_view text, int64_t& number);
 /// Finite.
 bool parse_number(std::string_view text, double& number);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

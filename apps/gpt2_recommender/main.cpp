@@ -16,7 +16,7 @@
 #include "trainkit/train/run_folder.h"
 #include "trainkit/train/weights.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 int print(const std::string& line) {
@@ -136,8 +136,9 @@ absl::StatusOr<int> run_gpt2rec(int argc, char** argv, Program& program) {
 }
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::rec
 
 int main(int argc, char** argv) {
-  return trainkit::run_program([&](trainkit::Program& program) { return trainkit::run_gpt2rec(argc, argv, program); });
+  return trainkit::run_program(
+      [&](trainkit::Program& program) { return trainkit::rec::run_gpt2rec(argc, argv, program); });
 }

@@ -8,7 +8,7 @@
 
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 template <class Visit>
@@ -67,4 +67,4 @@ absl::StatusOr<Metadata> tokenize_metadata(const Interactions& interactions, con
   return metadata;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

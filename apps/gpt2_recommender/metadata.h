@@ -11,7 +11,7 @@
 #include "gpt2_recommender/interactions.h"
 #include "trainkit/io/tokenizer.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// The texts of all users and then of all items, tokenised and padded at the end to the longest.
 struct Metadata {
@@ -34,4 +34,4 @@ absl::StatusOr<Metadata> tokenize_metadata(const Interactions& interactions, con
 absl::StatusOr<std::unique_ptr<Tokenizer>> metadata_tokenizer(const Interactions& interactions,
                                                               const std::string& folder, TokenId& empty_id);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -2,7 +2,7 @@
 
 #include <torch/nn/init.h>
 
-namespace trainkit {
+namespace trainkit::rec {
 
 BprMf::BprMf(int64_t num_users, int64_t num_items, int64_t embed_dim) : Recommender("BprMf") {
   const auto table = [&](const char* name, int64_t rows) {
@@ -18,4 +18,4 @@ at::Tensor BprMf::loss(const at::Tensor& users, const at::Tensor& positives, con
 
 RankingVectors BprMf::vectors() { return {user_embedding_.detach(), item_embedding_.detach()}; }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -12,7 +12,7 @@
 
 #include "gpt2_recommender/bpr.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// Vectors of users and items, on the model's device.
 struct RankingVectors {
@@ -45,4 +45,4 @@ class BprMf final : public Recommender {
   GradientBuffers buffers_;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

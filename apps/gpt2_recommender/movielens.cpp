@@ -8,7 +8,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit::detail {
+namespace trainkit::rec::detail {
 namespace {
 
 using Fields = std::vector<std::string_view>;
@@ -190,4 +190,4 @@ absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder) {
               "ml-100k");
 }
 
-}  // namespace trainkit::detail
+}  // namespace trainkit::rec::detail

@@ -9,7 +9,7 @@
 #include "gpt2_recommender/ratings.h"
 #include "trainkit/config/option_group.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kMostPlanned = 1 << 24;
@@ -228,4 +228,4 @@ Negatives negatives_of(const RecOptions& options) {
   return options.negatives == "popularity" ? Negatives::kPopularity : Negatives::kUniform;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

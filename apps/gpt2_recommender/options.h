@@ -13,7 +13,7 @@
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// One member per flag, under the flag's name.
 struct RecOptions {
@@ -97,4 +97,4 @@ SplitOptions split_options(const RecOptions& options, uint64_t seed);
 RankingOptions ranking_options(const RecOptions& options, Part part);
 Negatives negatives_of(const RecOptions& options);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

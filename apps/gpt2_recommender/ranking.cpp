@@ -14,7 +14,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kUserBlock = 32;  // 474 KB of scores of 3,706 items: they stay in the second-level cache
@@ -271,4 +271,4 @@ std::map<std::string, double> Ranking::score_popularity() const {
   return score(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -13,7 +13,7 @@
 
 #include "gpt2_recommender/interactions.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// The `k` items of the highest score of each user, best first: (users, k) int64 on the CPU. The score of a pair is the
 /// inner product of its vectors, users (U, D) and items (I, D), of one floating-point type on one device. `left_out`
@@ -80,4 +80,4 @@ class Ranking {
   std::string protocol_;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

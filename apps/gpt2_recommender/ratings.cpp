@@ -9,7 +9,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 namespace fs = std::filesystem;
@@ -57,4 +57,4 @@ absl::StatusOr<Ratings> read_ratings(const std::string& path, const std::string&
   return detail::read_recbole(inter);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

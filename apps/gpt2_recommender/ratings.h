@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// One line of a ratings file.
 struct Rating {
@@ -89,4 +89,4 @@ const std::vector<std::pair<int64_t, std::string>>& movielens_ages();
 
 }  // namespace detail
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -10,7 +10,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit::detail {
+namespace trainkit::rec::detail {
 namespace {
 
 namespace fs = std::filesystem;
@@ -140,4 +140,4 @@ absl::StatusOr<Ratings> read_recbole(const std::string& inter_path) {
   return ratings;
 }
 
-}  // namespace trainkit::detail
+}  // namespace trainkit::rec::detail

@@ -10,7 +10,7 @@
 #include "trainkit/logging/format.h"
 #include "trainkit/train/run_folder.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 std::string line_of(const Metrics& scores) {
@@ -84,4 +84,4 @@ std::string describe_result(const TrainerResult& result, const RunOptions& run, 
   return text + describe_next(result, run, "trainkit-gpt2rec");
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

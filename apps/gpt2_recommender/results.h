@@ -13,7 +13,7 @@
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/trainer.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// Scores of the test part, of the model and of recommending what is popular.
 struct TestScores {
@@ -48,4 +48,4 @@ std::string score_table(const TestScores& scores);
 std::string describe_result(const TrainerResult& result, const RunOptions& run, const TestScores& scores,
                             int64_t best_step);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

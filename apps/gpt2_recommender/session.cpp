@@ -14,7 +14,7 @@
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr char kSplitFile[] = "split.tsv";
@@ -178,4 +178,4 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
   return 0;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -19,7 +19,7 @@
 #include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// Triplets of a part, and where they are made.
 struct TripletFeed {
@@ -98,4 +98,4 @@ bool leave_cache_mode(DeviceReplicator& devices);
 /// --make_demo_data: a data set in each of the formats, in folders of their names.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -10,7 +10,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr std::string_view kHeader = "user_id:token\titem_id:token\tpart:token";
@@ -100,4 +100,4 @@ absl::StatusOr<Split> load_split(const std::string& path, const Interactions& in
   return split;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -5,7 +5,7 @@
 #include "gpt2_recommender/session.h"
 #include "trainkit/optim/adam.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 /// Triplets without a user or an item that another row has, as long as there are enough: what a step may meet that
@@ -118,4 +118,4 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, co
   return recipe;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

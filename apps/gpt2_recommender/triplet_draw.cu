@@ -3,7 +3,7 @@
 
 #include "triplet_draw.h"
 
-namespace trainkit::detail {
+namespace trainkit::rec::detail {
 namespace {
 
 constexpr int kThreads = 256;
@@ -32,4 +32,4 @@ int launch_draw_triplets(const TripletTables& tables, const int64_t* rows, const
   return cudaGetLastError();
 }
 
-}  // namespace trainkit::detail
+}  // namespace trainkit::rec::detail

@@ -10,7 +10,7 @@
 #define TRAINKIT_DRAWS [[gnu::always_inline]] inline
 #endif
 
-namespace trainkit::detail {
+namespace trainkit::rec::detail {
 
 /// Draws of a negative before the next item in number is taken that is none.
 inline constexpr int kNegativeTries = 64;
@@ -81,4 +81,4 @@ TRAINKIT_DRAWS uint32_t draw_negative(const TripletTables& tables, uint32_t row,
 int launch_draw_triplets(const TripletTables& tables, const int64_t* rows, const int64_t* keys, int64_t count,
                          int64_t* users, int64_t* positives, int64_t* negatives, void* stream);
 
-}  // namespace trainkit::detail
+}  // namespace trainkit::rec::detail

@@ -14,7 +14,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kMostBits = int64_t{1} << 31;  // 256 MiB
@@ -204,4 +204,4 @@ at::Tensor in_batch_negatives(const at::Tensor& users, const at::Tensor& positiv
   return chosen;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -14,7 +14,7 @@
 #include "gpt2_recommender/interactions.h"
 #include "trainkit/data/dataset.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 
 /// Whether a user is known to have chosen an item, in O(1): a bit for each pair, or, where these would take more than
 /// 256 MiB, a search in the user's items.
@@ -94,4 +94,4 @@ class TripletDataset final : public Dataset {
 at::Tensor in_batch_negatives(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& drawn,
                               const at::Tensor& known);
 
-}  // namespace trainkit
+}  // namespace trainkit::rec

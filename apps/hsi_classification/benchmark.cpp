@@ -18,7 +18,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -310,4 +310,4 @@ absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
   return command == "sweep" ? sweep(settings, options) : quick_perf_test(settings, options);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -9,7 +9,7 @@
 
 #include "hsi_classification/perf.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// Whether the first word is one of the commands.
 bool is_benchmark_command(int argc, const char* const* argv);
@@ -32,4 +32,4 @@ struct SweepPoint {
 /// then the least prefetch, then without a loader. A pure function; at least one point.
 SweepPoint recommended(const std::vector<SweepPoint>& points);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

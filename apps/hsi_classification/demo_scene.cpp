@@ -12,7 +12,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/io/mat.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 /// What random numbers are drawn for.
@@ -146,4 +146,4 @@ absl::Status write_demo_scene(const std::string& dir, const DemoSceneOptions& op
   return write_mat(dir + "/demo_gt.mat", ground_truth);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

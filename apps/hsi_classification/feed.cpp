@@ -7,7 +7,7 @@
 
 #include "trainkit/data/patches.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 FeedKind choose_feed(const std::string& word, const at::Tensor& image, const std::vector<at::Device>& devices) {
   if (word == "device") return FeedKind::kDevice;
@@ -46,4 +46,4 @@ at::Tensor Feed::patches(const Batch& batch) const {
   return gather_patches(*here, pixels, patch_size_, batch["orientation"]);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

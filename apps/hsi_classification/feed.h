@@ -12,7 +12,7 @@
 #include "trainkit/data/batch.h"
 #include "trainkit/data/dataset.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 enum class FeedKind {
   kDevice,  ///< A batch is pixels and labels; patches are gathered in the step.
@@ -49,4 +49,4 @@ class Feed {
   std::vector<at::Tensor> copies_;  // image_ on the devices
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

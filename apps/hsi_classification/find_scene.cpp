@@ -15,7 +15,7 @@
 #include "trainkit/io/mat.h"
 #include "trainkit/io/npy.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 std::string lower(std::string_view text) {
@@ -226,4 +226,4 @@ absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std:
   return file.read(name);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -8,7 +8,7 @@
 
 #include "hsi_classification/scene.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// The files of a scene, and what is known of it.
 struct SceneFiles {
@@ -34,4 +34,4 @@ const KnownScene* find_known_scene(std::string_view name);
 /// True if no value of `tensor` has a fraction, is infinite or NaN.
 bool has_whole_numbers(const at::Tensor& tensor);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -3,7 +3,7 @@
 // but the last); IEEE GRSS Data Fusion Contest 2013 (Houston).
 #include "hsi_classification/scene.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 const std::vector<KnownScene>& known_scenes() {
   static const std::vector<KnownScene> kScenes = {
@@ -149,4 +149,4 @@ const std::vector<KnownScene>& known_scenes() {
   return kScenes;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

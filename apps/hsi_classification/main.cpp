@@ -18,7 +18,7 @@
 #include "trainkit/train/run_folder.h"
 #include "trainkit/train/weights.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 int print(const std::string& line) {
@@ -143,8 +143,8 @@ absl::StatusOr<int> run_hsi(int argc, char** argv, Program& program) {
 }
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::hsi
 
 int main(int argc, char** argv) {
-  return trainkit::run_program([&](trainkit::Program& program) { return trainkit::run_hsi(argc, argv, program); });
+  return trainkit::run_program([&](trainkit::Program& program) { return trainkit::hsi::run_hsi(argc, argv, program); });
 }

@@ -7,7 +7,7 @@
 #include <array>
 #include <cmath>
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 constexpr int64_t kLetterWidth = 6, kLineHeight = 11, kMargin = 6, kSwatch = 8;
@@ -125,4 +125,4 @@ at::Tensor draw_map(const at::Tensor& map, const Scene& scene) {
   return picture;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

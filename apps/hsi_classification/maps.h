@@ -8,7 +8,7 @@
 
 #include "hsi_classification/scene.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 struct Colour {
   uint8_t red = 0, green = 0, blue = 0;
@@ -27,4 +27,4 @@ at::Tensor draw_map(const at::Tensor& map, const Scene& scene);
 /// drawn as '?', what lies outside the picture is cut off.
 void draw_text(const at::Tensor& picture, int64_t row, int64_t column, std::string_view text, Colour colour);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 using torch::nn::Conv2dOptions;
@@ -158,4 +158,4 @@ at::Tensor Ssrn::forward(const at::Tensor& patches) {
   return out_(mean_of_positions(x));
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -19,7 +19,7 @@
 
 #include "trainkit/distributed/sync_batch_norm.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 class HsiModel : public torch::nn::Module {
  public:
@@ -143,4 +143,4 @@ class Ssrn final : public HsiModel {
   torch::nn::Linear out_{nullptr};
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

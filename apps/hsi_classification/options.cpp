@@ -5,7 +5,7 @@
 #include "trainkit/config/option_group.h"
 #include "trainkit/train/checkpoint.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
@@ -149,4 +149,4 @@ HsiModelOptions model_options(const HsiOptions& options, int64_t bands, int64_t 
           .dropout = options.dropout};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

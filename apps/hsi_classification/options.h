@@ -11,7 +11,7 @@
 #include "trainkit/config/config.h"
 #include "trainkit/config/run_options.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// One member per flag, under the flag's name.
 struct HsiOptions {
@@ -73,4 +73,4 @@ SceneOptions scene_options(const HsiOptions& options, const std::string& data_di
 SplitOptions split_options(const HsiOptions& options, uint64_t seed);
 HsiModelOptions model_options(const HsiOptions& options, int64_t bands, int64_t num_classes);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -21,7 +21,7 @@
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/placement.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -180,4 +180,4 @@ absl::StatusOr<PerfResult> measure_step(const PerfSettings& settings) {
   });
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

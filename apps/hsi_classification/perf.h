@@ -13,7 +13,7 @@
 #include "hsi_classification/models.h"
 #include "trainkit/train/train_step.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// What is timed: a scene of Indian Pines' size and its number of labelled pixels, unless another is asked for.
 struct PerfSettings {
@@ -53,4 +53,4 @@ absl::StatusOr<PerfResult> measure_loader(const PerfSettings& settings);
 /// The step alone, on one batch that is there already.
 absl::StatusOr<PerfResult> measure_step(const PerfSettings& settings);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 // float64 copies of a whole scene would be larger than the scene: pixels are taken this many at a time.
@@ -112,4 +112,4 @@ at::Tensor pad_mirrored(const at::Tensor& cube, int64_t radius) {
   return cube.index_select(0, rows).index_select(1, columns);
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

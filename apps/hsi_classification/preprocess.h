@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// Mean and standard deviation of each band over pixels, in float64; shapes (bands).
 struct BandStatistics {
@@ -40,4 +40,4 @@ at::Tensor apply_pca(const at::Tensor& cube, const Pca& pca);
 /// image that is too small is mirrored again.
 at::Tensor pad_mirrored(const at::Tensor& cube, int64_t radius);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

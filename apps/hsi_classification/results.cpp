@@ -22,7 +22,7 @@
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/run_folder.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -185,4 +185,4 @@ std::string describe_result(const TrainerResult& result, const RunOptions& run, 
   return text + describe_next(result, run, "trainkit-hsi");
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

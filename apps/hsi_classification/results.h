@@ -16,7 +16,7 @@
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 struct TestResult {
   /// (C, C) int64: a row for each true class, over the test pixels.
@@ -58,4 +58,4 @@ absl::Status write_repeats(const std::string& output_dir, const std::vector<Metr
 /// The last lines of a run: scores, where things lie, what to do next. `scores` is empty if the run was stopped.
 std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

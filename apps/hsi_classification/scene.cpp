@@ -12,7 +12,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 absl::Status bad_scene(const std::string& where, const std::string& field, const std::string& problem,
@@ -177,4 +177,4 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   return status_from_current_exception();
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

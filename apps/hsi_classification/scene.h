@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 struct Scene {
   /// "Salinas-A", or the name of the cube's file.
@@ -83,4 +83,4 @@ struct DemoSceneOptions {
 /// the pixels are labelled. A function of the options alone.
 absl::Status write_demo_scene(const std::string& dir, const DemoSceneOptions& options = {});
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -16,7 +16,7 @@
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/checkpoint.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 constexpr char kSplitFile[] = "split.json";
@@ -97,7 +97,7 @@ absl::StatusOr<Split> Session::split(const RunOptions& run, const Placement& pla
 }
 
 double Session::leak(const Split& split) const {
-  return trainkit::leak(split, scene_.height(), scene_.width(), feed_->patch_size());
+  return hsi::leak(split, scene_.height(), scene_.width(), feed_->patch_size());
 }
 
 at::Tensor Session::labels_of(const at::Tensor& pixels) const {
@@ -176,4 +176,4 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
   return 0;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -19,7 +19,7 @@
 #include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// The scene of a run, standardised, with PCA if asked, and its border mirrored. The same for all repeats.
 class Session {
@@ -68,4 +68,4 @@ std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replica
 /// --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is made if it is missing.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

@@ -15,7 +15,7 @@
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 using Pixels = std::vector<int64_t>;
@@ -36,14 +36,16 @@ absl::Status bad_split_option(const std::string& flag, const std::string& proble
 absl::Status check(const SplitOptions& options) {
   if (options.mode == SplitMode::kFile) return absl::OkStatus();
   if (options.train_count < 0) {
-    return bad_split_option("--train_count", "negative", std::to_string(options.train_count), "0 or more pixels of a class");
+    return bad_split_option("--train_count", "negative", std::to_string(options.train_count),
+                            "0 or more pixels of a class");
   }
   if (options.train_count == 0 && !(options.train_ratio > 0 && options.train_ratio < 1)) {
-    return bad_split_option("--train_ratio", "not a share", fmt::format("{}", options.train_ratio), "above 0 and below 1");
+    return bad_split_option("--train_ratio", "not a share", fmt::format("{}", options.train_ratio),
+                            "above 0 and below 1");
   }
   if (!(options.validation_share >= 0 && options.validation_share < 1)) {
     return bad_split_option("--validation_share", "not a share", fmt::format("{}", options.validation_share),
-                      "0 or more, below 1");
+                            "0 or more, below 1");
   }
   if (options.mode == SplitMode::kDisjoint && options.block_size < 1) {
     return bad_split_option("--block_size", "not a size", std::to_string(options.block_size), "at least 1 pixel");
@@ -237,4 +239,4 @@ double leak(const Split& split, int64_t height, int64_t width, int64_t patch_siz
   return static_cast<double>(seen) / static_cast<double>(test.size(0));
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

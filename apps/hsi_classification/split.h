@@ -10,7 +10,7 @@
 
 #include "hsi_classification/scene.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 
 /// Pixels of a scene, (n) int64 each, pixel = row * width + column, ascending; no pixel is in two of them.
 struct Split {
@@ -62,4 +62,4 @@ absl::StatusOr<Split> load_split(const std::string& path, int64_t height, int64_
 /// their own spectrum was seen while training. 0 with patch_size 1 or without test pixels. `patch_size` is odd.
 double leak(const Split& split, int64_t height, int64_t width, int64_t patch_size);
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

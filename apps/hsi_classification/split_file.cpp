@@ -12,7 +12,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::hsi {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{256} << 20;
@@ -92,4 +92,4 @@ absl::StatusOr<Split> load_split(const std::string& path, int64_t height, int64_
   return split;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::hsi

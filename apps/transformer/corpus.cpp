@@ -13,7 +13,7 @@
 #include "trainkit/io/mapped_file.h"
 #include "transformer/demo_text.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -197,4 +197,4 @@ absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const Tokeni
                 .characters_per_token = characters};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -12,7 +12,7 @@
 #include "trainkit/io/token_file.h"
 #include "trainkit/io/tokenizer.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 
 struct CorpusOptions {
   /// A text file, or a folder whose files (not links, not hidden ones) are joined in the order of their names. Empty:
@@ -54,4 +54,4 @@ absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const Tokeni
 /// OK if `text` is UTF-8 without NUL and has something to see in it.
 absl::Status check_text(std::string_view text);
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -6,7 +6,7 @@
 
 #include "trainkit/core/random.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 using Words = std::array<std::string_view, 16>;
@@ -60,4 +60,4 @@ std::string demo_text(int64_t bytes, uint64_t seed) {
   return text;
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

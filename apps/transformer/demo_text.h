@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
-namespace trainkit {
+namespace trainkit::transformer {
 
 /// About `bytes` bytes of ASCII English-like prose, in paragraphs; a function of the seed alone.
 std::string demo_text(int64_t bytes = 300'000, uint64_t seed = 0);
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -18,7 +18,7 @@
 #include "transformer/session.h"
 #include "transformer/text_dataset.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 void print(const std::string& line) {
@@ -152,9 +152,9 @@ absl::StatusOr<int> run_transformer(int argc, char** argv, Program& program) {
 }
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::transformer
 
 int main(int argc, char** argv) {
   return trainkit::run_program(
-      [&](trainkit::Program& program) { return trainkit::run_transformer(argc, argv, program); });
+      [&](trainkit::Program& program) { return trainkit::transformer::run_transformer(argc, argv, program); });
 }

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
@@ -174,4 +174,4 @@ CorpusOptions corpus_options(const TransformerOptions& options, const std::strin
           .block_size = options.block_size};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -9,7 +9,7 @@
 #include "trainkit/nn/transformer.h"
 #include "transformer/corpus.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 
 /// One member per flag, under the flag's name.
 struct TransformerOptions {
@@ -67,4 +67,4 @@ absl::Status check_transformer_options(const ConfigParser& parser, const Transfo
 TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_size);
 CorpusOptions corpus_options(const TransformerOptions& options, const std::string& cache_dir);
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

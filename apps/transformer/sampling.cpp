@@ -6,7 +6,7 @@
 
 #include "trainkit/core/status.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 TokenId first_token(const Tokenizer& tokenizer) {
@@ -33,4 +33,4 @@ std::map<std::string, double> language_metrics(double loss, const Corpus& corpus
           {"bits_per_character", loss / std::numbers::ln2 / corpus.characters_per_token}};
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

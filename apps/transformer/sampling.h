@@ -10,7 +10,7 @@
 #include "trainkit/nn/transformer.h"
 #include "transformer/corpus.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 
 /// `prompt` and its continuation, as UTF-8 to print. An empty prompt stands for the end of a document (gpt2) or a line
 /// end (char; the first character of the vocabulary if it has none). Errors of Tokenizer::encode.
@@ -21,4 +21,4 @@ absl::StatusOr<std::string> sample_text(Transformer& model, const Tokenizer& tok
 /// in nats per token.
 std::map<std::string, double> language_metrics(double loss, const Corpus& corpus);
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -17,7 +17,7 @@
 #include "transformer/demo_text.h"
 #include "transformer/sampling.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 constexpr char kTokenizerFile[] = "tokenizer.json";
@@ -201,4 +201,4 @@ std::string describe_result(const TrainerResult& result, const RunOptions& run) 
   return text + describe_next(result, run, "trainkit-transformer");
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -18,7 +18,7 @@
 #include "transformer/options.h"
 #include "transformer/text_dataset.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 
 /// The corpus of a run, tokenized (with progress on the screen), and its tokenizer, which a resumed run takes over.
 class Session {
@@ -71,4 +71,4 @@ absl::StatusOr<int> write_demo_data(const std::string& folder);
 /// The last lines of a run: scores, where things lie, what to do next.
 std::string describe_result(const TrainerResult& result, const RunOptions& run);
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

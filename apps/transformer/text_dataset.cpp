@@ -7,7 +7,7 @@
 
 #include "trainkit/nn/transformer.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 namespace {
 
 constexpr uint64_t kOffsetStream = 0x6f66667365740001;  // keeps the offsets apart from other uses of (seed, epoch)
@@ -71,4 +71,4 @@ void TokenWindows::get_batch(std::span<const RowKey> keys, const BatchView& out)
   }
 }
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -8,7 +8,7 @@
 #include "trainkit/data/dataset.h"
 #include "trainkit/io/token_file.h"
 
-namespace trainkit {
+namespace trainkit::transformer {
 
 struct TokenWindowsOptions {
   /// Tokens that the model sees at once.
@@ -52,4 +52,4 @@ class TokenWindows final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
-}  // namespace trainkit
+}  // namespace trainkit::transformer

@@ -8,6 +8,8 @@
 #include "hsi_classification/perf.h"
 
 namespace trainkit {
+
+using namespace trainkit::hsi;
 namespace {
 
 void train(benchmark::State& state, const char* model, int64_t rows, int64_t batch_size, FeedKind feed,

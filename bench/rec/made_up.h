@@ -10,6 +10,8 @@
 
 namespace trainkit::bench {
 
+using namespace trainkit::rec;
+
 /// 6,040 users, 3,706 items, `count` distinct pairs in random order, an item's popularity falling with its number as
 /// 1/sqrt(number).
 inline Interactions movielens_sized(int64_t count) {

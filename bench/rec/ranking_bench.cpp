@@ -9,7 +9,7 @@
 #include "gpt2_recommender/ranking.h"
 #include "made_up.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 void BM_FullRanking(benchmark::State& state) {
@@ -24,4 +24,4 @@ void BM_FullRanking(benchmark::State& state) {
 BENCHMARK(BM_FullRanking)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::rec

@@ -10,7 +10,7 @@
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 void BM_BprMfEpoch(benchmark::State& state) {
@@ -44,4 +44,4 @@ void BM_BprMfEpoch(benchmark::State& state) {
 BENCHMARK(BM_BprMfEpoch)->ArgName("workers")->Arg(0)->Arg(1)->UseManualTime()->Iterations(5);
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::rec

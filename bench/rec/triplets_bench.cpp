@@ -10,7 +10,7 @@
 #include "made_up.h"
 #include "trainkit/data/prefetcher.h"
 
-namespace trainkit {
+namespace trainkit::rec {
 namespace {
 
 void draw(benchmark::State& state, const Interactions& data, int workers) {
@@ -48,4 +48,4 @@ void BM_TripletsMovieLens(benchmark::State& state) {
 BENCHMARK(BM_TripletsMovieLens)->ArgName("workers")->Arg(0)->Arg(1)->UseManualTime()->Iterations(5);
 
 }  // namespace
-}  // namespace trainkit
+}  // namespace trainkit::rec

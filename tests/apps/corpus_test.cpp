@@ -9,6 +9,7 @@
 #include "transformer/demo_text.h"
 
 using namespace trainkit;
+using namespace trainkit::transformer;
 
 namespace {
 

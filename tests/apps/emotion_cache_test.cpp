@@ -12,6 +12,7 @@
 #include "trainkit/data/prefetcher.h"
 
 using namespace trainkit;
+using namespace trainkit::emotion;
 using namespace trainkit::test;
 namespace fs = std::filesystem;
 

@@ -7,6 +7,7 @@
 #include "trainkit/core/error.h"
 
 using namespace trainkit;
+using namespace trainkit::emotion;
 using namespace trainkit::test;
 namespace fs = std::filesystem;
 

@@ -10,6 +10,7 @@
 #include "trainkit/io/media_writer.h"
 
 using namespace trainkit;
+using namespace trainkit::emotion;
 using namespace trainkit::test;
 
 namespace {

@@ -10,6 +10,8 @@
 
 namespace trainkit::test {
 
+using namespace trainkit::emotion;
+
 /// A session on the demonstration's clips, with the flags of a user.
 struct Given {
   Given(const EmotionPlace& place, const std::vector<std::string>& more) {

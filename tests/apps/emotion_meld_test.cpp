@@ -7,6 +7,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::emotion;
 using namespace trainkit::test;
 
 TEST_CASE("MELD's own csv files have the clips and classes that its paper counts", "[apps][emotion]") {

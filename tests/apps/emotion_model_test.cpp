@@ -6,6 +6,7 @@
 #include "emotion_recognition/model.h"
 
 using namespace trainkit;
+using namespace trainkit::emotion;
 
 namespace {
 

@@ -12,6 +12,8 @@
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit {
+
+using namespace trainkit::hsi;
 namespace {
 
 StepRecipe recipe_of(const std::string& model) {

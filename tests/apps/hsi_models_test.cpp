@@ -7,6 +7,7 @@
 #include "trainkit/nn/cross_entropy.h"
 
 using namespace trainkit;
+using namespace trainkit::hsi;
 
 namespace {
 

@@ -13,6 +13,8 @@
 
 namespace trainkit::test {
 
+using namespace trainkit::hsi;
+
 /// A scene of 30 x 32 pixels with 16 bands and 3 classes, in a folder to run in.
 struct HsiPlace {
   HsiPlace() {

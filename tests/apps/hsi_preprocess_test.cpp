@@ -2,6 +2,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::hsi;
 
 TEST_CASE("Standardised bands have mean 0 and deviation 1, a constant band is 0", "[hsi][preprocess]") {
   torch::manual_seed(1);

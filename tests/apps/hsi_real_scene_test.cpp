@@ -7,6 +7,7 @@
 #include "trainkit/io/mat.h"
 
 using namespace trainkit;
+using namespace trainkit::hsi;
 
 TEST_CASE("Salinas-A is found alone among other scenes' ground truths", "[hsi][scene]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");

@@ -9,6 +9,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::hsi;
 using namespace trainkit::test;
 
 namespace {

@@ -9,6 +9,7 @@
 #include "trainkit/io/npy.h"
 
 using namespace trainkit;
+using namespace trainkit::hsi;
 
 namespace {
 

@@ -5,6 +5,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::hsi;
 
 namespace {
 

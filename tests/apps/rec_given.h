@@ -9,6 +9,8 @@
 
 namespace trainkit::test {
 
+using namespace trainkit::rec;
+
 /// The flags of a program, read as it reads them.
 struct Given {
   explicit Given(std::vector<std::string> flags) : parser({.name = "trainkit-gpt2rec"}) {

@@ -10,6 +10,7 @@
 #include "trainkit/optim/param_groups.h"
 
 using namespace trainkit;
+using namespace trainkit::rec;
 
 namespace {
 

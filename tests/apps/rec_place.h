@@ -13,6 +13,8 @@
 
 namespace trainkit::test {
 
+using namespace trainkit::rec;
+
 /// 60 users and 50 items, in the three formats, in a folder to run in.
 struct RecPlace {
   RecPlace() {

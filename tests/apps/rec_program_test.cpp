@@ -96,7 +96,8 @@ TEST_CASE("Early stopping and the best epoch never see a test interaction", "[ap
     const size_t end = line.find("::"), next = line.find("::", end + 2);
     const std::string user = line.substr(0, end), item = line.substr(end + 2, next - end - 2);
     const std::string in_split = "\n" + user + "\t" + item + "\ttest\n";
-    const bool known = !seen.insert("u" + user).second & !seen.insert("i" + item).second;
+    const bool known_user = !seen.insert("u" + user).second, known_item = !seen.insert("i" + item).second;
+    const bool known = known_user && known_item;
     if (const size_t at = split.find(in_split); known && gone < 10 && at != split.npos) {
       split.erase(at + 1, in_split.size() - 1);
       ++gone;
@@ -294,9 +295,9 @@ TEST_CASE("Faults of trainkit-gpt2rec end with the exit code of their kind, in o
 TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; it goes on with its split",
           "[apps][rec]") {
   const RecPlace place;
-  Program program("trainkit-gpt2rec",
-                  place.flags("run", {"--epochs", "100000", "--save_every", "1000000", "--early_stopping", "0"}),
-                  place.dir.path().string());
+  test::Program program("trainkit-gpt2rec",
+                        place.flags("run", {"--epochs", "100000", "--save_every", "1000000", "--early_stopping", "0"}),
+                        place.dir.path().string());
   while (read_text(place.dir / "run" + "/metrics.jsonl").empty())
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   program.kill(SIGTERM);

@@ -10,6 +10,7 @@
 #include "trainkit/core/random.h"
 
 using namespace trainkit;
+using namespace trainkit::rec;
 
 namespace {
 

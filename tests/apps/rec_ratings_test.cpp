@@ -10,6 +10,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::rec;
 using namespace trainkit::test;
 
 namespace {

@@ -8,6 +8,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::rec;
 using namespace trainkit::test;
 
 TEST_CASE("MovieLens 100k reads whole and alike in its three formats", "[apps][rec]") {

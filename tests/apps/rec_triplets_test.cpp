@@ -14,6 +14,7 @@
 #include "trainkit/data/prefetcher.h"
 
 using namespace trainkit;
+using namespace trainkit::rec;
 using namespace trainkit::test;
 
 namespace {
@@ -314,7 +315,7 @@ TEST_CASE("A draw on the device ends as the loader's where 64 tries find nothing
 TEST_CASE("The kernel's generator is the library's, and rows out of range are errors", "[apps][rec]") {
   for (const uint64_t key : {uint64_t{0}, uint64_t{1}, uint64_t{0xfedcba9876543210}}) {
     for (uint64_t attempt = 1; attempt < 70; ++attempt) {
-      REQUIRE(trainkit::detail::attempt_key(key, attempt) == hash_key(key, attempt));
+      REQUIRE(trainkit::rec::detail::attempt_key(key, attempt) == hash_key(key, attempt));
     }
   }
   const Interactions data = skewed();

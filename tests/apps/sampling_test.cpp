@@ -3,6 +3,7 @@
 #include "test_util.h"
 
 using namespace trainkit;
+using namespace trainkit::transformer;
 
 namespace {
 

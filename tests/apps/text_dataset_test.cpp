@@ -10,6 +10,7 @@
 #include "trainkit/nn/transformer.h"
 
 using namespace trainkit;
+using namespace trainkit::transformer;
 
 namespace {
 

@@ -14,6 +14,8 @@
 
 namespace trainkit::test {
 
+using namespace trainkit::transformer;
+
 /// A text and a folder to run in.
 struct Place {
   Place() { std::ofstream(dir / "text.txt") << demo_text(20'000, 1); }

@@ -2,6 +2,7 @@
 #include "transformer/options.h"
 
 using namespace trainkit;
+using namespace trainkit::transformer;
 
 namespace {
 
