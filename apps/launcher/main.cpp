@@ -48,7 +48,9 @@ std::string debian_package(std::string_view library) {
 
 /// Whether the loader would find a library outside of LibTorch.
 bool installed(const std::string& library, const std::string& loader_cache) {
-  if (loader_cache.find('\0' + library + '\0') != std::string::npos) return true;
+  // the cache of ldconfig holds names and paths, each with a zero behind it; a name may be the end of a path
+  for (const char before : {'\0', '/'})
+    if (loader_cache.find(before + library + '\0') != std::string::npos) return true;
   return dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL) != nullptr;  // asks the loader itself; slower
 }
 

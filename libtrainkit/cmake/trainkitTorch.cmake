@@ -6,7 +6,7 @@ if(NOT TARGET torch)
   find_path(trainkit_TORCH_CMAKE_DIR TorchConfig.cmake HINTS ${Torch_DIR} ENV Torch_DIR
             PATH_SUFFIXES share/cmake/Torch torch/share/cmake/Torch)
   find_program(trainkit_NVCC nvcc HINTS ${CUDA_TOOLKIT_ROOT_DIR} ENV CUDA_TOOLKIT_ROOT_DIR ENV CUDA_HOME ENV CUDA_PATH
-               PATHS /usr/local/cuda PATH_SUFFIXES bin)
+               PATH_SUFFIXES bin cuda/bin)
   mark_as_advanced(trainkit_TORCH_CMAKE_DIR trainkit_NVCC)
   set(trainkit_torch ${trainkit_TORCH_CMAKE_DIR}/../../..)
   get_filename_component(trainkit_torch "${trainkit_torch}" ABSOLUTE)

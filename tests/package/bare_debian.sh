@@ -4,8 +4,8 @@
 #
 #   bare_debian.sh SOURCE WORK
 #
-# PIP_CACHE_DIR and TRAINKIT_TEST_MIRROR (of Debian's packages) are passed on; TRAINKIT_TEST_WHEELS names a folder of
-# wheels that pip looks into before it fetches.
+# TRAINKIT_TEST_PACKAGES: a folder with the packages, instead of ./dev package. TRAINKIT_TEST_WHEELS: a folder of wheels
+# that pip looks into before it fetches. TRAINKIT_TEST_MIRROR: of Debian's packages.
 set -euo pipefail
 source=$1 work=$2
 mirror=${TRAINKIT_TEST_MIRROR:-http://deb.debian.org/debian}
@@ -21,22 +21,22 @@ unmount() { for place in proc dev/pts dev wheels; do ! mountpoint -q "$root/$pla
 trap unmount EXIT
 unmount
 rm -rf "$work"
-mkdir -p "$work"
+mkdir -p "$root"
 
 begin=$(date +%s.%N) size=0
 # step TEXT: prints what the step before took.
 step() {
   local now megabytes
-  now=$(date +%s.%N) megabytes=$(du -sxm --exclude=proc "$root" 2>/dev/null | cut -f1)
+  now=$(date +%s.%N) megabytes=$(du -sm --exclude=proc --exclude=dev --exclude=wheels "$root" 2>/dev/null | cut -f1)
   printf '==> %s: %.0f s, %+d MB\n' "$1" "$(awk "BEGIN { print $now - $begin }")" \
     "$((${megabytes:-0} - size))"
   begin=$now size=${megabytes:-0}
 }
 fail() { echo "failed: $*" >&2; exit 1; }
 
-"$source/dev" package
+packages=${TRAINKIT_TEST_PACKAGES:-$source/build/packages}
+[ -n "${TRAINKIT_TEST_PACKAGES:-}" ] || "$source/dev" package
 step "./dev package"
-packages=$source/build/packages
 debootstrap --variant=minbase bookworm "$root" "$mirror" >"$work/debootstrap.log" || fail "debootstrap: $work/debootstrap.log"
 mount --bind /proc "$root/proc"
 mount --rbind /dev "$root/dev"
