@@ -17,10 +17,15 @@ command -v debootstrap >/dev/null || skip "no debootstrap"
 command -v curl >/dev/null && { curl -sfI -m 20 "$mirror/dists/bookworm/Release" >/dev/null || skip "no network to $mirror"; }
 
 root=$work/root
-unmount() { for place in proc dev/pts dev wheels; do ! mountpoint -q "$root/$place" || umount -l "$root/$place"; done; }
+unmount() { for place in proc dev/pts dev wheels; do ! mountpoint -q "$root/$place" || umount "$root/$place"; done; }
 trap unmount EXIT
-unmount
-rm -rf "$work"
+# removes the Debian, but never what is mounted in it
+remove() {
+  unmount
+  ! grep -q " $root/" /proc/mounts || { echo "failed: $root holds mounts of an earlier run" >&2; exit 1; }
+  rm -rf --one-file-system "$1"
+}
+remove "$work"
 mkdir -p "$root"
 
 begin=$(date +%s.%N) size=0
@@ -39,12 +44,12 @@ packages=${TRAINKIT_TEST_PACKAGES:-$source/build/packages}
 step "./dev package"
 debootstrap --variant=minbase bookworm "$root" "$mirror" >"$work/debootstrap.log" || fail "debootstrap: $work/debootstrap.log"
 mount --bind /proc "$root/proc"
-mount --rbind /dev "$root/dev"
+mount --bind /dev "$root/dev" && mount --bind /dev/pts "$root/dev/pts"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 mkdir -p "$root/packages" "$root/wheels" "$root/consumer"
 cp "$packages"/* "$root/packages/"
 cp "$source"/examples/consumer/* "$root/consumer/"
-[ -z "${TRAINKIT_TEST_WHEELS:-}" ] || mount --bind "$TRAINKIT_TEST_WHEELS" "$root/wheels"
+[ -z "${TRAINKIT_TEST_WHEELS:-}" ] || mount -o bind,ro "$TRAINKIT_TEST_WHEELS" "$root/wheels"
 # the certificates of this machine: it may reach PyPI through a proxy of its own
 mkdir -p "$root/etc/trainkit" && cp /etc/ssl/certs/ca-certificates.crt "$root/etc/trainkit/"
 step "debootstrap"
@@ -121,6 +126,5 @@ step "doctor and 50 steps with the wheel"
 inside "$consumer"
 step "consumer with the wheel"
 du -sm --exclude=proc "$root/opt/venv" | awk '{ print "==> the environment with torch and the wheel: " $1 " MB" }'
-unmount
-rm -rf "$root"
+remove "$root"
 echo "passed"
