@@ -24,7 +24,7 @@ constexpr int kUsage = 2;  // ExitCode::kUsage of the library
 /// Prints one line in the library's form of an error, and a hint if there is one.
 int failed(const std::string& text, const std::string& hint = "") {
   std::fprintf(stderr, "trainkit: error%s\n", text.c_str());
-  if (!hint.empty()) std::fprintf(stderr, "hint: %s\n", hint.c_str());
+  if (!hint.empty()) std::fprintf(stderr, "  hint: %s\n", hint.c_str());
   return kUsage;
 }
 

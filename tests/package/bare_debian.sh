@@ -69,7 +69,7 @@ expect_one_line() {
   inside "$program --help" >"$work/out" 2>"$work/err" || code=$?
   cat "$work/err"
   [ "$code" = 2 ] || fail "$program exits with $code instead of 2"
-  [ "$(grep -vc '^hint: ' "$work/err")" = 1 ] || fail "$program prints more than one line"
+  [ "$(grep -vc '^  hint: ' "$work/err")" = 1 ] || fail "$program prints more than one line"
   for text in "$@"; do grep -q -- "$text" "$work/err" || fail "$program does not say: $text"; done
 }
 

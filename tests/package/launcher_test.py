@@ -146,7 +146,7 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(result.returncode, 2)
         self.assertEqual(result.stderr.splitlines(), [
             "trainkit: error[program.library] trainkit-linked: missing shared libraries: libavcodec.so.4242",
-            "hint: on Debian 12: apt-get install libavcodec4242"])
+            "  hint: on Debian 12: apt-get install libavcodec4242"])
 
     def test_a_libtorch_without_a_library_that_the_program_uses_is_refused(self):
         self.linked("libc10_cuda.so")
