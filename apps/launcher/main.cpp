@@ -74,14 +74,17 @@ int run(char** argv) {
   }
 
   const std::string cache = read_file("/etc/ld.so.cache");
+  constexpr int kNamed = 4;  // the line stays readable; the hint has the packages of all
   std::string missing, packages;
+  int count = 0;
   for (const std::string& library : needed) {
     if (!search.torch.folder_of(library).empty() || installed(library, cache)) continue;
-    missing += (missing.empty() ? "" : ", ") + library;
+    if (++count <= kNamed) missing += (missing.empty() ? "" : ", ") + library;
     const std::string package = debian_package(library);
     if (!package.empty() && (" " + packages + " ").find(" " + package + " ") == std::string::npos)
       packages += (packages.empty() ? "" : " ") + package;
   }
+  if (count > kNamed) missing += " and " + std::to_string(count - kNamed) + " more";
   if (!missing.empty()) {
     return failed("[program.library] " + name + ": missing shared libraries: " + missing,
                   packages.empty() ? "" : "on Debian 12: apt-get install " + packages);
