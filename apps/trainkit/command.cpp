@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <string_view>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -18,7 +19,8 @@ std::string help(const std::vector<Command>& commands) {
   std::string text = "trainkit: tools around training runs\n\nUsage: trainkit COMMAND [flags]\n\nCommands\n";
   for (const Command& command : commands) text += fmt::format("  {:<14} {}\n", command.name, command.summary);
   text +=
-      "\n`trainkit COMMAND --help` lists a command's flags; `trainkit --version` the versions.\n\nExamples\n"
+      "\n`trainkit COMMAND --help` lists a command's flags; `trainkit --version` the versions.\n"
+      "`trainkit --cmake_prefix` prints CMAKE_PREFIX_PATH for a project that uses the installed library.\n\nExamples\n"
       "  trainkit doctor\n"
       "  trainkit doctor --app transformer -- --input book.txt\n"
       "  trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt\n"
@@ -54,7 +56,11 @@ std::string program_folder() {
   const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
   if (size <= 0) return ".";
   path.resize(static_cast<size_t>(size));
-  return path.substr(0, path.find_last_of('/'));
+  path.resize(path.find_last_of('/'));
+  // An installed program is in libexec/trainkit; the launchers, which find LibTorch for each program, are in bin.
+  constexpr std::string_view kInstalled = "/libexec/trainkit";
+  if (path.ends_with(kInstalled)) path.replace(path.size() - kInstalled.size(), kInstalled.size(), "/bin");
+  return path;
 }
 
 absl::StatusOr<int> dispatch(const std::vector<std::string>& words, const std::vector<Command>& commands) {
@@ -65,6 +71,13 @@ absl::StatusOr<int> dispatch(const std::vector<std::string>& words, const std::v
   if (words[0] == "--version") {
     print(versions());
     return 0;
+  }
+  if (words[0] == "--cmake_prefix" || words[0] == "--cmake-prefix") {  // answered by the launcher of an installed one
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "cli.cmake_prefix",
+                      .field = "--cmake_prefix",
+                      .problem = "this program is not installed",
+                      .hint = "cmake --install build --prefix DIR, then DIR/bin/trainkit --cmake_prefix"});
   }
   std::vector<std::string> names;
   for (const Command& command : commands) {

@@ -40,7 +40,7 @@ absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& argum
 /// Writes to stdout at once, so that the order with stderr is kept.
 void print(const std::string& text);
 
-/// The folder of this program, where the trainers lie too.
+/// The folder of this program and of the trainers: build/bin, or bin of an installed trainkit.
 std::string program_folder();
 
 /// Runs the subcommand that the first word names, or prints the help. `commands` is the whole tool.

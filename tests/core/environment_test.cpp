@@ -47,8 +47,12 @@ TEST_CASE("TMPDIR is a folder that is there") {
 TEST_CASE("a variable of ours that nobody reads is a misspelt one") {
   CHECK_THAT(fault({{"TRAINKIT_PYTON", "python3"}}), Catch::Contains("did you mean TRAINKIT_PYTHON?"));
   CHECK_THAT(fault({{"TRAINKIT_BATCH_SIZE", "4"}}), Catch::Contains("settings are flags"));
-  CHECK(
-      check_environment({{"TRAINKIT_PYTHON", "x"}, {"TRAINKIT_TEST_X", ""}, {"TRAINKI", ""}, {"TRAINKITS", ""}}).ok());
+  CHECK(check_environment({{"TRAINKIT_PYTHON", "x"},
+                           {"TRAINKIT_TORCH", "x"},
+                           {"TRAINKIT_TEST_X", ""},
+                           {"TRAINKI", ""},
+                           {"TRAINKITS", ""}})
+            .ok());
 }
 
 TEST_CASE("locale, time zone and home may be anything") {

@@ -16,7 +16,7 @@ namespace trainkit {
 namespace {
 
 /// Every variable of ours, without TRAINKIT_; those that go on with TEST_ and BENCH_ are the tests' and benchmarks'.
-constexpr std::array<std::string_view, 4> kOurs = {"LAUNCH_ID", "PYTHON", "JOBS", "ONEDNN_MATMUL"};
+constexpr std::array<std::string_view, 5> kOurs = {"LAUNCH_ID", "PYTHON", "JOBS", "ONEDNN_MATMUL", "TORCH"};
 constexpr rlim_t kLeastFiles = 64;
 
 absl::Status fault(std::string_view name, std::string problem, std::string_view got, std::string expected,

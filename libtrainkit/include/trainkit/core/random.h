@@ -23,6 +23,11 @@ constexpr uint64_t hash_key(Numbers... numbers) {
   return key;
 }
 
+namespace detail {
+/// 128 bits are an extension of GCC and Clang; `__extension__` keeps -Wpedantic quiet in the sources of a user.
+__extension__ typedef unsigned __int128 uint128;
+}  // namespace detail
+
 /// A small counter-based generator (splitmix64). One per row: RandomStream(hash_key(seed, epoch, row)).
 /// Copying it copies its position. Satisfies UniformRandomBitGenerator. Not for cryptography.
 class RandomStream {
@@ -36,7 +41,7 @@ class RandomStream {
 
   /// Uniform in [0, n), n >= 1. Multiply-shift; its bias is below n / 2^64.
   constexpr uint64_t below(uint64_t n) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>((*this)()) * n) >> 64);
+    return static_cast<uint64_t>((static_cast<detail::uint128>((*this)()) * n) >> 64);
   }
   /// Uniform in [0, 1), 53 bits.
   constexpr double uniform() { return static_cast<double>((*this)() >> 11) * 0x1.0p-53; }

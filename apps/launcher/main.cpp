@@ -1,0 +1,107 @@
+// Starts an installed program. bin/<name> is a copy of this launcher; the program itself is libexec/trainkit/<name>.
+// The launcher finds LibTorch, puts its folders first in LD_LIBRARY_PATH and replaces itself by the program, which
+// restores the variable (restore_environment.cpp). It links neither LibTorch nor our library.
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/files.h"
+#include "launcher/torch_finder.h"
+
+namespace trainkit::launcher {
+namespace {
+
+constexpr int kUsage = 2;  // ExitCode::kUsage of the library
+
+/// Prints one line in the library's form of an error, and a hint if there is one.
+int failed(const std::string& text, const std::string& hint = "") {
+  std::fprintf(stderr, "trainkit: error%s\n", text.c_str());
+  if (!hint.empty()) std::fprintf(stderr, "  hint: %s\n", hint.c_str());
+  return kUsage;
+}
+
+/// The package of Debian 12 that holds a shared library; empty if unknown.
+std::string debian_package(std::string_view library) {
+  struct Rule {
+    std::string_view prefix, package;
+  };
+  constexpr Rule rules[] = {
+      {"libhdf5", "libhdf5-103-1"},         {"libpng16.so", "libpng16-16"}, {"libz.so", "zlib1g"},
+      {"libabsl_", "libabsl20220623"},      {"libmatio.so", "libmatio11"},  {"libcsv.so", "libcsv3"},
+      {"libyaml-cpp.so", "libyaml-cpp0.7"}, {"libgomp.so", "libgomp1"},     {"libstdc++.so", "libstdc++6"},
+  };
+  for (const Rule& rule : rules)
+    if (library.starts_with(rule.prefix)) return std::string(rule.package);
+  // libavcodec.so.59 is in libavcodec59
+  const size_t mark = library.find(".so.");
+  if (mark == library.npos) return "";
+  return std::string(library.substr(0, mark)) + std::string(library.substr(mark + 4));
+}
+
+/// Whether the loader would find a library outside of LibTorch.
+bool installed(const std::string& library, const std::string& loader_cache) {
+  // the cache of ldconfig holds names and paths, each with a zero behind it; a name may be the end of a path
+  for (const char before : {'\0', '/'})
+    if (loader_cache.find(before + library + '\0') != std::string::npos) return true;
+  return dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL) != nullptr;  // asks the loader itself; slower
+}
+
+int run(char** argv) {
+  const std::string self = real_path("/proc/self/exe");
+  const std::string folder = parent(self), prefix = parent(folder), name = self.substr(folder.size() + 1);
+  const std::string program = prefix + "/libexec/trainkit/" + name;
+  if (access(program.c_str(), X_OK) != 0)
+    return failed("[program.missing] " + program + ": " + std::strerror(errno), "install trainkit again");
+
+  const std::vector<std::string> needed = needed_libraries(program);
+  const TorchSearch search = find_torch(folder, needed);
+  if (!search.found) return failed(search.problem);
+
+  if (name == "trainkit" && argv[1] != nullptr && argv[2] == nullptr) {
+    const std::string_view flag = argv[1];
+    if (flag == "--cmake_prefix" || flag == "--cmake-prefix") {
+      std::printf("%s;%s\n", prefix.c_str(), search.torch.root.c_str());
+      return 0;
+    }
+  }
+
+  const std::string cache = read_file("/etc/ld.so.cache");
+  constexpr int kNamed = 4;  // the line stays readable; the hint has the packages of all
+  std::string missing, packages;
+  int count = 0;
+  for (const std::string& library : needed) {
+    if (!search.torch.folder_of(library).empty() || installed(library, cache)) continue;
+    if (++count <= kNamed) missing += (missing.empty() ? "" : ", ") + library;
+    const std::string package = debian_package(library);
+    if (!package.empty() && (" " + packages + " ").find(" " + package + " ") == std::string::npos)
+      packages += (packages.empty() ? "" : " ") + package;
+  }
+  if (count > kNamed) missing += " and " + std::to_string(count - kNamed) + " more";
+  if (!missing.empty()) {
+    return failed("[program.library] " + name + ": missing shared libraries: " + missing,
+                  packages.empty() ? "" : "on Debian 12: apt-get install " + packages);
+  }
+
+  const char* before = std::getenv("LD_LIBRARY_PATH");
+  const std::string original = before != nullptr ? before : "";
+  std::string path;
+  for (const std::string& place : search.torch.folders) path += (path.empty() ? "" : ":") + place;
+  if (!original.empty()) path += ":" + original;
+  setenv("TRAINKIT_LD_LIBRARY_PATH", original.c_str(), 1);  // for restore_environment.cpp
+  setenv("LD_LIBRARY_PATH", path.c_str(), 1);
+  execv(program.c_str(), argv);
+  return failed("[program.start] " + program + ": " + std::strerror(errno));
+}
+
+}  // namespace
+}  // namespace trainkit::launcher
+
+int main(int, char** argv) { return trainkit::launcher::run(argv); }

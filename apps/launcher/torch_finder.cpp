@@ -1,0 +1,146 @@
+#include "launcher/torch_finder.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "launcher/files.h"
+
+namespace trainkit::launcher {
+namespace {
+
+constexpr std::string_view kVersion = TRAINKIT_TORCH_VERSION;  // "2.11", with which the programs were built
+constexpr const char* kInstall = "pip install torch==" TRAINKIT_TORCH_VERSION ".0";
+
+/// The folder of the shared libraries of LibTorch at `place`: a torch package, an unpacked LibTorch, its lib folder, or
+/// a folder of Python packages. Empty if there is none.
+std::string library_folder(const std::string& place) {
+  for (const char* below : {"/lib", "", "/torch/lib"})
+    if (exists(place + below + "/libtorch_cpu.so")) return real_path(place + below);
+  return "";
+}
+
+/// The version that a LibTorch says it is, without "+cu130"; empty if it does not say.
+std::string version_of(const std::string& root) {
+  std::string text = read_file(root + "/build-version");  // of an unpacked LibTorch
+  const auto from = [&](const char* file, const char* word) {
+    if (!text.empty()) return;
+    text = read_file(root + file);
+    const size_t line = text.find(word);
+    text = line == text.npos ? "" : text.substr(line);
+  };
+  from("/version.py", "__version__ = ");  // of a Python package
+  from("/share/cmake/Torch/TorchConfigVersion.cmake", "PACKAGE_VERSION \"");
+  const size_t begin = text.find_first_of("0123456789");
+  return begin == text.npos ? "" : text.substr(begin, text.find_first_not_of("0123456789.", begin) - begin);
+}
+
+bool belongs_to_torch(std::string_view library) {
+  for (const std::string_view prefix : {"libtorch", "libc10", "libcudart.", "libcublas", "libnccl.", "libnvrtc."})
+    if (library.starts_with(prefix)) return true;
+  return false;
+}
+
+/// Fills `torch` from the folder of its libraries. Returns what is wrong with it; empty if it can be used.
+std::string inspect(const std::string& libraries, const std::vector<std::string>& needed, Torch& torch) {
+  torch.root = parent(libraries);
+  torch.folders = {libraries};
+  const std::string version = version_of(torch.root);
+  if (!version.empty() && version != kVersion && !version.starts_with(std::string(kVersion) + ".")) {
+    return "[torch.version] " + torch.root + ": unsuitable LibTorch version (got " + version + ", expected " +
+           std::string(kVersion) + "): " + kInstall;
+  }
+  const std::vector<std::string> beside = matches(parent(torch.root) + "/nvidia/*/lib");
+  for (const std::string& library : needed) {
+    if (!belongs_to_torch(library) || !torch.folder_of(library).empty()) continue;
+    const auto has = [&](const std::string& folder) { return exists(folder + "/" + library); };
+    const auto folder = std::find_if(beside.begin(), beside.end(), has);
+    if (folder == beside.end()) {
+      return "[torch.library] " + torch.root + ": this LibTorch lacks " + library +
+             ", which the program was built with: " + kInstall;
+    }
+    torch.folders.push_back(*folder);
+  }
+  return "";
+}
+
+/// The folder of the torch package that python3 would import; empty if there is none. Nothing of torch is imported.
+std::string torch_of_python() {
+  int pipe[2];
+  if (pipe2(pipe, O_CLOEXEC) != 0) return "";
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
+  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+  // "" in sys.path is the working folder, which may hold anything
+  std::string words[] = {"python3", "-c",
+                         "import sys; sys.path[:] = [p for p in sys.path if p]\n"
+                         "import importlib.util; spec = importlib.util.find_spec('torch')\n"
+                         "print(spec.submodule_search_locations[0] if spec else '')"};
+  char* argv[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
+  pid_t pid = -1;
+  const int error = posix_spawnp(&pid, argv[0], &actions, nullptr, argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(pipe[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t size = 0; error == 0 && (size = read(pipe[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(size));
+  close(pipe[0]);
+  if (error == 0) waitpid(pid, nullptr, 0);
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+std::string Torch::folder_of(const std::string& library) const {
+  for (const std::string& folder : folders)
+    if (exists(folder + "/" + library)) return folder;
+  return "";
+}
+
+TorchSearch find_torch(const std::string& program_folder, const std::vector<std::string>& needed) {
+  TorchSearch search;
+  // Returns true if the LibTorch at `place` can be used. Keeps the first thing that is wrong with one that cannot.
+  const auto usable = [&](const std::string& place) {
+    const std::string libraries = place.empty() ? "" : library_folder(place);
+    if (libraries.empty()) return false;
+    const std::string problem = inspect(libraries, needed, search.torch);
+    if (search.problem.empty()) search.problem = problem;
+    search.found = problem.empty();
+    return search.found;
+  };
+
+  // Beside the program: LibTorch unpacked there; the package folder of a wheel (bin/ in trainkit/ beside torch/); the
+  // packages of the Python whose prefix the program was unpacked into.
+  for (const char* place : {"", "/..", "/../libtorch", "/../..", "/../../libtorch"})
+    if (usable(program_folder + place)) return search;
+  for (const char* packages : {"site-packages", "dist-packages"})
+    for (const std::string& place : matches(program_folder + "/../lib/python3*/" + packages))
+      if (usable(place)) return search;
+
+  const char* chosen = std::getenv("TRAINKIT_TORCH");
+  if (chosen != nullptr && *chosen != '\0') {
+    search.problem.clear();
+    if (!usable(chosen) && search.problem.empty()) {
+      search.problem = std::string("[torch.place] TRAINKIT_TORCH: no LibTorch in this folder (got ") + chosen +
+                       ", expected a folder with lib/libtorch_cpu.so)";
+    }
+    return search;
+  }
+
+  if (usable(torch_of_python())) return search;
+  if (search.problem.empty()) {
+    search.problem = "[torch.missing] LibTorch " + std::string(kVersion) +
+                     " was not found next to the program, by TRAINKIT_TORCH or in python3: " + kInstall;
+  }
+  return search;
+}
+
+}  // namespace trainkit::launcher

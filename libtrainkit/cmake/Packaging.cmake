@@ -1,0 +1,176 @@
+# Packages: which files go where, and how they stay free of the paths of the machine that built them.
+
+# __FILE__ in our sources and in LibTorch's headers becomes relative: an error text of an installed program names no folder
+# of the build machine.
+get_filename_component(trainkit_torch_parent ${Torch_DIR}/../../../.. ABSOLUTE)
+target_compile_options(trainkit_flags INTERFACE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=
+                                                -fmacro-prefix-map=${trainkit_torch_parent}/=)
+
+# Two parts: `dev` (headers, archives, CMake package, .pc), which is the default of install(), and `programs`.
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
+add_custom_target(trainkit_installed)  # builds all that is installed
+
+# trainkit_install_program(NAME): installs a program as libexec/trainkit/<name>, without a RUNPATH, and under its name in
+# bin/ the launcher that finds LibTorch and starts it (apps/launcher).
+function(trainkit_install_program NAME)
+  target_sources(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/apps/launcher/restore_environment.cpp)
+  install(TARGETS ${NAME} RUNTIME DESTINATION libexec/trainkit COMPONENT programs)
+  install(PROGRAMS $<TARGET_FILE:trainkit-launcher> DESTINATION bin RENAME $<TARGET_FILE_NAME:${NAME}> COMPONENT programs)
+  add_dependencies(trainkit_installed ${NAME} trainkit-launcher)
+endfunction()
+
+# What a library that a module links needs: LIBRARY | package for find_package | module or flag for pkg-config.
+# Of LibTorch and CUDA both files know more than fits in here.
+set(TRAINKIT_DEPENDENCIES
+  "absl::status|absl|absl_status"
+  "absl::statusor|absl|absl_statusor"
+  "torch|Torch|"
+  "torch_library|Torch|"
+  "c10|Torch|"
+  "trainkit_cuda|Torch|"
+  "trainkit_nccl|Torch|"
+  "Threads::Threads|Threads|-pthread"
+  "stdc++||-lstdc++"
+  "${CMAKE_DL_LIBS}||-l${CMAKE_DL_LIBS}"
+  "yaml-cpp|yaml-cpp|yaml-cpp"
+  "ZLIB::ZLIB|ZLIB|zlib"
+  "PNG::PNG|PNG|libpng"
+  "LibCsv::LibCsv|LibCsv|-lcsv"
+  "Matio::Matio|Matio|matio"
+  "Matio::HDF5|Matio|hdf5-serial"
+  "FFmpeg::avformat|FFmpeg 57.28|libavformat"
+  "FFmpeg::avcodec|FFmpeg 57.28|libavcodec"
+  "FFmpeg::swscale|FFmpeg 57.28|libswscale"
+  "FFmpeg::swresample|FFmpeg 57.28|libswresample"
+  "FFmpeg::avutil|FFmpeg 57.28|libavutil")
+
+# trainkit_write_package(DIRECTORY): writes and installs the CMake package (into DIRECTORY below the prefix) and trainkit.pc
+# from what the modules link, so that neither has a list of its own to forget.
+function(trainkit_write_package DIRECTORY)
+  get_property(modules GLOBAL PROPERTY TRAINKIT_MODULES)
+  set(lines)
+  set(pc_requires)
+  set(pc_flags)
+  foreach(module ${modules})
+    add_dependencies(trainkit_installed trainkit_${module})
+    set(below)
+    set(packages)
+    get_target_property(libraries trainkit_${module} LINK_LIBRARIES)
+    foreach(library ${libraries})
+      string(REGEX REPLACE "^\\$<\\$<BOOL:[^>]+>:([^>]+)>$" "\\1" library "${library}")
+      if(library MATCHES "^\\$<BUILD_INTERFACE:|^\\$<\\$<BOOL:>:")
+        continue()
+      endif()
+      string(REGEX REPLACE "^trainkit_" "" used "${library}")
+      if(used IN_LIST modules)
+        list(APPEND below ${${used}_closure})
+        list(APPEND packages ${${used}_packages})
+        continue()
+      endif()
+      set(known FALSE)
+      foreach(row ${TRAINKIT_DEPENDENCIES})
+        if(row MATCHES "^([^|]*)\\|([^|]*)\\|(.*)$" AND CMAKE_MATCH_1 STREQUAL library)
+          set(known TRUE)
+          break()
+        endif()
+      endforeach()
+      if(NOT known)
+        message(FATAL_ERROR "trainkit: TRAINKIT_DEPENDENCIES of Packaging.cmake lacks ${library}, which ${module} links")
+      endif()
+      set(for_pkg_config "${CMAKE_MATCH_3}")
+      list(APPEND packages "${CMAKE_MATCH_2}")
+      if(for_pkg_config MATCHES "^-")
+        list(APPEND pc_flags ${for_pkg_config})
+      else()
+        list(APPEND pc_requires ${for_pkg_config})
+      endif()
+    endforeach()
+    list(APPEND below ${module})
+    list(REMOVE_DUPLICATES below)
+    list(REMOVE_DUPLICATES packages)
+    list(REMOVE_ITEM packages "")
+    set(${module}_closure ${below})
+    set(${module}_packages ${packages})
+    list(JOIN below " " below)
+    list(APPEND lines "set(trainkit_${module}_modules ${below})")
+    list(JOIN packages "\" \"" packages)
+    list(APPEND lines "set(trainkit_${module}_packages \"${packages}\")")
+  endforeach()
+  list(JOIN modules " " TRAINKIT_ALL_MODULES)
+  list(JOIN lines "\n" TRAINKIT_MODULE_LINES)
+
+  configure_package_config_file(${PROJECT_SOURCE_DIR}/libtrainkit/cmake/trainkitConfig.cmake.in trainkitConfig.cmake
+                                INSTALL_DESTINATION ${DIRECTORY})
+  write_basic_package_version_file(trainkitConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  set(files ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/trainkitConfigVersion.cmake)
+  foreach(file trainkitTorch FindMatio FindLibCsv FindFFmpeg)
+    list(APPEND files ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/${file}.cmake)
+  endforeach()
+  install(FILES ${files} DESTINATION ${DIRECTORY})
+
+  # a library that uses another stands before it
+  list(REVERSE modules)
+  list(TRANSFORM modules PREPEND -ltrainkit_)
+  list(REMOVE_DUPLICATES pc_flags)
+  list(REMOVE_DUPLICATES pc_requires)
+  list(JOIN modules " " TRAINKIT_PC_MODULES)
+  list(JOIN pc_flags " " TRAINKIT_PC_FLAGS)
+  list(JOIN pc_requires " " TRAINKIT_PC_REQUIRES)
+  set(definitions)
+  foreach(library torch_cpu torch_cuda)
+    if(TARGET ${library})
+      get_target_property(of_library ${library} INTERFACE_COMPILE_DEFINITIONS)
+      list(APPEND definitions ${of_library})
+    endif()
+  endforeach()
+  list(TRANSFORM definitions PREPEND -D)
+  list(JOIN definitions " " TRAINKIT_PC_DEFINITIONS)
+  set(TRAINKIT_PC_CUDA_LIBRARIES)
+  set(TRAINKIT_PC_CUDA_FOLDER)
+  if(TRAINKIT_WITH_CUDA)
+    get_filename_component(cudart ${CUDA_CUDART} REALPATH)
+    string(REGEX MATCH "libcudart\\.so\\.([0-9]+)" cudart "${cudart}")
+    set(TRAINKIT_PC_CUDA_FOLDER "\${torch}/../nvidia/cu${CMAKE_MATCH_1}/lib")
+    set(TRAINKIT_PC_CUDA_LIBRARIES "-lc10_cuda -L\${cuda_libdir} -Wl,-rpath,\${cuda_libdir} -l:${cudart}")
+  endif()
+  configure_file(${PROJECT_SOURCE_DIR}/libtrainkit/cmake/trainkit.pc.in trainkit.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trainkit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endfunction()
+
+# What `./dev package` makes with CPack: one .tar.gz with both parts, and a .deb of each.
+set(CPACK_GENERATOR TGZ DEB)
+set(CPACK_PACKAGE_NAME trainkit)
+set(CPACK_PACKAGE_VENDOR "The libtrainkit authors")
+set(CPACK_PACKAGE_CONTACT "The libtrainkit authors <libtrainkit@localhost>")
+set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/packages)
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_COMPONENTS_ALL dev programs)
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+string(TOLOWER ${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR} trainkit_platform)
+set(CPACK_PACKAGE_FILE_NAME trainkit-${PROJECT_VERSION}-${trainkit_platform})
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_DEV_PACKAGE_NAME libtrainkit-dev)
+set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_COMPONENT_DEV_DESCRIPTION "Library for training neural networks on LibTorch (development files)
+ Headers, static libraries, CMake package and pkg-config file of libtrainkit.
+ LibTorch itself comes from PyPI: pip install torch==2.11.0")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libabsl-dev, libavcodec-dev, libavformat-dev, libavutil-dev, libcsv-dev, libhdf5-dev, \
+libmatio-dev, libpng-dev, libswresample-dev, libswscale-dev, libyaml-cpp-dev, zlib1g-dev")
+set(CPACK_DEBIAN_DEV_PACKAGE_RECOMMENDS "cmake, g++, pkg-config")
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME trainkit)
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_torch_parent}/torch/lib)
+file(GLOB trainkit_nvidia_folders ${trainkit_torch_parent}/nvidia/*/lib)
+list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${trainkit_nvidia_folders})
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "python3-venv")
+set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "Trainers of neural networks on LibTorch, and the tool trainkit
+ The programs trainkit, trainkit-transformer, trainkit-hsi, trainkit-gpt2rec and trainkit-emotion.
+ LibTorch itself comes from PyPI: pip install torch==2.11.0")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/libtrainkit-dev RENAME copyright COMPONENT dev)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/trainkit RENAME copyright COMPONENT programs)
+if(PROJECT_IS_TOP_LEVEL)
+  include(CPack)
+endif()

@@ -1,0 +1,44 @@
+# Part of trainkit's installed package: finds LibTorch 2.11.
+#
+# The CMake package of a LibTorch with CUDA stops without a CUDA toolkit, although a program that links LibTorch needs none.
+# Without a toolkit this file defines LibTorch's targets itself, from its own list of targets.
+if(NOT TARGET torch)
+  find_path(trainkit_TORCH_CMAKE_DIR TorchConfig.cmake HINTS ${Torch_DIR} ENV Torch_DIR
+            PATH_SUFFIXES share/cmake/Torch torch/share/cmake/Torch)
+  find_program(trainkit_NVCC nvcc HINTS ${CUDA_TOOLKIT_ROOT_DIR} ENV CUDA_TOOLKIT_ROOT_DIR ENV CUDA_HOME ENV CUDA_PATH
+               PATH_SUFFIXES bin cuda/bin)
+  mark_as_advanced(trainkit_TORCH_CMAKE_DIR trainkit_NVCC)
+  set(trainkit_torch ${trainkit_TORCH_CMAKE_DIR}/../../..)
+  get_filename_component(trainkit_torch "${trainkit_torch}" ABSOLUTE)
+  if(NOT EXISTS ${trainkit_torch}/lib/libtorch_cuda.so OR trainkit_NVCC OR CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
+    if(trainkit_TORCH_CMAKE_DIR AND NOT Torch_DIR)
+      set(Torch_DIR ${trainkit_TORCH_CMAKE_DIR})
+    endif()
+    find_dependency(Torch 2.11)
+  else()
+    include(${trainkit_TORCH_CMAKE_DIR}/TorchConfigVersion.cmake)
+    if(NOT PACKAGE_VERSION MATCHES "^2\\.11\\.")
+      set(trainkit_FOUND FALSE)
+      set(trainkit_NOT_FOUND_MESSAGE "trainkit needs LibTorch 2.11, but ${trainkit_torch} is ${PACKAGE_VERSION}")
+      return()
+    endif()
+    message(STATUS "trainkit: no CUDA toolkit found, which linking LibTorch in ${trainkit_torch} does not need")
+    file(GLOB trainkit_cudart ${trainkit_torch}/../nvidia/cu*/lib/libcudart.so.* ${trainkit_torch}/lib/libcudart*.so.*)
+    if(NOT trainkit_cudart)
+      set(trainkit_FOUND FALSE)
+      set(trainkit_NOT_FOUND_MESSAGE "no libcudart next to LibTorch in ${trainkit_torch}, and no CUDA toolkit")
+      return()
+    endif()
+    list(GET trainkit_cudart 0 trainkit_cudart)
+    add_library(torch::cudart SHARED IMPORTED)
+    set_property(TARGET torch::cudart PROPERTY IMPORTED_LOCATION ${trainkit_cudart})
+    foreach(target protobuf::libprotobuf caffe2::mkl)  # empty in LibTorch's package too
+      if(NOT TARGET ${target})
+        add_library(${target} INTERFACE IMPORTED)
+      endif()
+    endforeach()
+    include(${trainkit_TORCH_CMAKE_DIR}/../Caffe2/Caffe2Targets.cmake)
+    set_property(TARGET torch PROPERTY INTERFACE_INCLUDE_DIRECTORIES ${trainkit_torch}/include
+                                       ${trainkit_torch}/include/torch/csrc/api/include)
+  endif()
+endif()
