@@ -274,25 +274,6 @@ TEST_CASE("Triplets made on the device are the loader's, bit for bit", "[apps][r
   }
 }
 
-TEST_CASE("On a GPU triplets are those of the CPU, by the kernel and without it", "[apps][rec][gpu]") {
-  if (!at::hasCUDA()) TRAINKIT_SKIP("no GPU that LibTorch can use");
-  const Interactions data = skewed();
-  const auto triplets = TripletDataset::create(data, all_train_but(data, 9), Part::kTrain, Negatives::kUniform).value();
-  const DeviceTriplets on_device(triplets, {at::Device(at::kCUDA, 0)});
-  const auto fields = std::make_shared<const std::vector<FieldSpec>>(on_device.rows()->fields());
-  const at::Tensor rows = at::arange(triplets->size()), keys = at::arange(triplets->size()).mul(123'457);
-  const Triplets expected = on_device.draw(Batch(fields, {rows, keys}));
-  for (const bool has_kernels : {true, false}) {
-    CAPTURE(has_kernels);
-    const trainkit::detail::GpuOperations gpu(false, has_kernels);
-    const Triplets drawn = on_device.draw(Batch(fields, {rows.cuda(), keys.cuda()}));
-    CHECK(drawn.negatives.is_cuda());
-    CHECK(drawn.users.cpu().equal(expected.users));
-    CHECK(drawn.positives.cpu().equal(expected.positives));
-    CHECK(drawn.negatives.cpu().equal(expected.negatives));
-  }
-}
-
 TEST_CASE("A draw on the device ends as the loader's where 64 tries find nothing", "[apps][rec]") {
   Interactions data;
   data.users.resize(2);

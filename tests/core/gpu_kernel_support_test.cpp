@@ -112,12 +112,3 @@ TEST_CASE("GpuOperations without kernels leaves them out for as long as it lives
   CHECK(GpuOperations::has_kernels());
   CHECK_FALSE(GpuOperations::wanted());
 }
-
-TEST_CASE("A GPU has kernels if its capability has code, and a warning is given once") {
-  if (!torch::cuda::is_available()) TRAINKIT_SKIP("no GPU that LibTorch can use");
-  const at::Device device(at::kCUDA, 0);
-  const int capability = trainkit::detail::compute_capability(device);
-  const bool expected = !code_for(compiled_kernel_codes(), capability).empty();
-  CHECK(trainkit::detail::has_gpu_kernels(device) == expected);
-  CHECK(trainkit::detail::missing_kernels_warning(device).empty());
-}

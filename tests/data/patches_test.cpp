@@ -80,19 +80,6 @@ TEST_CASE("On a GPU without our kernel LibTorch's operations gather the same pat
   }
 }
 
-TEST_CASE("On a GPU patches are those of the CPU, by our kernel and by LibTorch's operations", "[data][patches][gpu]") {
-  if (!at::hasCUDA()) TRAINKIT_SKIP("no GPU that LibTorch can use");
-  const at::Tensor image = image_of(6, 9, 16, 3);
-  const at::Tensor pixels = all_pixels(54).repeat({8});
-  const at::Tensor orientations = at::arange(pixels.numel()).div(54, "floor").to(at::kByte);
-  const at::Tensor expected = gather_patches(image, pixels, 3, orientations);
-  for (const bool has_kernels : {true, false}) {
-    CAPTURE(has_kernels);
-    const trainkit::detail::GpuOperations gpu(false, has_kernels);
-    CHECK(gather_patches(image.cuda(), pixels.cuda(), 3, orientations.cuda()).cpu().equal(expected));
-  }
-}
-
 TEST_CASE("The eight orientations of a patch are eight different ones", "[data][patches]") {
   const at::Tensor image = image_of(1, 1, 2, 3);
   const at::Tensor patches =
