@@ -23,8 +23,8 @@ struct DoctorFlags {
 };
 
 /// The trainer's own checks, without a step. Returns its exit code.
-absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& flags, const std::vector<std::string>& further,
-                               Report& report) {
+absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& flags,
+                               const std::vector<std::string>& further, Report& report) {
   std::vector<std::string> words = {"--dry_run", "--json"};
   if (!flags.data_dir.empty()) words.insert(words.end(), {"--data_dir", flags.data_dir});
   words.insert(words.end(), further.begin(), further.end());

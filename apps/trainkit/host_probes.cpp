@@ -48,7 +48,9 @@ int64_t meminfo_bytes(const std::string& name) {
   return text.empty() ? -1 : std::stoll(text) * 1024;
 }
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 

@@ -144,7 +144,8 @@ std::vector<int64_t> doublings(int64_t last) {
   return numbers;
 }
 
-absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const ConfigParser& parser, const ScaleFlags& flags) {
+absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const ConfigParser& parser,
+                                                                      const ScaleFlags& flags) {
   std::vector<std::pair<int64_t, double>> measured;
   for (const std::string& text : flags.measured) {
     int64_t devices = 0;

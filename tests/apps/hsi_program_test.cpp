@@ -221,7 +221,7 @@ TEST_CASE("Faults of trainkit-hsi end with the exit code of their kind, in one l
 TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it goes on with its split", "[apps][hsi]") {
   const HsiPlace place;
   test::Program program("trainkit-hsi", place.flags("run", {"--epochs", "100000", "--save_every", "1000000"}),
-                  place.dir.path().string());
+                        place.dir.path().string());
   while (read_text(place.dir / "run" + "/metrics.jsonl").empty())
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   program.kill(SIGTERM);

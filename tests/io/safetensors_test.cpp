@@ -167,7 +167,8 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
        "header: is not valid JSON: it holds a NUL byte"},
       {"root is a list", file_of("[]"), "does not start with '{'"},
       {"depth of 10,000",
-       file_of(object(joined({"\"a\":", object(joined({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),
+       file_of(
+           object(joined({"\"a\":", object(joined({"\"x\":", std::string(10'000, '['), std::string(10'000, ']')}))}))),
        "nested deeper than 16"},
       {"name twice", file_of(object(joined({one, ",", one})), 4), "a: stands twice"},
       {"inner key twice", file_of(R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4),
@@ -331,7 +332,8 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
 
 TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safetensors]") {
   test::TempDir dir;
-  const std::string header = object(joined({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
+  const std::string header =
+      object(joined({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
   const double value = 2.5;
   std::string bytes = file_of(header, 1);
   bytes.append(reinterpret_cast<const char*>(&value), 8);

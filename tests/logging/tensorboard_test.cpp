@@ -171,7 +171,8 @@ TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in anot
   log_steps(*logger, 3, 4);
   CHECK(logger->rewind(3).ok());
   log_steps(*logger, 4, 4);
-  CHECK(logged_steps(dir.path()) == std::vector<int64_t>{1, 2, 3, 3, 4, 4});  // each of the later files begins with a mark
+  CHECK(logged_steps(dir.path()) ==
+        std::vector<int64_t>{1, 2, 3, 3, 4, 4});  // each of the later files begins with a mark
   CHECK(files_of(dir.path()).size() == 3);
 }
 

@@ -53,7 +53,8 @@ void require_as_exact(Model model, const std::function<at::Tensor(Model&)>& forw
   for (size_t k = 0; k < fused.size(); ++k) {
     CAPTURE(k, fused[k].sizes());
     CHECK(fused[k].scalar_type() == separate[k].scalar_type());
-    CHECK(worst_relative_error(fused[k], exact[k]) <= 2 * worst_relative_error(separate[k], exact[k]) + (bf16 ? 2e-3 : 2e-6));
+    CHECK(worst_relative_error(fused[k], exact[k]) <=
+          2 * worst_relative_error(separate[k], exact[k]) + (bf16 ? 2e-3 : 2e-6));
     differs = differs || !fused[k].equal(separate[k]);
   }
   CHECK(differs);  // or it was not the fused block that ran

@@ -86,7 +86,8 @@ class Namer {
     if (depth > 0) name_ += '.';
     name_ += key;
     if (name_.size() > kMaxPickledNameBytes) return refuse("has too long a name");
-    if (depth == kMaxNestedNames) return refuse("is nested too deeply", "", fmt::format("at most {} levels", kMaxNestedNames));
+    if (depth == kMaxNestedNames)
+      return refuse("is nested too deeply", "", fmt::format("at most {} levels", kMaxNestedNames));
     const absl::Status status = visit(value, depth + 1);
     if (status.ok()) name_.resize(length);
     container_bytes_.pop_back();

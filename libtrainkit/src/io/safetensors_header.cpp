@@ -53,7 +53,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 1) {
       in_metadata_ = name == "__metadata__";
       if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "stands twice") : true;
-      if (entries.size() == kMaxListedTensors) return refuse_number("header", "lists too many tensors", kMaxListedTensors);
+      if (entries.size() == kMaxListedTensors)
+        return refuse_number("header", "lists too many tensors", kMaxListedTensors);
       entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
       const std::string& added = entries.back().name;
       return names_.insert(added).second ? true : refuse(added, "stands twice");
@@ -85,7 +86,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (skip_depth_ > 0) return true;
     if (list_) {
       // one more than is allowed is kept, and refused with the rest of the entry
-      if (list_->size() > kMaxTensorRank) return refuse_number(entries.back().name, key_ + " is too long", kMaxTensorRank);
+      if (list_->size() > kMaxTensorRank)
+        return refuse_number(entries.back().name, key_ + " is too long", kMaxTensorRank);
       list_->push_back(number);
       return true;
     }
@@ -142,7 +144,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool open(char bracket) {
-    if (depth_ == kMaxHeaderDepth) return refuse("header", fmt::format("is nested deeper than {} levels", kMaxHeaderDepth));
+    if (depth_ == kMaxHeaderDepth)
+      return refuse("header", fmt::format("is nested deeper than {} levels", kMaxHeaderDepth));
     if (skip_depth_ == 0) {
       const char* kind = bracket == '{' ? "an object" : "a list";
       if (depth_ < 2) {
@@ -220,7 +223,8 @@ absl::StatusOr<SafetensorsEntry> check_entry(RawEntry&& raw, const std::string& 
   const SafetensorsDtype* dtype = find_dtype(*raw.dtype);
   if (!dtype) return refuse("dtype is unknown", *raw.dtype);
   if (raw.shape->size() > kMaxTensorRank) {
-    return refuse("has too many dimensions", fmt::format("{}", raw.shape->size()), fmt::format("at most {}", kMaxTensorRank));
+    return refuse("has too many dimensions", fmt::format("{}", raw.shape->size()),
+                  fmt::format("at most {}", kMaxTensorRank));
   }
   if (raw.offsets->size() != 2)
     return refuse("data_offsets are not two numbers", fmt::format("{}", raw.offsets->size()), "2");

@@ -223,7 +223,8 @@ void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<s
 /// The archive: the pickle, then each storage once.
 absl::Status write_archive(WritableFile& file, const std::string& pickled, const NamedTensors& tensors,
                            const std::vector<size_t>& storages) {
-  if (pickled.size() > detail::kMaxPickleBytes) return refuse_tensor({}, "these are too many tensors for a PyTorch file");
+  if (pickled.size() > detail::kMaxPickleBytes)
+    return refuse_tensor({}, "these are too many tensors for a PyTorch file");
   detail::ZipWriter zip(file);
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", pickled));
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));

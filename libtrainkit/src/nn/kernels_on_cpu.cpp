@@ -17,9 +17,9 @@ template <typename Work>
 void for_each(int64_t count, int64_t values_each, const Work& work) {
   constexpr int64_t kGrain = int64_t{1} << 14;
   parallel_for(0, count, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, values_each)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t index = begin; index < end; ++index) work(index);
-                   });
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t index = begin; index < end; ++index) work(index);
+               });
 }
 
 template <typename T>

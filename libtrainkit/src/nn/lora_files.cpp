@@ -159,7 +159,8 @@ absl::StatusOr<LoRAConfig> load_lora(torch::nn::Module& model, const std::string
   const std::string config_path = folder + "/" + kAdapterConfigName;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string text, detail::read_config(config_path, fs));
   TRAINKIT_ASSIGN_OR_RETURN(const LoRAConfig config, parse_lora_config(text, config_path));
-  const bool is_torch = !fs.exists(folder + "/" + kAdapterSafetensorsName) && fs.exists(folder + "/" + kAdapterTorchName);
+  const bool is_torch =
+      !fs.exists(folder + "/" + kAdapterSafetensorsName) && fs.exists(folder + "/" + kAdapterTorchName);
   const std::string path = folder + "/" + (is_torch ? kAdapterTorchName : kAdapterSafetensorsName);
   const auto parts = model.named_children();
   TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors adapters,

@@ -101,7 +101,7 @@ absl::Status use_names(const TorchFile& file, const std::string& container,
     for (const auto& [number, state] : states) {
       if (names.contains(number)) continue;
       return refuse_state(file.path(), container + "state." + number, "is a parameter known by its number alone",
-                    "in Python, make the optimizer of model.named_parameters() and save it again");
+                          "in Python, make the optimizer of model.named_parameters() and save it again");
     }
     rename_keys(states, [&](const std::string& number) { return names.at(number); });
   }
@@ -154,7 +154,8 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
         if (tensor == found.mapped().end()) return refuse_state(path, parameter.name, std::string("has no ") + what);
         at::Tensor& own = std::get<at::Tensor>(state.find("state." + parameter.name + "." + what)->second);
         const bool fits = tensor->second.sizes() == own.sizes() && tensor->second.is_floating_point();
-        if (!fits) return refuse_state(path, parameter.name, std::string(what) + " is of another shape or no floating point");
+        if (!fits)
+          return refuse_state(path, parameter.name, std::string(what) + " is of another shape or no floating point");
         own = tensor->second.to(own.scalar_type());
       }
       const double step = found.mapped().at("step").item<double>();
@@ -162,7 +163,8 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
       steps = std::max(steps, static_cast<int64_t>(step));
     }
   }
-  if (!states.empty()) return refuse_state(path, states.begin()->first, "is a parameter that this optimizer does not have");
+  if (!states.empty())
+    return refuse_state(path, states.begin()->first, "is a parameter that this optimizer does not have");
   state["step"] = steps;
   return annotate(optimizer.load_state_dict(state), path);
 }

@@ -59,7 +59,8 @@ absl::Status load_default_generator_state(const StateDict& state) {
       at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();
       copy.set_state(saved);
     } catch (...) {
-      return refuse_generator(name, "is no state of this generator: " + std::string(status_from_current_exception().message()));
+      return refuse_generator(
+          name, "is no state of this generator: " + std::string(status_from_current_exception().message()));
     }
     checked.emplace_back(&generator, saved);
   }
