@@ -29,14 +29,9 @@ target_link_libraries(trainkit_light_flags INTERFACE trainkit_flags)
 target_compile_options(trainkit_light_flags INTERFACE $<$<CONFIG:Release>:-O1>)
 
 # LibTorch's headers take most of a compiler's time. They are parsed once, in a precompiled header without anything of
-# ours, and the sources of a target are compiled several files at a time.
+# ours (target trainkit_pch), and the sources of a target are compiled several files at a time.
 option(TRAINKIT_PCH "Compile with precompiled headers" ON)
 option(TRAINKIT_UNITY "Compile several files of a target as one" ON)
-add_library(trainkit_pch OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/pch.cpp)
-target_compile_features(trainkit_pch PRIVATE cxx_std_20)
-target_link_libraries(trainkit_pch PRIVATE torch torch_library c10 absl::statusor fmt::fmt-header-only
-                                           nlohmann_json::nlohmann_json trainkit_flags)
-target_precompile_headers(trainkit_pch PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/cmake/pch.h)
 
 # trainkit_compile_fast(TARGET [PCH target] [FILES_EACH n]): the above for the sources of TARGET.
 function(trainkit_compile_fast TARGET)
