@@ -38,6 +38,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const std::vector<Batch> batches = batches_of(session, 6, 3);
   const LossFunction loss = session.loss();
   // The second step runs out of memory after so many allocations (-1: it does not), or is split from the beginning.
+  int64_t last_split = 0;
   const auto train = [&](int64_t allocations, int64_t split) {
     torch::manual_seed(3);
     const auto devices = DeviceReplicator::create([&] { return session.create_model(); }).value();
@@ -50,7 +51,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
       state.push_back(step(batches[i], loss).loss.clone());
       if (i == 1 && allocations >= 0) CHECK(memory.disarm());
     }
-    CHECK(step.split() == (allocations >= 0 ? 2 : split));
+    last_split = step.split();
     // The weights, and the statistics of each BatchNorm: they follow the micro-batches.
     for (const at::Tensor& tensor : devices->module()->parameters()) state.push_back(tensor.detach().clone());
     for (const at::Tensor& tensor : devices->module()->buffers()) state.push_back(tensor.clone());
@@ -61,8 +62,14 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   };
   const auto expected = train(-1, 2);
   CHECK_FALSE(same(expected, train(-1, 1)));
-  for (const int64_t allocations : {3, 60, 250}) {
+  for (const int64_t first : {3, 60, 250}) {
+    // LibTorch computes a convolution in another way where oneDNN has no memory for its own layout: which allocations
+    // those are depends on the processor, and the step continues. The next one that is not of that kind counts.
+    int64_t allocations = first;
+    auto state = train(allocations, 1);
+    while (last_split == 1 && allocations < first + 20) state = train(++allocations, 1);
     INFO(allocations);
-    CHECK(same(train(allocations, 1), expected));
+    CHECK(last_split == 2);
+    CHECK(same(state, expected));
   }
 }
