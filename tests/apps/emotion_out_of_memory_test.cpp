@@ -63,8 +63,8 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const auto expected = train(-1, 2);
   CHECK_FALSE(same(expected, train(-1, 1)));
   for (const int64_t first : {3, 60, 250}) {
-    // LibTorch computes a convolution in another way where oneDNN has no memory for its own layout: which allocations
-    // those are depends on the processor, and the step continues. The next one that is not of that kind counts.
+    // LibTorch catches the failure of an allocation for another layout in oneDNN (ideep's reorder_if_differ_in), and
+    // the step knows nothing of it. Which allocations those are depends on the processor: the next other one counts.
     int64_t allocations = first;
     auto state = train(allocations, 1);
     while (last_split == 1 && allocations < first + 20) state = train(++allocations, 1);
