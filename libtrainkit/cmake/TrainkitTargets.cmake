@@ -7,6 +7,11 @@ add_library(trainkit_flags INTERFACE)
 target_compile_options(trainkit_flags INTERFACE -fPIC -Wall -Wextra $<$<BOOL:${TRAINKIT_WERROR}>:-Werror>
                                                 $<$<BOOL:${TRAINKIT_NATIVE}>:-march=native>)
 target_compile_definitions(trainkit_flags INTERFACE NDEBUG $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
+target_link_libraries(trainkit_flags INTERFACE fmt::fmt-header-only)  # its macro is part of the precompiled headers
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # takes a source that is compiled together with others for a header
+  target_compile_options(trainkit_flags INTERFACE -Wno-subobject-linkage)
+endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   # -Wpsabi: vectors are passed to inlined functions alone. The second option lets ccache keep precompiled headers.
   target_compile_options(trainkit_flags INTERFACE -Wno-psabi -fclang-abi-compat=17 "SHELL:-Xclang -fno-pch-timestamp")
