@@ -104,10 +104,10 @@ def demo():
     try:
         run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", debian])
         run(["git", "clone", "-q", ROOT, debian / "trainkit"])
-        for name in ("etc/resolv.conf", "etc/pip.conf", "etc/apt/sources.list", "etc/apt/apt.conf.d/proxy.conf"):
-            if (pathlib.Path("/") / name).exists():  # the machine's way to the network
-                (debian / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(pathlib.Path("/") / name, debian / name)
+        # the machine's way to the network: name servers, and its certificates under a name that no package overwrites
+        shutil.copy("/etc/resolv.conf", debian / "etc/resolv.conf")
+        shutil.copy(os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"), debian / "etc/build-time.crt")
+        ENVIRONMENT.update(PIP_CERT="/etc/build-time.crt", SSL_CERT_FILE="/etc/build-time.crt")
         run(["mount", "-t", "proc", "proc", debian / "proc"])
         try:
             return run(["chroot", debian, "/trainkit/dev", "demo"])
