@@ -32,6 +32,9 @@ endif()
 add_library(trainkit_light_flags INTERFACE)
 target_link_libraries(trainkit_light_flags INTERFACE trainkit_flags)
 target_compile_options(trainkit_light_flags INTERFACE $<$<CONFIG:Release>:-O1>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  target_compile_options(trainkit_light_flags INTERFACE -Wno-maybe-uninitialized)  # wrong about std::optional with -O1
+endif()
 
 # LibTorch's headers take most of a compiler's time. They are parsed once, in a precompiled header without anything of
 # ours (target trainkit_pch), and the sources of a target are compiled several files at a time.
