@@ -41,17 +41,6 @@ bool is_readable_kind(std::string_view path) {
   return kind == ".mat" || kind == ".npy" || kind == ".hdr";
 }
 
-absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got = "",
-                        const std::string& expected = "", const std::string& hint = "") {
-  return to_status({.exit_code = ExitCode::kUsage,
-                    .id = "cli.value",
-                    .where = flag,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
-}
-
 absl::Status bad_data(const std::string& where, const std::string& field, const std::string& problem,
                       const std::string& got = "", const std::string& expected = "", const std::string& hint = "") {
   return to_status({.exit_code = ExitCode::kData,
@@ -153,6 +142,17 @@ absl::StatusOr<at::Tensor> read_array(const std::string& path) {
 }
 
 }  // namespace
+
+absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got,
+                        const std::string& expected, const std::string& hint) {
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = flag,
+                    .problem = problem,
+                    .got = got,
+                    .expected = expected,
+                    .hint = hint});
+}
 
 const KnownScene* find_known_scene(std::string_view name) {
   const auto& scenes = known_scenes();

@@ -71,6 +71,10 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options);
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known = nullptr);
 
+/// The error of a flag's value (exit code 2).
+absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got = "",
+                        const std::string& expected = "", const std::string& hint = "");
+
 struct DemoSceneOptions {
   /// Indian Pines' size.
   int64_t height = 145, width = 145, bands = 200, classes = 16;

@@ -23,32 +23,20 @@ using Pixels = std::vector<int64_t>;
 /// What a random number is drawn for; keeps the draws apart.
 enum Purpose : uint64_t { kTrain = 1, kValidation = 2, kBlocks = 3 };
 
-absl::Status bad_split_option(const std::string& flag, const std::string& problem, const std::string& got,
-                              const std::string& expected) {
-  return to_status({.exit_code = ExitCode::kUsage,
-                    .id = "cli.value",
-                    .where = flag,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected});
-}
-
 absl::Status check(const SplitOptions& options) {
   if (options.mode == SplitMode::kFile) return absl::OkStatus();
   if (options.train_count < 0) {
-    return bad_split_option("--train_count", "negative", std::to_string(options.train_count),
-                            "0 or more pixels of a class");
+    return bad_option("--train_count", "negative", std::to_string(options.train_count), "0 or more pixels of a class");
   }
   if (options.train_count == 0 && !(options.train_ratio > 0 && options.train_ratio < 1)) {
-    return bad_split_option("--train_ratio", "not a share", fmt::format("{}", options.train_ratio),
-                            "above 0 and below 1");
+    return bad_option("--train_ratio", "not a share", fmt::format("{}", options.train_ratio), "above 0 and below 1");
   }
   if (!(options.validation_share >= 0 && options.validation_share < 1)) {
-    return bad_split_option("--validation_share", "not a share", fmt::format("{}", options.validation_share),
-                            "0 or more, below 1");
+    return bad_option("--validation_share", "not a share", fmt::format("{}", options.validation_share),
+                      "0 or more, below 1");
   }
   if (options.mode == SplitMode::kDisjoint && options.block_size < 1) {
-    return bad_split_option("--block_size", "not a size", std::to_string(options.block_size), "at least 1 pixel");
+    return bad_option("--block_size", "not a size", std::to_string(options.block_size), "at least 1 pixel");
   }
   return absl::OkStatus();
 }
