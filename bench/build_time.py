@@ -105,9 +105,11 @@ def demo():
         run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", debian])
         run(["git", "clone", "-q", ROOT, debian / "trainkit"])
         # the machine's way to the network: name servers, and its certificates under a name that no package overwrites
+        # (pip prefers REQUESTS_CA_BUNDLE to its own PIP_CERT)
         shutil.copy("/etc/resolv.conf", debian / "etc/resolv.conf")
         shutil.copy(os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"), debian / "etc/build-time.crt")
-        ENVIRONMENT.update(PIP_CERT="/etc/build-time.crt", SSL_CERT_FILE="/etc/build-time.crt")
+        for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+            ENVIRONMENT[name] = "/etc/build-time.crt"
         run(["mount", "-t", "proc", "proc", debian / "proc"])
         try:
             return run(["chroot", debian, "/trainkit/dev", "demo"])

@@ -69,6 +69,7 @@ function(trainkit_cuda_object FILE OUT)
             -I${PROJECT_SOURCE_DIR}/libtrainkit/src -MD -MF ${object}.d -c ${FILE} -o ${object}
     DEPENDS ${FILE} DEPFILE ${object}.d COMMENT "Building CUDA object ${stem}.cu.o" VERBATIM)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_CUDA_OBJECTS ${object})
+  set_property(GLOBAL APPEND PROPERTY TRAINKIT_CUDA_FILES ${FILE})
   set(${OUT} ${object} PARENT_SCOPE)
 endfunction()
 

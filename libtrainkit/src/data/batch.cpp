@@ -1,10 +1,10 @@
 #include "trainkit/data/batch.h"
 
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+
+#include "data/pending_copies.h"
 
 namespace trainkit {
 namespace {
@@ -69,18 +69,13 @@ const at::Tensor& Batch::operator[](std::string_view field) const {
 
 Batch Batch::to(at::Device device, bool non_blocking) const {
   auto content = std::make_shared<Content>(*content_);
-  content->copies.clear();
+  content->copies = nullptr;
   bool copying = false;
   for (at::Tensor& tensor : content->tensors) {
     copying |= non_blocking && !device.is_cpu() && tensor.is_cpu() && tensor.is_pinned();
     tensor = tensor.to(device, non_blocking);
   }
-  if (copying) {
-    auto copied = std::make_shared<c10::Event>(device.type());
-    const c10::impl::VirtualGuardImpl devices(device.type());
-    copied->record(devices.getStream(content->tensors.front().device()));
-    content_->copies.push_back(std::move(copied));
-  }
+  if (copying && content_->copies) content_->copies->add(content->tensors.front().device());
   return Batch(std::move(content));
 }
 
@@ -94,6 +89,7 @@ Batch Batch::slice(int64_t begin, int64_t end) const {
                     ", got begin ", begin, " and end ", end);
   auto content = std::make_shared<Content>();
   content->fields = content_->fields;
+  content->copies = content_->copies;
   for (const at::Tensor& tensor : tensors()) content->tensors.push_back(tensor.narrow(0, begin, end - begin));
   if (!row_indices().empty()) content->row_indices.assign(row_indices().begin() + begin, row_indices().begin() + end);
   content->rows = end - begin;

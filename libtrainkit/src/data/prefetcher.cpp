@@ -394,6 +394,7 @@ void Prefetcher::Impl::take_back() {
   for (auto it = lent_.begin(); it != lent_.end();) {
     detail::RingSlot* slot = *it;
     const bool is_kept = lent_.end() - it > 1;
+    if (!copier_) slot->slot.expect_copies_of_caller();
     if (!slot->slot.released()) {
       if (!is_kept) break;
       slot->slot.finish_copies();

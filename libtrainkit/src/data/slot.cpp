@@ -3,12 +3,14 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <new>
+
+#include "data/pending_copies.h"
 
 namespace trainkit::detail {
 namespace {
@@ -77,12 +79,14 @@ void Slot::prepare(const SlotLayout& layout, std::atomic<int64_t>& allocations) 
       views_.push_back({block->data + layout.offsets[i], row_bytes});
     }
     rows_ = layout.rows;
+    is_pinned_ = layout.pin_memory;
     storages_ = std::move(storages);
     allocations.fetch_add(1, std::memory_order_relaxed);
   }
   if (!content_) {
     content_ = std::make_shared<Batch::Content>();
     content_->fields = layout.fields;
+    content_->copies = std::make_shared<PendingCopies>();
     content_->tensors.resize(fields.size());
     content_->row_indices.reserve(layout.rows);
   }
@@ -124,6 +128,7 @@ Batch Slot::lend(int64_t rows, int64_t padding) {
   }
   content_->rows = rows;
   content_->padding_rows = padding;
+  is_asked_back_ = false;
   return Batch(content_);
 }
 
@@ -138,16 +143,17 @@ bool Slot::released() const {
     if (storages_[i].use_count() != 2) return false;  // ours and our tensor's
     { const c10::Storage acquire = storages_[i]; }
   }
-  for (const auto& copy : content_->copies) {
-    if (!copy->query()) return false;
-  }
-  content_->copies.clear();
-  return true;
+  return content_->copies->have_ended();
+}
+
+void Slot::expect_copies_of_caller() {
+  if (!is_pinned_ || is_asked_back_ || !content_ || !content_->copies->is_empty()) return;
+  is_asked_back_ = true;
+  content_->copies->add(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice());
 }
 
 void Slot::finish_copies() {
-  if (!content_) return;
-  for (const auto& copy : content_->copies) copy->synchronize();
+  if (content_) content_->copies->wait();
 }
 
 void Slot::abandon() {

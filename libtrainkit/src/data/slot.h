@@ -41,6 +41,10 @@ class Slot {
   /// The first `rows` rows as a batch, lent until released() says that nobody refers to them any more.
   Batch lend(int64_t rows, int64_t padding_rows);
 
+  /// The consumer asks for the next batch: copies of this one that it may have queued without Batch::to, on its current
+  /// stream, are waited for as well.
+  void expect_copies_of_caller();
+
   /// Whether all that was lent has been given back, and what its holders read happened before.
   bool released() const;
 
@@ -70,6 +74,8 @@ class Slot {
   std::vector<BatchView::Field> views_;
   std::shared_ptr<Batch::Content> content_;
   int64_t rows_ = 0;
+  bool is_pinned_ = false;
+  bool is_asked_back_ = false;
 };
 
 }  // namespace trainkit::detail

@@ -79,8 +79,9 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const double eps = context->saved_data["eps"].toDouble();
     const at::Tensor dy = gradients[0].contiguous(x.suggest_memory_format());
     // With the statistics taken as constants this gives sum(dy (x - mean) / std) and sum(dy), of the rows here.
+    const at::Tensor none = at::empty({0}, mean.options());  // CUDA wants them defined, though it does not read them
     const auto [unused, d_weight, d_bias] =
-        at::native_batch_norm_backward(dy, x, weight, mean, var, {}, {}, /*train=*/false, eps, {false, true, true});
+        at::native_batch_norm_backward(dy, x, weight, mean, var, none, none, /*train=*/false, eps, {false, true, true});
     at::Tensor sums = at::cat({d_weight, d_bias}).to(at::kDouble);
     auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
     group->all_reduce(context->saved_data["replica"].toInt(), sums);

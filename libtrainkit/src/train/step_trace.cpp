@@ -29,6 +29,18 @@ bool is_number(const at::Tensor& tensor, at::Device device) {
          (tensor.is_cpu() && !device.is_cpu() && tensor.dim() == 0 && tensor.has_storage());
 }
 
+/// Whether an input is what an attention kept of the generator's state for its backward: numbers of the host in an
+/// eager step, tensors of the device in a graph, where each replay writes them anew.
+std::set<size_t> generator_states(const at::RecordFunction& operation) {
+  std::set<size_t> states;
+  if (!std::string_view(operation.name()).starts_with("aten::_scaled_dot_product_")) return states;
+  const auto schema = operation.operator_schema();
+  for (size_t i = 0; schema && i < schema->arguments().size(); ++i) {
+    if (schema->arguments()[i].name().starts_with("philox_")) states.insert(i);
+  }
+  return states;
+}
+
 class Hash {
  public:
   explicit Hash(at::Device device) : device_(device) {}
@@ -147,7 +159,11 @@ StepRecord StepTrace::finish() {
 void StepTrace::begin(const at::RecordFunction& operation) {
   if (fused_depth > 0) return;
   Hash hash(device_);
-  for (const c10::IValue& input : operation.inputs()) hash.add(input);
+  const std::set<size_t> left_out = generator_states(operation);
+  const auto inputs = operation.inputs();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!left_out.contains(i)) hash.add(inputs[i]);
+  }
   const std::lock_guard lock(mutex_);
   record_.operations.push_back({operation.name(), hash.value()});
   if (record_.obstacle.empty()) look_for_obstacle(operation);

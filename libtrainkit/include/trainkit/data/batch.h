@@ -12,11 +12,11 @@
 
 #include "trainkit/data/dataset.h"
 
-namespace c10 {
-struct Event;
-}
-
 namespace trainkit {
+
+namespace detail {
+class PendingCopies;
+}
 
 /// Named tensors of the same number of rows, and which rows they are.
 ///
@@ -33,8 +33,8 @@ class Batch {
     std::vector<int64_t> row_indices = {};
     int64_t rows = 0;
     int64_t padding_rows = 0;
-    /// Ends of the copies to a device that read this memory (those made by Batch::to).
-    mutable std::vector<std::shared_ptr<const c10::Event>> copies = {};
+    /// Copies to devices that read this memory; null if nobody asks. A batch and its slices share them.
+    std::shared_ptr<detail::PendingCopies> copies = {};
   };
 
   /// No fields, no rows.
@@ -59,7 +59,10 @@ class Batch {
   int64_t padding_rows() const { return content_->padding_rows; }
 
   /// The same rows on `device`; shares tensors that are there already. With `non_blocking`, page-locked memory is
-  /// copied asynchronously on the current stream; a Prefetcher leaves it alone until that copy has ended.
+  /// copied asynchronously on the current stream; a Prefetcher leaves it alone until that copy has ended, also that of
+  /// a slice. Copies that you make of a tensor (`batch["x"].to(device, true)`) are known to the Prefetcher if you make
+  /// them in the thread that calls next(), on its current device's current stream, and call Batch::to for no part of
+  /// the batch; wait for any others before you call next().
   Batch to(at::Device device, bool non_blocking = true) const;
 
   /// The same rows in other memory: `tensors` are copies of this batch's, in their order.

@@ -1,0 +1,128 @@
+#include "nccl_group.h"
+
+#include <utility>
+
+#include "sim.h"
+
+namespace cuda_sim::nccl {
+
+namespace {
+
+ncclResult_t finish_starts(const std::vector<ThreadGroup::Start>& starts) {
+  ncclResult_t first = ncclSuccess;
+  for (const ThreadGroup::Start& start : starts) {
+    const ncclResult_t error = start.comm->wait_for_ranks();
+    if (error == ncclSuccess) continue;
+    start.comm->abort();
+    *start.result = nullptr;
+    if (first == ncclSuccess) first = error;
+  }
+  return first;
+}
+
+ncclResult_t finish_splits(const std::vector<ThreadGroup::Split>& splits) {
+  std::vector<ThreadGroup::Start> starts;
+  ncclResult_t first = ncclSuccess;
+  for (const ThreadGroup::Split& split : splits) {
+    const CurrentDevice device(split.comm->device());
+    std::shared_ptr<Comm> part;
+    const ncclResult_t error = split.comm->finish_split(split.number, split.color, &part);
+    *split.result = part ? part->handle() : nullptr;
+    if (part) starts.push_back({part, split.result});
+    if (first == ncclSuccess) first = error;
+  }
+  const ncclResult_t error = finish_starts(starts);
+  return first == ncclSuccess ? error : first;
+}
+
+ncclResult_t enqueue(const std::shared_ptr<Comm>& comm, cudaStream_t stream, std::vector<Work> works) {
+  const CurrentDevice device(comm->device());  // that of the default stream
+  return comm->enqueue(stream, std::move(works));
+}
+
+/// Queues the messages of one communicator that begin at `issues[first]`, as one piece of work.
+ncclResult_t enqueue_messages(const std::vector<ThreadGroup::Issue>& issues, size_t first) {
+  const std::shared_ptr<Comm>& comm = issues[first].comm;
+  std::vector<Work> works;
+  for (size_t i = 0; i < issues.size(); ++i) {
+    if (issues[i].comm != comm || !is_message(issues[i].work.call.op)) continue;
+    if (i < first) return ncclSuccess;  // queued with that one
+    if (issues[i].stream != issues[first].stream)
+      return refuse(ncclInvalidUsage, "the simulation needs one stream for the Sends and Receives of a group");
+    works.push_back(issues[i].work);
+  }
+  return enqueue(comm, issues[first].stream, std::move(works));
+}
+
+/// Queues collectives before messages, as NCCL.
+ncclResult_t launch(const std::vector<ThreadGroup::Issue>& issues) {
+  for (const ThreadGroup::Issue& issue : issues) {
+    if (is_message(issue.work.call.op)) continue;
+    if (const ncclResult_t error = enqueue(issue.comm, issue.stream, {issue.work}); error != ncclSuccess) return error;
+  }
+  for (size_t i = 0; i < issues.size(); ++i) {
+    if (!is_message(issues[i].work.call.op)) continue;
+    if (const ncclResult_t error = enqueue_messages(issues, i); error != ncclSuccess) return error;
+  }
+  return ncclSuccess;
+}
+
+}  // namespace
+
+ThreadGroup& thread_group() {
+  static thread_local ThreadGroup& group = *new ThreadGroup;
+  return group;
+}
+
+ncclResult_t launch_group() {
+  const ThreadGroup group = std::exchange(thread_group(), ThreadGroup{});
+  if (group.error != ncclSuccess) {
+    for (const ThreadGroup::Start& start : group.starts) {
+      start.comm->abort();
+      *start.result = nullptr;
+    }
+    return group.error;
+  }
+  if (const ncclResult_t error = finish_starts(group.starts); error != ncclSuccess) return error;
+  if (const ncclResult_t error = finish_splits(group.splits); error != ncclSuccess) return error;
+  return launch(group.issues);
+}
+
+ncclResult_t note_in_group(ncclResult_t error) {
+  ThreadGroup& group = thread_group();
+  if (group.depth > 0 && group.error == ncclSuccess) group.error = error;
+  return error;
+}
+
+ncclResult_t refuse(ncclResult_t error, const std::string& text) {
+  finding("nccl", text);
+  set_last_error(text);
+  return note_in_group(error);
+}
+
+CurrentDevice::CurrentDevice(int device) : before_(current_device()) {
+  if (device != before_) cudaSetDevice(device);
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (current_device() != before_) cudaSetDevice(before_);
+}
+
+}  // namespace cuda_sim::nccl
+
+extern "C" {
+
+ncclResult_t ncclGroupStart() {
+  ++cuda_sim::nccl::thread_group().depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  int& depth = cuda_sim::nccl::thread_group().depth;
+  if (depth == 0) return cuda_sim::nccl::refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  return --depth > 0 ? ncclSuccess : cuda_sim::nccl::launch_group();
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) { return ncclInvalidUsage; }
+
+}  // extern "C"

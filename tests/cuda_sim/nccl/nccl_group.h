@@ -1,0 +1,54 @@
+#pragma once
+// The calls that a thread has made since ncclGroupStart.
+#include "nccl_comm.h"
+
+namespace cuda_sim::nccl {
+
+struct ThreadGroup {
+  struct Issue {
+    std::shared_ptr<Comm> comm;
+    cudaStream_t stream;
+    Work work;
+  };
+  struct Start {
+    std::shared_ptr<Comm> comm;
+    ncclComm_t* result;
+  };
+  struct Split {
+    std::shared_ptr<Comm> comm;
+    uint64_t number;
+    int color;
+    ncclComm_t* result;
+  };
+
+  int depth = 0;
+  ncclResult_t error = ncclSuccess;  // the first of its calls
+  std::vector<Issue> issues;
+  std::vector<Start> starts;
+  std::vector<Split> splits;
+};
+
+ThreadGroup& thread_group();
+/// Does the calls of the thread's group, or none if one of them was an error.
+ncclResult_t launch_group();
+
+/// Makes an error that of the group too, if there is one.
+ncclResult_t note_in_group(ncclResult_t error);
+/// Reports a call that is a fault of the caller.
+ncclResult_t refuse(ncclResult_t error, const std::string& text);
+
+inline bool is_message(Op op) { return op == Op::kSend || op == Op::kRecv; }
+
+/// Makes a device the current one for a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  const int before_;
+};
+
+}  // namespace cuda_sim::nccl

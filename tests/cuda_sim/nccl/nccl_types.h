@@ -1,0 +1,64 @@
+#pragma once
+// Names a call of NCCL, and computes its reductions.
+#include <nccl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cuda_sim::nccl {
+
+enum class Op : int32_t {
+  kNone,
+  kInit,
+  kSplit,
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAlltoAll,
+  kSend,
+  kRecv,
+};
+
+constexpr int kPreMulSum = ncclNumOps;  // in Call::redop, for every operation of ncclRedOpCreatePreMulSum
+
+/// The arguments on which ranks must agree. For Send and Recv, `root` is the other rank.
+struct Call {
+  Op op = Op::kNone;
+  int32_t datatype = -1;
+  int32_t redop = -1;
+  int32_t root = -1;
+  uint64_t count = 0;
+
+  bool operator==(const Call&) const = default;
+};
+
+const char* name_of(Op op);
+/// Such as "AllReduce of 100 float (sum)".
+std::string describe(const Call& call);
+
+/// The bytes of an element; 0 if there is no such type.
+size_t type_bytes(int datatype);
+/// Whether reduce() supports the type: all except those of 8-bit floating point.
+bool can_reduce(int datatype);
+
+/// The buffers of a call as one rank sees them.
+struct Buffers {
+  bool sends, receives;
+  size_t send_bytes, recv_bytes;
+};
+Buffers buffers_of(const Call& call, int rank, int ranks);
+/// Whether the receive buffer lies as NCCL's documentation says for a call in place.
+bool is_in_place(const Call& call, int rank, const void* send, const void* recv);
+
+/// Reduces `sources` element by element in their order, so that every rank gets the same bits. half and bfloat16 are
+/// accumulated in float, other types in themselves; ncclAvg divides the sum.
+void reduce(int datatype, int redop, const std::vector<const std::byte*>& sources, std::byte* result, size_t count);
+
+/// Multiplies `count` elements by a scalar of the same type.
+void multiply(int datatype, std::byte* elements, size_t count, const std::byte* scalar);
+
+}  // namespace cuda_sim::nccl

@@ -1,0 +1,8 @@
+// cuDNN is not simulated: convolutions and normalisations and attention take LibTorch's own CUDA code.
+#include <ATen/Context.h>
+
+[[maybe_unused]] static const bool is_off = [] {
+  at::globalContext().setUserEnabledCuDNN(false);
+  at::globalContext().setSDPUseCuDNN(false);
+  return true;
+}();

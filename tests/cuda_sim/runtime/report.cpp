@@ -1,0 +1,146 @@
+// Settings, findings and counts.
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "state.h"
+
+namespace cuda_sim {
+
+namespace {
+
+std::mutex& report_mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+
+/// Settings that a test has changed.
+std::map<std::string, const char*>& changed_settings() {
+  static auto* const settings = new std::map<std::string, const char*>;
+  return *settings;
+}
+
+std::string& texts_of_findings() {
+  static auto* const texts = new std::string;
+  return *texts;
+}
+
+}  // namespace
+
+const char* setting(const char* name, const char* otherwise) {
+  {
+    const std::lock_guard lock(report_mutex());
+    const auto changed = changed_settings().find(name);
+    if (changed != changed_settings().end()) return changed->second;
+  }
+  const char* value = getenv((std::string("CUDA_SIM_") + name).c_str());
+  return value ? value : otherwise;
+}
+
+long setting(const char* name, long otherwise) {
+  const char* value = setting(name);
+  return value ? strtol(value, nullptr, 10) : otherwise;
+}
+
+void note(const std::string& text) {
+  static const bool is_verbose = setting("VERBOSE", 0L) != 0;
+  if (is_verbose) fprintf(stderr, "cuda_sim: %s\n", text.c_str());
+}
+
+void finding(const std::string& kind, const std::string& text) {
+  const bool aborts = setting("ABORT", 0L) != 0;
+  static auto* const printed = new std::set<std::string>;
+  const std::lock_guard lock(report_mutex());
+  ++counts().findings;
+  texts_of_findings() += kind + ": " + text + "\n";
+  if (printed->size() < 40 && printed->insert(kind + text).second) {
+    fprintf(stderr, "cuda_sim: %s: %s\n", kind.c_str(), text.c_str());
+  }
+  if (aborts) {
+    void* frames[64];
+    backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
+    abort();
+  }
+}
+
+Counts& counts() {
+  static auto* const made = new Counts;
+  return *made;
+}
+
+namespace {
+
+void print_counts(FILE* to) {
+  const Counts& c = counts();
+  const auto number = [&](const char* name, const std::atomic<uint64_t>& value, const char* end = ", ") {
+    fprintf(to, "\"%s\": %llu%s", name, static_cast<unsigned long long>(value.load()), end);
+  };
+  fprintf(to, "{");
+  number("launches", c.launches);
+  number("graph_launches", c.graph_launches);
+  number("to_device", c.to_device);
+  number("to_host", c.to_host);
+  number("on_device", c.on_device);
+  number("between_devices", c.between_devices);
+  number("fills", c.fills);
+  number("bytes_to_device", c.bytes_to_device);
+  number("bytes_to_host", c.bytes_to_host);
+  number("pageable", c.pageable);
+  number("stream_syncs", c.stream_syncs);
+  number("event_syncs", c.event_syncs);
+  number("device_syncs", c.device_syncs);
+  number("mallocs", c.mallocs);
+  number("frees", c.frees);
+  number("host_allocations", c.host_allocations);
+  number("findings", c.findings, "}\n");
+}
+
+/// When the process ends: counts to CUDA_SIM_REPORT, and code 86 if there were findings.
+__attribute__((destructor)) void end() {
+  if (const char* path = setting("REPORT")) {
+    if (FILE* file = fopen(path, "a")) {
+      print_counts(file);
+      fclose(file);
+    }
+  }
+  const uint64_t found = counts().findings;
+  if (found == 0) return;
+  fprintf(stderr, "cuda_sim: %llu findings\n", static_cast<unsigned long long>(found));
+  fflush(nullptr);
+  _exit(86);
+}
+
+}  // namespace
+}  // namespace cuda_sim
+
+// For tests and benchmarks, which find these with dlsym.
+extern "C" {
+
+/// The counts as a JSON object, into `text`.
+void cuda_sim_counts(char* text, size_t size) {
+  FILE* memory = fmemopen(text, size, "w");
+  cuda_sim::print_counts(memory);
+  fclose(memory);
+}
+
+/// Sets CUDA_SIM_<name> from now on. Strings that were returned before stay valid.
+void cuda_sim_set(const char* name, const char* value) {
+  const std::lock_guard lock(cuda_sim::report_mutex());
+  cuda_sim::changed_settings()[name] = strdup(value);
+}
+
+/// The texts of all findings since the last call, one a line; they count no more.
+void cuda_sim_take_findings(char* text, size_t size) {
+  const std::lock_guard lock(cuda_sim::report_mutex());
+  snprintf(text, size, "%s", cuda_sim::texts_of_findings().c_str());
+  cuda_sim::texts_of_findings().clear();
+  cuda_sim::counts().findings = 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,154 @@
+#pragma once
+// What the runtime's own files share. Nothing here is destroyed: LibTorch's destructors call into the runtime.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "races.h"
+#include "sim.h"
+
+namespace cuda_sim {
+
+/// Every function of the API that changes what another thread may see holds it; streams do not while they work.
+std::mutex& api_mutex();
+
+// ---- memory.cpp
+struct HostBlock {
+  size_t bytes;
+  int pending_copies;  // that read or write it
+};
+/// The page-locked block of the host that holds an address; nullptr if none. Call with api_mutex held.
+HostBlock* host_block_of(const void* address);
+/// Whether [address, address + bytes) is within one allocation of device memory.
+bool is_device_range(const void* address, size_t bytes);
+/// Forgets who used bytes that are freed. Call with api_mutex held.
+void forget_accesses(const void* begin, size_t bytes);
+
+// ---- streams.cpp
+/// A moment of a stream: what an event records and a wait waits for.
+struct Mark {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_reached = false;
+  std::chrono::steady_clock::time_point time;
+  Clock clock;
+  void reach();
+  void wait();
+  bool query();
+};
+
+struct Capture;
+
+struct Stream {
+  int device = 0;
+  int id = 0;   // its component of a clock
+  Clock clock;  // what is known to be done before the next work
+  std::shared_ptr<Capture> capture;
+  bool is_blocking = false;
+  uint64_t handle_check = kHandle;
+  static constexpr uint64_t kHandle = 0x5354524541;
+
+  void push(std::function<void()> work);
+  /// Blocks until all that was pushed is done.
+  void drain();
+  bool is_idle();
+
+ private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool is_busy_ = false, is_started_ = false;
+};
+
+/// nullptr, and the error cudaErrorInvalidResourceHandle reported, if it is no stream.
+Stream* stream_of(cudaStream_t stream);
+/// The host has waited for all that `clock` knows.
+void host_waited_for(const Clock& clock);
+/// Waits for all work of a device.
+void drain_device(int device);
+
+// ---- captures.cpp
+/// Work of a stream. A kernel of ours knows what it read and wrote when it has run (is_late), all others before.
+struct Work {
+  std::string name;
+  std::vector<Access> accesses;
+  std::function<void(std::vector<Access>& late)> run;
+  bool is_late = false;
+};
+
+/// Checks work against all that was queued before it, once its accesses and theirs are known.
+class AccessLog {
+ public:
+  struct Entry {
+    int stream;
+    Clock clock;
+    std::string name;
+    std::vector<Access> accesses;
+    bool is_known;
+  };
+  /// Call with api_mutex held.
+  std::shared_ptr<Entry> add(int stream, const Clock& clock, const Work& work);
+  void set(Entry& entry, std::vector<Access> accesses);
+  void forget(const void* begin, size_t bytes);
+
+ private:
+  void check();
+  std::deque<std::shared_ptr<Entry>> entries_;
+  RaceDetector races_;
+};
+AccessLog& access_log();
+
+/// Queues all nodes of a graph as one piece of work. Call with api_mutex held.
+void enqueue_graph(Stream& stream, const std::shared_ptr<const std::vector<Work>>& nodes);
+/// enqueue() of sim.h, for work that may be late.
+cudaError_t enqueue_work(cudaStream_t stream, Work work);
+
+struct Capture {
+  unsigned long long id = 0;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  const void* thread = nullptr;  // that began it
+  Stream* origin = nullptr;
+  bool is_invalid = false;
+  std::vector<Work> nodes;
+  std::map<Stream*, Clock> clocks;  // within the capture
+  RaceDetector races;
+};
+
+/// Records the error; a call that CUDA forbids while a stream captures also invalidates the capture.
+cudaError_t unsafe_call(const char* name);
+/// As unsafe_call, for the capture of one stream (a synchronisation with it, a copy of pageable memory).
+cudaError_t illegal_in(Stream& stream, const char* name);
+
+// ---- errors.cpp
+/// Sets what cudaGetLastError returns.
+cudaError_t fail(cudaError_t error);
+/// The error that a kernel left, which every later call returns; cudaSuccess if none.
+cudaError_t sticky_error();
+void set_sticky_error(cudaError_t error);
+
+#define CUDA_SIM_ENTER()                                                                             \
+  do {                                                                                               \
+    if (const cudaError_t sticky = ::cuda_sim::sticky_error(); sticky != cudaSuccess) return sticky; \
+  } while (false)
+
+// ---- counts
+struct Counts {
+  std::atomic<uint64_t> launches{0}, graph_launches{0}, to_device{0}, to_host{0}, on_device{0}, between_devices{0},
+      fills{0};
+  std::atomic<uint64_t> bytes_to_device{0}, bytes_to_host{0}, pageable{0};
+  std::atomic<uint64_t> stream_syncs{0}, event_syncs{0}, device_syncs{0};
+  std::atomic<uint64_t> mallocs{0}, frees{0}, host_allocations{0}, findings{0};
+};
+Counts& counts();
+
+size_t device_bytes();
+
+}  // namespace cuda_sim

@@ -1,0 +1,423 @@
+// Streams are queues, each with a thread of its own; events mark places in them.
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "state.h"
+
+namespace cuda_sim {
+namespace {
+
+thread_local int device_of_thread = 0;
+
+struct Streams {
+  std::vector<std::unique_ptr<Stream>> all;  // destroyed ones too: their marks may be waited for
+  std::map<int, Stream*> defaults;           // of devices
+};
+Streams& streams() {
+  static auto* const made = new Streams;
+  return *made;
+}
+
+Clock& host_clock() {
+  static auto* const clock = new Clock;
+  return *clock;
+}
+
+/// Call with api_mutex held.
+Stream* make_stream(int device, bool is_blocking) {
+  auto& all = streams().all;
+  all.push_back(std::make_unique<Stream>());
+  Stream* stream = all.back().get();
+  stream->device = device;
+  stream->is_blocking = is_blocking;
+  stream->id = static_cast<int>(all.size()) - 1;
+  return stream;
+}
+
+Stream* default_stream(int device) {
+  Stream*& stream = streams().defaults[device];
+  if (!stream) stream = make_stream(device, true);
+  return stream;
+}
+
+/// Waits as CUDA_SIM_DELAY_US says, or at random up to CUDA_SIM_RANDOM_DELAY_US.
+void delay(int stream) {
+  const long fixed = setting("DELAY_US", 0L), most = setting("RANDOM_DELAY_US", 0L);
+  thread_local std::minstd_rand random(static_cast<unsigned>(setting("SEED", 1L) + 7919 * stream + 1));
+  const long wanted = fixed + (most > 0 ? static_cast<long>(random() % static_cast<unsigned long>(most)) : 0);
+  if (wanted > 0) std::this_thread::sleep_for(std::chrono::microseconds(wanted));
+}
+
+}  // namespace
+
+void Mark::reach() {
+  {
+    const std::lock_guard lock(mutex);
+    is_reached = true;
+    time = std::chrono::steady_clock::now();
+  }
+  changed.notify_all();
+}
+
+void Mark::wait() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return is_reached; });
+}
+
+bool Mark::query() {
+  const std::lock_guard lock(mutex);
+  return is_reached;
+}
+
+void Stream::push(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    if (!is_started_) std::thread([this] { run(); }).detach();
+    is_started_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Stream::run() {
+  for (;;) {
+    std::function<void()> work;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return !queue_.empty(); });
+      work = std::move(queue_.front());
+      queue_.pop_front();
+      is_busy_ = true;
+    }
+    delay(id);
+    work();
+    work = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      is_busy_ = false;
+    }
+    changed_.notify_all();
+  }
+}
+
+void Stream::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty() && !is_busy_; });
+}
+
+bool Stream::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !is_busy_;
+}
+
+int current_device() { return device_of_thread; }
+
+Stream* stream_of(cudaStream_t handle) {
+  if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread)
+    return default_stream(device_of_thread);
+  auto* stream = reinterpret_cast<Stream*>(handle);
+  if (stream->handle_check == Stream::kHandle) return stream;
+  finding("handle", "a stream that was destroyed is used");
+  fail(cudaErrorInvalidResourceHandle);
+  return nullptr;
+}
+
+int device_of_stream(cudaStream_t handle) {
+  const std::lock_guard lock(api_mutex());
+  const Stream* stream = stream_of(handle);
+  return stream ? stream->device : -1;
+}
+
+bool is_capturing(cudaStream_t handle) {
+  const std::lock_guard lock(api_mutex());
+  const Stream* stream = stream_of(handle);
+  return stream && stream->capture;
+}
+
+void host_waited_for(const Clock& clock) {
+  const std::lock_guard lock(api_mutex());
+  host_clock().join(clock);
+}
+
+void drain_device(int device) {
+  std::vector<Stream*> of_device;
+  Clock clock;
+  {
+    const std::lock_guard lock(api_mutex());
+    for (const auto& stream : streams().all) {
+      if (stream->device != device) continue;
+      of_device.push_back(stream.get());
+      clock.join(stream->clock);
+    }
+  }
+  for (Stream* stream : of_device) stream->drain();
+  host_waited_for(clock);
+}
+
+std::shared_ptr<AccessLog::Entry> AccessLog::add(int stream, const Clock& clock, const Work& work) {
+  entries_.push_back(std::make_shared<Entry>(Entry{stream, clock, work.name, work.accesses, !work.is_late}));
+  auto entry = entries_.back();
+  check();
+  return entry;
+}
+
+void AccessLog::set(Entry& entry, std::vector<Access> accesses) {
+  const std::lock_guard lock(api_mutex());
+  entry.accesses = std::move(accesses);
+  entry.is_known = true;
+  check();
+}
+
+void AccessLog::forget(const void* begin, size_t bytes) { races_.forget(begin, bytes); }
+
+void AccessLog::check() {
+  for (; !entries_.empty() && entries_.front()->is_known; entries_.pop_front()) {
+    const Entry& entry = *entries_.front();
+    const std::string race = races_.add(entry.stream, entry.clock, entry.name, entry.accesses);
+    if (!race.empty()) finding("race", race);
+  }
+}
+
+AccessLog& access_log() {
+  static auto* const log = new AccessLog;
+  return *log;
+}
+
+void forget_accesses(const void* begin, size_t bytes) { access_log().forget(begin, bytes); }
+
+/// Runs work and tells the log what a late one used.
+static void run_work(const Work& work, AccessLog::Entry& entry) {
+  std::vector<Access> late;
+  if (sticky_error() == cudaSuccess) work.run(late);
+  if (work.is_late) access_log().set(entry, std::move(late));
+}
+
+cudaError_t enqueue_work(cudaStream_t handle, Work work) {
+  CUDA_SIM_ENTER();
+  const std::lock_guard lock(api_mutex());
+  Stream* stream = stream_of(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  if (const auto capture = stream->capture) {
+    if (capture->is_invalid) return fail(cudaErrorStreamCaptureInvalidated);
+    Clock& clock = capture->clocks[stream];
+    clock.advance(stream->id);
+    const std::string race = capture->races.add(stream->id, clock, work.name, work.accesses);
+    if (!race.empty()) finding("race", race + " (in a captured graph)");
+    capture->nodes.push_back(std::move(work));
+    return cudaSuccess;
+  }
+  stream->clock.join(host_clock());
+  stream->clock.advance(stream->id);
+  const auto entry = access_log().add(stream->id, stream->clock, work);
+  stream->push([work = std::move(work), entry] { run_work(work, *entry); });
+  return cudaSuccess;
+}
+
+cudaError_t enqueue(cudaStream_t stream, std::string name, std::vector<Access> accesses, std::function<void()> run) {
+  return enqueue_work(stream, {std::move(name), std::move(accesses), [run = std::move(run)](auto&) { run(); }});
+}
+
+/// Queues all nodes of a graph as one piece of work. Call with api_mutex held.
+void enqueue_graph(Stream& stream, const std::shared_ptr<const std::vector<Work>>& nodes) {
+  stream.clock.join(host_clock());
+  stream.clock.advance(stream.id);
+  std::vector<std::shared_ptr<AccessLog::Entry>> entries;
+  for (const Work& node : *nodes) entries.push_back(access_log().add(stream.id, stream.clock, node));
+  stream.push([nodes, entries = std::move(entries)] {
+    for (size_t i = 0; i < nodes->size(); ++i) run_work((*nodes)[i], *entries[i]);
+  });
+}
+
+/// A recorded event; marks live on when it is recorded again or destroyed.
+struct Event {
+  std::shared_ptr<Mark> last;
+  std::shared_ptr<Capture> capture;  // that it was recorded in
+  Clock captured;
+  bool has_timing = true;
+};
+
+static Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+/// The event, or the error of a call that reads it from the host.
+static cudaError_t last_mark(cudaEvent_t event, const char* name, std::shared_ptr<Mark>& mark) {
+  if (const cudaError_t error = unsafe_call(name)) return error;
+  const std::lock_guard lock(api_mutex());
+  if (event_of(event)->capture) return fail(cudaErrorCapturedEvent);
+  mark = event_of(event)->last;
+  return cudaSuccess;
+}
+
+}  // namespace cuda_sim
+
+using namespace cuda_sim;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = device_count();
+  return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = device_of_thread;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  CUDA_SIM_ENTER();
+  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+  device_of_thread = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  CUDA_SIM_ENTER();
+  if (const cudaError_t error = unsafe_call("cudaDeviceSynchronize")) return error;
+  ++counts().device_syncs;
+  drain_device(device_of_thread);
+  return sticky_error();
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned flags, int) {
+  CUDA_SIM_ENTER();
+  const std::lock_guard lock(api_mutex());
+  *handle = reinterpret_cast<cudaStream_t>(make_stream(device_of_thread, !(flags & cudaStreamNonBlocking)));
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  Stream* stream = nullptr;
+  {
+    const std::lock_guard lock(api_mutex());
+    if (!(stream = stream_of(handle))) return cudaErrorInvalidResourceHandle;
+  }
+  stream->drain();
+  stream->handle_check = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  CUDA_SIM_ENTER();
+  Stream* stream = nullptr;
+  Clock clock;
+  {
+    const std::lock_guard lock(api_mutex());
+    if (!(stream = stream_of(handle))) return cudaErrorInvalidResourceHandle;
+    if (stream->capture) return illegal_in(*stream, "cudaStreamSynchronize");
+    clock = stream->clock;
+  }
+  ++counts().stream_syncs;
+  stream->drain();
+  host_waited_for(clock);
+  return sticky_error();
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  CUDA_SIM_ENTER();
+  Stream* stream = nullptr;
+  Clock clock;
+  {
+    const std::lock_guard lock(api_mutex());
+    if (!(stream = stream_of(handle))) return cudaErrorInvalidResourceHandle;
+    if (stream->capture) return illegal_in(*stream, "cudaStreamQuery");
+    clock = stream->clock;
+  }
+  if (!stream->is_idle()) return cudaErrorNotReady;
+  host_waited_for(clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call, void* data, unsigned) {
+  return enqueue(handle, "callback", {}, [=] { call(handle, cudaSuccess, data); });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  CUDA_SIM_ENTER();
+  auto* made = new Event;
+  made->has_timing = !(flags & cudaEventDisableTiming);
+  *event = reinterpret_cast<cudaEvent_t>(made);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const std::lock_guard lock(api_mutex());
+  delete event_of(event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream_handle, unsigned) {
+  CUDA_SIM_ENTER();
+  const std::lock_guard lock(api_mutex());
+  Stream* stream = stream_of(stream_handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  Event& event = *event_of(handle);
+  if (stream->capture) {
+    event.capture = stream->capture;
+    event.captured = stream->capture->clocks[stream];
+    return cudaSuccess;
+  }
+  event.capture = nullptr;
+  event.last = std::make_shared<Mark>();
+  event.last->clock = stream->clock;
+  event.last->clock.join(host_clock());
+  stream->push([mark = event.last] { mark->reach(); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  CUDA_SIM_ENTER();
+  std::shared_ptr<Mark> mark;
+  if (const cudaError_t error = last_mark(event, "cudaEventQuery", mark)) return error;
+  if (mark && !mark->query()) return cudaErrorNotReady;
+  if (mark) host_waited_for(mark->clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  CUDA_SIM_ENTER();
+  std::shared_ptr<Mark> mark;
+  if (const cudaError_t error = last_mark(event, "cudaEventSynchronize", mark)) return error;
+  ++counts().event_syncs;
+  if (!mark) return cudaSuccess;
+  mark->wait();
+  host_waited_for(mark->clock);
+  return sticky_error();
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  CUDA_SIM_ENTER();
+  const std::lock_guard lock(api_mutex());
+  const Event &a = *event_of(from), &b = *event_of(to);
+  if (!a.has_timing || !b.has_timing || !a.last || !b.last) return fail(cudaErrorInvalidResourceHandle);
+  if (!a.last->query() || !b.last->query()) return cudaErrorNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(b.last->time - a.last->time).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, unsigned) {
+  CUDA_SIM_ENTER();
+  const std::lock_guard lock(api_mutex());
+  Stream* stream = stream_of(handle);
+  if (!stream) return cudaErrorInvalidResourceHandle;
+  const Event& event = *event_of(event_handle);
+  if (event.capture) {  // the stream joins the capture
+    if (stream->capture && stream->capture != event.capture) return fail(cudaErrorStreamCaptureMerge);
+    stream->capture = event.capture;
+    event.capture->clocks[stream].join(event.captured);
+    return cudaSuccess;
+  }
+  if (stream->capture) return event.last ? fail(cudaErrorStreamCaptureIsolation) : cudaSuccess;
+  if (!event.last) return cudaSuccess;
+  stream->clock.join(event.last->clock);
+  stream->push([mark = event.last] { mark->wait(); });
+  return cudaSuccess;
+}
+
+}  // extern "C"
