@@ -33,7 +33,7 @@ bool is_number(const at::Tensor& tensor, at::Device device) {
 /// eager step, tensors of the device in a graph, where each replay writes them anew.
 std::set<size_t> generator_states(const at::RecordFunction& operation) {
   std::set<size_t> states;
-  if (!std::string_view(operation.name()).starts_with("aten::_scaled_dot_product_")) return states;
+  if (std::string_view(operation.name()).find("_attention") == std::string_view::npos) return states;
   const auto schema = operation.operator_schema();
   for (size_t i = 0; schema && i < schema->arguments().size(); ++i) {
     if (schema->arguments()[i].name().starts_with("philox_")) states.insert(i);

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 #include <torch/library.h>
@@ -266,6 +267,7 @@ class Interceptor : public c10::OperatorKernel {
     const uint64_t before = launches_of_this_thread();
     run_original(handle, keys, stack);
     if (launches_of_this_thread() == before) return;  // a view, an allocation, a copy
+    const at::DisableRecordFunctionGuard unseen;  // what is done here is no part of the program
     auto operation = std::make_shared<Operation>(handle);
     operation->add_arguments(handle.schema(), arguments);
     operation->add_results(
@@ -290,6 +292,7 @@ class Interceptor : public c10::OperatorKernel {
 
   void wait_and_compute(const c10::OperatorHandle& handle, const Stack& arguments, Stack* stack) {
     c10::cuda::getCurrentCUDAStream().synchronize();
+    const at::DisableRecordFunctionGuard unseen;
     Stack on_cpu;
     for (const c10::IValue& argument : arguments) {
       on_cpu.push_back(argument.isTensor() && argument.toTensor().is_cuda() ? c10::IValue(alias_of(argument.toTensor()))
