@@ -72,6 +72,8 @@ bool translate(const Kernel& kernel, int device, std::vector<std::vector<std::by
         continue;
       }
       if (owner != device) {
+        // in a structure it may be what lay in its padding; using it is found out when it is used
+        if (!kernel.argument_is_pointer[i]) continue;
         return refuse(i, "is an address of device " + std::to_string(owner) + ", but the launch is on device " +
                              std::to_string(device));
       }

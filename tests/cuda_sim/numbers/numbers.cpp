@@ -7,6 +7,7 @@
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 #include <torch/library.h>
@@ -240,11 +241,26 @@ void compute_in_one_thread() {
   static_cast<void>(is_set);
 }
 
-bool any_cuda(const c10::IValue& value) {
-  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().is_cuda();
-  if (!value.isList()) return false;
+/// The device of the first CUDA tensor in a value; -1 if there is none.
+int device_in(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() && value.toTensor().is_cuda() ? value.toTensor().device().index() : -1;
+  }
+  if (value.isDevice() && value.toDevice().is_cuda() && value.toDevice().has_index()) return value.toDevice().index();
+  if (!value.isList()) return -1;
   const auto list = value.toList();
-  return std::any_of(list.begin(), list.end(), [](const c10::IValue& item) { return any_cuda(item); });
+  for (const c10::IValue item : list) {
+    if (const int device = device_in(item); device >= 0) return device;
+  }
+  return -1;
+}
+
+/// Where LibTorch runs an operation: on the device of its first tensor, not on the thread's.
+int device_of_operation(const Stack& arguments) {
+  for (const c10::IValue& argument : arguments) {
+    if (const int device = device_in(argument); device >= 0) return device;
+  }
+  return current_device();
 }
 
 /// In place of an operation's CUDA kernel in LibTorch's dispatcher.
@@ -262,12 +278,12 @@ class Interceptor : public c10::OperatorKernel {
     if (is_waiting_) return wait_and_compute(handle, arguments, stack);
     if (is_nested_ || is_composed(name_, arguments)) return original_.callBoxed(handle, keys, stack);
     std::function<RandomPlace()> random;
-    const int device = current_device();
+    const int device = device_of_operation(arguments);
     if (is_random_) random = random_place(arguments, device);
     const uint64_t before = launches_of_this_thread();
     run_original(handle, keys, stack);
     if (launches_of_this_thread() == before) return;  // a view, an allocation, a copy
-    const at::DisableRecordFunctionGuard unseen;  // what is done here is no part of the program
+    const at::DisableRecordFunctionGuard unseen;      // what is done here is no part of the program
     auto operation = std::make_shared<Operation>(handle);
     operation->add_arguments(handle.schema(), arguments);
     operation->add_results(
@@ -275,6 +291,7 @@ class Interceptor : public c10::OperatorKernel {
         Stack(stack->end() - static_cast<std::ptrdiff_t>(handle.schema().returns().size()), stack->end()));
     operation->set_random(std::move(random));
     const auto accesses = operation->accesses();
+    const c10::cuda::CUDAGuard on_its_device(static_cast<c10::DeviceIndex>(device));
     enqueue(c10::cuda::getCurrentCUDAStream().stream(), name_, accesses, [operation] {
       compute_in_one_thread();
       operation->run();
@@ -291,6 +308,7 @@ class Interceptor : public c10::OperatorKernel {
   }
 
   void wait_and_compute(const c10::OperatorHandle& handle, const Stack& arguments, Stack* stack) {
+    const c10::cuda::CUDAGuard on_its_device(static_cast<c10::DeviceIndex>(device_of_operation(arguments)));
     c10::cuda::getCurrentCUDAStream().synchronize();
     const at::DisableRecordFunctionGuard unseen;
     Stack on_cpu;
