@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
 #include <set>
 
 #include "distributed/data_parallel.h"
@@ -58,8 +59,11 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
     return std::vector<at::Device>(static_cast<size_t>(options.cpu_replicas), at::kCPU);
   }
   std::vector<int64_t> ids = options.gpu_ids;
-  for (int i = 0; ids.empty() && i < device_count(options.device.type()); ++i) ids.push_back(i);
-  if (ids.empty()) TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
+  if (ids.empty()) {  // all
+    TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
+    ids.resize(static_cast<size_t>(device_count(options.device.type())));
+    std::iota(ids.begin(), ids.end(), 0);
+  }
   if (std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
     return usage_error("--gpu_ids", "a GPU stands twice", "", "each GPU once");
   }

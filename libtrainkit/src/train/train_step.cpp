@@ -21,6 +21,7 @@
 #include "nonfinite.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
+#include "steps_in_flight.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -82,7 +83,8 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
       optimizer_(optimizer),
       scheduler_(scheduler),
       options_(options),
-      scaler_(scaler_options(options)) {
+      scaler_(scaler_options(options)),
+      in_flight_(std::make_unique<detail::StepsInFlight>()) {
   TORCH_CHECK_VALUE(options.grad_accum_steps >= 1, "grad_accum_steps must be >= 1, got ", options.grad_accum_steps);
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
@@ -91,6 +93,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
     for (auto& group : default_param_groups(*devices.module())) optimizer.add_param_group(std::move(group));
   }
   create_mirrors();
+  for (int64_t replica = 0; replica < devices.replicas(); ++replica) device_list_.push_back(devices.device(replica));
   if (ProcessGroup* group = devices.process_group()) agreement_.emplace(*group);
   prepare_graphs();
 }
@@ -150,7 +153,8 @@ void TrainStep::begin_step() try {
   throw;
 }
 
-/// The last batch of a step is its owner's until finish(), those before are not.
+/// The last batch of a step is its owner's until finish(), those before are not: they are copied, into page-locked
+/// memory if they lie there, since devices copy from it later.
 TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
   const auto i = static_cast<size_t>(accumulated_);
   if (kept_.size() <= i) kept_.resize(i + 1);
@@ -159,15 +163,16 @@ TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
     kept.batch = batch;
   } else {
     const c10::AutoGradMode no_grad(false);
-    kept.memory.resize(batch.tensors().size());
     std::vector<at::Tensor> copies;
-    for (size_t t = 0; t < kept.memory.size(); ++t) {
+    for (size_t t = 0; t < batch.tensors().size(); ++t) {
       const at::Tensor& tensor = batch.tensors()[t];
-      at::Tensor& memory = kept.memory[t];
+      std::vector<at::Tensor>& memories = kept.memory[tensor.is_cpu() ? in_flight_->place() : 0];
+      memories.resize(batch.tensors().size());
+      at::Tensor& memory = memories[t];
       const bool fits = memory.defined() && memory.scalar_type() == tensor.scalar_type() &&
                         memory.device() == tensor.device() && memory.dim() == tensor.dim() &&
                         memory.sizes().slice(1) == tensor.sizes().slice(1) && memory.size(0) >= tensor.size(0);
-      if (!fits) memory = at::empty_like(tensor);
+      if (!fits) memory = at::empty_like(tensor, tensor.options().pinned_memory(tensor.is_pinned()));
       copies.push_back(memory.narrow(0, 0, tensor.size(0)));
       copies.back().copy_(tensor, /*non_blocking=*/tensor.is_cuda());
     }
@@ -180,6 +185,7 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accep
 void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
 
 void TrainStep::accept(const Batch& batch, const LossFunction* lent, LossFunction own) {
+  if (accumulated_ == 0) in_flight_->begin();
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
   kept->lent_loss = lent;
@@ -480,6 +486,7 @@ StepMetrics TrainStep::finish() {
   parts_ = 0;
   weight_ = 0;
   ++step_;
+  in_flight_->end(device_list_);
   return std::exchange(metrics_, {});
 }
 

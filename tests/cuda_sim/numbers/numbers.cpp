@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <torch/library.h>
 
+#include <cstdlib>
 #include <set>
 
 #include "sim.h"
@@ -356,7 +357,9 @@ void install() {
 }
 
 [[maybe_unused]] const bool is_installed = [] {
-  if (device_count() > 0) install();
+  if (device_count() == 0) return true;
+  install();
+  std::atexit(stop_streams);  // before LibTorch's operations are gone
   return true;
 }();
 

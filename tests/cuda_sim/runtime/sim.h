@@ -30,6 +30,9 @@ int device_of(const void* address);
 /// The bytes from `address` to the end of the allocation (cudaMalloc) that holds it; 0 if none does.
 size_t bytes_left(const void* address);
 
+/// Gives up what is queued, as the end of a process does; waits up to a second for what runs.
+void stop_streams();
+
 int device_count();
 int current_device();
 int device_of_stream(cudaStream_t stream);

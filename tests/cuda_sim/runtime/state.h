@@ -58,6 +58,8 @@ struct Stream {
   void push(std::function<void()> work);
   /// Blocks until all that was pushed is done.
   void drain();
+  /// Gives up what was pushed, and waits up to a second for what runs.
+  void stop();
   bool is_idle();
 
  private:
@@ -65,7 +67,7 @@ struct Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
-  bool is_busy_ = false, is_started_ = false;
+  bool is_busy_ = false, is_started_ = false, is_stopped_ = false;
 };
 
 /// nullptr, and the error cudaErrorInvalidResourceHandle reported, if it is no stream.

@@ -73,6 +73,7 @@ bool Mark::query() {
 void Stream::push(std::function<void()> work) {
   {
     const std::lock_guard lock(mutex_);
+    if (is_stopped_) return;
     queue_.push_back(std::move(work));
     if (!is_started_) std::thread([this] { run(); }).detach();
     is_started_ = true;
@@ -106,9 +107,26 @@ void Stream::drain() {
   changed_.wait(lock, [&] { return queue_.empty() && !is_busy_; });
 }
 
+void Stream::stop() {
+  std::deque<std::function<void()>> given_up;
+  std::unique_lock lock(mutex_);
+  is_stopped_ = true;
+  given_up.swap(queue_);
+  changed_.wait_for(lock, std::chrono::seconds(1), [&] { return !is_busy_; });
+}
+
 bool Stream::is_idle() {
   const std::lock_guard lock(mutex_);
   return queue_.empty() && !is_busy_;
+}
+
+void stop_streams() {
+  std::vector<Stream*> all;
+  {
+    const std::lock_guard lock(api_mutex());
+    for (const auto& stream : streams().all) all.push_back(stream.get());
+  }
+  for (Stream* stream : all) stream->stop();
 }
 
 int current_device() { return device_of_thread; }

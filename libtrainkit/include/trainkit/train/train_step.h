@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -26,6 +27,7 @@ namespace trainkit {
 namespace detail {
 class StepGraphs;
 class StepSnapshot;
+class StepsInFlight;
 struct StepGraph;
 }  // namespace detail
 
@@ -79,8 +81,10 @@ struct StepMetrics {
   double world_weight = 0;
 };
 
-/// Runs optimizer steps. Nothing in it reads the device, so the host runs ahead; a step whose gradients are not finite
-/// (kFp16, or skip_nonfinite) is skipped on the device and moves neither the weights nor the schedule.
+/// Runs optimizer steps. Nothing in it reads the device, so the host runs ahead, by one step: the first accumulate() of
+/// a step waits until the devices are done with the step before the last, so that what queued steps hold in device
+/// memory does not grow. A step whose gradients are not finite (kFp16, or skip_nonfinite) is skipped on the device and
+/// moves neither the weights nor the schedule.
 ///
 ///   TrainStep step(*devices, optimizer, {.grad_clip = 1.0});
 ///   while (auto batch = loader->next().value()) { auto metrics = step(*batch, loss); }
@@ -196,7 +200,7 @@ class TrainStep {
     Batch batch;
     const LossFunction* lent_loss = nullptr;  // the caller's, or
     LossFunction own_loss = nullptr;
-    std::vector<at::Tensor> memory = {};  // kept from step to step
+    std::array<std::vector<at::Tensor>, 2> memory = {};  // kept from step to step; on the host, of two steps in turn
 
     const LossFunction& loss() const { return lent_loss ? *lent_loss : own_loss; }
   };
@@ -271,6 +275,8 @@ class TrainStep {
   std::vector<at::Tensor> module_state_;        // parameters, buffers
   bool capturing_ = false;
   std::vector<KeptBatch> kept_;
+  std::unique_ptr<detail::StepsInFlight> in_flight_;
+  std::vector<at::Device> device_list_;  // of the replicas
   at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
   int64_t split_ = 1;
   bool released_ = false;     // the last failure was met by release_memory
