@@ -52,7 +52,7 @@ struct Space {
       blocks[at] = wanted;
       used += taken;
       auto* p = reinterpret_cast<char*>(at);
-      memset(bytes + (p - addresses), 0xff, taken);
+      memset(bytes + (p - addresses), computes() ? 0xff : 0, taken);
       return p;
     }
     return nullptr;

@@ -44,6 +44,9 @@ void finding(const std::string& kind, const std::string& text);
 /// Prints what may explain a later error, with CUDA_SIM_VERBOSE=1.
 void note(const std::string& text);
 
+/// Whether kernels compute: not with CUDA_SIM_NUMBERS=0, where device memory is all zeros and what the host does can be
+/// timed.
+bool computes();
 /// Counts a launch of a kernel whose numbers an operation's CPU counterpart computes (LibTorch's, cuBLAS, cuFFT).
 void count_launch(const char* name);
 /// How many this thread has counted.

@@ -1,0 +1,206 @@
+"""What a training step asks of CUDA, and the time the host takes for it: the trainers and PyTorch in Python on the simulated
+device of tests/cuda_sim, whose kernels compute nothing here. So the time is that of the host alone, without the 2 to 5 us that
+a driver takes for each launch; the counts are those of any GPU. Python's ways: PyTorch's default optimizer (foreach), fused,
+and the whole step as a CUDA graph by hand.
+
+    bench/peers/cuda_sim.py [--build DIR] [--table]     --table prints the table of docs/performance.md
+"""
+# builds: cuda_sim trainkit-tool trainkit-transformer trainkit-hsi trainkit-gpt2rec trainkit-emotion
+
+import ctypes
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+QUICK = bool(os.environ.get("TRAINKIT_BENCH_QUICK"))
+
+TRAINERS = {  # flags, and the steps of an interval that is timed
+    "transformer": (["--input", "%"], ["--hidden_dim", "128", "--n_layers", "4", "--n_heads", "4", "--block_size", "64",
+                                       "--grad_accum_steps", "1", "--sample_tokens", "1"], 12, 200),
+    "hsi": (["--cube", "%/demo.mat", "--gt", "%/demo_gt.mat"], ["--model", "cnn2d", "--patch_size", "5"], 12, 200),
+    "gpt2rec": (["--data_dir", "%/ml-1m"], ["--model", "bpr_mf"], 48, 200),
+    "emotion": (["--data_dir", "%"], ["--model_size", "simple", "--frames", "2", "--image_size", "32",
+                                      "--audio_seconds", "1"], 12, 20),
+}
+STRATEGIES = {  # flags, devices, ranks
+    "graph": (["--cuda_graph", "auto"], 1, 1),
+    "eager": (["--cuda_graph", "off"], 1, 1),
+    "dp_3": (["--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
+    "ddp_2": ([], 2, 2),
+}
+COUNTS = ("launches", "graph_launches", "copies", "pageable", "synchronisations", "allocations")
+
+
+def on_device(build, devices, report):
+    folder = build / "tests/cuda_sim"
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("TRAINKIT_")}, "OMP_NUM_THREADS": "1",
+            "LD_PRELOAD": str(folder / "libcuda_sim.so"), "LD_LIBRARY_PATH": str(folder), "CUDA_SIM_NUMBERS": "0",
+            "CUDA_SIM_DEVICES": str(devices), "CUDA_SIM_REPORT": str(report), "CUDA_VISIBLE_DEVICES": ",".join("0123"[:devices])}
+
+
+def summed(counts):
+    """The counts of the device, as the table has them."""
+    return {"launches": counts["launches"], "graph_launches": counts["graph_launches"],
+            "copies": sum(counts[way] for way in ("to_device", "to_host", "on_device", "between_devices")),
+            "pageable": counts["pageable"], "synchronisations": counts["stream_syncs"] + counts["device_syncs"],
+            "allocations": counts["mallocs"]}
+
+
+def of_process(report):
+    total = dict.fromkeys(COUNTS, 0)
+    for line in report.read_text().splitlines():
+        for name, value in summed(json.loads(line)).items():
+            total[name] += value
+    return total
+
+
+def trainer(build, folder, name, strategy):
+    """Microseconds of the host for a step, and what it asked of the device."""
+    data, flags, rows, interval = TRAINERS[name]
+    strategy_flags, devices, ranks = STRATEGIES[strategy]
+    interval = 10 if QUICK else interval
+    program = build / f"bin/trainkit-{name}"
+    if not (folder / name).exists():
+        subprocess.run([program, "--make_demo_data", folder / name], check=True, capture_output=True)
+    launcher = [build / "bin/trainkit", "launch", "--nproc_per_node", str(ranks), "--"] if ranks > 1 else []
+    counted = []
+    for intervals in (2, 6):
+        output, report = folder / f"{name}_{strategy}_{intervals}", folder / f"{name}_{strategy}_{intervals}.counts"
+        subprocess.run([*launcher, program, *(flag.replace("%", str(folder / name)) for flag in data), *flags,
+                        "--batch_size", str(rows), "--device", "cuda", "--precision", "fp32", "--epochs", "100000",
+                        "--max_steps", str(intervals * interval), "--log_every", str(interval), "--save_every", "0",
+                        "--eval_every", "0", "--seed", "1", "--output_dir", output, *strategy_flags],
+                       check=True, capture_output=True, env=on_device(build, devices, report))
+        counted.append(of_process(report))
+    steps = 4 * interval
+    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["samples_per_second"] for record in records if record["split"] == "train"][2:]
+    return 1e6 * rows * devices / statistics.median(rates), {k: (counted[1][k] - counted[0][k]) / steps for k in COUNTS}
+
+
+def python(build, folder, name, way):
+    report = folder / "python.counts"
+    report.unlink(missing_ok=True)
+    done = subprocess.run([sys.executable, __file__, "--peer", name, way], check=True, capture_output=True, text=True,
+                          env=on_device(build, 1, report))
+    result = json.loads(done.stdout.splitlines()[-1])
+    return result["microseconds"], result["counts"]
+
+
+def models():
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    from _nano_gpt import NanoGPT
+
+    class Convolutions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 3), nn.BatchNorm2d(128), nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 16)).to(memory_format=torch.channels_last)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.layers(x), y)
+
+    class Factors(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.users, self.items = nn.Embedding(6040, 64), nn.Embedding(3706, 64)
+
+        def forward(self, ids):
+            user, item, other = self.users(ids[0]), self.items(ids[1]), self.items(ids[2])
+            return -F.logsigmoid((user * item).sum(1) - (user * other).sum(1)).mean()
+
+    return {"transformer": (NanoGPT, lambda: [torch.randint(65, (12, 64)) for _ in range(2)], 1.0),
+            "hsi": (Convolutions, lambda: [torch.rand(12, 32, 5, 5), torch.randint(16, (12,))], 0.0),
+            "gpt2rec": (Factors, lambda: [torch.randint(3706, (3, 48))], 0.0)}
+
+
+def peer(name, way):
+    """In a process of its own, on the device."""
+    import torch
+
+    make, make_batch, clip = models()[name]
+    model = make().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=way != "foreach" or None, capturable=way == "graph")
+    batches = [[tensor.pin_memory() for tensor in make_batch()] for _ in range(8)]
+    inputs = [tensor.cuda() for tensor in batches[0]]
+
+    def compute(batch):
+        optimizer.zero_grad(set_to_none=True)
+        model(*batch).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+    def step(k):
+        batch = batches[k % len(batches)]
+        if way != "graph":
+            return compute([tensor.to("cuda", non_blocking=True) for tensor in batch])
+        for there, tensor in zip(inputs, batch):
+            there.copy_(tensor, non_blocking=True)
+        graph.replay()
+
+    def counts():
+        text = ctypes.create_string_buffer(4096)
+        ctypes.CDLL(None).cuda_sim_counts(text, ctypes.c_size_t(4096))
+        return summed(json.loads(text.value))
+
+    if way == "graph":
+        beside = torch.cuda.Stream()
+        with torch.cuda.stream(beside):
+            for _ in range(3):
+                compute(inputs)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            compute(inputs)
+    interval, times = (10 if QUICK else 200), []
+    for _ in range(6):
+        if len(times) == 2:
+            before = counts()
+        start = time.perf_counter()
+        for k in range(interval):
+            step(k)
+        times.append(1e6 * (time.perf_counter() - start) / interval)
+    after = counts()
+    print(json.dumps({"microseconds": statistics.median(times[2:]),
+                      "counts": {k: (after[k] - before[k]) / (4 * interval) for k in COUNTS}}), flush=True)
+    os._exit(0)
+
+
+def main():
+    if "--peer" in sys.argv:
+        return peer(*sys.argv[-2:])
+    build = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).resolve() if "--build" in sys.argv else ROOT / "build"
+    if not (build / "tests/cuda_sim/libcuda_sim.so").exists():
+        sys.exit(f"{build} has no simulated device: ./dev build cuda_sim, in a build with CUDA")
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        runs = [(trainer, name, strategy, f"{name}_{strategy}") for name in TRAINERS for strategy in STRATEGIES]
+        runs += [(python, name, way, f"{name}_python_{way}") for name in ("transformer", "hsi", "gpt2rec")
+                 for way in ("foreach", "fused", "graph")]
+        for run, name, way, label in runs:
+            microseconds, counts = run(build, folder, name, way)
+            rows.append((label, microseconds, counts))
+            print(json.dumps({"name": label, "value": microseconds, "unit": "us"}), flush=True)
+            for count, value in counts.items():
+                print(json.dumps({"name": label, "value": value, "unit": count}), flush=True)
+    if "--table" in sys.argv:
+        print("\n| step | " + " | ".join(name.replace("_", " ") for name in COUNTS) + " | host time, ms |\n|" + "---|" * (len(COUNTS) + 2))
+        for label, microseconds, counts in sorted(rows):
+            print(f"| {label.replace('_', ', ', 1).replace('_', ' ')} | " + " | ".join(f"{counts[k]:.4g}" for k in COUNTS)
+                  + f" | {microseconds / 1000:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
