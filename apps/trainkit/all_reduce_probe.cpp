@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -17,6 +16,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/probes.h"
+#include "trainkit/verify.h"
 
 namespace trainkit::tool {
 namespace {
@@ -24,8 +24,6 @@ namespace {
 constexpr std::array<std::pair<int64_t, int>, 4> kSizes = {
     {{4 << 10, 200}, {256 << 10, 50}, {1 << 20, 30}, {25 << 20, 7}}};
 constexpr std::chrono::seconds kTimeout(60);
-
-using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(int rank)>;
 
 /// One rank's part; times are those of rank 0, which every all-reduce keeps in step with the others.
 std::vector<AllReduceSample> time_rank(c10d::Backend& backend, at::Device device) {
@@ -47,26 +45,28 @@ std::vector<AllReduceSample> time_rank(c10d::Backend& backend, at::Device device
   return samples;
 }
 
-absl::StatusOr<std::vector<AllReduceSample>> measure(int ranks, at::DeviceType type, const MakeBackend& make_backend) {
-  // c10d's flight recorder is one for the process: ranks that are threads of it would write into its map at once.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+absl::StatusOr<std::vector<AllReduceSample>> measure(at::DeviceType type, int ranks) {
   std::vector<AllReduceSample> samples;
-  std::vector<absl::Status> states(static_cast<size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const at::Device device(type, type == at::kCUDA ? static_cast<c10::DeviceIndex>(rank) : c10::DeviceIndex{-1});
-        std::vector<AllReduceSample> mine = time_rank(*make_backend(rank), device);
-        if (rank == 0) samples = std::move(mine);
-      } catch (...) {
-        states[static_cast<size_t>(rank)] = status_from_current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& state : states) TRAINKIT_RETURN_IF_ERROR(state);
+  TRAINKIT_RETURN_IF_ERROR(run_ranks(type, ranks, [&](c10d::Backend& backend, at::Device device, int rank) {
+    std::vector<AllReduceSample> mine = time_rank(backend, device);
+    if (rank == 0) samples = std::move(mine);
+  }));
   return samples;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_backend(at::DeviceType type, const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int ranks) {
+#ifdef TRAINKIT_WITH_NCCL
+  if (type == at::kCUDA) {
+    const auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = kTimeout;
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, ranks, options);
+  }
+#endif
+  TORCH_CHECK(type == at::kCPU, "this build is without NCCL");
+  const auto options = c10d::ProcessGroupGloo::Options::create(kTimeout);
+  options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
 }
 
 void add_samples(Report& report, const std::string& section, int ranks,
@@ -86,28 +86,38 @@ void add_samples(Report& report, const std::string& section, int ranks,
 
 }  // namespace
 
-absl::StatusOr<std::vector<AllReduceSample>> measure_gloo(int ranks) {
+absl::Status run_ranks(at::DeviceType type, int ranks,
+                       const std::function<void(c10d::Backend& backend, at::Device device, int rank)>& body) {
+  // c10d's flight recorder is one for the process: ranks that are threads of it would write into its map at once.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  return measure(ranks, at::kCPU, [&](int rank) {
-    const auto options = c10d::ProcessGroupGloo::Options::create(kTimeout);
-    options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
-    return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options));
-  });
+  std::vector<absl::Status> states(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const at::Device device(type, type == at::kCUDA ? static_cast<c10::DeviceIndex>(rank) : c10::DeviceIndex{-1});
+        const auto backend = make_backend(type, store, rank, ranks);
+        body(*backend, device, rank);
+        backend->shutdown();
+      } catch (...) {
+        states[static_cast<size_t>(rank)] = status_from_current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& state : states) TRAINKIT_RETURN_IF_ERROR(state);
+  return absl::OkStatus();
 }
+
+absl::StatusOr<std::vector<AllReduceSample>> measure_gloo(int ranks) { return measure(at::kCPU, ranks); }
 
 void probe_all_reduce(Report& report) {
   add_samples(report, "all-reduce, 2 CPU ranks (gloo)", 2, measure_gloo(2));
 #ifdef TRAINKIT_WITH_NCCL
   const int devices = static_cast<int>(torch::cuda::device_count());
   if (devices < 2) return;
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  add_samples(report, fmt::format("all-reduce, {} GPUs (nccl)", devices), devices,
-              measure(devices, at::kCUDA, [&](int rank) {
-                const auto options = c10d::ProcessGroupNCCL::Options::create();
-                options->timeout = kTimeout;
-                return c10::intrusive_ptr<c10d::Backend>(
-                    c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, devices, options));
-              }));
+  add_samples(report, fmt::format("all-reduce, {} GPUs (nccl)", devices), devices, measure(at::kCUDA, devices));
 #endif
 }
 

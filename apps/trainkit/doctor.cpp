@@ -1,16 +1,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/probes.h"
 #include "trainkit/trainer.h"
+#include "trainkit/verify.h"
 
 namespace trainkit::tool {
 namespace {
@@ -18,8 +21,10 @@ namespace {
 namespace fs = std::filesystem;
 
 struct DoctorFlags {
-  std::string app = {}, data_dir = {}, output_dir = "runs";
-  bool json = false, quick = false;
+  std::string app = {}, data_dir = {}, output_dir = "runs", report = {};
+  bool json = false, quick = false, verify = false;
+  double verify_seconds = 120;
+  std::vector<std::string> verify_only = {};
 };
 
 /// The trainer's own checks, without a step. Returns its exit code.
@@ -51,16 +56,7 @@ std::string existing_folder(const std::string& folder) {
   return path.string();
 }
 
-}  // namespace
-
-absl::StatusOr<int> doctor_command(const Arguments& arguments) {
-  ConfigParser parser(
-      {.name = "trainkit doctor",
-       .version = library_versions()["trainkit"],
-       .description = "Says what this machine has for training, how fast it is, and what is wrong with it.",
-       .examples = {"trainkit doctor", "trainkit doctor --json | jq .cuda",
-                    "trainkit doctor --app transformer -- --input book.txt"}});
-  DoctorFlags flags;
+void add_flags(ConfigParser& parser, DoctorFlags& flags) {
   parser.add("app", &flags.app,
              {.help = "Trainer whose data set to check, by its own --dry_run; what follows -- are its flags.",
               .metavar = "NAME"});
@@ -69,24 +65,98 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
              {.help = "Where runs go: its disk is measured.", .path = PathKind::kInput});
   parser.add("json", &flags.json, {.help = "JSON instead of a table.", .flag_only = true});
   parser.add("quick", &flags.quick, {.help = "Leaves out what takes seconds: disks, copies, all-reduce."});
-  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
-  if (!wanted) return 0;
-  Report report;
+  parser.add("verify", &flags.verify,
+             {.help = "Check that kernels, CUDA graphs, copies, several GPUs, memory plans and checkpoints work on "
+                      "every GPU. Exit code 1 if a check fails."});
+  parser.add("verify_seconds", &flags.verify_seconds,
+             {.help = "Seconds after which --verify starts no further check; 0: unlimited.", .min = 0, .max = 86400});
+  parser.add("verify_only", &flags.verify_only,
+             {.help = "Checks to run. Default: all.", .choices = check_names(), .unique_items = true});
+  parser.add("report", &flags.report,
+             {.help = "File to write the report to, for the developers: JSON if it ends in .json, else text. Without "
+                      "names of folders and processes. Default with --verify: doctor-report.txt.",
+              .path = PathKind::kOutput,
+              .metavar = "FILE"});
+}
+
+/// Writes the report without the sections that name the user's folders and programs.
+absl::Status write_report(const Report& report, const std::string& path) {
+  const std::set<std::string> is_private = {"data disk", "output disk", "data set", "gpu processes"};
+  return write_file_atomically(Fs::posix(), path,
+                               path.ends_with(".json") ? report.json(is_private) : report.table(is_private));
+}
+
+void probe_date(Report& report) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32] = "";
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc);
+  report.add("report", "date", text, text);
+}
+
+void probe_machine(const DoctorFlags& flags, Report& report) {
+  if (!flags.report.empty()) probe_date(report);
   probe_versions(report);
   probe_gpus(report, flags.quick);
   probe_processors(report);
   probe_memory(report);
   probe_limits(report);
-  if (!flags.quick) {
-    if (!flags.data_dir.empty()) probe_disk(report, "data disk", flags.data_dir);
-    probe_disk(report, "output disk", existing_folder(flags.output_dir));
-    probe_all_reduce(report);
+  if (flags.quick) return;
+  if (!flags.data_dir.empty()) probe_disk(report, "data disk", flags.data_dir);
+  probe_disk(report, "output disk", existing_folder(flags.output_dir));
+  probe_all_reduce(report);
+}
+
+/// Runs the checks and writes the report before the first and after each.
+absl::StatusOr<int> verify(const DoctorFlags& flags, Report& report) {
+  TRAINKIT_RETURN_IF_ERROR(write_report(report, flags.report));
+  const int failed =
+      verify_devices(report, {.only = flags.verify_only, .max_seconds = flags.verify_seconds, .on_result = [&] {
+                                write_report(report, flags.report).IgnoreError();
+                              }});
+  return failed;
+}
+
+absl::Status checks_failed(int failed, const std::string& report) {
+  return to_status(
+      {.exit_code = ExitCode::kBug,
+       .id = "doctor.verify",
+       .problem = fmt::format("{} failed", failed == 1 ? "a check has" : fmt::format("{} checks have", failed)),
+       .hint = "send " + report + " to the developers"});
+}
+
+}  // namespace
+
+absl::StatusOr<int> doctor_command(const Arguments& arguments) {
+  ConfigParser parser(
+      {.name = "trainkit doctor",
+       .version = library_versions()["trainkit"],
+       .description = "Says what this machine has for training, how fast it is, and what is wrong with it.",
+       .examples = {"trainkit doctor", "trainkit doctor --json | jq .cuda",
+                    "trainkit doctor --verify --report doctor-report.json",
+                    "trainkit doctor --app transformer -- --input book.txt"}});
+  DoctorFlags flags;
+  add_flags(parser, flags);
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted) return 0;
+  for (const char* name : {"verify_only", "verify_seconds"}) {
+    if (!flags.verify && parser.is_given(name)) return parser.invalid(name, "needs --verify");
+  }
+  if (flags.verify && flags.report.empty()) flags.report = "doctor-report.txt";
+  Report report;
+  probe_machine(flags, report);
+  int failed = 0;
+  if (flags.verify) {
+    TRAINKIT_ASSIGN_OR_RETURN(failed, verify(flags, report));
   }
   int code = 0;
   if (!flags.app.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(code, check_data(parser, flags, arguments.program, report));
   }
+  if (!flags.report.empty()) TRAINKIT_RETURN_IF_ERROR(write_report(report, flags.report));
   print(flags.json ? report.json() : report.table());
+  if (failed > 0) return checks_failed(failed, flags.report);
   return code;
 }
 

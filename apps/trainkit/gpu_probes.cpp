@@ -60,7 +60,10 @@ void probe_device(Report& report, const Driver& driver, int index, bool quick) {
       section, "memory", {{"free_bytes", free}, {"total_bytes", total}},
       fmt::format("{} free of {}", format_size(static_cast<int64_t>(free)), format_size(static_cast<int64_t>(total))),
       tight ? Verdict::kWarning : Verdict::kOk, tight ? "somebody holds the rest: see \"gpu processes\"" : "");
-  add_kernels(report, section, trainkit::detail::compiled_kernel_codes(), trainkit::detail::compute_capability(device));
+  const int capability = trainkit::detail::compute_capability(device);
+  const std::string number = fmt::format("{}.{}", capability / 10, capability % 10);
+  report.add(section, "compute capability", number, number);
+  add_kernels(report, section, trainkit::detail::compiled_kernel_codes(), capability);
   if (quick) return;
   for (const bool pinned : {true, false}) {
     const double speed = copy_speed(device, pinned);

@@ -25,11 +25,12 @@ void Report::add(const std::string& section, const std::string& name, const nloh
   findings_.push_back({section, escape_text(name), format_text(text), format_text(hint), value, verdict});
 }
 
-std::string Report::table() const {
+std::string Report::table(const std::set<std::string>& left_out) const {
   size_t width = 0;
   for (const Finding& finding : findings_) width = std::max(width, finding.name.size());
   std::string out, section;
   for (const Finding& finding : findings_) {
+    if (left_out.contains(finding.section)) continue;
     if (finding.section != section) out += fmt::format("{}{}\n", out.empty() ? "" : "\n", finding.section);
     section = finding.section;
     const char mark = finding.verdict == Verdict::kWarning ? '!' : ' ';
@@ -39,10 +40,11 @@ std::string Report::table() const {
   return out;
 }
 
-std::string Report::json() const {
+std::string Report::json(const std::set<std::string>& left_out) const {
   nlohmann::ordered_json out;
   int warnings = 0;
   for (const Finding& finding : findings_) {
+    if (left_out.contains(finding.section)) continue;
     constexpr const char* kVerdicts[] = {"ok", "note", "warning"};
     out[finding.section][finding.name] = {{"value", finding.value},
                                           {"text", finding.text},

@@ -2,6 +2,7 @@
 /// What `trainkit doctor` has found, as a table for people and as JSON for programs.
 
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,10 @@ class Report {
   void add(const std::string& section, const std::string& name, const nlohmann::ordered_json& value, std::string text,
            Verdict verdict = Verdict::kOk, std::string hint = {});
 
-  /// Sections with aligned columns; '!' before a warning, its hint below.
-  std::string table() const;
+  /// Sections with aligned columns; '!' before a warning, its hint below. Without the sections `left_out`.
+  std::string table(const std::set<std::string>& left_out = {}) const;
   /// {"<section>": {"<name>": {"value", "text", "verdict": "ok" | "note" | "warning", "hint"}}, "warnings": N}
-  std::string json() const;
+  std::string json(const std::set<std::string>& left_out = {}) const;
 
  private:
   struct Finding;

@@ -1,6 +1,6 @@
 // The four trainers on simulated devices: the CPU's losses with each strategy, and nothing for the device to report.
-#include "apps/program.h"
 #include "apps/runs.h"
+#include "simulated_program.h"
 #include "test_util.h"
 
 using namespace trainkit::test;
@@ -39,14 +39,6 @@ Trainer emotion() {
           {"--model_size", "simple", "--frames", "2", "--image_size", "32", "--audio_seconds", "1", "--dropout", "0",
            "--lr", "1e-8", "--save_every", "1000"},
           12};
-}
-
-/// This process's environment with the simulated device, and `settings` of it.
-std::vector<std::string> simulated(const std::vector<std::string>& settings) {
-  std::vector<std::string> all = {"LD_PRELOAD=" CUDA_SIM_LIBRARY, "LD_LIBRARY_PATH=" CUDA_SIM_FOLDER};
-  for (char** variable = environ; *variable; ++variable) all.emplace_back(*variable);
-  all.insert(all.end(), settings.begin(), settings.end());
-  return all;
 }
 
 /// How to run a trainer.

@@ -33,9 +33,12 @@ Json metrics(const std::vector<std::pair<std::string, double>>& values) {
 }  // namespace
 
 std::map<std::string, std::string> library_versions() {
-  return {{"trainkit", TRAINKIT_VERSION},
-          {"libtorch", TORCH_VERSION},
-          {"compiler", fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__)}};
+#ifdef __clang__  // it calls itself GNU C 4.2.1, too
+  const std::string compiler = fmt::format("clang++ {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+#else
+  const std::string compiler = fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+#endif
+  return {{"trainkit", TRAINKIT_VERSION}, {"libtorch", TORCH_VERSION}, {"compiler", compiler}};
 }
 
 std::string to_json(const RunSummary& summary) {

@@ -57,6 +57,7 @@ class CudaGraphs final : public GraphBackend {
 
   std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard device(index_);
+    const c10::cuda::CUDAStream present = c10::cuda::getCurrentCUDAStream(index_);
     c10::cuda::device_synchronize();
     const c10::cuda::CUDAStreamGuard beside(stream_);
     Pool pool = pool_.lock();
@@ -77,7 +78,10 @@ class CudaGraphs final : public GraphBackend {
     } catch (...) {
       if (!failed) failed = std::current_exception();
     }
-    if (!failed) return captured;
+    if (!failed) {
+      follow(present, stream_);  // capture_begin has set the generator's seed and offset there; a replay sets them anew
+      return captured;
+    }
     captured.reset();
     if (!ended) clean_up(*pool);
     std::rethrow_exception(failed);

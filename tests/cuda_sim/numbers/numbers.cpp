@@ -232,11 +232,13 @@ std::function<RandomPlace()> random_place(const Stack& arguments, int device) {
   };
 }
 
-/// One thread for the operations of this thread: the same bits always, and no more threads than processors.
+/// One thread for the operations of this thread: the same bits always, and no more threads than processors. MKL has a
+/// number of its own for all threads, which at::set_num_threads of any thread changes.
 void compute_in_one_thread() {
   thread_local const bool is_set = [] {
     at::get_num_threads();  // sets this thread's number from the program's, once
     if (auto* set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
+    if (auto* set = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"))) set(1);
     return true;
   }();
   static_cast<void>(is_set);

@@ -148,6 +148,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
   if (!stream) return cudaErrorInvalidResourceHandle;
   if (stream->capture) return illegal_in(*stream, "cudaGraphLaunch");  // CUDA makes it a child graph: not needed here
   ++counts().graph_launches;
+  if (is_dropped_replay()) return cudaSuccess;
   enqueue_graph(*stream, reinterpret_cast<Graph*>(executable)->nodes);
   return cudaSuccess;
 }

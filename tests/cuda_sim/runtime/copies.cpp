@@ -145,6 +145,8 @@ cudaError_t copy(const char* call, void* to, const void* from, size_t bytes, cud
   if (!fits(call, to, from, bytes, kind)) return fail(cudaErrorInvalidValue);
   if (device_of(to) < 0 && device_of(from) < 0) return memmove(to, from, bytes), cudaSuccess;
   count_copy(to, from, bytes);
+  const bool crosses = device_of(to) < 0 || device_of(from) < 0;
+  if (crosses && is_dropped_copy(bytes)) return note("a copy is dropped"), cudaSuccess;
   const bool is_pageable = place_of(to) == Place::kPageable || place_of(from) == Place::kPageable;
   return is_pageable ? copy_pageable(call, to, from, bytes, stream) : copy_late(to, from, bytes, stream);
 }

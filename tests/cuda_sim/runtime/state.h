@@ -141,6 +141,14 @@ void set_sticky_error(cudaError_t error);
     if (const cudaError_t sticky = ::cuda_sim::sticky_error(); sticky != cudaSuccess) return sticky; \
   } while (false)
 
+// ---- faults.cpp
+/// CUDA_SIM_DROP_COPY=n[:bytes]: whether this copy between host and device is the n-th (of that size), not to be made.
+bool is_dropped_copy(size_t bytes);
+/// CUDA_SIM_DROP_REPLAY=n: whether this launch of a graph is the n-th, not to be done.
+bool is_dropped_replay();
+/// CUDA_SIM_WRONG_KERNEL=name[:n]: changes what work wrote whose name contains that, each time or the n-th.
+void spoil_if_chosen(const std::string& name, const std::vector<Access>& accesses);
+
 // ---- counts
 struct Counts {
   std::atomic<uint64_t> launches{0}, graph_launches{0}, to_device{0}, to_host{0}, on_device{0}, between_devices{0},

@@ -207,7 +207,10 @@ void forget_accesses(const void* begin, size_t bytes) { access_log().forget(begi
 /// Runs work and tells the log what a late one used.
 static void run_work(const Work& work, AccessLog::Entry& entry) {
   std::vector<Access> late;
-  if (sticky_error() == cudaSuccess) work.run(late);
+  if (sticky_error() == cudaSuccess) {
+    work.run(late);
+    spoil_if_chosen(work.name, work.is_late ? late : work.accesses);
+  }
   if (work.is_late) access_log().set(entry, std::move(late));
 }
 

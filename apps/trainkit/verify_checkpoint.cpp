@@ -1,0 +1,104 @@
+// A checkpoint that is saved from the device has its weights, bit for bit, and a resumed run ends with the same bits.
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "trainkit/core/status.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/trainer.h"
+#include "trainkit/train/weights.h"
+#include "trainkit/verify.h"
+#include "trainkit/verify_net.h"
+
+namespace trainkit::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kSavedRows = 192, kSavedSteps = 16;
+
+/// A folder that is removed with all that is in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_((fs::temp_directory_path() / "trainkit-doctor-XXXXXX").string()) {
+    if (!mkdtemp(path_.data())) throw std::runtime_error("no folder can be made for temporary files");
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+/// Trains up to `steps` on the same rows as every call; returns the weights on the CPU.
+absl::StatusOr<NamedTensors> train_and_save(at::Device device, const std::string& folder, int64_t steps, bool resumes) {
+  torch::manual_seed(51);
+  const auto dataset = verify_dataset(kSavedRows);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto devices,
+                            DeviceReplicator::create([] { return VerifyNet(0.2); }, {.device = device}));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const auto loader, Prefetcher::create(dataset, RandomSampler(kSavedRows, {.seed = 3}),
+                                            {.batch_size = 24, .num_workers = 1, .drop_last = true, .device = device}));
+  TRAINKIT_ASSIGN_OR_RETURN(auto trainer, Trainer::create(*devices, AdamW({.lr = 1e-2, .capturable = true}),
+                                                          {.max_epochs = 0,
+                                                           .max_steps = steps,
+                                                           .grad_clip = 1,
+                                                           .save_every = kSavedSteps / 2,
+                                                           .output_dir = folder,
+                                                           .resume = resumes ? "latest" : ""}));
+  TRAINKIT_RETURN_IF_ERROR(trainer.fit(*loader, verify_loss()).status());
+  NamedTensors weights;
+  for (const auto& [name, tensor] : named_tensors(*devices->module())) {
+    weights.emplace_back(name, tensor.detach().cpu().clone());
+  }
+  return weights;
+}
+
+/// Tensors of `expected` that `found` lacks or has with other bits.
+int64_t differing(const NamedTensors& found, const NamedTensors& expected) {
+  const std::map<std::string, at::Tensor> by_name(found.begin(), found.end());
+  return std::count_if(expected.begin(), expected.end(), [&](const auto& entry) {
+    const auto other = by_name.find(entry.first);
+    return other == by_name.end() || !at::equal(other->second, entry.second);
+  });
+}
+
+absl::StatusOr<Checked> check_bits(at::Device device, const TemporaryFolder& folder) {
+  const std::string whole_run = folder / "whole", parts_run = folder / "parts";
+  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors whole, train_and_save(device, whole_run, kSavedSteps, false));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath path, resolve_checkpoint("latest", whole_run));
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents loaded, load_checkpoint(path));
+  const int64_t wrong = differing(loaded.model, whole);
+  TRAINKIT_RETURN_IF_ERROR(train_and_save(device, parts_run, kSavedSteps / 2, false).status());
+  TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors parts, train_and_save(device, parts_run, kSavedSteps, true));
+  const int64_t wrong_resumed = differing(parts, whole);
+  return passed_if(wrong == 0 && wrong_resumed == 0,
+                   fmt::format("of {} tensors, {} differ in the checkpoint, {} after a resume from step {} to {}",
+                               whole.size(), wrong, wrong_resumed, kSavedSteps / 2, kSavedSteps),
+                   {{"tensors", whole.size()}, {"differ", wrong}, {"differ_after_resume", wrong_resumed}},
+                   wrong > 0 ? "what is saved from this GPU is not what it holds: check its memory (`nvidia-smi -q -d "
+                               "ECC`), and send this report to the developers"
+                             : "a resumed run differs from an uninterrupted one: send this report to the developers");
+}
+
+}  // namespace
+
+Checked verify_checkpoint(at::Device device) {
+  const TemporaryFolder folder;
+  return check_bits(device, folder).value();
+}
+
+}  // namespace trainkit::tool
