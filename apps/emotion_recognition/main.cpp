@@ -66,6 +66,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Emo
   settings.monitor = "weighted_f1";
   settings.monitor_higher_is_better = true;
   settings.predicted_memory = memory.predicted();
+  settings.predicted_device_memory = memory.predicted_on_device();
   settings.explain_out_of_memory = memory.ladder;
   const std::string plan = session.describe() + (run.dry_run ? cache : "") + memory.describe() +
                            describe_run(run, settings, placement, *devices, *loader);

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/gpu_operations.h"
 #include "core/vectorized.h"
 
 namespace trainkit::rec {
@@ -178,8 +179,8 @@ at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negativ
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
                     const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers) {
   const int64_t count = users.numel();
-  const bool fast = has_fast_path(user_table, users) && has_fast_path(item_table, positives) &&
-                    has_fast_path(item_table, negatives) && count > 0;
+  const bool fast = !trainkit::detail::GpuOperations::wanted() && has_fast_path(user_table, users) &&
+                    has_fast_path(item_table, positives) && has_fast_path(item_table, negatives) && count > 0;
   if (!fast) {
     const at::Tensor u = at::embedding(user_table, users);
     return bpr_loss((u * at::embedding(item_table, positives)).sum(-1),

@@ -61,6 +61,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, const Rec
   settings.monitor = "ndcg@10";
   settings.monitor_higher_is_better = true;
   settings.predicted_memory = memory.predicted();
+  settings.predicted_device_memory = memory.predicted_on_device();
   settings.explain_out_of_memory = memory.ladder;
   settings.release_memory = [&] {
     const bool left = leave_cache_mode(*devices);

@@ -57,6 +57,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions run, const Sess
   }
   TRAINKIT_ASSIGN_OR_RETURN(TrainerOptions settings, trainer_options(parser, run, placement, *loader));
   settings.predicted_memory = memory->predicted();
+  settings.predicted_device_memory = memory->predicted_on_device();
   settings.explain_out_of_memory = memory->ladder;
   const std::string plan =
       session.describe(split) + memory->describe() + describe_run(run, settings, placement, *devices, *loader);

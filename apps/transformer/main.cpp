@@ -84,6 +84,7 @@ absl::StatusOr<int> train(const ConfigParser& parser, RunOptions& run, Transform
   settings.config = session.model_state();
   settings.weight_unit = "tokens";
   settings.predicted_memory = memory.predicted();
+  settings.predicted_device_memory = memory.predicted_on_device();
   settings.explain_out_of_memory = memory.ladder;
   const std::string plan =
       session.describe() + memory.describe() + describe_run(run, settings, placement, *devices, *loader);

@@ -61,6 +61,15 @@ TEST_CASE("What GPT-2's output takes is classed as cache: a vector of its width 
   }
 }
 
+TEST_CASE("For a GPU the gradients of BPR-MF are planned as tensors", "[apps][rec][memory]") {
+  Given settings(planned({"--model", "bpr_mf"}));
+  const Session session = settings.open();
+  StepRecipe recipe = recipe_of(settings, session);
+  recipe.for_gpu = true;
+  const MemoryBytes peak = record_step_memory(recipe, 8, 1).value().peak();
+  CHECK(peak[MemoryClass::kGradients] > peak[MemoryClass::kWeights] / 2);  // the users', of which there are more
+}
+
 TEST_CASE("The ladder has the guides' rungs in their order, each with its memory", "[apps][rec][memory]") {
   Given settings(planned(
       {"--use_cache", "--max_tokens", "4", "--plan_devices", "2", "--batch_size", "64", "--gpu_memory", "1GiB"}));

@@ -104,5 +104,27 @@ TEST_CASE("A trace is replayed to its peaks, and fits where they do") {
   CHECK(!fits(trace, 52 * kMebibyte - 1));
 }
 
+TEST_CASE("Free memory of one stream serves no other, until the driver has it back") {
+  CachingAllocatorModel device(0);
+  device.free(device.allocate(12 * kMebibyte, /*stream=*/1));
+  const int64_t other = device.allocate(12 * kMebibyte, /*stream=*/2);
+  CHECK(device.now().reserved_bytes == 24 * kMebibyte);
+  device.empty_cache();
+  CHECK(device.now().reserved_bytes == 12 * kMebibyte);
+  CHECK(device.now().allocated_bytes == 12 * kMebibyte);
+  device.free(other);
+  device.allocate(12 * kMebibyte, /*stream=*/2);
+  CHECK(device.peak().reserved_bytes == 24 * kMebibyte);
+}
+
+TEST_CASE("A trace is replayed with its streams, and where unused memory is given back") {
+  MemoryTrace trace;
+  trace.blocks = {{.bytes = 30 * kMebibyte, .stream = 1}, {.bytes = 30 * kMebibyte, .stream = 2}};
+  trace.events = {1, -1, 2};
+  CHECK(replay(trace).reserved_bytes == 60 * kMebibyte);
+  trace.events = {1, -1, MemoryTrace::kEmptyCache, 2};
+  CHECK(replay(trace).reserved_bytes == 30 * kMebibyte);
+}
+
 }  // namespace
 }  // namespace trainkit

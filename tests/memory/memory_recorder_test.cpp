@@ -155,5 +155,31 @@ TEST_CASE("Without a trace the sums are the same") {
   CHECK(peak[0] == peak[1]);
 }
 
+TEST_CASE("Blocks of another device are added: kept, or passing together") {
+  MemoryRecorder recorder;
+  recorder.set_stream(3);
+  recorder.add(100, MemoryClass::kLibraries);
+  recorder.pass(std::vector<int64_t>{20, 5}, MemoryClass::kActivations);
+  recorder.empty_cache();
+  CHECK(recorder.live().total() == 100);
+  CHECK(recorder.peak().total() == 125);
+  const MemoryTrace trace = recorder.trace();
+  CHECK(trace.blocks.front().stream == 3);
+  CHECK(trace.peak()[MemoryClass::kLibraries] == 100);
+  CHECK(trace.peak()[MemoryClass::kActivations] == 25);
+  CHECK(trace.events == std::vector<int32_t>{1, 2, 3, -2, -3, MemoryTrace::kEmptyCache});
+}
+
+TEST_CASE("What was allocated and freed since a moment can become another class") {
+  MemoryRecorder recorder;
+  const at::Tensor before = at::empty({1000});
+  const int64_t moment = recorder.allocations();
+  const at::Tensor kept = at::empty({1000});
+  at::empty({1000});
+  recorder.assign_freed_since(moment, MemoryClass::kWorkspace);
+  CHECK(recorder.trace().blocks.at(1).kind == MemoryClass::kActivations);
+  CHECK(recorder.trace().blocks.at(2).kind == MemoryClass::kWorkspace);
+}
+
 }  // namespace
 }  // namespace trainkit

@@ -138,6 +138,29 @@ TEST_CASE("For a GPU the operations that it takes are recorded, and not those of
   CHECK(peak() != on_cpu);
 }
 
+TEST_CASE("For a GPU the workspaces of cuBLAS are planned, of forward's thread and of backward's") {
+  StepRecipe recipe = perceptron_recipe();
+  const auto libraries = [&] { return record_step_memory(recipe, 16, 1).value().peak()[MemoryClass::kLibraries]; };
+  CHECK(libraries() == 0);
+  recipe.for_gpu = true;
+  recipe.libraries = {.cublas_bytes = 1000, .cublaslt_bytes = 10};
+  CHECK(libraries() == 2 * 1000 + 10);  // layers with a bias: cuBLASLt in forward
+  recipe.make_model = []() -> std::shared_ptr<torch::nn::Module> {
+    return torch::nn::Sequential(torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false))).ptr();
+  };
+  CHECK(libraries() == 2 * 1000);
+}
+
+TEST_CASE("A step that becomes a CUDA graph has its own copy of the batch, and memory of a pool of its own") {
+  StepRecipe recipe = perceptron_recipe();
+  recipe.for_gpu = true;
+  const MemoryTrace eager = record_step_memory(recipe, 2000, 1).value();
+  recipe.captures_graph = true;
+  const MemoryTrace graph = record_step_memory(recipe, 2000, 1).value();
+  CHECK(graph.peak()[MemoryClass::kBatch] == 2 * eager.peak()[MemoryClass::kBatch]);
+  CHECK(replay(graph).reserved_bytes > replay(eager).reserved_bytes);
+}
+
 TEST_CASE("For a GPU cross-entropy is recorded as logits and their gradient, both in the dtype of the products") {
   constexpr int64_t kRows = 300, kClasses = 5000, kLogits = kRows * kClasses * 2;
   StepRecipe recipe = perceptron_recipe();

@@ -54,6 +54,8 @@ std::string to_json(const RunSummary& summary) {
                {"versions", Json::object()}};
   if (summary.predicted_memory_bytes > 0) json["predicted_memory_bytes"] = summary.predicted_memory_bytes;
   if (summary.real_memory_bytes > 0) json["real_memory_bytes"] = summary.real_memory_bytes;
+  if (summary.predicted_reserved_bytes > 0) json["predicted_reserved_bytes"] = summary.predicted_reserved_bytes;
+  if (summary.real_reserved_bytes > 0) json["real_reserved_bytes"] = summary.real_reserved_bytes;
   for (const auto& [name, score] : summary.scores) {
     const size_t dot = name.find('.');
     Json& place = dot == name.npos ? json : json[detail::escape_name(name.substr(0, dot))];

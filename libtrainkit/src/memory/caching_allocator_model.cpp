@@ -31,6 +31,7 @@ int64_t segment_size(int64_t block) {
 struct Part {
   int64_t segment = 0;
   int64_t bytes = 0;
+  int32_t stream = 0;
   bool small = false;
   bool in_use = false;
   int64_t handle = -1;
@@ -42,13 +43,13 @@ class CachingAllocatorModel::Impl {
  public:
   explicit Impl(int64_t capacity) : capacity_(capacity) {}
 
-  int64_t allocate(int64_t asked) {
+  int64_t allocate(int64_t asked, int32_t stream) {
     const int64_t bytes = std::max(kMinBlockSize, round_up(asked, kMinBlockSize));
     const bool small = bytes <= kSmallSize;
-    auto part = find_free(bytes, small);
+    auto part = find_free(bytes, stream, small);
     if (part == parts_.end()) {
-      if (!reserve(segment_size(bytes), small)) return -1;
-      part = find_free(bytes, small);
+      if (!reserve(segment_size(bytes), stream, small)) return -1;
+      part = find_free(bytes, stream, small);
     }
     take(part, bytes);
     const int64_t handle = next_handle_++;
@@ -82,33 +83,7 @@ class CachingAllocatorModel::Impl {
     add_free(part);
   }
 
-  DeviceMemory now_, peak_;
-
- private:
-  using Parts = std::map<int64_t, Part>;  // by address
-
-  /// The smallest that fits, of those the one with the lowest address.
-  Parts::iterator find_free(int64_t bytes, bool small) {
-    const auto& pool = free_[small];
-    const auto found = pool.lower_bound({bytes, 0});
-    return found == pool.end() ? parts_.end() : parts_.find(found->second);
-  }
-
-  /// Another segment from the driver; if it has no more, once again without the segments that nobody uses.
-  bool reserve(int64_t bytes, bool small) {
-    if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) release_cached();
-    if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) return false;
-    constexpr int64_t kGap = kMinBlockSize;
-    const int64_t segment = next_address_;
-    next_address_ += bytes + kGap;
-    add_free(parts_.emplace(segment, Part{.segment = segment, .bytes = bytes, .small = small}).first);
-    segments_.emplace(segment, bytes);
-    now_.reserved_bytes += bytes;
-    peak_.reserved_bytes = std::max(peak_.reserved_bytes, now_.reserved_bytes);
-    return true;
-  }
-
-  void release_cached() {
+  void empty_cache() {
     for (auto segment = segments_.begin(); segment != segments_.end();) {
       const auto part = parts_.find(segment->first);
       if (part->second.in_use || part->second.bytes != segment->second) {
@@ -122,14 +97,41 @@ class CachingAllocatorModel::Impl {
     }
   }
 
+  DeviceMemory now_, peak_;
+
+ private:
+  using Parts = std::map<int64_t, Part>;  // by address
+
+  /// The smallest that fits, of those the one with the lowest address.
+  Parts::iterator find_free(int64_t bytes, int32_t stream, bool small) {
+    const auto& pool = free_[{stream, small}];
+    const auto found = pool.lower_bound({bytes, 0});
+    return found == pool.end() ? parts_.end() : parts_.find(found->second);
+  }
+
+  /// Another segment from the driver; if it has no more, once again without the segments that nobody uses.
+  bool reserve(int64_t bytes, int32_t stream, bool small) {
+    if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) empty_cache();
+    if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) return false;
+    constexpr int64_t kGap = kMinBlockSize;
+    const int64_t segment = next_address_;
+    next_address_ += bytes + kGap;
+    const Part whole{.segment = segment, .bytes = bytes, .stream = stream, .small = small};
+    add_free(parts_.emplace(segment, whole).first);
+    segments_.emplace(segment, bytes);
+    now_.reserved_bytes += bytes;
+    peak_.reserved_bytes = std::max(peak_.reserved_bytes, now_.reserved_bytes);
+    return true;
+  }
+
   void take(Parts::iterator part, int64_t bytes) {
     drop_free(part);
     Part& taken = part->second;
     taken.in_use = true;
     const int64_t rest = taken.bytes - bytes;
     if (taken.small ? rest < kMinBlockSize : rest <= kSmallSize) return;  // not worth a split
-    add_free(
-        parts_.emplace(part->first + bytes, Part{.segment = taken.segment, .bytes = rest, .small = taken.small}).first);
+    const Part other{.segment = taken.segment, .bytes = rest, .stream = taken.stream, .small = taken.small};
+    add_free(parts_.emplace(part->first + bytes, other).first);
     taken.bytes = bytes;
   }
 
@@ -138,21 +140,25 @@ class CachingAllocatorModel::Impl {
            !left->second.in_use && !right->second.in_use;
   }
 
-  void add_free(Parts::iterator part) { free_[part->second.small].emplace(part->second.bytes, part->first); }
-  void drop_free(Parts::iterator part) { free_[part->second.small].erase({part->second.bytes, part->first}); }
+  /// Bytes and address of the free parts of the same stream and size class.
+  using FreeParts = std::set<std::pair<int64_t, int64_t>>;
+  FreeParts& free_beside(Parts::iterator part) { return free_[{part->second.stream, part->second.small}]; }
+  void add_free(Parts::iterator part) { free_beside(part).emplace(part->second.bytes, part->first); }
+  void drop_free(Parts::iterator part) { free_beside(part).erase({part->second.bytes, part->first}); }
 
   const int64_t capacity_;
   int64_t next_address_ = 0, next_handle_ = 0;
   Parts parts_;
-  std::map<int64_t, int64_t> segments_;            // address to bytes
-  std::set<std::pair<int64_t, int64_t>> free_[2];  // large, small: bytes and address
-  std::unordered_map<int64_t, int64_t> used_;      // handle to address
+  std::map<int64_t, int64_t> segments_;                 // address to bytes
+  std::map<std::pair<int32_t, bool>, FreeParts> free_;  // by stream, and whether they are small
+  std::unordered_map<int64_t, int64_t> used_;           // handle to address
 };
 
 CachingAllocatorModel::CachingAllocatorModel(int64_t capacity_bytes) : impl_(std::make_unique<Impl>(capacity_bytes)) {}
 CachingAllocatorModel::~CachingAllocatorModel() = default;
-int64_t CachingAllocatorModel::allocate(int64_t bytes) { return impl_->allocate(bytes); }
+int64_t CachingAllocatorModel::allocate(int64_t bytes, int32_t stream) { return impl_->allocate(bytes, stream); }
 void CachingAllocatorModel::free(int64_t handle) { impl_->free(handle); }
+void CachingAllocatorModel::empty_cache() { impl_->empty_cache(); }
 DeviceMemory CachingAllocatorModel::now() const { return impl_->now_; }
 DeviceMemory CachingAllocatorModel::peak() const { return impl_->peak_; }
 
@@ -162,11 +168,15 @@ namespace {
 bool run(const MemoryTrace& trace, CachingAllocatorModel& device) {
   std::vector<int64_t> handles(trace.blocks.size(), -1);
   for (const int32_t event : trace.events) {
+    if (event == MemoryTrace::kEmptyCache) {
+      device.empty_cache();
+      continue;
+    }
     const auto block = static_cast<size_t>(std::abs(event) - 1);
     if (trace.blocks[block].bytes == 0) continue;  // CUDA's allocator keeps nothing for an empty tensor
     if (event < 0) {
       device.free(handles[block]);
-    } else if ((handles[block] = device.allocate(trace.blocks[block].bytes)) < 0) {
+    } else if ((handles[block] = device.allocate(trace.blocks[block].bytes, trace.blocks[block].stream)) < 0) {
       return false;
     }
   }

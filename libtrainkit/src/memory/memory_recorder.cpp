@@ -24,8 +24,8 @@ MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool
   std::vector<bool> joins(trace.blocks.size(), false);
   int64_t count = 0;
   for (const int32_t event : trace.events) {
-    const size_t block = block_of(event);
-    if (!is_scratch[block])
+    const size_t block = event == MemoryTrace::kEmptyCache ? 0 : block_of(event);
+    if (event == MemoryTrace::kEmptyCache || !is_scratch[block])
       ++count;
     else if (event > 0)
       others[block] = count;
@@ -41,11 +41,17 @@ MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool
   int32_t open = 0;  // the block that stands for scratch memory now; 0: none
   int64_t now = 0;
   for (const int32_t event : trace.events) {
+    if (event == MemoryTrace::kEmptyCache) {
+      if (open > 0) joined.events.push_back(-std::exchange(open, 0));
+      joined.events.push_back(event);
+      continue;
+    }
     const size_t i = block_of(event);
     const MemoryTrace::Block& block = trace.blocks[i];
     if (joins[i]) {
       if (open == 0) {
-        open = add({.kind = MemoryClass::kWorkspace, .phase = block.phase, .freed_in = block.phase});
+        open = add(
+            {.kind = MemoryClass::kWorkspace, .phase = block.phase, .freed_in = block.phase, .stream = block.stream});
         joined.events.push_back(open);
         now = 0;
       }
@@ -75,23 +81,44 @@ class MemoryRecorder::State {
     ++phase_;
   }
 
+  void set_stream(int32_t stream) {
+    const std::lock_guard lock(mutex_);
+    stream_ = stream;
+  }
+
   void allocated(const void* data, int64_t bytes) {
     const std::lock_guard lock(mutex_);
     Live& live = live_[data];
     live = {.bytes = bytes, .kind = kind_};
-    ++allocations_;
-    if (keep_trace_) {
-      live.block = static_cast<int32_t>(trace_.blocks.size());
-      trace_.blocks.push_back({.bytes = bytes, .kind = kind_, .phase = phase_});
-      is_scratch_.push_back(c10::ParallelGuard::is_enabled());
-      trace_.events.push_back(live.block + 1);
+    live.block = begin_block(bytes, kind_, c10::ParallelGuard::is_enabled());
+  }
+
+  void add(int64_t bytes, MemoryClass kind) {
+    const std::lock_guard lock(mutex_);
+    begin_block(bytes, kind, /*is_scratch=*/false);
+  }
+
+  void pass(std::span<const int64_t> bytes, MemoryClass kind) {
+    const std::lock_guard lock(mutex_);
+    std::vector<int32_t> blocks;
+    for (const int64_t some : bytes) blocks.push_back(begin_block(some, kind, /*is_scratch=*/false));
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (keep_trace_) end_block(blocks[i]);
+      now_[kind] -= bytes[i];
+      total_ -= bytes[i];
     }
-    now_[kind_] += bytes;
-    total_ += bytes;
-    if (total_ > peak_total_) {
-      peak_total_ = total_;
-      peak_ = now_;
+  }
+
+  void assign_freed_since(int64_t allocation, MemoryClass kind) {
+    const std::lock_guard lock(mutex_);
+    for (auto block = static_cast<size_t>(allocation); block < trace_.blocks.size(); ++block) {
+      if (trace_.blocks[block].freed_in != MemoryTrace::kNever) trace_.blocks[block].kind = kind;
     }
+  }
+
+  void empty_cache() {
+    const std::lock_guard lock(mutex_);
+    if (keep_trace_) trace_.events.push_back(MemoryTrace::kEmptyCache);
   }
 
   void freed(const void* data, bool by_library) {
@@ -101,8 +128,7 @@ class MemoryRecorder::State {
     const Live& live = found->second;
     if (keep_trace_) {
       if (by_library) trace_.blocks[static_cast<size_t>(live.block)].kind = MemoryClass::kWorkspace;
-      trace_.blocks[static_cast<size_t>(live.block)].freed_in = phase_;
-      trace_.events.push_back(-(live.block + 1));
+      end_block(live.block);
     }
     now_[live.kind] -= live.bytes;
     total_ -= live.bytes;
@@ -137,12 +163,36 @@ class MemoryRecorder::State {
     MemoryClass kind = MemoryClass::kActivations;
     int32_t block = 0;
   };
+
+  /// Its index in the trace.
+  int32_t begin_block(int64_t bytes, MemoryClass kind, bool is_scratch) {
+    const auto block = static_cast<int32_t>(trace_.blocks.size());
+    ++allocations_;
+    if (keep_trace_) {
+      trace_.blocks.push_back({.bytes = bytes, .kind = kind, .phase = phase_, .stream = stream_});
+      is_scratch_.push_back(is_scratch);
+      trace_.events.push_back(block + 1);
+    }
+    now_[kind] += bytes;
+    total_ += bytes;
+    if (total_ > peak_total_) {
+      peak_total_ = total_;
+      peak_ = now_;
+    }
+    return block;
+  }
+
+  void end_block(int32_t block) {
+    trace_.blocks[static_cast<size_t>(block)].freed_in = phase_;
+    trace_.events.push_back(-(block + 1));
+  }
+
   std::mutex mutex_;
   MemoryClass kind_;
   const bool keep_trace_;
   MemoryTrace trace_;
   std::vector<bool> is_scratch_;  // of its blocks
-  int32_t phase_ = 0;
+  int32_t phase_ = 0, stream_ = 0;
   int64_t total_ = 0, peak_total_ = 0;
   std::unordered_map<const void*, Live> live_;
 };
@@ -229,6 +279,14 @@ MemoryRecorder::MemoryRecorder(MemoryClass kind, bool keep_trace) : state_(std::
 MemoryRecorder::~MemoryRecorder() { WitnessAllocator::instance().remove(); }
 
 void MemoryRecorder::enter(MemoryClass kind) { state_->enter(kind); }
+
+void MemoryRecorder::set_stream(int32_t stream) { state_->set_stream(stream); }
+void MemoryRecorder::add(int64_t bytes, MemoryClass kind) { state_->add(bytes, kind); }
+void MemoryRecorder::pass(std::span<const int64_t> bytes, MemoryClass kind) { state_->pass(bytes, kind); }
+void MemoryRecorder::assign_freed_since(int64_t allocation, MemoryClass kind) {
+  state_->assign_freed_since(allocation, kind);
+}
+void MemoryRecorder::empty_cache() { state_->empty_cache(); }
 
 void MemoryRecorder::assign(const at::Tensor& tensor, MemoryClass kind) {
   if (tensor.defined() && tensor.has_storage()) state_->assign(tensor.storage().data(), kind);

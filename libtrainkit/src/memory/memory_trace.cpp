@@ -22,6 +22,7 @@ std::vector<int32_t> lifetimes(const MemoryTrace& trace) {
   std::vector<int32_t> begin(trace.blocks.size()), lifetime(trace.blocks.size(), 0);
   for (size_t i = 0; i < trace.events.size(); ++i) {
     const int32_t event = trace.events[i];
+    if (event == MemoryTrace::kEmptyCache) continue;
     const auto block = static_cast<size_t>(std::abs(event) - 1);
     if (event > 0) {
       begin[block] = static_cast<int32_t>(i);
@@ -59,8 +60,9 @@ std::vector<Stretch> stretches(const MemoryTrace& trace, const std::vector<int32
 bool same_block(const Stretch& small, size_t i, const Stretch& large, size_t j, double ratio) {
   const Block& a = small.blocks[i];
   const Block& b = large.blocks[j];
-  return a.kind == b.kind && a.freed_in == b.freed_in && small.lifetimes[i] == large.lifetimes[j] &&
-         a.bytes <= b.bytes && static_cast<double>(b.bytes) <= static_cast<double>(a.bytes) * ratio;
+  return a.kind == b.kind && a.stream == b.stream && a.freed_in == b.freed_in &&
+         small.lifetimes[i] == large.lifetimes[j] && a.bytes <= b.bytes &&
+         static_cast<double>(b.bytes) <= static_cast<double>(a.bytes) * ratio;
 }
 
 /// For each block of `large` the one of `small` that it is, written to `match`. Where both begin or end alike, that is
@@ -95,7 +97,7 @@ void align(const Stretch& small, const Stretch& large, double ratio, std::vector
 
 const char* to_string(MemoryClass kind) {
   constexpr std::array<const char*, kMemoryClasses> kNames = {"weights", "gradients", "optimizer", "activations",
-                                                              "batch",   "cache",     "workspace"};
+                                                              "batch",   "cache",     "workspace", "libraries"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -105,6 +107,7 @@ MemoryBytes MemoryTrace::peak() const {
   MemoryBytes now, most;
   int64_t total = 0, most_total = 0;
   for (const int32_t event : events) {
+    if (event == kEmptyCache) continue;
     const Block& block = blocks[static_cast<size_t>(std::abs(event) - 1)];
     const int64_t change = event > 0 ? block.bytes : -block.bytes;
     now[block.kind] += change;
@@ -129,6 +132,10 @@ MemoryTrace MemoryTrace::without(MemoryClass kind) const {
   MemoryTrace rest;
   std::vector<int32_t> place(blocks.size(), 0);
   for (const int32_t event : events) {
+    if (event == kEmptyCache) {
+      rest.events.push_back(event);
+      continue;
+    }
     const auto block = static_cast<size_t>(std::abs(event) - 1);
     if (blocks[block].kind == kind) continue;
     if (event > 0) {

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "core/gpu_kernel_support.h"
+#include "gpu_libraries.h"
 #include "memory_ladder.h"
 #include "run_state.h"
 #include "trainkit/core/error.h"
@@ -27,7 +27,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kLargestCpuBatch = 64;
-constexpr std::chrono::seconds kLongestStep{2};  // that a run waits for its prediction
 
 std::string short_time(double seconds) {
   return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
@@ -87,27 +86,33 @@ absl::StatusOr<BatchSizePlannerOptions> planner_options(const ConfigParser& pars
   return options;
 }
 
+/// The table that LRScheduler keeps on a device, for at least 4096 and at most 2^20 steps.
+int64_t schedule_bytes(const RunOptions& run, const StepRecipe& recipe, const Placement& placement) {
+  const int64_t rows = std::max<int64_t>(1, placement.batch.global_batch_size());
+  const int64_t by_epochs = (recipe.dataset->size() + rows - 1) / rows * run.epochs;
+  const int64_t steps = run.max_steps > 0 ? std::min(run.max_steps, by_epochs) : by_epochs;
+  return std::clamp<int64_t>(steps + 2, 4096, 1 << 20) * static_cast<int64_t>(sizeof(double));
+}
+
 /// What the flags say of the step.
 void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, const Placement& placement,
-             bool for_gpu) {
+             bool for_gpu, int64_t devices) {
   recipe.step.precision = run_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
   const int64_t slots = resolve_num_workers(run, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;
   if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
+  recipe.libraries = detail::gpu_libraries(placement.device());
+  recipe.captures_graph = for_gpu && run.cuda_graph != "off" && devices == 1 && !placement.group;
+  const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;
+  if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the ring is host memory, which a GPU does not see
   recipe.keeps_gradients |= placement.plan.strategy == "ddp";
 }
 
-/// Recordings of `recipe`; with `impatient`, one that lasts too long is the last.
-BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe, bool impatient) {
-  return [recipe = std::move(recipe), impatient, slow = false](
-             int64_t rows, int64_t micro_batches) mutable -> absl::StatusOr<MemoryTrace> {
-    if (slow) return absl::DeadlineExceededError("a step takes long on the CPU; --dry_run predicts its memory");
-    const auto start = std::chrono::steady_clock::now();
-    auto trace = record_step_memory(*recipe, rows, micro_batches);
-    slow = impatient && std::chrono::steady_clock::now() - start > kLongestStep;
-    return trace;
+BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe) {
+  return [recipe = std::move(recipe)](int64_t rows, int64_t micro_batches) {
+    return record_step_memory(*recipe, rows, micro_batches);
   };
 }
 
@@ -124,6 +129,7 @@ absl::Status nothing_fits(const MemoryPlan& memory) {
 MemoryBytes largest_of(const MemoryTrace& trace) {
   MemoryBytes now, largest;
   for (const int32_t event : trace.events) {
+    if (event == MemoryTrace::kEmptyCache) continue;
     const MemoryTrace::Block& block = trace.blocks[static_cast<size_t>(std::abs(event) - 1)];
     now[block.kind] += event > 0 ? block.bytes : -block.bytes;
     largest[block.kind] = std::max(largest[block.kind], now[block.kind]);
@@ -181,13 +187,12 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
     return memory;
   }
   const auto shared = std::make_shared<const StepRecipe>(recipe);
-  TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared, !must && !run.dry_run), options));
+  TRAINKIT_ASSIGN_OR_RETURN(auto planner, BatchSizePlanner::create(recorder(shared), options));
   auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
-    const bool can_do_without = code == absl::StatusCode::kDeadlineExceeded ||
-                                code == absl::StatusCode::kFailedPrecondition ||
-                                (code == absl::StatusCode::kResourceExhausted && !chooses);
+    const bool can_do_without =
+        code == absl::StatusCode::kFailedPrecondition || (code == absl::StatusCode::kResourceExhausted && !chooses);
     if (!can_do_without) return plan.status();
     memory.unavailable = std::string(plan.status().message());
     return memory;
@@ -267,7 +272,7 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
   if (run.plan_devices > 0 && !run.dry_run) return parser.invalid("plan_devices", "needs --dry_run");
   TRAINKIT_ASSIGN_OR_RETURN(const BatchSizePlannerOptions options,
                             planner_options(parser, run, machine, recipe, placement));
-  fill_in(recipe, run, machine, placement, options.reserve_bytes > 0);
+  fill_in(recipe, run, machine, placement, options.reserve_bytes > 0, options.devices);
   MemoryPlan memory;
   memory.options = options;
   if (placement.is_first()) {
@@ -299,9 +304,10 @@ std::string MemoryPlan::describe() const {
   std::string text = fmt::format("memory     {} predicted per device at the peak, of {}: {}\n",
                                  format_size(peak.total()), format_size(options.device_bytes), parts);
   if (options.reserve_bytes > 0) {
-    text +=
-        fmt::format("           by CUDA's allocator {} allocated, {} reserved; driver and workspaces beside it\n",
-                    format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes));
+    text += fmt::format(
+        "           by CUDA's allocator {} allocated, {} reserved; without the driver's context and cuDNN's "
+        "workspaces\n",
+        format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes));
   }
   if (checkpoint_segments > 1) {
     text += fmt::format("           activations in {} segments, of which all but the last are computed again\n",

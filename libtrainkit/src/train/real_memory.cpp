@@ -10,7 +10,13 @@
 namespace trainkit::detail {
 
 RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer) : devices_(devices) {
-  if (!devices.device().is_cpu()) return;
+  if (!devices.device().is_cpu()) {
+    for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
+      const at::Device device = devices.device(replica);
+      at::getDeviceAllocator(device.type())->resetPeakStats(std::max<c10::DeviceIndex>(device.index(), 0));
+    }
+    return;
+  }
   for (const auto& [name, tensor] : named_tensors(*devices.module()))
     standing_ += static_cast<int64_t>(tensor.nbytes());
   for (const auto& [name, value] : optimizer.state_dict()) {
@@ -29,19 +35,20 @@ bool RealMemory::can_measure(const DeviceReplicator& devices) {
   return devices.replicas() == 1 || !devices.device().is_cpu();
 }
 
-int64_t RealMemory::finish(int64_t beside) {
+DeviceMemory RealMemory::finish(int64_t beside) {
   if (recorder_) {
     const MemoryTrace trace = recorder_->trace();
     recorder_.reset();
-    return standing_ + beside + trace.without(MemoryClass::kWorkspace).peak().total();
+    return {.allocated_bytes = standing_ + beside + trace.without(MemoryClass::kWorkspace).peak().total()};
   }
-  int64_t most = 0;
+  DeviceMemory most;
   if (devices_.device().is_cpu()) return most;
   for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
     const at::Device device = devices_.device(replica);
     const auto stats =
         at::getDeviceAllocator(device.type())->getDeviceStats(std::max<c10::DeviceIndex>(device.index(), 0));
-    most = std::max(most, stats.allocated_bytes[0].peak);
+    most.allocated_bytes = std::max(most.allocated_bytes, stats.allocated_bytes[0].peak);
+    most.reserved_bytes = std::max(most.reserved_bytes, stats.reserved_bytes[0].peak);
   }
   return most;
 }

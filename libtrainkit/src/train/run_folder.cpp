@@ -240,6 +240,8 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .effective_fraction = result.effective_fraction,
                      .predicted_memory_bytes = result.predicted_memory_bytes,
                      .real_memory_bytes = result.real_memory_bytes,
+                     .predicted_reserved_bytes = result.predicted_reserved_bytes,
+                     .real_reserved_bytes = result.real_reserved_bytes,
                      .final_metrics = named(result.evaluation),
                      .best_metrics = named(result.best_evaluation),
                      .best_step = result.best_evaluation.empty() ? -1 : result.best_step,

@@ -5,12 +5,14 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "core/gpu_operations.h"
+#include "gpu_libraries.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
@@ -87,12 +89,43 @@ class DeviceEmptied {
   at::Device device_;
 };
 
+/// Where LibTorch's CUDA allocator keeps memory apart.
+enum Stream : int32_t {
+  kDefaultStream,
+  kCopyStream,   // of the loader
+  kGraphStream,  // eager steps before the capture
+  kGraphPool
+};
+
+constexpr int64_t kMetricBytes = 4;
+
+/// Of all gradients.
+int64_t gradient_bytes(const torch::nn::Module& model) {
+  int64_t bytes = 0;
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (parameter.requires_grad()) bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  return bytes;
+}
+
 TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
   TrainStepOptions options = recipe.step;
   options.grad_accum_steps = micro_batches;
   if (options.precision == Precision::kFp16) options.precision = Precision::kBf16;
   if (recipe.keeps_gradients) options.zero_grad_set_to_none = false;
   return options;
+}
+
+/// The recipe's loss; what follows it is backward.
+LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, detail::LibraryWatch& libraries) {
+  return [&](torch::nn::Module& module, const Batch& batch) {
+    recorder.enter(MemoryClass::kActivations);
+    libraries.set_backward(false);
+    LossOutput output = recipe.loss(module, batch);
+    recorder.enter(MemoryClass::kActivations);
+    libraries.set_backward(true);
+    return output;
+  };
 }
 
 }  // namespace
@@ -116,22 +149,37 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.enter(MemoryClass::kOptimizer);
   const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
   TrainStep step(*devices, *optimizer, step_options(recipe, micro_batches));
+  if (recipe.schedule_bytes > 0) recorder.add(recipe.schedule_bytes, MemoryClass::kOptimizer);
   recorder.enter(MemoryClass::kActivations);
+  detail::LibraryWatch libraries(recorder, recipe.libraries, recipe.for_gpu);
+  const Stream steps = recipe.captures_graph ? kGraphStream : kDefaultStream;
+  recorder.set_stream(steps);
   const std::vector<at::Tensor> caches = fill_caches(recipe, *model);
   for (const at::Tensor& kept : caches) recorder.assign(kept, MemoryClass::kCache);
-  recorder.enter(MemoryClass::kBatch);
-  std::vector<Batch> batches;
-  for (int64_t i = 0; i < recipe.live_batches; ++i) batches.push_back(copy_of(rows));
-
-  const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) {
-    recorder.enter(MemoryClass::kActivations);
-    LossOutput output = recipe.loss(module, batch);
-    recorder.enter(MemoryClass::kActivations);  // backward
-    return output;
+  const auto add_batches = [&](Stream stream, int64_t count) {
+    recorder.enter(MemoryClass::kBatch);
+    recorder.set_stream(stream);
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < count; ++i) batches.push_back(copy_of(rows));
+    return batches;
   };
+  const std::vector<Batch> batches = add_batches(kCopyStream, recipe.live_batches);
+  std::vector<Batch> inputs;  // of the graph
+  recorder.set_stream(steps);
+  const LossFunction loss = watched_loss(recipe, recorder, libraries);
   for (int i = 0; i < kSteps; ++i) {
+    if (recipe.keeps_gradients && i > 0) {  // c10d's Reducer moves them to other buckets, once
+      recorder.pass(std::array{gradient_bytes(*model)}, MemoryClass::kGradients);
+    }
+    if (recipe.captures_graph && i > 0) {
+      recorder.add(kMetricBytes, MemoryClass::kActivations);  // the last eager step's, which are read later
+      inputs = add_batches(kDefaultStream, micro_batches);
+      recorder.empty_cache();
+      recorder.set_stream(kGraphPool);
+    }
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
       step.accumulate(batches.front(), loss);
+      libraries.set_backward(false);
       for (const at::Tensor& parameter : model->parameters()) {
         recorder.assign(parameter.grad(), MemoryClass::kGradients);
       }

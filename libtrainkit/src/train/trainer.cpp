@@ -183,7 +183,8 @@ class Run {
     reserve_schedule();
     first_step_ = progress_.step;
     result_.split = step_.split();
-    if (options_.predicted_memory) result_.predicted_memory_bytes = options_.predicted_memory->total();
+    if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
+    if (options_.predicted_memory) result_.predicted_reserved_bytes = predicted_memory().reserved_bytes;
     if (fit_.logger) {
       fit_.logger->begin({.first_step = first_step_,
                           .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
@@ -244,7 +245,7 @@ class Run {
     if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
     const int64_t step = ++progress_.step;
     progress_.weight_unit = step_.weight_unit();
-    if (real_memory_) tell_memory();
+    if (real_memory_ && is_steady()) tell_memory();
     if (step_.split() != progress_.split) tell_split();
     tell_graphs();
     if (fit_.logger) {
@@ -270,21 +271,42 @@ class Run {
     return absl::OkStatus();
   }
 
+  /// Steps after which a run that has not been captured as a CUDA graph is reported.
+  static constexpr int64_t kLateCapture = 20;
+
   /// Before the first batch of the second step, which is like all that follow.
   bool measures_now() const {
     return options_.predicted_memory && progress_.step == first_step_ + 1 && step_.accumulated() == 0 &&
            detail::RealMemory::can_measure(devices_);
   }
 
+  /// All steps that follow take the same memory: where they may become a CUDA graph, it is captured.
+  bool is_steady() const {
+    return !step_.uses_graphs() || step_.graph_captures() > 0 || progress_.step >= first_step_ + kLateCapture;
+  }
+
+  DeviceMemory predicted_memory() const {
+    const bool on_gpu = !devices_.device().is_cpu() && options_.predicted_device_memory;
+    return on_gpu ? *options_.predicted_device_memory
+                  : DeviceMemory{.allocated_bytes = options_.predicted_memory->total()};
+  }
+
   void tell_memory() {
-    const MemoryBytes& predicted = *options_.predicted_memory;
-    result_.real_memory_bytes = real_memory_->finish(predicted[MemoryClass::kBatch] + predicted[MemoryClass::kCache]);
+    const MemoryBytes& classes = *options_.predicted_memory;
+    const DeviceMemory predicted = predicted_memory();
+    const DeviceMemory real = real_memory_->finish(classes[MemoryClass::kBatch] + classes[MemoryClass::kCache]);
     real_memory_.reset();
-    if (!fit_.logger || result_.real_memory_bytes == 0) return;
-    const auto real = static_cast<double>(result_.real_memory_bytes);
-    fit_.logger->print(fmt::format("memory: {} predicted at the peak of a step, {} real ({:+.1f}%)",
-                                   format_size(predicted.total()), format_size(result_.real_memory_bytes),
-                                   100 * (static_cast<double>(predicted.total()) / real - 1)));
+    result_.real_memory_bytes = real.allocated_bytes;
+    result_.real_reserved_bytes = real.reserved_bytes;
+    if (!fit_.logger || real.allocated_bytes == 0) return;
+    const auto compared = [](int64_t planned, int64_t counted, const char* where) {
+      return fmt::format("{} predicted {}, {} real ({:+.1f}%)", format_size(planned), where, format_size(counted),
+                         100 * (static_cast<double>(planned) / static_cast<double>(counted) - 1));
+    };
+    std::string text = "memory: " + compared(predicted.allocated_bytes, real.allocated_bytes, "at the peak of a step");
+    if (predicted.reserved_bytes > 0 && real.reserved_bytes > 0)
+      text += "; " + compared(predicted.reserved_bytes, real.reserved_bytes, "reserved for it");
+    fit_.logger->print(text);
   }
 
   /// A step was out of memory, and taken again in smaller parts.
@@ -307,7 +329,7 @@ class Run {
     result_.graph_steps = step_.graph_steps();
     const bool first = std::exchange(captures_, step_.graph_captures()) == 0 && captures_ > 0;
     const bool ended = std::exchange(uses_graphs_, step_.uses_graphs()) && !uses_graphs_;
-    const bool late = uses_graphs_ && captures_ == 0 && progress_.step == first_step_ + 20;
+    const bool late = uses_graphs_ && captures_ == 0 && progress_.step == first_step_ + kLateCapture;
     if (!fit_.logger) return;
     if (first) fit_.logger->print(fmt::format("steps are one CUDA graph from step {} on", progress_.step));
     if (ended || late) fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
@@ -659,7 +681,7 @@ class Run {
   int64_t interval_rows_ = 0;
   double interval_weight_ = 0;
   PrefetcherStats first_stats_;
-  std::optional<detail::RealMemory> real_memory_;  // during the second step
+  std::optional<detail::RealMemory> real_memory_;  // from the second step until all are alike
   std::optional<Monitor> monitor_;                 // its thread asks step_
 };
 

@@ -25,6 +25,8 @@ struct RunSummary {
   /// The most that lives on one device in a step; 0 where it was not predicted, or cannot be told.
   int64_t predicted_memory_bytes = 0;
   int64_t real_memory_bytes = 0;
+  int64_t predicted_reserved_bytes = 0;
+  int64_t real_reserved_bytes = 0;
   /// Metrics at the end, and at the step that was best, under their names: {"val_loss", 1.47}.
   std::vector<std::pair<std::string, double>> final_metrics = {};
   std::vector<std::pair<std::string, double>> best_metrics = {};

@@ -16,10 +16,11 @@ struct DeviceMemory {
   int64_t reserved_bytes = 0;
 };
 
-/// CUDACachingAllocator with its default settings, on one stream: blocks rounded to 512 bytes; up to 1 MiB from
-/// segments of 2 MiB, below 10 MiB from segments of 20 MiB, others from segments of their own in steps of 2 MiB; the
-/// smallest free block that fits, split where enough is left; neighbours joined when freed; segments that are wholly
-/// free given back before memory is said to be out. Source: c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11).
+/// CUDACachingAllocator with its default settings: free memory kept apart by stream and private pool; blocks rounded to
+/// 512 bytes; up to 1 MiB from segments of 2 MiB, below 10 MiB from segments of 20 MiB, others from segments of their
+/// own in steps of 2 MiB; the smallest free block that fits, split where enough is left; neighbours joined when freed;
+/// segments that are wholly free given back before memory is said to be out. Source: c10/cuda/CUDACachingAllocator.cpp
+/// (PyTorch 2.11).
 class CachingAllocatorModel {
  public:
   /// `capacity_bytes`: what the driver gives at most; 0 is without end.
@@ -27,8 +28,10 @@ class CachingAllocatorModel {
   ~CachingAllocatorModel();
 
   /// A handle for free(), or -1 if the driver has no more.
-  int64_t allocate(int64_t bytes);
+  int64_t allocate(int64_t bytes, int32_t stream = 0);
   void free(int64_t handle);
+  /// Gives segments that nobody uses back to the driver.
+  void empty_cache();
 
   DeviceMemory now() const;
   DeviceMemory peak() const;

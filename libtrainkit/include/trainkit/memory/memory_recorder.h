@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "trainkit/memory/memory_trace.h"
 
@@ -37,6 +38,17 @@ class MemoryRecorder {
 
   /// From here on a new phase begins, in which allocations are of `kind`.
   void enter(MemoryClass kind);
+  /// From here on allocations are in `stream` (MemoryTrace::Block).
+  void set_stream(int32_t stream);
+  /// Adds a block that was not allocated here, but would be on another device, and is never freed.
+  void add(int64_t bytes, MemoryClass kind);
+  /// Adds blocks that were not allocated here and live together, and frees them at once.
+  void pass(std::span<const int64_t> bytes, MemoryClass kind);
+  /// Blocks of the trace that were allocated after the first `allocation` ones (allocations()), and freed, are of
+  /// `kind` after all.
+  void assign_freed_since(int64_t allocation, MemoryClass kind);
+  /// Adds MemoryTrace::kEmptyCache.
+  void empty_cache();
   /// `tensor`'s memory is of `kind` after all. Nothing if it is not defined or was allocated elsewhere.
   void assign(const at::Tensor& tensor, MemoryClass kind);
 

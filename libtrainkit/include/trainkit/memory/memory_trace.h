@@ -19,10 +19,11 @@ enum class MemoryClass : uint8_t {
   kActivations,  ///< What forward keeps for backward, and all that comes and goes within a step.
   kBatch,        ///< The rows of a batch.
   kCache,        ///< What is computed once and kept: a scene on the device, embeddings of a frozen encoder.
-  kWorkspace     ///< Scratch memory of a kernel library (oneDNN), which another device's library takes otherwise.
+  kWorkspace,    ///< Scratch memory of a kernel library (oneDNN), which another device's library takes otherwise.
+  kLibraries     ///< What libraries of the device keep from LibTorch's allocator: workspaces of cuBLAS and cuBLASLt.
 };
-inline constexpr size_t kMemoryClasses = 7;
-/// "weights", "gradients", "optimizer", "activations", "batch", "cache", "workspace".
+inline constexpr size_t kMemoryClasses = 8;
+/// "weights", "gradients", "optimizer", "activations", "batch", "cache", "workspace", "libraries".
 const char* to_string(MemoryClass kind);
 
 /// Bytes of each class.
@@ -42,11 +43,16 @@ struct MemoryTrace {
     /// The stretches of work, counted from 0, in which it was allocated and freed; never freed: kNever.
     int32_t phase = 0;
     int32_t freed_in = kNever;
+    /// The CUDA stream, or private pool of a CUDA graph, that it is allocated in: the allocator gives free memory of
+    /// one to no other. 0 is the default stream.
+    int32_t stream = 0;
   };
   static constexpr int32_t kNever = -1;
+  /// The event at which the allocator gives unused memory back to the driver.
+  static constexpr int32_t kEmptyCache = 0;
 
   std::vector<Block> blocks;
-  /// Block i + 1 stands for its allocation, -(i + 1) for its end.
+  /// Block i + 1 stands for its allocation, -(i + 1) for its end; or kEmptyCache.
   std::vector<int32_t> events;
 
   /// The most bytes that live at once, as asked for, and what they are at that moment (the first such).

@@ -52,6 +52,10 @@ struct MemoryPlan {
   bool known() const { return unavailable.empty(); }
   /// What lives on a device at the peak, for TrainerOptions.
   std::optional<MemoryBytes> predicted() const { return known() ? std::optional(plan.memory.peak) : std::nullopt; }
+  /// On a GPU, as its allocator counts it; without a value on the CPU.
+  std::optional<DeviceMemory> predicted_on_device() const {
+    return known() && options.reserve_bytes > 0 ? std::optional(plan.memory.device) : std::nullopt;
+  }
   /// "memory ..." for the first lines of a run, with line ends.
   std::string describe() const;
   /// One JSON object; memory is null where it is not known.
@@ -75,10 +79,9 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 /// With StepRecipe::choose_segments the step is planned without activation checkpointing, then with 2 segments and more
 /// until it fits, or until there are no more; auto takes the batch of the first with which a row fits.
 ///
-/// With --no-plan_memory nothing is recorded, unless auto or choose_segments need it. A run that is no dry run does
-/// without the prediction where one small step takes longer than two seconds. The first rank plans for all. Errors:
-/// kUsage for flags that do not go together, exit code 7 if auto finds that not even one row fits, those of
-/// record_step_memory.
+/// With --no-plan_memory nothing is recorded, unless auto or choose_segments need it. How long the recording takes has
+/// no effect on the plan. The first rank plans for all. Errors: kUsage for flags that do not go together, exit code 7
+/// if auto finds that not even one row fits, those of record_step_memory.
 absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,
                                        StepRecipe recipe, Placement& placement);
 

@@ -24,6 +24,17 @@ class Module;
 
 namespace trainkit {
 
+/// Workspaces that libraries of a GPU keep in LibTorch's memory. LibTorch gives one to each thread that calls cuBLAS,
+/// and on each stream: forward's and backward's are two.
+struct GpuLibraries {
+  /// 8.125 MiB; 32 MiB on a device of compute capability 9.0, or as CUBLAS_WORKSPACE_CONFIG says.
+  int64_t cublas_bytes = int64_t{8320} << 10;
+  /// Of cuBLASLt, which products with a bias take in addition.
+  int64_t cublaslt_bytes = int64_t{1} << 20;
+  /// Convolutions are cuDNN's, whose workspaces are not part of a plan; without it they are products of cuBLAS.
+  bool has_cudnn = true;
+};
+
 /// What a training step is made of.
 struct StepRecipe {
   /// A new model on the CPU: what DeviceReplicator::create is given.
@@ -48,6 +59,11 @@ struct StepRecipe {
   bool for_gpu = false;
   /// False for a GPU that our kernels were not compiled for: LibTorch's operations are recorded then.
   bool has_gpu_kernels = true;
+  /// With for_gpu: its libraries, and whether steps become one CUDA graph, which has memory of its own.
+  GpuLibraries libraries = {};
+  bool captures_graph = false;
+  /// Of the learning rates of all steps, where the optimizer counts them on the device: in a CUDA graph, and in fp16.
+  int64_t schedule_bytes = 0;
   /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
   bool keeps_gradients = false;
 

