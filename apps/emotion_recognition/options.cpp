@@ -71,6 +71,7 @@ void set_run_defaults(RunOptions& run) {
   run.grad_clip = 1.0;
   run.scheduler = "cosine";
   run.on_error = "replace";
+  run.cuda_graph = "auto";
 }
 
 void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {

@@ -126,6 +126,7 @@ void set_run_defaults(RunOptions& run) {
   run.early_stopping = 10;
   run.log_every = 100;
   run.drop_last = false;
+  run.cuda_graph = "auto";
 }
 
 void add_rec_flags(ConfigParser& parser, RecOptions& options) {

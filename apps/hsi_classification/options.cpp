@@ -77,6 +77,7 @@ void set_run_defaults(RunOptions& run) {
   run.grad_clip = 1.0;
   run.scheduler = "cosine";
   run.save_every = {};
+  run.cuda_graph = "auto";
 }
 
 void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {

@@ -162,7 +162,7 @@ absl::Status InterruptedRuns::Process::failure() const {
   const int status = ended_.value_or(0);
   const bool exited = WIFEXITED(status);
   const int code = exited ? WEXITSTATUS(status) : static_cast<int>(ExitCode::kBug);
-  const bool ours = code > 0 && code <= static_cast<int>(ExitCode::kStalledWorker);
+  const bool ours = code > 0 && code <= static_cast<int>(ExitCode::kDevice);
   return to_status({.exit_code = ours ? static_cast<ExitCode>(code) : ExitCode::kBug,
                     .id = "resume.run",
                     .where = log_,

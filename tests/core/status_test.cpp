@@ -2,7 +2,9 @@
 
 #include <c10/util/Exception.h>
 
+#include "core/device_error.h"
 #include "test_util.h"
+#include "trainkit/core/error.h"
 #include "trainkit/core/state_dict.h"
 
 using namespace trainkit;
@@ -23,6 +25,10 @@ absl::Status caught(F&& f) {
 
 TEST_CASE("Exceptions become the Status that tells the caller what to do", "[core][status]") {
   CHECK(caught([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "x"); }).code() == absl::StatusCode::kResourceExhausted);
+  for (const char* text : {"CUDA error: out of memory\nand more", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling",
+                           "DefaultCPUAllocator: can't allocate memory: you tried"}) {
+    CHECK(caught([&] { TORCH_CHECK(false, text); }).code() == absl::StatusCode::kResourceExhausted);
+  }
   CHECK(caught([] { throw std::bad_alloc(); }).code() == absl::StatusCode::kResourceExhausted);
   CHECK(caught([] { TORCH_CHECK_INDEX(false, "x"); }).code() == absl::StatusCode::kOutOfRange);
   CHECK(caught([] { TORCH_CHECK_VALUE(false, "x"); }).code() == absl::StatusCode::kInvalidArgument);
@@ -30,6 +36,23 @@ TEST_CASE("Exceptions become the Status that tells the caller what to do", "[cor
   CHECK(caught([] { throw std::runtime_error("why"); }).message() == "why");
   CHECK(caught([] { throw 5; }).code() == absl::StatusCode::kInternal);
   CHECK(caught([] { torch::empty({int64_t{1} << 50}); }).code() == absl::StatusCode::kResourceExhausted);
+}
+
+TEST_CASE("An error after which a GPU computes nothing more is the device's, with its step", "[core][status]") {
+  const auto thrown = [](int code, const std::string& text) {
+    return caught([&] {
+      throw c10::AcceleratorError({"f", "file", 1}, code, "CUDA error: " + text + "\nSearch for it");
+    });
+  };
+  trainkit::detail::note_step("cuda:2", 17);
+  const absl::Status failed = thrown(700, "an illegal memory access was encountered");
+  CHECK(exit_code(failed) == ExitCode::kDevice);
+  CHECK(error_line(failed) ==
+        "error[device.failed] cuda:2: an illegal memory access was encountered, noticed at step 17");
+  CHECK_THAT(error_of(failed)->hint, Catch::Contains("checkpoint"));
+  CHECK_THAT(error_of(thrown(710, "device-side assert triggered"))->hint, Catch::Contains("out of range"));
+  CHECK(thrown(2, "out of memory").code() == absl::StatusCode::kResourceExhausted);
+  CHECK(exit_code(thrown(1, "invalid argument")) == ExitCode::kBug);  // the device still works
 }
 
 TEST_CASE("A C++ backtrace never reaches the message", "[core][status]") {

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "loop_util.h"
 #include "test_util.h"
 #include "trainkit/nn/cross_entropy.h"
@@ -41,6 +43,16 @@ TEST_CASE("ResNet18 has the operations that torchvision states: 1.814 G multiply
   // The first layer gives its input no gradient: 64 kernels of 3 x 7 x 7 at 112 x 112 places.
   const double first = 2.0 * 64 * 3 * 7 * 7 * 112 * 112;
   CHECK(count_step_flops(recipe, 1).value() == Approx(3 * 2 * 1.814e9 - first).epsilon(1e-3));
+}
+
+TEST_CASE("Operations of other threads are not counted") {
+  StepRecipe recipe =
+      recipe_of([] { return torch::nn::Linear(8, 4).ptr(); }, torch::rand({16, 8}),
+                [](torch::nn::Module& model, const at::Tensor& x) {
+                  std::thread([] { torch::mm(torch::ones({100, 100}), torch::ones({100, 100})); }).join();
+                  return model.as<torch::nn::Linear>()->forward(x);
+                });
+  CHECK(count_step_flops(recipe, 16).value() == 16.0 * 2 * 2 * 8 * 4);
 }
 
 }  // namespace

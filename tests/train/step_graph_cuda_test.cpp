@@ -1,12 +1,10 @@
 // A step as a CUDA graph, on a GPU: the bits of the eager step, and no wait for the device in either.
-#include "batch_norm_net.h"
+#include "gpu_training.h"
 #include "loop_util.h"
-#include "test_util.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
-#include "trainkit/optim/adam.h"
+#include "trainkit/nn/transformer.h"
 #include "trainkit/train/late_scalars.h"
-#include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
 
 #ifdef TRAINKIT_WITH_CUDA
@@ -26,9 +24,6 @@ TEST_CASE("A CUDA graph has the bits of the eager step", "[train][step_graph_cud
 
 namespace {
 
-#define NEEDS_GPU \
-  if (!torch::cuda::is_available()) TRAINKIT_SKIP("there is no GPU")
-
 /// Every wait of the host for the device is an error while it lives.
 class NoWaiting {
  public:
@@ -36,57 +31,12 @@ class NoWaiting {
   ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
-const at::Device kGpu(at::kCUDA, 0);
-
-/// Rows on the GPU; with `broken` one of them is infinite.
-Batch gpu_batch(int64_t rows, uint64_t seed, bool broken = false) {
-  const Batch batch = random_batch(rows, seed);
-  if (broken) batch["x"][0][0] = std::numeric_limits<float>::infinity();
-  return batch.to(kGpu);
-}
-
-struct Training {
-  Training(CudaGraph graph, TrainStepOptions options)
-      : devices((torch::manual_seed(1),
-                 DeviceReplicator::create([] { return BatchNormNet(64); }, {.device = kGpu}).value())) {
-    for (auto& group : default_param_groups(*devices->module())) optimizer.add_param_group(std::move(group));
-    scheduler.emplace(optimizer, create_schedule({.name = "cosine", .total_steps = 50, .warmup_steps = 5}).value());
-    options.cuda_graph = graph;
-    step.emplace(*devices, optimizer, options, &*scheduler);
-  }
-
-  StepMetrics run(const std::vector<Batch>& batches) {
-    for (const Batch& batch : batches) step->accumulate(batch, loss);
-    return step->finish();
-  }
-
-  std::vector<at::Tensor> state() const {
-    std::vector<at::Tensor> all = devices->module()->parameters();
-    for (const at::Tensor& buffer : devices->module()->buffers()) all.push_back(buffer);
-    for (const auto& [name, value] : optimizer.state_dict()) {
-      if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
-    }
-    for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
-    return all;
-  }
-
-  std::unique_ptr<DeviceReplicator> devices;
-  AdamW optimizer{AdamWOptions{.lr = 1e-2, .capturable = true}};
-  std::optional<LRScheduler> scheduler;
-  std::optional<TrainStep> step;
-  LossFunction loss = make_loss_function(loss_and_hits<BatchNormNet>);
-};
-
-bool same(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() == b.defined() && (!a.defined() || torch::allclose(a, b, 0, 0, /*equal_nan=*/true));
-}
-
 /// The bits of 50 steps, one of them not finite, three on fewer rows; each way draws the same random numbers.
 void expect_same(const TrainStepOptions& options) {
   std::vector<std::vector<StepMetrics> > metrics(2);
   std::vector<std::vector<at::Tensor> > states;
   for (const CudaGraph graph : {CudaGraph::kOff, CudaGraph::kOn}) {
-    Training training(graph, options);
+    GpuTraining training(graph, options);
     torch::manual_seed(5);
     for (int i = 0; i < 50; ++i) {
       std::vector<Batch> batches;
@@ -131,12 +81,50 @@ TEST_CASE("A CUDA graph has the bits of the eager step: bfloat16, accumulation, 
       {.precision = Precision::kBf16, .grad_accum_steps = 2, .zero_grad_set_to_none = false, .skip_nonfinite = true});
 }
 
+TEST_CASE("A CUDA graph of a Transformer has the bits of the eager step, whatever its attention draws",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  const auto fields = std::make_shared<const std::vector<FieldSpec> >(
+      std::vector<FieldSpec>{{"x", at::kLong, {8}}, {"y", at::kLong, {8}}});
+  const LossFunction loss = make_loss_function([](Transformer& model, const Batch& batch) {
+    return language_model_loss(model->forward(batch["x"]), batch["y"]);
+  });
+  const auto train = [&](CudaGraph graph, Precision precision, double dropout) {
+    torch::manual_seed(1);
+    const auto make = [&] {
+      return Transformer(TransformerConfig{
+          .vocab_size = 11, .block_size = 8, .n_layers = 1, .n_heads = 2, .hidden_dim = 16, .dropout = dropout});
+    };
+    const auto devices = DeviceReplicator::create(make, {.device = kGpu}).value();
+    AdamW optimizer({.lr = 1e-2, .capturable = true});
+    TrainStep step(*devices, optimizer, {.precision = precision, .grad_clip = 0.5, .cuda_graph = graph});
+    std::vector<double> losses;
+    for (int i = 0; i < 12; ++i) {
+      const at::Tensor ids = at::remainder(torch::arange(4 * 9).view({4, 9}) * (i + 2), 11);
+      losses.push_back(
+          step(Batch(fields, {ids.narrow(1, 0, 8).contiguous(), ids.narrow(1, 1, 8).contiguous()}).to(kGpu), loss)
+              .loss.item<double>());
+    }
+    INFO(step.graph_reason());
+    CHECK(step.graph_steps() == (graph == CudaGraph::kOff ? 0 : 9));
+    return std::pair(losses, devices->module()->parameters());
+  };
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
+    for (const double dropout : {0.0, 0.2}) {
+      INFO("precision " << static_cast<int>(precision) << ", dropout " << dropout);
+      const auto eager = train(CudaGraph::kOff, precision, dropout), graph = train(CudaGraph::kOn, precision, dropout);
+      CHECK(eager.first == graph.first);
+      for (size_t i = 0; i < eager.second.size(); ++i) CHECK(same(eager.second[i], graph.second[i]));
+    }
+  }
+}
+
 TEST_CASE("No step waits for the device, captured or eager, nor does reading its metrics late",
           "[train][step_graph_cuda]") {
   NEEDS_GPU;
   for (const CudaGraph graph : {CudaGraph::kOff, CudaGraph::kOn}) {
     for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
-      Training training(graph, {.precision = precision, .grad_clip = 0.5, .skip_nonfinite = true});
+      GpuTraining training(graph, {.precision = precision, .grad_clip = 0.5, .skip_nonfinite = true});
       std::vector<Batch> batches;
       for (uint64_t i = 0; i < 30; ++i) batches.push_back(gpu_batch(32, i));
       for (size_t i = 0; i < 10; ++i) training.run({batches[i]});
@@ -157,7 +145,7 @@ TEST_CASE("No step waits for the device, captured or eager, nor does reading its
 
 TEST_CASE("Metrics of a captured step stay what they were when the next one has run", "[train][step_graph_cuda]") {
   NEEDS_GPU;
-  Training training(CudaGraph::kOn, {});
+  GpuTraining training(CudaGraph::kOn, {});
   for (uint64_t i = 0; i < 6; ++i) training.run({gpu_batch(32, i)});
   const StepMetrics metrics = training.run({gpu_batch(32, 50)});
   const double before = metrics.loss.item<double>();
@@ -170,7 +158,7 @@ TEST_CASE("Where CUDA gives a capture up, steps go on eagerly, with the same bit
   NEEDS_GPU;
   std::vector<std::vector<at::Tensor> > states;
   for (const bool waits : {false, true}) {
-    Training training(waits ? CudaGraph::kOn : CudaGraph::kOff, {});
+    GpuTraining training(waits ? CudaGraph::kOn : CudaGraph::kOff, {});
     int calls = 0;
     const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) -> LossOutput {
       if (++calls >= 4 && waits && calls < 5) c10::cuda::device_synchronize();  // no operation of LibTorch: not traced

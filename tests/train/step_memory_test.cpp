@@ -5,6 +5,7 @@
 
 #include "loop_util.h"
 #include "test_util.h"
+#include "train/step_graphs.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/nn/transformer.h"
@@ -266,6 +267,42 @@ TEST_CASE("The time of a step grows with its work, and is measured without a tra
   StepRecipe broken = recipe;
   broken.loss = [](torch::nn::Module&, const Batch&) -> LossOutput { throw std::invalid_argument("of the loss"); };
   CHECK(time_step(broken, at::kCPU, 4, 1).status().code() == absl::StatusCode::kInvalidArgument);
+}
+
+/// Counts recordings and their replays.
+struct CountingBackend final : detail::GraphBackend {
+  struct Work final : Graph {
+    explicit Work(int* replays) : replays(replays) {}
+    void replay() override { ++*replays; }
+    int* replays;
+  };
+  explicit CountingBackend(int* replays) : replays(replays) {}
+  void run_beside(const std::function<void()>& work) override { work(); }
+  std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
+    work();
+    return std::make_unique<Work>(replays);
+  }
+  int* replays;
+};
+
+TEST_CASE("The time of a step that may be a graph is that of replays, not of the steps before") {
+  StepRecipe recipe = tiny_recipe();
+  recipe.make_model = [] { return TinyNet(0).ptr(); };  // no random numbers of the host
+  int calls = 0, replays = 0;
+  recipe.loss = make_loss_function([&calls](TinyNet& model, const Batch& batch) {
+    ++calls;
+    return tiny_loss(model, batch);
+  });
+  REQUIRE(time_step(recipe, at::kCPU, 4, 1).ok());
+  CHECK(calls == 1 + 3);
+  calls = 0;
+  recipe.step.cuda_graph = CudaGraph::kAuto;
+  detail::graph_backend_of_test() = [&] { return std::make_unique<CountingBackend>(&replays); };
+  const auto seconds = time_step(recipe, at::kCPU, 4, 1);
+  detail::graph_backend_of_test() = nullptr;
+  REQUIRE(seconds.ok());
+  CHECK(calls == 3 + 1);  // eager, recorded
+  CHECK(replays == 1 + 3);
 }
 
 TEST_CASE("A step that fits only in parts is no time of its batch") {

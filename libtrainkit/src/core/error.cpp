@@ -37,6 +37,8 @@ absl::StatusCode default_code(ExitCode code) {
       return absl::StatusCode::kFailedPrecondition;
     case ExitCode::kStalledWorker:
       return absl::StatusCode::kDeadlineExceeded;
+    case ExitCode::kDevice:
+      return absl::StatusCode::kInternal;
   }
   return absl::StatusCode::kUnknown;
 }

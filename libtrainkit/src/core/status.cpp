@@ -6,11 +6,22 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/device_error.h"
+
 namespace trainkit {
 namespace {
 
 absl::Status from_c10(absl::StatusCode code, const c10::Error& error) {
   return absl::Status(code, error.what_without_backtrace());
+}
+
+/// Whether a plain c10::Error reports a failed allocation: the default CPU allocator's, or one of CUDA's runtime,
+/// cuBLAS or cuDNN outside LibTorch's allocator (a handle, a workspace, the code of a kernel).
+bool is_out_of_memory(const c10::Error& error) {
+  const std::string_view text = error.what_without_backtrace();
+  const auto says = [&](std::string_view words) { return text.find(words) != std::string_view::npos; };
+  return says("DefaultCPUAllocator: can't allocate memory") || says("CUDA error: out of memory") ||
+         says("CUBLAS_STATUS_ALLOC_FAILED") || says("CUDNN_STATUS_ALLOC_FAILED");
 }
 
 }  // namespace
@@ -31,12 +42,13 @@ absl::Status status_from_exception(std::exception_ptr exception) {
     return from_c10(absl::StatusCode::kInvalidArgument, error);
   } catch (const c10::TypeError& error) {
     return from_c10(absl::StatusCode::kInvalidArgument, error);
+  } catch (const c10::AcceleratorError& error) {
+    if (const auto failure = detail::device_failure(error)) return *failure;
+    return from_c10(is_out_of_memory(error) ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
+                    error);
   } catch (const c10::Error& error) {
-    // The default CPU allocator reports a failed allocation as a plain c10::Error.
-    const bool no_memory =
-        std::string_view(error.what_without_backtrace()).find("DefaultCPUAllocator: can't allocate memory") !=
-        std::string_view::npos;
-    return from_c10(no_memory ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal, error);
+    return from_c10(is_out_of_memory(error) ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal,
+                    error);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of host memory");
   } catch (const std::out_of_range& error) {

@@ -58,6 +58,18 @@ void quieten_c10d() {
   });
 }
 
+/// Gloo carries each step's agreement, names a lost rank and ends the program with that; see ~Impl. NCCL's watchdog
+/// would abort the process first, or let it wait for a minute, for a dump of what the ranks did last. What the
+/// environment says already stays.
+void silence_nccl_watchdog() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+    setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+    setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1", /*overwrite=*/0);
+  });
+}
+
 /// Fields with a NUL byte after each part: names and values hold none.
 std::string packed(const std::vector<DigestField>& fields) {
   std::string bytes;
@@ -122,8 +134,8 @@ ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions op
   c10d_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   if (!options.device.is_cuda()) return;
 #ifdef TRAINKIT_WITH_NCCL
+  silence_nccl_watchdog();
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
-  // Gloo carries each step's agreement and notices a lost rank first; NCCL's own watchdog would end the process.
   nccl->timeout = options.timeout + std::chrono::seconds(60);
   nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>("nccl", store_),
                                                       static_cast<int>(rank), size, nccl);

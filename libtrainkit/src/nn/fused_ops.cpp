@@ -210,8 +210,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const int64_t rows = logits.size(0);
     at::Tensor loss = at::empty({}, logits.options().dtype(type));
-    const at::Tensor log_sums = at::empty({rows}, logits.options().dtype(at::kFloat)),
-                     losses = at::empty_like(log_sums);
+    const at::Tensor log_sums = at::empty({rows, 2}, logits.options().dtype(at::kFloat)),
+                     losses = at::empty({rows}, log_sums.options());
     const at::Tensor inverse_count = at::empty({}, log_sums.options());
     context->saved_data["ignore_index"] = ignore_index;
     context->save_for_backward({logits, target, log_sums, inverse_count});

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArgume
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t target = a.target[row];
     if (!counts(target, a.classes, a.ignore_index)) {
-      if (threadIdx.x == 0) a.losses[row] = a.log_sums[row] = 0;
+      if (threadIdx.x == 0) a.losses[row] = a.log_sums[2 * row] = a.log_sums[2 * row + 1] = 0;
       continue;
     }
     const T* logits = static_cast<const T*>(a.logits) + row * a.classes;
@@ -52,9 +52,10 @@ __global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArgume
       return float2{both.max, both.sum};
     });
     if (threadIdx.x > 0) continue;
-    const float log_sum = log_of({all.x, all.y});
-    a.log_sums[row] = log_sum;
-    a.losses[row] = log_sum - to_float(logits[target]);
+    const float max = all.x, log_sum = logf(all.y);
+    a.log_sums[2 * row] = max;
+    a.log_sums[2 * row + 1] = log_sum;
+    a.losses[row] = -log_softmax(to_float(logits[target]), max, log_sum);
   }
 }
 
@@ -83,14 +84,14 @@ __global__ void __launch_bounds__(kMostThreads) logits_gradient_kernel(CrossEntr
     const bool is_counted = counts(target, a.classes, a.ignore_index);
     const T* logits = static_cast<const T*>(a.logits) + row * a.classes;
     T* gradient = static_cast<T*>(a.d_logits) + row * a.classes;
-    const float log_sum = a.log_sums[row];
+    const float max = a.log_sums[2 * row], log_sum = a.log_sums[2 * row + 1];
     const auto write = [&](auto values, int64_t c) {
       constexpr int n = decltype(values)::value;
       float x[n] = {};
       if (is_counted) {
         load(logits + c, x);
 #pragma unroll
-        for (int k = 0; k < n; ++k) x[k] = cross_entropy_slope(x[k], log_sum, c + k == target, scale);
+        for (int k = 0; k < n; ++k) x[k] = cross_entropy_slope(log_softmax(x[k], max, log_sum), c + k == target, scale);
       }
       store(x, gradient + c);
     };

@@ -99,7 +99,7 @@ struct CrossEntropyArguments {
   int64_t rows, classes, ignore_index;
   const void* logits;     // (rows, classes) of the product
   const int64_t* target;  // (rows); one that is neither a class nor ignore_index is an error of the device
-  float* log_sums;        // (rows)
+  float* log_sums;        // (rows, 2): the maximum of a row, and log sum e^(logit - maximum)
   float* losses;          // (rows)
   float* inverse_count;   // one: 1 / rows that count
   void* loss;             // one, of the stream

@@ -4,6 +4,7 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/parallel.h"
 #include "nn/gpu_kernels.h"
@@ -153,7 +154,8 @@ void run(const CrossEntropyArguments& a, Numbers numbers) {
   for_numbers<c10::BFloat16, c10::Half>(numbers, [&](auto loss, auto logit) {
     for_each(a.rows, a.classes, [&](int64_t row) {
       const auto* logits = static_cast<const decltype(logit)*>(a.logits) + row * a.classes;
-      a.losses[row] = a.log_sums[row] = 0;
+      float &max = a.log_sums[2 * row], &log_sum = a.log_sums[2 * row + 1];
+      a.losses[row] = max = log_sum = 0;
       if (a.target[row] == a.ignore_index) return;
       constexpr int64_t kMany = 8;
       ExpSum all;
@@ -164,8 +166,9 @@ void run(const CrossEntropyArguments& a, Numbers numbers) {
         add_values(all, values);
       }
       for (; c < a.classes; ++c) all = merged(all, {logits[c], 1.0f});
-      a.log_sums[row] = log_of(all);
-      a.losses[row] = a.log_sums[row] - logits[a.target[row]];
+      max = all.max;
+      log_sum = std::log(all.sum);
+      a.losses[row] = -log_softmax(logits[a.target[row]], max, log_sum);
     });
     float sum = 0, count = 0;
     for (int64_t row = 0; row < a.rows; ++row) {
@@ -184,10 +187,11 @@ void run(const CrossEntropyGradientArguments& a, Numbers numbers) {
     for_each(a.rows, a.classes, [&](int64_t row) {
       const auto* logits = static_cast<const decltype(logit)*>(a.logits) + row * a.classes;
       auto* gradient = static_cast<decltype(logit)*>(a.d_logits) + row * a.classes;
+      const float max = a.log_sums[2 * row], log_sum = a.log_sums[2 * row + 1];
       for (int64_t c = 0; c < a.classes; ++c) {
         gradient[c] = a.target[row] == a.ignore_index
                           ? 0.0f
-                          : cross_entropy_slope(logits[c], a.log_sums[row], c == a.target[row], scale);
+                          : cross_entropy_slope(log_softmax(logits[c], max, log_sum), c == a.target[row], scale);
       }
     });
   });

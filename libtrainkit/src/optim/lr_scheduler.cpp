@@ -81,11 +81,15 @@ void LRScheduler::reserve(int64_t steps) {
   double* out = factors.mutable_data_ptr<double>();
   for (int64_t i = 0; i < new_steps; ++i) out[i] = schedule_->factor(i);
   const at::Device device = optimizer_->step_count().device();
-  table_ = factors.to(device);
-  if (!index_.defined()) {
-    index_ = at::empty({1}, at::device(device).dtype(at::kLong));
-    device_base_lr_ = at::full({1}, base_lr_, at::device(device).dtype(at::kDouble));
+  // All or nothing: a step that finds no memory for one of them tries again.
+  at::Tensor table = factors.to(device), index = index_, base_lr = device_base_lr_;
+  if (!index.defined()) {
+    index = at::empty({1}, at::device(device).dtype(at::kLong));
+    base_lr = at::full({1}, base_lr_, at::device(device).dtype(at::kDouble));
   }
+  table_ = std::move(table);
+  index_ = std::move(index);
+  device_base_lr_ = std::move(base_lr);
 }
 
 bool LRScheduler::is_better(double metric) const {

@@ -1,10 +1,15 @@
 #include "trainkit/train/program.h"
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
+#include <utility>
 
 #include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
@@ -43,6 +48,53 @@ void tell_launcher(const std::string& path, const absl::Status& status) {
                               message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+/// Tells an error to stderr, the launcher, the other ranks and error.json. The exit code.
+int report(Program& program, const absl::Status& status) {
+  const auto environment = read_launch_environment();
+  const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
+  const std::string rank = launch.world_size > 1 ? "[rank " + std::to_string(launch.rank) + "] " : "";
+  std::fflush(stdout);
+  std::fputs((rank + error_text(status)).c_str(), stderr);
+  std::fflush(stderr);
+  if (!launch.error_file.empty()) tell_launcher(launch.error_file, status);
+  if (launch.world_size > 1) tell_ranks(program.group, launch, status);
+  if (!program.output_dir.empty()) {
+    // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
+    (void)write_error(program.output_dir, status);
+  }
+  return static_cast<int>(exit_code(status));
+}
+
+/// The program that runs, for a failed device: from then on LibTorch's destructors throw, which ends the process in the
+/// midst of any unwinding.
+struct Running {
+  std::atomic<Program*> program = nullptr;
+  std::atomic<int> exit_code = -1;  // of an error that is told already
+  std::terminate_handler otherwise = nullptr;
+};
+
+Running& running() {
+  static auto* const made = new Running;
+  return *made;
+}
+
+[[noreturn]] void end_for_device() {
+  static std::atomic<bool> is_ending = false;
+  thread_local bool is_here = false;
+  const bool is_again = std::exchange(is_here, true);
+  if (is_ending.exchange(true) && !is_again) {
+    while (true) std::this_thread::sleep_for(std::chrono::seconds(1));  // another thread ends the process
+  }
+  const absl::Status status = std::current_exception() ? status_from_current_exception() : absl::OkStatus();
+  if (!is_again && exit_code(status) == ExitCode::kDevice) {
+    const int told = running().exit_code;
+    Program nothing, *program = running().program.exchange(nullptr);
+    std::_Exit(told >= 0 ? told : report(program ? *program : nothing, status));
+  }
+  if (running().otherwise) running().otherwise();
+  std::abort();
+}
+
 /// SIGUSR1 asks a training loop to save and go on. Where there is nothing to save, it is no reason to end. A handler
 /// and not SIG_IGN: what is ignored would be so in programs that this one starts, too.
 void outlive_save_requests() {
@@ -58,6 +110,8 @@ int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error to tell, not to die of
   outlive_save_requests();
   Program program;
+  running().program = &program;
+  if (std::get_terminate() != end_for_device) running().otherwise = std::set_terminate(end_for_device);
   const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {
     try {
       TRAINKIT_RETURN_IF_ERROR(check_environment());
@@ -66,20 +120,9 @@ int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body
       return status_from_current_exception();
     }
   }();
+  running().program = nullptr;
   if (result.ok()) return *result;
-  const auto environment = read_launch_environment();
-  const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
-  const std::string rank = launch.world_size > 1 ? "[rank " + std::to_string(launch.rank) + "] " : "";
-  std::fflush(stdout);
-  std::fputs((rank + error_text(result.status())).c_str(), stderr);
-  std::fflush(stderr);
-  if (!launch.error_file.empty()) tell_launcher(launch.error_file, result.status());
-  if (launch.world_size > 1) tell_ranks(program.group, launch, result.status());
-  if (!program.output_dir.empty()) {
-    // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
-    (void)write_error(program.output_dir, result.status());
-  }
-  return static_cast<int>(exit_code(result.status()));
+  return running().exit_code = report(program, result.status());
 }
 
 }  // namespace trainkit

@@ -84,6 +84,10 @@ Precision run_precision(const RunOptions& run, at::Device device) {
   return type == at::kBFloat16 ? Precision::kBf16 : type == at::kHalf ? Precision::kFp16 : Precision::kFp32;
 }
 
+CudaGraph run_cuda_graph(const RunOptions& run) {
+  return run.cuda_graph == "on" ? CudaGraph::kOn : run.cuda_graph == "off" ? CudaGraph::kOff : CudaGraph::kAuto;
+}
+
 int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost) {
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
   const int share = suggest_intra_op_threads(resolve_num_workers(run, machine), cost, ranks);
@@ -100,9 +104,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .precision = run_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
-                         .cuda_graph = run.cuda_graph == "on"    ? CudaGraph::kOn
-                                       : run.cuda_graph == "off" ? CudaGraph::kOff
-                                                                 : CudaGraph::kAuto,
+                         .cuda_graph = run_cuda_graph(run),
                          .on_nonfinite = run.on_nonfinite == "skip"       ? OnNonfinite::kSkip
                                          : run.on_nonfinite == "rollback" ? OnNonfinite::kRollback
                                                                           : OnNonfinite::kFail,

@@ -1,21 +1,13 @@
 #include "trainkit/train/step_flops.h"
 
-#include <ATen/record_function.h>
-
-#include <atomic>
+#include <memory>
+#include <mutex>
 #include <string_view>
+
+#include "operation_watch.h"
 
 namespace trainkit {
 namespace {
-
-// Backward may run in autograd's threads: one count for all.
-std::atomic<double> counted{0};
-
-void add(double flops) {
-  double before = counted.load(std::memory_order_relaxed);
-  while (!counted.compare_exchange_weak(before, before + flops)) {
-  }
-}
 
 const at::Tensor& tensor_at(c10::ArrayRef<const c10::IValue> values, size_t index) { return values[index].toTensor(); }
 
@@ -47,39 +39,37 @@ double product(const at::Tensor& a, const at::Tensor& b) {
   return 2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(-1));
 }
 
-std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
+/// Operations of a call, 0 for those that are not counted.
+double flops_of(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   const auto inputs = function.inputs();
-  if (name == "aten::mm" || name == "aten::bmm") {
-    add(product(tensor_at(inputs, 0), tensor_at(inputs, 1)));
-  } else if (name == "aten::addmm" || name == "aten::baddbmm") {
-    add(product(tensor_at(inputs, 1), tensor_at(inputs, 2)));
-  } else if (name == "aten::convolution") {
-    add(kernels(tensor_at(inputs, 1), places_out(inputs)));
-  } else if (name == "aten::convolution_backward") {
-    // One of as many operations as forward for each gradient that is wanted, of the input and of the weights.
-    const auto wanted = inputs.back().toBoolList();
-    const bool transposed = inputs[7].toBool();
-    const double each = kernels(tensor_at(inputs, 2), places_of(tensor_at(inputs, transposed ? 1 : 0)));
-    add(each * (static_cast<double>(wanted.get(0)) + static_cast<double>(wanted.get(1))));
-  }
-  return nullptr;
+  if (name == "aten::mm" || name == "aten::bmm") return product(tensor_at(inputs, 0), tensor_at(inputs, 1));
+  if (name == "aten::addmm" || name == "aten::baddbmm") return product(tensor_at(inputs, 1), tensor_at(inputs, 2));
+  if (name == "aten::convolution") return kernels(tensor_at(inputs, 1), places_out(inputs));
+  if (name != "aten::convolution_backward") return 0;
+  // One of as many operations as forward for each gradient that is wanted, of the input and of the weights.
+  const auto wanted = inputs.back().toBoolList();
+  const bool transposed = inputs[7].toBool();
+  const double each = kernels(tensor_at(inputs, 2), places_of(tensor_at(inputs, transposed ? 1 : 0)));
+  return each * (static_cast<double>(wanted.get(0)) + static_cast<double>(wanted.get(1)));
 }
 
-/// Counts while it lives.
-class Counting {
+/// Backward may run in autograd's threads: one sum for all.
+class Counter final : public detail::OperationObserver {
  public:
-  Counting()
-      : handle_(at::addGlobalCallback(at::RecordFunctionCallback(begin).needsInputs(true).scopes(
-            {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {
-    counted = 0;
+  void begin(const at::RecordFunction& operation) override {
+    const double more = flops_of(operation);
+    const std::lock_guard lock(mutex_);
+    sum_ += more;
   }
-  ~Counting() { at::removeCallback(handle_); }
-  Counting(const Counting&) = delete;
-  Counting& operator=(const Counting&) = delete;
+  double sum() {
+    const std::lock_guard lock(mutex_);
+    return sum_;
+  }
 
  private:
-  at::CallbackHandle handle_;
+  std::mutex mutex_;
+  double sum_ = 0;
 };
 
 }  // namespace
@@ -87,10 +77,11 @@ class Counting {
 absl::StatusOr<double> count_step_flops(const StepRecipe& recipe, int64_t batch_size) {
   StepRecipe plain = recipe;
   plain.step.precision = Precision::kFp32;
-  const Counting counting;
+  const auto counter = std::make_shared<Counter>();
+  const detail::OperationWatch watch(detail::WatchPurpose::kCount, counter);
   const auto trace = record_step_memory(plain, batch_size, 1);
   if (!trace.ok()) return trace.status();
-  return counted.load() / 2;  // it takes two steps
+  return counter->sum() / 2;  // it takes two steps
 }
 
 }  // namespace trainkit

@@ -1,5 +1,6 @@
 #include "step_graphs.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -39,8 +40,13 @@ void ScalarPack::pack(const std::vector<at::Tensor>& scalars, at::Device device)
   }
 }
 
-std::vector<at::Tensor> ScalarPack::unpack() const {
-  const at::Tensor bytes = bytes_.clone();
+void ScalarPack::make_room() {
+  if (!room_.defined()) room_ = at::empty_like(bytes_);
+}
+
+std::vector<at::Tensor> ScalarPack::unpack() {
+  make_room();
+  const at::Tensor bytes = std::exchange(room_, {}).copy_(bytes_);
   std::vector<at::Tensor> scalars;
   for (size_t i = 0; i < scalars_.size(); ++i) {
     const Scalar& scalar = scalars_[i];
@@ -73,7 +79,7 @@ StepGraphs::Action StepGraphs::next(const StepKey& key) {
   current_ = &entry(key);
   current_->last_use = ++clock_;
   if (displaced_ > limits_.patience && displaced_ > steps_ / 4) {
-    give_up("batches come in too many shapes");
+    give_up("batches come in too many shapes, or loss functions are made anew");
     return Action::kEager;
   }
   if (current_->graph) {

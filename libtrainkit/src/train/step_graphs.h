@@ -42,8 +42,10 @@ class ScalarPack {
  public:
   /// Part of the capture. Throws c10::ValueError if one is no scalar, or not on `device`.
   void pack(const std::vector<at::Tensor>& scalars, at::Device device);
+  /// Takes the memory that the next unpack() needs, unless it has been taken: that one cannot fail then.
+  void make_room();
   /// The same scalars in memory of their own, in the order given; undefined ones stay so.
-  std::vector<at::Tensor> unpack() const;
+  std::vector<at::Tensor> unpack();
 
  private:
   struct Scalar {
@@ -53,6 +55,7 @@ class ScalarPack {
   };
   std::vector<Scalar> scalars_;
   at::Tensor bytes_;  // uint8, 16 of them for each
+  at::Tensor room_;   // of the same size
 };
 
 /// What stands for a step: the shapes of its batches and all else that a graph is made for.

@@ -111,6 +111,7 @@ int64_t gradient_bytes(const torch::nn::Module& model) {
 TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
   TrainStepOptions options = recipe.step;
   options.grad_accum_steps = micro_batches;
+  options.cuda_graph = CudaGraph::kOff;  // on the CPU
   if (options.precision == Precision::kFp16) options.precision = Precision::kBf16;
   if (recipe.keeps_gradients) options.zero_grad_set_to_none = false;
   return options;
@@ -127,6 +128,9 @@ LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, de
     return output;
   };
 }
+
+/// Whether steps will be done as the last one was: eagerly, or by a graph. Before a graph, they are watched.
+bool is_like_all_that_follow(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
 
 }  // namespace
 
@@ -194,7 +198,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
 
 absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, int64_t batch_size,
                                  int64_t micro_batches) try {
-  constexpr int kSteps = 4;
+  constexpr int kTimed = 3, kMostWarmUps = 20;
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
   const GeneratorsKept generators_kept;
@@ -210,15 +214,18 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   TrainStep step(*devices, *optimizer, options);
   const Batch there = device.is_cpu() ? rows : rows.to(device);
   double fastest = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kSteps; ++i) {
+  int timed = 0;
+  for (int done = 0; timed < kTimed; ++done) {
+    const bool is_warm = done == kMostWarmUps || (done > 0 && is_like_all_that_follow(step));
     synchronize(device);
     const auto start = std::chrono::steady_clock::now();
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) step.accumulate(there, recipe.loss);
     step.finish();
     if (step.split() > 1) return absl::ResourceExhaustedError("the step fits only in parts");
     synchronize(device);
-    if (i > 0)
-      fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    if (!is_warm && timed == 0) continue;
+    fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    ++timed;
   }
   return fastest;
 } catch (...) {

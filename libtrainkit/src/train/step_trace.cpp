@@ -2,25 +2,28 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <string_view>
 
 namespace trainkit::detail {
 namespace {
 
-std::mutex one_trace_at_a_time;
-StepTrace* current_trace = nullptr;
-thread_local int fused_depth = 0;
+thread_local int opaque_depth = 0;
 
-/// The CPU's kernels of a fused update read step counts and learning rates, which are the host's own there.
-bool is_fused_update(const at::RecordFunction& operation) {
-  return std::string_view(operation.name()).starts_with("aten::_fused_");
+/// Operations within which nothing is looked at. The CPU's kernels of a fused update read step counts and learning
+/// rates, which are the host's own there. An attention's kernels write down the generator's state, as numbers of the
+/// host in an eager step and as tensors of the device in a graph; what else they ask for follows from their inputs.
+bool is_opaque(const at::RecordFunction& operation) {
+  const std::string_view name = operation.name();
+  const bool is_attention = name.starts_with("aten::_") && name.find("_attention") != std::string_view::npos &&
+                            name.find("_attention_math") == std::string_view::npos;
+  return is_attention || name.starts_with("aten::_fused_");
 }
 
 /// A value that the host had in hand, and that a kernel gets as an argument.
@@ -119,45 +122,58 @@ std::string difference(const StepRecord& before, const StepRecord& after) {
   return fmt::format("{} operations where {} had been", after.operations.size(), before.operations.size());
 }
 
+/// Writes operations down, until record() takes them.
+class StepTrace::Observer final : public OperationObserver {
+ public:
+  explicit Observer(at::Device device) : device_(device) {}
+
+  void begin(const at::RecordFunction& operation) override {
+    if (opaque_depth == 0) add(operation);
+    if (is_opaque(operation)) ++opaque_depth;
+  }
+  void end(const at::RecordFunction& operation) override {
+    if (is_opaque(operation)) --opaque_depth;
+  }
+  void failed() override {
+    const std::lock_guard lock(mutex_);
+    failed_ = true;
+  }
+
+  StepRecord record() {
+    const std::lock_guard lock(mutex_);
+    if (failed_ && record_.obstacle.empty()) record_.obstacle = "the host has no memory to watch it";
+    return std::move(record_);
+  }
+
+ private:
+  void add(const at::RecordFunction& operation);
+  void look_for_obstacle(const at::RecordFunction& operation);
+
+  std::mutex mutex_;
+  at::Device device_;
+  StepRecord record_;
+  bool failed_ = false;
+};
+
 StepTrace::StepTrace(at::Device device)
-    : only_(one_trace_at_a_time),
-      device_(device),
-      host_generator_(at::globalContext().defaultGenerator(at::kCPU)),
-      host_state_(state_of(host_generator_)) {
-  current_trace = this;
-  handle_ = at::addThreadLocalCallback(  // autograd's threads take it over with the rest of this thread's state
-      at::RecordFunctionCallback(
-          [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-            current_trace->begin(operation);
-            if (is_fused_update(operation)) ++fused_depth;
-            return nullptr;
-          },
-          [](const at::RecordFunction& operation, at::ObserverContext*) {
-            if (is_fused_update(operation)) --fused_depth;
-          })
-          .needsInputs(true)
-          .scopes({at::RecordScope::FUNCTION}));
+    : host_generator_(at::globalContext().defaultGenerator(at::kCPU)),
+      host_state_(state_of(host_generator_)),
+      observer_(std::make_shared<Observer>(device)) {
+  watch_.emplace(WatchPurpose::kTrace, observer_);
 }
 
-StepTrace::~StepTrace() { stop(); }
-
-void StepTrace::stop() {
-  if (!watching_) return;
-  at::removeCallback(handle_);
-  current_trace = nullptr;
-  watching_ = false;
-}
+StepTrace::~StepTrace() = default;
 
 StepRecord StepTrace::finish() {
-  stop();
+  watch_.reset();
+  StepRecord record = observer_->record();
   const at::Tensor now = state_of(host_generator_);
   const bool same = std::memcmp(now.const_data_ptr(), host_state_.const_data_ptr(), now.nbytes()) == 0;
-  if (!same && record_.obstacle.empty()) record_.obstacle = "random numbers are drawn on the CPU";
-  return std::move(record_);
+  if (!same && record.obstacle.empty()) record.obstacle = "random numbers are drawn on the CPU";
+  return record;
 }
 
-void StepTrace::begin(const at::RecordFunction& operation) {
-  if (fused_depth > 0) return;
+void StepTrace::Observer::add(const at::RecordFunction& operation) {
   Hash hash(device_);
   const std::set<size_t> left_out = generator_states(operation);
   const auto inputs = operation.inputs();
@@ -169,7 +185,7 @@ void StepTrace::begin(const at::RecordFunction& operation) {
   if (record_.obstacle.empty()) look_for_obstacle(operation);
 }
 
-void StepTrace::look_for_obstacle(const at::RecordFunction& operation) {
+void StepTrace::Observer::look_for_obstacle(const at::RecordFunction& operation) {
   const std::string_view name = operation.name();
   const auto inputs = operation.inputs();
   const auto any = [&](const auto& test) { return std::any_of(inputs.begin(), inputs.end(), test); };

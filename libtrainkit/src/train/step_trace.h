@@ -5,13 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <mutex>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-namespace at {
-struct RecordFunction;
-}
+#include "operation_watch.h"
 
 namespace trainkit::detail {
 
@@ -31,7 +30,6 @@ struct StepRecord {
 std::string difference(const StepRecord& before, const StepRecord& after);
 
 /// Watches the operations of the thread that made it, and of autograd's threads that work for it, until finish().
-/// One at a time in a process: a second one waits.
 class StepTrace {
  public:
   explicit StepTrace(at::Device device);
@@ -42,18 +40,12 @@ class StepTrace {
   StepRecord finish();
 
  private:
-  void begin(const at::RecordFunction& operation);
-  void look_for_obstacle(const at::RecordFunction& operation);
-  void stop();
+  class Observer;
 
-  std::unique_lock<std::mutex> only_;
-  std::mutex mutex_;
-  at::Device device_;
   at::Generator host_generator_;
   at::Tensor host_state_;
-  uint64_t handle_ = 0;  // at::CallbackHandle
-  bool watching_ = true;
-  StepRecord record_;
+  std::shared_ptr<Observer> observer_;
+  std::optional<OperationWatch> watch_;
 };
 
 }  // namespace trainkit::detail

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 
+#include "core/device_error.h"
 #include "counted_rows.h"
 #include "nonfinite.h"
 #include "step_graphs.h"
@@ -69,6 +70,11 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
 
 }  // namespace
 
+uint64_t LossFunction::next_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 /// What a replica's part of a micro-batch came to; no output if it had no rows.
 struct TrainStep::ReplicaResult {
   std::optional<LossOutput> output;
@@ -91,6 +97,10 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
                     "precision fp16 needs a GPU; use bf16 on the CPU");
   if (optimizer.param_groups().empty()) {
     for (auto& group : default_param_groups(*devices.module())) optimizer.add_param_group(std::move(group));
+  }
+  for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
+    const std::string name = devices.device(replica).str();
+    if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
   create_mirrors();
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) device_list_.push_back(devices.device(replica));
@@ -185,6 +195,7 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accep
 void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
 
 void TrainStep::accept(const Batch& batch, const LossFunction* lent, LossFunction own) {
+  detail::note_step(device_names_, step_ + 1);
   if (accumulated_ == 0) in_flight_->begin();
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
@@ -288,8 +299,7 @@ void TrainStep::take_again() {
 
 /// Tries a stage that changes nothing before it has all its memory: again, when it has none, with what can be given
 /// back.
-template <class Stage>
-void TrainStep::with_memory(const Stage& stage) {
+void TrainStep::with_memory(c10::function_ref<void()> stage) {
   for (int attempt = 0;; ++attempt) {
     try {
       return stage();
@@ -536,20 +546,18 @@ void TrainStep::update() {
     with_memory([&] { found_inf = scaler_.found_inf(optimizer_); });
     count_skips(found_inf);
   }
-  scaler_.update();
-  if (scheduler_) scheduler_->step();
+  with_memory([&] { scaler_.update(); });
+  if (scheduler_) with_memory([&] { scheduler_->step(); });
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
 }
 
 /// A norm of gradients that are not finite is not finite either.
 void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
   at::Tensor norm, found_inf;
-  with_memory([&] {
-    norm = clip_grad_norm_(optimizer, options_.grad_clip);
-    if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // on the CPU, the host's own memory
-      found_inf = at::isfinite(norm).logical_not_().to(at::kFloat);
-    }
-  });
+  with_memory([&] { norm = clip_grad_norm_(optimizer, options_.grad_clip); });
+  if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // on the CPU, the host's own memory
+    with_memory([&] { found_inf = at::isfinite(norm).logical_not_().to(at::kFloat); });
+  }
   with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
   if (&optimizer != &optimizer_) return;
   if (options_.grad_clip > 0) metrics_.grad_norm = norm;

@@ -79,8 +79,7 @@ detail::StepKey TrainStep::step_key() const {
   detail::StepKey key = {split_, accumulated_, devices_.module()->is_training()};
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
-    key.insert(key.end(), {address(kept.lent_loss), static_cast<int64_t>(kept.lent_loss->target_type().hash_code()),
-                           kept.batch.size(), kept.batch.padding_rows()});
+    key.insert(key.end(), {static_cast<int64_t>(kept.lent_loss->id()), kept.batch.size(), kept.batch.padding_rows()});
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       key.insert(key.end(), {static_cast<int64_t>(tensor.scalar_type()), tensor.dim()});
       key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -108,7 +107,9 @@ void TrainStep::finish_with_graphs() {
     graphs_->leave_out(std::move(reason));
     return compute();
   }
-  if (scheduler_) scheduler_->reserve(optimizer_.max_step_count() + 2);  // a graph cannot make the table longer
+  // A graph cannot make the table longer.
+  if (scheduler_) with_memory([&] { scheduler_->reserve(optimizer_.max_step_count() + 2); });
+  if (!uses_graphs()) return compute();  // memory was wanted
   switch (graphs_->next(step_key())) {
     case Action::kEager:
       return compute();
@@ -119,7 +120,12 @@ void TrainStep::finish_with_graphs() {
     case Action::kCapture:
       return capture_step() ? replay_step(/*first=*/true) : compute();
     case Action::kReplay:
-      if (graphs_->current().state == step_state()) return replay_step(/*first=*/false);
+      if (graphs_->current().state == step_state()) {
+        with_memory([&] {
+          if (uses_graphs()) graphs_->current().outputs.make_room();
+        });
+        return uses_graphs() ? replay_step(/*first=*/false) : compute();
+      }
       graphs_->forget();
       return compute();
   }
@@ -149,6 +155,7 @@ bool TrainStep::capture_step() {
     capturing_ = true;
     graphs_->captured(graphs_->backend().capture([&] { record_step(graph); }));
     capturing_ = false;
+    graph.outputs.make_room();
     TORCH_CHECK(graph.state == step_state(), "the step changes where weights, gradients or optimizer state lie");
   } catch (...) {
     undo_capture(first_line(std::string(status_from_current_exception().message())));
@@ -195,6 +202,7 @@ void TrainStep::undo_capture(std::string reason) {
   snapshot_->restore();
   abandon(/*for_good=*/false);
   begun_ = 0;
+  empty_device_cache();  // the capture's memory
 }
 
 /// `first`: right after its capture, which has left the host as after the step.

@@ -88,8 +88,7 @@ class Operation {
     for (size_t i = 0; i < stack.size(); ++i) {
       const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
       const bool writes = alias && alias->isWrite();
-      arguments_.push_back(schema.arguments()[i].name() == "half_to_float" ? c10::IValue(false)
-                                                                           : argument(stack[i], writes));
+      arguments_.push_back(plain(schema.arguments()[i].name(), argument(stack[i], writes)));
       is_written_.push_back(writes);
     }
   }
@@ -143,6 +142,16 @@ class Operation {
 
   static bool is_low(const at::Tensor& t) {
     return t.defined() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16);
+  }
+
+  /// Arguments that say what else than float32 is computed in: all is raised to that before, and lowered after.
+  static c10::IValue plain(const std::string& name, const c10::IValue& value) {
+    if (name == "half_to_float") return false;     // of softmax and its logarithm
+    if (name == "input_dtype" && value.isInt()) {  // of their gradients
+      const auto type = static_cast<at::ScalarType>(value.toInt());
+      return static_cast<int64_t>(type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type);
+    }
+    return value;
   }
 
   /// float32 in place of half and bfloat16: kernels compute in it, and the CPU lacks many operations on half.

@@ -15,6 +15,8 @@ std::vector<std::shared_ptr<Capture>>& active_captures() {
   return *captures;
 }
 
+std::atomic<int> captures_underway{0};
+
 struct Graph {
   std::shared_ptr<const std::vector<Work>> nodes;
 };
@@ -51,6 +53,18 @@ cudaError_t unsafe_call(const char* name) {
   return fail(cudaErrorStreamCaptureUnsupported);
 }
 
+cudaError_t call_in_capture(const char* name, bool is_always) {
+  if (!is_always && captures_underway == 0) return cudaSuccess;
+  const uint64_t n = ++counts().capture_calls;
+  if (const long wanted = setting("FAIL_CAPTURE", 0L); wanted <= 0 || n != static_cast<uint64_t>(wanted)) {
+    return cudaSuccess;
+  }
+  const std::lock_guard lock(api_mutex());
+  for (const auto& capture : active_captures()) capture->is_invalid = true;
+  note(std::string(name) + " fails because of CUDA_SIM_FAIL_CAPTURE");
+  return fail(cudaErrorStreamCaptureUnsupported);
+}
+
 cudaError_t illegal_in(Stream& stream, const char* name) {
   stream.capture->is_invalid = true;
   note(std::string(name) + " is called for a stream that captures");
@@ -69,7 +83,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  CUDA_SIM_ENTER();
+  CUDA_SIM_ENTER_SAFELY();
+  if (const cudaError_t error = call_in_capture(__func__, /*is_always=*/true)) return error;
   const std::lock_guard lock(api_mutex());
   Stream* stream = stream_of(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
@@ -84,11 +99,13 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
   capture->clocks[stream];
   stream->capture = capture;
   active_captures().push_back(std::move(capture));
+  ++captures_underway;
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   *graph = nullptr;
+  (void)call_in_capture(__func__, /*is_always=*/true);  // it ends the capture also where it fails
   const std::lock_guard lock(api_mutex());
   Stream* stream = stream_of(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
@@ -101,6 +118,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   const bool unjoined = is_unjoined(*capture);
   for (const auto& [other, clock] : capture->clocks) other->capture = nullptr;
   std::erase(active_captures(), capture);
+  --captures_underway;
   if (capture->is_invalid) return fail(cudaErrorStreamCaptureInvalidated);
   if (unjoined) return fail(cudaErrorStreamCaptureUnjoined);
   *graph =
@@ -111,7 +129,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id,
                                      cudaGraph_t* graph, const cudaGraphNode_t** dependencies,
                                      const cudaGraphEdgeData** edges, size_t* count) {
-  CUDA_SIM_ENTER();
+  CUDA_SIM_ENTER_SAFELY();
   const std::lock_guard lock(api_mutex());
   const Stream* stream = stream_of(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
@@ -136,7 +154,8 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
-  CUDA_SIM_ENTER();
+  CUDA_SIM_ENTER_SAFELY();
+  if (const cudaError_t error = call_in_capture(__func__, /*is_always=*/true)) return error;
   *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
 }

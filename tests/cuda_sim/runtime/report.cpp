@@ -98,6 +98,7 @@ void print_counts(FILE* to) {
   number("mallocs", c.mallocs);
   number("frees", c.frees);
   number("host_allocations", c.host_allocations);
+  number("capture_calls", c.capture_calls);
   number("findings", c.findings, "}\n");
 }
 

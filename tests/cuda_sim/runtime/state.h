@@ -136,7 +136,18 @@ cudaError_t fail(cudaError_t error);
 cudaError_t sticky_error();
 void set_sticky_error(cudaError_t error);
 
-#define CUDA_SIM_ENTER()                                                                             \
+/// Counts a call that is part of a capture; fails it, and the capture, if it is the one that CUDA_SIM_FAIL_CAPTURE
+/// names. Always counted: the calls that begin, end and instantiate (`is_always`).
+cudaError_t call_in_capture(const char* name, bool is_always = false);
+
+#define CUDA_SIM_ENTER()                                                                                     \
+  do {                                                                                                       \
+    if (const cudaError_t sticky = ::cuda_sim::sticky_error(); sticky != cudaSuccess) return sticky;         \
+    if (const cudaError_t error = ::cuda_sim::call_in_capture(__func__); error != cudaSuccess) return error; \
+  } while (false)
+
+/// The same for a call that no capture fails, because it asks or because the runtime's own functions call it.
+#define CUDA_SIM_ENTER_SAFELY()                                                                      \
   do {                                                                                               \
     if (const cudaError_t sticky = ::cuda_sim::sticky_error(); sticky != cudaSuccess) return sticky; \
   } while (false)
@@ -155,7 +166,7 @@ struct Counts {
       fills{0};
   std::atomic<uint64_t> bytes_to_device{0}, bytes_to_host{0}, pageable{0};
   std::atomic<uint64_t> stream_syncs{0}, event_syncs{0}, device_syncs{0};
-  std::atomic<uint64_t> mallocs{0}, frees{0}, host_allocations{0}, findings{0};
+  std::atomic<uint64_t> mallocs{0}, frees{0}, host_allocations{0}, capture_calls{0}, findings{0};
 };
 Counts& counts();
 

@@ -215,7 +215,7 @@ static void run_work(const Work& work, AccessLog::Entry& entry) {
 }
 
 cudaError_t enqueue_work(cudaStream_t handle, Work work) {
-  CUDA_SIM_ENTER();
+  CUDA_SIM_ENTER_SAFELY();
   const std::lock_guard lock(api_mutex());
   Stream* stream = stream_of(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;

@@ -105,8 +105,9 @@ struct RunOptions {
   bool mixed_precision = false;
   /// fp32, bf16 or fp16; empty follows mixed_precision.
   std::string precision = {};
-  /// auto, on or off: whether a step is one CUDA graph.
-  std::string cuda_graph = "auto";
+  /// auto, on or off: whether a step is one CUDA graph. A program whose loss function and model read no host values
+  /// that change makes auto its default, as the project's trainers do.
+  std::string cuda_graph = "off";
   Seconds dist_timeout{120};
   std::string dist_bind = "loopback";
   /// Ranks of one machine sum CPU tensors in memory that they share; see ProcessGroupOptions.

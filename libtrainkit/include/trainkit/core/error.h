@@ -12,16 +12,17 @@ namespace trainkit {
 /// The exit code of every trainkit program. A run that was stopped by signal n, after a verified save, exits 128 + n.
 enum class ExitCode : int {
   kOk = 0,
-  kBug = 1,            ///< A fault of ours.
-  kUsage = 2,          ///< A flag or a combination of flags.
-  kConfig = 3,         ///< A configuration file.
-  kData = 4,           ///< A data set.
-  kWeights = 5,        ///< A weight file or a checkpoint that is read.
-  kStorage = 6,        ///< A disk that is full, read-only or failing.
-  kOutOfMemory = 7,    ///< Out of memory with one row at a time.
-  kDistributed = 8,    ///< Another rank, or the network between them.
-  kNumerics = 9,       ///< Values that are not finite, again and again.
-  kStalledWorker = 10  ///< A loader worker that did not answer within the timeout.
+  kBug = 1,             ///< A fault of ours.
+  kUsage = 2,           ///< A flag or a combination of flags.
+  kConfig = 3,          ///< A configuration file.
+  kData = 4,            ///< A data set.
+  kWeights = 5,         ///< A weight file or a checkpoint that is read.
+  kStorage = 6,         ///< A disk that is full, read-only or failing.
+  kOutOfMemory = 7,     ///< Out of memory with one row at a time.
+  kDistributed = 8,     ///< Another rank, or the network between them.
+  kNumerics = 9,        ///< Values that are not finite, again and again.
+  kStalledWorker = 10,  ///< A loader worker that did not answer within the timeout.
+  kDevice = 11          ///< A GPU that failed: nothing can be computed on it until the program starts anew.
 };
 
 /// One error, field by field. Everything but `id` and `problem` may be empty.

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,8 +35,43 @@ struct LossOutput {
   std::vector<std::pair<std::string, at::Tensor>> metrics = {};
 };
 
-/// The loss of `batch` under a model, differentiable.
-using LossFunction = std::function<LossOutput(torch::nn::Module& model, const Batch& batch)>;
+/// The loss of `batch` under a model, differentiable: a std::function with an identity, by which TrainStep notices that
+/// a captured step belongs to another function.
+class LossFunction {
+ public:
+  LossFunction() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): as std::function
+  LossFunction(std::nullptr_t) {}
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, LossFunction> &&
+           std::is_invocable_r_v<LossOutput, std::decay_t<F>&, torch::nn::Module&, const Batch&>)
+      // NOLINTNEXTLINE(google-explicit-constructor): as std::function
+      LossFunction(F&& call)
+      : call_(std::forward<F>(call)), id_(next_id()) {}
+
+  /// A copy has state of its own, and so another identity.
+  LossFunction(const LossFunction& other) : call_(other.call_), id_(next_id()) {}
+  LossFunction(LossFunction&& other) noexcept
+      : call_(std::exchange(other.call_, nullptr)), id_(std::exchange(other.id_, 0)) {}
+  LossFunction& operator=(LossFunction other) noexcept {
+    call_ = std::move(other.call_);
+    id_ = other.id_;
+    return *this;
+  }
+  ~LossFunction() = default;
+
+  LossOutput operator()(torch::nn::Module& model, const Batch& batch) const { return call_(model, batch); }
+  explicit operator bool() const { return static_cast<bool>(call_); }
+
+  /// A number that no other function of the process has had, also none that was at the same address before.
+  uint64_t id() const { return id_; }
+
+ private:
+  static uint64_t next_id();
+
+  std::function<LossOutput(torch::nn::Module& model, const Batch& batch)> call_;
+  uint64_t id_ = 0;
+};
 
 namespace detail {
 

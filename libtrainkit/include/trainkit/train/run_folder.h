@@ -26,6 +26,9 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
 /// What a run computes in on `device`, see resolve_precision.
 Precision run_precision(const RunOptions& run, at::Device device);
 
+/// What --cuda_graph says.
+CudaGraph run_cuda_graph(const RunOptions& run);
+
 /// Gives LibTorch's own loops the processors that the loader's workers leave (suggest_intra_op_threads), shared by the
 /// ranks of this machine; never more threads than it has already (OMP_NUM_THREADS). Returns their number. Sums of
 /// LibTorch depend on it in the last bits: it follows from the flags and the machine alone, so that a resumed run has

@@ -86,10 +86,11 @@ struct StepRecipe {
 /// model, the loss or LibTorch, translated.
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size, int64_t micro_batches);
 
-/// Seconds of such a step on `device`, in the recipe's own precision: the fastest of three after one to warm up. The
-/// copies of the rows and the exchange of gradients with other devices are not part of it. Blocks until the device is
-/// done, and leaves nothing behind either; what the device's allocator kept for later is given back. The same errors,
-/// and kResourceExhausted where the device has no memory for it.
+/// Seconds of such a step on `device`, in the recipe's own precision: the fastest of three. One step is left out before
+/// them to warm up; where the recipe's step may be a CUDA graph, all steps before that. The copies of the rows and the
+/// exchange of gradients with other devices are not part of it. Blocks until the device is done, and leaves nothing
+/// behind either; what the device's allocator kept for later is given back. The same errors, and kResourceExhausted
+/// where the device has no memory for it.
 absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, int64_t batch_size,
                                  int64_t micro_batches);
 

@@ -2,6 +2,7 @@
 /// One optimizer step: forward, backward, unscale, clip, update, schedule.
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <array>
 #include <atomic>
@@ -39,10 +40,12 @@ enum class Precision {
 };
 
 /// Whether a step is one CUDA graph: all that it asks of the device is recorded once and then started by a single call.
+/// kAuto and kOn state that loss function and model read no host values that change: a captured step calls neither, and
+/// the numbers that they computed on the host (a loss weight that is annealed, a counter) stay those of the capture.
 enum class CudaGraph {
   kAuto,  ///< Where it can be: on one CUDA device. Elsewhere steps run eagerly, and graph_reason() says why.
   kOn,    ///< The same, and an error where it is known from the beginning that it cannot be.
-  kOff
+  kOff    ///< Every step is eager: right for every loss function, and the default.
 };
 
 struct TrainStepOptions {
@@ -59,7 +62,7 @@ struct TrainStepOptions {
   /// too.
   bool skip_nonfinite = false;
   GradScalerOptions scaler = {};
-  CudaGraph cuda_graph = CudaGraph::kAuto;
+  CudaGraph cuda_graph = CudaGraph::kOff;
   /// Called when a step is out of memory with one row at a time: gives back what can be computed anew (a cache of a
   /// frozen encoder) and says whether that was anything.
   std::function<bool()> release_memory = nullptr;
@@ -103,17 +106,19 @@ struct StepMetrics {
 /// ranks three cases cannot be mended: a model with exchanges of its own (SyncBatchNorm), gradients that were on their
 /// way already, and the Reducer's arrangement of buckets.
 ///
-/// On one CUDA device the whole step is captured as a CUDA graph, after three eager ones with batches of the same
-/// shapes and the same loss function; each of a few shapes has its graph. Then
+/// With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph on one CUDA device, after three eager
+/// ones with batches of the same shapes and the same loss function; each of a few shapes has its graph. Then
 ///   - accumulate() only keeps its batch and finish() does the rest, exceptions included: no gradients in between;
 ///   - the loss function is not called. What it computes on the host stays what it was when the step was captured.
 /// So a step is captured only if two eager ones asked LibTorch for the same operations with the same numbers, read
 /// nothing from the device, took nothing from the host's memory and drew no random numbers there; and every 1000th step
 /// runs eagerly and is compared with what was captured. A step that is not so runs eagerly from then on, and
-/// graph_reason() says why. The loss function must be a LossFunction that the caller keeps, not a temporary. Results
-/// are those of eager steps, bit for bit, with an optimizer that counts on the device (Optimizer::counts_on_device,
-/// which TrainStep sees to). A graph keeps the memory of its step to itself; when an eager step has none left, graphs
-/// are given up first.
+/// graph_reason() says why. A host value that changes between two such comparisons is used late: no graphs for a loss
+/// function or a model that has one, or a tensor on the device in its place. The loss function must be a LossFunction
+/// that the caller keeps, not a temporary; one that is made or assigned anew is another, also at the same address.
+/// Results are those of eager steps, bit for bit, with an optimizer that counts on the device
+/// (Optimizer::counts_on_device, which TrainStep sees to). A graph keeps the memory of its step to itself; when an
+/// eager step has none left, graphs are given up first.
 ///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch pass through; the gradients accumulated so far are
 /// dropped then, and weights and optimizer state are untouched, on every rank. Where another rank failed or is lost,
@@ -221,8 +226,7 @@ class TrainStep {
   void update_unless_nonfinite(Optimizer& optimizer);
   void count_skips(const at::Tensor& found_inf);
   std::string find_nonfinite();
-  template <class Stage>
-  void with_memory(const Stage& stage);
+  void with_memory(c10::function_ref<void()> stage);
   Batch shard_of(const Batch& batch, int64_t replica);
   ReplicaResult run_replica(int64_t replica, const Batch& shard, const LossFunction& loss);
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
@@ -271,12 +275,13 @@ class TrainStep {
   int64_t step_ = 0;
   std::unique_ptr<detail::StepSnapshot> snapshot_;
   std::unique_ptr<detail::StepGraphs> graphs_;  // null where no step can be captured
-  std::string no_graphs_;                       // why not
-  std::vector<at::Tensor> module_state_;        // parameters, buffers
+  std::string device_names_;
+  std::string no_graphs_;                 // why not
+  std::vector<at::Tensor> module_state_;  // parameters, buffers
   bool capturing_ = false;
   std::vector<KeptBatch> kept_;
   std::unique_ptr<detail::StepsInFlight> in_flight_;
-  std::vector<at::Device> device_list_;  // of the replicas
+  std::vector<at::Device> device_list_;         // of the replicas
   at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
   int64_t split_ = 1;
   bool released_ = false;     // the last failure was met by release_memory

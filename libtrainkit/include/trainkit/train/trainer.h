@@ -44,8 +44,8 @@ struct TrainerOptions {
   /// Longest gradient, as a 2-norm over all parameters; 0 does not clip.
   double grad_clip = 0;
   GradScalerOptions scaler = {};
-  /// See TrainStep. Not for a loss function that does on the host what changes from step to step.
-  CudaGraph cuda_graph = CudaGraph::kAuto;
+  /// kAuto where neither loss function nor model reads host values that change; see CudaGraph.
+  CudaGraph cuda_graph = CudaGraph::kOff;
   /// With kFail, gradients are looked at where they are clipped, and the loss when it is logged. Float16's scaler skips
   /// steps in any case.
   OnNonfinite on_nonfinite = OnNonfinite::kFail;

@@ -14,7 +14,7 @@ Bits cross_entropy_case(Numbers numbers, int64_t rows, int64_t classes, bool is_
   std::vector<int64_t> wanted(n);
   for (size_t r = 0; r < n; ++r) wanted[r] = r % 4 == 1 ? kIgnored : static_cast<int64_t>(r * 7) % classes;
   const Items<int64_t> target(wanted);
-  const Values log_sums(Number::kFloat, n), losses(Number::kFloat, n), inverse_count(Number::kFloat, 1),
+  const Values log_sums(Number::kFloat, 2 * n), losses(Number::kFloat, n), inverse_count(Number::kFloat, 1),
       loss(numbers.stream, 1);
   const CrossEntropyArguments a = {rows,           classes,           kIgnored,        logits.address(),
                                    target.address, log_sums.floats(), losses.floats(), inverse_count.floats(),
@@ -44,11 +44,14 @@ Bits cross_entropy_case(Numbers numbers, int64_t rows, int64_t classes, bool is_
   CHECK(on_gpu::run(b, numbers, nullptr) == cudaSuccess, "cross entropy gradient");
 
   double total = 0, counted = 0;
-  std::vector<double> slopes(size), sums(n);
+  std::vector<double> slopes(size), sums(n), kept(2 * n);
   for (size_t r = 0; r < n; ++r) {
     if (wanted[r] == kIgnored) continue;
     for (int64_t c = 0; c < classes; ++c) sums[r] += std::exp(logits[r * classes + c]);
     sums[r] = std::log(sums[r]);
+    kept[2 * r] = logits[r * classes];
+    for (int64_t c = 1; c < classes; ++c) kept[2 * r] = std::max(kept[2 * r], logits[r * classes + c]);
+    kept[2 * r + 1] = sums[r] - kept[2 * r];
     total += sums[r] - logits[r * classes + wanted[r]];
     counted += 1;
   }
@@ -59,7 +62,7 @@ Bits cross_entropy_case(Numbers numbers, int64_t rows, int64_t classes, bool is_
     slopes[i] = 0.5 / counted * (std::exp(logits[i] - sums[r]) - is_target);
   }
   loss.expect({total / counted}, "loss");
-  log_sums.expect(sums, "log_sums");
+  log_sums.expect(kept, "log_sums");
   std::vector<double> with_shift(shift);
   with_shift.insert(with_shift.end(), slopes.begin(), slopes.end());
   if (shift) with_shift[0] = room[0];

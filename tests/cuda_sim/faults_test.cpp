@@ -1,0 +1,164 @@
+// What a trainer does when the simulated device fails or has no memory: one line, the right exit code, and checkpoints
+// that a run resumes from with the same bits.
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "apps/program.h"
+#include "apps/runs.h"
+#include "test_util.h"
+
+using namespace trainkit::test;
+
+namespace {
+
+constexpr int kSteps = 24;
+
+/// A small Transformer that trains on the simulated device.
+struct Trainings {
+  Trainings() {
+    std::filesystem::create_directory(dir / "text");
+    std::ofstream text(dir / "text" + "/a.txt");
+    for (int i = 0; i < 200; ++i) text << "line " << i * i << " of a text\n";
+  }
+
+  std::vector<std::string> flags(const std::string& run, std::vector<std::string> more) const {
+    more.insert(more.begin(), {"--input",
+                               dir / "text",
+                               "--output_dir",
+                               dir / run,
+                               "--max_steps",
+                               std::to_string(kSteps),
+                               "--hidden_dim",
+                               "16",
+                               "--n_layers",
+                               "1",
+                               "--n_heads",
+                               "2",
+                               "--block_size",
+                               "8",
+                               "--batch_size",
+                               "4",
+                               "--sample_tokens",
+                               "4",
+                               "--grad_accum_steps",
+                               "1",
+                               "--dropout",
+                               "0.1",
+                               "--save_every",
+                               "4",
+                               "--log_every",
+                               "1",
+                               "--seed",
+                               "3",
+                               "--device",
+                               "cuda",
+                               "--precision",
+                               "fp32"});
+    return more;
+  }
+
+  Ended run(const std::string& name, const std::vector<std::string>& more,
+            const std::vector<std::string>& settings = {}) const {
+    ProgramOptions options;
+    options.environment = {"LD_PRELOAD=" CUDA_SIM_LIBRARY, "LD_LIBRARY_PATH=" CUDA_SIM_FOLDER};
+    for (char** variable = environ; *variable; ++variable) options.environment->emplace_back(*variable);
+    options.environment->insert(options.environment->end(), settings.begin(), settings.end());
+    Program program("trainkit-transformer", flags(name, more), dir.path().string(), options);
+    const int code = program.wait();
+    return {code, program.output(), program.errors()};
+  }
+
+  /// A run without a fault, and the device's counts at its end.
+  nlohmann::json run_whole(const std::string& name, const std::vector<std::string>& more) const {
+    const Ended whole = run(name, more, {"CUDA_SIM_REPORT=" + dir / (name + ".json")});
+    INFO(whole.errors);
+    REQUIRE(whole.code == 0);
+    return nlohmann::json::parse(read_text(dir / (name + ".json")));
+  }
+
+  /// The losses of `name`, which is whole, are those of the run `as`.
+  void check_same(const std::string& name, const std::string& as) const {
+    CHECK(losses(dir / name) == losses(dir / as));
+    const auto weights = [&](const std::string& run) {
+      return read_text((dir / run) + "/checkpoints/step-000000" + std::to_string(kSteps) + "/model.safetensors");
+    };
+    CHECK(!weights(name).empty());
+    CHECK(weights(name) == weights(as));
+  }
+
+  TempDir dir;
+};
+
+int count_of(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+int points(int few, int many) { return environment("TRAINKIT_TEST_FULL").empty() ? few : many; }
+
+}  // namespace
+
+TEST_CASE("A device that fails ends a run with one line, and the run resumed has the bits of one that did not",
+          "[cuda_sim][device_failure]") {
+  const Trainings trainings;
+  for (const std::string graph : {"off", "auto"}) {
+    const std::vector<std::string> flags = {"--cuda_graph", graph};
+    const std::string whole = "whole_" + graph;
+    const auto launches = trainings.run_whole(whole, flags)["launches"].get<int>();
+    const int count = points(3, 30);
+    for (int i = 0; i < count; ++i) {
+      const int fault = launches * (2 * i + 1) / (2 * count);
+      const std::string name = graph + std::to_string(fault);
+      const Ended failed = trainings.run(name, flags, {"CUDA_SIM_FAIL_LAUNCH=" + std::to_string(fault)});
+      INFO("launch " << fault << " of " << launches << ", --cuda_graph " << graph << "\n" << failed.errors);
+      CHECK(failed.code == 11);
+      CHECK_THAT(failed.errors, Catch::StartsWith("trainkit: error[device.failed] cuda:0: an illegal memory access was "
+                                                  "encountered"));
+      CHECK(count_of(failed.errors, "error[") == 1);
+      CHECK(count_of(failed.errors, "\n") == 2);  // and a hint
+      const std::string record = read_text((trainings.dir / name) + "/error.json");
+      if (!losses(trainings.dir / name).empty()) {
+        CHECK_THAT(failed.errors, Catch::Contains("noticed at step "));
+        CHECK(nlohmann::json::parse(record)["exit_code"] == 11);
+      }
+      std::vector<std::string> again = flags;
+      if (std::filesystem::exists((trainings.dir / name) + "/checkpoints/latest")) {
+        again.insert(again.end(), {"--resume", "latest"});
+      }
+      const Ended resumed = trainings.run(name, again);
+      INFO(resumed.errors);
+      REQUIRE(resumed.code == 0);
+      trainings.check_same(name, whole);
+    }
+  }
+}
+
+TEST_CASE("A run whose device has no more memory ends with exit code 7 and what may help, or has the same bits",
+          "[cuda_sim][device_memory]") {
+  const Trainings trainings;
+  for (const std::string graph : {"off", "auto"}) {
+    const std::vector<std::string> flags = {"--cuda_graph", graph};
+    const std::string whole = "whole_" + graph;
+    const auto allocations = trainings.run_whole(whole, flags)["mallocs"].get<int>();
+    REQUIRE(allocations > 2);
+    int ended = 0;
+    for (int fault = 1; fault <= allocations; ++fault) {
+      const std::string name = graph + std::to_string(fault);
+      const Ended run = trainings.run(name, flags, {"CUDA_SIM_FAIL_MALLOC=" + std::to_string(fault) + ":1000000"});
+      INFO("from allocation " << fault << " of " << allocations << "\n" << run.output << run.errors);
+      if (run.code == 0) {
+        trainings.check_same(name, whole);
+        continue;
+      }
+      CHECK(run.code == 7);
+      CHECK(count_of(run.errors, "error[memory.exhausted]") == 1);
+      CHECK(count_of(run.errors, "\n") == 2);
+      if (std::filesystem::exists((trainings.dir / name) + "/config.yaml")) {
+        CHECK_THAT(run.output, Catch::Contains("What may help"));
+        ++ended;
+      }
+    }
+    CHECK(ended > 0);
+  }
+}

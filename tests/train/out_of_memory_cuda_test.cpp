@@ -1,0 +1,175 @@
+// What TrainStep does when the simulated device has no memory. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every tensor an
+// allocation of the device.
+#include <ATen/DeviceAccelerator.h>
+
+#include <map>
+
+#include "../ranks.h"
+#include "cuda_sim/cuda_sim_control.h"
+#include "gpu_training.h"
+#include "trainkit/core/status.h"
+
+#ifdef TRAINKIT_WITH_CUDA
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+#ifndef TRAINKIT_WITH_CUDA
+
+TEST_CASE("Out of memory on a device", "[train][out_of_memory_cuda]") { TRAINKIT_SKIP("this build is without CUDA"); }
+
+#else
+
+namespace {
+
+constexpr int64_t kBatchRows = 8;
+constexpr const char* kNeeds = "needs the simulated device, and PYTORCH_NO_CUDA_MEMORY_CACHING=1";
+
+uint64_t device_allocations() { return cuda_sim_counts()["mallocs"].get<uint64_t>(); }
+
+/// Bytes in use on all devices, after the allocator has given back what it keeps for later.
+int64_t used_memory() {
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  int64_t used = 0;
+  for (c10::DeviceIndex device = 0; device < at::accelerator::deviceCount(); ++device) {
+    const auto [free, total] = at::accelerator::getMemoryInfo(device);
+    used += static_cast<int64_t>(total - free);
+  }
+  return used;
+}
+
+/// All that the next step depends on.
+std::vector<at::Tensor> state_of(const GpuTraining& training) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& tensor : training.state()) all.push_back(tensor.detach().cpu());
+  for (int64_t copy = 1; copy < training.devices->weight_copies(); ++copy) {
+    for (const at::Tensor& tensor : training.devices->module(copy)->parameters()) all.push_back(tensor.detach().cpu());
+    for (const at::Tensor& tensor : training.devices->module(copy)->buffers()) all.push_back(tensor.cpu());
+  }
+  all.push_back(at::cuda::detail::getDefaultCUDAGenerator(0).get_state().clone());
+  return all;
+}
+
+bool all_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return same(x, y); });
+}
+
+struct DeviceOutcome {
+  std::vector<at::Tensor> state;
+  double loss = 0;
+  int64_t used = 0, split = 1;
+};
+
+/// Two warm steps and a third, which fails at its allocation number `fault`, if it has one; 0: none.
+DeviceOutcome run_on_device(const TrainStepOptions& options, int64_t split, uint64_t fault, bool& failed,
+                            int64_t devices = 1) {
+  const int64_t before = used_memory();
+  DeviceReplicatorOptions placing{.device = kGpu};
+  if (devices > 1) placing = {.strategy = Strategy::kDataParallel, .device = at::kCUDA, .gpu_ids = {0, 1}};
+  GpuTraining training(CudaGraph::kOff, options, 8, placing);
+  torch::manual_seed(2);
+  training.run({gpu_batch(kBatchRows, 1)});
+  training.run({gpu_batch(kBatchRows, 2)});
+  training.step->set_split(split);
+  DeviceOutcome outcome;
+  {
+    const Batch batch = gpu_batch(kBatchRows, 3);
+    const uint64_t wanted = device_allocations() + fault;
+    const CudaSimSetting setting("FAIL_MALLOC", std::to_string(fault > 0 ? wanted : 0));
+    const StepMetrics metrics = training.run({batch});
+    failed = fault > 0 && device_allocations() >= wanted;
+    outcome.loss = metrics.loss.item<double>();
+  }
+  outcome.split = training.step->split();
+  outcome.state = state_of(training);
+  training.run({gpu_batch(kBatchRows, 4)});
+  outcome.used = used_memory() - before;
+  return outcome;
+}
+
+void check_every_fault_of_device(const TrainStepOptions& options) {
+  bool failed = false;
+  std::map<int64_t, DeviceOutcome> expected;
+  run_on_device(options, 1, 0, failed);  // what is made once
+  for (const int64_t split : {1, 2}) expected[split] = run_on_device(options, split, 0, failed);
+  CHECK(!all_same(expected[1].state, expected[2].state));  // BatchNorm and dropout see other parts
+  std::map<int64_t, int> met;
+  for (uint64_t fault = 1;; ++fault) {
+    REQUIRE(fault < 2000);
+    const DeviceOutcome outcome = run_on_device(options, 1, fault, failed);
+    if (!failed) break;
+    INFO("allocation " << fault << ", split " << outcome.split);
+    ++met[outcome.split];
+    REQUIRE(expected.count(outcome.split) == 1);
+    for (size_t k = 0; k < outcome.state.size(); ++k) {
+      INFO("tensor " << k << " of " << outcome.state.size());
+      CHECK(same(outcome.state[k], expected[outcome.split].state[k]));
+    }
+    CHECK(outcome.loss == expected[outcome.split].loss);
+    CHECK(outcome.used == expected[outcome.split].used);
+  }
+  CHECK(met[2] > 20);  // forward and backward
+  CHECK(met[1] > 3);   // the rest is tried again as it was
+  CHECK(take_cuda_sim_findings().empty());
+}
+
+/// Two threads allocate in any order: a fault falls on either device, and on whatever it computes.
+void check_faults_of_two_devices(const TrainStepOptions& options, uint64_t faults) {
+  bool failed = false;
+  std::map<int64_t, DeviceOutcome> expected;
+  run_on_device(options, 1, 0, failed, 2);
+  for (const int64_t split : {1, 2}) expected[split] = run_on_device(options, split, 0, failed, 2);
+  std::map<int64_t, int> met;
+  for (uint64_t fault = 1; fault <= faults; ++fault) {
+    const DeviceOutcome outcome = run_on_device(options, 1, fault, failed, 2);
+    if (!failed) break;
+    INFO("allocation " << fault << ", split " << outcome.split);
+    ++met[outcome.split];
+    REQUIRE(expected.count(outcome.split) == 1);
+    CHECK(all_same(outcome.state, expected[outcome.split].state));
+    CHECK(outcome.loss == expected[outcome.split].loss);
+    CHECK(outcome.used == expected[outcome.split].used);
+  }
+  CHECK(met[2] > 20);
+  CHECK(met[1] > 3);
+  CHECK(take_cuda_sim_findings().empty());
+}
+
+bool has_device_without_caching() { return has_cuda_sim() && getenv("PYTORCH_NO_CUDA_MEMORY_CACHING"); }
+
+}  // namespace
+
+TEST_CASE("Out of memory at any allocation of a device gives the bits of the step in smaller parts",
+          "[train][out_of_memory_cuda]") {
+  if (!has_device_without_caching()) TRAINKIT_SKIP(kNeeds);
+  SECTION("float32") { check_every_fault_of_device({.grad_clip = 0.5, .skip_nonfinite = true}); }
+  SECTION("float16") { check_every_fault_of_device({.precision = Precision::kFp16, .grad_clip = 0.5}); }
+}
+
+TEST_CASE("Out of memory at any allocation of one of two devices gives the bits of the step in smaller parts",
+          "[train][out_of_memory_cuda]") {
+  if (!has_device_without_caching()) TRAINKIT_SKIP(kNeeds);
+  check_faults_of_two_devices({.grad_clip = 0.5, .skip_nonfinite = true}, 400);
+}
+
+TEST_CASE("Out of memory at any allocation of a rank with a GPU keeps the ranks together",
+          "[train][out_of_memory_cuda][ranks]") {
+  if (!has_device_without_caching()) TRAINKIT_SKIP(kNeeds);
+  for (const std::string& scenario : std::vector<std::string>{"cuda_oom_on_one", "cuda_oom_on_both"}) {
+    const TempDir folder;
+    Ranks job("train_rank", 2, {scenario, folder.path().string()}, folder.path().string());
+    for (int rank = 0; rank < 2; ++rank) {
+      const int code = job.wait(rank, std::chrono::seconds(400));
+      INFO(scenario << ": " << job.err(rank) << job.out(rank));
+      REQUIRE(code == 0);
+      CHECK_THAT(job.out(rank), Catch::StartsWith("every fault met"));
+      CHECK_THAT(job.out(rank), !Catch::Contains("differ"));
+      CHECK_THAT(job.out(rank), !Catch::Contains("leaks"));
+    }
+  }
+}
+
+#endif
