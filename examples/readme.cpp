@@ -22,5 +22,6 @@ int main() {
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 5}).value();
   auto loss = [](Classifier& m, const Batch& b) { return cross_entropy(m->forward(b["x"]), b["y"]); };
   auto result = trainer.fit(*loader, loss).value();
-  std::cout << result.steps << " steps in " << result.epochs << " epochs, loss " << result.loss << "\n";
+  std::cout << result.steps << " steps in " << result.epochs << " epochs on " << devices->device() << ", loss "
+            << result.loss << "\n";
 }

@@ -7,7 +7,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <vector>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
@@ -19,6 +22,25 @@
 
 namespace trainkit::emotion {
 namespace {
+
+/// A tensor on every device that asks for it. It is copied once to each, though the loss function that holds it is
+/// copied for each replica and micro-batch. Any thread.
+class OnDevices {
+ public:
+  explicit OnDevices(at::Tensor tensor) : copies_{std::move(tensor)} {}
+
+  at::Tensor get(at::Device device) {
+    const std::lock_guard lock(mutex_);
+    for (const at::Tensor& copy : copies_) {
+      if (copy.device() == device) return copy;
+    }
+    return copies_.emplace_back(copies_.front().to(device));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<at::Tensor> copies_;
+};
 
 absl::StatusOr<ClipList> read_split(const RunOptions& run, const EmotionOptions& options, const std::string& split,
                                     const std::string& csv, const std::vector<std::string>& labels) {
@@ -156,13 +178,13 @@ std::shared_ptr<EmotionModel> Session::create_model() const {
 
 LossFunction Session::loss() const {
   const double smoothing = options_.label_smoothing;
-  at::Tensor weights = options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor();
-  return make_loss_function([smoothing, weights](EmotionModel& model, const Batch& batch) mutable {
+  std::shared_ptr<OnDevices> weights;
+  if (options_.class_weights) weights = std::make_shared<OnDevices>(class_weights(train_->list().counts()));
+  return make_loss_function([smoothing, weights](EmotionModel& model, const Batch& batch) {
     const at::Tensor& labels = batch["label"];
     const at::Tensor scores = class_scores(model, batch);
-    if (weights.defined() && weights.device() != scores.device()) weights = weights.to(scores.device());
     std::optional<at::Tensor> each;
-    if (weights.defined()) each = weights.to(scores.scalar_type());
+    if (weights) each = weights->get(scores.device()).to(scores.scalar_type());
     const bool plain = !each && smoothing == 0;
     LossOutput output(plain ? cross_entropy(scores, labels)
                             : at::cross_entropy_loss(scores, labels, each, at::Reduction::Sum, -100, smoothing) /

@@ -183,6 +183,7 @@ absl::StatusOr<Compared> compare_records(const std::string& reference, const std
     for (LogRecord& record : *records) {
       std::erase_if(record.values, [&](const auto& value) { return is_measured(value.first, ignored); });
       record.gpu_memory_bytes.clear();
+      record.gpu_utilisation.clear();
       if (runs.empty()) scalars += static_cast<int64_t>(record.values.size() + record.lr.size());
     }
     runs.push_back(std::move(*records));

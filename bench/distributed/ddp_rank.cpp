@@ -31,7 +31,7 @@ int main(int, char** values) {
   const auto devices = DeviceReplicator::create([] { return WideMlp(); }, {.process_group = group}).value();
   const double step = seconds_a_step(*devices, steps);
 
-  const auto alone = DeviceReplicator::create([] { return WideMlp(); }).value();
+  const auto alone = DeviceReplicator::create([] { return WideMlp(); }, {.device = at::kCPU}).value();
   group->barrier().IgnoreError();
   const double compute = seconds_a_step(*alone, steps);
 

@@ -25,7 +25,8 @@ void BM_BprMfEpoch(benchmark::State& state) {
                                     .persistent_workers = true,
                                     .drop_last = true})
                     .value();
-  auto devices = DeviceReplicator::create([&] { return std::make_shared<BprMf>(6040, 3706, 64); }, {}).value();
+  auto devices =
+      DeviceReplicator::create([&] { return std::make_shared<BprMf>(6040, 3706, 64); }, {.device = at::kCPU}).value();
   const auto loss = [](BprMf& model, const Batch& batch) {
     return LossOutput(model.loss(batch["users"], batch["pos_items"], batch["neg_items"]));
   };

@@ -38,7 +38,7 @@ void BM_LanguageModel(benchmark::State& state, const Task& task, Precision preci
   use_onednn_matmul();  // as every trainer does
   at::set_num_threads(2);
   torch::manual_seed(0);
-  auto devices = DeviceReplicator::create([&] { return Transformer(task.model); }).value();
+  auto devices = DeviceReplicator::create([&] { return Transformer(task.model); }, {.device = at::kCPU}).value();
   AdamW optimizer({.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
   TrainStep step(*devices, optimizer, {.precision = precision, .grad_clip = 1});
   const int64_t block = task.model.block_size;

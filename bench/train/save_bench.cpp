@@ -60,7 +60,7 @@ void BM_BackgroundSave(benchmark::State& state) {
                                  .n_layers = quick ? 1 : 9,
                                  .n_heads = 8,
                                  .hidden_dim = quick ? 64 : 512};
-  auto devices = DeviceReplicator::create([&] { return Transformer(config); }).value();
+  auto devices = DeviceReplicator::create([&] { return Transformer(config); }, {.device = at::kCPU}).value();
   std::vector<double> lost_ms, waited_ms;
   int64_t bytes = 0;
   for (auto _ : state) {

@@ -31,7 +31,7 @@ struct Task {
     const auto dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{
         {"x", torch::randn({64 * 64, 64})}, {"y", torch::randint(10, {64 * 64})}});
     loader = Prefetcher::create(dataset, SequentialSampler(dataset->size()), {.batch_size = 64}).value();
-    devices = DeviceReplicator::create([] { return Mlp(); }).value();
+    devices = DeviceReplicator::create([] { return Mlp(); }, {.device = at::kCPU}).value();
   }
   std::unique_ptr<Prefetcher> loader;
   std::unique_ptr<DeviceReplicator> devices;

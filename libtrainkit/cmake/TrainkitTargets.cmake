@@ -144,6 +144,9 @@ function(trainkit_tests MODULE)
     add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" -w NoTests "[#${stem}]")
     set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT ${TRAINKIT_TEST_TIMEOUT}
                          SKIP_REGULAR_EXPRESSION "(^|\n)skipped: ")
+    if(NOT "${MODULE}.${stem}" MATCHES "cuda")  # a run that names no device takes a GPU that is there
+      set_tests_properties(unit.${MODULE}.${header} PROPERTIES ENVIRONMENT "CUDA_VISIBLE_DEVICES=")
+    endif()
   endforeach()
 endfunction()
 

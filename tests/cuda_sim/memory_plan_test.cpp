@@ -1,7 +1,7 @@
 // The memory that a trainer predicts, compared with what LibTorch's caching allocator counts on the simulated device.
 #include <nlohmann/json.hpp>
 
-#include "apps/program.h"
+#include "simulated_program.h"
 #include "test_util.h"
 
 using namespace trainkit::test;
@@ -49,13 +49,6 @@ struct Setting {
   std::string text() const { return model + ", " + std::to_string(rows) + " rows, " + precision + ", " + strategy; }
 };
 
-std::vector<std::string> simulated(const std::vector<std::string>& settings) {
-  std::vector<std::string> all = {"LD_PRELOAD=" CUDA_SIM_LIBRARY, "LD_LIBRARY_PATH=" CUDA_SIM_FOLDER, "CUDA_SIM_CC=80"};
-  for (char** variable = environ; *variable; ++variable) all.emplace_back(*variable);
-  all.insert(all.end(), settings.begin(), settings.end());
-  return all;
-}
-
 class Runs {
  public:
   explicit Runs(const std::string& model)
@@ -68,7 +61,7 @@ class Runs {
   /// summary.json of a run of a few steps.
   nlohmann::json run(const Setting& setting) const {
     std::vector<std::string> arguments = flags(setting);
-    std::vector<std::string> device;
+    std::vector<std::string> device = {"CUDA_SIM_CC=80"};
     std::string program = model_.program;
     if (setting.strategy == "eager") arguments.insert(arguments.end(), {"--cuda_graph", "off"});
     if (setting.strategy == "dp") arguments.insert(arguments.end(), {"--use_multi_gpu", "--gpu_ids", "0", "1"});

@@ -1,5 +1,9 @@
 #include "trainkit/distributed/sync_batch_norm.h"
 
+#include <ATen/record_function.h>
+
+#include <atomic>
+
 #include "test_util.h"
 #include "trainkit/distributed/device_replicator.h"
 
@@ -70,6 +74,30 @@ TEST_CASE("Synchronised batch normalisation is that of the whole batch, forward 
       }
     }
   }
+}
+
+namespace {
+std::atomic<int> g_backwards = 0,
+                 g_undefined = 0;  // calls of native_batch_norm_backward, and their tensors without one
+}
+
+// CUDA wants them all defined, also where it does not read them.
+TEST_CASE("The backward pass of synchronised batch normalisation has no undefined tensor",
+          "[distributed][sync_batch_norm]") {
+  const auto look = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+    if (std::string_view(function.name()) != "aten::native_batch_norm_backward") return nullptr;
+    ++g_backwards;
+    for (const c10::IValue& input : function.inputs()) {
+      if (input.isNone() || (input.isTensor() && !input.toTensor().defined())) ++g_undefined;
+    }
+    return nullptr;
+  };
+  const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(look).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  on_replicas(2, torch::randn({12, 5}), torch::randn({12, 5}));
+  at::removeCallback(handle);
+  CHECK(g_backwards == 2);
+  CHECK(g_undefined == 0);
 }
 
 TEST_CASE("A replica that fails lets go those that wait for it in batch normalisation",

@@ -37,9 +37,10 @@ TEST_CASE("A record is one JSON object with the fields of the design in order", 
                  .epoch = 0.25,
                  .values = {{"loss", 2.3125}, {"grad_norm", 0.1}, {"samples_per_second", 812}},
                  .lr = {1e-3, 5e-4},
-                 .gpu_memory_bytes = {1073741824, 0}}) ==
+                 .gpu_memory_bytes = {1073741824, 0},
+                 .gpu_utilisation = {0.5, -1}}) ==
         R"({"step":20,"epoch":0.25,"split":"train","loss":2.3125,"grad_norm":0.1,"samples_per_second":812,)"
-        R"("lr":[0.001,5e-04],"gpu_memory_bytes":[1073741824,0]})");
+        R"("lr":[0.001,5e-04],"gpu_memory_bytes":[1073741824,0],"gpu_utilisation":[0.5,-1]})");
   CHECK(to_json({.step = 20, .epoch = 1, .split = "val"}) == R"({"step":20,"epoch":1,"split":"val"})");
 }
 
@@ -73,7 +74,8 @@ TEST_CASE("What is written reads back to the same doubles", "[logging][jsonl]") 
                           .split = "val",
                           .values = {{"loss", 0.1 + 0.2}, {"tiny", 5e-324}, {"nan", kNan}, {"inf", -kInf}},
                           .lr = {1e-3 / 3},
-                          .gpu_memory_bytes = {int64_t{1} << 40}};
+                          .gpu_memory_bytes = {int64_t{1} << 40},
+                          .gpu_utilisation = {1.0 / 3, -1}};
   {
     auto logger = JsonlLogger::open(dir / "m.jsonl").value();
     logger->log(written);
@@ -86,6 +88,7 @@ TEST_CASE("What is written reads back to the same doubles", "[logging][jsonl]") 
   CHECK(records[0].split == "val");
   CHECK(records[0].lr == written.lr);
   CHECK(records[0].gpu_memory_bytes == written.gpu_memory_bytes);
+  CHECK(records[0].gpu_utilisation == written.gpu_utilisation);
   REQUIRE(records[0].values.size() == 4);
   CHECK(records[0].values[0] == written.values[0]);
   CHECK(records[0].values[1] == written.values[1]);

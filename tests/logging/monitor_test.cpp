@@ -130,6 +130,18 @@ TEST_CASE("Memory is the least that was free, what LibTorch keeps being free", "
   CHECK(report.advice[0].row == Bottleneck::kMemory);
 }
 
+TEST_CASE("Each GPU has a utilisation of its own", "[logging][monitor]") {
+  PretendedRun run;
+  CHECK(run.series.of_each_gpu().empty());
+  for (int i = 0; i < 5; ++i) {
+    run.now.gpus = {{.total_bytes = 1000, .utilization = i % 2 ? 0.25 : 0.75}, {.total_bytes = 1000}};
+    run.pass(0.25, 0);
+  }
+  REQUIRE(run.series.of_each_gpu().size() == 2);
+  CHECK(run.series.of_each_gpu()[0] == Approx(0.5));
+  CHECK(run.series.of_each_gpu()[1] == -1);
+}
+
 TEST_CASE("A row of the live table stands under its heading", "[logging][monitor]") {
   PretendedRun run;
   for (int i = 0; i < 4; ++i) run.pass(0.25, 0.25);

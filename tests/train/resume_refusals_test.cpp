@@ -92,8 +92,9 @@ TEST_CASE("A checkpoint that is not of the run is refused with what does not fit
       {"generator missing", without("rng."), ExitCode::kWeights, "cpu"},
       {"generator of another kind", set("rng.cpu", torch::zeros({16}, at::kByte)), ExitCode::kWeights,
        "is no state of this generator"},
-      {"generator of a device that is not here", set("rng.cuda.3", torch::zeros({16}, at::kByte)), ExitCode::kWeights,
-       "cuda.3"},
+      {"generator of a device that is not here", set("rng.cuda.0", torch::zeros({16}, at::kByte)), ExitCode::kOk, ""},
+      {"generators of ranks that are none", set("rng_ranks", torch::zeros({2, 16}, at::kByte)), ExitCode::kWeights,
+       "rng_ranks: is not a row of bytes for each rank"},
       {"another data set", kNothing, ExitCode::kWeights, "made with another data set", {.rows = 48}},
       {"other rows of the same number",
        [](auto& c) {

@@ -47,7 +47,7 @@ struct Run {
   }
   absl::StatusOr<TrainerResult> operator()(const TrainerOptions& options,
                                            std::function<void(int64_t, Metrics&)> on_evaluation = nullptr) {
-    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), options).value();
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2, .capturable = capturable}), options).value();
     return trainer.fit(
         *loader,
         [](Net& model, const Batch& batch) { return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]); },
@@ -58,6 +58,7 @@ struct Run {
   std::unique_ptr<DeviceReplicator> devices;
   std::unique_ptr<Prefetcher> loader, validation;
   Printed logger;
+  bool capturable = false;
 };
 
 std::vector<std::string> checkpoints_in(const std::string& output_dir) {
@@ -81,6 +82,18 @@ TEST_CASE("Milestones are saved between the other saves, and stay", "[train][sav
   CHECK(checkpoints_in(dir / "run") == std::vector<std::string>{"step-00000006", "step-00000012", "step-00000015"});
   const auto refused = Trainer::create(*run.devices, AdamW(), {.keep_every = 5}).status();
   CHECK_THAT(error_line(refused), Catch::Contains("keep_every needs save_every"));
+}
+
+TEST_CASE("A checkpoint holds the learning rate of its step where the rate is kept with the parameters",
+          "[train][saves]") {
+  const TempDir dir;
+  TrainerOptions options{.max_epochs = 0, .max_steps = 6, .save_every = 6, .output_dir = dir / "run"};
+  options.schedule = create_schedule({.name = "cosine", .total_steps = 20}).value();
+  Run<TinyNet> run;
+  run.capturable = true;
+  REQUIRE(run(options).ok());
+  const auto saved = load_checkpoint({.folder = dir / "run/checkpoints", .step = 6}).value();
+  CHECK(std::get<double>(saved.state.at("optimizer.lr")) == 1e-2 * options.schedule->factor(6));
 }
 
 TEST_CASE("A checkpoint that is written while training goes on holds the step it is named after", "[train][saves]") {

@@ -102,6 +102,7 @@ class Prefetcher::Impl {
 
   absl::StatusOr<std::optional<Batch>> next();
   void go_to(int64_t epoch, int64_t position);
+  bool use_device(at::Device device);
   absl::Status load_state_dict(const StateDict& state);
   StateDict state_dict() const;
   PrefetcherStats stats() const;
@@ -121,6 +122,7 @@ class Prefetcher::Impl {
   detail::Schedule schedule(int64_t epoch, int64_t position) const {
     return {sampler().size(), options_.batch_size, options_.drop_last, epoch, position};
   }
+  void prepare_memory();
   void muster();
   void disband();
   absl::StatusOr<std::optional<Batch>> deliver();
@@ -134,9 +136,9 @@ class Prefetcher::Impl {
   absl::Status note_bad_samples(const detail::Slot& slot);
   void copy_ahead();
 
-  const PrefetcherOptions options_;
+  PrefetcherOptions options_;
   const std::shared_ptr<const detail::BatchReader> batches_;
-  const std::shared_ptr<const detail::SlotLayout> layout_;
+  std::shared_ptr<const detail::SlotLayout> layout_;
   const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();
   std::optional<detail::DeviceCopier> copier_;
 
@@ -176,10 +178,23 @@ Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<c
     : options_(options),
       batches_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
                                                      options.max_bad_samples)),
-      layout_(std::make_shared<detail::SlotLayout>(dataset->fields(), options.batch_size,
-                                                   (options.pin_memory || options.device.is_cuda()) && at::hasCUDA())),
       prefetch_factor_(options.prefetch_factor) {
-  if (options.device.is_cuda()) copier_.emplace(options.device);
+  prepare_memory();
+}
+
+void Prefetcher::Impl::prepare_memory() {
+  const bool pin = (options_.pin_memory || options_.device.is_cuda()) && at::hasCUDA();
+  layout_ = std::make_shared<detail::SlotLayout>(dataset().fields(), options_.batch_size, pin);
+  copier_.reset();
+  if (options_.device.is_cuda()) copier_.emplace(options_.device);
+}
+
+bool Prefetcher::Impl::use_device(at::Device device) {
+  if (device == options_.device) return true;
+  if (crew_) return false;
+  options_.device = device;
+  prepare_memory();
+  return true;
 }
 
 // Starts threads (where there are to be any) and sets them on their way from the present place.
@@ -541,6 +556,8 @@ Prefetcher::Prefetcher(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Prefetcher::~Prefetcher() = default;
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::next() { return impl_->next(); }
+
+bool Prefetcher::use_device(at::Device device) { return impl_->use_device(device); }
 
 void Prefetcher::seek(int64_t epoch, int64_t batch) {
   TORCH_CHECK_INDEX(epoch >= 0 && batch >= 0 && batch <= batches_per_epoch(), "Prefetcher: no batch ", batch,

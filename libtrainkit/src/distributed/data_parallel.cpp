@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
@@ -237,21 +239,39 @@ void DataParallel::reduce_on_cpu() {
   });
 }
 
+#ifdef TRAINKIT_WITH_NCCL
+namespace {
+
+/// The numbers of a gradient in one row, as NCCL takes them: an alias of `gradient`, which is given the strides of
+/// `like` first if it has others or gaps.
+at::Tensor in_a_row(at::Tensor& gradient, const at::Tensor& like) {
+  if (!gradient.is_non_overlapping_and_dense() || gradient.strides() != like.strides()) {
+    gradient = at::empty_strided(like.sizes(), like.strides(), gradient.options()).copy_(gradient);
+  }
+  return gradient.as_strided({gradient.numel()}, {1});
+}
+
+}  // namespace
+#endif
+
 void DataParallel::reduce_on_cuda() {
 #ifdef TRAINKIT_WITH_NCCL
-  const torch::cuda::nccl::AutoNcclGroup one_launch;
+  const c10::AutoGradMode no_grad(false);
+  std::vector<std::vector<at::Tensor>> rows;  // per parameter, of each replica
   for (size_t p = 0; p < parameters_[0].size(); ++p) {
-    std::vector<at::Tensor> gradients;
     const bool used = std::any_of(parameters_.begin(), parameters_.end(),
                                   [&](const auto& replica) { return replica[p].grad().defined(); });
     if (!used) continue;
+    const at::Tensor like = at::empty_like(parameters_[0][p], at::TensorOptions(at::kMeta));  // dense, whatever it is
+    std::vector<at::Tensor>& gradients = rows.emplace_back();
     for (auto& replica : parameters_) {
       at::Tensor& gradient = replica[p].mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(replica[p]);
-      gradients.push_back(gradient);
+      gradients.push_back(in_a_row(gradient, like));
     }
-    torch::cuda::nccl::all_reduce(gradients, gradients);
   }
+  const torch::cuda::nccl::AutoNcclGroup one_launch;
+  for (std::vector<at::Tensor>& gradients : rows) torch::cuda::nccl::all_reduce(gradients, gradients);
 #else
   TORCH_CHECK_VALUE(false, "trainkit was built without NCCL: several GPUs cannot train one model");
 #endif

@@ -43,16 +43,26 @@ absl::Status check_device(at::Device device, const char* field = "--device") {
                      count == 0 ? "no CUDA device is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES" : "");
 }
 
+/// The device that is meant where none is named.
+at::Device chosen_device(const DeviceReplicatorOptions& options) {
+  if (options.device) return *options.device;
+  if (options.process_group) return options.process_group->options().device;
+  if (!options.gpu_ids.empty()) return {at::kCUDA, static_cast<c10::DeviceIndex>(options.gpu_ids.front())};
+  const bool has_gpu = options.cpu_replicas <= 1 && device_count(at::kCUDA) > 0;
+  return has_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+}
+
 Strategy resolve(const DeviceReplicatorOptions& options) {
   if (options.strategy != Strategy::kAuto) return options.strategy;
   if (options.process_group) return Strategy::kDistributed;
-  const bool several = options.device.is_cpu() ? options.cpu_replicas > 1 : options.gpu_ids.size() > 1;
+  const bool several = options.device->is_cpu() ? options.cpu_replicas > 1 : options.gpu_ids.size() > 1;
   return several ? Strategy::kDataParallel : Strategy::kSingle;
 }
 
 /// The devices of DataParallel.
 absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions& options) {
-  if (options.device.is_cpu()) {
+  const at::Device device = *options.device;
+  if (device.is_cpu()) {
     if (options.cpu_replicas < 1) {
       return usage_error("--parallel", "there must be a replica", std::to_string(options.cpu_replicas), ">= 1");
     }
@@ -60,8 +70,8 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
   }
   std::vector<int64_t> ids = options.gpu_ids;
   if (ids.empty()) {  // all
-    TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
-    ids.resize(static_cast<size_t>(device_count(options.device.type())));
+    TRAINKIT_RETURN_IF_ERROR(check_device(device));
+    ids.resize(static_cast<size_t>(device_count(device.type())));
     std::iota(ids.begin(), ids.end(), 0);
   }
   if (std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
@@ -69,12 +79,12 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
   }
   std::vector<at::Device> devices;
   for (const int64_t id : ids) {
-    if (id < 0 || id >= device_count(options.device.type())) {
+    if (id < 0 || id >= device_count(device.type())) {
       return usage_error("--gpu_ids", "there is no such GPU", std::to_string(id),
-                         "0.." + std::to_string(device_count(options.device.type()) - 1),
+                         "0.." + std::to_string(device_count(device.type()) - 1),
                          "see nvidia-smi and CUDA_VISIBLE_DEVICES");
     }
-    devices.emplace_back(options.device.type(), static_cast<c10::DeviceIndex>(id));
+    devices.emplace_back(device.type(), static_cast<c10::DeviceIndex>(id));
   }
   return devices;
 }
@@ -108,12 +118,15 @@ std::vector<std::shared_ptr<torch::nn::Module>> made_for_all(
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erased(
-    const ModuleFactory& factory, const DeviceReplicatorOptions& options) try {
+    const ModuleFactory& factory, const DeviceReplicatorOptions& asked) try {
+  DeviceReplicatorOptions options = asked;
+  const at::Device device = chosen_device(asked);
+  options.device = device;
   std::unique_ptr<DeviceReplicator> replicator;
   switch (resolve(options)) {
     case Strategy::kDataParallel: {
       TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
-      const bool share = options.share_weights && options.device.is_cpu();
+      const bool share = options.share_weights && device.is_cpu();
       replicator = std::make_unique<detail::DataParallel>(made_for_all(factory, devices), devices, share);
       break;
     }
@@ -122,14 +135,14 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
         return usage_error("--strategy", "ddp needs a launcher", "ddp", "",
                            "start the program with torchrun, srun, mpirun or trainkit launch");
       }
-      TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
+      TRAINKIT_RETURN_IF_ERROR(check_device(device));
       TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
-      replicator = std::make_unique<detail::Distributed>(made(factory, options.device), options);
+      replicator = std::make_unique<detail::Distributed>(made(factory, device), options);
       break;
     }
     default:
-      TRAINKIT_RETURN_IF_ERROR(check_device(options.device));
-      replicator = std::make_unique<detail::SingleDevice>(made(factory, options.device), options.device);
+      TRAINKIT_RETURN_IF_ERROR(check_device(device));
+      replicator = std::make_unique<detail::SingleDevice>(made(factory, device), device);
   }
   return replicator;
 } catch (...) {

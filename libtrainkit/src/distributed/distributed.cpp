@@ -64,7 +64,7 @@ void Distributed::Ranks::all_reduce(int64_t, at::Tensor& tensor) {
 Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const DeviceReplicatorOptions& options)
     : process_group_(options.process_group),
       module_(std::move(module)),
-      device_(options.device),
+      device_(*options.device),
       find_unused_(options.find_unused_parameters),
       compression_(options.gradient_compression),
       group_(*process_group_),

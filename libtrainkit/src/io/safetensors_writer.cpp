@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/host_tensors.h"
 #include "io/safetensors_header.h"
 #include "trainkit/core/status.h"
 
@@ -94,10 +95,13 @@ absl::StatusOr<int64_t> safetensors_bytes(const NamedTensors& tensors, const Saf
 absl::Status write_safetensors(WritableFile& file, const NamedTensors& tensors, const SafetensorsMetadata& metadata) {
   TRAINKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(tensors, metadata));
   TRAINKIT_RETURN_IF_ERROR(file.append(plan.header));
+  std::vector<at::Tensor> tensors_in_order;
+  for (const auto* named : plan.order) tensors_in_order.push_back(named->second);
+  detail::HostTensors on_host(std::move(tensors_in_order));
   for (const auto* named : plan.order) {
     at::Tensor tensor;
     try {
-      tensor = named->second.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+      tensor = on_host.next();
     } catch (...) {
       return annotate(status_from_current_exception(), named->first);
     }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "core/host_tensors.h"
 #include "io/pickle_input.h"
 #include "io/torch_dtypes.h"
 #include "io/zip_writer.h"
@@ -228,16 +229,21 @@ absl::Status write_archive(WritableFile& file, const std::string& pickled, const
   detail::ZipWriter zip(file);
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", pickled));
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));
-  size_t next = 0;
+  std::vector<size_t> first;  // of each storage; its others are written with it
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (storages[i] != next) continue;  // written already
+    if (storages[i] == first.size()) first.push_back(i);
+  }
+  std::vector<at::Tensor> written;
+  for (const size_t i : first) written.push_back(tensors[i].second);
+  detail::HostTensors on_host(std::move(written));
+  for (size_t next = 0; next < first.size(); ++next) {
     at::Tensor tensor;
     try {
-      tensor = tensors[i].second.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+      tensor = on_host.next();
     } catch (...) {
-      return annotate(status_from_current_exception(), tensors[i].first);
+      return annotate(status_from_current_exception(), tensors[first[next]].first);
     }
-    TRAINKIT_RETURN_IF_ERROR(zip.add(fmt::format("archive/data/{}", next++), tensor.const_data_ptr(), tensor.nbytes()));
+    TRAINKIT_RETURN_IF_ERROR(zip.add(fmt::format("archive/data/{}", next), tensor.const_data_ptr(), tensor.nbytes()));
   }
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/version", "3\n"));
   return zip.finish();

@@ -17,7 +17,8 @@
 namespace trainkit {
 namespace {
 
-constexpr std::array<std::string_view, 5> kFixedFields = {"step", "epoch", "split", "lr", "gpu_memory_bytes"};
+constexpr std::array<std::string_view, 6> kFixedFields = {"step",           "epoch", "split", "lr", "gpu_memory_bytes",
+                                                          "gpu_utilisation"};
 
 void append_string(std::string& out, std::string_view text) { out += nlohmann::json(text).dump(); }
 
@@ -72,6 +73,8 @@ std::optional<LogRecord> parse_record(std::string_view line) {
       for (const auto& lr : value) record.lr.push_back(to_number(lr).value_or(0));
     } else if (name == "gpu_memory_bytes" && value.is_array()) {
       for (const auto& bytes : value) record.gpu_memory_bytes.push_back(detail::json_integer(bytes).value_or(0));
+    } else if (name == "gpu_utilisation" && value.is_array()) {
+      for (const auto& share : value) record.gpu_utilisation.push_back(to_number(share).value_or(-1));
     }
   }
   return record;
@@ -113,6 +116,7 @@ std::string to_json(const LogRecord& record) {
   }
   append_array(out, "lr", record.lr);
   append_array(out, "gpu_memory_bytes", record.gpu_memory_bytes);
+  append_array(out, "gpu_utilisation", record.gpu_utilisation);
   out += '}';
   return out;
 }

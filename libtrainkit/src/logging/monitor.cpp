@@ -68,6 +68,11 @@ class Monitor::Impl {
     recorded_.steps = steps;
   }
 
+  std::vector<double> gpu_utilisation() const {
+    const std::lock_guard lock(mutex_);
+    return series_.of_each_gpu();
+  }
+
   std::vector<std::string> take_rows() {
     if (!has_rows_.load(std::memory_order_relaxed)) return {};
     const std::lock_guard lock(mutex_);
@@ -162,6 +167,7 @@ void Monitor::pause() { impl_->pause(); }
 void Monitor::resume() { impl_->resume(); }
 void Monitor::begin() { impl_->begin(); }
 void Monitor::append_values(std::vector<std::pair<std::string, double>>& values) { impl_->append_values(values); }
+std::vector<double> Monitor::gpu_utilisation() const { return impl_->gpu_utilisation(); }
 std::vector<std::string> Monitor::take_rows() { return impl_->take_rows(); }
 MonitorReport Monitor::report() const { return impl_->report(); }
 MonitorReport Monitor::stop() { return impl_->stop(); }

@@ -52,6 +52,12 @@ bool MonitorSeries::add(const MonitorSample& sample) {
   }
   if (now.seconds < last_.seconds) return false;
   last_ = now;
+  if (!now.gpus.empty()) window_gpus_.resize(now.gpus.size());
+  for (size_t i = 0; i < now.gpus.size(); ++i) {
+    if (now.gpus[i].utilization < 0) continue;
+    window_gpus_[i].first += now.gpus[i].utilization;
+    ++window_gpus_[i].second;
+  }
   if (const double gpus = utilisation_of(now.gpus); gpus >= 0) {
     window_gpu_sum_ += gpus, gpu_sum_ += gpus;
     ++window_gpu_samples_, ++gpu_samples_;
@@ -73,6 +79,10 @@ void MonitorSeries::close_window(const MonitorSample& sample) {
   if (windows_.size() > kMostWindows) {
     windows_.erase(windows_.begin(), windows_.end() - static_cast<ptrdiff_t>(kMostWindows));
   }
+  window_of_each_gpu_.clear();
+  for (const auto& [sum, samples] : window_gpus_)
+    window_of_each_gpu_.push_back(samples > 0 ? sum / static_cast<double>(samples) : -1);
+  window_gpus_.clear();
   window_start_ = sample;
   window_gpu_sum_ = 0;
   window_gpu_samples_ = 0;
@@ -158,6 +168,7 @@ std::string MonitorSeries::table_row() const {
                   percent(window_split_.reduce), window_queue_, ring_size(settings_), format_size(resident_bytes_));
   for (const GpuUsage& gpu : last_.gpus) {
     row += fmt::format("  {} of {}", format_size(gpu.used_bytes), format_size(gpu.total_bytes));
+    if (last_.gpus.size() > 1 && gpu.utilization >= 0) row += " " + percent(gpu.utilization);
   }
   return row;
 }

@@ -148,6 +148,9 @@ void TensorBoardLogger::log(const LogRecord& record) {
   for (size_t i = 0; i < record.gpu_memory_bytes.size(); ++i) {
     event.scalar(numbered("gpu_memory_bytes", i), static_cast<float>(record.gpu_memory_bytes[i]));
   }
+  for (size_t i = 0; i < record.gpu_utilisation.size(); ++i) {
+    event.scalar(numbered("gpu_utilisation", i), static_cast<float>(record.gpu_utilisation[i]));
+  }
   event.scalar(split + "epoch", static_cast<float>(record.epoch));
   impl_->write(event);
 }

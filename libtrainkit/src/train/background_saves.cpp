@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "train/checkpoint_snapshot.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -25,22 +26,30 @@ absl::Status BackgroundSaves::open(const std::string& output_dir, const Checkpoi
   return absl::OkStatus();
 }
 
+bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint now) {
+  return before && now - *before <= std::chrono::minutes(1);
+}
+
 void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged) {
   step_ = step;
   written_ = logged.ok() && store_ ? write_beside(contents) : ready(logged);
 }
 
 std::future<absl::Status> BackgroundSaves::write_beside(const CheckpointContents& contents) {
+  const bool is_soon = keeps_buffer(begun_, std::chrono::steady_clock::now());
+  begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
   try {
-    copy = snapshot(contents);
+    copy = detail::snapshot_into(contents, buffer_);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
     return ready(store_->save(step_, contents));  // no memory for a copy: training waits
   }
-  return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)] {
+  if (!is_soon) buffer_.release();
+  return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)]() mutable {
+    const CheckpointContents written = std::move(copy);  // freed here, and not with the future
     try {
-      return store_->save(step, copy);
+      return store_->save(step, written);
     } catch (...) {
       return status_from_current_exception();
     }

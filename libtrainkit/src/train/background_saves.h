@@ -3,11 +3,13 @@
 
 #include <absl/status/status.h>
 
+#include <chrono>
 #include <cstdint>
 #include <future>
 #include <optional>
 #include <string>
 
+#include "core/host_tensors.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -15,6 +17,9 @@ namespace trainkit {
 
 /// One save at a time, in a thread of its own. Every rank calls begin() and finish() at the same steps; the one that
 /// has called open() writes. The destructor waits for the save that is under way.
+///
+/// Tensors of a GPU are copied to one buffer of page-locked memory, with one wait. If a save begins within a minute of
+/// the one before, the buffer is kept for the next; else it is freed when the file is written.
 class BackgroundSaves {
  public:
   /// @param group nullptr: one process.
@@ -34,12 +39,18 @@ class BackgroundSaves {
   /// Waits for the save that is under way. All ranks fail, or none: exit code 8 where another one could not save.
   absl::Status finish();
 
+  using TimePoint = std::chrono::steady_clock::time_point;
+  /// Whether a save that begins now keeps the buffer; `before`: when the save before it began.
+  static bool keeps_buffer(std::optional<TimePoint> before, TimePoint now);
+
  private:
   std::future<absl::Status> write_beside(const CheckpointContents& contents);
 
   ProcessGroup* group_;
   std::optional<CheckpointStore> store_;
   int64_t step_ = -1;
+  std::optional<TimePoint> begun_;  // of the last save
+  detail::HostBuffer buffer_;
   std::future<absl::Status> written_;
 };
 

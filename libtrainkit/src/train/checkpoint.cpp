@@ -151,24 +151,7 @@ absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t st
   return contents.ok() ? std::move(contents) : with_hint(folder, step, contents.status());
 }
 
-at::Tensor host_copy(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  const at::Tensor plain = tensor.detach();
-  return plain.is_cpu() ? plain.clone() : plain.to(at::kCPU);
-}
-
 }  // namespace
-
-CheckpointContents snapshot(const CheckpointContents& contents) {
-  CheckpointContents copy = contents;
-  for (auto* tensors : {&copy.model, &copy.optimizer}) {
-    for (auto& [name, tensor] : *tensors) tensor = host_copy(tensor);
-  }
-  for (auto& [name, value] : copy.state) {
-    if (auto* tensor = std::get_if<at::Tensor>(&value)) *tensor = host_copy(*tensor);
-  }
-  return copy;
-}
 
 struct CheckpointStore::Impl {
   Impl(Directory directory, const CheckpointOptions& options)

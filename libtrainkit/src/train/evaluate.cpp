@@ -124,7 +124,8 @@ absl::Status for_each_batch(
     TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, loader.next());
     if (!batch) return absl::OkStatus();
     if (replicas == 1) {
-      visit_rows(0, *batch);
+      const at::Device device = devices.device();
+      visit_rows(0, device.is_cpu() ? *batch : batch->to(device));
       continue;
     }
     devices.run(

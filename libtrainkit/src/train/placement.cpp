@@ -150,7 +150,7 @@ DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placemen
   options.strategy = strategy == "dp"    ? Strategy::kDataParallel
                      : strategy == "ddp" ? Strategy::kDistributed
                                          : Strategy::kSingle;
-  if (options.device.is_cpu()) {
+  if (placement.device().is_cpu()) {
     options.cpu_replicas = static_cast<int64_t>(placement.plan.devices.size());
   } else {
     for (const at::Device device : placement.plan.devices) options.gpu_ids.push_back(device.index());

@@ -8,13 +8,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
+#include "train/run_generators.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
-#include "trainkit/train/rng_state.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -77,22 +78,6 @@ StateDict shape_state(const RunShape& shape) {
   return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
 }
 
-/// The generators that a rank draws from: the CPU's, and that of its device behind it.
-std::vector<at::Generator> rank_generators(at::Device device) {
-  std::vector<at::Generator> generators = {at::globalContext().defaultGenerator(at::kCPU)};
-  if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
-  return generators;
-}
-
-at::Tensor rank_generator_state(at::Device device) {
-  std::vector<at::Tensor> states;
-  for (at::Generator& generator : rank_generators(device)) {
-    const std::lock_guard lock(generator.mutex());
-    states.push_back(generator.get_state());
-  }
-  return at::cat(states);
-}
-
 /// Each rank's bytes in a row: (ranks, bytes) uint8, the same on all.
 absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& mine, const std::string& what) {
   const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
@@ -135,25 +120,6 @@ RowTrace load_rows(const StateDict& state, int64_t rank, int64_t ranks) {
   return before;
 }
 
-/// Gives a rank the generators that the rank of its number had. One that did not exist then begins where the first
-/// rank is on the CPU (whose numbers replicas do not draw from directly), and anew, by its number, on its GPU.
-absl::Status load_rank_generators(const at::Tensor& rows, int64_t rank, at::Device device, uint64_t seed) {
-  const bool is_new = rank >= rows.size(0);
-  const at::Tensor row = rows[is_new ? 0 : rank];
-  int64_t begin = 0;
-  for (at::Generator& generator : rank_generators(device)) {
-    const std::lock_guard lock(generator.mutex());
-    const int64_t bytes = generator.get_state().numel();
-    if (is_new && begin > 0) {
-      generator.set_current_seed(hash_key(seed, rank));
-    } else if (begin + bytes <= row.numel()) {
-      generator.set_state(row.slice(0, begin, begin + bytes).clone());
-    }  // else: the run was on the CPU before
-    begin += bytes;
-  }
-  return absl::OkStatus();
-}
-
 /// On another number of devices the rows of a step stay what they were, or this is not the same run.
 absl::Status check_shape(const RunShape& saved, const RunShape& now) {
   if (saved.replicas == 0 || saved.replicas == now.replicas || saved.global_batch_size == now.global_batch_size) {
@@ -181,7 +147,26 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
   if (parts.scheduler) {
     TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
   }
-  return parts.scaler.load_state_dict(sub_state(contents.state, "scaler"));
+  const StateDict scaler = sub_state(contents.state, "scaler");
+  return scaler.empty() ? absl::OkStatus() : parts.scaler.load_state_dict(scaler);
+}
+
+/// Why the run does not have the numbers that it would have had where it was; empty if nothing is to be said.
+std::string resume_warning(const StateDict& saved, const RunParts& parts, const RunShape& shape) {
+  std::string text;
+  const std::string was = detail::kind_of_device(saved), is = parts.devices.device().is_cpu() ? "cpu" : "cuda";
+  const int64_t replicas = saved_shape(saved).replicas;
+  if (was != is || (replicas > 0 && replicas != shape.replicas)) {
+    text = fmt::format(
+        "the checkpoint was written on {} x {}, and the run continues on {} x {}: random numbers (dropout) differ from "
+        "those of an uninterrupted run",
+        std::max<int64_t>(replicas, 1), was, shape.replicas, is);
+  }
+  if (parts.scaler.enabled() && sub_state(saved, "scaler").empty()) {
+    text += fmt::format("{}the checkpoint has no loss scale, as its run was not in fp16: the scale begins anew",
+                        text.empty() ? "" : "; ");
+  }
+  return text;
 }
 
 }  // namespace
@@ -200,10 +185,7 @@ RunShape saved_shape(const StateDict& state) {
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
                                                const RunShape& shape, const StateDict& config) {
   CheckpointContents contents;
-  if (ProcessGroup* group = parts.devices.process_group()) {
-    TRAINKIT_ASSIGN_OR_RETURN(contents.state["rng_ranks"],
-                              gather_bytes(*group, rank_generator_state(parts.devices.device()), "random generators"));
-  }
+  TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
   if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0) return contents;  // the first writes
   contents.model = named_tensors(*parts.devices.module());
@@ -215,10 +197,13 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
       contents.state["optimizer." + name] = value;
     }
   }
-  if (parts.scheduler) merge_state(contents.state, "scheduler", parts.scheduler->state_dict());
+  if (parts.scheduler) {
+    merge_state(contents.state, "scheduler", parts.scheduler->state_dict());
+    contents.state["optimizer.lr"] =
+        parts.scheduler->lr();  // where it is kept on a GPU, the optimizer does not know it
+  }
   merge_state(contents.state, "scaler", parts.scaler.state_dict());
   merge_state(contents.state, "loader", parts.loader.state_dict());
-  merge_state(contents.state, "rng", default_generator_state());
   merge_state(contents.state, "trainer", progress_state(progress));
   merge_state(contents.state, "rows", rows);
   merge_state(contents.state, "shape", shape_state(shape));
@@ -236,8 +221,8 @@ absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts,
   return absl::OkStatus();
 }
 
-absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
-                        const RunShape& shape, RunProgress& progress) {
+absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
+                                       const RunShape& shape, RunProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(spec, output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(found));
   TRAINKIT_RETURN_IF_ERROR(check_shape(saved_shape(contents.state), shape));
@@ -247,16 +232,10 @@ absl::Status resume_run(const std::string& spec, const std::string& output_dir, 
   const int64_t rank = parts.devices.process_group() ? parts.devices.process_group()->rank() : 0;
   const int64_t ranks = parts.devices.process_group() ? parts.devices.process_group()->world_size() : 1;
   loaded.rows = load_rows(sub_state(contents.state, "rows"), rank, ranks);
-  if (rank == 0) {
-    TRAINKIT_RETURN_IF_ERROR(load_default_generator_state(sub_state(contents.state, "rng")));
-  } else {
-    const bool had_ranks = contents.state.contains("rng_ranks");
-    TRAINKIT_ASSIGN_OR_RETURN(auto rows, get_state<at::Tensor>(contents.state, had_ranks ? "rng_ranks" : "rng.cpu"));
-    TRAINKIT_RETURN_IF_ERROR(load_rank_generators(had_ranks ? rows : rows.unsqueeze(0), rank, parts.devices.device(),
-                                                  hash_key(parts.loader.sampler().seed(), loaded.step)));
-  }
+  TRAINKIT_RETURN_IF_ERROR(
+      detail::load_generators(contents.state, parts.devices, hash_key(parts.loader.sampler().seed(), loaded.step)));
   progress = std::move(loaded);
-  return absl::OkStatus();
+  return resume_warning(contents.state, parts, shape);
 }
 
 void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields) {
@@ -281,6 +260,23 @@ std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices) {
                    .retries = stats.num_alloc_retries});
   }
   return all;
+}
+
+absl::Status gather_gpus(ProcessGroup& group, std::vector<int64_t>& memory_bytes, std::vector<double>& utilisation) {
+  const double share = utilisation.empty() ? -1 : utilisation.front();
+  const at::Tensor mine = at::tensor({static_cast<double>(memory_bytes.front()), share}, at::kDouble);
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(group, mine.view(at::kByte), "GPUs of the ranks"));
+  const at::Tensor all = bytes.view(at::kDouble);
+  memory_bytes.clear();
+  utilisation.clear();
+  bool is_known = false;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    memory_bytes.push_back(static_cast<int64_t>(all[rank][0].item<double>()));
+    utilisation.push_back(all[rank][1].item<double>());
+    is_known |= utilisation.back() >= 0;
+  }
+  if (!is_known) utilisation.clear();
+  return absl::OkStatus();
 }
 
 std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices) {

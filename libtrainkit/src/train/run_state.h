@@ -66,9 +66,10 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
 
 /// Puts everything back from the checkpoint that `spec` names (see resolve_checkpoint). The random generators come
 /// last, so that nothing draws from them in between. Exit code 8 if the run had another number of devices and `shape`
-/// has another global batch.
-absl::Status resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
-                        const RunShape& shape, RunProgress& progress);
+/// has another global batch. Returns what a person should know of the run's numbers from here on, or nothing: random
+/// numbers are others on another kind or number of devices.
+absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
+                                       const RunShape& shape, RunProgress& progress);
 
 /// Puts weights, optimizer and schedule back from the last checkpoint in `output_dir`; the place in the data, what came
 /// before it and the random generators stay where they are.
@@ -79,6 +80,9 @@ void append_data_fields(const std::string& name, const Dataset& dataset, std::ve
 
 /// Bytes that the allocator holds on each device of the replicas; empty on the CPU.
 std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices);
+/// Makes both, of this rank's one GPU, lists of all ranks: what is not known of a rank is -1, and a list without
+/// anything known is empty.
+absl::Status gather_gpus(ProcessGroup& group, std::vector<int64_t>& memory_bytes, std::vector<double>& utilisation);
 /// All that its allocator says of each GPU.
 std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices);
 

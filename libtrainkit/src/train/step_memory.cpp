@@ -144,8 +144,9 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
 
   MemoryRecorder recorder(MemoryClass::kWeights);
-  TRAINKIT_ASSIGN_OR_RETURN(const auto devices,
-                            DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle}));
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const auto devices,
+      DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle, .device = at::kCPU}));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
   recorder.enter(MemoryClass::kCache);

@@ -68,6 +68,13 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
   for (const at::Tensor& gradient : gradients) at::Tensor(gradient).mul_(factors[gradient.scalar_type()]);
 }
 
+/// Whether the loader left the batch there already. A device without a number is the current one.
+bool is_on(at::Device device, const Batch& batch) {
+  if (batch.tensors().empty()) return true;
+  const at::Device there = batch.tensors().front().device();
+  return device.has_index() ? there == device : there.type() == device.type();
+}
+
 }  // namespace
 
 uint64_t LossFunction::next_id() {
@@ -236,7 +243,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
   const auto scaled_loss = [&](int64_t replica) {
     const auto i = static_cast<size_t>(replica);
-    const Batch shard = replicas > 1 ? shard_of(batch, replica) : batch;
+    const Batch shard = shard_of(batch, replica);
     ReplicaResult& result = results_[i];
     result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
     if (!result.output) return at::Tensor();
@@ -315,9 +322,10 @@ void TrainStep::with_memory(c10::function_ref<void()> stage) {
 /// The rows of `replica` on its device: shares differ by one row at most.
 Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
   const int64_t replicas = devices_.replicas();
-  Batch shard = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
+  const int64_t begin = batch.size() * replica / replicas, end = batch.size() * (replica + 1) / replicas;
+  const Batch shard = replicas > 1 ? batch.slice(begin, end) : batch;
   const at::Device device = devices_.device(replica);
-  if (device.is_cpu()) return shard;
+  if (device.is_cpu() || is_on(device, shard)) return shard;
   const Clock::time_point start = Clock::now();
   Batch there = shard.to(device);
   if (replica == 0) add_time(copy_time_, Clock::now() - start);  // the others copy at the same time

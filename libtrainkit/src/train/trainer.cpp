@@ -122,6 +122,7 @@ class Run {
   absl::StatusOr<TrainerResult> operator()() {
     std::optional<SignalWatch> signals;
     if (options_.handle_signals) signals.emplace();
+    use_device();
     TRAINKIT_RETURN_IF_ERROR(prepare());
     devices_.module()->train();
     start_ = interval_start_ = Clock::now();
@@ -152,6 +153,14 @@ class Run {
   int64_t ranks() const { return group_ ? group_->world_size() : 1; }
   bool is_saving() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
 
+  /// Loaders that were made before the device was known leave their batches there from now on.
+  void use_device() {
+    if (devices_.replicas() > 1 || !devices_.device().is_cuda()) return;
+    for (Prefetcher* loader : {&loader_, fit_.validation}) {
+      if (loader && loader->options().device.is_cpu()) loader->use_device(devices_.device());
+    }
+  }
+
   /// Opens the checkpoints, goes on from one if asked, and sees whether anything is left to do.
   absl::Status prepare() {
     if (loader_.batches_per_epoch() == 0) {
@@ -168,7 +177,9 @@ class Run {
     }
     if (!options_.resume.empty()) {
       const double asked_lr = base_lr();
-      TRAINKIT_RETURN_IF_ERROR(resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
+      TRAINKIT_ASSIGN_OR_RETURN(const std::string differs,
+                                resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
+      if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
       tell_learning_rate(asked_lr);
       if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
       last_saved_ = progress_.step;
@@ -494,12 +505,20 @@ class Run {
     }
     monitor_->append_values(pending.record.values);
     if (lrs.empty()) pending.record.lr = optimizer_.group_lrs();
-    pending.record.gpu_memory_bytes = device_memory_bytes(devices_);
+    TRAINKIT_RETURN_IF_ERROR(add_gpus(pending.record));
     pending_.push_back(std::move(pending));
     interval_rows_ = 0;
     interval_weight_ = 0;
     interval_start_ = Clock::now();
     return group_ && !devices_.device().is_cpu() ? absl::OkStatus() : emit(/*wait=*/false);
+  }
+
+  /// Memory and utilisation of every GPU, those of other ranks too.
+  absl::Status add_gpus(LogRecord& record) {
+    record.gpu_memory_bytes = device_memory_bytes(devices_);
+    record.gpu_utilisation = monitor_->gpu_utilisation();
+    if (!group_ || record.gpu_memory_bytes.empty()) return absl::OkStatus();
+    return gather_gpus(*group_, record.gpu_memory_bytes, record.gpu_utilisation);
   }
 
   double epoch_fraction() const {

@@ -146,6 +146,10 @@ class Prefetcher {
   /// Goes to the beginning of batch `batch` of `epoch` at once, leaving the present epoch early if need be. O(1).
   void seek(int64_t epoch, int64_t batch);
 
+  /// Lets next() leave the tensors on `device`, as PrefetcherOptions::device does. false, with nothing changed, while
+  /// batches are read.
+  bool use_device(at::Device device);
+
   /// The epoch and the batch within it that next() returns next.
   int64_t epoch() const;
   int64_t position() const;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,8 +38,9 @@ enum class GradientCompression { kNone, kFp16, kBf16 };
 
 struct DeviceReplicatorOptions {
   Strategy strategy = Strategy::kAuto;
-  /// The device; of kDataParallel its type, and the index is not looked at.
-  at::Device device = at::kCPU;
+  /// The device; of kDataParallel its type, and the index is not looked at. Unset: that of the process group; else the
+  /// first GPU (of gpu_ids) if there is one and cpu_replicas is 1; else the CPU. DeviceReplicator::device() says which.
+  std::optional<at::Device> device = std::nullopt;
   /// kDataParallel on CUDA: the GPUs, in the order of the replicas. Empty: all that are visible.
   std::vector<int64_t> gpu_ids = {};
   /// kDataParallel on the CPU: logical replicas, each with its share of the intra-op threads.

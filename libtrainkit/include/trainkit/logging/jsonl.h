@@ -16,11 +16,11 @@ namespace trainkit {
 ///   {"step":20,"epoch":0.25,"split":"train","loss":2.31,"grad_norm":0.71,"samples_per_second":812.4,
 ///    "data_wait_fraction":0.02,"lr":[0.001],"gpu_memory_bytes":[1073741824]}
 ///
-/// step, epoch and split come first, then the record's values in their order, then lr and gpu_memory_bytes if there are
-/// any. Numbers are written in the fewest digits that read back to the same double. Not a number and infinity, which
-/// JSON lacks, are the strings "NaN", "Infinity" and "-Infinity" (as in protobuf's JSON mapping; float() in Python and
-/// Number() in JavaScript read them). A value named like one of the five fixed fields gets a "_" behind its name; of
-/// two values of one name the first counts.
+/// step, epoch and split come first, then the record's values in their order, then lr, gpu_memory_bytes and
+/// gpu_utilisation if there are any. Numbers are written in the fewest digits that read back to the same double. Not a
+/// number and infinity, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity" (as in protobuf's JSON
+/// mapping; float() in Python and Number() in JavaScript read them). A value named like one of the six fixed fields
+/// gets a "_" behind its name; of two values of one name the first counts.
 ///
 /// Each line is one write to a file opened with O_APPEND, so a kill leaves whole lines, but for a power cut; flush()
 /// also synchronises the file with the disk (fdatasync). A full disk (exit code 6) leaves no half line, and what it

@@ -27,8 +27,10 @@ struct LogRecord {
   std::vector<std::pair<std::string, double>> values = {};
   /// Learning rate of each parameter group.
   std::vector<double> lr = {};
-  /// Bytes that the allocator holds on each device.
+  /// Bytes that the allocator holds on each GPU, of all ranks in their order.
   std::vector<int64_t> gpu_memory_bytes = {};
+  /// How busy each of these GPUs was, 0 to 1, as its driver says; -1 where it does not. Empty if none does.
+  std::vector<double> gpu_utilisation = {};
 
   /// The value called `name`, or nullptr.
   const double* find(std::string_view name) const;

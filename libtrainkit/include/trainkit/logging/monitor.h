@@ -104,6 +104,8 @@ class MonitorSeries {
   MonitorReport report() const;
   /// Utilisation of the windows, the oldest first.
   const std::vector<double>& windows() const { return windows_; }
+  /// Utilisation of each GPU in the window that ended last; -1 where its driver does not tell. Empty before that.
+  const std::vector<double>& of_each_gpu() const { return window_of_each_gpu_; }
   /// Whether the last window's utilisation is the GPUs'.
   bool of_gpus() const { return window_of_gpus_; }
   /// Of the window that ended last; a row of the live table, and its heading.
@@ -125,6 +127,8 @@ class MonitorSeries {
   double window_gpu_sum_ = 0, gpu_sum_ = 0;
   int64_t window_gpu_samples_ = 0, gpu_samples_ = 0;
   std::vector<double> windows_;
+  std::vector<std::pair<double, int64_t>> window_gpus_;  // sum and number of the samples of each
+  std::vector<double> window_of_each_gpu_;
   StepSplit window_split_;
   double window_queue_ = 0;
   bool window_of_gpus_ = false;
@@ -159,6 +163,10 @@ class Monitor {
   /// "copy_fraction", "compute_fraction", "reduce_fraction", "queue_depth", "host_memory_bytes". "utilisation" is the
   /// last window's where GPUs tell it, else it belongs to the same time as the others.
   void append_values(std::vector<std::pair<std::string, double>>& values);
+
+  /// Utilisation of each of MonitorSources::cuda_devices in the last window, in their order; -1 where its driver does
+  /// not tell. Empty before the first window has ended.
+  std::vector<double> gpu_utilisation() const;
 
   /// The rows of the live table since the last call, to be printed; costs a relaxed load while there are none.
   std::vector<std::string> take_rows();

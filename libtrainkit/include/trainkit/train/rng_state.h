@@ -11,8 +11,9 @@ namespace trainkit {
 /// Takes each generator's lock; synchronises with no device.
 StateDict default_generator_state();
 
-/// Puts the generators back. All entries are checked first; an error (exit code 5) names the entry that is missing, of
-/// another size or of a device that is not here, and then no generator has changed.
+/// Puts the generators back, on any kind and number of devices: an entry of a device that is not in use here is left
+/// out, and a device that has no entry keeps the generator that it has. "cpu" must be there. All entries are checked
+/// first; an error (exit code 5) names the one that is missing or of another size, and then no generator has changed.
 absl::Status load_default_generator_state(const StateDict& state);
 
 }  // namespace trainkit

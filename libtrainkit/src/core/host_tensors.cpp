@@ -1,0 +1,141 @@
+#include "core/host_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#ifdef TRAINKIT_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace trainkit::detail {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kAlignment = 64;
+
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+bool page_lock([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#ifdef TRAINKIT_WITH_CUDA
+  if (cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable) == cudaSuccess) return true;
+  (void)cudaGetLastError();  // the memory is as good, and slower
+#endif
+  return false;
+}
+
+void free_memory(void* memory, [[maybe_unused]] bool is_locked) {
+#ifdef TRAINKIT_WITH_CUDA
+  if (is_locked && cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();  // the process ends
+#endif
+  std::free(memory);
+}
+
+at::Tensor make_memory(int64_t bytes) {
+  const bool huge = bytes >= 2 * kHugePage;
+  const int64_t size = round_up(std::max<int64_t>(bytes, 1), huge ? kHugePage : kPage);
+  void* memory = std::aligned_alloc(static_cast<size_t>(huge ? kHugePage : kPage), static_cast<size_t>(size));
+  if (!memory) throw std::bad_alloc();
+  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // page-locked in far less time
+  const bool is_locked = page_lock(memory, size);
+  return at::from_blob(
+      memory, {size}, [is_locked](void* begin) { free_memory(begin, is_locked); }, at::kByte);
+}
+
+/// The place of `tensor` in `memory`, contiguous.
+at::Tensor view_of(const at::Tensor& memory, int64_t begin, const at::Tensor& tensor) {
+  return memory.narrow(0, begin, static_cast<int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
+}
+
+/// Waits for the copies of some devices, also when one of them fails: nobody else may have their memory before.
+class Waits {
+ public:
+  Waits() = default;
+  ~Waits() {
+    for (const at::Device device : devices_) {
+      try {
+        c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+      } catch (const std::exception&) {  // thrown by finish() if nothing was before
+      }
+    }
+  }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
+
+  void expect(at::Device device) {
+    if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) devices_.push_back(device);
+  }
+  void finish() {
+    for (; !devices_.empty(); devices_.pop_back()) {
+      c10::impl::VirtualGuardImpl(devices_.back().type()).getStream(devices_.back()).synchronize();
+    }
+  }
+
+ private:
+  std::vector<at::Device> devices_;
+};
+
+bool is_remote(const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu(); }
+
+int64_t room_of(const at::Tensor& tensor) {
+  return is_remote(tensor) ? round_up(static_cast<int64_t>(tensor.nbytes()), kAlignment) : 0;
+}
+
+}  // namespace
+
+at::Tensor HostBuffer::take(int64_t bytes) {
+  const bool is_free = memory_.defined() && memory_.storage().use_count() == 1;
+  if (!is_free || memory_.numel() < bytes) {
+    memory_.reset();
+    memory_ = make_memory(bytes);
+  }
+  return memory_.narrow(0, 0, bytes);
+}
+
+std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> copies(tensors.begin(), tensors.end());
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += room_of(tensor);
+  const at::Tensor memory = bytes > 0 ? buffer.take(bytes) : at::empty({0}, at::kByte);
+  Waits waits;
+  int64_t begin = 0;
+  for (at::Tensor& tensor : copies) {
+    if (!is_remote(tensor)) continue;
+    const at::Tensor source = tensor.detach();
+    tensor = view_of(memory, begin, source);
+    if (source.numel() == 0) continue;
+    waits.expect(source.device());
+    tensor.copy_(source, /*non_blocking=*/true);
+    begin += room_of(source);
+  }
+  waits.finish();
+  return copies;
+}
+
+HostTensors::HostTensors(std::vector<at::Tensor> tensors, int64_t at_a_time)
+    : tensors_(std::move(tensors)), at_a_time_(at_a_time) {}
+
+at::Tensor HostTensors::next() {
+  const size_t i = next_++;
+  if (i >= begin_ + copied_.size()) {
+    begin_ = i;
+    copied_.clear();  // before the buffer is used again
+    int64_t bytes = 0;
+    size_t end = i;
+    for (; end < tensors_.size() && (end == i || bytes + room_of(tensors_[end]) <= at_a_time_); ++end) {
+      bytes += room_of(tensors_[end]);
+    }
+    copied_ = copy_to_host(std::span(tensors_).subspan(i, end - i), buffer_);
+  }
+  return copied_[i - begin_].detach().resolve_conj().resolve_neg().contiguous();
+}
+
+}  // namespace trainkit::detail

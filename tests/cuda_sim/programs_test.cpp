@@ -1,0 +1,67 @@
+// Programs on simulated devices: what they copy, what they log of the GPUs, and which device they choose.
+#include <nlohmann/json.hpp>
+
+#include "runs_on_device.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+const std::vector<std::string> kThreeGpus = {
+    "--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--use_multi_gpu", "--gpu_ids", "0", "1", "2"};
+
+/// What the device counted in a run on three GPUs without evaluations.
+nlohmann::json counts(const Runs& runs, const std::string& name, const std::vector<std::string>& more) {
+  const std::string report = runs.dir / (name + ".json");
+  Setting setting{.flags = kThreeGpus, .device = {"CUDA_SIM_DEVICES=3", "CUDA_SIM_REPORT=" + report}, .devices = 3};
+  setting.flags.insert(setting.flags.end(), more.begin(), more.end());
+  runs.run(name, setting);
+  return nlohmann::json::parse(read_text(report));
+}
+
+}  // namespace
+
+TEST_CASE("Class weights are copied once to each device", "[cuda_sim][class_weights]") {
+  Trainer trainer = emotion();
+  trainer.steps = 10;
+  const Runs runs(trainer);
+  const auto copies = [&](const std::string& name, const std::string& flag) {
+    return counts(runs, name, {flag})["to_device"].get<int64_t>();
+  };
+  CHECK(copies("with", "--class_weights") - copies("without", "--no-class_weights") == 3);
+}
+
+TEST_CASE("A record has the memory of the GPUs of all replicas and ranks", "[cuda_sim][gpu_records]") {
+  Trainer trainer = transformer();
+  trainer.steps = 10;
+  const Runs runs(trainer);
+  const std::vector<std::string> two = {"CUDA_SIM_DEVICES=2"};
+  runs.run("dp", {.flags = {"--device", "cuda", "--eval_every", "0", "--use_multi_gpu", "--gpu_ids", "0", "1"},
+                  .device = two,
+                  .devices = 2});
+  runs.run("ddp", {.flags = {"--device", "cuda", "--eval_every", "0"}, .device = two, .devices = 2, .ranks = 2});
+  for (const char* name : {"dp", "ddp"}) {
+    const auto records = read_jsonl(runs.dir / (std::string(name) + "/metrics.jsonl")).value();
+    REQUIRE(records[0].gpu_memory_bytes.size() == 2);
+    for (const int64_t bytes : records[0].gpu_memory_bytes) CHECK(bytes > 0);
+  }
+}
+
+TEST_CASE("The README's program trains on the GPU that is there, and says so", "[cuda_sim][readme]") {
+  const TempDir dir;
+  const auto run = [&](bool on_device) {
+    ProgramOptions options;
+    if (on_device) options.environment = simulated({});
+    Program program("example_readme", {}, dir.path().string(), options);
+    const int code = program.wait();
+    INFO(program.errors());
+    REQUIRE(code == 0);
+    return program.output();
+  };
+  const auto loss_of = [](const std::string& text) { return std::stod(text.substr(text.rfind(' '))); };
+  const std::string cpu = run(false), gpu = run(true);
+  CHECK_THAT(cpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cpu, loss "));
+  CHECK_THAT(gpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cuda:0, loss "));
+  for (const std::string& text : {cpu, gpu}) CHECK(loss_of(text) < 0.5);  // not seeded
+}

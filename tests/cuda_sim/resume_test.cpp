@@ -1,0 +1,162 @@
+// Runs that are resumed on another kind or number of devices, and runs on a device that are killed.
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "runs_on_device.h"
+
+using namespace trainkit::test;
+using Catch::Matchers::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Flags = std::vector<std::string>;
+
+/// Where a run trains, on a machine with three GPUs.
+Setting on(int64_t gpus, int64_t ranks, const Flags& more, const std::string& precision = "fp32") {
+  Setting setting{.flags = {"--device", gpus > 0 ? "cuda" : "cpu", "--precision", precision},
+                  .device = {"CUDA_SIM_DEVICES=3"},
+                  .devices = std::max(gpus, ranks),
+                  .ranks = ranks,
+                  .is_simulated = gpus > 0};
+  if (gpus > 1 && ranks == 1) {
+    setting.flags.insert(setting.flags.end(), {"--use_multi_gpu", "--gpu_ids"});
+    for (int64_t i = 0; i < gpus; ++i) setting.flags.push_back(std::to_string(i));
+  }
+  setting.flags.insert(setting.flags.end(), more.begin(), more.end());
+  return setting;
+}
+
+/// Kills a run: of several ranks the first one, which the launcher tells the others.
+void kill_now(Program& program, const Setting& setting) {
+  if (setting.ranks == 1) return program.kill(SIGKILL);
+  const std::string pid = std::to_string(program.pid());
+  pid_t first_rank = 0;
+  std::ifstream("/proc/" + pid + "/task/" + pid + "/children") >> first_rank;
+  REQUIRE(first_rank > 0);
+  ::kill(first_rank, SIGKILL);
+}
+
+/// A run that is killed when it has a checkpoint of step 20, and resumed to its end.
+void run_killed(const Runs& runs, Setting setting) {
+  Setting again = setting;
+  again.flags.insert(again.flags.end(), {"--resume", "latest"});
+  setting.device.push_back("CUDA_SIM_DELAY_US=300");
+  const auto program = runs.start("killed", setting);
+  while (!fs::exists(runs.dir / "killed/checkpoints/step-00000020") && !program->poll()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  kill_now(*program, setting);
+  REQUIRE(program->wait() != 0);
+  const auto resumed = runs.start("killed", again);
+  runs.end_well("killed", *resumed);
+}
+
+/// Leaves little text to evaluate at a run's end, which takes longer than its steps.
+void shorten_text(const Runs& runs) {
+  for (const auto& entry : fs::directory_iterator(runs.dir / "data")) {
+    if (entry.path().extension() == ".txt") fs::resize_file(entry.path(), 10'000);
+  }
+}
+
+/// Runs that begin from checkpoints of step 10, and how far their losses are from those of one run on the CPU.
+struct Elsewhere {
+  explicit Elsewhere(const Trainer& trainer) : runs(trainer) {
+    shorten_text(runs);
+    expected = runs.run("cpu", on(0, 1, saves));
+    expected.erase(expected.begin(), expected.begin() + 10);
+  }
+
+  void run(const std::string& name, int64_t gpus, int64_t ranks) { runs.run(name, on(gpus, ranks, saves)); }
+
+  void resume(const std::string& from, int64_t gpus, int64_t ranks, const std::string& said) {
+    const std::string checkpoint = runs.dir / (from + "/checkpoints/step-00000010");
+    const std::string name = "resumed_" + std::to_string(++resumed);
+    INFO(from << " on " << gpus << " GPUs, " << ranks << " ranks");
+    check_close(runs.run(name, on(gpus, ranks, {"--resume", checkpoint}), 10), expected);
+    if (said.empty()) CHECK_THAT(runs.printed, !Contains("random numbers"));
+    CHECK_THAT(runs.printed, Contains(said));
+  }
+
+  const Flags saves = {"--save_every", "10", "--keep_last", "0"};
+  Runs runs;
+  std::vector<Loss> expected;
+  int resumed = 0;
+};
+
+/// `trainer` with few steps, no evaluations, and its saves at the steps of the test.
+Trainer short_one(Trainer trainer, int64_t steps = 20) {
+  trainer.steps = steps;
+  trainer.flags.insert(trainer.flags.end(), {"--eval_every", "0"});
+  std::erase_if(trainer.flags, [](const std::string& flag) { return flag == "--save_every" || flag == "1000"; });
+  return trainer;
+}
+
+}  // namespace
+
+TEST_CASE("A checkpoint of the CPU resumes on a GPU and back, with the losses of one run on the CPU",
+          "[cuda_sim][resume_elsewhere]") {
+  Elsewhere test(short_one(transformer()));
+  test.run("gpu", 1, 1);
+  test.resume("cpu", 1, 1, "written on 1 x cpu, and the run continues on 1 x cuda: random numbers");
+  test.resume("gpu", 0, 1, "written on 1 x cuda, and the run continues on 1 x cpu: random numbers");
+  test.resume("gpu", 1, 1, "");
+}
+
+TEST_CASE("A checkpoint resumes on fewer GPUs and on more, in one process and in ranks", "[cuda_sim][resume_fewer]") {
+  Elsewhere test(short_one(transformer()));
+  test.run("three", 3, 1);
+  test.run("ranks", 2, 2);
+  test.resume("three", 1, 1, "written on 3 x cuda, and the run continues on 1 x cuda");
+  test.resume("ranks", 1, 1, "written on 2 x cuda, and the run continues on 1 x cuda");
+  test.resume("cpu", 2, 2, "written on 1 x cpu, and the run continues on 2 x cuda");
+  if (environment("TRAINKIT_TEST_FULL").empty()) return;
+  test.resume("three", 2, 2, "written on 3 x cuda, and the run continues on 2 x cuda");
+  test.resume("ranks", 0, 2, "written on 2 x cuda, and the run continues on 2 x cpu");
+  test.resume("cpu", 3, 1, "written on 1 x cpu, and the run continues on 3 x cuda");
+}
+
+TEST_CASE("Checkpoints of the other trainers resume on the other kind of device", "[cuda_sim][resume_elsewhere]") {
+  if (environment("TRAINKIT_TEST_FULL").empty()) return;
+  Elsewhere test(short_one(GENERATE(hsi(), gpt2rec(), emotion())));
+  test.run("gpu", 1, 1);
+  test.resume("cpu", 1, 1, "random numbers");
+  test.resume("gpu", 0, 1, "random numbers");
+}
+
+TEST_CASE("A checkpoint of a run in float32 resumes in float16, with a new loss scale",
+          "[cuda_sim][resume_elsewhere]") {
+  const Runs runs(short_one(transformer()));
+  shorten_text(runs);
+  runs.run("cpu", on(0, 1, {"--save_every", "10", "--keep_last", "0"}));
+  const std::string checkpoint = runs.dir / "cpu/checkpoints/step-00000010";
+  runs.run("half", on(1, 1, {"--resume", checkpoint}, "fp16"), 10);
+  CHECK_THAT(runs.printed, Contains("the checkpoint has no loss scale, as its run was not in fp16"));
+}
+
+TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes of one that was not",
+          "[cuda_sim][resume]") {
+  Trainer trainer = short_one(transformer(), 40);
+  trainer.flags.insert(trainer.flags.end(), {"--dropout", "0.1"});
+  const Flags saves = {"--save_every", "10"};
+  const auto eagerly = [&](int64_t gpus, int64_t ranks) {
+    Setting setting = on(gpus, ranks, saves);
+    setting.flags.insert(setting.flags.end(), {"--cuda_graph", "off"});
+    return setting;
+  };
+  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
+  std::vector<Setting> settings = {eagerly(1, 1), on(1, 1, saves), eagerly(3, 1), on(2, 2, saves)};
+  if (is_full) settings.insert(settings.end(), {on(3, 1, saves), eagerly(2, 2)});
+  for (const Setting& setting : settings) {
+    INFO(setting.devices << " GPUs, " << setting.ranks << " ranks, last flag " << setting.flags.back());
+    const Runs runs(trainer);
+    shorten_text(runs);
+    runs.run("whole", setting);
+    run_killed(runs, setting);
+    const std::string expected = checkpoint_bytes(runs.dir / "whole", "00000040");
+    CHECK(expected.size() > 1000);
+    CHECK((checkpoint_bytes(runs.dir / "killed", "00000040") == expected));
+  }
+}

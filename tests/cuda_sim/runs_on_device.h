@@ -1,0 +1,128 @@
+#pragma once
+/// Runs of the trainers on simulated devices.
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "apps/program.h"
+#include "apps/runs.h"
+#include "simulated_program.h"
+#include "test_util.h"
+
+namespace trainkit::test {
+
+/// A trainer, and a small run of it. Without dropout, whose numbers differ between devices, and with steps so small
+/// that Adam does not make a large difference of the sign of a gradient that is nearly zero.
+struct Trainer {
+  std::string name;
+  std::vector<std::string> data_flags;  // %: the folder of the demonstration's data
+  std::vector<std::string> flags;
+  int64_t rows;  // of a step
+  int64_t steps = 60;
+};
+
+inline Trainer transformer() {
+  return {"trainkit-transformer",
+          {"--input", "%"},
+          {"--hidden_dim", "32", "--n_layers", "2", "--n_heads", "2", "--block_size", "16", "--sample_tokens", "8",
+           "--grad_accum_steps", "2"},
+          12};
+}
+inline Trainer hsi() {
+  return {"trainkit-hsi",
+          {"--cube", "%/demo.mat", "--gt", "%/demo_gt.mat"},
+          {"--model", "cnn2d", "--patch_size", "5", "--dropout", "0", "--lr", "1e-5"},
+          12};
+}
+inline Trainer gpt2rec() {
+  return {"trainkit-gpt2rec", {"--data_dir", "%/ml-1m"}, {"--model", "bpr_mf", "--embed_dim", "8", "--lr", "0.02"}, 48};
+}
+inline Trainer emotion() {
+  return {"trainkit-emotion",
+          {"--data_dir", "%"},
+          {"--model_size", "simple", "--frames", "2", "--image_size", "32", "--audio_seconds", "1", "--dropout", "0",
+           "--lr", "1e-8", "--save_every", "1000"},
+          12};
+}
+
+/// How to run a trainer.
+struct Setting {
+  std::vector<std::string> flags;
+  std::vector<std::string> device = {};  // settings of the simulated device
+  int64_t devices = 1;                   // that share the rows of a step
+  int64_t ranks = 1;
+  bool is_simulated = true;
+};
+
+struct Runs {
+  explicit Runs(const Trainer& trainer) : trainer(trainer) {
+    Program demo(trainer.name, {"--make_demo_data", dir / "data"}, dir.path().string());
+    if (demo.wait() != 0) throw std::runtime_error(demo.errors());
+  }
+
+  std::vector<std::string> flags(const std::string& run, int64_t devices, const std::vector<std::string>& more) const {
+    std::vector<std::string> all = {"--output_dir", dir / run,
+                                    "--max_steps",  std::to_string(trainer.steps),
+                                    "--batch_size", std::to_string(trainer.rows / devices),
+                                    "--log_every",  "1",
+                                    "--seed",       "3",
+                                    "--epochs",     "1000"};
+    for (std::string flag : trainer.data_flags) {
+      if (const size_t at = flag.find('%'); at != std::string::npos) flag.replace(at, 1, dir / "data");
+      all.push_back(flag);
+    }
+    all.insert(all.end(), trainer.flags.begin(), trainer.flags.end());
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  /// Starts a run; the caller waits for it.
+  std::unique_ptr<Program> start(const std::string& name, const Setting& setting) const {
+    std::vector<std::string> arguments = flags(name, setting.devices, setting.flags);
+    std::string program = trainer.name;
+    if (setting.ranks > 1) {
+      arguments.insert(arguments.begin(), {"launch", "--nproc_per_node", std::to_string(setting.ranks), "--",
+                                           std::string(TRAINKIT_BIN_DIR) + "/" + trainer.name});
+      program = "trainkit";
+    }
+    ProgramOptions options;
+    if (setting.is_simulated) options.environment = simulated(setting.device);
+    return std::make_unique<Program>(program, arguments, dir.path().string(), options);
+  }
+
+  /// What a run that has been started prints. It must end well, and the device have nothing to report.
+  std::string end_well(const std::string& name, Program& started) const {
+    const int code = started.wait();
+    INFO(trainer.name << " " << name << "\n" << started.errors());
+    REQUIRE(code == 0);
+    return started.output() + started.errors();
+  }
+
+  /// Losses of the training, by step, after `before` steps that the run was resumed from.
+  std::vector<Loss> run(const std::string& name, const Setting& setting, int64_t before = 0) const {
+    const auto started = start(name, setting);
+    printed = end_well(name, *started);
+    std::vector<Loss> trained;
+    for (const Loss& loss : losses(dir / name)) {
+      if (loss.split == "train") trained.push_back(loss);
+    }
+    REQUIRE(trained.size() == static_cast<size_t>(trainer.steps - before));
+    return trained;
+  }
+
+  Trainer trainer;
+  TempDir dir;
+  mutable std::string printed;  // by the last run()
+};
+
+inline void check_close(const std::vector<Loss>& found, const std::vector<Loss>& expected, double relative = 1e-4) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    INFO("step " << expected[i].step);
+    CHECK(found[i].step == expected[i].step);
+    CHECK(found[i].loss == Approx(expected[i].loss).epsilon(relative));
+  }
+}
+
+}  // namespace trainkit::test
