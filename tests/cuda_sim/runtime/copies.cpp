@@ -118,9 +118,10 @@ cudaError_t copy_late(void* to, const void* from, size_t bytes, cudaStream_t str
   });
 }
 
-/// A copy from or to memory that is not page-locked: the caller waits, or the bytes are taken at once. A function of its
-/// own, so that a debugger can stop there.
-[[gnu::noinline]] cudaError_t copy_pageable(const char* call, void* to, const void* from, size_t bytes, cudaStream_t stream) {
+/// A copy from or to memory that is not page-locked: the caller waits, or the bytes are taken at once. A function of
+/// its own, so that a debugger can stop there.
+[[gnu::noinline]] cudaError_t copy_pageable(const char* call, void* to, const void* from, size_t bytes,
+                                            cudaStream_t stream) {
   {
     const std::lock_guard lock(api_mutex());
     Stream* capturing = stream_of(stream);
