@@ -53,8 +53,9 @@ def add(results, name, repetition):
 
 
 def targets(pattern, root=ROOT):
-    """The suites that have a benchmark whose name matches, by the names in their sources and in ratios.json; all of them if
-    none does: a name may have arguments that no file shows."""
+    """What a run of this part needs built: the suites that have a benchmark whose name matches, by the names in their sources
+    and in ratios.json, and what peers whose name matches list after "# builds:". All suites if that is nothing: a name may
+    have arguments that no file shows."""
     found, everything = [], []
     rows = json.loads((root / "bench/ratios.json").read_text())
     for folder in sorted(path.parent for path in (root / "bench").glob("*/CMakeLists.txt")):
@@ -67,7 +68,10 @@ def targets(pattern, root=ROOT):
                 names += [name, f"{name}/{case}"]
         if any(re.search(pattern, name) for name in names):
             found.append(suite)
-    return found or everything
+    for script in sorted((root / "bench/peers").glob("[!_]*.py")):
+        if re.search(pattern, script.stem):
+            found += re.findall(r"^# builds: (.*)", script.read_text(), re.MULTILINE)[:1]
+    return " ".join(found).split() or everything
 
 
 def run_suite(program, options, repetition, results, log):
@@ -338,7 +342,7 @@ def main():
     if options.filter:
         suites = [suite for suite in suites if suite.name in targets(options.filter)]
         peers = [script for script in peers if re.search(options.filter, script.stem)]
-    if not suites:
+    if not suites and not peers:
         sys.exit(f"bench: no suite bench_* in {options.build / 'bin'}; run ./dev build")
     log = options.build / "bench"
     log.mkdir(exist_ok=True)

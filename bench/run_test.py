@@ -47,6 +47,10 @@ class RunTest(unittest.TestCase):
             self.assertEqual(run.targets("Read/large", root), ["bench_io"])
             self.assertEqual(run.targets("", root), ["bench_io", "bench_nn"])
             self.assertEqual(run.targets("/rows:8", root), ["bench_io", "bench_nn"])  # no file shows such a name
+            (root / "bench/peers").mkdir()
+            (root / "bench/peers/programs.py").write_text('"""A peer."""\n# builds: program device\n')
+            self.assertEqual(run.targets("programs", root), ["program", "device"])
+            self.assertEqual(run.targets("Step", root), ["bench_nn"])
 
     def test_a_ratio_is_formed_within_each_repetition(self):
         results = {"s:ours": self.measured(times=[1e-6, 2e-6]), "p:peer": self.measured(times=[3e-6, 4e-6])}

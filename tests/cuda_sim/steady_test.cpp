@@ -1,0 +1,71 @@
+// A step in the middle of a run asks the device for no more than it must: nothing waits, nothing is copied from memory
+// that is not page-locked, no memory is asked of CUDA.
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "runs_on_device.h"
+
+using namespace trainkit::test;
+
+namespace {
+
+/// What the devices counted in a run, all of its processes together.
+std::map<std::string, int64_t> counted(Runs& runs, const std::string& strategy, int64_t steps, Setting setting) {
+  const std::string name = strategy + std::to_string(steps);
+  runs.trainer.steps = steps;
+  setting.device.push_back("CUDA_SIM_REPORT=" + (runs.dir / name) + ".counts");
+  runs.run(name, setting);
+  std::map<std::string, int64_t> sums;
+  std::istringstream lines(read_text((runs.dir / name) + ".counts"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto counts = nlohmann::json::parse(line).get<std::map<std::string, int64_t>>();
+    for (const auto& [what, count] : counts) sums[what] += count;
+  }
+  return sums;
+}
+
+/// Ranks compute, since what they sum decides what they do next, and a recommender, whose ranking trusts its indices;
+/// elsewhere numbers do not matter here.
+const std::vector<std::pair<std::string, Setting>>& strategies() {
+  static const std::vector<std::pair<std::string, Setting>> all = {
+      {"eager", {.flags = {"--cuda_graph", "off"}, .device = {"CUDA_SIM_NUMBERS=0"}}},
+      {"graph", {.flags = {"--cuda_graph", "auto"}, .device = {"CUDA_SIM_NUMBERS=0"}}},
+      {"dp",
+       {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2"},
+        .device = {"CUDA_SIM_NUMBERS=0", "CUDA_SIM_DEVICES=3"},
+        .devices = 3}},
+      {"ddp", {.flags = {}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}}};
+  return all;
+}
+
+void check_steady(const Trainer& trainer) {
+  Runs runs(trainer);
+  for (auto [strategy, setting] : strategies()) {
+    setting.flags.insert(setting.flags.end(),
+                         {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--drop_last"});
+    if (trainer.name == "trainkit-hsi") setting.flags.emplace_back("--no-write_maps");
+    if (trainer.name == "trainkit-gpt2rec") std::erase(setting.device, "CUDA_SIM_NUMBERS=0");
+    if (trainer.name != "trainkit-emotion") setting.flags.insert(setting.flags.end(), {"--save_every", "1000"});
+    constexpr int64_t kWarm = 12, kMore = 20;
+    const auto warm = counted(runs, strategy, kWarm, setting);
+    auto all = counted(runs, strategy, kWarm + kMore, setting);
+    INFO(trainer.name << " " << strategy);
+    for (const char* what : {"pageable", "stream_syncs", "device_syncs"}) {
+      INFO(what);
+      CHECK(all[what] == warm.at(what));
+    }
+    CHECK(all["mallocs"] - warm.at("mallocs") < kMore / 10);  // streams that run late may need a segment more
+    CHECK(all["graph_launches"] - warm.at("graph_launches") == (strategy == "graph" ? kMore : 0));
+    CHECK(all["to_device"] + all["on_device"] > warm.at("to_device") + warm.at("on_device"));  // it counts at all
+  }
+}
+
+}  // namespace
+
+TEST_CASE("A steady step of trainkit-transformer waits for nothing", "[cuda_sim][steady]") {
+  check_steady(transformer());
+}
+TEST_CASE("A steady step of trainkit-hsi waits for nothing", "[cuda_sim][steady]") { check_steady(hsi()); }
+TEST_CASE("A steady step of trainkit-gpt2rec waits for nothing", "[cuda_sim][steady]") { check_steady(gpt2rec()); }
+TEST_CASE("A steady step of trainkit-emotion waits for nothing", "[cuda_sim][steady]") { check_steady(emotion()); }
