@@ -54,17 +54,9 @@ void run_killed(const Runs& runs, Setting setting) {
   runs.end_well("killed", *resumed);
 }
 
-/// Leaves little text to evaluate at a run's end, which takes longer than its steps.
-void shorten_text(const Runs& runs) {
-  for (const auto& entry : fs::directory_iterator(runs.dir / "data")) {
-    if (entry.path().extension() == ".txt") fs::resize_file(entry.path(), 10'000);
-  }
-}
-
 /// Runs that begin from checkpoints of step 10, and how far their losses are from those of one run on the CPU.
 struct Elsewhere {
   explicit Elsewhere(const Trainer& trainer) : runs(trainer) {
-    shorten_text(runs);
     expected = runs.run("cpu", on(0, 1, saves));
     expected.erase(expected.begin(), expected.begin() + 10);
   }
@@ -129,7 +121,6 @@ TEST_CASE("Checkpoints of the other trainers resume on the other kind of device"
 TEST_CASE("A checkpoint of a run in float32 resumes in float16, with a new loss scale",
           "[cuda_sim][resume_elsewhere]") {
   const Runs runs(short_one(transformer()));
-  shorten_text(runs);
   runs.run("cpu", on(0, 1, {"--save_every", "10", "--keep_last", "0"}));
   const std::string checkpoint = runs.dir / "cpu/checkpoints/step-00000010";
   runs.run("half", on(1, 1, {"--resume", checkpoint}, "fp16"), 10);
@@ -152,7 +143,6 @@ TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes 
   for (const Setting& setting : settings) {
     INFO(setting.devices << " GPUs, " << setting.ranks << " ranks, last flag " << setting.flags.back());
     const Runs runs(trainer);
-    shorten_text(runs);
     runs.run("whole", setting);
     run_killed(runs, setting);
     const std::string expected = checkpoint_bytes(runs.dir / "whole", "00000040");

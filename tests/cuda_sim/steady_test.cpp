@@ -44,7 +44,6 @@ void check_steady(const Trainer& trainer) {
   for (auto [strategy, setting] : strategies()) {
     setting.flags.insert(setting.flags.end(),
                          {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--drop_last"});
-    if (trainer.name == "trainkit-hsi") setting.flags.emplace_back("--no-write_maps");
     if (trainer.name == "trainkit-gpt2rec") std::erase(setting.device, "CUDA_SIM_NUMBERS=0");
     if (trainer.name != "trainkit-emotion") setting.flags.insert(setting.flags.end(), {"--save_every", "1000"});
     constexpr int64_t kWarm = 12, kMore = 20;

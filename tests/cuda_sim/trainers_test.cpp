@@ -40,22 +40,35 @@ void check_precisions(const Trainer& trainer) {
               expected, 4e-2);
 }
 
+/// Without evaluations, which take longer than the steps, and without batches of a few rows, over which the statistics
+/// of BatchNorm are hardly determined.
+Trainer without_evaluations(Trainer trainer) {
+  trainer.flags.insert(trainer.flags.end(), {"--eval_every", "0", "--drop_last"});
+  return trainer;
+}
+
 }  // namespace
 
 TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices", "[cuda_sim][transformer]") {
   check_strategies(transformer());
 }
-TEST_CASE("trainkit-hsi has the CPU's losses on CUDA devices", "[cuda_sim][hsi]") { check_strategies(hsi()); }
+TEST_CASE("trainkit-hsi has the CPU's losses on CUDA devices", "[cuda_sim][hsi]") {
+  check_strategies(without_evaluations(hsi()));
+}
 TEST_CASE("trainkit-gpt2rec has the CPU's losses on CUDA devices", "[cuda_sim][gpt2rec]") {
   check_strategies(gpt2rec());
 }
 TEST_CASE("trainkit-emotion has the CPU's losses on CUDA devices", "[cuda_sim][emotion]") {
-  check_strategies(emotion());
+  check_strategies(without_evaluations(emotion()));
 }
 
 TEST_CASE("trainkit-transformer learns in float16 and bfloat16", "[cuda_sim][transformer]") {
   check_precisions(transformer());
 }
-TEST_CASE("trainkit-hsi learns in float16 and bfloat16", "[cuda_sim][hsi]") { check_precisions(hsi()); }
+TEST_CASE("trainkit-hsi learns in float16 and bfloat16", "[cuda_sim][hsi]") {
+  check_precisions(without_evaluations(hsi()));
+}
 TEST_CASE("trainkit-gpt2rec learns in float16 and bfloat16", "[cuda_sim][gpt2rec]") { check_precisions(gpt2rec()); }
-TEST_CASE("trainkit-emotion learns in float16 and bfloat16", "[cuda_sim][emotion]") { check_precisions(emotion()); }
+TEST_CASE("trainkit-emotion learns in float16 and bfloat16", "[cuda_sim][emotion]") {
+  check_precisions(without_evaluations(emotion()));
+}

@@ -167,6 +167,11 @@ void Distributed::backward(const Body& body, bool reduce) {
 
 void Distributed::begin_reduction() {
   begun_ = true;
+  if (reducer_->should_rebuild_buckets()) {
+    // NCCL's process group keeps a bucket until somebody waits for its work, or its watchdog looks some 100 ms later:
+    // two sets of buckets would lie in memory at the peak of the second step.
+    throw_if_broken();
+  }
   sent_->works.clear();
   sent_->started = std::chrono::steady_clock::now();
   if (!buffers_.empty() && module_->is_training()) {
