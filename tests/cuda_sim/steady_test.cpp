@@ -25,16 +25,12 @@ std::map<std::string, int64_t> counted(Runs& runs, const std::string& strategy, 
   return sums;
 }
 
-/// Ranks compute, since what they sum decides what they do next, and a recommender, whose ranking trusts its indices;
-/// elsewhere numbers do not matter here.
 const std::vector<std::pair<std::string, Setting>>& strategies() {
   static const std::vector<std::pair<std::string, Setting>> all = {
-      {"eager", {.flags = {"--cuda_graph", "off"}, .device = {"CUDA_SIM_NUMBERS=0"}}},
-      {"graph", {.flags = {"--cuda_graph", "auto"}, .device = {"CUDA_SIM_NUMBERS=0"}}},
+      {"eager", {.flags = {"--cuda_graph", "off"}}},
+      {"graph", {.flags = {"--cuda_graph", "auto"}}},
       {"dp",
-       {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2"},
-        .device = {"CUDA_SIM_NUMBERS=0", "CUDA_SIM_DEVICES=3"},
-        .devices = 3}},
+       {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2"}, .device = {"CUDA_SIM_DEVICES=3"}, .devices = 3}},
       {"ddp", {.flags = {}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}}};
   return all;
 }
@@ -44,7 +40,6 @@ void check_steady(const Trainer& trainer) {
   for (auto [strategy, setting] : strategies()) {
     setting.flags.insert(setting.flags.end(),
                          {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--drop_last"});
-    if (trainer.name == "trainkit-gpt2rec") std::erase(setting.device, "CUDA_SIM_NUMBERS=0");
     if (trainer.name != "trainkit-emotion") setting.flags.insert(setting.flags.end(), {"--save_every", "1000"});
     constexpr int64_t kWarm = 12, kMore = 20;
     const auto warm = counted(runs, strategy, kWarm, setting);
