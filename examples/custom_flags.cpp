@@ -4,7 +4,7 @@
 //   example_custom_flags --preset small --lr 1e-4 --print_config
 #include <iostream>
 
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/core/error.h"
 
 using namespace trainkit;

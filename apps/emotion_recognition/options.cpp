@@ -99,8 +99,6 @@ void add_emotion_presets(ConfigParser& parser) {
                     "3 x RTX 4090, 22 clips each");
 }
 
-Settings device_defaults(bool cuda) { return {{"mixed_precision", cuda ? "true" : "false"}}; }
-
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options) {
   if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "as in ;");
   if (options.plan_data > 0) {

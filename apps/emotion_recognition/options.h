@@ -1,5 +1,5 @@
 #pragma once
-/// The settings that are this trainer's own; those of every trainer are in trainkit/config/run_options.h.
+/// The settings that are this trainer's own; those of every trainer are in trainkit/app/run_options.h.
 
 #include <cstdint>
 #include <optional>
@@ -9,8 +9,8 @@
 #include "emotion_recognition/clip_dataset.h"
 #include "emotion_recognition/clips.h"
 #include "emotion_recognition/model.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 
 namespace trainkit::emotion {
 
@@ -58,9 +58,6 @@ void add_emotion_flags(ConfigParser& parser, EmotionOptions& options);
 
 /// multi_gpu_3x4090: the guide's training script.
 void add_emotion_presets(ConfigParser& parser);
-
-/// The defaults that depend on the device, for ConfigParser::set_defaults: mixed precision is on with CUDA.
-Settings device_defaults(bool cuda);
 
 /// Rules between the flags. Errors are blamed on where the value came from.
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options);

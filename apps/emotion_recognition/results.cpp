@@ -12,13 +12,13 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/plot.h"
-#include "trainkit/train/run_folder.h"
 
 namespace trainkit::emotion {
 namespace {
@@ -75,11 +75,6 @@ Metrics TestResult::metrics() const {
           {"unreadable", static_cast<double>(unreadable)}};
 }
 
-RunOptions scored(RunOptions run) {
-  if (run.on_error == "replace") run.on_error = "skip";
-  return run;
-}
-
 absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Metrics& metrics) {
   metrics["weighted_f1"] = metrics["macro_f1"] = std::numeric_limits<double>::quiet_NaN();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor counted, counts.take(placement.group.get()));
@@ -92,7 +87,7 @@ absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Me
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session,
                                       const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
                                       const Machine& machine, const Placement& placement, Precision precision) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, evaluation_loader(dataset, scored(run), machine, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, evaluation_loader(dataset, run, machine, placement));
   const auto classes = static_cast<int64_t>(session.labels().size());
   EvaluationCounts counts(classes);
   std::vector<Predictions> parts(static_cast<size_t>(devices.replicas()));
@@ -196,25 +191,20 @@ std::string describe_scores(const Metrics& metrics) {
   return text;
 }
 
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores,
-                            const BestModel& best) {
-  std::string text = describe_time(result);
+std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step,
+                            const std::string& output_dir) {
+  std::string text;
   if (!result.evaluation.empty()) {
-    text += fmt::format("\nvalidation loss {:.4f}, accuracy {}, weighted F1 {} (best {} at step {} of {})",
+    text += fmt::format("validation loss {:.4f}, accuracy {}, weighted F1 {} (best {} at step {} of {})\n",
                         result.evaluation.at("loss"), percent(result.evaluation.at("accuracy")),
                         percent(result.evaluation.at("weighted_f1")), percent(result.best_evaluation.at("weighted_f1")),
                         result.best_step, result.steps);
   }
-  if (!scores.empty()) {
-    text += "\ntest       " + describe_scores(scores);
-    text += best.step() >= 0
-                ? fmt::format("\n           by the weights of step {}, the best of validation", best.step())
-                : std::string("\n           by the last weights");
-  }
-  text += fmt::format("\nloss curve {0}/loss.svg", run.output_dir);
-  if (!scores.empty())
-    text += fmt::format(", confusion matrix {0}/confusion.svg, each clip {0}/predictions.csv", run.output_dir);
-  return text + "\n" + describe_next(result, run, "trainkit-emotion");
+  if (scores.empty()) return text;
+  text += "test       " + describe_scores(scores) + "\n           ";
+  text += tested_step >= 0 ? fmt::format("by the weights of step {}, the best of validation\n", tested_step)
+                           : std::string("by the last weights\n");
+  return text + fmt::format("confusion  {0}/confusion.svg, each clip {0}/predictions.csv\n", output_dir);
 }
 
 }  // namespace trainkit::emotion

@@ -34,10 +34,6 @@ struct TestResult {
   Metrics metrics() const;
 };
 
-/// How clips are read whose scores count: another clip's score is not this one's, so with --on_error replace a clip
-/// that cannot be read is left out.
-RunOptions scored(RunOptions run);
-
 /// Adds "weighted_f1" and "macro_f1" to the metrics of an evaluation whose rows `counts` has counted; NaN if another
 /// rank failed. All ranks call it. Errors: those of EvaluationCounts::take.
 absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Metrics& metrics);
@@ -62,8 +58,9 @@ std::string draw_confusion(const at::Tensor& counts, const std::vector<std::stri
 /// "accuracy 61.20%  weighted F1 59.91%  macro F1 41.02%  (always 'neutral': 48.12%)".
 std::string describe_scores(const Metrics& metrics);
 
-/// The last lines of a run. `scores` is empty if the run was stopped.
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores,
-                            const BestModel& best);
+/// The scores of validation and test, each line with a line end. `scores` is empty after a signal; `tested_step` is the
+/// step of the tested weights, -1 for the last ones.
+std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step,
+                            const std::string& output_dir);
 
 }  // namespace trainkit::emotion

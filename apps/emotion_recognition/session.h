@@ -14,9 +14,9 @@
 #include "emotion_recognition/clip_dataset.h"
 #include "emotion_recognition/evaluation_counts.h"
 #include "emotion_recognition/options.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
-#include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit::emotion {

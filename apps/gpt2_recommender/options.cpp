@@ -156,8 +156,6 @@ void add_rec_presets(ConfigParser& parser) {
                     "the guide's example: GPT-2 small (of random weights without --gpt2), 8 devices");
 }
 
-Settings device_defaults(bool) { return {}; }
-
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas) {
   const auto given = [&](const char* name) { return parser.is_given(name); };
   // Nothing, as a configuration that a run has written may say, is rows per device.

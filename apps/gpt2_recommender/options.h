@@ -1,5 +1,5 @@
 #pragma once
-/// The settings that are this trainer's own; those of every trainer are in trainkit/config/run_options.h.
+/// The settings that are this trainer's own; those of every trainer are in trainkit/app/run_options.h.
 
 #include <cstdint>
 #include <optional>
@@ -10,8 +10,8 @@
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/ratings.h"
 #include "gpt2_recommender/triplets.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 
 namespace trainkit::rec {
 
@@ -79,9 +79,6 @@ void set_run_defaults(RunOptions& run);
 void add_rec_flags(ConfigParser& parser, RecOptions& options);
 
 void add_rec_presets(ConfigParser& parser);
-
-/// The defaults that depend on the device, for ConfigParser::set_defaults.
-Settings device_defaults(bool cuda);
 
 /// Shares the rows of a step among `replicas` devices, max(1, global / replicas) each, as one micro-batch: 2048 rows
 /// where nobody says otherwise. Returns what is to be told of rows that are lost by rounding; empty if none is.

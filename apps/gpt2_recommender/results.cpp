@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "gpt2_recommender/adapters.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/train/run_folder.h"
 
 namespace trainkit::rec {
 namespace {
@@ -69,19 +69,17 @@ std::string score_table(const TestScores& scores) {
   return text;
 }
 
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const TestScores& scores,
-                            int64_t best_step) {
-  std::string text = describe_time(result);
+std::string describe_result(const TrainerResult& result, const TestScores& scores, int64_t best_step) {
+  std::string text;
   if (!result.best_evaluation.empty()) {
-    text += fmt::format("\nvalidation ndcg@10 {:.4f} at step {}, the best", result.best_evaluation.at("ndcg@10"),
+    text += fmt::format("validation ndcg@10 {:.4f} at step {}, the best\n", result.best_evaluation.at("ndcg@10"),
                         result.best_step);
   }
   if (!scores.model.empty()) {
-    text += fmt::format("\ntest       {}  (step {}; {})\npopularity {}", line_of(scores.model), best_step,
+    text += fmt::format("test       {}  (step {}; {})\npopularity {}\n", line_of(scores.model), best_step,
                         scores.protocol, line_of(scores.popularity));
   }
-  text += fmt::format("\nloss curve {0}/loss.svg\n", run.output_dir);
-  return text + describe_next(result, run, "trainkit-gpt2rec");
+  return text;
 }
 
 }  // namespace trainkit::rec

@@ -44,8 +44,7 @@ absl::Status write_scores(const std::string& output_dir, const Session& session,
 /// The table of a test, in Markdown, with the protocol.
 std::string score_table(const TestScores& scores);
 
-/// The last lines of a run.
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const TestScores& scores,
-                            int64_t best_step);
+/// The scores of validation and test, each line with a line end.
+std::string describe_result(const TrainerResult& result, const TestScores& scores, int64_t best_step);
 
 }  // namespace trainkit::rec

@@ -15,8 +15,8 @@
 #include "gpt2_recommender/options.h"
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/triplets.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/train/loss.h"
-#include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit::rec {

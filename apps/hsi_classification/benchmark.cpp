@@ -11,8 +11,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"

@@ -86,8 +86,6 @@ void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {
   add_model_flags(parser, options);
 }
 
-Settings device_defaults(bool cuda) { return {{"mixed_precision", cuda ? "true" : "false"}}; }
-
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options) {
   const HsiModelDefaults least = model_defaults(options.model);
   const int64_t patch = options.used_patch_size();

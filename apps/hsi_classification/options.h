@@ -1,5 +1,5 @@
 #pragma once
-/// The settings that are this trainer's own; those of every trainer are in trainkit/config/run_options.h.
+/// The settings that are this trainer's own; those of every trainer are in trainkit/app/run_options.h.
 
 #include <cstdint>
 #include <optional>
@@ -8,8 +8,8 @@
 #include "hsi_classification/models.h"
 #include "hsi_classification/scene.h"
 #include "hsi_classification/split.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 
 namespace trainkit::hsi {
 
@@ -57,9 +57,6 @@ void set_run_defaults(RunOptions& run);
 
 /// Adds every flag of HsiOptions.
 void add_hsi_flags(ConfigParser& parser, HsiOptions& options);
-
-/// The defaults that depend on the device, for ConfigParser::set_defaults: mixed precision is on with CUDA.
-Settings device_defaults(bool cuda);
 
 /// Rules between the flags: a patch that is odd and large enough for the model, one way to say how many pixels are
 /// trained on, several runs only resumed all together. Errors are blamed on where the value came from.

@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/monitor.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/placement.h"
 
 namespace trainkit::hsi {
 namespace {

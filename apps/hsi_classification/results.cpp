@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "hsi_classification/maps.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -20,7 +21,6 @@
 #include "trainkit/io/png.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/train/run_folder.h"
 
 namespace trainkit::hsi {
 namespace {
@@ -174,15 +174,14 @@ absl::Status write_repeats(const std::string& output_dir, const std::vector<Metr
   return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
 }
 
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores) {
-  std::string text = describe_time(result);
+std::string describe_result(const TrainerResult& result, const Metrics& scores) {
+  std::string text;
   if (!result.evaluation.empty()) {
-    text += fmt::format("\nvalidation loss {:.4f}, oa {} (best loss {:.4f} at step {})", result.evaluation.at("loss"),
+    text += fmt::format("validation loss {:.4f}, oa {} (best loss {:.4f} at step {})\n", result.evaluation.at("loss"),
                         percent(result.evaluation.at("oa")), result.best_evaluation.at("loss"), result.best_step);
   }
-  if (!scores.empty()) text += "\ntest       " + describe_scores(scores);
-  text += fmt::format("\nloss curve {0}/loss.svg\n", run.output_dir);
-  return text + describe_next(result, run, "trainkit-hsi");
+  if (!scores.empty()) text += "test       " + describe_scores(scores) + "\n";
+  return text;
 }
 
 }  // namespace trainkit::hsi

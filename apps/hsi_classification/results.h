@@ -55,7 +55,7 @@ Metrics mean_and_deviation(const std::vector<Metrics>& runs);
 /// Writes the summary.json of several runs: mean_and_deviation of their scores, and "repeats". Exit code 6.
 absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs);
 
-/// The last lines of a run: scores, where things lie, what to do next. `scores` is empty if the run was stopped.
-std::string describe_result(const TrainerResult& result, const RunOptions& run, const Metrics& scores);
+/// The scores of validation and test, each line with a line end. `scores` is empty after a signal.
+std::string describe_result(const TrainerResult& result, const Metrics& scores);
 
 }  // namespace trainkit::hsi

@@ -13,10 +13,10 @@
 #include "hsi_classification/options.h"
 #include "hsi_classification/scene.h"
 #include "hsi_classification/split.h"
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/placement.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/train/loss.h"
-#include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit::hsi {

@@ -1,6 +1,6 @@
 // trainkit: tools around training runs. Each subcommand is a function in a file of its own.
+#include "trainkit/app/program.h"
 #include "trainkit/command.h"
-#include "trainkit/train/program.h"
 
 int main(int argc, char** argv) {
   using namespace trainkit::tool;

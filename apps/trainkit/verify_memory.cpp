@@ -8,13 +8,13 @@
 #include <map>
 
 #include "core/gpu_kernel_support.h"
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/memory_plan.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/verify.h"
 

@@ -1,11 +1,11 @@
 #pragma once
-/// The settings that are the Transformer trainer's own; those of every trainer are in trainkit/config/run_options.h.
+/// The settings that are the Transformer trainer's own; those of every trainer are in trainkit/app/run_options.h.
 
 #include <cstdint>
 #include <string>
 
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 #include "trainkit/nn/transformer.h"
 #include "transformer/corpus.h"
 

@@ -7,12 +7,12 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/run_folder.h"
 #include "trainkit/train/weights.h"
 #include "transformer/demo_text.h"
 #include "transformer/sampling.h"
@@ -187,18 +187,6 @@ absl::StatusOr<int> write_demo_data(const std::string& folder) {
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, demo_text()));
   std::fputs(("wrote " + path + "\ntry: trainkit-transformer --input " + path + "\n").c_str(), stdout);
   return 0;
-}
-
-std::string describe_result(const TrainerResult& result, const RunOptions& run) {
-  std::string text = describe_time(result);
-  if (!result.evaluation.empty()) {
-    text += fmt::format(
-        "\nvalidation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})",
-        result.evaluation.at("loss"), result.evaluation.at("perplexity"), result.evaluation.at("bits_per_character"),
-        result.best_evaluation.at("loss"), result.best_step);
-  }
-  text += fmt::format("\nloss curve   {0}/loss.svg\ntensorboard  ", run.output_dir);
-  return text + describe_next(result, run, "trainkit-transformer");
 }
 
 }  // namespace trainkit::transformer

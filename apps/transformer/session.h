@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/train/step_memory.h"
@@ -67,8 +67,5 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
 
 /// --make_demo_data: writes `<folder>/demo.txt`.
 absl::StatusOr<int> write_demo_data(const std::string& folder);
-
-/// The last lines of a run: scores, where things lie, what to do next.
-std::string describe_result(const TrainerResult& result, const RunOptions& run);
 
 }  // namespace trainkit::transformer

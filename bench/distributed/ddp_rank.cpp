@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "ddp_step.h"
-#include "trainkit/distributed/agreement.h"
+#include "distributed/step_consensus.h"
 
 using namespace trainkit;
 using namespace trainkit::bench;
@@ -45,7 +45,7 @@ int main(int, char** values) {
                                }) /
                                static_cast<double>(steps);
 
-  Agreement agree(*group);
+  StepConsensus agree(*group);
   group->barrier().IgnoreError();
   constexpr int64_t kAgreements = 2000;
   const double agreement = seconds([&] {

@@ -136,6 +136,7 @@ endif()
 function(trainkit_tests MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES;LABELS" ${ARGN})
   add_executable(test_${MODULE} ${ARG_FILES})
+  target_include_directories(test_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # headers that are not public
   target_link_libraries(test_${MODULE} PRIVATE trainkit_test_main ${ARG_LIBRARIES} trainkit_light_flags)
   trainkit_compile_fast(test_${MODULE} PCH trainkit_test_pch FILES_EACH 8)
   foreach(file ${ARG_FILES})

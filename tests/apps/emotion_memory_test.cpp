@@ -4,8 +4,8 @@
 #include <catch2/catch.hpp>
 
 #include "emotion_given.h"
+#include "trainkit/app/memory_plan.h"
 #include "trainkit/memory/batch_size_planner.h"
-#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/step_memory.h"
 
 using namespace trainkit;

@@ -4,11 +4,11 @@
 #include "hsi_classification/session.h"
 #include "hsi_place.h"
 #include "test_util.h"
+#include "trainkit/app/memory_plan.h"
 #include "trainkit/data/tensor_dataset.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit {

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "test_util.h"
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::test {

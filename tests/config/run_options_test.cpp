@@ -1,5 +1,5 @@
 // The rules between the shared flags: devices, precision, batches, and the folder that a run writes to.
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/run_options.h"
 
 #include "config_test_util.h"
 

@@ -1,4 +1,4 @@
-/// The first batch of a course, which all workers read together.
+/// The first batch of a queue, which all workers read together.
 
 #include <array>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "trainkit/data/permutation.h"
+#include "data/permutation.h"
 
 #include <cmath>
 

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <string>
 
+#include "trainkit/app/program.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/launch_environment.h"
-#include "trainkit/train/program.h"
 
 namespace {
 

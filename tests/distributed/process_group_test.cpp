@@ -5,9 +5,9 @@
 #include <set>
 #include <thread>
 
+#include "distributed/step_consensus.h"
 #include "rank_threads.h"
 #include "test_util.h"
-#include "trainkit/distributed/agreement.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -57,7 +57,7 @@ TEST_CASE("A digest that differs is the same error on every rank, with field, va
 
 TEST_CASE("Votes of all ranks reach all, and a rank at another step is an error", "[distributed][agreement]") {
   const auto texts = on_ranks(3, [](ProcessGroup& group) -> absl::Status {
-    Agreement agree(group);
+    StepConsensus agree(group);
     const int64_t rank = group.rank();
     const StepVerdict quiet = agree(1, {.weight = 2.5}).value();
     bool right = quiet.ok() && quiet.stop == 0 && !quiet.save && !quiet.found_inf && quiet.weight == 7.5;

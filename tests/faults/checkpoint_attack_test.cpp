@@ -9,8 +9,8 @@
 #include <random>
 #include <thread>
 
+#include "core/system_calls.h"
 #include "test_util.h"
-#include "trainkit/core/system_calls.h"
 #include "trainkit/train/checkpoint.h"
 
 using namespace trainkit;

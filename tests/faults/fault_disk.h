@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/system_calls.h"
 #include "trainkit/core/fs.h"
-#include "trainkit/core/system_calls.h"
 
 namespace trainkit::test {
 

@@ -44,6 +44,30 @@ run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE_DIR}/examples/consumer -B ${WORK_DIR}/
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/consumer)
 run(${WORK_DIR}/consumer/consumer)
 
+# The trainer of docs/own-trainer.md: trains, resumes to the same weights, and trains on two ranks.
+file(REMOVE_RECURSE ${WORK_DIR}/own_trainer ${WORK_DIR}/own_runs)
+run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE_DIR}/examples/own_trainer -B ${WORK_DIR}/own_trainer ${arguments})
+run(${CMAKE_COMMAND} --build ${WORK_DIR}/own_trainer)
+set(trainer ${WORK_DIR}/own_trainer/own_trainer)
+set(runs ${WORK_DIR}/own_runs)
+set(flags --data_dir ${runs}/data --hidden 32 --lr 0.01 --save_every 100 --num_workers 1 --device cpu)
+run(${trainer} --make_demo_data ${runs}/data)
+run(${trainer} ${flags} --max_steps 600 --epochs 100 --output_dir ${runs}/whole)
+run(${trainer} ${flags} --max_steps 600 --epochs 100 --output_dir ${runs}/part --max_time 0.5s)
+run(${trainer} ${flags} --max_steps 600 --epochs 100 --output_dir ${runs}/part --resume latest)
+file(READ ${runs}/whole/summary.json summary)
+string(JSON accuracy GET ${summary} scores accuracy)
+if(accuracy LESS 0.9)
+  message(FATAL_ERROR "an accuracy of ${accuracy} after 600 steps")
+endif()
+set(last checkpoints/step-00000600/model.safetensors)
+run(${CMAKE_COMMAND} -E compare_files ${runs}/whole/${last} ${runs}/part/${last})
+run(${BUILD_DIR}/bin/trainkit launch --nproc_per_node 2 -- ${trainer} ${flags} --max_steps 50 --output_dir ${runs}/ranks)
+execute_process(COMMAND ${trainer} --output_dir ${runs}/refused RESULT_VARIABLE status ERROR_VARIABLE text)
+if(NOT status EQUAL 2 OR NOT text MATCHES "data_dir" OR EXISTS ${runs}/refused)
+  message(FATAL_ERROR "a run without data ended with ${status}: ${text}")
+endif()
+
 # A component that does not exist is an error of find_package, not of the linker.
 file(WRITE ${WORK_DIR}/unknown/CMakeLists.txt
   "cmake_minimum_required(VERSION 3.25)\nproject(unknown LANGUAGES CXX)\nfind_package(trainkit REQUIRED COMPONENTS no_such_module)\n")

@@ -2,8 +2,8 @@
 
 #include <torch/torch.h>
 
+#include "memory/memory_recorder.h"
 #include "test_util.h"
-#include "trainkit/memory/memory_recorder.h"
 
 namespace trainkit {
 namespace {

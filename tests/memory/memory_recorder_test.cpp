@@ -1,4 +1,4 @@
-#include "trainkit/memory/memory_recorder.h"
+#include "memory/memory_recorder.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/_lazy_clone.h>

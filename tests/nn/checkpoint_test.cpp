@@ -1,10 +1,9 @@
-#include "trainkit/nn/checkpoint.h"
-
 #include <ATen/autocast_mode.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "test_util.h"
+#include "trainkit/nn/activation_checkpoint.h"
 #include "trainkit/nn/transformer.h"
 
 using namespace trainkit;

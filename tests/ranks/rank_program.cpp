@@ -10,12 +10,12 @@
 #include <thread>
 
 #include "train/loop_util.h"
+#include "trainkit/app/program.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/distributed/launch_environment.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/program.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit::test {

@@ -1,4 +1,4 @@
-#include "trainkit/train/rng_state.h"
+#include "train/rng_state.h"
 
 #include "test_util.h"
 

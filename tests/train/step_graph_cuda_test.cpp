@@ -1,10 +1,10 @@
 // A step as a CUDA graph, on a GPU: the bits of the eager step, and no wait for the device in either.
 #include "gpu_training.h"
 #include "loop_util.h"
+#include "train/late_scalars.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/nn/transformer.h"
-#include "trainkit/train/late_scalars.h"
 #include "trainkit/train/trainer.h"
 
 #ifdef TRAINKIT_WITH_CUDA

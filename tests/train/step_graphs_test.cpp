@@ -10,7 +10,7 @@
 #include "loop_util.h"
 #include "tape.h"
 #include "test_util.h"
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"

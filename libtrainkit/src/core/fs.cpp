@@ -10,8 +10,8 @@
 #include <random>
 #include <system_error>
 
+#include "core/system_calls.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/system_calls.h"
 
 namespace trainkit {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainkit/core/system_calls.h"
+#include "core/system_calls.h"
 
 #include <dirent.h>
 #include <fcntl.h>

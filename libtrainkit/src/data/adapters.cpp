@@ -7,8 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "data/copy_rows.h"
 #include "data/scratch.h"
-#include "trainkit/data/copy_rows.h"
 
 namespace trainkit {
 namespace {

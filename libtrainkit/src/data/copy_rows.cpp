@@ -1,4 +1,4 @@
-#include "trainkit/data/copy_rows.h"
+#include "data/copy_rows.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "data/crew.h"
+#include "data/worker_pool.h"
 
 namespace trainkit::detail {
 

@@ -14,12 +14,12 @@
 #include <sstream>
 #include <thread>
 
+#include "core/system_calls.h"
+#include "data/copy_rows.h"
 #include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/system_calls.h"
-#include "trainkit/data/copy_rows.h"
 
 namespace trainkit {
 namespace {
@@ -280,10 +280,10 @@ absl::StatusOr<CacheBuild> DiskCachedDataset::build(int num_threads, const Cache
     }
     at::set_num_threads(threads);
   };
-  std::vector<std::thread> crew;
-  for (int thread = 1; thread < num_threads; ++thread) crew.emplace_back(work);
+  std::vector<std::thread> readers;
+  for (int thread = 1; thread < num_threads; ++thread) readers.emplace_back(work);
   work();
-  for (auto& thread : crew) thread.join();
+  for (auto& thread : readers) thread.join();
   TRAINKIT_RETURN_IF_ERROR(write_status());
   if (stop) return absl::CancelledError(file_->path() + ": stopped before all rows were cached");
   if (const int error = -SystemCalls::kernel().fsync(descriptor_)) {

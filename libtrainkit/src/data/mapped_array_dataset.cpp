@@ -2,10 +2,10 @@
 
 #include <cstring>
 
+#include "data/copy_rows.h"
 #include "io/npy_header.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/data/copy_rows.h"
 
 namespace trainkit {
 namespace {

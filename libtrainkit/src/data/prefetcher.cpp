@@ -11,8 +11,8 @@
 #include <system_error>
 #include <unordered_set>
 
-#include "data/crew.h"
 #include "data/device_copier.h"
+#include "data/worker_pool.h"
 #include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -123,7 +123,7 @@ class Prefetcher::Impl {
     return {sampler().size(), options_.batch_size, options_.drop_last, epoch, position};
   }
   void prepare_memory();
-  void muster();
+  void start();
   void disband();
   absl::StatusOr<std::optional<Batch>> deliver();
   int64_t count_ready();
@@ -142,13 +142,13 @@ class Prefetcher::Impl {
   const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();
   std::optional<detail::DeviceCopier> copier_;
 
-  // The crew and its course; null until the first batch of an epoch is asked for.
-  std::optional<detail::Crew> crew_;
-  std::shared_ptr<detail::Course> course_;
+  // The pool and its queue; null until the first batch of an epoch is asked for.
+  std::optional<detail::WorkerPool> pool_;
+  std::shared_ptr<detail::BatchQueue> queue_;
   std::shared_ptr<detail::Reader> self_;  // the consumer's own slots
   bool stalled_ = false;                  // a worker did not answer in time
 
-  // The batch that next() returns next: its number in the course, and its place.
+  // The batch that next() returns next: its number in the queue, and its place.
   int64_t number_ = 0;
   int64_t epoch_ = 0;
   int64_t position_ = 0;
@@ -191,52 +191,52 @@ void Prefetcher::Impl::prepare_memory() {
 
 bool Prefetcher::Impl::use_device(at::Device device) {
   if (device == options_.device) return true;
-  if (crew_) return false;
+  if (pool_) return false;
   options_.device = device;
   prepare_memory();
   return true;
 }
 
 // Starts threads (where there are to be any) and sets them on their way from the present place.
-void Prefetcher::Impl::muster() {
+void Prefetcher::Impl::start() {
   const auto plan = schedule(epoch_, position_);
   const int64_t end = options_.persistent_workers ? plan.end() : plan.batches_in_first_epoch();
   const int64_t slots = int64_t{kMaxPrefetchFactor} * (options_.num_workers + 1);
-  course_ = std::make_shared<detail::Course>(plan, end, slots);
+  queue_ = std::make_shared<detail::BatchQueue>(plan, end, slots);
   number_ = ready_end_ = 0;
-  if (crew_) return crew_->set_course(course_);
+  if (pool_) return pool_->set_queue(queue_);
 
   // The consumer holds one batch, and perhaps the one before it, while the next is read.
   const int per_worker = std::max(prefetch_factor_.load(), options_.num_workers == 1 ? 2 : 1);
-  auto state = std::make_shared<detail::CrewState>(batches_, layout_, counters_);
+  auto state = std::make_shared<detail::WorkerPoolState>(batches_, layout_, counters_);
   state->readers = options_.num_workers + (options_.consumer_assist ? 1 : 0);
-  crew_.emplace(state);
-  crew_->set_course(course_);
+  pool_.emplace(state);
+  pool_->set_queue(queue_);
   const bool reads = options_.num_workers == 0 || options_.consumer_assist;
   if (reads) self_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
-  crew_->start(options_.num_workers, per_worker);
+  pool_->start(options_.num_workers, per_worker);
 }
 
 // Ends the threads and gives their memory back, but for what the consumer still holds.
 void Prefetcher::Impl::disband() {
   if (copier_) copier_->discard();
   lent_.clear();
-  crew_.reset();
+  pool_.reset();
   self_.reset();
-  course_.reset();
+  queue_.reset();
   stalled_ = false;
 }
 
 void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
   epoch_ = epoch;
   position_ = position;
-  if (!course_) return;
+  if (!queue_) return;
   if (stalled_ || !options_.persistent_workers) return disband();  // who is stuck stays behind
   if (copier_) {
     if (auto* slot = copier_->discard()) lent_.push_back(slot);
   }
-  for (auto* slot : course_->cancel()) slot->owner->give_back(slot);
-  course_.reset();
+  for (auto* slot : queue_->cancel()) slot->owner->give_back(slot);
+  queue_.reset();
 }
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::next() {
@@ -257,9 +257,9 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
       if (lengthen_ring() || !options_.persistent_workers) disband();
       return std::nullopt;
     }
-    if (!course_) {
+    if (!queue_) {
       try {
-        muster();
+        start();
       } catch (const std::system_error& error) {
         disband();
         return to_status({.exit_code = ExitCode::kData,
@@ -278,11 +278,11 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
       add(ready_count_, count_ready());
     } else {
       TRAINKIT_RETURN_IF_ERROR(await(Clock::now()));
-      ring_slot = course_->take(number_);
-      crew_->restore_num_threads();
+      ring_slot = queue_->take(number_);
+      pool_->restore_num_threads();
     }
     detail::Slot& slot = ring_slot->slot;
-    position_ += course_->schedule.plan(number_).rows;
+    position_ += queue_->schedule.plan(number_).rows;
     ++number_;
     absl::Status status = note_bad_samples(slot);
     if (status.ok()) status = slot.status;
@@ -307,15 +307,15 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
 
 // Begins to copy the following batch to the device, if it is there and nothing is wrong with it.
 void Prefetcher::Impl::copy_ahead() {
-  if (!course_->ready(number_)) return;
-  const detail::Slot& slot = course_->peek(number_)->slot;
-  if (slot.status.ok() && slot.rows_read > 0 && slot.bad_samples.empty()) copier_->begin(course_->take(number_));
+  if (!queue_->ready(number_)) return;
+  const detail::Slot& slot = queue_->peek(number_)->slot;
+  if (slot.status.ok() && slot.rows_read > 0 && slot.bad_samples.empty()) copier_->begin(queue_->take(number_));
 }
 
 // How many batches from number_ on are ready.
 int64_t Prefetcher::Impl::count_ready() {
   ready_end_ = std::max(ready_end_, number_);
-  while (ready_end_ < number_ + course_->capacity() && course_->ready(ready_end_)) ++ready_end_;
+  while (ready_end_ < number_ + queue_->capacity() && queue_->ready(ready_end_)) ++ready_end_;
   return ready_end_ - number_;
 }
 
@@ -330,7 +330,7 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   waits_since_.store(began, std::memory_order_relaxed);
   add(wait_nanoseconds_, -began);
   absl::Status status;
-  while (status.ok() && !course_->ready(number_)) {
+  while (status.ok() && !queue_->ready(number_)) {
     if (!help()) status = sleep_until_ready(deadline);
   }
   ready_end_ = status.ok() ? number_ + 1 : number_;
@@ -345,21 +345,21 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
 // Reads the next unclaimed batch in the consumer's own name. False if that is not wanted or there is no slot for it.
 bool Prefetcher::Impl::help() {
   if (!self_ || self_->free_slots() == 0) return false;
-  const int64_t number = course_->next.fetch_add(1, std::memory_order_relaxed);
-  if (number >= course_->end) return false;
+  const int64_t number = queue_->next.fetch_add(1, std::memory_order_relaxed);
+  if (number >= queue_->end) return false;
   const auto start = Clock::now();
-  self_->read(*course_, number);
+  self_->read(*queue_, number);
   counters_->read_nanoseconds.fetch_add((Clock::now() - start).count(), std::memory_order_relaxed);
   return true;
 }
 
 absl::Status Prefetcher::Impl::sleep_until_ready(Clock::time_point deadline) {
-  detail::CrewState& state = crew_->state();
+  detail::WorkerPoolState& state = pool_->state();
   state.awaited.store(number_, std::memory_order_seq_cst);
   absl::Status status;
   for (;;) {
     const uint32_t ticket = state.consumer.ticket();
-    if (course_->ready(number_)) break;
+    if (queue_->ready(number_)) break;
     if (Clock::now() >= deadline) {
       stalled_ = true;
       status = stalled();
@@ -376,18 +376,18 @@ absl::Status Prefetcher::Impl::stalled() const {
   const auto now = Clock::now();
   int worker = -1;
   detail::Reader::Reading reading;
-  for (int i = 0; i < crew_->size(); ++i) {
-    const auto each = crew_->worker(i).reading();
+  for (int i = 0; i < pool_->size(); ++i) {
+    const auto each = pool_->worker(i).reading();
     if (each.row < 0) continue;
     // The one that claimed the batch; failing that (all are stuck in batches of another place) the one that is slowest.
-    const bool claimed = each.course == course_.get() && each.begin <= number_ && number_ < each.end;
+    const bool claimed = each.queue == queue_.get() && each.begin <= number_ && number_ < each.end;
     if (claimed || worker < 0 || each.since < reading.since) {
       worker = i;
       reading = each;
     }
     if (claimed) break;
   }
-  const auto plan = course_->schedule.plan(number_);
+  const auto plan = queue_->schedule.plan(number_);
   Error error{.exit_code = ExitCode::kStalledWorker,
               .id = "data.timeout",
               .field = "timeout",

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "data/permutation.h"
 #include "trainkit/core/random.h"
-#include "trainkit/data/permutation.h"
 
 namespace trainkit {
 

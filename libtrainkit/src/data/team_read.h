@@ -1,11 +1,11 @@
 #pragma once
-/// The first batch of a course, read by all readers together: the consumer has nothing to do before it is there, so one
+/// The first batch of a queue, read by all readers together: the consumer has nothing to do before it is there, so one
 /// batch soon is worth more than one batch each later.
 
 #include <atomic>
 #include <span>
 
-#include "data/wait_word.h"
+#include "data/futex.h"
 #include "trainkit/data/dataset.h"
 
 namespace trainkit::detail {
@@ -38,7 +38,7 @@ class TeamRead {
   std::atomic<int> joined_{0};
   std::atomic<int64_t> next_{0};
   std::atomic<bool> failed_{false};
-  WaitWord offered_, left_;
+  Futex offered_, left_;
 };
 
 }  // namespace trainkit::detail

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "trainkit/data/copy_rows.h"
+#include "data/copy_rows.h"
 
 namespace trainkit {
 

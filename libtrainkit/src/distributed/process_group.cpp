@@ -122,7 +122,7 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
                          c10::intrusive_ptr<c10d::Store> store, const std::string& address)
     : rank(launch.rank), world_size(launch.world_size), options(std::move(options_)), store_(std::move(store)) {
-  roll_call_ = std::make_unique<detail::RollCall>(store_, rank, world_size);
+  roll_call_ = std::make_unique<detail::FailureDetector>(store_, rank, world_size);
   shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);
   const int size = static_cast<int>(world_size);
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
@@ -293,7 +293,7 @@ absl::Status ProcessGroup::compare_digest(const std::vector<DigestField>& fields
 }
 
 void ProcessGroup::set_step(int64_t step) { impl_->step = step; }
-void ProcessGroup::leave(std::string_view reason) { impl_->roll_call().leave(reason); }
-bool ProcessGroup::usable() const { return !impl_->roll_call().has_left(); }
+void ProcessGroup::leave(std::string_view reason) { impl_->failure_detector().leave(reason); }
+bool ProcessGroup::usable() const { return !impl_->failure_detector().has_left(); }
 
 }  // namespace trainkit

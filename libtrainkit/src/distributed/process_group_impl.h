@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "distributed/roll_call.h"
+#include "distributed/failure_detector.h"
 #include "distributed/shared_memory.h"
 #include "trainkit/distributed/process_group.h"
 
@@ -48,11 +48,11 @@ class ProcessGroup::Impl {
   const ProcessGroupOptions options;
   std::atomic<int64_t> step = 0;
   int64_t exchanges = 0;  // through the store; each has keys of its own
-  detail::RollCall& roll_call() { return *roll_call_; }
+  detail::FailureDetector& failure_detector() { return *roll_call_; }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
-  std::unique_ptr<detail::RollCall> roll_call_;
+  std::unique_ptr<detail::FailureDetector> roll_call_;
   std::unique_ptr<detail::SharedMemory> shared_memory_;  // or null
   c10::intrusive_ptr<c10d::Backend> gloo_;
   c10::intrusive_ptr<c10d::Backend> nccl_;

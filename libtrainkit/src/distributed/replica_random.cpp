@@ -1,4 +1,4 @@
-#include "trainkit/distributed/replica_random.h"
+#include "distributed/replica_random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bernoulli.h>

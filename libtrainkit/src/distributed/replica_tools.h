@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/replica_random.h"
 #include "trainkit/distributed/replica_group.h"
-#include "trainkit/distributed/replica_random.h"
 
 namespace trainkit::detail {
 

@@ -1,4 +1,4 @@
-#include "trainkit/memory/memory_recorder.h"
+#include "memory/memory_recorder.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>

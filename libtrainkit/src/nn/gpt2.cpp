@@ -19,7 +19,7 @@
 #include "nn/fused_block.h"
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
-#include "trainkit/nn/checkpoint.h"
+#include "trainkit/nn/activation_checkpoint.h"
 
 namespace trainkit {
 namespace {

@@ -25,7 +25,7 @@
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
-#include "trainkit/nn/checkpoint.h"
+#include "trainkit/nn/activation_checkpoint.h"
 #include "trainkit/nn/cross_entropy.h"
 
 namespace trainkit {

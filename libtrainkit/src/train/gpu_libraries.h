@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "trainkit/memory/memory_recorder.h"
+#include "memory/memory_recorder.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit::detail {

@@ -1,4 +1,4 @@
-#include "trainkit/train/late_scalars.h"
+#include "train/late_scalars.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>

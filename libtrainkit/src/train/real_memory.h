@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "memory/memory_recorder.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/memory/caching_allocator_model.h"
-#include "trainkit/memory/memory_recorder.h"
 #include "trainkit/optim/optimizer.h"
 
 namespace trainkit::detail {

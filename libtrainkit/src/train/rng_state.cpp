@@ -1,4 +1,4 @@
-#include "trainkit/train/rng_state.h"
+#include "train/rng_state.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "trainkit/train/late_scalars.h"
+#include "train/late_scalars.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit {

@@ -1,4 +1,4 @@
-#include "trainkit/train/step_flops.h"
+#include "train/step_flops.h"
 
 #include <memory>
 #include <mutex>

@@ -13,12 +13,12 @@
 
 #include "core/gpu_operations.h"
 #include "gpu_libraries.h"
+#include "memory/memory_recorder.h"
+#include "train/rng_state.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/memory/memory_recorder.h"
-#include "trainkit/train/rng_state.h"
 
 namespace trainkit {
 namespace {

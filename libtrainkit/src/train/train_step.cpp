@@ -217,7 +217,7 @@ void TrainStep::run_waiting() {
   if (begun_ == 0) begin_step();
   while (begun_ < accumulated_) {
     const KeptBatch& kept = kept_[static_cast<size_t>(begun_++)];
-    if (!run_batch(kept, begun_ == options_.grad_accum_steps)) take_again();
+    if (!run_batch(kept, begun_ == options_.grad_accum_steps)) retry_step();
   }
 }
 
@@ -290,7 +290,7 @@ bool TrainStep::can_take_again(const Batch& batch) {
 
 /// Takes the step again from where it began, as often as it takes. Every rank splits as the others do, since all
 /// micro-batches have one measure.
-void TrainStep::take_again() {
+void TrainStep::retry_step() {
   bool done = false;
   while (!done) {
     if (agreement_ || !released_) split_ *= 2;
@@ -511,7 +511,7 @@ StepMetrics TrainStep::finish() {
 /// All of a step that is still to be done on the device.
 void TrainStep::compute() {
   run_waiting();
-  while (!settle()) take_again();
+  while (!settle()) retry_step();
   const Clock::time_point start = Clock::now();
   update();
   add_time(update_time_, Clock::now() - start);

@@ -13,11 +13,11 @@
 #include "real_memory.h"
 #include "run_state.h"
 #include "skipped_steps.h"
+#include "train/late_scalars.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/late_scalars.h"
 #include "trainkit/train/signals.h"
 
 namespace trainkit {
@@ -180,7 +180,7 @@ class Run {
       TRAINKIT_ASSIGN_OR_RETURN(const std::string differs,
                                 resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
       if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
-      tell_learning_rate(asked_lr);
+      log_learning_rate(asked_lr);
       if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
       last_saved_ = progress_.step;
     }
@@ -211,7 +211,7 @@ class Run {
   double base_lr() const { return scheduler_ ? scheduler_->base_lr() : optimizer_.lr(); }
 
   /// A resumed run has the checkpoint's learning rate, whatever it was started with.
-  void tell_learning_rate(double asked) {
+  void log_learning_rate(double asked) {
     if (!fit_.logger || asked == base_lr()) return;
     fit_.logger->print(fmt::format(
         "warning: the learning rate stays the checkpoint's {:g}, {:g} is not used: a resumed run goes on as "
@@ -252,13 +252,13 @@ class Run {
     last_metrics_ = step_.finish();
     averaged_ = false;
     skipped_.add(progress_.step + 1, last_metrics_);
-    tell_skips(/*wait=*/false);
+    log_skips(/*wait=*/false);
     if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
     const int64_t step = ++progress_.step;
     progress_.weight_unit = step_.weight_unit();
-    if (real_memory_ && is_steady()) tell_memory();
-    if (step_.split() != progress_.split) tell_split();
-    tell_graphs();
+    if (real_memory_ && is_steady()) log_memory();
+    if (step_.split() != progress_.split) log_split();
+    log_graphs();
     if (fit_.logger) {
       fit_.logger->tick(step);
       for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
@@ -302,7 +302,7 @@ class Run {
                   : DeviceMemory{.allocated_bytes = options_.predicted_memory->total()};
   }
 
-  void tell_memory() {
+  void log_memory() {
     const MemoryBytes& classes = *options_.predicted_memory;
     const DeviceMemory predicted = predicted_memory();
     const DeviceMemory real = real_memory_->finish(classes[MemoryClass::kBatch] + classes[MemoryClass::kCache]);
@@ -321,7 +321,7 @@ class Run {
   }
 
   /// A step was out of memory, and taken again in smaller parts.
-  void tell_split() {
+  void log_split() {
     progress_.split = result_.split = step_.split();
     if (!fit_.logger) return;
     const int64_t rows = std::max<int64_t>(1, loader_.options().batch_size / step_.split());
@@ -336,7 +336,7 @@ class Run {
   }
 
   /// Once that steps are captured, and once that they no longer are.
-  void tell_graphs() {
+  void log_graphs() {
     result_.graph_steps = step_.graph_steps();
     const bool first = std::exchange(captures_, step_.graph_captures()) == 0 && captures_ > 0;
     const bool ended = std::exchange(uses_graphs_, step_.uses_graphs()) && !uses_graphs_;
@@ -346,7 +346,7 @@ class Run {
     if (ended || late) fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
   }
 
-  void tell_skips(bool wait) {
+  void log_skips(bool wait) {
     for (const std::string& line : skipped_.take(wait)) {
       if (fit_.logger) fit_.logger->print(line);
     }
@@ -432,7 +432,7 @@ class Run {
       TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
     }
     if (trained) {
-      tell_skips(/*wait=*/true);
+      log_skips(/*wait=*/true);
       if (skipped_.too_many()) return skipped_.error();
       // A run stopped by a signal goes on later: an extra record would stand between those of the run not stopped.
       const bool goes_on = result_.reason == ExitReason::kSignal && !has_all_steps() && !has_all_epochs();

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/step_consensus.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
-#include "trainkit/distributed/agreement.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/step_times.h"
 #include "trainkit/optim/lr_scheduler.h"
@@ -94,7 +94,7 @@ struct StepMetrics {
 ///
 /// With several replicas in this process each gets its share of a batch's rows, in order, and the loss function is
 /// called from a thread per replica. With several ranks each gives its own batch, and all make the same calls; finish()
-/// has them agree (distributed/agreement.h), so that they skip, stop and fail after the same step. Either way the
+/// has them agree (distributed/step_consensus.h), so that they skip, stop and fail after the same step. Either way the
 /// gradient is that of one process on all rows: losses count by their weights, wherever they were computed.
 ///
 /// Out of memory in forward or backward: the step is taken again from where it began, each batch in twice as many
@@ -220,7 +220,7 @@ class TrainStep {
   bool run_batch(const KeptBatch& kept, bool last);
   bool run_part(const Batch& batch, const LossFunction& loss, bool last);
   bool can_take_again(const Batch& batch);
-  void take_again();
+  void retry_step();
   bool settle();
   void update();
   void update_unless_nonfinite(Optimizer& optimizer);
@@ -264,7 +264,7 @@ class TrainStep {
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
   std::vector<Optimizer*> optimizers_;  // the caller's, and the mirrors
   std::vector<ReplicaResult> results_;  // of the present micro-batch; kept for its memory
-  std::optional<Agreement> agreement_;
+  std::optional<StepConsensus> agreement_;
 
   std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
 

@@ -1,4 +1,4 @@
-#include "trainkit/nn/checkpoint.h"
+#include "trainkit/nn/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "trainkit/distributed/replica_random.h"
+#include "distributed/replica_random.h"
 
 namespace trainkit {
 namespace {

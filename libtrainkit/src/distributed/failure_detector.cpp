@@ -1,4 +1,4 @@
-#include "distributed/roll_call.h"
+#include "distributed/failure_detector.h"
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +32,7 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
   return ranks.size() > at_most ? text + ", ..." : text;
 }
 
-struct RollCall::State {
+struct FailureDetector::State {
   State(c10::intrusive_ptr<c10d::Store> store_, int64_t rank_, int64_t world_size_)
       : store(std::move(store_)), rank(rank_), world_size(world_size_) {}
 
@@ -69,7 +69,7 @@ auto within(milliseconds limit, Work work) -> std::optional<decltype(work())> {
 
 }  // namespace
 
-RollCall::RollCall(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size)
+FailureDetector::FailureDetector(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size)
     : state_(std::make_shared<State>(std::move(store), rank, world_size)) {
   std::thread([state = state_] {
     state->answer_until_stopped();
@@ -77,7 +77,7 @@ RollCall::RollCall(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t 
   }).detach();
 }
 
-RollCall::~RollCall() {
+FailureDetector::~FailureDetector() {
   State& state = *state_;
   const bool in_order = !state.left;
   leave(kFinished);
@@ -95,7 +95,7 @@ RollCall::~RollCall() {
 }
 
 /// Ends the answering thread; the holder of the store waits for those who are about to leave it.
-void RollCall::State::say_farewell(bool in_order) {
+void FailureDetector::State::say_farewell(bool in_order) {
   const std::lock_guard lock(store_mutex);
   try {
     store->set(key("call", rank), std::string("stop"));
@@ -108,19 +108,19 @@ void RollCall::State::say_farewell(bool in_order) {
   }
 }
 
-void RollCall::set_position(std::string position) {
+void FailureDetector::set_position(std::string position) {
   const std::lock_guard lock(state_->mutex);
   state_->position = std::move(position);
 }
 
-std::string RollCall::position() const {
+std::string FailureDetector::position() const {
   const std::lock_guard lock(state_->mutex);
   return state_->position;
 }
 
-bool RollCall::has_left() const { return state_->left; }
+bool FailureDetector::has_left() const { return state_->left; }
 
-void RollCall::leave(std::string_view reason) {
+void FailureDetector::leave(std::string_view reason) {
   State& state = *state_;
   if (state.left.exchange(true) || state.store_lost) return;
   const std::lock_guard lock(state.store_mutex);
@@ -130,7 +130,7 @@ void RollCall::leave(std::string_view reason) {
   }
 }
 
-void RollCall::State::answer_until_stopped() {
+void FailureDetector::State::answer_until_stopped() {
   const std::string call = key("call", rank);
   try {
     const c10::intrusive_ptr<c10d::Store> own_store = store->clone();
@@ -147,7 +147,7 @@ void RollCall::State::answer_until_stopped() {
 }
 
 /// Answers all who call in the next moments, and learns what they found.
-void RollCall::State::answer(c10d::Store& own_store, const std::string& call) {
+void FailureDetector::State::answer(c10d::Store& own_store, const std::string& call) {
   const auto deadline = Clock::now() + std::chrono::seconds(2);
   while (!stopping && Clock::now() < deadline) {
     if (own_store.check({call})) {
@@ -169,7 +169,7 @@ void RollCall::State::answer(c10d::Store& own_store, const std::string& call) {
   }
 }
 
-std::string RollCall::verdict(milliseconds patience) {
+std::string FailureDetector::verdict(milliseconds patience) {
   State& state = *state_;
   const auto known = [&] {
     const std::lock_guard lock(state.mutex);
@@ -191,7 +191,7 @@ std::string RollCall::verdict(milliseconds patience) {
   return state.rank == 0 ? "the store failed" : "rank 0 lost (it holds the store)";
 }
 
-std::string RollCall::State::ask(milliseconds patience) {
+std::string FailureDetector::State::ask(milliseconds patience) {
   std::vector<int64_t> silent;
   std::vector<int64_t> before(static_cast<size_t>(world_size));
   for (int64_t other = 0; other < world_size; ++other) {

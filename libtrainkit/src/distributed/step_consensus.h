@@ -48,10 +48,10 @@ struct StepVerdict {
 
 /// One small all-reduce per step (3 + ranks doubles, on the host), so that ranks act alike: they stop after the same
 /// step, skip the same step, and none leaves a step that the others go on with.
-class Agreement {
+class StepConsensus {
  public:
-  explicit Agreement(ProcessGroup& group);
-  ~Agreement();
+  explicit StepConsensus(ProcessGroup& group);
+  ~StepConsensus();
 
   /// Sends this rank's vote on `step` and returns at once, so that it travels while gradients do. Any error shows in
   /// wait().

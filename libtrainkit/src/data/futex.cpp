@@ -1,4 +1,4 @@
-#include "data/wait_word.h"
+#include "data/futex.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -9,7 +9,7 @@
 
 namespace trainkit::detail {
 
-void WaitWord::wait(uint32_t ticket, Clock::time_point deadline) {
+void Futex::wait(uint32_t ticket, Clock::time_point deadline) {
   timespec until{};
   if (deadline != Clock::time_point::max()) {
     // FUTEX_WAIT_BITSET takes an absolute time of CLOCK_MONOTONIC, which steady_clock is.
@@ -21,7 +21,7 @@ void WaitWord::wait(uint32_t ticket, Clock::time_point deadline) {
           nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
-void WaitWord::wake() {
+void Futex::wake() {
   word_.fetch_add(1, std::memory_order_seq_cst);
   syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }

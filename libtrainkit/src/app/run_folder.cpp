@@ -1,4 +1,4 @@
-#include "trainkit/train/run_folder.h"
+#include "trainkit/app/run_folder.h"
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>

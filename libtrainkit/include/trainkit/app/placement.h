@@ -8,13 +8,13 @@
 #include <string>
 #include <utility>
 
+#include "trainkit/app/program.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 #include "trainkit/core/environment.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/process_group.h"
-#include "trainkit/train/program.h"
 
 namespace trainkit {
 
@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> training_loader(std::shared_ptr<cons
                                                             std::shared_ptr<const Sampler> order, const RunOptions& run,
                                                             const Machine& machine, const Placement& placement);
 
-/// This process's share of all rows, each once over the ranks; evaluate() leaves out what a rank repeats.
+/// This process's share of all rows, each once over the ranks; evaluate() does not count rows that pad a rank's share.
+/// With `--on_error replace` an unreadable row is skipped: the score of another row must not count in its place.
 absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<const Dataset> dataset,
                                                               const RunOptions& run, const Machine& machine,
                                                               const Placement& placement);

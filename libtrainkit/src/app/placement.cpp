@@ -1,4 +1,4 @@
-#include "trainkit/train/placement.h"
+#include "trainkit/app/placement.h"
 
 #include <algorithm>
 #include <array>
@@ -133,6 +133,7 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<co
       DistributedSamplerOptions{.rank = placement.rank(), .world_size = placement.ranks(), .tail = Tail::kPad});
   PrefetcherOptions options = loader_options(run, machine, placement);
   options.persistent_workers = false;
+  if (options.on_error == OnError::kReplace) options.on_error = OnError::kSkip;
   return Prefetcher::create(std::move(dataset), std::shared_ptr<const Sampler>(std::move(share)), options);
 }
 

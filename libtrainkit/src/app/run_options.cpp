@@ -1,4 +1,4 @@
-#include "trainkit/config/run_options.h"
+#include "trainkit/app/run_options.h"
 
 #include <sys/stat.h>
 #include <torch/csrc/api/include/torch/cuda.h>

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "trainkit/app/memory_plan.h"
 #include "trainkit/memory/batch_size_planner.h"
-#include "trainkit/train/memory_plan.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit::detail {

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 ///   waker:    ready.store(true); if (flag.load()) word.wake();
 ///
 /// (all sequentially consistent). wait may return early: look again.
-class WaitWord {
+class Futex {
  public:
   uint32_t ticket() const { return word_.load(std::memory_order_seq_cst); }
   /// Sleeps unless wake() was called since `ticket`; at most until `deadline`.

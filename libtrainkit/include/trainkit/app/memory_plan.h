@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "trainkit/app/placement.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 #include "trainkit/memory/batch_size_planner.h"
-#include "trainkit/train/placement.h"
 #include "trainkit/train/step_memory.h"
 
 namespace trainkit {

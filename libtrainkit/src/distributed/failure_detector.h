@@ -25,12 +25,12 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most = std::n
 ///
 /// c10d waits without limit for what the store answers. Its holder may be the one that stands still, so every question
 /// is asked from a thread that can be left behind.
-class RollCall {
+class FailureDetector {
  public:
-  RollCall(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size);
-  ~RollCall();
-  RollCall(const RollCall&) = delete;
-  RollCall& operator=(const RollCall&) = delete;
+  FailureDetector(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size);
+  ~FailureDetector();
+  FailureDetector(const FailureDetector&) = delete;
+  FailureDetector& operator=(const FailureDetector&) = delete;
 
   /// Where this rank is, for the answers ("step 12 in backward").
   void set_position(std::string position);

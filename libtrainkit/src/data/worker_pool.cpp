@@ -1,4 +1,4 @@
-#include "data/crew.h"
+#include "data/worker_pool.h"
 
 #include <ATen/Parallel.h>
 #include <pthread.h>
@@ -64,31 +64,31 @@ ReaderTimes ThreadTimes::times_of(const Thread& thread) {
           .queued_seconds = 1e-9 * static_cast<double>(queued)};
 }
 
-// ---- Course
+// ---- BatchQueue
 
-Course::Course(const Schedule& of, int64_t end_number, int64_t max_under_way)
+BatchQueue::BatchQueue(const Schedule& of, int64_t end_number, int64_t max_under_way)
     : schedule(of),
       end(std::min(end_number, of.end())),
       mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_under_way))) - 1),
       entries_(mask_ + 1) {}
 
-RingSlot* Course::closed() {
+RingSlot* BatchQueue::closed() {
   static RingSlot slot;
   return &slot;
 }
 
-bool Course::publish(int64_t number, RingSlot* slot) {
+bool BatchQueue::publish(int64_t number, RingSlot* slot) {
   RingSlot* empty = nullptr;
   return entry(number).slot.compare_exchange_strong(empty, slot, std::memory_order_seq_cst);
 }
 
-bool Course::ready(int64_t number) const { return entry(number).slot.load(std::memory_order_seq_cst) != nullptr; }
+bool BatchQueue::ready(int64_t number) const { return entry(number).slot.load(std::memory_order_seq_cst) != nullptr; }
 
-RingSlot* Course::peek(int64_t number) const { return entry(number).slot.load(std::memory_order_acquire); }
+RingSlot* BatchQueue::peek(int64_t number) const { return entry(number).slot.load(std::memory_order_acquire); }
 
-RingSlot* Course::take(int64_t number) { return entry(number).slot.exchange(nullptr, std::memory_order_acq_rel); }
+RingSlot* BatchQueue::take(int64_t number) { return entry(number).slot.exchange(nullptr, std::memory_order_acq_rel); }
 
-std::vector<RingSlot*> Course::cancel() {
+std::vector<RingSlot*> BatchQueue::cancel() {
   cancelled.store(true, std::memory_order_seq_cst);
   first.close();  // its leader may have seen that, and not begun
   std::vector<RingSlot*> published;
@@ -101,8 +101,8 @@ std::vector<RingSlot*> Course::cancel() {
 
 // ---- Reader
 
-Reader::Reader(std::shared_ptr<CrewState> crew, int num_slots)
-    : crew_(std::move(crew)),
+Reader::Reader(std::shared_ptr<WorkerPoolState> pool, int num_slots)
+    : pool_(std::move(pool)),
       num_slots_(num_slots),
       slots_(std::make_unique<RingSlot[]>(num_slots)),
       free_(num_slots == 64 ? ~uint64_t{0} : (uint64_t{1} << num_slots) - 1) {
@@ -112,22 +112,22 @@ Reader::Reader(std::shared_ptr<CrewState> crew, int num_slots)
   }
 }
 
-void Reader::read(Course& course, int64_t number) {
+void Reader::read(BatchQueue& queue, int64_t number) {
   const uint64_t free = free_.load(std::memory_order_acquire);
   RingSlot* slot = &slots_[std::countr_zero(free)];
   free_.fetch_and(~slot->bit, std::memory_order_relaxed);
   const bool first = number == 0;
   try {
-    const BatchPlan plan = course.schedule.plan(number);
-    slot->slot.prepare(*crew_->layout, crew_->counters->allocations);
-    TeamRead* team = first && crew_->readers > 1 ? &course.first : nullptr;
-    const int64_t parts = int64_t{kPartsPerReader} * std::max(1, crew_->readers);
-    crew_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
+    const BatchPlan plan = queue.schedule.plan(number);
+    slot->slot.prepare(*pool_->layout, pool_->counters->allocations);
+    TeamRead* team = first && pool_->readers > 1 ? &queue.first : nullptr;
+    const int64_t parts = int64_t{kPartsPerReader} * std::max(1, pool_->readers);
+    pool_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
   } catch (const std::exception& error) {
     slot->slot.fail(absl::ResourceExhaustedError(std::string("no memory for a batch: ") + error.what()));
   }
-  if (first) course.first.close();
-  if (!course.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);
+  if (first) queue.first.close();
+  if (!queue.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);
 }
 
 void Reader::give_back(RingSlot* slot) {
@@ -137,7 +137,7 @@ void Reader::give_back(RingSlot* slot) {
 }
 
 Reader::Reading Reader::reading() const {
-  return {.course = claim_course_.load(std::memory_order_relaxed),
+  return {.queue = claim_queue_.load(std::memory_order_relaxed),
           .begin = claim_begin_.load(std::memory_order_relaxed),
           .end = claim_end_.load(std::memory_order_relaxed),
           .row = row_.load(std::memory_order_relaxed),
@@ -148,29 +148,29 @@ void Reader::work() {
   pthread_setname_np(pthread_self(), "trainkit-loader");
   at::get_num_threads();  // a thread's first use takes over the number that was set last: let that be now, not later
   at::set_num_threads(1);
-  crew_->started.fetch_add(1, std::memory_order_seq_cst);
-  crew_->start.wake();
+  pool_->started.fetch_add(1, std::memory_order_seq_cst);
+  pool_->start.wake();
   reading_row = &row_;
-  crew_->counters->threads.enter();
-  std::shared_ptr<Course> course;
-  while (await_course(course)) work_on(*course);
+  pool_->counters->threads.enter();
+  std::shared_ptr<BatchQueue> queue;
+  while (await_queue(queue)) work_on(*queue);
   reading_row = nullptr;
-  crew_->counters->threads.leave();
-  course.reset();
+  pool_->counters->threads.leave();
+  queue.reset();
   ended_.store(true, std::memory_order_release);
-  crew_->ended.fetch_add(1, std::memory_order_seq_cst);
-  crew_->end.wake();
+  pool_->ended.fetch_add(1, std::memory_order_seq_cst);
+  pool_->end.wake();
 }
 
-// Sleeps until there is a course that was not walked to its end. False: the crew is dismissed.
-bool Reader::await_course(std::shared_ptr<Course>& course) {
+// Sleeps until there is a queue that was not walked to its end. False: the pool is dismissed.
+bool Reader::await_queue(std::shared_ptr<BatchQueue>& queue) {
   for (;;) {
     const uint32_t ticket = word_.ticket();
-    if (crew_->stop.load(std::memory_order_seq_cst)) return false;
+    if (pool_->stop.load(std::memory_order_seq_cst)) return false;
     {
-      const std::lock_guard lock(crew_->mutex);
-      if (crew_->course && crew_->course != course) {
-        course = crew_->course;
+      const std::lock_guard lock(pool_->mutex);
+      if (pool_->queue && pool_->queue != queue) {
+        queue = pool_->queue;
         return true;
       }
     }
@@ -178,58 +178,58 @@ bool Reader::await_course(std::shared_ptr<Course>& course) {
   }
 }
 
-// Sleeps until `group` slots are free. False: the course is cancelled.
-bool Reader::await_slots(const Course& course, int group) {
+// Sleeps until `group` slots are free. False: the queue is cancelled.
+bool Reader::await_slots(const BatchQueue& queue, int group) {
   for (;;) {
-    if (course.cancelled.load(std::memory_order_seq_cst)) return false;
+    if (queue.cancelled.load(std::memory_order_seq_cst)) return false;
     if (free_slots() >= group) return true;
     wanted_.store(group, std::memory_order_seq_cst);
     const uint32_t ticket = word_.ticket();
     const bool sleep = std::popcount(free_.load(std::memory_order_seq_cst)) < group &&
-                       !course.cancelled.load(std::memory_order_seq_cst);
+                       !queue.cancelled.load(std::memory_order_seq_cst);
     if (sleep) word_.wait(ticket);
     wanted_.store(0, std::memory_order_relaxed);
   }
 }
 
 // Says what it reads from now on.
-void Reader::claimed(const Course& course, int64_t begin, int64_t end) {
+void Reader::claimed(const BatchQueue& queue, int64_t begin, int64_t end) {
   since_.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
-  claim_course_.store(&course, std::memory_order_relaxed);
+  claim_queue_.store(&queue, std::memory_order_relaxed);
   claim_begin_.store(begin, std::memory_order_relaxed);
   claim_end_.store(end, std::memory_order_relaxed);
 }
 
-void Reader::work_on(Course& course) {
-  for (bool joined = false; await_slots(course, group_); joined = true) {
-    const int64_t begin = course.next.fetch_add(group_, std::memory_order_relaxed);
+void Reader::work_on(BatchQueue& queue) {
+  for (bool joined = false; await_slots(queue, group_); joined = true) {
+    const int64_t begin = queue.next.fetch_add(group_, std::memory_order_relaxed);
     const auto start = Clock::now();
     if (!joined && begin > 0) {
-      claimed(course, 0, 1);
-      course.first.join();
+      claimed(queue, 0, 1);
+      queue.first.join();
       row_.store(-1, std::memory_order_relaxed);
     }
-    const int64_t end = std::min(begin + group_, course.end);
+    const int64_t end = std::min(begin + group_, queue.end);
     if (begin >= end) return;
-    claimed(course, begin, end);
-    for (int64_t number = begin; number < end && !course.cancelled.load(std::memory_order_relaxed); ++number) {
-      read(course, number);
+    claimed(queue, begin, end);
+    for (int64_t number = begin; number < end && !queue.cancelled.load(std::memory_order_relaxed); ++number) {
+      read(queue, number);
     }
     row_.store(-1, std::memory_order_relaxed);
     claim_end_.store(begin, std::memory_order_relaxed);
     // One wake-up for the whole group, and only if the consumer sleeps for a batch of it.
-    const int64_t awaited = crew_->awaited.load(std::memory_order_seq_cst);
-    if (awaited >= begin && awaited < end) crew_->consumer.wake();
+    const int64_t awaited = pool_->awaited.load(std::memory_order_seq_cst);
+    if (awaited >= begin && awaited < end) pool_->consumer.wake();
     const int64_t took = nanoseconds(Clock::now()) - nanoseconds(start);
-    crew_->counters->read_nanoseconds.fetch_add(took, std::memory_order_relaxed);
+    pool_->counters->read_nanoseconds.fetch_add(took, std::memory_order_relaxed);
     const int64_t per_batch = std::max<int64_t>(1, took / (end - begin));
     group_ = static_cast<int>(std::clamp<int64_t>(kGroupNanoseconds / per_batch, 1, std::max(1, num_slots_ / 2)));
   }
 }
 
-// ---- Crew
+// ---- WorkerPool
 
-void Crew::start(int num_workers, int slots_per_worker) {
+void WorkerPool::start(int num_workers, int slots_per_worker) {
   if (num_workers > 0) num_threads_to_restore_ = at::get_num_threads();
   for (int i = 0; i < num_workers; ++i) {
     auto reader = std::make_shared<Reader>(state_, slots_per_worker);
@@ -246,12 +246,12 @@ void Crew::start(int num_workers, int slots_per_worker) {
   restore_num_threads();
 }
 
-Crew::~Crew() {
+WorkerPool::~WorkerPool() {
   state_->stop.store(true, std::memory_order_seq_cst);
   {
     const std::lock_guard lock(state_->mutex);
-    if (state_->course) state_->course->cancel();
-    state_->course = nullptr;
+    if (state_->queue) state_->queue->cancel();
+    state_->queue = nullptr;
   }
   for (const auto& worker : workers_) worker->wake();
   const auto deadline = Clock::now() + kPatience;
@@ -271,15 +271,15 @@ Crew::~Crew() {
   }
 }
 
-void Crew::set_course(std::shared_ptr<Course> course) {
+void WorkerPool::set_queue(std::shared_ptr<BatchQueue> queue) {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->course = std::move(course);
+    state_->queue = std::move(queue);
   }
   for (const auto& worker : workers_) worker->wake();
 }
 
-void Crew::restore_num_threads() {
+void WorkerPool::restore_num_threads() {
   if (num_threads_to_restore_ == 0 || state_->started.load(std::memory_order_acquire) < size()) return;
   at::set_num_threads(num_threads_to_restore_);
   num_threads_to_restore_ = 0;

@@ -1,4 +1,4 @@
-#include "trainkit/distributed/agreement.h"
+#include "distributed/step_consensus.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -26,19 +26,19 @@ constexpr std::string_view kWhat = "the agreement";
 
 }  // namespace
 
-struct Agreement::Sent {
+struct StepConsensus::Sent {
   int64_t step = 0;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   c10::intrusive_ptr<c10d::Work> work = nullptr;
   std::string error = {};  // why there is no work
 };
 
-Agreement::Agreement(ProcessGroup& group)
+StepConsensus::StepConsensus(ProcessGroup& group)
     : group_(group), numbers_(at::zeros({kFirstRank + group.world_size()}, at::kDouble)) {}
 
-Agreement::~Agreement() = default;
+StepConsensus::~StepConsensus() = default;
 
-void Agreement::send(int64_t step, const StepVote& vote) {
+void StepConsensus::send(int64_t step, const StepVote& vote) {
   TORCH_CHECK(!sent_, "the vote on step ", sent_->step, " is still on its way");
   sent_ = std::make_unique<Sent>(Sent{.step = step});
   double* numbers = numbers_.mutable_data_ptr<double>();
@@ -59,7 +59,7 @@ void Agreement::send(int64_t step, const StepVote& vote) {
   }
 }
 
-absl::StatusOr<StepVerdict> Agreement::wait() {
+absl::StatusOr<StepVerdict> StepConsensus::wait() {
   TORCH_CHECK(sent_, "wait() needs a send() before it");
   const auto sent = std::move(sent_);
   group_.impl().at(kWhat);
@@ -68,7 +68,7 @@ absl::StatusOr<StepVerdict> Agreement::wait() {
   return read(sent->step);
 }
 
-absl::StatusOr<StepVerdict> Agreement::read(int64_t step) try {
+absl::StatusOr<StepVerdict> StepConsensus::read(int64_t step) try {
   const double* numbers = numbers_.const_data_ptr<double>();
   const double place = place_of(step);
   const auto ranks = static_cast<double>(group_.world_size());

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "data/batch_reader.h"
+#include "data/futex.h"
 #include "data/schedule.h"
 #include "data/slot.h"
 #include "data/team_read.h"
-#include "data/wait_word.h"
 #include "trainkit/data/prefetcher.h"
 
 namespace trainkit::detail {
@@ -63,9 +63,9 @@ struct RingSlot {
 };
 
 /// Batch number to slot, for the batches that are under way.
-class Course {
+class BatchQueue {
  public:
-  Course(const Schedule& schedule, int64_t end, int64_t max_under_way);
+  BatchQueue(const Schedule& schedule, int64_t end, int64_t max_under_way);
 
   const Schedule schedule;
   const int64_t end;                                 // batches from here on are not claimed
@@ -73,7 +73,7 @@ class Course {
   alignas(kCacheLine) std::atomic<int64_t> next{0};  // the first batch that is not claimed
   TeamRead first;                                    // batch 0
 
-  /// By the reader: hands the slot to the consumer. False if the course was cancelled: the slot is still the reader's.
+  /// By the reader: hands the slot to the consumer. False if the queue was cancelled: the slot is still the reader's.
   bool publish(int64_t number, RingSlot* slot);
   /// By the consumer.
   bool ready(int64_t number) const;
@@ -96,10 +96,10 @@ class Course {
   std::vector<Entry> entries_;
 };
 
-/// What all readers of a crew share, kept alive by each of them.
-struct CrewState {
-  CrewState(std::shared_ptr<const BatchReader> batch_reader, std::shared_ptr<const SlotLayout> slot_layout,
-            std::shared_ptr<Counters> all_counters)
+/// What all readers of a pool share, kept alive by each of them.
+struct WorkerPoolState {
+  WorkerPoolState(std::shared_ptr<const BatchReader> batch_reader, std::shared_ptr<const SlotLayout> slot_layout,
+                  std::shared_ptr<Counters> all_counters)
       : batches(std::move(batch_reader)), layout(std::move(slot_layout)), counters(std::move(all_counters)) {}
 
   const std::shared_ptr<const BatchReader> batches;
@@ -109,23 +109,23 @@ struct CrewState {
   int readers = 0;  // workers, and the consumer if it reads too; set before any of them starts
   std::atomic<bool> stop{false};
   std::mutex mutex;
-  std::shared_ptr<Course> course;  // guarded by mutex
+  std::shared_ptr<BatchQueue> queue;  // guarded by mutex
 
   alignas(kCacheLine) std::atomic<int64_t> awaited{-1};  // the batch that the consumer sleeps for
-  WaitWord consumer;
+  Futex consumer;
   alignas(kCacheLine) std::atomic<int> started{0};
-  WaitWord start;
+  Futex start;
   std::atomic<int> ended{0};
-  WaitWord end;
+  Futex end;
 };
 
 /// One that reads batches into slots of its own: a worker, or the consumer in its own name.
 class Reader {
  public:
-  Reader(std::shared_ptr<CrewState> crew, int num_slots);
+  Reader(std::shared_ptr<WorkerPoolState> pool, int num_slots);
 
   /// By the reader: reads batch `number` into a free slot (there is one) and publishes it.
-  void read(Course& course, int64_t number);
+  void read(BatchQueue& queue, int64_t number);
   int free_slots() const { return __builtin_popcountll(free_.load(std::memory_order_acquire)); }
 
   /// By the consumer: the slot may be filled again.
@@ -137,7 +137,7 @@ class Reader {
 
   /// What it is doing, for a message. Any thread.
   struct Reading {
-    const Course* course = nullptr;
+    const BatchQueue* queue = nullptr;
     int64_t begin = 0, end = 0;  // batches claimed
     int64_t row = -1;
     Clock::time_point since{};
@@ -147,12 +147,12 @@ class Reader {
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
  private:
-  bool await_slots(const Course& course, int group);
-  bool await_course(std::shared_ptr<Course>& course);
-  void claimed(const Course& course, int64_t begin, int64_t end);
-  void work_on(Course& course);
+  bool await_slots(const BatchQueue& queue, int group);
+  bool await_queue(std::shared_ptr<BatchQueue>& queue);
+  void claimed(const BatchQueue& queue, int64_t begin, int64_t end);
+  void work_on(BatchQueue& queue);
 
-  const std::shared_ptr<CrewState> crew_;
+  const std::shared_ptr<WorkerPoolState> pool_;
   const int num_slots_;
   std::unique_ptr<RingSlot[]> slots_;
   BatchReader::Scratch scratch_;
@@ -160,9 +160,9 @@ class Reader {
 
   alignas(kCacheLine) std::atomic<uint64_t> free_;
   std::atomic<int> wanted_{0};  // sleeps until so many slots are free
-  WaitWord word_;
+  Futex word_;
 
-  alignas(kCacheLine) std::atomic<const Course*> claim_course_{nullptr};
+  alignas(kCacheLine) std::atomic<const BatchQueue*> claim_queue_{nullptr};
   std::atomic<int64_t> claim_begin_{0};
   std::atomic<int64_t> claim_end_{0};
   std::atomic<int64_t> row_{-1};
@@ -171,18 +171,18 @@ class Reader {
 };
 
 /// The threads. Belongs to the consumer.
-class Crew {
+class WorkerPool {
  public:
-  explicit Crew(std::shared_ptr<CrewState> state) : state_(std::move(state)) {}
+  explicit WorkerPool(std::shared_ptr<WorkerPoolState> state) : state_(std::move(state)) {}
   /// Ends the threads; those that do not end within `kPatience`, because they are stuck in a read, are left to
   /// themselves with all they use.
-  ~Crew();
+  ~WorkerPool();
 
-  /// Starts the threads on the course that is set, and returns when they run (or kPatience is over). Throws
+  /// Starts the threads on the queue that is set, and returns when they run (or kPatience is over). Throws
   /// std::system_error if there are no more threads to be had.
   void start(int num_workers, int slots_per_worker);
-  void set_course(std::shared_ptr<Course> course);
-  CrewState& state() { return *state_; }
+  void set_queue(std::shared_ptr<BatchQueue> queue);
+  WorkerPoolState& state() { return *state_; }
   const Reader& worker(int i) const { return *workers_[i]; }
   int size() const { return static_cast<int>(workers_.size()); }
   /// Workers give up LibTorch's own threads when they start, and a thread that starts later inherits that: sets the
@@ -192,7 +192,7 @@ class Crew {
   static constexpr std::chrono::milliseconds kPatience{300};
 
  private:
-  const std::shared_ptr<CrewState> state_;
+  const std::shared_ptr<WorkerPoolState> state_;
   std::vector<std::shared_ptr<Reader>> workers_;
   std::vector<std::thread> threads_;
   int num_threads_to_restore_ = 0;

@@ -1,4 +1,4 @@
-#include "trainkit/train/program.h"
+#include "trainkit/app/program.h"
 
 #include <atomic>
 #include <csignal>
@@ -30,7 +30,7 @@ std::string line_of(const absl::Status& status) {
 }
 
 /// The others wait for this rank, or soon will: they learn why it ends.
-void tell_ranks(std::shared_ptr<ProcessGroup>& group, const LaunchEnvironment& launch, const absl::Status& status) {
+void notify_ranks(std::shared_ptr<ProcessGroup>& group, const LaunchEnvironment& launch, const absl::Status& status) {
   if (!group) {
     if (exit_code(status) == ExitCode::kDistributed) return;  // they could not meet
     auto met = ProcessGroup::create(launch, {.timeout = kFarewell});
@@ -41,7 +41,7 @@ void tell_ranks(std::shared_ptr<ProcessGroup>& group, const LaunchEnvironment& l
 }
 
 /// What torchrun shows in its summary: torch/distributed/elastic/multiprocessing/errors reads this form.
-void tell_launcher(const std::string& path, const absl::Status& status) {
+void notify_launcher(const std::string& path, const absl::Status& status) {
   const nlohmann::json message = {{"message", line_of(status)}, {"timestamp", std::to_string(std::time(nullptr))}};
   // Told on stderr already: a file that cannot be written is not worth another error.
   (void)write_file_atomically(Fs::posix(), path,
@@ -56,8 +56,8 @@ int report(Program& program, const absl::Status& status) {
   std::fflush(stdout);
   std::fputs((rank + error_text(status)).c_str(), stderr);
   std::fflush(stderr);
-  if (!launch.error_file.empty()) tell_launcher(launch.error_file, status);
-  if (launch.world_size > 1) tell_ranks(program.group, launch, status);
+  if (!launch.error_file.empty()) notify_launcher(launch.error_file, status);
+  if (launch.world_size > 1) notify_ranks(program.group, launch, status);
   if (!program.output_dir.empty()) {
     // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
     (void)write_error(program.output_dir, status);

@@ -1,4 +1,4 @@
-#include "trainkit/train/memory_plan.h"
+#include "trainkit/app/memory_plan.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
@@ -8,17 +8,17 @@
 #include <nlohmann/json.hpp>
 
 #include "core/gpu_kernel_support.h"
+#include "core/host_memory.h"
 #include "gpu_libraries.h"
 #include "memory_ladder.h"
 #include "run_state.h"
+#include "train/step_flops.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"
-#include "trainkit/core/host_memory.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/run_folder.h"
-#include "trainkit/train/step_flops.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {

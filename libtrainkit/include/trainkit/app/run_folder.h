@@ -7,11 +7,11 @@
 #include <string>
 #include <utility>
 
+#include "trainkit/app/placement.h"
+#include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/config/run_options.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/train/placement.h"
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {

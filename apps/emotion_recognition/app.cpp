@@ -1,0 +1,88 @@
+#include "emotion_recognition/app.h"
+
+#include "emotion_recognition/results.h"
+#include "trainkit/app/run_folder.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::emotion {
+
+AppInfo EmotionApp::info() const {
+  return {.name = "trainkit-emotion",
+          .description = "Recognises emotions in clips, by faces (ResNet18 on frames) and voices (mel spectrograms).",
+          .examples = {"trainkit-emotion --data_dir MELD.Raw --visual_weights resnet18.pth",
+                       "trainkit-emotion --data_dir MELD.Raw --preset multi_gpu_3x4090",
+                       "trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "
+                       "--num_workers 12 --auto_scale_lr",
+                       "trainkit-emotion --make_demo_data demo && trainkit-emotion --data_dir demo --epochs 5",
+                       "trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
+                       "--label_column mood --path_column file"}};
+}
+
+void EmotionApp::add_flags(ConfigParser& parser) {
+  add_emotion_flags(parser, options_);
+  add_emotion_presets(parser);
+}
+
+absl::StatusOr<int> EmotionApp::write_demo_data(const std::string& folder, uint64_t seed) {
+  return emotion::write_demo_data(folder, seed);
+}
+
+absl::Status EmotionApp::check_options(const ConfigParser& parser, const RunOptions& run) const {
+  return check_emotion_options(parser, run, options_);
+}
+
+absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
+  TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_));
+  placement_ = &context.placement;
+  output_dir_ = context.run.output_dir;
+  counts_ = std::make_shared<EvaluationCounts>(static_cast<int64_t>(session_->labels().size()));
+  return TrainingTask{
+      .recipe = session_->recipe(context.run, context.placement),
+      .training_set = session_->train_rows(),
+      .validation_set = session_->validation_rows(),
+      .validation_loss = Session::evaluation_loss(counts_),
+      .make_optimizer = [this, run = context.run, replicas = context.placement.batch.replicas](
+                            const torch::nn::Module& model) { return make_optimizer(run, options_, model, replicas); },
+      .keep_best = true,
+      .description = session_->describe() + (context.run.dry_run ? session_->describe_cache() : "")};
+}
+
+absl::StatusOr<int> EmotionApp::prepare(RunContext& context, TrainingTask& task) {
+  const std::string cache = session_->describe_cache();
+  if (!cache.empty()) context.print(cache.substr(0, cache.size() - 1));
+  const auto say = [&](const std::string& line) { context.print(line); };
+  TRAINKIT_ASSIGN_OR_RETURN(const int interrupted, session_->fill_cache(context.machine, context.placement, say));
+  task.training_set = session_->train_rows();
+  task.validation_set = session_->validation_rows();
+  return interrupted;
+}
+
+void EmotionApp::configure(TrainerOptions& options, DeviceReplicator&) {
+  options.monitor = "weighted_f1";
+  options.monitor_higher_is_better = true;
+}
+
+absl::Status EmotionApp::on_evaluation(int64_t, Metrics& metrics, DeviceReplicator&) {
+  return add_scores(*counts_, *placement_, metrics);
+}
+
+absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel& trained) {
+  if (trained.result.signal != 0 || !session_->test()) return Metrics{};
+  TRAINKIT_RETURN_IF_ERROR(trained.best->restore(*trained.devices.module()).status());
+  trained.devices.synchronize();
+  tested_step_ = trained.best->step();
+  TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
+                            test_model(trained.devices, *session_, session_->test_rows(), context.run, context.machine,
+                                       context.placement, trained.precision));
+  if (context.placement.is_first()) {
+    TRAINKIT_RETURN_IF_ERROR(write_results(context.run.output_dir, *session_, tested, *trained.best));
+    log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->labels(), tested));
+  }
+  return tested.metrics();
+}
+
+std::string EmotionApp::describe_scores(const TrainerResult& result, const Metrics& scores) const {
+  return describe_result(result, scores, tested_step_, output_dir_);
+}
+
+}  // namespace trainkit::emotion

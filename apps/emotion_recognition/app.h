@@ -1,0 +1,39 @@
+#pragma once
+/// The emotion trainer as an App.
+
+#include <memory>
+#include <optional>
+
+#include "emotion_recognition/evaluation_counts.h"
+#include "emotion_recognition/options.h"
+#include "emotion_recognition/session.h"
+#include "trainkit/app/app.h"
+
+namespace trainkit::emotion {
+
+class EmotionApp final : public App {
+ public:
+  AppInfo info() const override;
+  void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
+  void add_flags(ConfigParser& parser) override;
+  absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
+  absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
+
+  ReadCost read_cost() const override { return options_.cache_dir.empty() ? ReadCost::kDecode : ReadCost::kCopy; }
+  absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::StatusOr<int> prepare(RunContext& context, TrainingTask& task) override;
+  void configure(TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
+  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
+  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+
+ private:
+  EmotionOptions options_;
+  std::optional<Session> session_;
+  std::shared_ptr<EvaluationCounts> counts_;
+  const Placement* placement_ = nullptr;
+  int64_t tested_step_ = -1;  // of the weights that were tested; -1: the last ones
+  std::string output_dir_;
+};
+
+}  // namespace trainkit::emotion

@@ -1,0 +1,89 @@
+#include "gpt2_recommender/app.h"
+
+#include "trainkit/core/status.h"
+
+namespace trainkit::rec {
+
+AppInfo RecommenderApp::info() const {
+  return {.name = "trainkit-gpt2rec",
+          .description = "Trains a recommender on who chose what and what is known of both, by BPR, with GPT-2.",
+          .examples = {"trainkit-gpt2rec --data_dir ml-100k --model bpr_mf",
+                       "trainkit-gpt2rec --data_dir ml-100k --gpt2 tiny-gpt2 --use_cache",
+                       "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
+                       "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
+                       "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
+                       "trainkit-gpt2rec --data_dir ml-100k --resume latest"}};
+}
+
+void RecommenderApp::add_flags(ConfigParser& parser) {
+  add_rec_flags(parser, options_);
+  add_rec_presets(parser);
+}
+
+absl::StatusOr<int> RecommenderApp::write_demo_data(const std::string& folder, uint64_t seed) {
+  return rec::write_demo_data(folder, seed);
+}
+
+absl::Status RecommenderApp::resolve_options(const ConfigParser& parser, RunOptions& run, const Machine& machine) {
+  TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
+  rounding_ = share_global_batch(parser, run, plan.replicas);
+  return absl::OkStatus();
+}
+
+absl::Status RecommenderApp::check_options(const ConfigParser& parser, const RunOptions& run) const {
+  return check_rec_options(parser, run, options_);
+}
+
+absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
+  context_ = &context;
+  const RunOptions& run = context.run;
+  const Placement& placement = context.placement;
+  TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(run, options_, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed training, session_->feed(Part::kTrain, run, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed validation, session_->feed(Part::kValidation, run, placement));
+  return TrainingTask{.recipe = session_->recipe(run, placement, training),
+                      .training_set = training.rows(),
+                      .validation_set = validation.rows(),
+                      .loss = session_->loss(training, placement.plan.devices),
+                      .validation_loss = session_->loss(validation, placement.plan.devices),
+                      .keep_best = true,
+                      .description = session_->describe() + rounding_};
+}
+
+void RecommenderApp::configure(TrainerOptions& options, DeviceReplicator& devices) {
+  options.monitor = "ndcg@10";
+  options.monitor_higher_is_better = true;
+  options.release_memory = [this, &devices] {
+    const bool left = leave_cache_mode(devices);
+    if (left) {
+      context_->print(
+          "out of memory: GPT-2's output is no longer kept; it runs in every step, and the loss is the same");
+    }
+    return left;
+  };
+}
+
+absl::Status RecommenderApp::on_evaluation(int64_t, Metrics& metrics, DeviceReplicator& devices) {
+  const RankingVectors vectors = dynamic_cast<Recommender&>(*devices.module()).vectors();
+  metrics.merge(session_->validation().score(vectors.users, vectors.items));
+  return absl::OkStatus();
+}
+
+absl::Status RecommenderApp::on_best(const torch::nn::Module& model) {
+  return save_best_adapters(dynamic_cast<const Recommender&>(model), *session_, context_->run);
+}
+
+absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedModel& trained) {
+  best_step_ = trained.best->step();
+  if (!context.placement.is_first()) return Metrics{};
+  TRAINKIT_ASSIGN_OR_RETURN(scores_,
+                            write_results(context.run, *session_, trained.result, *trained.best,
+                                          dynamic_cast<Recommender&>(*trained.devices.module()), trained.logger));
+  return scores_.model.empty() ? Metrics{} : scores_.summary();
+}
+
+std::string RecommenderApp::describe_scores(const TrainerResult& result, const Metrics&) const {
+  return describe_result(result, scores_, best_step_);
+}
+
+}  // namespace trainkit::rec

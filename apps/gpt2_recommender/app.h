@@ -1,0 +1,40 @@
+#pragma once
+/// The recommender as an App.
+
+#include <optional>
+#include <string>
+
+#include "gpt2_recommender/options.h"
+#include "gpt2_recommender/results.h"
+#include "gpt2_recommender/session.h"
+#include "trainkit/app/app.h"
+
+namespace trainkit::rec {
+
+class RecommenderApp final : public App {
+ public:
+  AppInfo info() const override;
+  void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
+  void add_flags(ConfigParser& parser) override;
+  Settings device_defaults(bool) const override { return {}; }
+  absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
+  absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const Machine& machine) override;
+  absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
+
+  absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  void configure(TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
+  absl::Status on_best(const torch::nn::Module& model) override;
+  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
+  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+
+ private:
+  RecOptions options_;
+  std::string rounding_;  // a line about rows that rounding lost
+  std::optional<Session> session_;
+  const RunContext* context_ = nullptr;
+  TestScores scores_;
+  int64_t best_step_ = -1;
+};
+
+}  // namespace trainkit::rec

@@ -1,0 +1,80 @@
+#include "hsi_classification/app.h"
+
+#include <torch/utils.h>
+
+#include <cstdio>
+
+#include "hsi_classification/benchmark.h"
+#include "hsi_classification/results.h"
+#include "trainkit/app/run_folder.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit::hsi {
+
+absl::StatusOr<std::optional<int>> HsiApp::run_subcommand(int argc, const char* const* argv) {
+  if (!is_benchmark_command(argc, argv)) return std::nullopt;
+  TRAINKIT_ASSIGN_OR_RETURN(const int code, run_benchmark_command(argc, argv));
+  return code;
+}
+
+AppInfo HsiApp::info() const {
+  return {.name = "trainkit-hsi",
+          .description =
+              "Classifies the pixels of a hyperspectral scene. Also: trainkit-hsi benchmark, sweep, "
+              "quick_perf_test (each with --help).",
+          .examples = {"trainkit-hsi --data_dir hsi --scene indian_pines --epoch 40",
+                       "trainkit-hsi --cube scene.mat --gt scene_gt.mat --model hybridsn --parallel 4",
+                       "trainkit-hsi --data_dir hsi --scene salinas_a --split disjoint --repeats 5",
+                       "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
+                       "trainkit-hsi benchmark --gpus 4"}};
+}
+
+absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {
+  return hsi::write_demo_data(folder, seed);
+}
+
+absl::Status HsiApp::check_options(const ConfigParser& parser, const RunOptions& run) const {
+  return check_hsi_options(parser, run, options_);
+}
+
+RunOptions HsiApp::repeat_of(const RunOptions& run, int64_t index) const {
+  return hsi::repeat_of(run, options_, index);
+}
+
+absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
+  if (!session_) {
+    TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.parser, context.run, options_, context.placement));
+  }
+  torch::manual_seed(context.run.seed);
+  TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run, context.placement));
+  const auto validation_set = session_->rows(split_.validation, /*augment=*/false);
+  return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
+                      .training_set = session_->rows(split_.train, options_.augment),
+                      .validation_set = validation_set->size() > 0 ? validation_set : nullptr,
+                      .description = session_->describe(split_)};
+}
+
+absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& trained) {
+  if (trained.result.signal != 0) return Metrics{};
+  TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
+                            test_model(trained.devices, *session_, split_, context.run, context.machine,
+                                       context.placement, trained.precision, /*whole_scene=*/options_.write_maps));
+  if (context.placement.is_first()) {
+    TRAINKIT_RETURN_IF_ERROR(write_results(context.run.output_dir, *session_, split_, tested, options_.write_maps));
+    log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->scene(), tested));
+  }
+  return tested.metrics();
+}
+
+std::string HsiApp::describe_scores(const TrainerResult& result, const Metrics& scores) const {
+  return describe_result(result, scores);
+}
+
+absl::Status HsiApp::finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) {
+  TRAINKIT_RETURN_IF_ERROR(write_repeats(run.output_dir, scores));
+  const std::string line = hsi::describe_scores(mean_and_deviation(scores));
+  std::printf("\nmean and standard deviation of the runs: %s\n", line.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::hsi

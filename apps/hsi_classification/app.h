@@ -1,0 +1,34 @@
+#pragma once
+/// The hyperspectral trainer as an App.
+
+#include <optional>
+
+#include "hsi_classification/options.h"
+#include "hsi_classification/session.h"
+#include "trainkit/app/app.h"
+
+namespace trainkit::hsi {
+
+class HsiApp final : public App {
+ public:
+  absl::StatusOr<std::optional<int>> run_subcommand(int argc, const char* const* argv) override;
+  AppInfo info() const override;
+  void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
+  void add_flags(ConfigParser& parser) override { add_hsi_flags(parser, options_); }
+  absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
+  absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
+  int64_t repeats() const override { return options_.repeats; }
+  RunOptions repeat_of(const RunOptions& run, int64_t index) const override;
+
+  absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
+  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+  absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) override;
+
+ private:
+  HsiOptions options_;
+  std::optional<Session> session_;  // the same for all repeats
+  Split split_;
+};
+
+}  // namespace trainkit::hsi

@@ -1,0 +1,101 @@
+#include "transformer/app.h"
+
+#include <fmt/format.h>
+
+#include "trainkit/core/status.h"
+#include "trainkit/optim/adam.h"
+
+namespace trainkit::transformer {
+
+AppInfo TransformerApp::info() const {
+  return {.name = "trainkit-transformer",
+          .description = "Trains a Transformer language model on text.",
+          .examples = {"trainkit-transformer --input book.txt --preset shakespeare_char_cpu",
+                       "trainkit-transformer --batch-size 16 --hidden-dim 256 --n-layers 3 --max-epochs 100",
+                       "trainkit-transformer --output_dir runs/transformer --resume latest",
+                       "trainkit-transformer --output_dir runs/transformer --sample \"To be\""}};
+}
+
+absl::StatusOr<int> TransformerApp::write_demo_data(const std::string& folder, uint64_t) {
+  return transformer::write_demo_data(folder);
+}
+
+absl::Status TransformerApp::check_options(const ConfigParser& parser, const RunOptions&) const {
+  return check_transformer_options(parser, options_);
+}
+
+absl::StatusOr<std::optional<int>> TransformerApp::run_instead(const RunOptions& run, at::Device device) {
+  if (options_.sample.empty()) return std::nullopt;
+  TRAINKIT_ASSIGN_OR_RETURN(const int code, sample_from_run(run, options_, device));
+  return code;
+}
+
+StepRecipe TransformerApp::recipe(const RunContext& context) const {
+  const int64_t vocab_size = session_->corpus().tokenizer->vocab_size();
+  const AdamWOptions adamw{.lr = resolve_lr(context.run, context.placement.batch.replicas),
+                           .betas = {options_.beta1, options_.beta2},
+                           .weight_decay = context.run.weight_decay};
+  StepRecipe recipe;
+  recipe.make_model = [this, vocab_size] { return create_model(options_, vocab_size).ptr(); };
+  recipe.make_optimizer = [adamw] { return std::make_unique<AdamW>(adamw); };
+  recipe.loss = text_loss();
+  recipe.smaller = smaller_models(options_, vocab_size);
+  recipe.set_segments = [options = options_, vocab_size](StepRecipe& other, int64_t segments) mutable {
+    options.checkpoint_segments = {segments};
+    other.make_model = [options, vocab_size] { return create_model(options, vocab_size).ptr(); };
+  };
+  recipe.most_segments = options_.n_layers;
+  recipe.choose_segments = options_.checkpoint_segments.is_auto();
+  return recipe;
+}
+
+absl::StatusOr<TrainingTask> TransformerApp::open(RunContext& context) {
+  TRAINKIT_ASSIGN_OR_RETURN(session_, first_rank_first(context.placement, "preparing the text",
+                                                       [&] { return Session::open(context.run, options_); }));
+  const auto validation_set = session_->validation_set();
+  // The last window of the validation text is padded: padding has no weight.
+  const auto validation_loss = [validation_set](Transformer& model, const Batch& batch) {
+    return LossOutput(language_model_loss(model->forward(batch["x"]), batch["y"]),
+                      static_cast<double>(validation_set->targets(batch.row_indices())));
+  };
+  const at::Device device = context.placement.device();
+  return TrainingTask{.recipe = recipe(context),
+                      .training_set = session_->training_set(),
+                      .validation_set = validation_set,
+                      .validation_loss = make_loss_function(validation_loss),
+                      .final_lr_share = options_.final_lr_share,
+                      .description = session_->describe() + (device.is_cuda() ? describe_memory(device) + "\n" : "")};
+}
+
+void TransformerApp::apply_plan(const MemoryPlan& plan) {
+  if (options_.checkpoint_segments.is_auto()) options_.checkpoint_segments = {plan.checkpoint_segments};
+}
+
+void TransformerApp::configure(TrainerOptions& options, DeviceReplicator&) {
+  options.config = session_->model_state();
+  options.weight_unit = "tokens";
+}
+
+absl::Status TransformerApp::save(const RunOptions&) const { return session_->save(); }
+
+absl::Status TransformerApp::on_evaluation(int64_t, Metrics& metrics, DeviceReplicator&) {
+  metrics.merge(language_metrics(metrics["loss"], session_->corpus()));
+  return absl::OkStatus();
+}
+
+std::string TransformerApp::describe_scores(const TrainerResult& result, const Metrics&) const {
+  if (result.evaluation.empty()) return "";
+  return fmt::format(
+      "validation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})\n",
+      result.evaluation.at("loss"), result.evaluation.at("perplexity"), result.evaluation.at("bits_per_character"),
+      result.best_evaluation.at("loss"), result.best_step);
+}
+
+absl::Status TransformerApp::finish(RunContext& context, const TrainedModel& trained) {
+  Transformer model(std::dynamic_pointer_cast<TransformerImpl>(trained.devices.module()));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, session_->sample(model));
+  context.print("\n--- a sample of the model's text ---\n" + text + "\n---");
+  return absl::OkStatus();
+}
+
+}  // namespace trainkit::transformer

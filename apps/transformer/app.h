@@ -1,0 +1,37 @@
+#pragma once
+/// The Transformer trainer as an App.
+
+#include <optional>
+
+#include "trainkit/app/app.h"
+#include "transformer/options.h"
+#include "transformer/session.h"
+
+namespace trainkit::transformer {
+
+class TransformerApp final : public App {
+ public:
+  AppInfo info() const override;
+  void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
+  void add_flags(ConfigParser& parser) override { add_transformer_flags(parser, options_); }
+  Settings device_defaults(bool cuda) const override { return transformer::device_defaults(cuda); }
+  absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
+  absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
+  absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device) override;
+
+  absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  void apply_plan(const MemoryPlan& plan) override;
+  void configure(TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status save(const RunOptions& run) const override;
+  absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
+  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+  absl::Status finish(RunContext& context, const TrainedModel& trained) override;
+
+ private:
+  StepRecipe recipe(const RunContext& context) const;
+
+  TransformerOptions options_;
+  std::optional<Session> session_;
+};
+
+}  // namespace trainkit::transformer

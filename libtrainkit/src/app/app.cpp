@@ -1,0 +1,256 @@
+#include "trainkit/app/app.h"
+
+#include <ATen/Context.h>
+#include <fmt/format.h>
+#include <torch/utils.h>
+
+#include <cstdio>
+
+#include "trainkit/app/program.h"
+#include "trainkit/app/run_folder.h"
+#include "trainkit/core/status.h"
+#include "trainkit/data/sampler.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/nn/onednn_matmul.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/train/weights.h"
+
+namespace trainkit {
+namespace {
+
+void print_line(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void fill_in_defaults(TrainingTask& task, const RunContext& context) {
+  StepRecipe& recipe = task.recipe;
+  TORCH_CHECK(recipe.make_model && recipe.loss && task.training_set,
+              "App::open must return a model factory, a loss and a training set");
+  if (!recipe.make_optimizer) {
+    recipe.make_optimizer = [run = context.run, replicas = context.placement.batch.replicas] {
+      return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+    };
+  }
+  if (!recipe.dataset) recipe.dataset = task.training_set;
+  if (!task.loss) task.loss = recipe.loss;
+  if (!task.validation_loss) task.validation_loss = task.loss;
+  if (!task.make_optimizer) {
+    task.make_optimizer = [make = recipe.make_optimizer](const torch::nn::Module&) { return make(); };
+  }
+}
+
+/// The parts of one run that belong together, made in order.
+class AppRun {
+ public:
+  AppRun(App& app, RunContext& context) : app_(app), context_(context), run_(context.run) {}
+
+  /// Runs one training. `memory` is planned by the first of several repeats. `scores` stay empty after a signal.
+  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, Metrics& scores) {
+    torch::manual_seed(run_.seed);
+    TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
+    fill_in_defaults(task_, context_);
+    if (!memory) {
+      TRAINKIT_ASSIGN_OR_RETURN(memory,
+                                plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
+      app_.apply_plan(*memory);
+    }
+    run_.batch_size.value = run_.batch_size.value.value_or(context_.placement.batch.batch_size);
+    if (!run_.dry_run) {
+      TRAINKIT_ASSIGN_OR_RETURN(const int interrupted, app_.prepare(context_, task_));
+      if (interrupted != 0) return interrupted;
+    }
+    TRAINKIT_RETURN_IF_ERROR(make_loaders());
+    TRAINKIT_RETURN_IF_ERROR(make_replicas());
+    TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer, make_trainer(*memory));
+    if (run_.dry_run) return 0;
+    return fit_and_test(trainer, scores);
+  }
+
+ private:
+  absl::Status make_loaders() {
+    const Placement& placement = context_.placement;
+    const auto order =
+        std::make_shared<RandomSampler>(task_.training_set->size(), RandomSamplerOptions{.seed = run_.seed});
+    TRAINKIT_ASSIGN_OR_RETURN(loader_, training_loader(task_.training_set, order, run_, context_.machine, placement));
+    if (!task_.validation_set) return compare_data(placement, {{"training", task_.training_set.get()}});
+    TRAINKIT_ASSIGN_OR_RETURN(validation_, evaluation_loader(task_.validation_set, run_, context_.machine, placement));
+    return compare_data(placement,
+                        {{"training", task_.training_set.get()}, {"validation", task_.validation_set.get()}});
+  }
+
+  absl::Status make_replicas() {
+    TRAINKIT_ASSIGN_OR_RETURN(
+        devices_, DeviceReplicator::create(task_.recipe.make_model, replicator_options(run_, context_.placement)));
+    if (run_.init_from.empty()) return absl::OkStatus();
+    TRAINKIT_RETURN_IF_ERROR(load_weights(*devices_->module(), run_.init_from).status());
+    devices_->synchronize();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Trainer> make_trainer(const MemoryPlan& memory) {
+    TRAINKIT_ASSIGN_OR_RETURN(
+        settings_, trainer_options(context_.parser, run_, context_.placement, *loader_, task_.final_lr_share));
+    settings_.predicted_memory = memory.predicted();
+    settings_.predicted_device_memory = memory.predicted_on_device();
+    settings_.explain_out_of_memory = memory.ladder;
+    app_.configure(settings_, *devices_);
+    const std::string plan =
+        task_.description + memory.describe() + describe_run(run_, settings_, context_.placement, *devices_, *loader_);
+    context_.print(run_.json ? plan_to_json(plan, memory) : plan);
+    return Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_);
+  }
+
+  absl::StatusOr<int> fit_and_test(Trainer& trainer, Metrics& scores) {
+    const bool is_first = context_.placement.is_first();
+    TRAINKIT_ASSIGN_OR_RETURN(const auto folder,
+                              RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
+    if (is_first) TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
+    if (task_.keep_best) {
+      TRAINKIT_ASSIGN_OR_RETURN(best_, BestModel::open(run_.output_dir, run_.resume,
+                                                       {.metric = settings_.monitor,
+                                                        .higher_is_better = settings_.monitor_higher_is_better,
+                                                        .writes = is_first}));
+    }
+    absl::Status evaluated;
+    const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
+    TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result, trainer.fit(*loader_, task_.loss,
+                                                                      {.validation = validation_.get(),
+                                                                       .validation_loss = task_.validation_loss,
+                                                                       .on_evaluation = on_evaluation,
+                                                                       .logger = &folder->logger()}));
+    TRAINKIT_RETURN_IF_ERROR(evaluated);
+    const TrainedModel trained{*devices_, result, settings_.precision, folder->logger(), best_ ? &*best_ : nullptr};
+    TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader_, scores));
+    context_.print(describe_time(result) + "\n" + app_.describe_scores(result, scores) + "loss curve " +
+                   run_.output_dir + "/loss.svg\n" + describe_next(result, run_, app_.info().name));
+    if (code == 0 && is_first) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+    return code;
+  }
+
+  absl::Status evaluate(int64_t step, Metrics& metrics) {
+    TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(step, metrics, *devices_));
+    if (!best_) return absl::OkStatus();
+    TRAINKIT_RETURN_IF_ERROR(best_->offer(step, metrics.at(settings_.monitor), *devices_->module()));
+    const bool is_best = best_->writes() && best_->step() == step;
+    return is_best ? app_.on_best(*devices_->module()) : absl::OkStatus();
+  }
+
+  App& app_;
+  RunContext& context_;
+  RunOptions& run_;
+  TrainingTask task_;
+  std::unique_ptr<Prefetcher> loader_, validation_;
+  std::unique_ptr<DeviceReplicator> devices_;
+  TrainerOptions settings_;
+  std::optional<BestModel> best_;
+};
+
+absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const Machine& machine,
+                              Program& program) {
+  RunOptions first = app.repeat_of(run, 0);
+  TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
+  if (placement.is_first()) {
+    for (int64_t i = 0; i < app.repeats(); ++i) {
+      TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, app.repeat_of(run, i)));
+    }
+    if (!run.dry_run) program.output_dir = run.output_dir;
+  }
+  at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
+  share_processors(run, machine, app.read_cost());
+  std::vector<Metrics> results;
+  std::optional<MemoryPlan> memory;
+  for (int64_t i = 0; i < app.repeats(); ++i) {
+    RunOptions repeat = app.repeat_of(run, i);
+    RunContext context{parser, repeat, machine, placement};
+    Metrics scores;
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context).train(memory, scores));
+    if (code != 0 || run.dry_run) return code;
+    results.push_back(std::move(scores));
+  }
+  if (app.repeats() > 1 && placement.is_first()) TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, results));
+  return 0;
+}
+
+absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& program) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> subcommand, app.run_subcommand(argc, argv));
+  if (subcommand) return *subcommand;
+  RunOptions run;
+  app.set_defaults(run);
+  const AppInfo info = app.info();
+  ConfigParser parser({.name = info.name,
+                       .version = library_versions()["trainkit"],
+                       .description = info.description,
+                       .examples = info.examples});
+  add_run_flags(parser, run);
+  app.add_flags(parser);
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
+  if (request == Request::kHelp || request == Request::kVersion) {
+    print_line(parser.text(request));
+    return 0;
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
+  parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
+  if (request == Request::kPrintConfig) {
+    print_line(parser.text(request));
+    return 0;
+  }
+  if (!run.make_demo_data.empty()) return app.write_demo_data(run.make_demo_data, run.seed);
+  TRAINKIT_RETURN_IF_ERROR(app.resolve_options(parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(check_run_options(parser, run, machine));
+  TRAINKIT_RETURN_IF_ERROR(app.check_options(parser, run));
+  use_onednn_matmul();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> instead, app.run_instead(run, device));
+  if (instead) return *instead;
+  return train_all(app, parser, run, machine, program);
+}
+
+}  // namespace
+
+void RunContext::print(const std::string& line) const {
+  if (placement.is_first()) print_line(line);
+}
+
+absl::StatusOr<std::optional<int>> App::run_subcommand(int, const char* const*) { return std::nullopt; }
+void App::set_defaults(RunOptions&) const {}
+void App::add_flags(ConfigParser&) {}
+Settings App::device_defaults(bool cuda) const {
+  return cuda ? Settings{{"mixed_precision", "true"}} : Settings{{"mixed_precision", "false"}};
+}
+absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
+  return absl::UnimplementedError(info().name + " has no demonstration data");
+}
+absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const Machine&) { return absl::OkStatus(); }
+absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
+absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
+RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
+void App::apply_plan(const MemoryPlan&) {}
+absl::StatusOr<int> App::prepare(RunContext&, TrainingTask&) { return 0; }
+void App::configure(TrainerOptions&, DeviceReplicator&) {}
+absl::Status App::save(const RunOptions&) const { return absl::OkStatus(); }
+absl::Status App::on_evaluation(int64_t, Metrics&, DeviceReplicator&) { return absl::OkStatus(); }
+absl::Status App::on_best(const torch::nn::Module&) { return absl::OkStatus(); }
+absl::StatusOr<Metrics> App::test(RunContext&, const TrainedModel&) { return Metrics{}; }
+absl::Status App::finish(RunContext&, const TrainedModel&) { return absl::OkStatus(); }
+absl::Status App::finish_repeats(const RunOptions&, const std::vector<Metrics>&) { return absl::OkStatus(); }
+
+std::string App::describe_scores(const TrainerResult& result, const Metrics& scores) const {
+  std::string text;
+  const auto add = [&](const char* split, const Metrics& metrics) {
+    if (metrics.empty()) return;
+    text += fmt::format("{:<10}", split);
+    for (const auto& [name, value] : metrics) text += fmt::format(" {} {:.4f}", name, value);
+    text += "\n";
+  };
+  add("validation", result.evaluation);
+  add("test", scores);
+  return text;
+}
+
+int run_app(int argc, const char* const* argv, App& app) {
+  return run_program([&](Program& program) { return run(argc, argv, app, program); });
+}
+
+}  // namespace trainkit
