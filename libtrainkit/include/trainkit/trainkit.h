@@ -90,6 +90,7 @@
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"
+#include "trainkit/app/app.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/app/program.h"
