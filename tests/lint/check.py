@@ -199,6 +199,80 @@ def check_promises(tree):
                 yield f'{page}:{number}: there is no test "{title}"'
 
 
+# Phrases that readers of English as a second language stumble over, with the word to write instead. A space stands for any
+# gap, also from one line of a comment to the next.
+HARD_PHRASES = [
+    (r"beside", "next to, with, or compared with"),
+    (r"(?:go|goes|went) on", "continue, or resume"),
+    (r"(?:is|are|was|were) told(?! apart\b)", "reported"),
+    (r"mend(?:s|ed|ing)?", "fix"),
+    (r"so many", "N"),
+    (r"of one's own", "your own"),
+    (r"in peace", "uninterrupted"),
+    (r"(?:rows|tokens|samples|bytes|records|pictures|frames|clips) an? "
+     r"(?:step|second|minute|row|token|batch|rank|worker|epoch|device)", "per"),
+    (r"(?:stands?|stood)(?! for\b| in for\b|-)", "is"),
+    (r"the way of (?:the data|a change)", "data flow, or workflow"),
+    (r"taken for granted", "assumed"),
+    (r"to be had", "available"),
+    (r"are alike in", "are the same in"),
+    (r"is without end", "means unlimited"),
+    (r"other many", "a different number of"),
+    (r"says? otherwise", "override with"),
+    (r"for its working", "smoke test"),
+    (r"of the same minute", "measured together"),
+    (r"that which", "the noun"),
+]
+GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:///?<?|#|\*)?[ \t]*)"
+PLAIN_ENGLISH = [(re.compile(r"\b" + phrase.replace(" ", GAP) + r"\b", re.I), plain) for phrase, plain in HARD_PHRASES]
+
+# Files that have such phrases still: take a line away when its files are rewritten.
+PLAIN_ENGLISH_LATER = (
+    "libtrainkit/include/",
+    "libtrainkit/src/",
+    "apps/",
+    "examples/",
+    "tests/",
+    "bench/",
+    "third_party/",
+    "README.md",
+    "CHANGELOG.md",
+    "docs/doctor.md",
+    "docs/emotion.md",
+    "docs/gpt2rec.md",
+    "docs/hsi.md",
+    "docs/installing.md",
+    "docs/quickstart.md",
+    "docs/scaling.md",
+    "docs/transformer.md",
+    "docs/troubleshooting.md",
+    "docs/tuning.md",
+    "docs/verify-resume.md",
+)
+
+
+def prose(name, text):
+    """The text with blanks for what a program prints, for code in a sentence, and for the titles of tests."""
+    if not name.endswith(".md"):
+        return text
+    spared = r"^( *)```(?!cpp|sh|yaml|python)[^\n]*\n.*?^ *```|`[^`\n]+`"
+    if name == "docs/reliability.md":
+        spared += r'|"[A-Z][^"\n]{15,}"'
+    return re.sub(spared, lambda match: re.sub(r"[^\n]", "_", match.group()), text, flags=re.M | re.S)
+
+
+def check_plain_english(tree):
+    """Pages, headers, sources and ./dev have none of HARD_PHRASES."""
+    for name in tree.matching(r"\.md$|^(libtrainkit|apps|examples|tests|bench)/.*\.(h|cpp|cu)$|^dev$"):
+        if name.startswith(PLAIN_ENGLISH_LATER):
+            continue
+        text = prose(name, tree.read(name))
+        for phrase, plain in PLAIN_ENGLISH:
+            for match in phrase.finditer(text):
+                found = re.sub(r"[\s/#*<]+", " ", match.group())
+                yield f"{name}:{line_of(text, match.start())}: '{found}': write {plain}"
+
+
 def check_symbols(tree, build):
     """No built library calls LibTorch's file functions, by whatever way."""
     for library in sorted(build.glob("libtrainkit/src/*/libtrainkit_*.a")):
@@ -209,7 +283,7 @@ def check_symbols(tree, build):
 
 
 QUICK = [check_layers, check_umbrella, check_headers_listed, check_file_functions, check_paths, check_links, check_readme,
-         check_promises]
+         check_promises, check_plain_english]
 WITH_BUILD = [check_symbols]
 
 

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 import check
 
@@ -97,6 +98,18 @@ class CheckTest(unittest.TestCase):
 
     def test_a_program_in_the_readme_that_is_not_the_example(self):
         self.finds(check.check_readme, {"examples/readme.cpp": "int main() { return 1; }\n"}, "differs")
+
+    def test_a_phrase_that_is_hard_to_understand(self):
+        self.finds(check.check_plain_english, {"docs/page.md": "# A heading\nReads so many rows.\n"},
+                   "docs/page.md:2: 'so many': write N")
+        self.finds(check.check_plain_english, {"docs/page.md": "# A heading\n```sh\nrun  # 3 rows a step\n```\n"}, "docs/page.md:3")
+        with unittest.mock.patch.object(check, "PLAIN_ENGLISH_LATER", ()):
+            self.finds(check.check_plain_english, {"apps/x/main.cpp": "/// The run goes\n/// on.\n"},
+                       "apps/x/main.cpp:1: 'goes on': write continue")
+
+    def test_code_output_and_similar_words_are_not_hard_to_understand(self):
+        page = "# A heading\nN stands for rows; it understands, recommends and amends `beside`.\n```\nthe run goes on\n```\n"
+        self.assertEqual(self.problems(check.check_plain_english, {"docs/page.md": page, "apps/x/main.cpp": "// goes on\n"}), [])
 
 
 if __name__ == "__main__":
