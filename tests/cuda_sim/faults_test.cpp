@@ -5,6 +5,7 @@
 
 #include "apps/program.h"
 #include "apps/runs.h"
+#include "simulated_program.h"
 #include "test_util.h"
 
 using namespace trainkit::test;
@@ -59,13 +60,23 @@ struct Trainings {
 
   Ended run(const std::string& name, const std::vector<std::string>& more,
             const std::vector<std::string>& settings = {}) const {
-    ProgramOptions options;
-    options.environment = {"LD_PRELOAD=" CUDA_SIM_LIBRARY, "LD_LIBRARY_PATH=" CUDA_SIM_FOLDER};
-    for (char** variable = environ; *variable; ++variable) options.environment->emplace_back(*variable);
-    options.environment->insert(options.environment->end(), settings.begin(), settings.end());
-    Program program("trainkit-transformer", flags(name, more), dir.path().string(), options);
-    const int code = program.wait();
-    return {code, program.output(), program.errors()};
+    return run_program("trainkit-transformer", flags(name, more), settings);
+  }
+
+  /// On two ranks, of which the second alone has `fault`, a setting of the device.
+  Ended run_ranks(const std::string& name, const std::vector<std::string>& more,
+                  const std::string& fault = "UNUSED=") const {
+    std::vector<std::string> all = {"launch",
+                                    "--nproc_per_node",
+                                    "2",
+                                    "--",
+                                    "sh",
+                                    "-c",
+                                    "if [ $RANK = 1 ]; then export " + fault + "; fi; exec \"$@\"",
+                                    "sh",
+                                    TRAINKIT_BIN_DIR "/trainkit-transformer"};
+    for (const std::string& flag : flags(name, more)) all.push_back(flag);
+    return run_program("trainkit", all, {"CUDA_SIM_DEVICES=2"});
   }
 
   /// A run without a fault, and the device's counts at its end.
@@ -87,6 +98,16 @@ struct Trainings {
   }
 
   TempDir dir;
+
+ private:
+  Ended run_program(const std::string& name, const std::vector<std::string>& arguments,
+                    const std::vector<std::string>& settings) const {
+    ProgramOptions options;
+    options.environment = simulated(settings);
+    Program program(name, arguments, dir.path().string(), options);
+    const int code = program.wait();
+    return {code, program.output(), program.errors()};
+  }
 };
 
 int count_of(const std::string& text, const std::string& part) {
@@ -131,6 +152,30 @@ TEST_CASE("A device that fails ends a run with one line, and the run resumed has
       REQUIRE(resumed.code == 0);
       trainings.check_same(name, whole);
     }
+  }
+}
+
+TEST_CASE("A device that fails under one of two ranks ends both, and the run resumed has the bits of one that did not",
+          "[cuda_sim][device_failure]") {
+  const Trainings trainings;
+  REQUIRE(trainings.run_ranks("whole", {}).code == 0);
+  const std::string fault = "CUDA_SIM_FAIL_LAUNCH=";
+  const auto launches = trainings.run_whole("alone", {"--cuda_graph", "off"})["launches"].get<int>();
+  const int count = points(2, 12);
+  for (int i = 0; i < count; ++i) {
+    const std::string launch = std::to_string(launches * (2 * i + 1) / (2 * count)), name = "failed" + launch;
+    const Ended failed = trainings.run_ranks(name, {}, fault + launch);
+    INFO("launch " << launch << "\n" << failed.output << failed.errors);
+    CHECK(failed.code == 11);
+    CHECK(count_of(failed.errors, "error[device.failed] cuda:1: an illegal memory access was encountered") == 1);
+    CHECK(count_of(failed.errors, "error[dist.peer] rank 1 ") <= 1);  // where rank 0 waits for it
+    CHECK(count_of(failed.errors, "error[") <= 3);                    // and the launcher's own
+    std::vector<std::string> again;
+    if (std::filesystem::exists((trainings.dir / name) + "/checkpoints/latest")) again = {"--resume", "latest"};
+    const Ended resumed = trainings.run_ranks(name, again);
+    INFO(resumed.errors);
+    REQUIRE(resumed.code == 0);
+    trainings.check_same(name, "whole");
   }
 }
 

@@ -1,6 +1,7 @@
 // main of a target where there is no libFuzzer: the seeds, every prefix of each, mutations of them, and the files and
 // folders that are named on the command line (the corpus in the repository). A finding aborts, and the input is kept.
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -40,17 +41,18 @@ int replay(const std::filesystem::path& path) {
 }
 
 int run_seeds() {
-  constexpr size_t kPrefixes = 300;
-  constexpr int kMutations = 600;
+  const bool is_full = std::getenv("TRAINKIT_TEST_FULL") != nullptr;
+  const size_t prefixes = is_full ? 600 : 100;
+  const int mutations = is_full ? 2000 : 200;
   int count = 0;
   const std::vector<std::string> seeds = fuzz::seeds();
   for (size_t i = 0; i < seeds.size(); ++i) {
     const std::string name = "seed " + std::to_string(i);
     run(seeds[i], name), ++count;
-    const size_t step = seeds[i].size() / kPrefixes + 1;
+    const size_t step = seeds[i].size() / prefixes + 1;
     for (size_t size = 0; size < seeds[i].size(); size += step, ++count)
       run(seeds[i].substr(0, size), name + " cut to " + std::to_string(size));
-    for (int number = 0; number < kMutations && !seeds[i].empty(); ++number, ++count)
+    for (int number = 0; number < mutations && !seeds[i].empty(); ++number, ++count)
       run(test::mutated(seeds[i], number), name + " mutation " + std::to_string(number));
   }
   return count;

@@ -71,21 +71,24 @@ DeviceOutcome run_on_device(const TrainStepOptions& options, int64_t split, uint
   if (devices > 1) placing = {.strategy = Strategy::kDataParallel, .device = at::kCUDA, .gpu_ids = {0, 1}};
   GpuTraining training(CudaGraph::kOff, options, 8, placing);
   torch::manual_seed(2);
-  training.run({gpu_batch(kBatchRows, 1)});
-  training.run({gpu_batch(kBatchRows, 2)});
+  const std::vector<Batch> more(static_cast<size_t>(options.grad_accum_steps), gpu_batch(kBatchRows, 1));
+  training.run(more);
+  training.run(more);
   training.step->set_split(split);
   DeviceOutcome outcome;
   {
-    const Batch batch = gpu_batch(kBatchRows, 3);
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < options.grad_accum_steps; ++i)
+      batches.push_back(gpu_batch(kBatchRows, static_cast<uint64_t>(3 + 100 * i)));
     const uint64_t wanted = device_allocations() + fault;
     const CudaSimSetting setting("FAIL_MALLOC", std::to_string(fault > 0 ? wanted : 0));
-    const StepMetrics metrics = training.run({batch});
+    const StepMetrics metrics = training.run(batches);
     failed = fault > 0 && device_allocations() >= wanted;
     outcome.loss = metrics.loss.item<double>();
   }
   outcome.split = training.step->split();
   outcome.state = state_of(training);
-  training.run({gpu_batch(kBatchRows, 4)});
+  training.run(more);
   outcome.used = used_memory() - before;
   return outcome;
 }
@@ -147,6 +150,9 @@ TEST_CASE("Out of memory at any allocation of a device gives the bits of the ste
   if (!has_device_without_caching()) TRAINKIT_SKIP(kNeeds);
   SECTION("float32") { check_every_fault_of_device({.grad_clip = 0.5, .skip_nonfinite = true}); }
   SECTION("float16") { check_every_fault_of_device({.precision = Precision::kFp16, .grad_clip = 0.5}); }
+  SECTION("accumulated") {
+    check_every_fault_of_device({.precision = Precision::kBf16, .grad_accum_steps = 2, .grad_clip = 0.5});
+  }
 }
 
 TEST_CASE("Out of memory at any allocation of one of two devices gives the bits of the step in smaller parts",
