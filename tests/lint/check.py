@@ -235,19 +235,6 @@ PLAIN_ENGLISH_LATER = (
     "tests/",
     "bench/",
     "third_party/",
-    "README.md",
-    "CHANGELOG.md",
-    "docs/doctor.md",
-    "docs/emotion.md",
-    "docs/gpt2rec.md",
-    "docs/hsi.md",
-    "docs/installing.md",
-    "docs/quickstart.md",
-    "docs/scaling.md",
-    "docs/transformer.md",
-    "docs/troubleshooting.md",
-    "docs/tuning.md",
-    "docs/verify-resume.md",
 )
 
 
