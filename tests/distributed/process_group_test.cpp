@@ -5,7 +5,7 @@
 #include <set>
 #include <thread>
 
-#include "distributed/step_consensus.h"
+#include "trainkit/distributed/step_consensus.h"
 #include "rank_threads.h"
 #include "test_util.h"
 

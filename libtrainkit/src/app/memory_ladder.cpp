@@ -1,4 +1,4 @@
-#include "memory_ladder.h"
+#include "app/memory_ladder.h"
 
 #include <fmt/format.h>
 

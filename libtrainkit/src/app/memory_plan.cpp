@@ -9,9 +9,9 @@
 
 #include "core/gpu_kernel_support.h"
 #include "core/host_memory.h"
-#include "gpu_libraries.h"
-#include "memory_ladder.h"
-#include "run_state.h"
+#include "train/gpu_libraries.h"
+#include "app/memory_ladder.h"
+#include "train/run_state.h"
 #include "train/step_flops.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/error.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/gpu_kernel_support.h"
-#include "run_state.h"
+#include "train/run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/launch_environment.h"

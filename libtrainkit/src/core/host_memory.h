@@ -4,13 +4,9 @@
 #include <cstdint>
 #include <string>
 
-namespace trainkit {
+#include "trainkit/core/processors.h"
 
-struct HostMemory {
-  int64_t total_bytes = 0;
-  /// What can still be had without swapping; files that the kernel keeps cached count as free.
-  int64_t available_bytes = 0;
-};
+namespace trainkit {
 
 /// That of the machine, or of the control group (container) that leaves the least. Zeros where the kernel does not
 /// tell. Reads a few files of /proc and /sys: some ten microseconds.

@@ -1,4 +1,4 @@
-#include "distributed/step_consensus.h"
+#include "trainkit/distributed/step_consensus.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "logging/block_signals.h"
+#include "core/host_memory.h"
 #include "trainkit/core/processors.h"
 
 namespace trainkit {

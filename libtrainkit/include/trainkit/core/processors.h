@@ -11,6 +11,8 @@
 
 #include <string>
 
+#include <cstdint>
+
 namespace trainkit {
 
 /// Processors that this process may use: the affinity mask (taskset, numactl) and the quota of its control group
@@ -36,5 +38,12 @@ namespace detail {
 /// at `root`; 0 if there is none. Versions 1 and 2.
 double cgroup_cpus(const std::string& root, const std::string& membership);
 }  // namespace detail
+
+/// Memory of the machine, or of the control group (container) that leaves the least.
+struct HostMemory {
+  int64_t total_bytes = 0;
+  /// What can still be had without swapping; files that the kernel keeps cached count as free.
+  int64_t available_bytes = 0;
+};
 
 }  // namespace trainkit

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/host_memory.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/logging/step_times.h"
 #include "trainkit/logging/swing.h"

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "distributed/step_consensus.h"
+#include "trainkit/distributed/step_consensus.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/device_replicator.h"
