@@ -41,7 +41,7 @@ absl::Status place_file(const std::string& from, const std::string& to, bool cop
   return to_status({.exit_code = ExitCode::kStorage,
                     .id = "storage.write",
                     .where = to,
-                    .problem = "cannot take the place of " + from + ": " + error.message()});
+                    .problem = "cannot be replaced by " + from + ": " + error.message()});
 }
 
 absl::Status remove_file(const std::string& path) {
@@ -99,6 +99,14 @@ absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const s
   }
   return best;
 }
+
+// Note [Best weights and rollback]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A resumed or rolled-back run must not know evaluations that its checkpoint does not know; else it would keep other
+// best weights than an uninterrupted run. Two files make that possible. Before best.safetensors is overwritten, it is
+// renamed to best.before.safetensors if the last checkpoint already knows it. Hence best.before.safetensors is always
+// of a step up to the last checkpoint, and best.safetensors may be of a later one. take_over() compares the step in a
+// file's metadata with the checkpoint's step to choose between them.
 
 absl::Status BestModel::go_back() {
   const auto saved = resolve_checkpoint("latest", output_dir_);
