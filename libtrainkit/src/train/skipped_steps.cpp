@@ -44,8 +44,8 @@ absl::Status SkippedSteps::error() const {
                     .field = "gradients",
                     .problem = "are not finite at " + steps + (cause_.empty() ? "" : ": " + cause_),
                     .hint =
-                        "lower the learning rate, clip gradients (--grad_clip 1), use --precision fp32, or leave such "
-                        "steps out (--on_nonfinite skip)"});
+                        "lower the learning rate, clip gradients (--grad_clip 1), use --precision fp32, or skip such "
+                        "steps (--on_nonfinite skip)"});
 }
 
 }  // namespace trainkit
