@@ -78,8 +78,8 @@ StateDict shape_state(const RunShape& shape) {
   return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
 }
 
-/// Gathers each rank's bytes: (ranks, bytes) uint8, the same on all ranks. An all-reduce of zeros with this rank's row
-/// filled in works with every backend.
+/// Gathers each rank's bytes: (ranks, bytes) uint8, the same on all ranks. All-reduces zeros with this rank's row
+/// filled in.
 absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& mine, const std::string& what) {
   const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
   all[group.rank()].copy_(mine);
