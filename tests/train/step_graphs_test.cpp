@@ -445,7 +445,7 @@ TEST_CASE("A capture that fails, early or late, leaves the step to be run eagerl
   }
   CHECK(fails.step->graph_captures() == 0);
   CHECK_THAT(fails.step->graph_reason(),
-             Catch::StartsWith(late ? "a step cannot be captured: the captured step is not like the one before: "
+             Catch::StartsWith(late ? "a step cannot be captured: the captured step differs from the one before: "
                                     : "a step cannot be captured: operation not permitted when stream is capturing"));
   CHECK(fails.step->graph_reason().find('\n') == std::string::npos);
   const auto a = plain.live(), b = fails.live();
