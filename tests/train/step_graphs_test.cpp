@@ -520,7 +520,7 @@ TEST_CASE("A Trainer's steps are captured, told of, and have the bits of eager o
   }
   CHECK(printed[0].losses == printed[1].losses);
   CHECK(printed[0].lines.find("CUDA graph") == std::string::npos);
-  CHECK_THAT(printed[1].lines, Catch::Contains("steps are one CUDA graph from step 4 on"));
+  CHECK_THAT(printed[1].lines, Catch::Contains("steps run as one CUDA graph from step 4 on"));
   for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
 }
 
