@@ -432,7 +432,8 @@ class Run {
   // - the last step gets no extra log record and no evaluation, which the uninterrupted run would not have there;
   // - if the signal arrived in the last step of the last epoch, the loader is advanced past the end of the epoch, so
   //   that the saved position is that of a finished run;
-  // - if the step was due for an evaluation, the resumed run does it, since progress_.evaluated_step is saved.
+  // - the final evaluation of a finished run is left to the resumed run, which learns from
+  //   progress_.evaluated_step that it is missing.
   // The order is that of every other step: log record, evaluation, checkpoint.
 
   /// Writes the last log record, evaluation and checkpoint. See Note [End of an interrupted run].
