@@ -186,7 +186,7 @@ TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][tr
       {3, "none.yaml", {"--config", place.dir / "none.yaml"}},
       {3, "a folder", {"--config", place.dir.path().string()}},
       {3, "bad.json:1:11", {"--config", place.dir / "bad.json"}},
-      {6, "output_dir: cannot be made: File name too long", place.flags(std::string(300, 'a'))},
+      {6, "output_dir: cannot be created: File name too long", place.flags(std::string(300, 'a'))},
       {5, "--resume: no such folder", place.flags("s", {"--resume", place.dir / std::string(300, 'a')})},
       {2, "--n_heads", place.flags("a", {"--n_heads", "3"})},
       {2, "--checkpoint_segments: more segments", place.flags("q", {"--checkpoint_segments", "9"})},

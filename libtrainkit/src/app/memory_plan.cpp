@@ -316,15 +316,16 @@ std::string MemoryPlan::describe() const {
                         checkpoint_segments);
   }
   if (check_error > 0.01) {
-    text += fmt::format("           checked at batch size {}: relative error {:.1f}%\n", check_batch_size, 100 * check_error);
+    text += fmt::format("           checked at batch size {}: relative error {:.1f}%\n", check_batch_size,
+                        100 * check_error);
   }
   if (plan.lost_rows != 0) {
-    text += fmt::format("           {} rows of the global batch of {} are lost: it is not divisible by {} devices\n", plan.lost_rows,
-                        options.global_batch_size, options.devices);
+    text += fmt::format("           {} rows of the global batch of {} are lost: it is not divisible by {} devices\n",
+                        plan.lost_rows, options.global_batch_size, options.devices);
   }
   if (step_seconds > 0) {
-    text += fmt::format("time       {} per step, {} per epoch, {} in total: measured on {}{}\n", short_time(step_seconds),
-                        format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
+    text += fmt::format("time       {} per step, {} per epoch, {} in total: measured on {}{}\n",
+                        short_time(step_seconds), format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
                         format_duration(step_seconds * static_cast<double>(steps)), timed_on,
                         plan.devices > 1 ? ", without the gradient all-reduce" : "");
   }

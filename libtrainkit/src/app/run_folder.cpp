@@ -155,8 +155,8 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
   std::string text =
       "tensorboard --logdir " + (run.tensorboard_dir.empty() ? run.output_dir + "/tensorboard" : run.tensorboard_dir);
   if (result.signal != 0) {
-    text += fmt::format("\nstopped by signal {}; resume with: {} --config {}/config.yaml --resume latest", result.signal,
-                        program, run.output_dir);
+    text += fmt::format("\nstopped by signal {}; resume with: {} --config {}/config.yaml --resume latest",
+                        result.signal, program, run.output_dir);
   }
   return text;
 }

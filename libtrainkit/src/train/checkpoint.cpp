@@ -99,7 +99,8 @@ absl::StatusOr<int64_t> latest_step(const Directory& folder) {
     // name is complete, see Note [Checkpoint commit].
     TRAINKIT_ASSIGN_OR_RETURN(const auto steps, list_steps(folder));
     if (!steps.empty()) return steps.back();
-    return to_status(checkpoint_error("ckpt.none", folder.path(), "contains no checkpoint"), absl::StatusCode::kNotFound);
+    return to_status(checkpoint_error("ckpt.none", folder.path(), "contains no checkpoint"),
+                     absl::StatusCode::kNotFound);
   }
   if (!text.ok()) return reclassify(text.status(), ExitCode::kWeights, "ckpt.latest");
   const bool one_line = text->ends_with('\n');
@@ -144,9 +145,8 @@ absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t st
 absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step) {
   const auto type = folder.type_of(step_name(step));
   if (absl::IsNotFound(type.status())) {
-    return to_status(
-        checkpoint_error("ckpt.none", folder.path() + "/" + step_name(step), "no such checkpoint"),
-        absl::StatusCode::kNotFound);
+    return to_status(checkpoint_error("ckpt.none", folder.path() + "/" + step_name(step), "no such checkpoint"),
+                     absl::StatusCode::kNotFound);
   }
   auto contents = read_step(folder, step);
   return contents.ok() ? std::move(contents) : with_hint(folder, step, contents.status());
@@ -360,8 +360,7 @@ const std::string& CheckpointStore::path() const { return impl_->folder.path(); 
 
 absl::StatusOr<int64_t> CheckpointStore::newest_valid() const {
   if (const auto step = newest_valid_step(impl_->folder, std::numeric_limits<int64_t>::max())) return *step;
-  return to_status(checkpoint_error("ckpt.none", path(), "contains no valid checkpoint"),
-                   absl::StatusCode::kNotFound);
+  return to_status(checkpoint_error("ckpt.none", path(), "contains no valid checkpoint"), absl::StatusCode::kNotFound);
 }
 
 absl::Status CheckpointStore::retention_status() const {

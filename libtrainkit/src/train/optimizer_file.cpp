@@ -65,7 +65,8 @@ absl::StatusOr<std::map<std::string, ParameterState>> read_states(const TorchFil
     const size_t dot = entry.name.rfind('.');
     const std::string what = entry.name.substr(dot + 1);
     if (std::find(std::begin(kKept), std::end(kKept), what) == std::end(kKept) || dot < start.size())
-      return refuse_state(file.path(), entry.name, "is not part of the state of Adam or AdamW", "amsgrad is not supported");
+      return refuse_state(file.path(), entry.name, "is not part of the state of Adam or AdamW",
+                          "amsgrad is not supported");
     TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(entry.name));
     states[entry.name.substr(start.size(), dot - start.size())][what] = tensor.contiguous();
   }
@@ -164,8 +165,7 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
       steps = std::max(steps, static_cast<int64_t>(step));
     }
   }
-  if (!states.empty())
-    return refuse_state(path, states.begin()->first, "is not a parameter of this optimizer");
+  if (!states.empty()) return refuse_state(path, states.begin()->first, "is not a parameter of this optimizer");
   state["step"] = steps;
   return annotate(optimizer.load_state_dict(state), path);
 }

@@ -23,7 +23,8 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) resident_bytes_ += static_cast<int64_t>(tensor->nbytes());
   }
   for (const at::Tensor& parameter : devices.module()->parameters()) {  // gradient buckets of several ranks
-    if (devices.process_group() && parameter.requires_grad()) resident_bytes_ += static_cast<int64_t>(parameter.nbytes());
+    if (devices.process_group() && parameter.requires_grad())
+      resident_bytes_ += static_cast<int64_t>(parameter.nbytes());
   }
   try {
     recorder_ = std::make_unique<MemoryRecorder>(MemoryClass::kActivations);

@@ -164,8 +164,9 @@ std::string resume_warning(const StateDict& saved, const RunParts& parts, const 
         std::max<int64_t>(replicas, 1), was, shape.replicas, is);
   }
   if (parts.scaler.enabled() && sub_state(saved, "scaler").empty()) {
-    text += fmt::format("{}the checkpoint has no loss scale, as its run was not in fp16: the scale starts from its initial value",
-                        text.empty() ? "" : "; ");
+    text += fmt::format(
+        "{}the checkpoint has no loss scale, as its run was not in fp16: the scale starts from its initial value",
+        text.empty() ? "" : "; ");
   }
   return text;
 }
@@ -188,7 +189,8 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
-  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0) return contents;  // only the first rank writes
+  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0)
+    return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
   // The optimizer's tensors go to their own file, its scalars to the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {

@@ -208,8 +208,7 @@ void StepTrace::Observer::look_for_obstacle(const at::RecordFunction& operation)
   if (reads_device(name) && any(on_device)) {
     record_.obstacle = fmt::format("{} reads from the device", name);
   } else if (copies) {
-    record_.obstacle = on_device(inputs[0]) ? "aten::copy_ copies from host memory"
-                                            : "aten::copy_ copies to the host";
+    record_.obstacle = on_device(inputs[0]) ? "aten::copy_ copies from host memory" : "aten::copy_ copies to the host";
   } else if (any([](const c10::IValue& input) { return input.isGenerator(); })) {
     record_.obstacle = fmt::format("{} uses its own random generator", name);
   }

@@ -129,7 +129,8 @@ void TrainStep::create_mirrors() {
     for (ParamGroup group : optimizer_.param_groups()) {
       for (NamedParameter& parameter : group.params) {
         const auto name = names.find(parameter.tensor.unsafeGetTensorImpl());
-        TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name, "' does not belong to the replicator's model");
+        TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name,
+                          "' does not belong to the replicator's model");
         parameter.tensor = parameters[name->second];
       }
       mirrors_.back()->add_param_group(std::move(group));
@@ -377,7 +378,7 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
     if (shard.size() > 0) result.output = forward(replica, counted_rows(shard), loss);
   } catch (...) {
     if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);  // the other ranks wait for it
-    throw;  // see Note [Weights of losses]
+    throw;                                                                         // see Note [Weights of losses]
   }
   if (own > 0) result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(own);
   const bool alone = devices_.world_replicas() == 1;

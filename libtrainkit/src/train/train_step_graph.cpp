@@ -88,8 +88,7 @@ std::string TrainStep::why_not_now() const {
     if (!kept.lent_loss) return "the loss function is a temporary: pass a LossFunction that outlives the step";
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       if (tensor.device().type() == device.type()) continue;
-      return "the batch is on " + tensor.device().str() +
-             ": set PrefetcherOptions::device";
+      return "the batch is on " + tensor.device().str() + ": set PrefetcherOptions::device";
     }
   }
   return "";

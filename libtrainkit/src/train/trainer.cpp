@@ -368,8 +368,8 @@ class Run {
     step_.set_step(progress_.step);
     step_.synchronize();
     if (!fit_.logger) return absl::OkStatus();
-    fit_.logger->print(
-        fmt::format("rolled back from step {} to the weights of step {}; continuing with the next rows", from, progress_.step));
+    fit_.logger->print(fmt::format("rolled back from step {} to the weights of step {}; continuing with the next rows",
+                                   from, progress_.step));
     return fit_.logger->rewind(progress_.step);
   }
 
@@ -661,7 +661,8 @@ class Run {
     if (saved.ok()) {
       last_saved_ = saves_.step();
     } else if (options_.continue_on_save_error) {
-      if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
+      if (fit_.logger)
+        fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
       return absl::OkStatus();
     }
     return saved;
@@ -761,10 +762,11 @@ namespace {
 absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
   if (error_of(status)) return status;  // an error of another rank or of the planner
   if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
-  return to_status({.exit_code = ExitCode::kOutOfMemory,
-                    .id = "memory.exhausted",
-                    .problem = "a step does not fit into memory, even with one row at a time: " + std::string(status.message()),
-                    .hint = "use a smaller model or a device with more memory"});
+  return to_status(
+      {.exit_code = ExitCode::kOutOfMemory,
+       .id = "memory.exhausted",
+       .problem = "a step does not fit into memory, even with one row at a time: " + std::string(status.message()),
+       .hint = "use a smaller model or a device with more memory"});
 }
 
 }  // namespace

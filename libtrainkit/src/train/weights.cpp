@@ -73,7 +73,8 @@ absl::Status check_finite(const NamedTensors& tensors, const torch::nn::Module& 
   for (const auto& item : model.named_parameters()) parameters.insert(item.key());
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.is_floating_point()) continue;
-    const at::Tensor values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // 8-bit floats have no operations
+    const at::Tensor values =
+        tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // 8-bit floats have no operations
     const at::Tensor bad = parameters.contains(name) ? values.isfinite().logical_not() : values.isnan();
     const auto count = bad.sum().item<int64_t>();
     if (count == 0) continue;
@@ -147,7 +148,8 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
   merge_tied(source, model);
   std::set<std::string_view> names;
   for (const auto& named : source) {
-    if (!names.insert(named.first).second) return refuse_weights(path, named.first, "is a duplicate name after renaming");
+    if (!names.insert(named.first).second)
+      return refuse_weights(path, named.first, "is a duplicate name after renaming");
   }
   NamedTensors target = named_tensors(model);
   LoadedWeights found;
