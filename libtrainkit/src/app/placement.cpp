@@ -17,7 +17,7 @@ namespace trainkit {
 namespace {
 
 /// Settings that may differ between ranks: they change the speed of a rank, not its results.
-constexpr std::array<std::string_view, 14> kOfOneRank = {
+constexpr std::array<std::string_view, 14> kPerRankSettings = {
     "num_workers", "prefetch_factor", "persistent_workers", "timeout",           "pin_memory",
     "monitor",     "device",          "use_tensorboard",    "use_wandb",         "gpu_ids",
     "overwrite",   "cudnn_benchmark", "dist_bind",          "dist_shared_memory"};
@@ -36,7 +36,8 @@ absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Progr
   for (auto& [name, version] : library_versions()) fields.push_back({"version of " + name, version});
   fields.push_back({"kind of device", plan.devices.front().is_cpu() ? "cpu" : "cuda"});
   for (auto& [name, value] : parser.settings()) {
-    if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) == kOfOneRank.end()) fields.push_back({name, value});
+    if (std::find(kPerRankSettings.begin(), kPerRankSettings.end(), name) == kPerRankSettings.end())
+      fields.push_back({name, value});
   }
   placement.group = group;
   placement.warnings = launch->warnings;

@@ -22,7 +22,7 @@ namespace trainkit {
 namespace {
 
 /// Time that a rank which fails before the ranks are connected waits for them, to tell them why.
-constexpr std::chrono::seconds kFarewell{10};
+constexpr std::chrono::seconds kFarewellTimeout{10};
 
 std::string line_of(const absl::Status& status) {
   std::string text = error_line(status);
@@ -33,7 +33,7 @@ std::string line_of(const absl::Status& status) {
 void notify_ranks(std::shared_ptr<ProcessGroup>& group, const LaunchEnvironment& launch, const absl::Status& status) {
   if (!group) {
     if (exit_code(status) == ExitCode::kDistributed) return;  // the ranks could not connect
-    auto met = ProcessGroup::create(launch, {.timeout = kFarewell});
+    auto met = ProcessGroup::create(launch, {.timeout = kFarewellTimeout});
     if (!met.ok()) return;  // no other rank is there
     group = *std::move(met);
   }
@@ -74,7 +74,7 @@ int report(Program& program, const absl::Status& status) {
 // - If the current exception is a device error, it reports it once and ends with _Exit, which runs no destructors. If
 //   report() has already run, it only uses its exit code.
 // - Several threads may terminate at once. The first one reports; the others sleep until the process ends.
-// - If report() itself terminates (`is_again` on the same thread), or for any other exception, the previous handler
+// - If report() itself terminates (`is_nested` on the same thread), or for any other exception, the previous handler
 //   runs.
 
 /// State of the running program for end_for_device(). See Note [Failed devices].
@@ -91,16 +91,16 @@ Running& running() {
 
 [[noreturn]] void end_for_device() {
   static std::atomic<bool> is_ending = false;
-  thread_local bool is_here = false;
-  const bool is_again = std::exchange(is_here, true);
-  if (is_ending.exchange(true) && !is_again) {
+  thread_local bool in_handler = false;
+  const bool is_nested = std::exchange(in_handler, true);
+  if (is_ending.exchange(true) && !is_nested) {
     while (true) std::this_thread::sleep_for(std::chrono::seconds(1));  // another thread ends the process
   }
   const absl::Status status = std::current_exception() ? status_from_current_exception() : absl::OkStatus();
-  if (!is_again && exit_code(status) == ExitCode::kDevice) {
+  if (!is_nested && exit_code(status) == ExitCode::kDevice) {
     const int reported = running().exit_code;
-    Program nothing, *program = running().program.exchange(nullptr);
-    std::_Exit(reported >= 0 ? reported : report(program ? *program : nothing, status));
+    Program empty_program, *program = running().program.exchange(nullptr);
+    std::_Exit(reported >= 0 ? reported : report(program ? *program : empty_program, status));
   }
   if (running().previous_handler) running().previous_handler();
   std::abort();

@@ -201,15 +201,15 @@ std::string why_no_gpu() {
 }
 
 /// Turns an error into one of usage (exit code 2): a file that requests devices that this machine lacks is not faulty.
-absl::Status not_here(const absl::Status& status) {
+absl::Status as_usage_error(const absl::Status& status) {
   Error error = *error_of(status);
   error.exit_code = ExitCode::kUsage;
   return to_status(error, status.code());
 }
 
 /// Returns the devices that --use_multi_gpu, --gpu_ids and --parallel request; only `device` without these flags.
-absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parser, const RunOptions& o,
-                                                       c10::Device device, const Machine& machine) {
+absl::StatusOr<std::vector<c10::Device>> requested_devices(const ConfigParser& parser, const RunOptions& o,
+                                                           c10::Device device, const Machine& machine) {
   const bool several_gpus = o.use_multi_gpu;
   if (!o.gpu_ids.empty() && !several_gpus && !parser.is_given("use_multi_gpu")) {
     return parser.invalid("gpu_ids", "needs --use_multi_gpu", "", "for a single GPU use --device cuda:N");
@@ -223,7 +223,7 @@ absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parse
     // With --device cpu the listed GPUs become as many logical replicas.
     if (o.device == "cpu" && !o.gpu_ids.empty()) return std::vector(o.gpu_ids.size(), device);
     if (device.is_cpu()) {
-      return not_here(
+      return as_usage_error(
           parser.invalid("use_multi_gpu",
                          machine.cuda_devices > 0 ? "contradicts " + parser.source("device") : "no GPU on this machine",
                          "", "--device cpu --parallel N trains N logical replicas on the CPU"));
@@ -231,9 +231,9 @@ absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parse
     std::vector<c10::Device> gpus;
     for (const int id : o.gpu_ids) {
       if (id >= machine.cuda_devices) {
-        return not_here(parser.invalid("gpu_ids", "no GPU " + std::to_string(id),
-                                       "0.." + std::to_string(machine.cuda_devices - 1),
-                                       "CUDA_VISIBLE_DEVICES selects the visible GPUs; trainkit doctor lists them"));
+        return as_usage_error(
+            parser.invalid("gpu_ids", "no GPU " + std::to_string(id), "0.." + std::to_string(machine.cuda_devices - 1),
+                           "CUDA_VISIBLE_DEVICES selects the visible GPUs; trainkit doctor lists them"));
       }
       gpus.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(id));
     }
@@ -260,20 +260,20 @@ absl::StatusOr<std::vector<c10::Device>> asked_devices(const ConfigParser& parse
 
 /// Returns the device of this rank, one of the requested devices.
 absl::StatusOr<DevicePlan> resolve_rank(const ConfigParser& parser, const RunOptions& o,
-                                        const std::vector<c10::Device>& asked, const Machine& machine) {
+                                        const std::vector<c10::Device>& requested, const Machine& machine) {
   if (o.parallel > 1 && o.parallel != machine.ranks) {
     return parser.invalid("parallel", "does not match the launcher's rank count", std::to_string(machine.ranks),
                           "omit --parallel under a launcher");
   }
-  c10::Device device = asked.front();
+  c10::Device device = requested.front();
   // With one visible GPU per rank (CUDA_VISIBLE_DEVICES), or one GPU named for the only rank here, there is no choice.
   const bool chosen = o.device != "auto" && o.device != "cuda";
   if (device.is_cuda() && !o.gpu_ids.empty() && o.use_multi_gpu) {
-    if (machine.local_rank >= static_cast<int64_t>(asked.size())) {
+    if (machine.local_rank >= static_cast<int64_t>(requested.size())) {
       return parser.invalid("gpu_ids", "fewer GPUs than ranks on this machine",
                             std::to_string(machine.local_ranks) + " GPUs");
     }
-    device = asked[static_cast<size_t>(machine.local_rank)];
+    device = requested[static_cast<size_t>(machine.local_rank)];
   } else if (device.is_cuda() && machine.local_ranks > 1) {
     if (chosen) {
       return parser.invalid("device", "names one GPU for all ranks of this machine", "auto or cuda",
@@ -390,7 +390,7 @@ int resolve_num_workers(const RunOptions& options, const Machine& machine) {
 absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
                                            const Machine& machine) {
   TRAINKIT_ASSIGN_OR_RETURN(const c10::Device device, resolve_device(parser, options, machine));
-  TRAINKIT_ASSIGN_OR_RETURN(auto asked, asked_devices(parser, options, device, machine));
+  TRAINKIT_ASSIGN_OR_RETURN(auto requested, requested_devices(parser, options, device, machine));
   const bool launched = machine.ranks > 0;
   if (options.strategy == "ddp" || (options.strategy == "auto" && launched)) {
     if (!launched) {
@@ -398,7 +398,7 @@ absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const Run
           "strategy", "needs a launcher", "auto, single or dp",
           "trainkit launch --nproc_per_node N -- <program> ..., or torchrun --no-python, srun, mpirun");
     }
-    return resolve_rank(parser, options, asked, machine);
+    return resolve_rank(parser, options, requested, machine);
   }
   if (machine.ranks > 1) {
     return parser.invalid(
@@ -406,13 +406,13 @@ absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const Run
         "the launcher has started " + std::to_string(machine.ranks) + " ranks, which would all train the same model",
         "auto or ddp", "start the program without a launcher, or with one rank");
   }
-  if (options.strategy == "single" && asked.size() > 1) {
-    return parser.invalid("strategy", "contradicts the " + std::to_string(asked.size()) + " devices requested",
+  if (options.strategy == "single" && requested.size() > 1) {
+    return parser.invalid("strategy", "contradicts the " + std::to_string(requested.size()) + " devices requested",
                           "auto or dp");
   }
-  const bool parallel = options.strategy == "dp" || asked.size() > 1;
-  const auto replicas = static_cast<int64_t>(asked.size());
-  return DevicePlan{.strategy = parallel ? "dp" : "single", .devices = std::move(asked), .replicas = replicas};
+  const bool parallel = options.strategy == "dp" || requested.size() > 1;
+  const auto replicas = static_cast<int64_t>(requested.size());
+  return DevicePlan{.strategy = parallel ? "dp" : "single", .devices = std::move(requested), .replicas = replicas};
 }
 
 absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,

@@ -12,7 +12,7 @@
 namespace trainkit {
 namespace {
 
-std::future<absl::Status> ready(absl::Status status) {
+std::future<absl::Status> ready_future(absl::Status status) {
   std::promise<absl::Status> promise;
   promise.set_value(std::move(status));
   return promise.get_future();
@@ -42,20 +42,20 @@ bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint no
 
 void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged) {
   step_ = step;
-  written_ = logged.ok() && store_ ? write_beside(contents) : ready(logged);
+  written_ = logged.ok() && store_ ? write_in_background(contents) : ready_future(logged);
 }
 
-std::future<absl::Status> BackgroundSaves::write_beside(const CheckpointContents& contents) {
-  const bool is_soon = keeps_buffer(begun_, std::chrono::steady_clock::now());
+std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents) {
+  const bool keep_buffer = keeps_buffer(begun_, std::chrono::steady_clock::now());
   begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
   try {
     copy = detail::snapshot_into(contents, buffer_);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-    return ready(store_->save(step_, contents));  // no memory for a copy: training waits for the save
+    return ready_future(store_->save(step_, contents));  // no memory for a copy: training waits for the save
   }
-  if (!is_soon) buffer_.release();
+  if (!keep_buffer) buffer_.release();
   return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)]() mutable {
     const CheckpointContents written = std::move(copy);  // freed here, not when the future is destroyed
     try {

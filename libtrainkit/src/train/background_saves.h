@@ -45,7 +45,7 @@ class BackgroundSaves {
   static bool keeps_buffer(std::optional<TimePoint> before, TimePoint now);
 
  private:
-  std::future<absl::Status> write_beside(const CheckpointContents& contents);
+  std::future<absl::Status> write_in_background(const CheckpointContents& contents);
 
   ProcessGroup* group_;
   std::optional<CheckpointStore> store_;

@@ -372,7 +372,7 @@ std::string CheckpointPath::path() const { return folder + "/" + step_name(step)
 
 absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
                                                   const Fs& fs) {
-  const auto nothing = [&](const std::string& where, const std::string& problem) {
+  const auto not_found = [&](const std::string& where, const std::string& problem) {
     Error error = checkpoint_error("ckpt.none", where, problem);
     error.field = "--resume";
     error.got = spec;
@@ -381,7 +381,7 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
   };
   const auto latest_of = [&](const std::string& path) -> absl::StatusOr<CheckpointPath> {
     const auto folder = fs.open_directory(path);
-    if (!folder.ok()) return nothing(path, "no checkpoint found");
+    if (!folder.ok()) return not_found(path, "no checkpoint found");
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, latest_step(*folder));
     return CheckpointPath{.folder = path, .step = step};
   };
@@ -393,14 +393,14 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
       if (fs.open_directory(folder + "/" + name).ok()) return CheckpointPath{.folder = folder, .step = *step};
       if (spec.find('/') != std::string::npos) break;  // a path is not searched for in output_dir
     }
-    return nothing(spec, "no such checkpoint");
+    return not_found(spec, "no such checkpoint");
   }
   if (fs.open_directory(spec + "/" + kFolder).ok()) return latest_of(spec + "/" + kFolder);
   const auto folder = fs.open_directory(spec);
-  if (!folder.ok()) return nothing(spec, "no such folder");
+  if (!folder.ok()) return not_found(spec, "no such folder");
   const auto steps = list_steps(*folder);
   if (folder->type_of(kLatestFile).ok() || (steps.ok() && !steps->empty())) return latest_of(spec);
-  return nothing(spec, "contains no checkpoint");
+  return not_found(spec, "contains no checkpoint");
 }
 
 absl::StatusOr<CheckpointContents> load_checkpoint(const CheckpointPath& checkpoint, const Fs& fs) {

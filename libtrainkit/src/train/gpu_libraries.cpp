@@ -14,7 +14,7 @@
 namespace trainkit::detail {
 namespace {
 
-thread_local LibraryWatch* present = nullptr;
+thread_local LibraryWatch* current_watch = nullptr;
 
 constexpr std::array<std::string_view, 9> kProducts = {"aten::mm",      "aten::addmm",  "aten::bmm",
                                                        "aten::baddbmm", "aten::addbmm", "aten::mv",
@@ -85,7 +85,7 @@ GpuLibraries gpu_libraries([[maybe_unused]] c10::Device device) {
 LibraryWatch::LibraryWatch(MemoryRecorder& recorder, const GpuLibraries& libraries, bool on)
     : recorder_(recorder), libraries_(libraries) {
   if (!on) return;
-  present = this;
+  current_watch = this;
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begin, end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
@@ -95,28 +95,28 @@ LibraryWatch::LibraryWatch(MemoryRecorder& recorder, const GpuLibraries& librari
 LibraryWatch::~LibraryWatch() {
   if (handle_ == at::INVALID_CALLBACK_HANDLE) return;
   at::removeCallback(handle_);
-  present = nullptr;
+  current_watch = nullptr;
 }
 
 std::unique_ptr<at::ObserverContext> LibraryWatch::begin(const at::RecordFunction& function) {
-  if (!present) return nullptr;
+  if (!current_watch) return nullptr;
   const std::string_view name = function.name();
   const bool convolves = is_one_of(name, kConvolutions);
-  if (is_one_of(name, kProducts) || (convolves && !present->libraries_.has_cudnn)) {
-    present->take(present->has_cublas_[present->thread_], present->libraries_.cublas_bytes);
+  if (is_one_of(name, kProducts) || (convolves && !current_watch->libraries_.has_cudnn)) {
+    current_watch->take(current_watch->has_cublas_[current_watch->thread_], current_watch->libraries_.cublas_bytes);
   }
   if (adds_bias(name, function.inputs())) {
-    present->take(present->has_cublaslt_[present->thread_], present->libraries_.cublaslt_bytes);
+    current_watch->take(current_watch->has_cublaslt_[current_watch->thread_], current_watch->libraries_.cublaslt_bytes);
   }
-  return convolves ? std::make_unique<Convolution>(present->recorder_.allocations(), function) : nullptr;
+  return convolves ? std::make_unique<Convolution>(current_watch->recorder_.allocations(), function) : nullptr;
 }
 
 void LibraryWatch::end(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (!present || !context) return;
+  if (!current_watch || !context) return;
   const auto& convolution = static_cast<const Convolution&>(*context);
-  present->recorder_.assign_freed_since(convolution.first_allocation, MemoryClass::kWorkspace);
-  if (present->libraries_.has_cudnn) return;
-  present->recorder_.pass(convolution.temporary_bytes(function.outputs()), MemoryClass::kActivations);
+  current_watch->recorder_.assign_freed_since(convolution.first_allocation, MemoryClass::kWorkspace);
+  if (current_watch->libraries_.has_cudnn) return;
+  current_watch->recorder_.pass(convolution.temporary_bytes(function.outputs()), MemoryClass::kActivations);
 }
 
 void LibraryWatch::take(bool& has, int64_t bytes) {

@@ -58,7 +58,7 @@ class Search {
   void begin(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
     if (done()) return;
-    const at::DisableRecordFunctionGuard not_of_these;
+    const at::DisableRecordFunctionGuard no_recursion;
     const c10::AutoGradMode no_grad(false);
     const bool computes = !is_view(operation) && !writes_over(operation);
     bool takes_parameter = false;
@@ -73,14 +73,14 @@ class Search {
         problem = problem_of(input.toTensor());
       }
     }
-    if (problem) tell(operation, "took", problem, takes_parameter);
+    if (problem) report(operation, "took", problem, takes_parameter);
   }
 
   /// Checks the outputs, which are only available at the end of an operation.
   void end(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
     if (done() || is_view(operation)) return;
-    const at::DisableRecordFunctionGuard not_of_these;
+    const at::DisableRecordFunctionGuard no_recursion;
     const c10::AutoGradMode no_grad(false);
     for (const c10::IValue& output : operation.outputs()) {
       if (!output.isTensor() || !output.toTensor().defined() || !output.toTensor().has_storage()) continue;
@@ -90,7 +90,7 @@ class Search {
         continue;
       }
       unwritten_.erase(storage.unsafeGetStorageImpl());
-      if (const char* problem = problem_of(output.toTensor())) tell(operation, "returned", problem, false);
+      if (const char* problem = problem_of(output.toTensor())) report(operation, "returned", problem, false);
     }
   }
 
@@ -134,7 +134,7 @@ class Search {
     return gives_raw_memory(operation) || name.ends_with("_") || name.ends_with("out") || name.find("as_strided") < 32;
   }
 
-  void tell(const at::RecordFunction& operation, const char* verb, const char* problem, bool takes_parameter) {
+  void report(const at::RecordFunction& operation, const char* verb, const char* problem, bool takes_parameter) {
     const bool known = !last_owner_.empty();
     found_ =
         fmt::format("{} {}{} {}{}", operation.name(), known && !takes_parameter ? "after " + last_owner_ + " " : "",
@@ -166,11 +166,11 @@ std::shared_ptr<Search> get_current() {
 }
 
 /// Runs a callback and catches its exceptions, which LibTorch would print and ignore.
-void look(void (Search::*at_place)(const at::RecordFunction&), const at::RecordFunction& operation) {
+void run_callback(void (Search::*method)(const at::RecordFunction&), const at::RecordFunction& operation) {
   const std::shared_ptr<Search> search = get_current();
   if (!search) return;
   try {
-    ((*search).*at_place)(operation);
+    ((*search).*method)(operation);
   } catch (const std::exception&) {
     search->give_up();
   }
@@ -184,10 +184,10 @@ class Watch {
     handle_ = at::addThreadLocalCallback(  // autograd's threads inherit it with this thread's state
         at::RecordFunctionCallback(
             [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-              look(&Search::begin, operation);
+              run_callback(&Search::begin, operation);
               return nullptr;
             },
-            [](const at::RecordFunction& operation, at::ObserverContext*) { look(&Search::end, operation); })
+            [](const at::RecordFunction& operation, at::ObserverContext*) { run_callback(&Search::end, operation); })
             .needsInputs(true)
             .needsOutputs(true)
             .scopes({at::RecordScope::FUNCTION}));

@@ -19,11 +19,11 @@ using c10::DebugInfoKind;
 constexpr DebugInfoKind kCount = DebugInfoKind::TEST_INFO, kTrace = DebugInfoKind::TEST_INFO_2;
 
 template <DebugInfoKind kKind>
-void call(void (OperationObserver::*at_place)(const at::RecordFunction&), const at::RecordFunction& operation) {
+void call(void (OperationObserver::*method)(const at::RecordFunction&), const at::RecordFunction& operation) {
   auto* observer = static_cast<OperationObserver*>(c10::ThreadLocalDebugInfo::get(kKind));
   if (!observer) return;
   try {
-    (observer->*at_place)(operation);
+    (observer->*method)(operation);
   } catch (const std::exception&) {
     observer->failed();
   }

@@ -93,8 +93,8 @@ void rename_keys(std::map<std::string, Value>& map, const auto& renamed) {
 }
 
 /// Replaces parameter numbers by names and removes the prefix of DataParallel.
-absl::Status use_names(const TorchFile& file, const std::string& container,
-                       std::map<std::string, ParameterState>& states) {
+absl::Status replace_numbers_by_names(const TorchFile& file, const std::string& container,
+                                      std::map<std::string, ParameterState>& states) {
   const auto is_number = [](const auto& state) {
     return std::all_of(state.first.begin(), state.first.end(), [](unsigned char c) { return c >= '0' && c <= '9'; });
   };
@@ -144,7 +144,7 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
   const auto container = find_container(file);
   if (!container) return refuse_state(path, {}, "contains no state of Adam or AdamW");
   TRAINKIT_ASSIGN_OR_RETURN(auto states, read_states(file, *container + "state."));
-  TRAINKIT_RETURN_IF_ERROR(use_names(file, *container, states));
+  TRAINKIT_RETURN_IF_ERROR(replace_numbers_by_names(file, *container, states));
   StateDict state = optimizer.state_dict();
   int64_t steps = 0;
   for (const ParamGroup& group : optimizer.param_groups()) {

@@ -31,7 +31,7 @@ std::vector<std::string> SkippedSteps::take(bool wait) {
   return lines;
 }
 
-void SkippedSteps::forget_row() {
+void SkippedSteps::reset_consecutive() {
   pending_.clear();
   in_a_row_ = 0;
 }

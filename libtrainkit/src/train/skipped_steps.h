@@ -30,7 +30,7 @@ class SkippedSteps {
   /// Returns whether the last known step was skipped.
   bool skipped_last() const { return in_a_row_ > 0; }
   /// Resets the count of consecutive skips, after a rollback.
-  void forget_row();
+  void reset_consecutive();
   int64_t total() const { return total_; }
   /// Returns the error for too many skipped steps: exit code 9.
   absl::Status error() const;

@@ -111,16 +111,16 @@ void CudaGraphOfStep::release_pools() {
   namespace device = c10::cuda::CUDACachingAllocator;
   if (capture_dev_ == UNDEFINED_DEVICE || uses_of(*pool_, capture_dev_) == uses_before_) return;
   at::HostAllocator* host = at::getHostAllocator(at::kCUDA);
-  const auto try_to = [](const auto& close) {
+  const auto ignore_errors = [](const auto& close) {
     try {
       close();
     } catch (const std::exception&) {  // capture_end has already done it
     }
   };
-  try_to([&] { device::endAllocateToPool(capture_dev_, *pool_); });
-  try_to([&] { host->end_allocate_to_pool(*pool_); });
-  try_to([&] { device::releasePool(capture_dev_, *pool_); });
-  try_to([&] { host->release_pool(*pool_); });
+  ignore_errors([&] { device::endAllocateToPool(capture_dev_, *pool_); });
+  ignore_errors([&] { host->end_allocate_to_pool(*pool_); });
+  ignore_errors([&] { device::releasePool(capture_dev_, *pool_); });
+  ignore_errors([&] { host->release_pool(*pool_); });
 }
 
 /// A stream for one TrainStep at a time. The next TrainStep reuses it, because LibTorch keeps a cuBLAS workspace of up
@@ -178,33 +178,33 @@ class CudaGraphs final : public GraphBackend {
 
   void run_beside(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard device(index_);
-    const c10::cuda::CUDAStream present = c10::cuda::getCurrentCUDAStream(index_);
-    follow(stream_, present);
+    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_);
+    follow(stream_, current);
     try {
-      const c10::cuda::CUDAStreamGuard beside(stream_);
+      const c10::cuda::CUDAStreamGuard guard(stream_);
       work();
     } catch (...) {
-      follow(present, stream_);
+      follow(current, stream_);
       throw;
     }
-    follow(present, stream_);
+    follow(current, stream_);
   }
 
   std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard device(index_);
-    const c10::cuda::CUDAStream present = c10::cuda::getCurrentCUDAStream(index_);
+    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_);
     c10::cuda::device_synchronize();
     Pool pool = pool_.lock();
     if (!pool) pool_ = pool = std::make_shared<const at::cuda::MempoolId_t>(at::cuda::graph_pool_handle());
     auto captured = std::make_unique<CudaGraphOfStep>(pool);
     std::exception_ptr failed;
     try {
-      const c10::cuda::CUDAStreamGuard beside(stream_);
+      const c10::cuda::CUDAStreamGuard guard(stream_);
       captured->capture(work);
     } catch (...) {
       failed = std::current_exception();
     }
-    follow(present, stream_);  // see Note [Streams of a captured step]
+    follow(current, stream_);  // see Note [Streams of a captured step]
     if (failed) std::rethrow_exception(failed);
     return captured;
   }

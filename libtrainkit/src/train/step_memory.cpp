@@ -24,9 +24,9 @@ namespace trainkit {
 namespace {
 
 /// Samples rows 0, 1, 2, ..., and starts again after the last one.
-class AgainAndAgain final : public Sampler {
+class RepeatingSampler final : public Sampler {
  public:
-  AgainAndAgain(int64_t rows, int64_t draws) : rows_(rows), draws_(draws) {}
+  RepeatingSampler(int64_t rows, int64_t draws) : rows_(rows), draws_(draws) {}
   int64_t size() const override { return draws_; }
   void fill(int64_t, int64_t begin, std::span<int64_t> out) const override {
     for (int64_t& row : out) row = begin++ % rows_;
@@ -38,7 +38,7 @@ class AgainAndAgain final : public Sampler {
 
 absl::StatusOr<Batch> read_batch(const std::shared_ptr<const Dataset>& dataset, int64_t rows) {
   if (dataset->size() < 1) return absl::InvalidArgumentError("the data set has no rows");
-  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, Prefetcher::create(dataset, AgainAndAgain(dataset->size(), rows),
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, Prefetcher::create(dataset, RepeatingSampler(dataset->size(), rows),
                                                                   {.batch_size = rows, .on_error = OnError::kReplace}));
   TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader->next());
   if (!batch) return absl::InvalidArgumentError("the data set has no readable row");
@@ -52,12 +52,12 @@ Batch copy_of(const Batch& batch) {
 }
 
 /// Restores LibTorch's default generators at the end of the scope.
-class GeneratorsKept {
+class GeneratorGuard {
  public:
-  GeneratorsKept() : state_(default_generator_state()) {}
-  ~GeneratorsKept() { load_default_generator_state(state_).IgnoreError(); }  // cannot fail: same generators
-  GeneratorsKept(const GeneratorsKept&) = delete;
-  GeneratorsKept& operator=(const GeneratorsKept&) = delete;
+  GeneratorGuard() : state_(default_generator_state()) {}
+  ~GeneratorGuard() { load_default_generator_state(state_).IgnoreError(); }  // cannot fail: same generators
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
 
  private:
   StateDict state_;
@@ -76,14 +76,14 @@ void synchronize(at::Device device) {
 }
 
 /// Returns the device allocator's cached memory at the end of the scope.
-class DeviceEmptied {
+class EmptyCacheGuard {
  public:
-  explicit DeviceEmptied(at::Device device) : device_(device) {}
-  ~DeviceEmptied() {
+  explicit EmptyCacheGuard(at::Device device) : device_(device) {}
+  ~EmptyCacheGuard() {
     if (!device_.is_cpu()) at::getDeviceAllocator(device_.type())->emptyCache();
   }
-  DeviceEmptied(const DeviceEmptied&) = delete;
-  DeviceEmptied& operator=(const DeviceEmptied&) = delete;
+  EmptyCacheGuard(const EmptyCacheGuard&) = delete;
+  EmptyCacheGuard& operator=(const EmptyCacheGuard&) = delete;
 
  private:
   at::Device device_;
@@ -131,7 +131,7 @@ LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, de
 
 /// Returns whether all further steps run like the last one: eagerly, or by a graph. False while steps are traced before
 /// a capture.
-bool is_like_all_that_follow(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
+bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
 
 }  // namespace
 
@@ -154,7 +154,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   constexpr int kSteps = 2;  // the second one is the steady state
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
-  const GeneratorsKept generators_kept;
+  const GeneratorGuard generator_guard;
   const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
 
@@ -217,8 +217,8 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   constexpr int kTimed = 3, kMostWarmUps = 20;
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
-  const GeneratorsKept generators_kept;
-  const DeviceEmptied device_emptied(device);
+  const GeneratorGuard generator_guard;
+  const EmptyCacheGuard empty_cache_guard(device);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
   TRAINKIT_ASSIGN_OR_RETURN(
       const auto devices,
@@ -232,7 +232,7 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   double fastest = std::numeric_limits<double>::infinity();
   int timed = 0;
   for (int done = 0; timed < kTimed; ++done) {
-    const bool is_warm = done == kMostWarmUps || (done > 0 && is_like_all_that_follow(step));
+    const bool is_warm = done == kMostWarmUps || (done > 0 && is_steady_state(step));
     synchronize(device);
     const auto start = std::chrono::steady_clock::now();
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) step.accumulate(there, recipe.loss);

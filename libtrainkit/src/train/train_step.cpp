@@ -220,19 +220,19 @@ TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
 void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accept(batch, &loss, nullptr); }
 void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
 
-void TrainStep::accept(const Batch& batch, const LossFunction* lent, LossFunction own) {
+void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
   detail::note_step(device_names_, step_ + 1);
   if (accumulated_ == 0) in_flight_->begin();
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
-  kept->lent_loss = lent;
+  kept->borrowed_loss = borrowed;
   kept->own_loss = std::move(own);
   ++accumulated_;
-  if (!uses_graphs()) run_waiting();
+  if (!uses_graphs()) run_pending_batches();
 }
 
 /// Runs forward and backward of the batches that have not been run yet.
-void TrainStep::run_waiting() {
+void TrainStep::run_pending_batches() {
   if (begun_ == 0) begin_step();
   while (begun_ < accumulated_) {
     const KeptBatch& kept = kept_[static_cast<size_t>(begun_++)];
@@ -276,7 +276,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   } catch (...) {
     if (capturing_) throw;  // the device has not run anything yet
     const absl::Status error = status_from_current_exception();
-    const bool again = absl::IsResourceExhausted(error) && can_take_again(batch);
+    const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
     fail(std::string(error.message()), again, last);
     if (!again) throw;
     if (agreement_ && !verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
@@ -299,7 +299,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
 
 /// After an out-of-memory error with `batch`: returns whether a retry may succeed, with smaller parts or with memory
 /// that was freed. See Note [Retrying a step].
-bool TrainStep::can_take_again(const Batch& batch) {
+bool TrainStep::can_retry_step(const Batch& batch) {
   const ProcessGroup* group = devices_.process_group();
   if (group && (!group->usable() || agreement_->sent())) return false;
   released_ = drop_graphs(kNoMemory);
@@ -377,8 +377,9 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
   try {
     if (shard.size() > 0) result.output = forward(replica, counted_rows(shard), loss);
   } catch (...) {
-    if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);  // the other ranks wait for it
-    throw;                                                                         // see Note [Weights of losses]
+    // The other ranks wait for this one, see Note [Weights of losses].
+    if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);
+    throw;
   }
   if (own > 0) result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(own);
   const bool alone = devices_.world_replicas() == 1;
@@ -447,7 +448,7 @@ void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics&
 // - A rank that fails after it voted success cannot take that back. It waits for the verdict and leaves the process
 //   group with its reason; the others notice at the latest in their next exchange.
 // - If the verdict is to retry, requests to stop or save of the abandoned attempt are repeated in the next vote
-//   (vote_again).
+//   (repeat_requests).
 
 /// Handles an exception of this rank: takes part in the exchanges that the other ranks wait for, and tells them whether
 /// to retry the step. See Note [Votes of a step].
@@ -464,14 +465,14 @@ void TrainStep::fail(const std::string& reason, bool again, bool reduced) {
       vote_.out_of_memory = again;
       send_vote(weight_, reason);
       receive_verdict();
-      if (verdict_.again) vote_again();
+      if (verdict_.again) repeat_requests();
     }
   }
   abandon(/*for_good=*/!again || (agreement_ && !verdict_.again));
 }
 
 /// Repeats the requests of the abandoned attempt in the next vote.
-void TrainStep::vote_again() {
+void TrainStep::repeat_requests() {
   vote_.stop = std::max(vote_.stop, verdict_.stop);
   vote_.save |= verdict_.save;
 }
@@ -511,7 +512,7 @@ void TrainStep::receive_verdict() {
 }
 
 /// Sets zero metrics for a step in which this rank could read no row, although other ranks could.
-void TrainStep::take_nothing() {
+void TrainStep::set_empty_metrics() {
   if (!metric_names_) {
     const std::string problem = "no row of the first step could be read";
     fail(problem, /*again=*/false, /*reduced=*/true);
@@ -527,7 +528,7 @@ void TrainStep::take_nothing() {
 bool TrainStep::settle() {
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
   reduced_ = true;
-  if (!metrics_.loss.defined()) with_memory([&] { take_nothing(); });
+  if (!metrics_.loss.defined()) with_memory([&] { set_empty_metrics(); });
   if (!agreement_) {
     send_vote(weight_);
   } else {
@@ -539,7 +540,7 @@ bool TrainStep::settle() {
   if (verdict_.ok()) return true;
   abandon(/*for_good=*/!verdict_.again);
   if (!verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
-  vote_again();
+  repeat_requests();
   released_ = false;
   return false;
 }
@@ -563,7 +564,7 @@ StepMetrics TrainStep::finish() {
 
 /// Runs the remaining work of a step on the device.
 void TrainStep::compute() {
-  run_waiting();
+  run_pending_batches();
   while (!settle()) retry_step();
   const Clock::time_point start = Clock::now();
   update();

@@ -47,7 +47,7 @@ void add_weight(detail::StepRecord& record, double weight) {
 }  // namespace
 
 /// Returns why no step can be captured; empty if steps may be.
-std::string TrainStep::why_never() const {
+std::string TrainStep::graphs_obstacle() const {
   const bool test = static_cast<bool>(detail::graph_backend_of_test());
   if (options_.cuda_graph == CudaGraph::kOff) return "cuda_graph is off";
   if (!devices_.device().is_cuda() && !test) return "the device is " + devices_.device().str();
@@ -57,7 +57,7 @@ std::string TrainStep::why_never() const {
 }
 
 void TrainStep::prepare_graphs() {
-  no_graphs_ = why_never();
+  no_graphs_ = graphs_obstacle();
   std::unique_ptr<detail::GraphBackend> backend;
   if (no_graphs_.empty()) backend = detail::make_graph_backend(devices_.device());
   if (no_graphs_.empty() && !backend) no_graphs_ = "this build is without CUDA";
@@ -81,11 +81,11 @@ bool TrainStep::drop_graphs(const std::string& reason) {
 }
 
 /// Returns why the pending step cannot be captured, although others may be.
-std::string TrainStep::why_not_now() const {
+std::string TrainStep::step_obstacle() const {
   const at::Device device = devices_.device();
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
-    if (!kept.lent_loss) return "the loss function is a temporary: pass a LossFunction that outlives the step";
+    if (!kept.borrowed_loss) return "the loss function is a temporary: pass a LossFunction that outlives the step";
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       if (tensor.device().type() == device.type()) continue;
       return "the batch is on " + tensor.device().str() + ": set PrefetcherOptions::device";
@@ -98,7 +98,8 @@ detail::StepKey TrainStep::step_key() const {
   detail::StepKey key = {split_, accumulated_, devices_.module()->is_training()};
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
-    key.insert(key.end(), {static_cast<int64_t>(kept.lent_loss->id()), kept.batch.size(), kept.batch.padding_rows()});
+    key.insert(key.end(),
+               {static_cast<int64_t>(kept.borrowed_loss->id()), kept.batch.size(), kept.batch.padding_rows()});
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       key.insert(key.end(), {static_cast<int64_t>(tensor.scalar_type()), tensor.dim()});
       key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -123,7 +124,7 @@ std::vector<int64_t> TrainStep::step_state() const {
 }
 
 void TrainStep::finish_with_graphs() {
-  if (std::string reason = why_not_now(); !reason.empty()) {
+  if (std::string reason = step_obstacle(); !reason.empty()) {
     graphs_->leave_out(std::move(reason));
     return compute();
   }

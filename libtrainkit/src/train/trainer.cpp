@@ -269,7 +269,7 @@ class Run {
                                                   : step_.verdict().stop;
     if (stop == kGiveUp) return skipped_.error();
     if (stop == kRollBack) return roll_back();
-    TRAINKIT_RETURN_IF_ERROR(look_at_save());
+    TRAINKIT_RETURN_IF_ERROR(check_background_save());
     check_stop(stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
@@ -357,7 +357,7 @@ class Run {
   /// Restores weights and optimizer of the last checkpoint and continues with the next rows. Without a checkpoint the
   /// skipped step is the only consequence.
   absl::Status roll_back() {
-    skipped_.forget_row();
+    skipped_.reset_consecutive();
     TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (last_saved_ < 0) return absl::OkStatus();
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
@@ -669,7 +669,7 @@ class Run {
   }
 
   /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
-  absl::Status look_at_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
+  absl::Status check_background_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
 
   RunShape shape() const {
     const int64_t micro_batch = loader_.options().batch_size * ranks();

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kDataParallelPrefix = "module.";
 
 /// Maps the second and further names of shared tensors in `model` to the first name.
-std::map<std::string, std::string> further_names(const torch::nn::Module& model) {
+std::map<std::string, std::string> alias_names(const torch::nn::Module& model) {
   std::unordered_map<const void*, std::string> first;
   std::map<std::string, std::string> further;
   const auto add = [&](const auto& items) {
@@ -46,7 +46,7 @@ void rename(NamedTensors& tensors, const std::vector<std::pair<std::string, std:
 
 /// Renames tied tensors to the name that named_tensors() lists.
 void merge_tied(NamedTensors& tensors, const torch::nn::Module& model) {
-  const auto further = further_names(model);
+  const auto further = alias_names(model);
   std::set<std::string> names;
   for (const auto& named : tensors) names.insert(named.first);
   std::erase_if(tensors, [&](auto& named) {

@@ -68,9 +68,9 @@ class BestModel {
  private:
   BestModel(const std::string& output_dir, const BestModelOptions& options);
   /// Reads step and value from a file; false if it does not exist or is of a later step.
-  absl::StatusOr<bool> take_over(const std::string& path, int64_t resumed_step);
+  absl::StatusOr<bool> load_if_known(const std::string& path, int64_t resumed_step);
   /// Forgets evaluations after the last checkpoint.
-  absl::Status go_back();
+  absl::Status forget_after_checkpoint();
 
   BestModelOptions options_;
   std::string output_dir_, path_, before_;

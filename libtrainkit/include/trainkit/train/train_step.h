@@ -211,23 +211,23 @@ class TrainStep {
   /// A batch of the current step, kept for retries.
   struct KeptBatch {
     Batch batch;
-    const LossFunction* lent_loss = nullptr;  // the caller's, or
+    const LossFunction* borrowed_loss = nullptr;  // the caller's, or
     LossFunction own_loss = nullptr;
     std::array<std::vector<at::Tensor>, 2> memory = {};  // reused between steps; on the host, double-buffered
 
-    const LossFunction& loss() const { return lent_loss ? *lent_loss : own_loss; }
+    const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
   };
 
   void create_mirrors();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
-  void accept(const Batch& batch, const LossFunction* lent, LossFunction own);
-  void run_waiting();
+  void accept(const Batch& batch, const LossFunction* borrowed, LossFunction own);
+  void run_pending_batches();
   void compute();
   void empty_device_cache();
   bool run_batch(const KeptBatch& kept, bool last);
   bool run_part(const Batch& batch, const LossFunction& loss, bool last);
-  bool can_take_again(const Batch& batch);
+  bool can_retry_step(const Batch& batch);
   void retry_step();
   bool settle();
   void update();
@@ -244,15 +244,15 @@ class TrainStep {
   void send_vote(double weight, const std::string& reason = "");
   void receive_verdict();
   void fail(const std::string& reason, bool again, bool reduced);
-  void take_nothing();
-  void vote_again();
+  void set_empty_metrics();
+  void repeat_requests();
   void abandon(bool for_good);
   void forget_batches();
 
   // Capture and replay of CUDA graphs, train_step_graph.cpp.
   void prepare_graphs();
-  std::string why_never() const;
-  std::string why_not_now() const;
+  std::string graphs_obstacle() const;
+  std::string step_obstacle() const;
   void finish_with_graphs();
   void trace_step();
   bool capture_step();
