@@ -35,7 +35,7 @@ std::string manifest_to_json(const Manifest& manifest);
 absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::string& path);
 
 /// Reads the manifest of a checkpoint's folder and verifies its files: all exist, with the listed size and digest, and
-/// the folder has no others. Errors (exit code 5) name the file.
+/// the folder has no others. Errors (exit code 5) name the file. See Note [Verification of a checkpoint].
 absl::StatusOr<Manifest> verify_files(const Directory& checkpoint);
 
 /// Verifies only the file `name`, without reading the others.

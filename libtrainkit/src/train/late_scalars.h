@@ -9,8 +9,8 @@
 
 namespace trainkit {
 
-/// Copies scalars to the host asynchronously. They are read some steps later, when the copy is done. See Note
-/// [Asynchronous scalars].
+/// Copies scalars to the host asynchronously. They are read some steps later, when the copy is done.
+/// See Note [Asynchronous scalars].
 ///
 /// On the CPU the values are available immediately. The tensors must not be overwritten before the copy is done.
 class LateScalars {

@@ -22,8 +22,8 @@ class OperationObserver : public c10::DebugInfoBase {
 /// Purpose of a watch. Within a thread, watches of different purposes may overlap, watches of the same purpose may not.
 enum class WatchPurpose { kCount, kTrace };
 
-/// Calls the observer for the operations of the thread that created the watch, until it is destroyed. See Note
-/// [Lifetime of observers].
+/// Calls the observer for the operations of the thread that created the watch, until it is destroyed.
+/// See Note [Lifetime of observers].
 class OperationWatch {
  public:
   OperationWatch(WatchPurpose purpose, std::shared_ptr<OperationObserver> observer);

@@ -64,10 +64,9 @@ RunShape saved_shape(const StateDict& state);
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
                                                const RunShape& shape, const StateDict& config);
 
-/// Restores a run from the checkpoint that `spec` names (see resolve_checkpoint). Restores the random generators last,
-/// so that nothing draws from them in between. Error of exit code 8: the run had another number of devices and `shape`
-/// has another global batch. Returns a warning for the user, or an empty string: random numbers differ on another kind
-/// or number of devices.
+/// Restores a run from the checkpoint that `spec` names (see resolve_checkpoint), in the order of Note [Order of a
+/// resume]. Error of exit code 8: the run had another number of devices and `shape` has another global batch. Returns a
+/// warning for the user, or an empty string: random numbers differ on another kind or number of devices.
 absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                                        const RunShape& shape, RunProgress& progress);
 

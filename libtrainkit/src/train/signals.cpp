@@ -27,6 +27,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 // compare-exchange from 0; a second one, also of the other kind, ends the process. SA_RESTART keeps system calls of the
 // data loader from failing with EINTR.
 
+/// See Note [Signal handler].
 void on_signal(int number) {
   if (number == SIGUSR1) {
     save_requested = true;

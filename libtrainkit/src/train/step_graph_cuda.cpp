@@ -56,8 +56,8 @@ class CudaGraphOfStep final : public GraphBackend::Graph, private at::cuda::CUDA
   explicit CudaGraphOfStep(Pool pool) : pool_(std::move(pool)) {}
   void replay() override { CUDAGraph::replay(); }
 
-  /// Captures `work` on the current stream. If that throws, allocators and generators are as before. See Note [Failed
-  /// captures].
+  /// Captures `work` on the current stream. If that throws, allocators and generators are as before.
+  /// See Note [Failed captures].
   void capture(const std::function<void()>& work);
 
  private:

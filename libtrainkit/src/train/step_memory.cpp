@@ -149,6 +149,7 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
 // class after each micro-batch, because the CPU allocates them among the activations.
 
+/// See Note [Recording a step].
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
                                                int64_t micro_batches) try {
   constexpr int kSteps = 2;  // the second one is the steady state

@@ -69,7 +69,7 @@ class BestModel {
   BestModel(const std::string& output_dir, const BestModelOptions& options);
   /// Reads step and value from a file; false if it does not exist or is of a later step.
   absl::StatusOr<bool> load_if_known(const std::string& path, int64_t resumed_step);
-  /// Forgets evaluations after the last checkpoint.
+  /// Forgets evaluations after the last checkpoint. See Note [Best weights and rollback] in best_model.cpp.
   absl::Status forget_after_checkpoint();
 
   BestModelOptions options_;
