@@ -22,6 +22,14 @@ constexpr std::array<std::string_view, 14> kPerRankSettings = {
     "monitor",     "device",          "use_tensorboard",    "use_wandb",         "gpu_ids",
     "overwrite",   "cudnn_benchmark", "dist_bind",          "dist_shared_memory"};
 
+// Note [Joining the ranks]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// Ranks with different settings would exchange tensors of different sizes, or a different number of them, and hang
+// until the timeout. The settings are therefore compared first, through the store and without a collective.
+// compare_digest() names the setting that differs. Library versions are included, because kernels of different versions
+// sum in different orders. Paths are excluded by ConfigParser::settings(), and kPerRankSettings by name. program.group
+// is set as soon as the group exists: if the comparison fails, run_program() tells the others why this rank ends.
+
 absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Program& program, Placement& placement) {
   const DevicePlan& plan = placement.plan;
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());

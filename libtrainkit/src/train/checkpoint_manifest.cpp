@@ -29,13 +29,13 @@ absl::Status malformed(const std::string& path, const std::string& field) {
 
 // Note [Verification of a checkpoint]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Nothing in a checkpoint is parsed before its bytes have been verified. The manifest is checked first: its last member
-// is a digest of every byte before it, compared as text, so a truncated or changed manifest is rejected before the JSON
-// parser sees it. Then each listed file is checked: size first (cheap, finds truncation), then digest. A file that the
-// manifest does not list is an error too: it may be a remnant of another checkpoint. File names in the manifest are
-// looked up inside the folder only, since Directory rejects names with separators.
-// The digest (XXH3, 128 bits) detects accidents and is not collision-resistant. It does not protect against an
-// attacker; the parsers behind it validate their input themselves.
+// Nothing in a checkpoint is parsed before its bytes have been verified. The manifest is checked first. Its last member
+// is a digest of every byte before it, compared as text. A truncated or changed manifest is therefore rejected before
+// the JSON parser sees it. Then each listed file is checked: size first (cheap, finds truncation), then digest. A file
+// that the manifest does not list is an error too: it may be a remnant of another checkpoint. File names in the
+// manifest are looked up inside the folder only, since Directory rejects names with separators. The digest (XXH3, 128
+// bits) detects accidents and is not collision-resistant. It does not protect against an attacker; the parsers behind
+// it validate their input themselves.
 
 absl::Status check_digest(std::string_view text, const std::string& path) {
   const size_t tail = digest_member({}).size();

@@ -37,8 +37,8 @@ int uses_of(const at::cuda::MempoolId_t& pool, c10::DeviceIndex device) {
 // Note [Failed captures]
 // ~~~~~~~~~~~~~~~~~~~~~~
 // A step that cannot be captured must run eagerly afterwards, so a failed capture has to leave the process as it was.
-// at::cuda::CUDAGraph does not: if capture_begin, the work or capture_end throws, the generators remain in capture
-// mode, the stream may still be capturing, and the allocators keep redirecting allocations to the pool. clean_up()
+// at::cuda::CUDAGraph does not do that if capture_begin, the work or capture_end throws. The generators remain in
+// capture mode, the stream may still be capturing, and the allocators keep redirecting to the pool. clean_up()
 // undoes each of these, wherever the capture stopped:
 // 1. It resets the capture flag of every generator that took part.
 // 2. It ends the capture of the stream and destroys a partial graph. If capture_end had come that far, reset() does it.
@@ -164,8 +164,8 @@ class OwnStream {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // CUDA cannot capture the default stream, so warm-up steps and captures use a stream of their own. follow(after,
 // before) orders them with an event: work on `after` waits for the work queued on `before`. run_beside() orders in both
-// directions, also if the work throws. capture() first synchronises the device, then lets the caller's stream follow
-// the capture stream, because capture_begin and replay() both write the generator's seed and offset on the device, each
+// directions, also if the work throws. capture() first synchronises the device. Afterwards it lets the caller's stream
+// follow the capture stream: capture_begin and replay() both write the generator's seed and offset on the device, each
 // on its own stream.
 // Graphs may share a pool although they reuse its memory: they are replayed on one stream, so each finishes before the
 // next starts, and ScalarPack copies their results out of the pool before that.

@@ -161,8 +161,8 @@ void TrainStep::empty_device_cache() {
 
 // Note [Retrying a step]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// When forward or backward runs out of memory, the step is retried with smaller micro-batches, and its result must
-// equal, bit for bit, that of a step which used them from the start. Hence everything that a step changes before its
+// When forward or backward runs out of memory, the step is retried with smaller micro-batches. Its result must equal,
+// bit for bit, that of a step which used them from the start. Hence everything that a step changes before its
 // update is saved or kept:
 // - begin_step() takes a StepSnapshot: default generators (dropout draws from them) and buffers (BatchNorm's
 //   statistics).

@@ -25,10 +25,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Note [Stopping together]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// All ranks must run the same number of steps, or the others wait in a collective for a rank that has ended. A signal,
+// the time limit or non-finite values are seen by one rank first. Each rank therefore votes in every step
+// (TrainStep::vote), and all act on the largest vote after that step. A vote may leave before the step ends, together
+// with the gradients, so a later signal counts for the next step. Limits that all ranks compute alike (steps, epochs,
+// early stopping) need no vote.
+
 /// Vote of a rank that reached max_time. Votes on stopping are signal numbers; no stop signal has this one.
 constexpr int kTimeIsUp = 1;
 /// Votes after non-finite values: roll back to the last checkpoint, or give up. The largest vote wins, so they take
-/// precedence over signals, which persist until they are handled.
+/// precedence over signals, which persist until they are handled. See Note [Stopping together].
 constexpr int kRollBack = 1000, kGiveUp = 1001;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }

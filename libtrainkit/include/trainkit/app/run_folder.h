@@ -29,9 +29,9 @@ Precision run_precision(const RunOptions& run, at::Device device);
 /// Returns the value of --cuda_graph.
 CudaGraph run_cuda_graph(const RunOptions& run);
 
-/// Sets the number of LibTorch's intra-op threads to the processors that the loader's workers leave free
-/// (suggest_intra_op_threads), divided among the ranks of this machine, and at most the current number
-/// (OMP_NUM_THREADS). Returns it. The last bits of LibTorch's sums depend on this number. It depends only on the flags
+/// Sets the number of LibTorch's intra-op threads and returns it. The threads share the processors that the loader's
+/// workers leave free (suggest_intra_op_threads) with the other ranks of this machine. The number never exceeds the
+/// current one (OMP_NUM_THREADS). The last bits of LibTorch's sums depend on this number. It depends only on the flags
 /// and the machine, so a resumed run uses the same number.
 int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost);
 

@@ -110,14 +110,14 @@ struct StepMetrics {
 /// retried. With several ranks three cases cannot be retried: a model with its own collectives (SyncBatchNorm),
 /// gradients that are already being sent, and an allocation failure while the Reducer rebuilds its buckets.
 ///
-/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph on one CUDA device, after
-/// three eager steps with batches of the same shapes and the same loss function. Each of up to six combinations of
-/// shapes and loss functions has its own graph. Then
+/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph on one CUDA device. Three
+/// eager steps with batches of the same shapes and the same loss function precede the capture. Each of up to six
+/// combinations of shapes and loss functions has its own graph. Then
 /// - accumulate() only keeps its batch and finish() does all the work, including throwing exceptions; gradients are not
 ///   available in between;
 /// - the loss function is not called. Values that it computes on the host keep the values of the capture.
-/// A step is captured only if two eager steps requested the same LibTorch operations with the same numbers, read
-/// nothing from the device, copied nothing from host memory and drew no random numbers on the host. Every 1000th step
+/// A step is captured only if two eager steps requested the same LibTorch operations with the same numbers. They must
+/// neither read from the device, nor copy from host memory, nor draw random numbers on the host. Every 1000th step
 /// runs eagerly and is compared with the captured one. If they differ, steps run eagerly from then on and
 /// graph_reason() says why. A host value that changes between two such comparisons takes effect late: do not use graphs
 /// with such a loss function or model, or replace the value by a tensor on the device. The loss function must be a

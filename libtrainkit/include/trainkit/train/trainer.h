@@ -162,8 +162,8 @@ struct FitOptions {
 ///     return cross_entropy(model->forward(b["x"]), b["y"]);
 ///   }).value();
 ///
-/// A run that is stopped at any moment and resumed from its checkpoint ends with the same bits as an uninterrupted one,
-/// also if it stops within an epoch. The checkpoint contains weights, optimizer, schedule, scaler, random generators
+/// A run that is stopped at any moment, also within an epoch, and resumed from its checkpoint ends with the same bits
+/// as an uninterrupted one. The checkpoint contains weights, optimizer, schedule, scaler, random generators
 /// and the position in the data. Steps read nothing back from the device; a record is read when its asynchronous copy
 /// is done.
 ///
