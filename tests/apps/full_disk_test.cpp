@@ -25,7 +25,7 @@ TEST_CASE("A disk that fills up ends a run with exit code 6 and what is missing,
   REQUIRE(full.code == 6);
   CHECK_THAT(full.errors,
              Catch::StartsWith("trainkit: error[ckpt.space] ") &&
-                 Catch::Contains("the disk is too full for this checkpoint; those before it are as they were") &&
+                 Catch::Contains("not enough disk space for this checkpoint; earlier checkpoints are unchanged") &&
                  Catch::Contains(" free', expected "));
   const auto last = resolve_checkpoint("latest", disk / "run");
   REQUIRE(last.ok());
@@ -36,7 +36,7 @@ TEST_CASE("A disk that fills up ends a run with exit code 6 and what is missing,
   INFO(on.output << on.errors);
   CHECK(on.code == 0);
   CHECK_THAT(on.output, Catch::Contains("warning: error[ckpt.space] ") &&
-                            Catch::Contains("going on with the last good checkpoint") &&
+                            Catch::Contains("continuing with the last good checkpoint") &&
                             Catch::Contains("validation loss"));
   CHECK(resolve_checkpoint("latest", disk / "run")->step == last->step);
   CHECK(verify_checkpoint(*last) == absl::OkStatus());

@@ -226,20 +226,20 @@ TEST_CASE("Devices that are not there, and flags that contradict each other or t
     const char* text;
   };
   const std::vector<Case> cases = {
-      {{"--parallel", "3"}, gpus, "--parallel: more devices than there are (got '3', expected at most 2"},
+      {{"--parallel", "3"}, gpus, "--parallel: more devices than available (got '3', expected at most 2"},
       {{"--use_multi_gpu", "--gpu_ids", "0", "2"}, gpus, "--gpu_ids: no GPU 2"},
       {{"--use_multi_gpu"}, cpu, "--use_multi_gpu: no GPU on this machine"},
       {{"--use_multi_gpu", "--device", "cpu"}, gpus, "--use_multi_gpu: contradicts --device"},
-      {{"--use_multi_gpu", "--device", "cuda:1"}, gpus, "--device: names one GPU, but several are asked for"},
+      {{"--use_multi_gpu", "--device", "cuda:1"}, gpus, "--device: names one GPU, but several are requested"},
       {{"--use_multi_gpu", "--gpu_ids", "0", "1", "--parallel", "3"}, gpus, "--parallel: contradicts --use_multi_gpu"},
-      {{"--strategy", "single", "--parallel", "2"}, gpus, "--strategy: contradicts the 2 devices asked for"},
+      {{"--strategy", "single", "--parallel", "2"}, gpus, "--strategy: contradicts the 2 devices requested"},
       {{"--strategy", "ddp"}, gpus, "--strategy: needs a launcher"},
       {{"--strategy", "single"}, rank_of(0, 2, 2, 2), "--strategy: the launcher has started 2 ranks"},
       {{"--strategy", "dp"}, rank_of(0, 2, 2, 2), "--strategy: the launcher has started 2 ranks"},
-      {{"--parallel", "3"}, rank_of(0, 2, 2, 0), "--parallel: contradicts the launcher"},
+      {{"--parallel", "3"}, rank_of(0, 2, 2, 0), "--parallel: does not match the launcher"},
       {{"--device", "cuda:0"}, rank_of(1, 2, 2, 2), "--device: names one GPU for all ranks"},
       {{"--use_multi_gpu", "--gpu_ids", "1"}, rank_of(1, 2, 2, 2), "--gpu_ids: fewer GPUs than ranks"},
-      {{}, rank_of(3, 4, 4, 3), "error[dist.env] LOCAL_RANK: there are fewer GPUs than ranks"},
+      {{}, rank_of(3, 4, 4, 3), "error[dist.env] LOCAL_RANK: fewer GPUs than ranks"},
   };
   for (const Case& bad : cases) {
     INFO(bad.text);
@@ -285,7 +285,7 @@ TEST_CASE("A folder that holds a checkpoint is refused without --resume or --ove
   make_checkpoint(run);
   check_error(start_in(run), ExitCode::kUsage, "cli.value");
   check_error(start_in(run, {"--dry_run"}), ExitCode::kUsage, "cli.value");
-  CHECK_THAT(error_text(start_in(run)), Catch::Contains("--output_dir: holds the checkpoints of an earlier run"));
+  CHECK_THAT(error_text(start_in(run)), Catch::Contains("--output_dir: contains checkpoints of an earlier run"));
   const std::string file = write(folder / "run.yaml", "output_dir: run\n");
   Program program;
   check_error(program.start({"--config", file}), ExitCode::kConfig, "config.value");
@@ -340,7 +340,7 @@ TEST_CASE("An output folder that cannot be written to ends with exit code 6", "[
   const std::string file = write(folder / "file", "x");
   const absl::Status is_file = start_in(file);
   check_error(is_file, ExitCode::kStorage, "storage.output_dir");
-  CHECK_THAT(error_line(is_file), Catch::Contains(file + ": output_dir: a file, not a folder"));
+  CHECK_THAT(error_line(is_file), Catch::Contains(file + ": output_dir: is a file, expected a folder"));
   check_error(start_in(file, {"--dry_run"}), ExitCode::kStorage, "storage.output_dir");
   check_error(start_in(file + "/below"), ExitCode::kStorage, "storage.output_dir");
   check_error(start_in("/proc/none/run"), ExitCode::kStorage, "storage.output_dir");

@@ -107,7 +107,7 @@ TEST_CASE("Another number of ranks that changes the global batch is refused with
     INFO(describe(ends));
     for (const RankEnd& end : ends) {
       CHECK(end.code == 8);
-      CHECK_THAT(end.errors, Catch::Contains("global_batch_size: the run had 16 rows a step on 1 devices"));
+      CHECK_THAT(end.errors, Catch::Contains("global_batch_size: the run had 16 rows per step on 1 devices"));
     }
   }
   for (const RankEnd& end : train(shape, folder, 2, 10, true)) CHECK(end.code == 0);

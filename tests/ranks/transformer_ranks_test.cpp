@@ -81,7 +81,7 @@ TEST_CASE("dp and ddp log the losses of one device with the same global batch", 
   CHECK_THAT(ends[0].output, Catch::Contains("4 per device x 4 devices x 1 accumulated = 16 per step"));
   const auto three = run_plain(place, "single", 3, {"--max_steps", "99", "--resume", "latest"});
   require_done(three, 8);
-  CHECK_THAT(three[0].errors, Catch::Contains("global_batch_size: does not divide among the devices"));
+  CHECK_THAT(three[0].errors, Catch::Contains("global_batch_size: is not divisible by the number of devices"));
 }
 
 TEST_CASE("A run of several devices that is killed and resumed has the bits of one that was not",

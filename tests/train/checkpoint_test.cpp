@@ -232,10 +232,10 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
       {"no manifest", [](const Run& run) { stdfs::remove(run.path(30, "manifest.json")); }, "manifest.json",
        "cannot open: No such file"},
       {"manifest is empty", [](const Run& run) { write(run.path(30, "manifest.json"), ""); }, "manifest.json",
-       "it is cut or was changed"},
+       "it is truncated or was changed"},
       {"manifest is cut", [](const Run& run) { stdfs::resize_file(run.path(30, "manifest.json"), 40); },
-       "manifest.json", "it is cut or was changed"},
-      {"manifest changed", in("manifest.json"), "manifest.json", "it is cut or was changed"},
+       "manifest.json", "it is truncated or was changed"},
+      {"manifest changed", in("manifest.json"), "manifest.json", "it is truncated or was changed"},
       {"model changed", in("model.safetensors"), "model.safetensors", "digest mismatch (got '"},
       {"optimizer changed", in("optimizer.safetensors"), "optimizer.safetensors", "digest mismatch"},
       {"state changed", in("state.json"), "state.json", "digest mismatch"},
@@ -246,7 +246,7 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
       {"file surplus", [](const Run& run) { write(run.path(30, "notes.txt"), "x"); }, "notes.txt",
        "is not in the checkpoint's manifest"},
       {"file longer", [](const Run& run) { write(run.path(30, "state.json"), read(run.path(30, "state.json")) + " "); },
-       "state.json", "has another size"},
+       "state.json", "size differs from the manifest"},
       {"file is a link",
        [](const Run& run) {
          stdfs::rename(run.path(30, "state.json"), run.dir() / "elsewhere");
@@ -264,7 +264,7 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
          stdfs::remove_all(run.path(30));
          stdfs::copy(run.path(20), run.path(30));
        },
-       "step-00000030", "the manifest is of another step (got '20')"},
+       "step-00000030", "the manifest belongs to another step (got '20')"},
       {"newer schema",
        [](const Run& run) { edit_manifest(run.path(30, "manifest.json"), "\"schema\": 1", "\"schema\": 2"); },
        "manifest.json", "was written by another version of the library (got '2', expected 1)"},
@@ -287,7 +287,7 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
          edit_manifest(run.path(30, "manifest.json"), "\"state.json\"", "\"other.json\"");
          stdfs::rename(run.path(30, "state.json"), run.path(30, "other.json"));
        },
-       "step-00000030", "the manifest names no state.json"},
+       "step-00000030", "the manifest does not list state.json"},
   };
   for (const Row& row : rows) {
     const Run run;
@@ -300,7 +300,7 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
     REQUIRE(error);
     CHECK(error->where.find(row.where) != std::string::npos);
     CHECK(error_line(status).find(row.problem) != std::string::npos);
-    CHECK(error->hint == "step-00000020 verifies: --resume " + run.path(20));
+    CHECK(error->hint == "step-00000020 is valid: --resume " + run.path(20));
     // Nothing falls back by itself; who asks for it gets the older one.
     if (stdfs::is_directory(stdfs::symlink_status(run.path(30)))) CHECK(store.latest().value() == 30);
     CHECK(store.newest_valid().value() == 20);
@@ -316,7 +316,7 @@ TEST_CASE("When no checkpoint verifies the error says so", "[train][checkpoint]"
   const Run run;
   for (const int64_t step : {10, 20, 30}) flip(run.path(step, "model.safetensors"));
   const CheckpointStore store = run.open();
-  CHECK(error_of(store.load(30).status())->hint == "no older checkpoint verifies");
+  CHECK(error_of(store.load(30).status())->hint == "no older checkpoint is valid");
   CHECK(absl::IsNotFound(store.newest_valid().status()));
 }
 
@@ -330,7 +330,7 @@ TEST_CASE("A `latest` that leads nowhere is an error of exit code 5", "[train][c
     return error_text(store.latest().status());
   };
   CHECK(line_for("step-00000040\n")
-            .find("names a checkpoint that is not there (got 'step-00000040')\n  hint: step-00000030 verifies") !=
+            .find("names a checkpoint that does not exist (got 'step-00000040')\n  hint: step-00000030 is valid") !=
         std::string::npos);
   for (const char* text :
        {"", "\n", "step-00000030", "../../elsewhere\n", "step-30\n", "step-00000030\nstep-00000020\n",
@@ -445,7 +445,7 @@ TEST_CASE("A second run in the same folder is refused with exit code 2, a reader
   const CheckpointStore store = run.open();
   const absl::Status second = CheckpointStore::open(run.output()).status();
   CHECK(exit_code(second) == ExitCode::kUsage);
-  CHECK(error_line(second).find("another run writes its checkpoints there") != std::string::npos);
+  CHECK(error_line(second).find("another run is writing checkpoints there") != std::string::npos);
   CHECK(load_checkpoint({.folder = run.folder(), .step = 20}).ok());
 }
 

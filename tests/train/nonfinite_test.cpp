@@ -222,7 +222,7 @@ TEST_CASE("A rollback has the weights of the last checkpoint and goes on to othe
   const auto found = std::find(watched.first_rows.begin(), watched.first_rows.end(), 7 * kBatch);
   REQUIRE(found != watched.first_rows.end());
   CHECK(equal(watched.before[found - watched.first_rows.begin()], watched.before[4]));
-  CHECK_THAT(watched.lines, Catch::Contains("back from step 7 to the weights of step 4"));
+  CHECK_THAT(watched.lines, Catch::Contains("rolled back from step 7 to the weights of step 4"));
 }
 
 TEST_CASE("A rollback takes the best model back too", "[train][nonfinite]") {

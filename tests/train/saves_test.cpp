@@ -158,8 +158,9 @@ TEST_CASE("A save that fails ends the run with exit code 6, or is told and the r
       REQUIRE(result.ok());
       CHECK(result->steps == 200);
       CHECK(latest->step == 200);
-      CHECK_THAT(run.logger.lines, Catch::Contains("step-00000008: is a link or a file where the checkpoint must go") &&
-                                       Catch::Contains("going on with the last good checkpoint"));
+      CHECK_THAT(run.logger.lines,
+                 Catch::Contains("step-00000008: is a link or a file, expected a checkpoint folder") &&
+                     Catch::Contains("continuing with the last good checkpoint"));
     } else {
       CHECK(exit_code(result.status()) == ExitCode::kStorage);
       CHECK(latest->step == 4);

@@ -162,7 +162,7 @@ TEST_CASE("Steps that are never alike are given up, with the operation that diff
     REQUIRE(i < 10);
     if (graphs.next({1}) == Action::kTrace) graphs.traced(record_of(i));
   }
-  CHECK(graphs.reason() == "steps are not alike: aten::mul has other shapes or numbers");
+  CHECK(graphs.reason() == "steps differ: aten::mul has different shapes or numbers");
   CHECK(graphs.next({1}) == Action::kEager);
 }
 
@@ -178,7 +178,7 @@ TEST_CASE("A captured step is compared with an eager one now and then, and dropp
   }
   CHECK_FALSE(graphs.active());
   CHECK_FALSE(graphs.holds_any());
-  CHECK_THAT(graphs.reason(), Catch::StartsWith("steps are not alike"));
+  CHECK_THAT(graphs.reason(), Catch::StartsWith("steps differ"));
 }
 
 TEST_CASE("The kind of step not used for longest gives way; too many kinds are given up", "[train][step_graphs]") {
@@ -191,7 +191,7 @@ TEST_CASE("The kind of step not used for longest gives way; too many kinds are g
   CHECK(graphs.next({2}) == Action::kWarmUp);
   for (int64_t shape = 10; shape < 20; ++shape) graphs.next({shape});
   CHECK_FALSE(graphs.active());
-  CHECK_THAT(graphs.reason(), Catch::StartsWith("batches come in too many shapes"));
+  CHECK_THAT(graphs.reason(), Catch::StartsWith("batches have too many different shapes"));
 }
 
 TEST_CASE("Graphs are captured anew after what they took over has changed, not for ever", "[train][step_graphs]") {
@@ -214,11 +214,11 @@ TEST_CASE("A trace tells reads, draws and memory of the host", "[train][step_gra
   CHECK(trace_of([&] { (void)one.gt(0).nonzero(); }).obstacle == "aten::nonzero reads from the device");
   CHECK(trace_of([&] { torch::dropout(one, 0.5, true); }).obstacle == "random numbers are drawn on the CPU");
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-  CHECK_THAT(trace_of([&] { at::randn({2}, generator); }).obstacle, Catch::Contains("a generator of its own"));
+  CHECK_THAT(trace_of([&] { at::randn({2}, generator); }).obstacle, Catch::Contains("its own random generator"));
   const at::Tensor elsewhere = at::empty({2}, at::kMeta);
   const auto taken = trace_of([&] { CHECK_THROWS(at::Tensor(one).copy_(elsewhere)); });  // it has nothing to give
-  CHECK(taken.obstacle == "aten::copy_ takes what lies in the host's memory");
-  CHECK(trace_of([&] { at::Tensor(elsewhere).copy_(one); }).obstacle == "aten::copy_ brings values to the host");
+  CHECK(taken.obstacle == "aten::copy_ copies from host memory");
+  CHECK(trace_of([&] { at::Tensor(elsewhere).copy_(one); }).obstacle == "aten::copy_ copies to the host");
 }
 
 TEST_CASE("A trace sees the operations of its own step, not those of other threads", "[train][step_graphs]") {
@@ -305,7 +305,7 @@ TEST_CASE("A loss function that changes by itself is not captured", "[train][ste
       make_loss_function([&](TinyNet& model, const Batch& batch) { return tiny_loss(model, batch) * (factor *= 0.9); });
   for (int i = 0; i < 20; ++i) (*training.step)(random_batch(4, static_cast<uint64_t>(i)), loss);
   CHECK(training.step->graph_captures() == 0);
-  CHECK(training.step->graph_reason() == "steps are not alike: aten::mul has other shapes or numbers");
+  CHECK(training.step->graph_reason() == "steps differ: aten::mul has different shapes or numbers");
   CHECK_FALSE(training.step->uses_graphs());
 }
 
@@ -445,7 +445,7 @@ TEST_CASE("A capture that fails, early or late, leaves the step to be run eagerl
   }
   CHECK(fails.step->graph_captures() == 0);
   CHECK_THAT(fails.step->graph_reason(),
-             Catch::StartsWith(late ? "a step cannot be captured: the captured step is not like the one before: "
+             Catch::StartsWith(late ? "a step cannot be captured: the captured step differs from the one before: "
                                     : "a step cannot be captured: operation not permitted when stream is capturing"));
   CHECK(fails.step->graph_reason().find('\n') == std::string::npos);
   const auto a = plain.live(), b = fails.live();
@@ -461,7 +461,7 @@ TEST_CASE("A state that is loaded has the step captured anew, and goes on from i
   CHECK(training.optimizer.max_step_count() >= 6);
   REQUIRE(training.optimizer.load_state_dict(training.optimizer.state_dict()).ok());
   (*training.step)(random_batch(4, 1), training.loss);
-  CHECK_THAT(training.step->graph_reason(), Catch::Contains("captured anew"));
+  CHECK_THAT(training.step->graph_reason(), Catch::Contains("captured again"));
   for (int i = 0; i < 4; ++i) (*training.step)(random_batch(4, 1), training.loss);
   CHECK(training.step->graph_captures() == 2);
   CHECK(training.optimizer.step_count().item<float>() == 11);
@@ -520,7 +520,7 @@ TEST_CASE("A Trainer's steps are captured, told of, and have the bits of eager o
   }
   CHECK(printed[0].losses == printed[1].losses);
   CHECK(printed[0].lines.find("CUDA graph") == std::string::npos);
-  CHECK_THAT(printed[1].lines, Catch::Contains("steps are one CUDA graph from step 4 on"));
+  CHECK_THAT(printed[1].lines, Catch::Contains("steps run as one CUDA graph from step 4 on"));
   for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
 }
 

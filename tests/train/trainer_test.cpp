@@ -205,7 +205,7 @@ TEST_CASE("A resumed run keeps the learning rate of its checkpoint and says whic
   CHECK(logger.lines.empty());
   CHECK(fit(3e-2, options) == kept);
   REQUIRE(logger.lines.size() == 1);
-  CHECK_THAT(logger.lines[0], Catch::Contains("stays the checkpoint's 0.01, 0.03 is not used"));
+  CHECK_THAT(logger.lines[0], Catch::Contains("checkpoint's learning rate 0.01; 0.03 is ignored"));
 }
 
 TEST_CASE("Resuming from nothing is an error of exit code 5", "[train][trainer][resume]") {

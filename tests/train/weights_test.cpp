@@ -102,7 +102,7 @@ TEST_CASE("load_weights renames by the first rule that fits", "[train][weights]"
   REQUIRE(load_weights(*again, path, {.rename = {{"net.body", "body"}, {"net.", ""}, {"body", "never"}}}).ok());
   CHECK(is_loaded(again));
   const auto twice = load_weights(*again, path, {.rename = {{"net.body.bias", "embedding"}, {"net.", ""}}});
-  CHECK_THAT(error_line(twice.status()), Catch::Contains("embedding: stands twice after renaming"));
+  CHECK_THAT(error_line(twice.status()), Catch::Contains("embedding: is a duplicate name after renaming"));
 }
 
 TEST_CASE("load_weights names what does not fit and changes nothing", "[train][weights]") {
@@ -127,7 +127,7 @@ TEST_CASE("load_weights names what does not fit and changes nothing", "[train][w
   CHECK(model->counter.item<int64_t>() == 9);
   CHECK(torch::equal(model->body->bias, before));
   const auto nothing = load_weights(*model, saved(dir, {{"x", torch::ones({1})}}), {.partial = true});
-  CHECK_THAT(error_line(nothing.status()), Catch::Contains("no tensor of the file fits"));
+  CHECK_THAT(error_line(nothing.status()), Catch::Contains("no tensor of the file matches"));
   CHECK(exit_code(load_weights(*model, dir / "none").status()) == ExitCode::kWeights);
 }
 
@@ -142,7 +142,7 @@ TEST_CASE("load_weights refuses weights that are not finite, but for masks", "[t
     const auto status = load_weights(*model, path).status();
     CHECK(exit_code(status) == ExitCode::kWeights);
     CHECK_THAT(error_line(status), Catch::Contains("error[weights.nonfinite]") &&
-                                       Catch::Contains("body.bias: holds infinity or NaN (got '1 of 2 values'"));
+                                       Catch::Contains("body.bias: contains infinity or NaN (got '1 of 2 values'"));
     CHECK(model->counter.item<int64_t>() == 0);  // nothing was changed
     CHECK(load_weights(*model, path, {.allow_nonfinite = true}).ok());
     model->counter.zero_();
@@ -163,5 +163,5 @@ TEST_CASE("load_weights refuses weights that are not finite, but for masks", "[t
     return load_weights(*norm, saved(dir, tensors)).status();
   };
   CHECK(load_mask(-inf).ok());
-  CHECK_THAT(error_line(load_mask(nan)), Catch::Contains("running_mean: holds infinity or NaN"));
+  CHECK_THAT(error_line(load_mask(nan)), Catch::Contains("running_mean: contains infinity or NaN"));
 }

@@ -7,7 +7,7 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int64_t kMostRecordedRows = 8;  // a ladder is climbed when a run has failed: soon is better than exact
+constexpr int64_t kMostRecordedRows = 8;  // after a failed run a fast answer matters more than an exact one
 
 class Ladder {
  public:
@@ -26,7 +26,8 @@ class Ladder {
         [&](int64_t rows) { return record_step_memory(other, rows, micro_batches); }, kMostRecordedRows);
     if (!estimate.ok()) return;
     const MemoryPrediction predicted = estimate->predict(memory_.plan.batch_size);
-    if (predicted.peak.total() < memory_.plan.memory.peak.total()) add(choice.first, predicted);  // else it is no help
+    if (predicted.peak.total() < memory_.plan.memory.peak.total())
+      add(choice.first, predicted);  // otherwise it does not help
   }
 
   std::string take() { return std::move(text_); }
@@ -66,16 +67,15 @@ std::string memory_ladder(BatchSizePlanner planner, const StepRecipe& recipe, co
   }
   for (const auto& choice : recipe.without_cache) ladder.add_choice(choice);
   if (rows > 1) {
-    ladder.add_batch(fmt::format("{} devices instead of {}, the same global batch", 2 * devices, devices), rows / 2,
-                     steps);
+    ladder.add_batch(fmt::format("{} devices instead of {}, same global batch", 2 * devices, devices), rows / 2, steps);
   }
   if (devices > 1) {
-    ladder.add_batch(fmt::format("{} device{} instead of {}, the same --batch_size", devices / 2,
-                                 devices / 2 == 1 ? "" : "s", devices),
-                     rows, steps);
+    ladder.add_batch(
+        fmt::format("{} device{} instead of {}, same --batch_size", devices / 2, devices / 2 == 1 ? "" : "s", devices),
+        rows, steps);
   }
-  return memory.describe() + "What may help, with the memory of one device that it is predicted to take:\n" +
-         ladder.take() + fmt::format("  {:<44} {:>10}\n", "a device has", format_size(memory.options.device_bytes));
+  return memory.describe() + "What may help, with the predicted memory of one device:\n" + ladder.take() +
+         fmt::format("  {:<44} {:>10}\n", "a device has", format_size(memory.options.device_bytes));
 }
 
 }  // namespace trainkit::detail

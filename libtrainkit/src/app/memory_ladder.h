@@ -1,5 +1,5 @@
 #pragma once
-// What may help where memory is out.
+// Lists options that reduce the memory of a run.
 
 #include <string>
 
@@ -9,9 +9,9 @@
 
 namespace trainkit::detail {
 
-/// The plan, and the steps that may be taken, in the guides' order: smaller batches, smaller models, accumulation, no
-/// cache, more or fewer devices; each with the memory of one device that it is predicted to take. Records the smaller
-/// models.
+/// Describes the plan and the options to reduce memory, in the guides' order: smaller batches, smaller models,
+/// accumulation, no cache, more or fewer devices. Each option has its predicted memory of one device. Records the
+/// smaller models.
 std::string memory_ladder(BatchSizePlanner planner, const StepRecipe& recipe, const MemoryPlan& memory);
 
 }  // namespace trainkit::detail

@@ -46,7 +46,7 @@ absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOption
   return *bytes;
 }
 
-/// What a device has for the run now.
+/// Returns the memory that a device has free for the run.
 int64_t free_memory(const Machine& machine, const Placement& placement) {
   if (!placement.device().is_cpu()) {
     int64_t least = 0;
@@ -61,7 +61,7 @@ int64_t free_memory(const Machine& machine, const Placement& placement) {
   return host_memory().available_bytes / here;
 }
 
-/// The global batch that is to be kept, 0 if there is none.
+/// Returns the global batch that the run must keep; 0 if there is none.
 absl::StatusOr<int64_t> global_batch(const RunOptions& run) {
   if (run.global_batch_size) return *run.global_batch_size;
   if (run.resume.empty()) return 0;
@@ -86,7 +86,7 @@ absl::StatusOr<BatchSizePlannerOptions> planner_options(const ConfigParser& pars
   return options;
 }
 
-/// The table that LRScheduler keeps on a device, for at least 4096 and at most 2^20 steps.
+/// Returns the bytes of the table that LRScheduler keeps on a device, for at least 4096 and at most 2^20 steps.
 int64_t schedule_bytes(const RunOptions& run, const StepRecipe& recipe, const Placement& placement) {
   const int64_t rows = std::max<int64_t>(1, placement.batch.global_batch_size());
   const int64_t by_epochs = (recipe.dataset->size() + rows - 1) / rows * run.epochs;
@@ -94,7 +94,7 @@ int64_t schedule_bytes(const RunOptions& run, const StepRecipe& recipe, const Pl
   return std::clamp<int64_t>(steps + 2, 4096, 1 << 20) * static_cast<int64_t>(sizeof(double));
 }
 
-/// What the flags say of the step.
+/// Sets the parts of the recipe that follow from the flags.
 void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, const Placement& placement,
              bool for_gpu, int64_t devices) {
   recipe.step.precision = run_precision(run, placement.device());
@@ -107,7 +107,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, 
   recipe.captures_graph = for_gpu && run.cuda_graph != "off" && devices == 1 && !placement.group;
   const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;
   if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
-  recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the ring is host memory, which a GPU does not see
+  recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the loader's ring is in host memory
   recipe.keeps_gradients |= placement.plan.strategy == "ddp";
 }
 
@@ -121,10 +121,10 @@ absl::Status nothing_fits(const MemoryPlan& memory) {
   return to_status({.exit_code = ExitCode::kOutOfMemory,
                     .id = "memory.plan",
                     .field = "batch_size",
-                    .problem = "not even one row at a time fits into a device's memory",
+                    .problem = "not even one row at a time fits into the memory of a device",
                     .got = format_size(memory.plan.memory.device.allocated_bytes),
                     .expected = format_size(memory.options.device_bytes) + " at most",
-                    .hint = "a smaller model, or a device with more memory"});
+                    .hint = "use a smaller model or a device with more memory"});
 }
 
 MemoryBytes largest_of(const MemoryTrace& trace) {
@@ -138,7 +138,7 @@ MemoryBytes largest_of(const MemoryTrace& trace) {
   return largest;
 }
 
-/// Parameters and buffers, by the first part of their names.
+/// Sums the bytes of parameters and buffers by the first part of their names.
 std::vector<std::pair<std::string, int64_t>> weight_bytes_of(const torch::nn::Module& model) {
   std::vector<std::pair<std::string, int64_t>> parts;
   for (const auto& [name, tensor] : named_tensors(model)) {
@@ -150,7 +150,8 @@ std::vector<std::pair<std::string, int64_t>> weight_bytes_of(const torch::nn::Mo
   return parts;
 }
 
-/// Takes a few steps on the device as planned, or with fewer rows if it has no memory for these and may choose.
+/// Runs a few steps of the plan on the device. If memory runs out, reduces the batch if the plan may choose it, else
+/// marks the plan as not fitting.
 absl::Status try_plan(const StepRecipe& recipe, at::Device device, bool chooses, BatchSizePlanner& planner,
                       MemoryPlan& memory) {
   int64_t timed_rows = 0;
@@ -166,7 +167,7 @@ absl::Status try_plan(const StepRecipe& recipe, at::Device device, bool chooses,
   } else {
     TRAINKIT_ASSIGN_OR_RETURN(memory.plan, planner.confirm(memory.plan, attempt));
   }
-  if (timed_rows != memory.plan.batch_size) {  // the last attempt was of another batch
+  if (timed_rows != memory.plan.batch_size) {  // the last attempt used another batch
     memory.step_seconds = 0;
     if (memory.plan.fits) TRAINKIT_RETURN_IF_ERROR(attempt(memory.plan.batch_size, memory.plan.grad_accum_steps));
   }
@@ -211,7 +212,7 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
   return memory;
 }
 
-/// What `trainkit plan` and `trainkit scale` reckon with: weights, rows, and the arithmetic of one.
+/// Adds what `trainkit plan` and `trainkit scale` compute with: weights, rows, and the operations per row.
 absl::Status add_facts(const StepRecipe& recipe, MemoryPlan& memory) {
   constexpr int64_t kCountedRows = 2;
   memory.weight_bytes = weight_bytes_of(*recipe.make_model());
@@ -222,7 +223,7 @@ absl::Status add_facts(const StepRecipe& recipe, MemoryPlan& memory) {
   return absl::OkStatus();
 }
 
-/// The plan of the first rank.
+/// Makes the plan, on the first rank.
 absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
                                      const BatchSizePlannerOptions& options) {
   TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan memory, plan_recipe(run, recipe, placement, options));
@@ -233,7 +234,7 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
     recipe.set_segments(other, segments);
     TRAINKIT_ASSIGN_OR_RETURN(MemoryPlan next, plan_recipe(run, other, placement, options));
     const bool is_less = next.known() && next.plan.memory.peak.total() < memory.plan.memory.peak.total();
-    if (!next.plan.fits && !is_less) continue;  // more inputs are kept than activations are saved
+    if (!next.plan.fits && !is_less) continue;  // the inputs that are kept need more than was saved
     memory = std::move(next);
     memory.checkpoint_segments = segments;
     chosen = std::move(other);
@@ -251,7 +252,7 @@ void count_steps(const RunOptions& run, int64_t rows, MemoryPlan& memory) {
   if (run.max_steps > 0) memory.steps = std::min(memory.steps, run.max_steps);
 }
 
-/// Gives the other ranks what the first one has chosen.
+/// Sends the first rank's choices to the other ranks.
 absl::Status share(const Placement& placement, MemoryPlan& memory) {
   if (!placement.group) return absl::OkStatus();
   BatchSizePlan& plan = memory.plan;
@@ -281,7 +282,7 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
     if (run.batch_size.is_auto() && memory.known() && !memory.plan.fits) return nothing_fits(memory);
     count_steps(run, recipe.dataset->size(), memory);
   } else {
-    memory.unavailable = "the first rank has it";
+    memory.unavailable = "planned on the first rank";
   }
   if (!run.batch_size.is_auto() && !recipe.choose_segments) return memory;
   if (!memory.known() && placement.is_first()) return absl::FailedPreconditionError(memory.unavailable);
@@ -311,24 +312,25 @@ std::string MemoryPlan::describe() const {
         format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes));
   }
   if (checkpoint_segments > 1) {
-    text += fmt::format("           activations in {} segments, of which all but the last are computed again\n",
+    text += fmt::format("           activations in {} segments, all but the last recomputed in backward\n",
                         checkpoint_segments);
   }
   if (check_error > 0.01) {
-    text += fmt::format("           checked at {} rows a batch: off by {:.1f}%\n", check_batch_size, 100 * check_error);
+    text += fmt::format("           checked at batch size {}: relative error {:.1f}%\n", check_batch_size,
+                        100 * check_error);
   }
   if (plan.lost_rows != 0) {
-    text += fmt::format("           {} rows of the global batch of {} do not divide among {} devices\n", plan.lost_rows,
-                        options.global_batch_size, options.devices);
+    text += fmt::format("           {} rows of the global batch of {} are lost: it is not divisible by {} devices\n",
+                        plan.lost_rows, options.global_batch_size, options.devices);
   }
   if (step_seconds > 0) {
-    text += fmt::format("time       {} a step, {} an epoch, {} in all: measured on {}{}\n", short_time(step_seconds),
-                        format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
+    text += fmt::format("time       {} per step, {} per epoch, {} in total: measured on {}{}\n",
+                        short_time(step_seconds), format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
                         format_duration(step_seconds * static_cast<double>(steps)), timed_on,
-                        plan.devices > 1 ? ", without the exchange of gradients" : "");
+                        plan.devices > 1 ? ", without the gradient all-reduce" : "");
   }
   if (!plan.fits) {
-    text += fmt::format("warning: the step is not expected to fit into {}; --batch_size auto takes what does\n",
+    text += fmt::format("warning: the step is not expected to fit into {}; use --batch_size auto\n",
                         format_size(options.device_bytes));
   }
   return text;

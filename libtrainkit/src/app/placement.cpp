@@ -16,16 +16,24 @@
 namespace trainkit {
 namespace {
 
-/// What may differ from rank to rank: it changes how fast a rank is, not what it computes.
-constexpr std::array<std::string_view, 14> kOfOneRank = {
+/// Settings that may differ between ranks: they change the speed of a rank, not its results.
+constexpr std::array<std::string_view, 14> kPerRankSettings = {
     "num_workers", "prefetch_factor", "persistent_workers", "timeout",           "pin_memory",
     "monitor",     "device",          "use_tensorboard",    "use_wandb",         "gpu_ids",
     "overwrite",   "cudnn_benchmark", "dist_bind",          "dist_shared_memory"};
 
+// Note [Joining the ranks]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// Ranks with different settings would exchange tensors of different sizes, or a different number of them, and hang
+// until the timeout. The settings are therefore compared first, through the store and without a collective.
+// compare_digest() names the setting that differs. Library versions are included, because kernels of different versions
+// sum in different orders. Paths are excluded by ConfigParser::settings(), and kPerRankSettings by name. program.group
+// is set as soon as the group exists: if the comparison fails, run_program() tells the others why this rank ends.
+
 absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Program& program, Placement& placement) {
   const DevicePlan& plan = placement.plan;
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
-  TORCH_CHECK(launch, "ddp needs a launcher: check_run_options comes first");
+  TORCH_CHECK(launch, "ddp needs a launcher: call check_run_options first");
   ProcessGroupOptions options{.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.dist_timeout),
                               .device = plan.devices.front(),
                               .shared_memory = run.dist_shared_memory};
@@ -36,14 +44,15 @@ absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Progr
   for (auto& [name, version] : library_versions()) fields.push_back({"version of " + name, version});
   fields.push_back({"kind of device", plan.devices.front().is_cpu() ? "cpu" : "cuda"});
   for (auto& [name, value] : parser.settings()) {
-    if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) == kOfOneRank.end()) fields.push_back({name, value});
+    if (std::find(kPerRankSettings.begin(), kPerRankSettings.end(), name) == kPerRankSettings.end())
+      fields.push_back({name, value});
   }
   placement.group = group;
   placement.warnings = launch->warnings;
   return group->compare_digest(fields);
 }
 
-/// The global batch that a run goes on with: its own, if it had another number of devices; 0 if the flags decide.
+/// Returns the global batch that a resumed run keeps because it had another number of devices; 0 if the flags decide.
 absl::StatusOr<int64_t> kept_global_batch(const RunOptions& run, int64_t replicas) {
   if (run.resume.empty()) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath found, resolve_checkpoint(run.resume, run.output_dir));
@@ -54,7 +63,7 @@ absl::StatusOr<int64_t> kept_global_batch(const RunOptions& run, int64_t replica
     return to_status({.exit_code = ExitCode::kDistributed,
                       .id = "dist.batch",
                       .field = "global_batch_size",
-                      .problem = "on another number of devices a run keeps its global batch",
+                      .problem = "a run resumed on another number of devices must keep its global batch",
                       .got = std::to_string(*run.global_batch_size),
                       .expected = std::to_string(shape.global_batch_size)},
                      absl::StatusCode::kInvalidArgument);
@@ -67,14 +76,14 @@ PrefetcherOptions loader_options(const RunOptions& run, const Machine& machine, 
                         : run.on_error == "replace" ? OnError::kReplace
                                                     : OnError::kFail;
   const auto replicas = static_cast<int64_t>(placement.plan.devices.size());
-  // Several devices of one process take their shares of a batch from the host.
+  // Several devices of one process copy their shares of a batch from the host.
   const at::Device target = replicas == 1 ? placement.device() : at::Device(at::kCPU);
   return {.batch_size = placement.batch.batch_size * replicas,
           .num_workers = resolve_num_workers(run, machine),
           .prefetch_factor = static_cast<int>(run.prefetch_factor.value.value_or(2)),
           .adaptive_prefetch = run.prefetch_factor.is_auto(),
           .persistent_workers = run.persistent_workers,
-          .drop_last = false,  // training_loader leaves rows out where all ranks do
+          .drop_last = false,  // training_loader drops rows on all ranks alike
           .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(run.timeout),
           .pin_memory = run.pin_memory,
           .device = target,

@@ -21,34 +21,35 @@
 namespace trainkit {
 namespace {
 
-/// How long a rank that fails before the ranks have met waits for them, to say why it will not come.
-constexpr std::chrono::seconds kFarewell{10};
+/// Time that a rank which fails before the ranks are connected waits for them, to tell them why.
+constexpr std::chrono::seconds kFarewellTimeout{10};
 
 std::string line_of(const absl::Status& status) {
   std::string text = error_line(status);
   return text.substr(0, text.find('\n'));
 }
 
-/// The others wait for this rank, or soon will: they learn why it ends.
+/// Tells the other ranks, which wait for this one, why it ends.
 void notify_ranks(std::shared_ptr<ProcessGroup>& group, const LaunchEnvironment& launch, const absl::Status& status) {
   if (!group) {
-    if (exit_code(status) == ExitCode::kDistributed) return;  // they could not meet
-    auto met = ProcessGroup::create(launch, {.timeout = kFarewell});
-    if (!met.ok()) return;  // nobody is there to be told
+    if (exit_code(status) == ExitCode::kDistributed) return;  // the ranks could not connect
+    auto met = ProcessGroup::create(launch, {.timeout = kFarewellTimeout});
+    if (!met.ok()) return;  // no other rank is there
     group = *std::move(met);
   }
   group->leave(line_of(status));
 }
 
-/// What torchrun shows in its summary: torch/distributed/elastic/multiprocessing/errors reads this form.
+/// Writes the message that torchrun shows in its summary, in the format of
+/// torch/distributed/elastic/multiprocessing/errors.
 void notify_launcher(const std::string& path, const absl::Status& status) {
   const nlohmann::json message = {{"message", line_of(status)}, {"timestamp", std::to_string(std::time(nullptr))}};
-  // Told on stderr already: a file that cannot be written is not worth another error.
+  // The error is on stderr already; a failure to write this file is ignored.
   (void)write_file_atomically(Fs::posix(), path,
                               message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-/// Tells an error to stderr, the launcher, the other ranks and error.json. The exit code.
+/// Reports an error on stderr, to the launcher, to the other ranks and in error.json. Returns the exit code.
 int report(Program& program, const absl::Status& status) {
   const auto environment = read_launch_environment();
   const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
@@ -59,18 +60,28 @@ int report(Program& program, const absl::Status& status) {
   if (!launch.error_file.empty()) notify_launcher(launch.error_file, status);
   if (launch.world_size > 1) notify_ranks(program.group, launch, status);
   if (!program.output_dir.empty()) {
-    // The error is on stderr already: that it could not be kept as well (a full disk) is not told.
+    // The error is on stderr already; a failure to write error.json (a full disk) is ignored.
     (void)write_error(program.output_dir, status);
   }
   return static_cast<int>(exit_code(status));
 }
 
-/// The program that runs, for a failed device: from then on LibTorch's destructors throw, which ends the process in the
-/// midst of any unwinding.
+// Note [Failed devices]
+// ~~~~~~~~~~~~~~~~~~~~~
+// After an error of a CUDA device every later call of the runtime fails. LibTorch's destructors throw then, often while
+// another exception unwinds the stack, and C++ calls std::terminate. Without a handler the process would abort without
+// an error line and with the wrong exit code. end_for_device() is that handler:
+// - If the current exception is a device error, it reports it once and ends with _Exit, which runs no destructors. If
+//   report() has already run, it only uses its exit code.
+// - Several threads may terminate at once. The first one reports; the others sleep until the process ends.
+// - If report() itself terminates (`is_nested` on the same thread), or for any other exception, the previous handler
+//   runs.
+
+/// State of the running program for end_for_device(). See Note [Failed devices].
 struct Running {
   std::atomic<Program*> program = nullptr;
-  std::atomic<int> exit_code = -1;  // of an error that is told already
-  std::terminate_handler otherwise = nullptr;
+  std::atomic<int> exit_code = -1;  // of an error that is already reported
+  std::terminate_handler previous_handler = nullptr;
 };
 
 Running& running() {
@@ -80,24 +91,24 @@ Running& running() {
 
 [[noreturn]] void end_for_device() {
   static std::atomic<bool> is_ending = false;
-  thread_local bool is_here = false;
-  const bool is_again = std::exchange(is_here, true);
-  if (is_ending.exchange(true) && !is_again) {
+  thread_local bool in_handler = false;
+  const bool is_nested = std::exchange(in_handler, true);
+  if (is_ending.exchange(true) && !is_nested) {
     while (true) std::this_thread::sleep_for(std::chrono::seconds(1));  // another thread ends the process
   }
   const absl::Status status = std::current_exception() ? status_from_current_exception() : absl::OkStatus();
-  if (!is_again && exit_code(status) == ExitCode::kDevice) {
-    const int told = running().exit_code;
-    Program nothing, *program = running().program.exchange(nullptr);
-    std::_Exit(told >= 0 ? told : report(program ? *program : nothing, status));
+  if (!is_nested && exit_code(status) == ExitCode::kDevice) {
+    const int reported = running().exit_code;
+    Program empty_program, *program = running().program.exchange(nullptr);
+    std::_Exit(reported >= 0 ? reported : report(program ? *program : empty_program, status));
   }
-  if (running().otherwise) running().otherwise();
+  if (running().previous_handler) running().previous_handler();
   std::abort();
 }
 
-/// SIGUSR1 asks a training loop to save and go on. Where there is nothing to save, it is no reason to end. A handler
-/// and not SIG_IGN: what is ignored would be so in programs that this one starts, too.
-void outlive_save_requests() {
+/// Ignores SIGUSR1, which asks a training loop to save, while no loop runs. Uses a handler instead of SIG_IGN, because
+/// child processes would inherit SIG_IGN.
+void ignore_save_requests() {
   struct sigaction action = {};
   action.sa_handler = [](int) {};
   action.sa_flags = SA_RESTART;
@@ -107,11 +118,11 @@ void outlive_save_requests() {
 }  // namespace
 
 int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error to tell, not to die of
-  outlive_save_requests();
+  std::signal(SIGXFSZ, SIG_IGN);  // exceeding `ulimit -f` becomes a write error
+  ignore_save_requests();
   Program program;
   running().program = &program;
-  if (std::get_terminate() != end_for_device) running().otherwise = std::set_terminate(end_for_device);
+  if (std::get_terminate() != end_for_device) running().previous_handler = std::set_terminate(end_for_device);
   const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {
     try {
       TRAINKIT_RETURN_IF_ERROR(check_environment());

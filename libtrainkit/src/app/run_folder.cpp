@@ -24,7 +24,7 @@
 namespace trainkit {
 namespace {
 
-/// Windows of a second for each row of --monitor's table.
+/// Seconds per row of --monitor's table.
 constexpr int kTableEvery = 5;
 
 const char* name_of(Precision precision) {
@@ -48,7 +48,7 @@ std::string lines_of(const std::vector<BadSample>& samples) {
   return text;
 }
 
-/// Lists the bad samples of all ranks, if there are any, each row once.
+/// Writes the bad samples of all ranks, each row once; no file if there are none.
 absl::Status write_bad_samples(const std::string& path, ProcessGroup* group, const std::string& mine) {
   std::string text = mine;
   for (int64_t rank = 1; group && rank < group->world_size(); ++rank) {
@@ -59,7 +59,8 @@ absl::Status write_bad_samples(const std::string& path, ProcessGroup* group, con
   return write_file_atomically(Fs::posix(), path + "/bad_samples.csv", "index,epoch,name,cause\n" + text);
 }
 
-/// "ddp on 2 ranks: cpu", "dp on cuda:0, cuda:1 (each 79.1 GB)", "single on cpu".
+/// Describes the devices: "ddp over 2 ranks, each on cpu", "dp on cuda:0 (79.1 GiB), cuda:1 (79.1 GiB)", "single on
+/// cpu".
 std::string describe_devices(const Placement& placement) {
   const DevicePlan& plan = placement.plan;
   std::string text =
@@ -125,12 +126,12 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   const int64_t total_steps = planned_steps(loader.batches_per_epoch(), options);
   const bool plateau = run.scheduler == "plateau";
   if (plateau) options.plateau = PlateauOptions{.factor = run.factor, .patience = run.patience};
-  // A warm-up that somebody asked for stands; a default one leaves most of a short run to the schedule.
+  // A warm-up set by the user is kept; a default one takes at most a tenth of a short run.
   const std::string source = parser.source("warmup_steps");
   if (source.starts_with("default") || source.starts_with("preset")) {
     run.warmup_steps = std::min(run.warmup_steps, total_steps / 10);
   } else if (run.warmup_steps >= total_steps) {
-    return parser.invalid("warmup_steps", "leaves no step to the schedule",
+    return parser.invalid("warmup_steps", "leaves no steps for the schedule",
                           "below the " + std::to_string(total_steps) + " steps of the run");
   }
   auto schedule = create_schedule({.name = plateau ? "constant" : run.scheduler,
@@ -154,8 +155,8 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
   std::string text =
       "tensorboard --logdir " + (run.tensorboard_dir.empty() ? run.output_dir + "/tensorboard" : run.tensorboard_dir);
   if (result.signal != 0) {
-    text += fmt::format("\nstopped by signal {}; go on with: {} --config {}/config.yaml --resume latest", result.signal,
-                        program, run.output_dir);
+    text += fmt::format("\nstopped by signal {}; resume with: {} --config {}/config.yaml --resume latest",
+                        result.signal, program, run.output_dir);
   }
   return text;
 }
@@ -176,13 +177,13 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
       fmt::format("batch      {} per device x {} device{} x {} accumulated = {} per step\n", batch.batch_size,
                   batch.replicas, batch.replicas == 1 ? "" : "s", batch.grad_accum_steps, batch.global_batch_size());
   if (batch.batch_size != run.batch_size.value) {
-    text += fmt::format("           (not {} per device: the global batch is kept)\n", *run.batch_size.value);
+    text += fmt::format("           (instead of {} per device, to keep the global batch)\n", *run.batch_size.value);
   }
   text += fmt::format("precision  {}\n", name_of(options.precision));
   text += fmt::format("model      {} parameters; weights {}, gradients {}, AdamW state {}\n",
                       format_count(static_cast<double>(parameters)), format_size(weight_bytes),
                       format_size(trained_bytes), format_size(2 * trained_bytes));
-  text += fmt::format("data       {} rows, {} batches an epoch, {} workers beside {} threads of LibTorch\n",
+  text += fmt::format("data       {} rows, {} batches per epoch, {} workers, {} LibTorch threads\n",
                       loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
                       at::get_num_threads());
   for (const FieldSpec& field : loader.dataset().fields()) {
@@ -190,10 +191,10 @@ std::string describe_run(const RunOptions& run, const TrainerOptions& options, c
                         fmt::join(field.shape, ", "), c10::toString(field.dtype));
   }
   if (devices.device().is_cuda() && options.precision == Precision::kFp32) {
-    text += "warning: a GPU is used without mixed precision; --mixed_precision is faster and takes less memory\n";
+    text += "warning: training on a GPU without mixed precision; --mixed_precision is faster and uses less memory\n";
   }
   if (devices.device().is_cpu() && at::hasCUDA()) {
-    text += "warning: a GPU is there and not used; --device cuda uses it\n";
+    text += "warning: a GPU is available but not used; use --device cuda\n";
   }
   for (const std::string& warning : placement.warnings) text += "warning: " + warning + "\n";
   text += "output     " + run.output_dir;

@@ -12,13 +12,23 @@
 namespace trainkit {
 namespace {
 
-std::future<absl::Status> ready(absl::Status status) {
+std::future<absl::Status> ready_future(absl::Status status) {
   std::promise<absl::Status> promise;
   promise.set_value(std::move(status));
   return promise.get_future();
 }
 
 }  // namespace
+
+// Note [Background saves]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// A save blocks training only while the state is copied to host memory. Three things make that correct:
+// - The copy shares no storage with live tensors (detail::snapshot_into), so the next step may change them at once.
+// - At most one save runs at a time: the caller calls finish() before begin(). The background thread is the only user
+//   of store_ meanwhile, and buffer_ is not written again before the file is on the disk.
+// - The destructor of the std::async future waits for the thread, so `this` outlives the lambda. The copy is moved into
+//   a local of the lambda and freed there, not when the future is destroyed.
+// finish() all-reduces the number of failures, so that every rank ends or continues together.
 
 absl::Status BackgroundSaves::open(const std::string& output_dir, const CheckpointOptions& options) {
   TRAINKIT_ASSIGN_OR_RETURN(auto store, CheckpointStore::open(output_dir, options));
@@ -32,22 +42,22 @@ bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint no
 
 void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged) {
   step_ = step;
-  written_ = logged.ok() && store_ ? write_beside(contents) : ready(logged);
+  written_ = logged.ok() && store_ ? write_in_background(contents) : ready_future(logged);
 }
 
-std::future<absl::Status> BackgroundSaves::write_beside(const CheckpointContents& contents) {
-  const bool is_soon = keeps_buffer(begun_, std::chrono::steady_clock::now());
+std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents) {
+  const bool keep_buffer = keeps_buffer(begun_, std::chrono::steady_clock::now());
   begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
   try {
     copy = detail::snapshot_into(contents, buffer_);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-    return ready(store_->save(step_, contents));  // no memory for a copy: training waits
+    return ready_future(store_->save(step_, contents));  // no memory for a copy: training waits for the save
   }
-  if (!is_soon) buffer_.release();
+  if (!keep_buffer) buffer_.release();
   return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)]() mutable {
-    const CheckpointContents written = std::move(copy);  // freed here, and not with the future
+    const CheckpointContents written = std::move(copy);  // freed here, not when the future is destroyed
     try {
       return store_->save(step, written);
     } catch (...) {
@@ -69,7 +79,7 @@ absl::Status BackgroundSaves::finish() {
   return to_status(
       {.exit_code = ExitCode::kDistributed,
        .id = "dist.peer",
-       .problem = "another rank could not save the checkpoint of step " + std::to_string(step_) + "; it says why"});
+       .problem = "another rank could not save the checkpoint of step " + std::to_string(step_) + "; see its error"});
 }
 
 }  // namespace trainkit

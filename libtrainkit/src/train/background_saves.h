@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints that are written while training goes on. Internal to Trainer.
+// Writes checkpoints while training continues. Internal to Trainer.
 
 #include <absl/status/status.h>
 
@@ -15,36 +15,37 @@
 
 namespace trainkit {
 
-/// One save at a time, in a thread of its own. Every rank calls begin() and finish() at the same steps; the one that
-/// has called open() writes. The destructor waits for the save that is under way.
+/// Runs one save at a time in a background thread. Every rank calls begin() and finish() at the same steps; the rank
+/// that called open() writes. The destructor waits for the running save. See Note [Background saves].
 ///
-/// Tensors of a GPU are copied to one buffer of page-locked memory, with one wait. If a save begins within a minute of
-/// the one before, the buffer is kept for the next; else it is freed when the file is written.
+/// Copies GPU tensors into one buffer of page-locked memory, with one wait. The buffer is kept for the next save if
+/// saves begin within a minute of each other; else it is freed once the file is written.
 class BackgroundSaves {
  public:
-  /// @param group nullptr: one process.
+  /// @param group nullptr means one process.
   explicit BackgroundSaves(ProcessGroup* group) : group_(group) {}
 
+  /// Opens the checkpoint folder; only on the rank that writes. Errors are those of CheckpointStore::open.
   absl::Status open(const std::string& output_dir, const CheckpointOptions& options);
 
-  /// Begins to write a copy of `contents`; without memory for a copy it writes before it returns. None may be under
-  /// way. @param logged what came of the records that belong to this checkpoint: a failure is that of the save.
+  /// Starts to write a copy of `contents`. Without memory for a copy it writes before it returns. No other save may be
+  /// running. @param logged status of flushing the log records of this checkpoint; an error fails the save.
   void begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged);
 
   bool under_way() const { return written_.valid(); }
-  /// Of the save that is under way, or was the last.
+  /// Step of the running save, or of the last one.
   int64_t step() const { return step_; }
-  /// Whether the save that was under way has been written, or has failed.
+  /// Returns whether the running save has succeeded or failed.
   bool has_ended() const;
-  /// Waits for the save that is under way. All ranks fail, or none: exit code 8 where another one could not save.
+  /// Waits for the running save. All ranks return an error or none does: exit code 8 if another rank could not save.
   absl::Status finish();
 
   using TimePoint = std::chrono::steady_clock::time_point;
-  /// Whether a save that begins now keeps the buffer; `before`: when the save before it began.
+  /// Returns whether a save that begins now keeps the buffer; `before` is the start of the previous save.
   static bool keeps_buffer(std::optional<TimePoint> before, TimePoint now);
 
  private:
-  std::future<absl::Status> write_beside(const CheckpointContents& contents);
+  std::future<absl::Status> write_in_background(const CheckpointContents& contents);
 
   ProcessGroup* group_;
   std::optional<CheckpointStore> store_;

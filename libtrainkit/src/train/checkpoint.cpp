@@ -22,14 +22,14 @@ constexpr char kModelFile[] = "model.safetensors";
 constexpr char kOptimizerFile[] = "optimizer.safetensors";
 constexpr char kStateFile[] = "state.json";
 constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
-/// Room for manifest, `latest`, folder entries and the last block of each file.
+/// Allowance for manifest, `latest`, folder entries and the last block of each file.
 constexpr int64_t kSlackBytes = 64 << 10;
 
 using detail::checkpoint_error;
 
 std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
-/// The step that a name stands for, if it is one that step_name makes.
+/// Parses a folder name made by step_name; nullopt for any other name.
 std::optional<int64_t> parse_step(std::string_view name) {
   constexpr std::string_view kPrefix = "step-";
   int64_t step = 0;
@@ -60,19 +60,19 @@ absl::Status verify_step(const Directory& folder, int64_t step) {
   Error error = checkpoint_error("ckpt.manifest", checkpoint->path(), {});
   if (manifest.step != step) {
     error.field = "step";
-    error.problem = "the manifest is of another step";
+    error.problem = "the manifest belongs to another step";
     error.got = fmt::format("{}", manifest.step);
     return to_status(error);
   }
   for (const char* name : {kModelFile, kOptimizerFile, kStateFile}) {
     if (manifest.files.contains(name)) continue;
-    error.problem = fmt::format("the manifest names no {}", name);
+    error.problem = fmt::format("the manifest does not list {}", name);
     return to_status(error);
   }
   return absl::OkStatus();
 }
 
-/// The newest step at most `below` that verifies.
+/// Returns the newest valid step that is at most `below`.
 std::optional<int64_t> newest_valid_step(const Directory& folder, int64_t below) {
   const auto steps = list_steps(folder);
   if (!steps.ok()) return std::nullopt;
@@ -82,23 +82,25 @@ std::optional<int64_t> newest_valid_step(const Directory& folder, int64_t below)
   return std::nullopt;
 }
 
-/// `status` with a hint that names an older checkpoint that verifies.
+/// Adds a hint to `status` that names an older valid checkpoint.
 absl::Status with_hint(const Directory& folder, int64_t step, const absl::Status& status) {
   auto error = error_of(status);
   if (!error || !error->hint.empty()) return status;
   const auto older = newest_valid_step(folder, step - 1);
-  error->hint = older ? fmt::format("{0} verifies: --resume {1}/{0}", step_name(*older), folder.path())
-                      : "no older checkpoint verifies";
+  error->hint = older ? fmt::format("{0} is valid: --resume {1}/{0}", step_name(*older), folder.path())
+                      : "no older checkpoint is valid";
   return to_status(*error, status.code());
 }
 
 absl::StatusOr<int64_t> latest_step(const Directory& folder) {
   const auto text = folder.read_file(kLatestFile, 64);
   if (absl::IsNotFound(text.status())) {
-    // Deleted, or the first save was cut between its two renames. A folder that has its name is whole.
+    // `latest` was deleted, or the first save was interrupted between its two renames. A folder with a checkpoint's
+    // name is complete, see Note [Checkpoint commit].
     TRAINKIT_ASSIGN_OR_RETURN(const auto steps, list_steps(folder));
     if (!steps.empty()) return steps.back();
-    return to_status(checkpoint_error("ckpt.none", folder.path(), "holds no checkpoint"), absl::StatusCode::kNotFound);
+    return to_status(checkpoint_error("ckpt.none", folder.path(), "contains no checkpoint"),
+                     absl::StatusCode::kNotFound);
   }
   if (!text.ok()) return reclassify(text.status(), ExitCode::kWeights, "ckpt.latest");
   const bool one_line = text->ends_with('\n');
@@ -113,7 +115,7 @@ absl::StatusOr<int64_t> latest_step(const Directory& folder) {
   const auto type = folder.type_of(step_name(step));
   if (type.ok() && *type == EntryType::kDirectory) return step;
   error.got.pop_back();
-  error.problem = "names a checkpoint that is not there";
+  error.problem = "names a checkpoint that does not exist";
   return with_hint(folder, std::numeric_limits<int64_t>::max(), to_status(error));
 }
 
@@ -143,9 +145,8 @@ absl::StatusOr<CheckpointContents> read_step(const Directory& folder, int64_t st
 absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step) {
   const auto type = folder.type_of(step_name(step));
   if (absl::IsNotFound(type.status())) {
-    return to_status(
-        checkpoint_error("ckpt.none", folder.path() + "/" + step_name(step), "there is no such checkpoint"),
-        absl::StatusCode::kNotFound);
+    return to_status(checkpoint_error("ckpt.none", folder.path() + "/" + step_name(step), "no such checkpoint"),
+                     absl::StatusCode::kNotFound);
   }
   auto contents = read_step(folder, step);
   return contents.ok() ? std::move(contents) : with_hint(folder, step, contents.status());
@@ -160,7 +161,7 @@ struct CheckpointStore::Impl {
   Directory folder;
   int keep_last;
   int64_t keep_every;
-  mutable std::mutex mutex;  // one save at a time; guards retention
+  mutable std::mutex mutex;  // serialises saves; guards retention
   absl::Status retention;
 
   absl::Status remove_stale() const;
@@ -196,7 +197,7 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
     return to_status({.exit_code = ExitCode::kStorage,
                       .id = "ckpt.folder",
                       .where = output_dir + "/" + kFolder,
-                      .problem = "is a link or a file where a folder must be"});
+                      .problem = "is a link or a file, expected a folder"});
   }
   TRAINKIT_ASSIGN_OR_RETURN(Directory folder, output.open_directory(kFolder));
   TRAINKIT_ASSIGN_OR_RETURN(const bool open_to_all, folder.writable_by_others());
@@ -204,14 +205,14 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
     return to_status({.exit_code = ExitCode::kStorage,
                       .id = "ckpt.folder",
                       .where = folder.path(),
-                      .problem = "every user of this machine may write there",
+                      .problem = "is writable by every user of this machine",
                       .hint = "chmod o-w " + folder.path()});
   }
   if (absl::IsUnavailable(folder.try_lock())) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "ckpt.locked",
                       .where = folder.path(),
-                      .problem = "another run writes its checkpoints there",
+                      .problem = "another run is writing checkpoints there",
                       .hint = "choose another --output_dir"},
                      absl::StatusCode::kUnavailable);
   }
@@ -220,12 +221,26 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
   return CheckpointStore(std::move(impl));
 }
 
-/// Removes what saves that were cut off have left.
+// Note [Checkpoint commit]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A crash at any moment must leave a valid checkpoint that `latest` names. save() therefore does, in this order:
+// 1. write() writes all files under a temporary name, syncs each file, then the folder. The manifest is last.
+// 2. put_in_place() renames the temporary folder to step-<n> and syncs the parent folder. If step-<n> exists, it
+//    exchanges the two names atomically; the old checkpoint then has the temporary name (`swapped`).
+// 3. write_file_atomically() replaces `latest`.
+// 4. drop_old() renames surplus checkpoints to temporary names, then removes everything with such a name.
+// Invariants: a folder named step-<n> is always complete, since it receives the name after its files are synced and
+// loses the name before they are deleted. The checkpoint that `latest` names is never renamed away, except by the
+// atomic exchange. After a failed step 3 following a swap the temporary folder is not deleted: it holds the last good
+// checkpoint until the exchange is known to be on the disk. remove_stale() syncs the parent folder before it deletes,
+// for the same reason: the names that a process sees may be newer than those on the disk.
+
+/// Removes the remains of interrupted saves.
 absl::Status CheckpointStore::Impl::remove_stale() const {
   TRAINKIT_ASSIGN_OR_RETURN(const auto names, folder.list());
   const auto stale = [](const std::string& name) { return name.starts_with(kTemporaryPrefix); };
   if (std::none_of(names.begin(), names.end(), stale)) return absl::OkStatus();
-  // What we see may be newer than the disk: a folder may be stale only once its replacement is safe.
+  // The names may be newer than those on the disk, see Note [Checkpoint commit].
   TRAINKIT_RETURN_IF_ERROR(folder.sync());
   for (const std::string& name : names) {
     if (stale(name)) TRAINKIT_RETURN_IF_ERROR(folder.remove_tree(name));
@@ -233,7 +248,7 @@ absl::Status CheckpointStore::Impl::remove_stale() const {
   return absl::OkStatus();
 }
 
-/// Writes a whole checkpoint under a temporary name and flushes it.
+/// Writes a complete checkpoint under a temporary name and syncs it.
 absl::Status CheckpointStore::Impl::write(const std::string& temporary, int64_t step,
                                           const CheckpointContents& contents, const std::string& state) const {
   TRAINKIT_RETURN_IF_ERROR(folder.create_directory(temporary));
@@ -256,8 +271,8 @@ absl::Status CheckpointStore::Impl::write(const std::string& temporary, int64_t 
   return checkpoint.sync();
 }
 
-/// Gives a written checkpoint its name, durably. `swapped`: the temporary name now holds the checkpoint that it
-/// replaced.
+/// Gives a written checkpoint its name, durably. Sets `swapped` if the temporary name now holds the replaced
+/// checkpoint. See Note [Checkpoint commit].
 absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, int64_t step, bool& swapped) const {
   const std::string name = step_name(step);
   const auto type = folder.type_of(name);
@@ -267,23 +282,24 @@ absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, i
       return to_status({.exit_code = ExitCode::kStorage,
                         .id = "ckpt.folder",
                         .where = folder.path() + "/" + name,
-                        .problem = "is a link or a file where the checkpoint must go"});
+                        .problem = "is a link or a file, expected a checkpoint folder"});
     }
     const absl::Status exchanged = folder.exchange(temporary, name);
     swapped = exchanged.ok();
     if (swapped) return folder.sync();
     if (!absl::IsInvalidArgument(exchanged) && !absl::IsUnimplemented(exchanged)) return exchanged;
-    // A file system that cannot swap: the last good checkpoint may not be away, not even between two renames.
+    // The file system cannot exchange names. Two renames would leave a moment without the last good checkpoint, so they
+    // are used only for other steps.
     const auto latest = latest_step(folder);
     if (!latest.ok() || *latest == step) return exchanged;
-    TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));  // removed with the next stale ones
+    TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));  // removed by remove_stale()
   }
   TRAINKIT_RETURN_IF_ERROR(folder.rename(temporary, name));
   return folder.sync();
 }
 
-/// Deletes what keep_last leaves out: steps after `newest`, of a run that was taken back, first; then the oldest.
-/// Milestones on the way to `newest` stay.
+/// Deletes checkpoints in excess of keep_last: first steps after `newest`, of a run that was rolled back; then the
+/// oldest. Milestones up to `newest` stay.
 absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
   if (keep_last > 0) {
     TRAINKIT_ASSIGN_OR_RETURN(auto steps, list_steps(folder));
@@ -293,7 +309,7 @@ absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
     const auto surplus = static_cast<int64_t>(steps.size()) - keep_last + (stays(newest) ? 1 : 0);
     for (int64_t i = 0; i < surplus; ++i) {
       const std::string name = step_name(steps[static_cast<size_t>(i)]);
-      // A folder with a checkpoint's name is always whole: it loses the name before it loses its files.
+      // Renamed before it is deleted, see Note [Checkpoint commit].
       TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));
     }
   }
@@ -313,7 +329,7 @@ absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& conte
                       .id = "ckpt.space",
                       .where = folder.path(),
                       .field = step_name(step),
-                      .problem = "the disk is too full for this checkpoint; those before it are as they were",
+                      .problem = "not enough disk space for this checkpoint; earlier checkpoints are unchanged",
                       .got = describe_bytes(free_bytes) + " free",
                       .expected = describe_bytes(needed)},
                      absl::StatusCode::kResourceExhausted);
@@ -327,7 +343,7 @@ absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& conte
   if (status.ok()) status = impl_->put_in_place(temporary, step, swapped);
   if (status.ok()) status = write_file_atomically(folder, kLatestFile, step_name(step) + "\n");
   if (!status.ok()) {
-    // After a swap the temporary name holds the last good checkpoint until the swap is known to be on the disk.
+    // After a swap the temporary name holds the last good checkpoint, see Note [Checkpoint commit].
     if (!swapped) folder.remove_tree(temporary).IgnoreError();
     const auto left = folder.free_bytes();
     const auto error = error_of(status);
@@ -344,8 +360,7 @@ const std::string& CheckpointStore::path() const { return impl_->folder.path(); 
 
 absl::StatusOr<int64_t> CheckpointStore::newest_valid() const {
   if (const auto step = newest_valid_step(impl_->folder, std::numeric_limits<int64_t>::max())) return *step;
-  return to_status(checkpoint_error("ckpt.none", path(), "holds no checkpoint that verifies"),
-                   absl::StatusCode::kNotFound);
+  return to_status(checkpoint_error("ckpt.none", path(), "contains no valid checkpoint"), absl::StatusCode::kNotFound);
 }
 
 absl::Status CheckpointStore::retention_status() const {
@@ -357,7 +372,7 @@ std::string CheckpointPath::path() const { return folder + "/" + step_name(step)
 
 absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
                                                   const Fs& fs) {
-  const auto nothing = [&](const std::string& where, const std::string& problem) {
+  const auto not_found = [&](const std::string& where, const std::string& problem) {
     Error error = checkpoint_error("ckpt.none", where, problem);
     error.field = "--resume";
     error.got = spec;
@@ -366,7 +381,7 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
   };
   const auto latest_of = [&](const std::string& path) -> absl::StatusOr<CheckpointPath> {
     const auto folder = fs.open_directory(path);
-    if (!folder.ok()) return nothing(path, "there is no checkpoint to resume from");
+    if (!folder.ok()) return not_found(path, "no checkpoint found");
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, latest_step(*folder));
     return CheckpointPath{.folder = path, .step = step};
   };
@@ -376,16 +391,16 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
   if (const auto step = parse_step(name)) {
     for (const std::string& folder : {parent, own}) {
       if (fs.open_directory(folder + "/" + name).ok()) return CheckpointPath{.folder = folder, .step = *step};
-      if (spec.find('/') != std::string::npos) break;  // a path is meant as it stands
+      if (spec.find('/') != std::string::npos) break;  // a path is not searched for in output_dir
     }
-    return nothing(spec, "there is no such checkpoint");
+    return not_found(spec, "no such checkpoint");
   }
   if (fs.open_directory(spec + "/" + kFolder).ok()) return latest_of(spec + "/" + kFolder);
   const auto folder = fs.open_directory(spec);
-  if (!folder.ok()) return nothing(spec, "there is no such folder");
+  if (!folder.ok()) return not_found(spec, "no such folder");
   const auto steps = list_steps(*folder);
   if (folder->type_of(kLatestFile).ok() || (steps.ok() && !steps->empty())) return latest_of(spec);
-  return nothing(spec, "holds no checkpoint");
+  return not_found(spec, "contains no checkpoint");
 }
 
 absl::StatusOr<CheckpointContents> load_checkpoint(const CheckpointPath& checkpoint, const Fs& fs) {

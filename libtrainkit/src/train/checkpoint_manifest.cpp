@@ -16,7 +16,7 @@ constexpr int kManifestSchema = 1;
 constexpr int64_t kMaxManifestBytes = 1 << 20;
 constexpr std::string_view kLibrary = TRAINKIT_VERSION;
 
-/// The last member of the object, which holds the digest of every byte before it.
+/// Formats the last member of the object, the digest of every byte before it.
 std::string digest_member(std::string_view text_before) {
   return fmt::format("\"digest\": \"{}\"\n}}\n", Digest::of(text_before));
 }
@@ -27,18 +27,28 @@ absl::Status malformed(const std::string& path, const std::string& field) {
   return to_status(error);
 }
 
+// Note [Verification of a checkpoint]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Nothing in a checkpoint is parsed before its bytes have been verified. The manifest is checked first. Its last member
+// is a digest of every byte before it, compared as text. A truncated or changed manifest is therefore rejected before
+// the JSON parser sees it. Then each listed file is checked: size first (cheap, finds truncation), then digest. A file
+// that the manifest does not list is an error too: it may be a remnant of another checkpoint. File names in the
+// manifest are looked up inside the folder only, since Directory rejects names with separators. The digest (XXH3, 128
+// bits) detects accidents and is not collision-resistant. It does not protect against an attacker; the parsers behind
+// it validate their input themselves.
+
 absl::Status check_digest(std::string_view text, const std::string& path) {
   const size_t tail = digest_member({}).size();
   const std::string_view before = text.substr(0, text.size() - std::min(tail, text.size()));
   if (text.size() > tail && text.substr(before.size()) == digest_member(before)) return absl::OkStatus();
   return to_status(
-      checkpoint_error("ckpt.digest", path, "does not match the digest at its own end: it is cut or was changed"));
+      checkpoint_error("ckpt.digest", path, "does not match its own digest: it is truncated or was changed"));
 }
 
 absl::Status check_file(const Directory& checkpoint, const std::string& name, const FileRecord& record) {
   const auto file = checkpoint.open_file(name);
   if (!file.ok()) return reclassify(file.status(), ExitCode::kWeights, "ckpt.file");
-  Error error = checkpoint_error("ckpt.size", file->path(), "has another size than the manifest says");
+  Error error = checkpoint_error("ckpt.size", file->path(), "size differs from the manifest");
   if (file->size_bytes() != record.bytes) {
     error.got = fmt::format("{} bytes", file->size_bytes());
     error.expected = fmt::format("{}", record.bytes);
@@ -120,7 +130,7 @@ absl::Status verify_file(const Directory& checkpoint, const std::string& name) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto manifest, read_manifest(checkpoint));
   const auto record = manifest.files.find(name);
   if (record != manifest.files.end()) return check_file(checkpoint, name, record->second);
-  return to_status(checkpoint_error("ckpt.manifest", checkpoint.path(), "the manifest names no " + name));
+  return to_status(checkpoint_error("ckpt.manifest", checkpoint.path(), "the manifest does not list " + name));
 }
 
 }  // namespace trainkit::detail

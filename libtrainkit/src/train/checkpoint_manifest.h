@@ -1,5 +1,6 @@
 #pragma once
-/// manifest.json: what a checkpoint's folder holds. The format is docs/formats/checkpoint.md.
+/// Reads, writes and verifies manifest.json, the list of a checkpoint's files. docs/formats/checkpoint.md specifies the
+/// format.
 
 #include <absl/status/statusor.h>
 
@@ -14,6 +15,7 @@ namespace trainkit::detail {
 
 inline constexpr char kManifestFile[] = "manifest.json";
 
+/// Size and digest of one file.
 struct FileRecord {
   int64_t bytes = 0;
   std::string xxh3_128;
@@ -21,23 +23,25 @@ struct FileRecord {
 
 struct Manifest {
   int64_t step = 0;
-  std::string library;  // the version that wrote it
+  std::string library;  // version that wrote the checkpoint
   std::map<std::string, FileRecord> files;
 };
 
-/// The file's text; it ends with a digest of itself.
+/// Returns the text of the file, which ends with a digest of itself.
 std::string manifest_to_json(const Manifest& manifest);
 
-/// Errors are of exit code 5: a digest that does not match, a schema of a newer library, a member missing or malformed.
+/// Parses the text of a manifest. Errors (exit code 5): a wrong digest, a schema of a newer library, a missing or
+/// malformed member.
 absl::StatusOr<Manifest> manifest_from_json(std::string_view text, const std::string& path);
 
-/// Reads the manifest of a checkpoint's folder and checks every file against it: there, no other beside it, of that
-/// size and digest. Errors are of exit code 5 and name the file.
+/// Reads the manifest of a checkpoint's folder and verifies its files: all exist, with the listed size and digest, and
+/// the folder has no others. Errors (exit code 5) name the file. See Note [Verification of a checkpoint].
 absl::StatusOr<Manifest> verify_files(const Directory& checkpoint);
 
-/// The same for the one file `name`, the others unread.
+/// Verifies only the file `name`, without reading the others.
 absl::Status verify_file(const Directory& checkpoint, const std::string& name);
 
+/// Makes an error of exit code 5.
 Error checkpoint_error(std::string id, std::string where, std::string problem);
 
 }  // namespace trainkit::detail

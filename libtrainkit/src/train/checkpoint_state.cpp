@@ -22,13 +22,13 @@ using Json = nlohmann::json;
 
 constexpr int kStateSchema = 1;
 
-/// The dtypes of tensors in a state, by the names that safetensors has for them.
+/// Supported dtypes, with their names in safetensors.
 constexpr std::pair<std::string_view, at::ScalarType> kDtypes[] = {
     {"BOOL", at::kBool}, {"U8", at::kByte},  {"I8", at::kChar},       {"I16", at::kShort}, {"I32", at::kInt},
     {"I64", at::kLong},  {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"F32", at::kFloat}, {"F64", at::kDouble},
 };
 
-/// What JSON has no number for is written as the 64 bits, so that the payload of a NaN comes back too.
+/// Writes infinities and NaN as their 64 bits, since JSON cannot represent them; the payload of a NaN is preserved.
 Json number_to_json(double number) {
   if (std::isfinite(number)) return number;
   return fmt::format("0x{:016x}", std::bit_cast<uint64_t>(number));
@@ -71,17 +71,19 @@ struct ToJson {
   }
   Json operator()(const at::Tensor& value) const {
     TORCH_CHECK_VALUE(value.defined() && value.layout() == at::kStrided && !value.is_meta(),
-                      "has no plain data in memory");
+                      "is not a dense tensor with data in memory");
     for (const auto& [name, type] : kDtypes) {
       if (type != value.scalar_type()) continue;
       const at::Tensor plain = value.detach().to(at::kCPU).contiguous();
       const absl::string_view bytes(static_cast<const char*>(plain.const_data_ptr()), plain.nbytes());
       return {{"tensor", {{"dtype", name}, {"shape", plain.sizes().vec()}, {"data", absl::Base64Escape(bytes)}}}};
     }
-    TORCH_CHECK_VALUE(false, "has a dtype that a state cannot hold: ", c10::toString(value.scalar_type()));
+    TORCH_CHECK_VALUE(false, "has an unsupported dtype: ", c10::toString(value.scalar_type()));
   }
 };
 
+/// Parses a tensor. Checks the size of the decoded data against dtype and shape before it allocates, so a hostile shape
+/// cannot request memory that the file does not contain.
 std::optional<at::Tensor> tensor_from_json(const Json& json) {
   if (!json.is_object() || json.size() != 3 || !json.contains("dtype") || !json.contains("shape") ||
       !json.contains("data"))
@@ -106,7 +108,7 @@ std::optional<at::Tensor> tensor_from_json(const Json& json) {
   return std::nullopt;
 }
 
-/// Values that are written as {"<tag>": content}.
+/// Parses a value of the form {"<tag>": content}.
 std::optional<StateValue> tagged_from_json(const std::string& tag, const Json& content) {
   if (tag == "float64") {
     if (const auto number = number_from_json(content)) return *number;
@@ -166,17 +168,17 @@ absl::StatusOr<std::string> state_to_json(const StateDict& state) {
   try {
     return Json{{"schema", kStateSchema}, {"entries", std::move(entries)}}.dump(1) + "\n";
   } catch (const Json::type_error&) {
-    return absl::InvalidArgumentError("a state's entry has a name that is not UTF-8");
+    return absl::InvalidArgumentError("the name of a state entry is not UTF-8");
   }
 }
 
 absl::StatusOr<StateDict> state_from_json(std::string_view text, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const Json json, parse_strict_json(text, state_error(path, {}, {})));
   if (!json.is_object() || !json.contains("schema") || !json.contains("entries") || !json["entries"].is_object()) {
-    return to_status(state_error(path, {}, "is no state: it has no schema or no entries"));
+    return to_status(state_error(path, {}, "is not a state file: 'schema' or 'entries' is missing"));
   }
   if (json["schema"] != kStateSchema) {
-    Error error = state_error(path, "schema", "is not one that this library reads");
+    Error error = state_error(path, "schema", "is not supported by this version of the library");
     error.got = json["schema"].dump();
     error.expected = fmt::format("{}", kStateSchema);
     return to_status(error);
@@ -184,7 +186,7 @@ absl::StatusOr<StateDict> state_from_json(std::string_view text, const std::stri
   StateDict state;
   for (const auto& [name, json_value] : json["entries"].items()) {
     auto value = value_from_json(json_value);
-    if (!value) return to_status(state_error(path, name, "is not a value of a state"));
+    if (!value) return to_status(state_error(path, name, "is not a valid state value"));
     state.emplace(name, std::move(*value));
   }
   return state;

@@ -1,5 +1,5 @@
 #pragma once
-/// state.json: a StateDict as JSON, exactly. The format is docs/formats/checkpoint.md.
+/// Converts a StateDict to state.json and back, without loss. docs/formats/checkpoint.md specifies the format.
 
 #include <absl/status/statusor.h>
 
@@ -10,10 +10,11 @@
 
 namespace trainkit::detail {
 
-/// kInvalidArgument names an entry that cannot be written (a tensor without data in memory, a name that is no UTF-8).
+/// Converts a state to JSON. kInvalidArgument names an entry that cannot be written: a tensor without data in memory,
+/// or a name that is not UTF-8.
 absl::StatusOr<std::string> state_to_json(const StateDict& state);
 
-/// Errors are of exit code 5 and name the entry of the file `path`.
+/// Parses state.json. Errors (exit code 5) name the entry of the file `path`.
 absl::StatusOr<StateDict> state_from_json(std::string_view text, const std::string& path);
 
 }  // namespace trainkit::detail

@@ -23,7 +23,8 @@ void ConfusionMatrix::add(const at::Tensor& truth, const at::Tensor& predicted) 
   const c10::NoGradGuard no_grad;
   const at::Tensor row = truth.to(cells_.device(), /*non_blocking=*/true);
   const at::Tensor column = predicted.to(cells_.device(), /*non_blocking=*/true);
-  // A class that is not there would count in a cell of others: it is given an index that no cell has.
+  // An out-of-range class would be counted in the cell of another pair. It gets an index that no cell has instead, so
+  // scatter_add_ reports it.
   const int64_t beyond = cells_.numel();
   const at::Tensor valid = (row < num_classes_).logical_and_(column >= 0).logical_and_(column < num_classes_);
   const at::Tensor inside = at::where(valid, row * num_classes_ + column, beyond);
@@ -79,13 +80,13 @@ ClassificationScores score(const at::Tensor& counts) {
     by_chance += static_cast<double>(truth) * static_cast<double>(predicted);
   }
   const auto rows = static_cast<double>(scores.rows);
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  scores.oa = scores.rows > 0 ? static_cast<double>(right) / rows : kNone;
-  scores.aa = present > 0 ? scores.aa / static_cast<double>(present) : kNone;
-  scores.weighted_f1 = scores.rows > 0 ? scores.weighted_f1 / rows : kNone;
-  scores.macro_f1 = met > 0 ? scores.macro_f1 / static_cast<double>(met) : kNone;
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  scores.oa = scores.rows > 0 ? static_cast<double>(right) / rows : kNaN;
+  scores.aa = present > 0 ? scores.aa / static_cast<double>(present) : kNaN;
+  scores.weighted_f1 = scores.rows > 0 ? scores.weighted_f1 / rows : kNaN;
+  scores.macro_f1 = met > 0 ? scores.macro_f1 / static_cast<double>(met) : kNaN;
   const double expected = by_chance / (rows * rows);
-  scores.kappa = expected < 1 ? (scores.oa - expected) / (1 - expected) : kNone;
+  scores.kappa = expected < 1 ? (scores.oa - expected) / (1 - expected) : kNaN;
   return scores;
 }
 

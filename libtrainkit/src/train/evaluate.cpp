@@ -18,7 +18,7 @@
 namespace trainkit {
 namespace {
 
-/// Puts a module into evaluation mode for a scope.
+/// Sets a module to evaluation mode for a scope.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
@@ -35,7 +35,7 @@ class EvaluationMode {
   bool was_training_;
 };
 
-/// Weighted sums on the device.
+/// Accumulates weighted sums on the device.
 class Sums {
  public:
   void add(const LossOutput& output, double weight) {
@@ -46,13 +46,14 @@ class Sums {
     }
   }
 
-  /// Adds what another replica has summed up.
+  /// Adds the sums of another replica.
   void add(const Sums& other) {
     weight_ += other.weight_;
     for (size_t i = 0; i < other.sums_.size(); ++i) add_one(i, other.sums_[i].first, other.sums_[i].second, 1.0);
   }
 
-  /// Makes them the sums of all ranks.
+  /// Replaces the sums with those over all ranks. First compares the number of metrics (its maximum with its minimum
+  /// over the ranks), since an all-reduce needs tensors of equal size.
   absl::Status add_other_ranks(ProcessGroup& group) {
     const auto count = static_cast<double>(sums_.size());
     const at::Tensor counts = at::tensor({count, -count}, at::kDouble);
@@ -60,7 +61,7 @@ class Sums {
     if (counts[0].item<double>() != -counts[1].item<double>()) {
       return to_status({.exit_code = ExitCode::kData,
                         .id = "data.metrics",
-                        .problem = "ranks have different metrics, or one could read no row of the evaluation",
+                        .problem = "ranks return different metrics, or one rank could not read any evaluation row",
                         .got = std::to_string(sums_.size()) + " here"});
     }
     if (sums_.empty()) return absl::OkStatus();
@@ -94,7 +95,7 @@ class Sums {
   double weight_ = 0;
 };
 
-/// Adds one replica's part of a batch; a row that only repeats another counts nothing.
+/// Adds one replica's share of a batch; padding rows have no weight.
 void add_rows(torch::nn::Module& model, const Batch& rows, const LossFunction& loss, Sums& sums) {
   if (rows.size() == 0) return;
   const Batch counted = counted_rows(rows);
@@ -145,7 +146,7 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
   const c10::InferenceMode inference;
   const auto replicas = static_cast<size_t>(devices.replicas());
   std::vector<Sums> sums(replicas);
-  // A loss function may keep something from call to call, so each thread has one of its own.
+  // A loss function may keep state between calls, so each replica's thread gets its own copy.
   std::vector<LossFunction> losses(replicas, loss);
   TRAINKIT_RETURN_IF_ERROR(
       for_each_batch(devices, loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
@@ -155,7 +156,7 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
   for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
   if (ProcessGroup* group = devices.process_group()) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group));
   if (sums[0].weight() == 0) {
-    return to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = "there is no row to evaluate"},
+    return to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = "no rows to evaluate"},
                      absl::StatusCode::kInvalidArgument);
   }
   return sums[0].means();

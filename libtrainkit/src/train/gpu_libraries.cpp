@@ -14,7 +14,7 @@
 namespace trainkit::detail {
 namespace {
 
-thread_local LibraryWatch* present = nullptr;
+thread_local LibraryWatch* current_watch = nullptr;
 
 constexpr std::array<std::string_view, 9> kProducts = {"aten::mm",      "aten::addmm",  "aten::bmm",
                                                        "aten::baddbmm", "aten::addbmm", "aten::mv",
@@ -26,19 +26,19 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, n>& nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Whether LibTorch has cuBLASLt add the bias, a vector: for products that are no vectors (aten/src/ATen/native/cuda/
-/// Blas.cpp).
+/// Returns whether LibTorch lets cuBLASLt add the bias: a vector, added to a product of matrices that are not vectors
+/// (aten/src/ATen/native/cuda/Blas.cpp).
 bool adds_bias(std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
   if (name != "aten::addmm") return false;
   const at::Tensor &bias = inputs[0].toTensor(), &a = inputs[1].toTensor(), &b = inputs[2].toTensor();
   return bias.dim() == 1 && a.dim() == 2 && b.dim() == 2 && a.size(0) > 1 && a.size(1) > 1 && b.size(1) > 1;
 }
 
-/// A convolution, or its backward, that is running.
+/// A running convolution or its backward.
 struct Convolution final : at::ObserverContext {
   Convolution(int64_t allocations, const at::RecordFunction& function) : first_allocation(allocations) {
     const auto inputs = function.inputs();
-    const size_t first = function.name() == kConvolutions[1] ? 1 : 0;  // backward has the output's gradient before
+    const size_t first = function.name() == kConvolutions[1] ? 1 : 0;  // backward: argument 0 is the output's gradient
     if (first == 1) output = inputs[0].toTensor();
     input = inputs[first].toTensor();
     weight = inputs[first + 1].toTensor();
@@ -53,8 +53,8 @@ struct Convolution final : at::ObserverContext {
     has_columns = !is_product && !is_depthwise;
   }
 
-  /// What LibTorch's convolution for CUDA takes for its own time: a copy of an input that is not contiguous, and the
-  /// columns of one row, so that a product does the rest.
+  /// Temporary memory of LibTorch's CUDA convolution: a copy of a non-contiguous input, and the columns of one row
+  /// (im2col), which a matrix product reads.
   std::array<int64_t, 2> temporary_bytes(c10::ArrayRef<c10::IValue> outputs) const {
     const at::Tensor& out = output.defined() ? output : outputs[0].toTensor();
     const int64_t places = out[0][0].numel(), values = weight[0].numel();
@@ -85,7 +85,7 @@ GpuLibraries gpu_libraries([[maybe_unused]] c10::Device device) {
 LibraryWatch::LibraryWatch(MemoryRecorder& recorder, const GpuLibraries& libraries, bool on)
     : recorder_(recorder), libraries_(libraries) {
   if (!on) return;
-  present = this;
+  current_watch = this;
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begin, end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
@@ -95,28 +95,28 @@ LibraryWatch::LibraryWatch(MemoryRecorder& recorder, const GpuLibraries& librari
 LibraryWatch::~LibraryWatch() {
   if (handle_ == at::INVALID_CALLBACK_HANDLE) return;
   at::removeCallback(handle_);
-  present = nullptr;
+  current_watch = nullptr;
 }
 
 std::unique_ptr<at::ObserverContext> LibraryWatch::begin(const at::RecordFunction& function) {
-  if (!present) return nullptr;
+  if (!current_watch) return nullptr;
   const std::string_view name = function.name();
   const bool convolves = is_one_of(name, kConvolutions);
-  if (is_one_of(name, kProducts) || (convolves && !present->libraries_.has_cudnn)) {
-    present->take(present->has_cublas_[present->thread_], present->libraries_.cublas_bytes);
+  if (is_one_of(name, kProducts) || (convolves && !current_watch->libraries_.has_cudnn)) {
+    current_watch->take(current_watch->has_cublas_[current_watch->thread_], current_watch->libraries_.cublas_bytes);
   }
   if (adds_bias(name, function.inputs())) {
-    present->take(present->has_cublaslt_[present->thread_], present->libraries_.cublaslt_bytes);
+    current_watch->take(current_watch->has_cublaslt_[current_watch->thread_], current_watch->libraries_.cublaslt_bytes);
   }
-  return convolves ? std::make_unique<Convolution>(present->recorder_.allocations(), function) : nullptr;
+  return convolves ? std::make_unique<Convolution>(current_watch->recorder_.allocations(), function) : nullptr;
 }
 
 void LibraryWatch::end(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (!present || !context) return;
+  if (!current_watch || !context) return;
   const auto& convolution = static_cast<const Convolution&>(*context);
-  present->recorder_.assign_freed_since(convolution.first_allocation, MemoryClass::kWorkspace);
-  if (present->libraries_.has_cudnn) return;
-  present->recorder_.pass(convolution.temporary_bytes(function.outputs()), MemoryClass::kActivations);
+  current_watch->recorder_.assign_freed_since(convolution.first_allocation, MemoryClass::kWorkspace);
+  if (current_watch->libraries_.has_cudnn) return;
+  current_watch->recorder_.pass(convolution.temporary_bytes(function.outputs()), MemoryClass::kActivations);
 }
 
 void LibraryWatch::take(bool& has, int64_t bytes) {

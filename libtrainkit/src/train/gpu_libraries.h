@@ -1,5 +1,5 @@
 #pragma once
-// The memory that CUDA's libraries take from LibTorch's allocator, found in a step that is recorded on the CPU.
+// Predicts the memory that CUDA's libraries take from LibTorch's allocator, from a step recorded on the CPU.
 
 #include <ATen/record_function.h>
 #include <c10/core/Device.h>
@@ -11,22 +11,22 @@
 
 namespace trainkit::detail {
 
-/// Of a CUDA device of this machine; of another device the defaults of GpuLibraries.
+/// Returns the workspace sizes of a CUDA device of this machine; for any other device the defaults of GpuLibraries.
 GpuLibraries gpu_libraries(c10::Device device);
 
-/// While it lives, adds the workspaces that the operations of this thread would take on a GPU to a recording: of each
-/// thread that calls cuBLAS, one that forward and the update share and one of backward. What a convolution takes for
-/// its own time on the CPU becomes MemoryClass::kWorkspace; without cuDNN the columns of LibTorch's convolutions are
+/// Adds GPU workspaces to a recording, for the operations that this thread runs during the object's lifetime. Each
+/// thread that calls cuBLAS has two: one for forward and update, one for backward. Temporary memory of the CPU's
+/// convolutions becomes MemoryClass::kWorkspace. Without cuDNN the column buffers of LibTorch's own convolutions are
 /// added.
 class LibraryWatch {
  public:
-  /// Nothing unless `on`.
+  /// Does nothing unless `on`.
   LibraryWatch(MemoryRecorder& recorder, const GpuLibraries& libraries, bool on);
   ~LibraryWatch();
   LibraryWatch(const LibraryWatch&) = delete;
   LibraryWatch& operator=(const LibraryWatch&) = delete;
 
-  /// On CUDA, autograd runs backward in a thread of its own.
+  /// Selects the thread that operations belong to. On CUDA, autograd runs backward in its own thread.
   void set_backward(bool backward) { thread_ = backward ? 1 : 0; }
 
  private:

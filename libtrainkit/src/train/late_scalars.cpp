@@ -9,6 +9,13 @@
 
 namespace trainkit {
 
+// Note [Asynchronous scalars]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Tensor::item() would make the host wait for the device in every step. Instead the scalars are stacked into one tensor
+// and copied with one non-blocking copy into page-locked memory (a copy to pageable memory would block). An event
+// recorded on the same stream after the copy tells when the host may read it: ready() queries the event and never
+// waits.
+
 LateScalars::LateScalars(const std::vector<at::Tensor>& scalars) {
   const c10::AutoGradMode no_grad(false);
   at::Device device = at::kCPU;

@@ -1,5 +1,5 @@
 #pragma once
-/// Scalars read from the device after it has got there by itself.
+/// Reads device scalars without synchronising.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -9,18 +9,19 @@
 
 namespace trainkit {
 
-/// Starts copying scalars to the host without waiting; they are read some steps later, when the copy is done.
+/// Copies scalars to the host asynchronously. They are read some steps later, when the copy is done.
+/// See Note [Asynchronous scalars].
 ///
-/// On the CPU the values are there at once. The tensors must not be written to before the copy is done.
+/// On the CPU the values are available immediately. The tensors must not be overwritten before the copy is done.
 class LateScalars {
  public:
   LateScalars() = default;
-  /// Scalars of any dtype on one device; undefined tensors come out as NaN.
+  /// Starts the copy. Scalars may have any dtype and must be on one device; undefined tensors become NaN.
   explicit LateScalars(const std::vector<at::Tensor>& scalars);
 
-  /// Whether values() will return without waiting.
+  /// Returns whether values() would return without waiting.
   bool ready() const;
-  /// The values, in the order given. Waits for the device if they are not there yet.
+  /// Returns the values, in the order given. Waits for the device if the copy is not done.
   std::vector<double> values() const;
 
  private:

@@ -16,7 +16,7 @@
 namespace trainkit::detail {
 namespace {
 
-/// "nan", "inf", or nullptr. Minus infinity is what masks are made of.
+/// Returns "nan", "inf", or nullptr. Minus infinity is allowed, since masks contain it.
 const char* problem_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point() || tensor.is_sparse()) return nullptr;
   const at::Tensor values = tensor.detach();
@@ -24,7 +24,21 @@ const char* problem_of(const at::Tensor& tensor) {
   return at::isposinf(values).any().item<bool>() ? "inf" : nullptr;
 }
 
-/// What the callbacks of one search share.
+// Note [Search for the first non-finite value]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Callbacks see every operation: inputs at its start, outputs at its end. Three kinds of values must not be reported:
+// - Uninitialised memory. aten::empty and its relatives return memory with arbitrary contents. unwritten_ remembers
+//   their storages by weak pointer until an operation that computes returns them, so that an address which the
+//   allocator reuses is not confused with the old storage.
+// - Views. They compute nothing, and kernels take views of memory that they have not written yet.
+// - Outputs passed as inputs. In-place and out= operations receive the tensor that they overwrite.
+// Checking runs operations itself; DisableRecordFunctionGuard keeps them from calling the callbacks again. If a
+// callback runs out of memory, an operation was missed and a later finding may not be the first one, so the search
+// gives up.
+// Autograd's threads inherit the thread-local callback. One of them may still be in a callback when `run` has thrown;
+// it holds a shared_ptr to the Search, which current_search no longer names.
+
+/// State of one search, shared by its callbacks. See Note [Search for the first non-finite value].
 class Search {
  public:
   explicit Search(const torch::nn::Module& module) {
@@ -39,12 +53,12 @@ class Search {
     }
   }
 
-  /// Inputs are there at the start of an operation alone, outputs at its end. An input that no operation returned is
-  /// of the batch, or a constant.
+  /// Checks the inputs, which are only available at the start of an operation. An input that no operation returned
+  /// comes from the batch or is a constant.
   void begin(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
     if (done()) return;
-    const at::DisableRecordFunctionGuard not_of_these;
+    const at::DisableRecordFunctionGuard no_recursion;
     const c10::AutoGradMode no_grad(false);
     const bool computes = !is_view(operation) && !writes_over(operation);
     bool takes_parameter = false;
@@ -59,13 +73,14 @@ class Search {
         problem = problem_of(input.toTensor());
       }
     }
-    if (problem) tell(operation, "took", problem, takes_parameter);
+    if (problem) report(operation, "took", problem, takes_parameter);
   }
 
+  /// Checks the outputs, which are only available at the end of an operation.
   void end(const at::RecordFunction& operation) {
     const std::lock_guard lock(mutex_);
     if (done() || is_view(operation)) return;
-    const at::DisableRecordFunctionGuard not_of_these;
+    const at::DisableRecordFunctionGuard no_recursion;
     const c10::AutoGradMode no_grad(false);
     for (const c10::IValue& output : operation.outputs()) {
       if (!output.isTensor() || !output.toTensor().defined() || !output.toTensor().has_storage()) continue;
@@ -75,11 +90,11 @@ class Search {
         continue;
       }
       unwritten_.erase(storage.unsafeGetStorageImpl());
-      if (const char* problem = problem_of(output.toTensor())) tell(operation, "returned", problem, false);
+      if (const char* problem = problem_of(output.toTensor())) report(operation, "returned", problem, false);
     }
   }
 
-  /// An operation could not be looked at, there being no memory: what comes later need not be the first.
+  /// Ends the search: an operation could not be checked for lack of memory, so a later finding may not be the first.
   void give_up() {
     const std::lock_guard lock(mutex_);
     given_up_ = true;
@@ -93,13 +108,13 @@ class Search {
  private:
   bool done() const { return given_up_ || !found_.empty(); }
 
-  /// What nobody has written to yet holds anything.
+  /// Returns whether the operation allocates uninitialised memory.
   static bool gives_raw_memory(const at::RecordFunction& operation) {
     const std::string_view name = operation.name();
     return name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name.starts_with("aten::resize") ||
            name.starts_with("aten::set_");
   }
-  /// Gives the memory of an input: nothing is computed. Kernels do it with memory that they have not written to yet.
+  /// Returns whether the operation returns a view of an input and computes nothing.
   static bool is_view(const at::RecordFunction& operation) {
     const auto schema = operation.operator_schema();
     return schema && std::any_of(schema->returns().begin(), schema->returns().end(), [](const c10::Argument& result) {
@@ -110,16 +125,16 @@ class Search {
     const auto found = unwritten_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == unwritten_.end()) return false;
     if (!found->second.expired()) return true;
-    unwritten_.erase(found);  // another one stands at its address
+    unwritten_.erase(found);  // another storage has its address now
     return false;
   }
-  /// Takes what it overwrites as an input.
+  /// Returns whether the operation takes the tensor that it overwrites as an input.
   static bool writes_over(const at::RecordFunction& operation) {
     const std::string_view name = operation.name();
     return gives_raw_memory(operation) || name.ends_with("_") || name.ends_with("out") || name.find("as_strided") < 32;
   }
 
-  void tell(const at::RecordFunction& operation, const char* verb, const char* problem, bool takes_parameter) {
+  void report(const at::RecordFunction& operation, const char* verb, const char* problem, bool takes_parameter) {
     const bool known = !last_owner_.empty();
     found_ =
         fmt::format("{} {}{} {}{}", operation.name(), known && !takes_parameter ? "after " + last_owner_ + " " : "",
@@ -127,8 +142,8 @@ class Search {
   }
 
   std::mutex mutex_;
-  std::unordered_map<const void*, std::string> owners_;  // of each parameter's memory
-  /// Memory that no operation has written to: it and its views hold anything.
+  std::unordered_map<const void*, std::string> owners_;  // by the address of a parameter's data
+  /// Storages that no operation has written to yet.
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> unwritten_;
   std::string last_owner_, found_;
   bool given_up_ = false;
@@ -136,8 +151,7 @@ class Search {
 
 std::mutex one_search_at_a_time;
 
-/// The search that callbacks belong to. Shared: one of autograd's threads may still be in a callback when `run` has
-/// thrown.
+/// The search that callbacks report to; shared, see Note [Search for the first non-finite value].
 std::mutex current_mutex;
 std::shared_ptr<Search> current_search;
 
@@ -151,29 +165,29 @@ std::shared_ptr<Search> get_current() {
   return current_search;
 }
 
-/// Lets no exception out: LibTorch would print it, and go on.
-void look(void (Search::*at_place)(const at::RecordFunction&), const at::RecordFunction& operation) {
+/// Runs a callback and catches its exceptions, which LibTorch would print and ignore.
+void run_callback(void (Search::*method)(const at::RecordFunction&), const at::RecordFunction& operation) {
   const std::shared_ptr<Search> search = get_current();
   if (!search) return;
   try {
-    ((*search).*at_place)(operation);
+    ((*search).*method)(operation);
   } catch (const std::exception&) {
     search->give_up();
   }
 }
 
-/// Has the operations of this thread, and of autograd's threads for it, looked at while it lives.
+/// Checks the operations of this thread, and of autograd's threads that work for it, during its lifetime.
 class Watch {
  public:
   explicit Watch(std::shared_ptr<Search> search) {
     set_current(std::move(search));
-    handle_ = at::addThreadLocalCallback(  // autograd's threads take it over with the rest of this thread's state
+    handle_ = at::addThreadLocalCallback(  // autograd's threads inherit it with this thread's state
         at::RecordFunctionCallback(
             [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-              look(&Search::begin, operation);
+              run_callback(&Search::begin, operation);
               return nullptr;
             },
-            [](const at::RecordFunction& operation, at::ObserverContext*) { look(&Search::end, operation); })
+            [](const at::RecordFunction& operation, at::ObserverContext*) { run_callback(&Search::end, operation); })
             .needsInputs(true)
             .needsOutputs(true)
             .scopes({at::RecordScope::FUNCTION}));

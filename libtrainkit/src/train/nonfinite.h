@@ -1,5 +1,5 @@
 #pragma once
-// Finds the operation and the module that the first value which is not finite came from. Internal to TrainStep.
+// Finds the operation and module that produced the first non-finite value. Internal to TrainStep.
 
 #include <torch/nn/module.h>
 
@@ -8,12 +8,14 @@
 
 namespace trainkit::detail {
 
-/// Calls `run`, a forward and backward pass of `module` in this thread, and looks at what every operation takes and
-/// returns, in autograd's threads too. Says what came first: "weight of 'head' is not finite", "aten::addmm took inf,
-/// in 'encoder.0'" (what it took is of the batch), "aten::sqrt after 'encoder.0' returned nan"; the module is the last
-/// one whose parameter an operation took. Minus infinity, which masks are made of, is let pass. Empty if nothing was
-/// found, or there is no memory to look. Slow, since it reads every tensor; what other threads run meanwhile (a save in
-/// the background) is not looked at.
+/// Calls `run`, a forward and backward pass of `module` in this thread, and checks the inputs and outputs of every
+/// operation, in autograd's threads too. Returns a description of the first non-finite value:
+/// - "weight of 'head' is not finite";
+/// - "aten::addmm took inf, in 'encoder.0'" if an input from the batch was not finite;
+/// - "aten::sqrt after 'encoder.0' returned nan".
+/// The module is the last one whose parameter an operation used. Minus infinity is allowed, since masks contain it.
+/// Returns an empty string if nothing was found or memory ran out. Slow, since it reads every tensor. Does not check
+/// operations of other threads (a background save).
 std::string first_nonfinite(const torch::nn::Module& module, const std::function<void()>& run);
 
 }  // namespace trainkit::detail

@@ -8,15 +8,22 @@ namespace {
 
 using c10::DebugInfoKind;
 
-// LibTorch has no kinds for others. These two are for its own tests.
+// Note [Lifetime of observers]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A thread-local RecordFunction callback is a plain function pointer and can own nothing. The observer travels in
+// ThreadLocalDebugInfo, a shared_ptr that LibTorch copies into autograd's threads with the rest of the thread-local
+// state. Such a thread keeps the observer alive for as long as it runs callbacks, even if the watch has ended meanwhile
+// because backward() threw. A raw pointer or a global variable would be a use after free there.
+
+// LibTorch offers no kinds for user code; these two are reserved for its own tests.
 constexpr DebugInfoKind kCount = DebugInfoKind::TEST_INFO, kTrace = DebugInfoKind::TEST_INFO_2;
 
 template <DebugInfoKind kKind>
-void call(void (OperationObserver::*at_place)(const at::RecordFunction&), const at::RecordFunction& operation) {
+void call(void (OperationObserver::*method)(const at::RecordFunction&), const at::RecordFunction& operation) {
   auto* observer = static_cast<OperationObserver*>(c10::ThreadLocalDebugInfo::get(kKind));
   if (!observer) return;
   try {
-    (observer->*at_place)(operation);
+    (observer->*method)(operation);
   } catch (const std::exception&) {
     observer->failed();
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Sees the operations that a thread asks of LibTorch, and those of autograd's threads that work for it.
+// Observes the LibTorch operations of a thread, and those of autograd's threads that work for it.
 
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -9,21 +9,21 @@
 
 namespace trainkit::detail {
 
-/// Called from several threads at once. A call may come after the watch has ended: an autograd thread may still be in
-/// an operation when backward() has thrown.
+/// Interface of an observer. It is called from several threads concurrently, possibly after the watch has ended: an
+/// autograd thread may still run an operation when backward() has thrown. See Note [Lifetime of observers].
 class OperationObserver : public c10::DebugInfoBase {
  public:
   virtual void begin(const at::RecordFunction& operation) = 0;
   virtual void end(const at::RecordFunction& /*operation*/) {}
-  /// An exception of begin() or end(), which LibTorch would print and forget.
+  /// Called if begin() or end() threw; LibTorch would print and ignore the exception.
   virtual void failed() {}
 };
 
-/// Watches of one purpose do not overlap in a thread; of two purposes they may.
+/// Purpose of a watch. Within a thread, watches of different purposes may overlap, watches of the same purpose may not.
 enum class WatchPurpose { kCount, kTrace };
 
-/// Calls the observer until it is destroyed, in the thread that made it. Threads that work for this one hold the
-/// observer for as long as they call it: it is handed on with LibTorch's thread-local state, as the callbacks are.
+/// Calls the observer for the operations of the thread that created the watch, until it is destroyed.
+/// See Note [Lifetime of observers].
 class OperationWatch {
  public:
   OperationWatch(WatchPurpose purpose, std::shared_ptr<OperationObserver> observer);

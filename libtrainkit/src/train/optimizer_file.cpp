@@ -25,7 +25,7 @@ absl::Status refuse_state(const std::string& path, std::string field, std::strin
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// One dict of "param_groups", with the keys of torch.optim.AdamW (PyTorch 2.11).
+/// Makes one dict of "param_groups", with the keys of torch.optim.AdamW (PyTorch 2.11).
 TorchValue group_value(const ParamGroup& group, double lr, double weight_decay, const StateDict& state,
                        bool decoupled) {
   const auto number = [&](const char* name) { return std::get<double>(state.find(name)->second); };
@@ -42,10 +42,10 @@ TorchValue group_value(const ParamGroup& group, double lr, double weight_decay, 
   return value;
 }
 
-/// What a file says of one parameter.
+/// Tensors of one parameter in the file, by key.
 using ParameterState = std::map<std::string, at::Tensor>;
 
-/// The container whose "state" holds tensors: "", "optimizer.", ... nullopt if there is none.
+/// Finds the container whose "state" holds tensors: "", "optimizer.", ...; nullopt if there is none.
 std::optional<std::string> find_container(const TorchFile& file) {
   for (const std::string container : {"", "optimizer.", "optimizer_state_dict.", "optim."}) {
     const std::string start = container + "state.";
@@ -57,7 +57,7 @@ std::optional<std::string> find_container(const TorchFile& file) {
   return std::nullopt;
 }
 
-/// Reads "<start><parameter>.<what>"; names of parameters hold dots themselves.
+/// Reads the entries "<start><parameter>.<key>"; names of parameters contain dots themselves.
 absl::StatusOr<std::map<std::string, ParameterState>> read_states(const TorchFile& file, const std::string& start) {
   std::map<std::string, ParameterState> states;
   for (const TorchEntry& entry : file.entries()) {
@@ -65,14 +65,15 @@ absl::StatusOr<std::map<std::string, ParameterState>> read_states(const TorchFil
     const size_t dot = entry.name.rfind('.');
     const std::string what = entry.name.substr(dot + 1);
     if (std::find(std::begin(kKept), std::end(kKept), what) == std::end(kKept) || dot < start.size())
-      return refuse_state(file.path(), entry.name, "is nothing that Adam or AdamW keep", "amsgrad is not supported");
+      return refuse_state(file.path(), entry.name, "is not part of the state of Adam or AdamW",
+                          "amsgrad is not supported");
     TRAINKIT_ASSIGN_OR_RETURN(at::Tensor tensor, file.tensor(entry.name));
     states[entry.name.substr(start.size(), dot - start.size())][what] = tensor.contiguous();
   }
   return states;
 }
 
-/// Names of parameters by the number that "param_groups" gives them.
+/// Maps the numbers of parameters to their names, from "param_groups".
 std::map<std::string, std::string> parameter_names(const TorchFile& file, const std::string& container) {
   std::map<std::string, std::string> values(file.values().begin(), file.values().end()), names;
   for (const auto& [key, number] : values) {
@@ -91,8 +92,9 @@ void rename_keys(std::map<std::string, Value>& map, const auto& renamed) {
   map = std::move(result);
 }
 
-absl::Status use_names(const TorchFile& file, const std::string& container,
-                       std::map<std::string, ParameterState>& states) {
+/// Replaces parameter numbers by names and removes the prefix of DataParallel.
+absl::Status replace_numbers_by_names(const TorchFile& file, const std::string& container,
+                                      std::map<std::string, ParameterState>& states) {
   const auto is_number = [](const auto& state) {
     return std::all_of(state.first.begin(), state.first.end(), [](unsigned char c) { return c >= '0' && c <= '9'; });
   };
@@ -100,8 +102,8 @@ absl::Status use_names(const TorchFile& file, const std::string& container,
     const auto names = parameter_names(file, container);
     for (const auto& [number, state] : states) {
       if (names.contains(number)) continue;
-      return refuse_state(file.path(), container + "state." + number, "is a parameter known by its number alone",
-                          "in Python, make the optimizer of model.named_parameters() and save it again");
+      return refuse_state(file.path(), container + "state." + number, "is a parameter number without a name",
+                          "in Python, create the optimizer from model.named_parameters() and save it again");
     }
     rename_keys(states, [&](const std::string& number) { return names.at(number); });
   }
@@ -118,7 +120,7 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
   const StateDict state = optimizer.state_dict();
   const std::string type = std::get<std::string>(state.find("type")->second);
   if (type != "adam" && type != "adamw")
-    return absl::UnimplementedError(path + ": only the state of Adam and AdamW is written, not that of " + type);
+    return absl::UnimplementedError(path + ": only the state of Adam and AdamW can be saved, got " + type);
   TorchValue file = TorchValue::dict();
   TorchValue parameters = TorchValue::dict(), groups = TorchValue::list();
   const std::vector<double> lrs = optimizer.group_lrs();
@@ -140,9 +142,9 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::open(path, fs));
   const auto container = find_container(file);
-  if (!container) return refuse_state(path, {}, "holds no state of Adam or AdamW");
+  if (!container) return refuse_state(path, {}, "contains no state of Adam or AdamW");
   TRAINKIT_ASSIGN_OR_RETURN(auto states, read_states(file, *container + "state."));
-  TRAINKIT_RETURN_IF_ERROR(use_names(file, *container, states));
+  TRAINKIT_RETURN_IF_ERROR(replace_numbers_by_names(file, *container, states));
   StateDict state = optimizer.state_dict();
   int64_t steps = 0;
   for (const ParamGroup& group : optimizer.param_groups()) {
@@ -155,16 +157,15 @@ absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path,
         at::Tensor& own = std::get<at::Tensor>(state.find("state." + parameter.name + "." + what)->second);
         const bool fits = tensor->second.sizes() == own.sizes() && tensor->second.is_floating_point();
         if (!fits)
-          return refuse_state(path, parameter.name, std::string(what) + " is of another shape or no floating point");
+          return refuse_state(path, parameter.name, std::string(what) + " has another shape or is not floating point");
         own = tensor->second.to(own.scalar_type());
       }
       const double step = found.mapped().at("step").item<double>();
-      if (!(step >= 0 && step <= 1e15)) return refuse_state(path, parameter.name, "has no number of steps");
+      if (!(step >= 0 && step <= 1e15)) return refuse_state(path, parameter.name, "has an invalid step count");
       steps = std::max(steps, static_cast<int64_t>(step));
     }
   }
-  if (!states.empty())
-    return refuse_state(path, states.begin()->first, "is a parameter that this optimizer does not have");
+  if (!states.empty()) return refuse_state(path, states.begin()->first, "is not a parameter of this optimizer");
   state["step"] = steps;
   return annotate(optimizer.load_state_dict(state), path);
 }

@@ -18,16 +18,17 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
     return;
   }
   for (const auto& [name, tensor] : named_tensors(*devices.module()))
-    standing_ += static_cast<int64_t>(tensor.nbytes());
+    resident_bytes_ += static_cast<int64_t>(tensor.nbytes());
   for (const auto& [name, value] : optimizer.state_dict()) {
-    if (const auto* tensor = std::get_if<at::Tensor>(&value)) standing_ += static_cast<int64_t>(tensor->nbytes());
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) resident_bytes_ += static_cast<int64_t>(tensor->nbytes());
   }
-  for (const at::Tensor& parameter : devices.module()->parameters()) {  // the buckets of several ranks
-    if (devices.process_group() && parameter.requires_grad()) standing_ += static_cast<int64_t>(parameter.nbytes());
+  for (const at::Tensor& parameter : devices.module()->parameters()) {  // gradient buckets of several ranks
+    if (devices.process_group() && parameter.requires_grad())
+      resident_bytes_ += static_cast<int64_t>(parameter.nbytes());
   }
   try {
     recorder_ = std::make_unique<MemoryRecorder>(MemoryClass::kActivations);
-  } catch (const c10::Error&) {  // somebody else counts: this run goes on without
+  } catch (const c10::Error&) {  // another recorder is active: continue without a measurement
   }
 }
 
@@ -35,11 +36,11 @@ bool RealMemory::can_measure(const DeviceReplicator& devices) {
   return devices.replicas() == 1 || !devices.device().is_cpu();
 }
 
-DeviceMemory RealMemory::finish(int64_t beside) {
+DeviceMemory RealMemory::finish(int64_t other_bytes) {
   if (recorder_) {
     const MemoryTrace trace = recorder_->trace();
     recorder_.reset();
-    return {.allocated_bytes = standing_ + beside + trace.without(MemoryClass::kWorkspace).peak().total()};
+    return {.allocated_bytes = resident_bytes_ + other_bytes + trace.without(MemoryClass::kWorkspace).peak().total()};
   }
   DeviceMemory most;
   if (devices_.device().is_cpu()) return most;

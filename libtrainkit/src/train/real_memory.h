@@ -1,5 +1,5 @@
 #pragma once
-// What a training step really takes of a device's memory.
+// Measures the device memory of a training step.
 
 #include <cstdint>
 #include <memory>
@@ -11,22 +11,23 @@
 
 namespace trainkit::detail {
 
-/// Counts steps, from its creation on. On the CPU every allocation of the process; on a GPU its allocator's own peak.
+/// Measures from its construction to finish(). On the CPU it counts every allocation of the process; on a GPU it uses
+/// the peak of the allocator.
 class RealMemory {
  public:
   RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer);
 
-  /// Whether one device can be told apart: not where several replicas share the CPU.
+  /// Returns whether one device can be measured: false if several replicas share the CPU.
   static bool can_measure(const DeviceReplicator& devices);
 
-  /// Ends the count. Reserved bytes are 0 on the CPU. `beside` is what lives on the device beside weights, optimizer
-  /// state and what the step allocates (batches, a cache); a GPU's own count has it. The most of several devices. 0 if
-  /// another part of the process was counting.
-  DeviceMemory finish(int64_t beside);
+  /// Ends the measurement and returns the maximum over the devices. `other_bytes` is the device memory besides weights,
+  /// optimizer state and the step's allocations (batches, a cache); a GPU's allocator counts it already. Reserved bytes
+  /// are 0 on the CPU. Returns 0 if another part of the process was measuring.
+  DeviceMemory finish(int64_t other_bytes);
 
  private:
   const DeviceReplicator& devices_;
-  int64_t standing_ = 0;
+  int64_t resident_bytes_ = 0;  // weights, optimizer state, gradient buckets
   std::unique_ptr<MemoryRecorder> recorder_;
 };
 

@@ -15,7 +15,7 @@
 namespace trainkit {
 namespace {
 
-/// The generators in use, by name.
+/// Lists the generators in use, by name.
 std::vector<std::pair<std::string, at::Generator>> generators() {
   std::vector<std::pair<std::string, at::Generator>> all;
   at::Context& context = at::globalContext();
@@ -23,7 +23,7 @@ std::vector<std::pair<std::string, at::Generator>> generators() {
   if (!at::Context::hasCUDA()) return all;
   const auto count = at::detail::getCUDAHooks().deviceCount();
   for (c10::DeviceIndex i = 0; i < count; ++i) {
-    // A device without a context has drawn nothing, and asking for its generator would make one.
+    // A device without a CUDA context has drawn no numbers, and asking for its generator would create a context.
     if (!at::detail::getCUDAHooks().hasPrimaryContext(i)) continue;
     all.emplace_back(fmt::format("cuda.{}", static_cast<int>(i)), context.defaultGenerator(at::Device(at::kCUDA, i)));
   }
@@ -52,15 +52,15 @@ absl::Status load_default_generator_state(const StateDict& state) {
   auto here = generators();
   std::vector<std::pair<at::Generator*, at::Tensor>> checked;
   for (auto& [name, generator] : here) {
-    if (name != "cpu" && !state.contains(name)) continue;  // of a run without this device: goes on as it is
+    if (name != "cpu" && !state.contains(name)) continue;  // saved without this device: keep its generator
     TRAINKIT_ASSIGN_OR_RETURN(const auto saved, get_state<at::Tensor>(state, name));
     try {
-      // A copy takes the state first: it throws if the size or the engine's numbers are wrong.
+      // Tries the state on a copy: set_state throws if the size or the engine's numbers are wrong.
       at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();
       copy.set_state(saved);
     } catch (...) {
       return refuse_generator(
-          name, "is no state of this generator: " + std::string(status_from_current_exception().message()));
+          name, "is not a state of this generator: " + std::string(status_from_current_exception().message()));
     }
     checked.emplace_back(&generator, saved);
   }

@@ -38,25 +38,25 @@ absl::Status refuse_generators(const std::string& name, std::string problem) {
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// Whether a generator of the kind of `generator` takes `state`.
+/// Checks that a generator like `generator` accepts `state`.
 absl::Status check_generator_state(at::Generator generator, const at::Tensor& state, const std::string& name) {
   try {
     at::Generator copy = [&, lock = std::lock_guard(generator.mutex())] { return generator.clone(); }();
     copy.set_state(state.clone());
   } catch (...) {
     return refuse_generators(
-        name, "is no state of this generator: " + std::string(status_from_current_exception().message()));
+        name, "is not a state of this generator: " + std::string(status_from_current_exception().message()));
   }
   return absl::OkStatus();
 }
 
-/// The generators that a rank had.
+/// Saved generator states of one rank.
 struct SavedGenerators {
   at::Tensor cpu;
   std::optional<at::Tensor> device;
 };
 
-/// Of one process.
+/// Reads the states of a checkpoint's first process.
 absl::StatusOr<SavedGenerators> saved_alone(const StateDict& state) {
   SavedGenerators saved;
   TRAINKIT_ASSIGN_OR_RETURN(saved.cpu, get_state<at::Tensor>(state, kCpu));
@@ -67,14 +67,14 @@ absl::StatusOr<SavedGenerators> saved_alone(const StateDict& state) {
   return saved;
 }
 
-/// Of each rank, the first one's first.
+/// Reads the states of all ranks, in order.
 absl::StatusOr<std::vector<SavedGenerators>> saved_generators(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(const SavedGenerators alone, saved_alone(state));
   if (!state.contains(kRanks)) return std::vector<SavedGenerators>{alone};
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor rows, get_state<at::Tensor>(state, kRanks));
   const int64_t cpu_bytes = alone.cpu.numel();
   if (rows.dim() != 2 || rows.size(0) < 1 || rows.size(1) < cpu_bytes || rows.scalar_type() != at::kByte)
-    return refuse_generators(kRanks, "is not a row of bytes for each rank");
+    return refuse_generators(kRanks, "does not have one row of bytes per rank");
   std::vector<SavedGenerators> all;
   for (int64_t rank = 0; rank < rows.size(0); ++rank) {
     SavedGenerators saved{rows[rank].slice(0, 0, cpu_bytes).clone(), std::nullopt};
@@ -107,7 +107,7 @@ absl::StatusOr<StateDict> collect_generators(const DeviceReplicator& devices) {
 absl::Status load_generators(const StateDict& state, const DeviceReplicator& devices, uint64_t seed) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<SavedGenerators> all, saved_generators(state));
   const at::Device device = devices.device();
-  for (const SavedGenerators& saved : all) {  // all of them, so that no rank refuses what another takes
+  for (const SavedGenerators& saved : all) {  // all ranks' states, so that all ranks decide alike
     TRAINKIT_RETURN_IF_ERROR(check_generator_state(generator_of(at::kCPU), saved.cpu, kCpu));
     if (saved.device && !device.is_cpu())
       TRAINKIT_RETURN_IF_ERROR(check_generator_state(generator_of(device), *saved.device, std::string(kCuda) + "0"));

@@ -1,8 +1,8 @@
 #pragma once
-// The random generators of a run in its checkpoints. Internal to Trainer.
+// Saves and restores the random generators of a run in its checkpoints. Internal to Trainer.
 //
-// Every rank draws from LibTorch's generator on the CPU; a run on one GPU also from that of its GPU. Several replicas
-// or ranks seed the generators of their devices from the CPU's in each step, so theirs need not be kept.
+// Every rank draws from LibTorch's CPU generator; a run on one GPU also draws from that GPU's generator. With several
+// replicas or ranks each step seeds the devices' generators from the CPU generator, so theirs are not needed.
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -14,17 +14,17 @@
 
 namespace trainkit::detail {
 
-/// "rng.cpu" and "rng.cuda.<replica>" of this process, and "rng_ranks", which every rank takes part in: a row of bytes
-/// for each, the CPU's generator and that of its GPU behind it.
+/// Collects "rng.cpu" and "rng.cuda.<replica>" of this process, and "rng_ranks": one row of bytes per rank, its CPU
+/// generator followed by its GPU generator. Every rank must call it.
 absl::StatusOr<StateDict> collect_generators(const DeviceReplicator& devices);
 
-/// Puts the generators back, on any kind and number of devices, and refuses the same states on all ranks (exit code 5).
-/// - The CPU's goes on where that of the rank was; a rank that is new begins with the first one's.
-/// - The GPU's goes on where that of the rank's first GPU was. If it had none it begins anew, by `seed` and rank.
-/// - What is left of the checkpoint, of GPUs that this run does not have, is not used.
+/// Restores the generators, on any kind and number of devices. All ranks reject the same states (exit code 5).
+/// - The CPU generator continues from the state of the same rank; a new rank starts from the first rank's state.
+/// - The GPU generator continues from the state of the rank's first GPU. Without one it is seeded from `seed` and rank.
+/// - States of GPUs that this run does not have are ignored.
 absl::Status load_generators(const StateDict& state, const DeviceReplicator& devices, uint64_t seed);
 
-/// "cuda" if the checkpoint is of a run on GPUs, else "cpu".
+/// Returns "cuda" if the checkpoint was written on GPUs, else "cpu".
 std::string kind_of_device(const StateDict& state);
 
 }  // namespace trainkit::detail

@@ -37,7 +37,7 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(progress.step, get_state<int64_t>(state, "step"));
   TRAINKIT_ASSIGN_OR_RETURN(progress.bad_evaluations, get_state<int64_t>(state, "bad_evaluations"));
   TRAINKIT_ASSIGN_OR_RETURN(progress.best_step, get_state<int64_t>(state, "best_step"));
-  progress.evaluated_step = progress.step;  // unless it says otherwise
+  progress.evaluated_step = progress.step;  // default for checkpoints without it
   if (state.contains("evaluated_step")) {
     TRAINKIT_ASSIGN_OR_RETURN(progress.evaluated_step, get_state<int64_t>(state, "evaluated_step"));
   }
@@ -61,7 +61,7 @@ absl::StatusOr<RunProgress> load_progress(const StateDict& state) {
   return progress;
 }
 
-/// The counters of a checkpoint, which are of its step.
+/// Reads the counters of a checkpoint and checks that they belong to its step.
 absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, const CheckpointPath& found) {
   TRAINKIT_ASSIGN_OR_RETURN(RunProgress progress, load_progress(sub_state(contents.state, "trainer")));
   if (progress.step == found.step) return progress;
@@ -69,7 +69,7 @@ absl::StatusOr<RunProgress> load_progress(const CheckpointContents& contents, co
                     .id = "ckpt.state",
                     .where = found.path() + "/state.json",
                     .field = "trainer.step",
-                    .problem = "is of another step",
+                    .problem = "belongs to another step",
                     .got = std::to_string(progress.step),
                     .expected = std::to_string(found.step)});
 }
@@ -78,7 +78,8 @@ StateDict shape_state(const RunShape& shape) {
   return {{"global_batch_size", shape.global_batch_size}, {"replicas", shape.replicas}};
 }
 
-/// Each rank's bytes in a row: (ranks, bytes) uint8, the same on all.
+/// Gathers each rank's bytes: (ranks, bytes) uint8, the same on all ranks. All-reduces zeros with this rank's row
+/// filled in.
 absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& mine, const std::string& what) {
   const at::Tensor all = at::zeros({group.world_size(), mine.numel()}, mine.options());
   all[group.rank()].copy_(mine);
@@ -86,7 +87,7 @@ absl::StatusOr<at::Tensor> gather_bytes(ProcessGroup& group, const at::Tensor& m
   return all;
 }
 
-/// What each rank has trained on: {"digests", "counts"}, one number a rank.
+/// Gathers the trained rows of each rank: {"digests", "counts"}, one number per rank.
 absl::StatusOr<StateDict> gather_rows(ProcessGroup* group, const RowTrace& rows) {
   std::vector<int64_t> digests = {static_cast<int64_t>(rows.digest)}, counts = {rows.count};
   if (group) {
@@ -103,8 +104,8 @@ absl::StatusOr<StateDict> gather_rows(ProcessGroup* group, const RowTrace& rows)
   return StateDict{{"digests", std::move(digests)}, {"counts", std::move(counts)}};
 }
 
-/// Of the rank itself; on another number of ranks a digest of all that came before. Nothing where a checkpoint does not
-/// say.
+/// Reads the digest of this rank. On another number of ranks it is a digest of all earlier digests. Empty if the
+/// checkpoint has none.
 RowTrace load_rows(const StateDict& state, int64_t rank, int64_t ranks) {
   const auto digests = get_state<std::vector<int64_t>>(state, "digests");
   const auto counts = get_state<std::vector<int64_t>>(state, "counts");
@@ -120,7 +121,7 @@ RowTrace load_rows(const StateDict& state, int64_t rank, int64_t ranks) {
   return before;
 }
 
-/// On another number of devices the rows of a step stay what they were, or this is not the same run.
+/// Checks that a run on another number of devices keeps the rows per step; otherwise it would be a different run.
 absl::Status check_shape(const RunShape& saved, const RunShape& now) {
   if (saved.replicas == 0 || saved.replicas == now.replicas || saved.global_batch_size == now.global_batch_size) {
     return absl::OkStatus();
@@ -129,15 +130,15 @@ absl::Status check_shape(const RunShape& saved, const RunShape& now) {
       {.exit_code = ExitCode::kDistributed,
        .id = "dist.batch",
        .field = "global_batch_size",
-       .problem = fmt::format("the run had {} rows a step on {} devices", saved.global_batch_size, saved.replicas),
+       .problem = fmt::format("the run had {} rows per step on {} devices", saved.global_batch_size, saved.replicas),
        .got = fmt::format("{} on {} devices", now.global_batch_size, now.replicas),
        .expected = std::to_string(saved.global_batch_size),
        .hint = "choose batch_size and grad_accum_steps so that batch_size x devices x grad_accum_steps "
-               "stays what it was"},
+               "is unchanged"},
       absl::StatusCode::kInvalidArgument);
 }
 
-/// Weights, optimizer, schedule and scaler.
+/// Loads weights, optimizer, schedule and scaler.
 absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
   StateDict optimizer = sub_state(contents.state, "optimizer");
   for (const auto& [name, tensor] : contents.optimizer) optimizer[name] = tensor;
@@ -151,7 +152,7 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
   return scaler.empty() ? absl::OkStatus() : parts.scaler.load_state_dict(scaler);
 }
 
-/// Why the run does not have the numbers that it would have had where it was; empty if nothing is to be said.
+/// Explains why the run will differ from an uninterrupted one; empty if it will not.
 std::string resume_warning(const StateDict& saved, const RunParts& parts, const RunShape& shape) {
   std::string text;
   const std::string was = detail::kind_of_device(saved), is = parts.devices.device().is_cpu() ? "cpu" : "cuda";
@@ -163,8 +164,9 @@ std::string resume_warning(const StateDict& saved, const RunParts& parts, const 
         std::max<int64_t>(replicas, 1), was, shape.replicas, is);
   }
   if (parts.scaler.enabled() && sub_state(saved, "scaler").empty()) {
-    text += fmt::format("{}the checkpoint has no loss scale, as its run was not in fp16: the scale begins anew",
-                        text.empty() ? "" : "; ");
+    text += fmt::format(
+        "{}the checkpoint has no loss scale, as its run was not in fp16: the scale starts from its initial value",
+        text.empty() ? "" : "; ");
   }
   return text;
 }
@@ -187,9 +189,10 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
-  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0) return contents;  // the first writes
+  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0)
+    return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
-  // Tensors of the optimizer have a file of their own; its scalars stand with the rest of the state.
+  // The optimizer's tensors go to their own file, its scalars to the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {
     if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
       contents.optimizer.emplace_back(name, *tensor);
@@ -200,7 +203,7 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   if (parts.scheduler) {
     merge_state(contents.state, "scheduler", parts.scheduler->state_dict());
     contents.state["optimizer.lr"] =
-        parts.scheduler->lr();  // where it is kept on a GPU, the optimizer does not know it
+        parts.scheduler->lr();  // with a table on the GPU the optimizer does not have the current value
   }
   merge_state(contents.state, "scaler", parts.scaler.state_dict());
   merge_state(contents.state, "loader", parts.loader.state_dict());
@@ -220,6 +223,14 @@ absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts,
   progress = std::move(loaded);
   return absl::OkStatus();
 }
+
+// Note [Order of a resume]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A resumed run must compute the same bits as an uninterrupted one, and a rejected resume must change nothing on disk.
+// resume_run() only reads the checkpoint. It checks the shape first, then loads the model (checked in full before any
+// tensor is changed), then the loader's position, then the generators. The generators come last because loading must
+// not draw from them afterwards. `progress` is assigned at the very end, so a failed resume leaves the counters as they
+// were.
 
 absl::StatusOr<std::string> resume_run(const std::string& spec, const std::string& output_dir, const RunParts& parts,
                                        const RunShape& shape, RunProgress& progress) {

@@ -20,6 +20,14 @@ std::array<struct sigaction, kSignals.size()> previous;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
               "signal handlers may touch lock-free atomics only");
 
+// Note [Signal handler]
+// ~~~~~~~~~~~~~~~~~~~~~
+// The handler may interrupt any code, also code that holds the allocator's or stdio's lock. It therefore only touches
+// lock-free atomics and calls _exit, which is async-signal-safe and runs no destructors. The first stop signal wins a
+// compare-exchange from 0; a second one, also of the other kind, ends the process. SA_RESTART keeps system calls of the
+// data loader from failing with EINTR.
+
+/// See Note [Signal handler].
 void on_signal(int number) {
   if (number == SIGUSR1) {
     save_requested = true;

@@ -31,7 +31,7 @@ std::vector<std::string> SkippedSteps::take(bool wait) {
   return lines;
 }
 
-void SkippedSteps::forget_row() {
+void SkippedSteps::reset_consecutive() {
   pending_.clear();
   in_a_row_ = 0;
 }
@@ -44,8 +44,8 @@ absl::Status SkippedSteps::error() const {
                     .field = "gradients",
                     .problem = "are not finite at " + steps + (cause_.empty() ? "" : ": " + cause_),
                     .hint =
-                        "lower the learning rate, clip gradients (--grad_clip 1), use --precision fp32, or leave such "
-                        "steps out (--on_nonfinite skip)"});
+                        "lower the learning rate, clip gradients (--grad_clip 1), use --precision fp32, or skip such "
+                        "steps (--on_nonfinite skip)"});
 }
 
 }  // namespace trainkit

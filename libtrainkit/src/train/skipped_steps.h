@@ -1,5 +1,5 @@
 #pragma once
-// Which steps were skipped, learnt when the device has said so. Internal to Trainer.
+// Tracks skipped steps without waiting for the device. Internal to Trainer.
 
 #include <absl/status/status.h>
 
@@ -13,24 +13,26 @@
 
 namespace trainkit {
 
+/// Counts skipped steps. The device decides whether a step is skipped; the host learns it some steps later, through
+/// LateScalars.
 class SkippedSteps {
  public:
-  /// `most` in a row are too many.
+  /// @param most consecutive skipped steps that end the run.
   explicit SkippedSteps(int64_t most) : most_(most) {}
 
-  /// Starts reading what `metrics` say of `step`.
+  /// Starts reading the skip counter of `step` from `metrics`.
   void add(int64_t step, const StepMetrics& metrics);
 
-  /// What has arrived since the last call, as lines to print; all there is with `wait`.
+  /// Returns messages about the steps whose results have arrived since the last call; with `wait`, of all steps.
   std::vector<std::string> take(bool wait);
 
   bool too_many() const { return in_a_row_ >= most_; }
-  /// Whether the last step that is known was skipped.
+  /// Returns whether the last known step was skipped.
   bool skipped_last() const { return in_a_row_ > 0; }
-  /// Begins to count in a row anew, after a rollback.
-  void forget_row();
+  /// Resets the count of consecutive skips, after a rollback.
+  void reset_consecutive();
   int64_t total() const { return total_; }
-  /// What ends the run when there are too many: exit code 9.
+  /// Returns the error for too many skipped steps: exit code 9.
   absl::Status error() const;
 
  private:

@@ -11,18 +11,19 @@ namespace {
 
 const at::Tensor& tensor_at(c10::ArrayRef<const c10::IValue> values, size_t index) { return values[index].toTensor(); }
 
-/// Operations of all kernels of `weight` (out, in, ...) at `places`: of all images, channels left out.
+/// Returns the operations of applying all kernels of `weight` (out, in, ...) at `places` positions: of all images,
+/// without the channels.
 double kernels(const at::Tensor& weight, int64_t places) {
   return 2.0 * static_cast<double>(weight.numel()) * static_cast<double>(places);
 }
 
 int64_t places_of(const at::Tensor& images) { return images.numel() / images.size(1); }
 
-/// The places that a convolution has values for. Arguments of aten::convolution: input, weight, bias, stride, padding,
-/// dilation, transposed, ...
+/// Returns the number of output positions of a convolution. Arguments of aten::convolution: input, weight, bias,
+/// stride, padding, dilation, transposed, ...
 int64_t places_out(c10::ArrayRef<const c10::IValue> arguments) {
   const at::Tensor& images = arguments[0].toTensor();
-  if (arguments[6].toBool()) return places_of(images);  // transposed: each kernel stands at each place of the input
+  if (arguments[6].toBool()) return places_of(images);  // transposed: the kernel is applied at each input position
   const auto stride = arguments[3].toDimVector(), padding = arguments[4].toDimVector(),
              dilation = arguments[5].toDimVector();
   int64_t places = images.size(0);
@@ -34,12 +35,12 @@ int64_t places_out(c10::ArrayRef<const c10::IValue> arguments) {
   return places;
 }
 
-/// (..., m, k) by (..., k, n).
+/// Returns the operations of the product (..., m, k) by (..., k, n).
 double product(const at::Tensor& a, const at::Tensor& b) {
   return 2.0 * static_cast<double>(a.numel()) * static_cast<double>(b.size(-1));
 }
 
-/// Operations of a call, 0 for those that are not counted.
+/// Returns the operations of a call, 0 for calls that are not counted.
 double flops_of(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   const auto inputs = function.inputs();
@@ -47,14 +48,14 @@ double flops_of(const at::RecordFunction& function) {
   if (name == "aten::addmm" || name == "aten::baddbmm") return product(tensor_at(inputs, 1), tensor_at(inputs, 2));
   if (name == "aten::convolution") return kernels(tensor_at(inputs, 1), places_out(inputs));
   if (name != "aten::convolution_backward") return 0;
-  // One of as many operations as forward for each gradient that is wanted, of the input and of the weights.
+  // Each requested gradient, of the input and of the weights, costs as many operations as forward.
   const auto wanted = inputs.back().toBoolList();
   const bool transposed = inputs[7].toBool();
   const double each = kernels(tensor_at(inputs, 2), places_of(tensor_at(inputs, transposed ? 1 : 0)));
   return each * (static_cast<double>(wanted.get(0)) + static_cast<double>(wanted.get(1)));
 }
 
-/// Backward may run in autograd's threads: one sum for all.
+/// Sums up over threads: backward may run in autograd's.
 class Counter final : public detail::OperationObserver {
  public:
   void begin(const at::RecordFunction& operation) override {
@@ -81,7 +82,7 @@ absl::StatusOr<double> count_step_flops(const StepRecipe& recipe, int64_t batch_
   const detail::OperationWatch watch(detail::WatchPurpose::kCount, counter);
   const auto trace = record_step_memory(plain, batch_size, 1);
   if (!trace.ok()) return trace.status();
-  return counter->sum() / 2;  // it takes two steps
+  return counter->sum() / 2;  // two steps were recorded
 }
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// The arithmetic of a training step, counted on the CPU before there is a run.
+/// Counts the floating-point operations of a training step on the CPU, before the run.
 
 #include <absl/status/statusor.h>
 
@@ -9,10 +9,10 @@
 
 namespace trainkit {
 
-/// Floating-point operations of forward and backward of one micro-batch of `batch_size` rows: two for each
-/// multiply-add of convolutions and matrix products, as data sheets count them, from the shapes that LibTorch's
-/// operators get. Everything else (norms, activations, the optimizer) is not counted: it is bound by memory. Takes one
-/// step in float32; leaves nothing behind. Errors: those of record_step_memory.
+/// Counts the floating-point operations of forward and backward of one micro-batch of `batch_size` rows. As in data
+/// sheets, a multiply-add counts as two. Counts convolutions and matrix products, from the shapes that LibTorch's
+/// operators receive. Norms, activations and the optimizer are not counted, since memory bandwidth limits them. Runs
+/// float32 steps and frees everything afterwards. Errors: those of record_step_memory.
 absl::StatusOr<double> count_step_flops(const StepRecipe& recipe, int64_t batch_size);
 
 }  // namespace trainkit

@@ -1,4 +1,4 @@
-// Graphs of CUDA.
+// Captures and replays steps as CUDA graphs.
 #include "step_graphs.h"
 
 #ifdef TRAINKIT_WITH_CUDA
@@ -22,10 +22,10 @@
 namespace trainkit::detail {
 namespace {
 
-/// The name of a pool of memory in LibTorch's allocator, which knows it for as long as a graph is in it.
+/// Id of a memory pool in LibTorch's allocator. The allocator keeps the pool for as long as a graph uses it.
 using Pool = std::shared_ptr<const at::cuda::MempoolId_t>;
 
-/// Captures and graphs that use a pool; LibTorch's own count does not take a pool that is unused.
+/// Returns the number of captures and graphs that use a pool. LibTorch's own count throws for an unused pool.
 int uses_of(const at::cuda::MempoolId_t& pool, c10::DeviceIndex device) {
   try {
     return c10::cuda::CUDACachingAllocator::getPoolUseCount(device, pool);
@@ -34,13 +34,30 @@ int uses_of(const at::cuda::MempoolId_t& pool, c10::DeviceIndex device) {
   }
 }
 
-/// A graph in a pool. LibTorch's own cleanup leaves the pools and the generators as in a capture if that fails.
+// Note [Failed captures]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// A step that cannot be captured must run eagerly afterwards, so a failed capture has to leave the process as it was.
+// at::cuda::CUDAGraph does not do that if capture_begin, the work or capture_end throws. The generators remain in
+// capture mode, the stream may still be capturing, and the allocators keep redirecting to the pool. clean_up()
+// undoes each of these, wherever the capture stopped:
+// 1. It resets the capture flag of every generator that took part.
+// 2. It ends the capture of the stream and destroys a partial graph. If capture_end had come that far, reset() does it.
+// 3. release_pools() stops the redirection and releases the pools of device and page-locked memory, which capture_begin
+//    opens one after the other. It compares the pool's use count with the one before the capture, since releasing a
+//    pool that was not opened would take it away from another graph. Each call may throw if capture_end had already
+//    done it.
+// 4. It clears the sticky error of the runtime.
+// The capture mode is thread-local: other threads (a Prefetcher's workers, which page-lock memory) may make calls that
+// are forbidden during a capture.
+
+/// A graph in a pool. See Note [Failed captures].
 class CudaGraphOfStep final : public GraphBackend::Graph, private at::cuda::CUDAGraph {
  public:
   explicit CudaGraphOfStep(Pool pool) : pool_(std::move(pool)) {}
   void replay() override { CUDAGraph::replay(); }
 
   /// Captures `work` on the current stream. If that throws, allocators and generators are as before.
+  /// See Note [Failed captures].
   void capture(const std::function<void()>& work);
 
  private:
@@ -56,7 +73,7 @@ void CudaGraphOfStep::capture(const std::function<void()>& work) {
   uses_before_ = uses_of(*pool_, c10::cuda::current_device());
   std::exception_ptr failed;
   try {
-    // Other threads (a Prefetcher's, which page-lock memory) may call what a capturing one may not.
+    // Thread-local: other threads may make calls that a capturing one may not, see Note [Failed captures].
     capture_begin(*pool_, cudaStreamCaptureModeThreadLocal);
     work();
   } catch (...) {
@@ -75,10 +92,10 @@ void CudaGraphOfStep::end(std::exception_ptr failed) {
   std::rethrow_exception(failed);
 }
 
-/// Closes what capture_begin and capture_end left open, wherever they stopped.
+/// Undoes what capture_begin and capture_end have done, wherever they stopped. See Note [Failed captures].
 void CudaGraphOfStep::clean_up() {
   for (const auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
-  if (!capture_ended_) {  // else reset() does the rest
+  if (!capture_ended_) {  // otherwise reset() suffices
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     (void)cudaStreamIsCapturing(capture_stream_, &status);
     if (status != cudaStreamCaptureStatusNone) (void)cudaStreamEndCapture(capture_stream_, &graph_);
@@ -89,25 +106,25 @@ void CudaGraphOfStep::clean_up() {
   (void)cudaGetLastError();
 }
 
-/// The allocators' pools, device memory and page-locked memory, which a capture opens one after the other.
+/// Closes the pools of device memory and of page-locked memory. See Note [Failed captures].
 void CudaGraphOfStep::release_pools() {
   namespace device = c10::cuda::CUDACachingAllocator;
   if (capture_dev_ == UNDEFINED_DEVICE || uses_of(*pool_, capture_dev_) == uses_before_) return;
   at::HostAllocator* host = at::getHostAllocator(at::kCUDA);
-  const auto try_to = [](const auto& close) {
+  const auto ignore_errors = [](const auto& close) {
     try {
       close();
-    } catch (const std::exception&) {  // capture_end had come as far
+    } catch (const std::exception&) {  // capture_end has already done it
     }
   };
-  try_to([&] { device::endAllocateToPool(capture_dev_, *pool_); });
-  try_to([&] { host->end_allocate_to_pool(*pool_); });
-  try_to([&] { device::releasePool(capture_dev_, *pool_); });
-  try_to([&] { host->release_pool(*pool_); });
+  ignore_errors([&] { device::endAllocateToPool(capture_dev_, *pool_); });
+  ignore_errors([&] { host->end_allocate_to_pool(*pool_); });
+  ignore_errors([&] { device::releasePool(capture_dev_, *pool_); });
+  ignore_errors([&] { host->release_pool(*pool_); });
 }
 
-/// A stream of one TrainStep at a time, which the next one may have: LibTorch keeps a workspace of cuBLAS, of up to
-/// 32 MiB, for each stream that has ever computed a product.
+/// A stream for one TrainStep at a time. The next TrainStep reuses it, because LibTorch keeps a cuBLAS workspace of up
+/// to 32 MiB for each stream that has computed a product.
 class OwnStream {
  public:
   explicit OwnStream(c10::DeviceIndex device) : stream_(take(device)) {}
@@ -143,8 +160,17 @@ class OwnStream {
   c10::cuda::CUDAStream stream_;
 };
 
-/// One stream and one pool of memory for all graphs of a TrainStep. They may share it: each runs to its end before the
-/// next one on the same stream, and nothing that they return is read in the pool after that.
+// Note [Streams of a captured step]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// CUDA cannot capture the default stream, so warm-up steps and captures use a stream of their own. follow(after,
+// before) orders them with an event: work on `after` waits for the work queued on `before`. run_beside() orders in both
+// directions, also if the work throws. capture() first synchronises the device. Afterwards it lets the caller's stream
+// follow the capture stream: capture_begin and replay() both write the generator's seed and offset on the device, each
+// on its own stream.
+// Graphs may share a pool although they reuse its memory: they are replayed on one stream, so each finishes before the
+// next starts, and ScalarPack copies their results out of the pool before that.
+
+/// One stream and one memory pool for all graphs of a TrainStep. See Note [Streams of a captured step].
 class CudaGraphs final : public GraphBackend {
  public:
   explicit CudaGraphs(at::Device device)
@@ -152,33 +178,33 @@ class CudaGraphs final : public GraphBackend {
 
   void run_beside(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard device(index_);
-    const c10::cuda::CUDAStream present = c10::cuda::getCurrentCUDAStream(index_);
-    follow(stream_, present);
+    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_);
+    follow(stream_, current);
     try {
-      const c10::cuda::CUDAStreamGuard beside(stream_);
+      const c10::cuda::CUDAStreamGuard guard(stream_);
       work();
     } catch (...) {
-      follow(present, stream_);
+      follow(current, stream_);
       throw;
     }
-    follow(present, stream_);
+    follow(current, stream_);
   }
 
   std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard device(index_);
-    const c10::cuda::CUDAStream present = c10::cuda::getCurrentCUDAStream(index_);
+    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_);
     c10::cuda::device_synchronize();
     Pool pool = pool_.lock();
     if (!pool) pool_ = pool = std::make_shared<const at::cuda::MempoolId_t>(at::cuda::graph_pool_handle());
     auto captured = std::make_unique<CudaGraphOfStep>(pool);
     std::exception_ptr failed;
     try {
-      const c10::cuda::CUDAStreamGuard beside(stream_);
+      const c10::cuda::CUDAStreamGuard guard(stream_);
       captured->capture(work);
     } catch (...) {
       failed = std::current_exception();
     }
-    follow(present, stream_);  // capture_begin and replay write the generator's numbers, each on its stream
+    follow(current, stream_);  // see Note [Streams of a captured step]
     if (failed) std::rethrow_exception(failed);
     return captured;
   }

@@ -74,21 +74,35 @@ StepGraph& StepGraphs::entry(const StepKey& key) {
   return *kinds_.back();
 }
 
+// Note [Life of a captured step]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A graph replays addresses and host values of its capture, so a step may be captured only if every later step would
+// request the same operations with the same numbers. next() moves each kind of step (a StepKey) through these states:
+// - kWarmUp, once: libraries allocate their workspaces, autotuners run, lazily created tensors appear.
+// - kTrace: the step runs eagerly and its operations are recorded. traced() compares the record with the previous one
+//   of the same kind. Two equal records make the kind steady; an obstacle (a read from the device) ends captures for
+//   good.
+// - kCapture, then kReplay. Every check_every steps a kTrace step runs in between and is compared with the record of
+//   the capture; a difference ends captures, since the graph has been computing with an outdated value.
+// Two loops would cost more than they gain and are given up: kinds that replace each other before their graphs are used
+// (batches of ever-changing shapes, temporary loss functions), and graphs that forget() drops again and again because
+// weights or optimizer state move. Both limits are relative to the number of replayed steps.
+
 StepGraphs::Action StepGraphs::next(const StepKey& key) {
   if (!active()) return Action::kEager;
   current_ = &entry(key);
   current_->last_use = ++clock_;
   if (displaced_ > limits_.patience && displaced_ > steps_ / 4) {
-    give_up("batches come in too many shapes, or loss functions are made anew");
+    give_up("batches have too many different shapes, or each step has a new loss function");
     return Action::kEager;
   }
   if (current_->graph) {
     if (++current_->since_check <= limits_.check_every) return Action::kReplay;
     current_->since_check = 0;
-    reason_ = "compared with the captured step";
+    reason_ = "periodic comparison with the captured step";
     return Action::kTrace;
   }
-  reason_ = "warming up for batches of these shapes";
+  reason_ = "warm-up for batches of these shapes";
   if (current_->seen++ == 0) return Action::kWarmUp;
   return current_->steady ? Action::kCapture : Action::kTrace;
 }
@@ -98,7 +112,7 @@ void StepGraphs::traced(StepRecord record) {
   const std::string changed = difference(current_->record, record);
   const bool first = current_->record.operations.empty();
   if (!changed.empty() && !first && (current_->graph || current_->seen > limits_.patience)) {
-    return give_up("steps are not alike: " + changed);
+    return give_up("steps differ: " + changed);
   }
   current_->steady = changed.empty();
   current_->record = std::move(record);
@@ -120,11 +134,11 @@ bool StepGraphs::holds_any() const {
 
 void StepGraphs::forget() {
   if (++forgotten_ > limits_.patience && forgotten_ > steps_ / 4) {
-    return give_up("what a captured step has taken over (weights, optimizer, gradients) changes all the time");
+    return give_up("weights, optimizer state or gradients of captured steps change too often");
   }
   kinds_.clear();
   current_ = nullptr;
-  reason_ = "captured anew: what the captured step had taken over has changed";
+  reason_ = "captured again: weights, optimizer state or gradients of the captured step have changed";
 }
 
 void StepGraphs::give_up(std::string reason) {

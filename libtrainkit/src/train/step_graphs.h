@@ -1,5 +1,5 @@
 #pragma once
-// When a step is captured, replayed or run eagerly. What is captured, and how, is TrainStep's and GraphBackend's.
+// Decides when a step is captured, replayed or run eagerly. TrainStep and GraphBackend do the capture.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,7 +13,7 @@
 
 namespace trainkit::detail {
 
-/// Where recorded work is kept and started: CUDA's graphs, or what a test has instead.
+/// Interface that records and replays device work: CUDA graphs, or a substitute in tests.
 class GraphBackend {
  public:
   class Graph {
@@ -24,27 +24,29 @@ class GraphBackend {
   };
 
   virtual ~GraphBackend() = default;
-  /// Runs `work` where it would be recorded: after what is queued on the current stream, which goes on after it.
+  /// Runs `work` on the stream that captures use, after the work queued on the current stream, which in turn waits for
+  /// it.
   virtual void run_beside(const std::function<void()>& work) = 0;
-  /// Records what `work` queues, and does not do it. Throws what ended the recording; all is as before it then, but
-  /// what `work` changed on the host.
+  /// Records the device work of `work` without executing it. Rethrows the exception that ended the recording;
+  /// everything is then as before, except for what `work` changed on the host.
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& work) = 0;
 };
 
-/// CUDA's; null in a build without CUDA, or on another device.
+/// Creates the backend of CUDA graphs; null in a build without CUDA or for another device.
 std::unique_ptr<GraphBackend> make_graph_backend(at::Device device);
 
-/// What tests put in the place of CUDA's, for any device. Empty: nothing.
+/// Factory that tests set to replace CUDA graphs, for any device. Empty by default.
 std::function<std::unique_ptr<GraphBackend>()>& graph_backend_of_test();
 
-/// Scalars of a captured step in one place, from where they are copied away before the next step writes over them.
+/// Packs the scalars of a captured step into one tensor. They are copied from there before the next replay overwrites
+/// them.
 class ScalarPack {
  public:
-  /// Part of the capture. Throws c10::ValueError if one is no scalar, or not on `device`.
+  /// Packs the scalars; part of the capture. Throws c10::ValueError if one is not a scalar or not on `device`.
   void pack(const std::vector<at::Tensor>& scalars, at::Device device);
-  /// Takes the memory that the next unpack() needs, unless it has been taken: that one cannot fail then.
+  /// Allocates the memory for the next unpack() unless it is allocated already, so that unpack() cannot fail.
   void make_room();
-  /// The same scalars in memory of their own, in the order given; undefined ones stay so.
+  /// Returns copies of the scalars, in the order given; undefined ones stay undefined.
   std::vector<at::Tensor> unpack();
 
  private:
@@ -54,62 +56,66 @@ class ScalarPack {
     std::vector<int64_t> sizes = {};
   };
   std::vector<Scalar> scalars_;
-  at::Tensor bytes_;  // uint8, 16 of them for each
-  at::Tensor room_;   // of the same size
+  at::Tensor bytes_;  // uint8, 16 bytes per scalar
+  at::Tensor room_;   // of the same size, for the next unpack()
 };
 
-/// What stands for a step: the shapes of its batches and all else that a graph is made for.
+/// Identifies a kind of step: the shapes of its batches and everything else that a graph depends on.
 using StepKey = std::vector<int64_t>;
 
+/// One kind of step, and its graph once it is captured.
 struct StepGraph {
   StepKey key;
   int64_t seen = 0;     // steps before the capture
-  bool steady = false;  // the last two of them asked for the same
-  StepRecord record;    // of the last eager one
+  bool steady = false;  // the last two had equal records
+  StepRecord record;    // of the last eager step
   int64_t last_use = 0;
   int64_t since_check = 0;
 
   std::unique_ptr<GraphBackend::Graph> graph;   // null until captured
-  std::vector<std::vector<at::Tensor>> inputs;  // of each batch; the graph reads them where they are
-  std::vector<int64_t> state;                   // what else it has taken over; see TrainStep::step_state
+  std::vector<std::vector<at::Tensor>> inputs;  // of each batch, at the addresses that the graph reads
+  std::vector<int64_t> state;                   // what else the graph depends on, see TrainStep::step_state
   ScalarPack outputs;
   std::vector<std::string> metric_names;
   double weight = 0;
 };
 
 struct StepGraphLimits {
-  /// Kinds of steps that are known at a time; the one not used for longest gives way.
+  /// Maximum number of kinds of steps; the least recently used one is replaced.
   size_t kinds = 6;
-  /// A captured step is run eagerly, and compared, once in so many.
+  /// Interval of checks: a captured step runs eagerly, and is compared, once per this many steps.
   int64_t check_every = 1000;
-  /// Eager steps after which one that is never twice the same is given up, and kinds that gave way before they paid.
+  /// Number of eager steps after which a kind whose records keep changing is given up; also the tolerated number of
+  /// replaced kinds and of recaptures.
   int64_t patience = 12;
 };
 
+/// Keeps the graphs of a TrainStep and decides what to do with each step. See Note [Life of a captured step].
 class StepGraphs {
  public:
   enum class Action {
-    kEager,    ///< Nothing to be learnt from it.
-    kWarmUp,   ///< Eagerly, beside: what is made once is made there.
-    kTrace,    ///< The same, and traced() with what it asked for.
-    kCapture,  ///< Record it, then captured() or give_up().
-    kReplay
+    kEager,    ///< Run it eagerly, without recording.
+    kWarmUp,   ///< Run it eagerly on the capture stream, so that one-time allocations happen there.
+    kTrace,    ///< As kWarmUp, and pass its record to traced().
+    kCapture,  ///< Capture it, then call captured() or give_up().
+    kReplay    ///< Replay its graph, then call replayed().
   };
 
   explicit StepGraphs(std::unique_ptr<GraphBackend> backend, const StepGraphLimits& limits = {});
 
-  /// What to do with the step of `key`, which is current() from now on.
+  /// Returns what to do with the step of `key`, which becomes current().
   Action next(const StepKey& key);
   StepGraph& current() { return *current_; }
   void traced(StepRecord record);
   void captured(std::unique_ptr<GraphBackend::Graph> graph);
   void replayed();
 
-  /// One step runs eagerly; the others go on.
+  /// Runs this step eagerly without consequences for the others.
   void leave_out(std::string reason) { reason_ = std::move(reason); }
-  /// Graphs are captured anew: what they took over has changed. Given up if that is so too often.
+  /// Drops all graphs so that they are captured again, because their inputs have changed. Gives up if that happens too
+  /// often.
   void forget();
-  /// No more graphs.
+  /// Drops all graphs and runs every further step eagerly.
   void give_up(std::string reason);
 
   bool active() const { return active_; }
@@ -117,13 +123,13 @@ class StepGraphs {
   const std::string& reason() const { return reason_; }
   int64_t steps() const { return steps_; }
   int64_t captures() const { return captures_; }
-  /// Graphs that hold memory now.
+  /// Returns whether any graph exists.
   bool holds_any() const;
 
  private:
   StepGraph& entry(const StepKey& key);
 
-  std::unique_ptr<GraphBackend> backend_;  // stays: it may be running the step that gives up
+  std::unique_ptr<GraphBackend> backend_;  // kept after give_up(), which may be called from its run_beside()
   bool active_ = true;
   StepGraphLimits limits_;
   std::vector<std::unique_ptr<StepGraph>> kinds_;

@@ -23,10 +23,10 @@
 namespace trainkit {
 namespace {
 
-/// Rows 0, 1, 2, ... and from the beginning again.
-class AgainAndAgain final : public Sampler {
+/// Samples rows 0, 1, 2, ..., and starts again after the last one.
+class RepeatingSampler final : public Sampler {
  public:
-  AgainAndAgain(int64_t rows, int64_t draws) : rows_(rows), draws_(draws) {}
+  RepeatingSampler(int64_t rows, int64_t draws) : rows_(rows), draws_(draws) {}
   int64_t size() const override { return draws_; }
   void fill(int64_t, int64_t begin, std::span<int64_t> out) const override {
     for (int64_t& row : out) row = begin++ % rows_;
@@ -37,11 +37,11 @@ class AgainAndAgain final : public Sampler {
 };
 
 absl::StatusOr<Batch> read_batch(const std::shared_ptr<const Dataset>& dataset, int64_t rows) {
-  if (dataset->size() < 1) return absl::InvalidArgumentError("the data set has no row to plan with");
-  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, Prefetcher::create(dataset, AgainAndAgain(dataset->size(), rows),
+  if (dataset->size() < 1) return absl::InvalidArgumentError("the data set has no rows");
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, Prefetcher::create(dataset, RepeatingSampler(dataset->size(), rows),
                                                                   {.batch_size = rows, .on_error = OnError::kReplace}));
   TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader->next());
-  if (!batch) return absl::InvalidArgumentError("the data set has no row that can be read");
+  if (!batch) return absl::InvalidArgumentError("the data set has no readable row");
   return *std::move(batch);
 }
 
@@ -51,19 +51,19 @@ Batch copy_of(const Batch& batch) {
   return Batch(std::make_shared<const std::vector<FieldSpec>>(batch.fields()), std::move(tensors));
 }
 
-/// Puts LibTorch's default generators back at the end of the scope.
-class GeneratorsKept {
+/// Restores LibTorch's default generators at the end of the scope.
+class GeneratorGuard {
  public:
-  GeneratorsKept() : state_(default_generator_state()) {}
-  ~GeneratorsKept() { load_default_generator_state(state_).IgnoreError(); }  // they are the ones it was read from
-  GeneratorsKept(const GeneratorsKept&) = delete;
-  GeneratorsKept& operator=(const GeneratorsKept&) = delete;
+  GeneratorGuard() : state_(default_generator_state()) {}
+  ~GeneratorGuard() { load_default_generator_state(state_).IgnoreError(); }  // cannot fail: same generators
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
 
  private:
   StateDict state_;
 };
 
-/// As in the first step of a run.
+/// Fills the model's caches as in the first step of a run.
 std::vector<at::Tensor> fill_caches(const StepRecipe& recipe, torch::nn::Module& model) {
   if (!recipe.fill_caches) return {};
   if (recipe.step.precision == Precision::kFp32) return recipe.fill_caches(model);
@@ -75,21 +75,21 @@ void synchronize(at::Device device) {
   if (!device.is_cpu()) at::accelerator::synchronizeDevice(std::max<c10::DeviceIndex>(device.index(), 0));
 }
 
-/// Gives back what a device's allocator has kept for later, at the end of the scope.
-class DeviceEmptied {
+/// Returns the device allocator's cached memory at the end of the scope.
+class EmptyCacheGuard {
  public:
-  explicit DeviceEmptied(at::Device device) : device_(device) {}
-  ~DeviceEmptied() {
+  explicit EmptyCacheGuard(at::Device device) : device_(device) {}
+  ~EmptyCacheGuard() {
     if (!device_.is_cpu()) at::getDeviceAllocator(device_.type())->emptyCache();
   }
-  DeviceEmptied(const DeviceEmptied&) = delete;
-  DeviceEmptied& operator=(const DeviceEmptied&) = delete;
+  EmptyCacheGuard(const EmptyCacheGuard&) = delete;
+  EmptyCacheGuard& operator=(const EmptyCacheGuard&) = delete;
 
  private:
   at::Device device_;
 };
 
-/// Where LibTorch's CUDA allocator keeps memory apart.
+/// Streams and pools whose memory LibTorch's CUDA allocator keeps apart.
 enum Stream : int32_t {
   kDefaultStream,
   kCopyStream,   // of the loader
@@ -99,7 +99,7 @@ enum Stream : int32_t {
 
 constexpr int64_t kMetricBytes = 4;
 
-/// Of all gradients.
+/// Returns the bytes of all gradients.
 int64_t gradient_bytes(const torch::nn::Module& model) {
   int64_t bytes = 0;
   for (const at::Tensor& parameter : model.parameters()) {
@@ -117,7 +117,7 @@ TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
   return options;
 }
 
-/// The recipe's loss; what follows it is backward.
+/// Wraps the recipe's loss: forward while it runs, backward after it.
 LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, detail::LibraryWatch& libraries) {
   return [&](torch::nn::Module& module, const Batch& batch) {
     recorder.enter(MemoryClass::kActivations);
@@ -129,17 +129,33 @@ LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, de
   };
 }
 
-/// Whether steps will be done as the last one was: eagerly, or by a graph. Before a graph, they are watched.
-bool is_like_all_that_follow(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
+/// Returns whether all further steps run like the last one: eagerly, or by a graph. False while steps are traced before
+/// a capture.
+bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step.graph_steps() > 0; }
 
 }  // namespace
 
+// Note [Recording a step]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// A step on the CPU allocates the same tensors as one on a GPU, so its allocations predict the GPU's memory. The
+// recording imitates the differences, in the order in which they occur in a run:
+// - Streams. LibTorch's CUDA allocator does not reuse a cached block on another stream. set_stream() tags the
+//   allocations: batches come from the loader's copy stream, eager steps before a capture use the graph's stream, the
+//   captured step the graph's pool.
+// - Capture. Before the second step the batches are copied into the graph's inputs and the allocator's cache is
+//   emptied.
+// - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
+// - Ranks. The Reducer rebuilds its buckets after the first step: for a moment all gradients exist twice.
+// Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
+// class after each micro-batch, because the CPU allocates them among the activations.
+
+/// See Note [Recording a step].
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
                                                int64_t micro_batches) try {
-  constexpr int kSteps = 2;  // the second is like all that follow
+  constexpr int kSteps = 2;  // the second one is the steady state
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
-  const GeneratorsKept generators_kept;
+  const GeneratorGuard generator_guard;
   const detail::GpuOperations operations(recipe.for_gpu, recipe.has_gpu_kernels);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
 
@@ -173,11 +189,11 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.set_stream(steps);
   const LossFunction loss = watched_loss(recipe, recorder, libraries);
   for (int i = 0; i < kSteps; ++i) {
-    if (recipe.keeps_gradients && i > 0) {  // c10d's Reducer moves them to other buckets, once
+    if (recipe.keeps_gradients && i > 0) {  // c10d's Reducer rebuilds its buckets once
       recorder.pass(std::array{gradient_bytes(*model)}, MemoryClass::kGradients);
     }
     if (recipe.captures_graph && i > 0) {
-      recorder.add(kMetricBytes, MemoryClass::kActivations);  // the last eager step's, which are read later
+      recorder.add(kMetricBytes, MemoryClass::kActivations);  // metrics of the last eager step, read later
       inputs = add_batches(kDefaultStream, micro_batches);
       recorder.empty_cache();
       recorder.set_stream(kGraphPool);
@@ -202,8 +218,8 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   constexpr int kTimed = 3, kMostWarmUps = 20;
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
-  const GeneratorsKept generators_kept;
-  const DeviceEmptied device_emptied(device);
+  const GeneratorGuard generator_guard;
+  const EmptyCacheGuard empty_cache_guard(device);
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
   TRAINKIT_ASSIGN_OR_RETURN(
       const auto devices,
@@ -217,12 +233,12 @@ absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, in
   double fastest = std::numeric_limits<double>::infinity();
   int timed = 0;
   for (int done = 0; timed < kTimed; ++done) {
-    const bool is_warm = done == kMostWarmUps || (done > 0 && is_like_all_that_follow(step));
+    const bool is_warm = done == kMostWarmUps || (done > 0 && is_steady_state(step));
     synchronize(device);
     const auto start = std::chrono::steady_clock::now();
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) step.accumulate(there, recipe.loss);
     step.finish();
-    if (step.split() > 1) return absl::ResourceExhaustedError("the step fits only in parts");
+    if (step.split() > 1) return absl::ResourceExhaustedError("the step fits only if its batch is split");
     synchronize(device);
     if (!is_warm && timed == 0) continue;
     fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

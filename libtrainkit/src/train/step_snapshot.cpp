@@ -12,7 +12,7 @@ namespace trainkit::detail {
 
 namespace {
 
-/// The CPU's, whose engine can be copied without memory of its own.
+/// Returns the implementation of the CPU generator, whose engine can be copied without allocating.
 at::CPUGeneratorImpl* cpu(at::Generator& generator) { return at::check_generator<at::CPUGeneratorImpl>(generator); }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// What a step changes before its update, so that it can be taken again from where it began.
+// Saves what a step changes before its update, so that the step can be retried from its start.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/MT19937RNGEngine.h>
@@ -12,19 +12,19 @@
 
 namespace trainkit::detail {
 
-/// LibTorch's default generators and the buffers of every replica (BatchNorm's), as they were at take(). The memory for
-/// them is allocated once.
+/// Copies LibTorch's default generators and the buffers of every replica (BatchNorm's) at take(), into memory that is
+/// allocated once. See Note [Retrying a step] in train_step.cpp.
 class StepSnapshot {
  public:
   explicit StepSnapshot(const DeviceReplicator& devices);
 
-  /// Never waits for a device.
+  /// Saves generators and buffers. Never waits for a device.
   void take();
-  /// The buffers alone.
+  /// Saves only the buffers.
   void take_buffers();
-  /// Puts all back. Allocates nothing on a device.
+  /// Restores everything. Allocates nothing on a device, since it is called when memory is exhausted.
   void restore();
-  /// Puts the buffers back where `found_inf` is 1, decided on the device.
+  /// Restores the buffers if `found_inf` is 1. The device decides; the host does not wait.
   void restore_buffers_if(const at::Tensor& found_inf);
 
  private:

@@ -14,11 +14,25 @@
 namespace trainkit::detail {
 namespace {
 
+// Note [Comparing steps]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// A captured step repeats the operations and host values of its capture. StepTrace records what would differ between
+// steps: the names of the operations in order, and a hash of their arguments. The hash covers dtype, device and sizes
+// of each tensor and the values of host numbers (scalars, wrapped numbers, 0-dim CPU tensors), since a kernel receives
+// those by value. It does not cover addresses: eager steps allocate anew, and step_state() checks the addresses that a
+// graph depends on.
+// A step is rejected (StepRecord::obstacle) if it reads a device value, copies between host and device, uses a
+// generator of its own, or advances the CPU generator, since none of these can be replayed.
+// Exceptions, because eager and captured steps legitimately differ there:
+// - Fused optimizer kernels. On the CPU they read step counts and learning rates of the host.
+// - Attention. Its kernels receive the generator's state (arguments named philox_*) as host numbers in an eager step
+//   and as device tensors in a graph, where each replay rewrites them. Everything else that they do follows from their
+//   inputs.
+// opaque_depth is thread-local, since operations nest within a thread and autograd's threads run concurrently.
+
 thread_local int opaque_depth = 0;
 
-/// Operations within which nothing is looked at. The CPU's kernels of a fused update read step counts and learning
-/// rates, which are the host's own there. An attention's kernels write down the generator's state, as numbers of the
-/// host in an eager step and as tensors of the device in a graph; what else they ask for follows from their inputs.
+/// Operations whose inner operations are not recorded, see Note [Comparing steps].
 bool is_opaque(const at::RecordFunction& operation) {
   const std::string_view name = operation.name();
   const bool is_attention = name.starts_with("aten::_") && name.find("_attention") != std::string_view::npos &&
@@ -26,14 +40,13 @@ bool is_opaque(const at::RecordFunction& operation) {
   return is_attention || name.starts_with("aten::_fused_");
 }
 
-/// A value that the host had in hand, and that a kernel gets as an argument.
+/// Returns whether a tensor is a number of the host that a kernel receives by value.
 bool is_number(const at::Tensor& tensor, at::Device device) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number() ||
          (tensor.is_cpu() && !device.is_cpu() && tensor.dim() == 0 && tensor.has_storage());
 }
 
-/// Whether an input is what an attention kept of the generator's state for its backward: numbers of the host in an
-/// eager step, tensors of the device in a graph, where each replay writes them anew.
+/// Returns the indices of the inputs that carry the generator's state of an attention, see Note [Comparing steps].
 std::set<size_t> generator_states(const at::RecordFunction& operation) {
   std::set<size_t> states;
   if (std::string_view(operation.name()).find("_attention") == std::string_view::npos) return states;
@@ -44,6 +57,7 @@ std::set<size_t> generator_states(const at::RecordFunction& operation) {
   return states;
 }
 
+/// Hashes the arguments of an operation.
 class Hash {
  public:
   explicit Hash(at::Device device) : device_(device) {}
@@ -93,7 +107,7 @@ bool is_on(const c10::IValue& value, c10::DeviceType type) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().device().type() == type;
 }
 
-/// Operations whose results the host needs before it can go on.
+/// Returns whether the host needs the operation's result before it can continue.
 bool reads_device(std::string_view name) {
   static const std::set<std::string_view> kReads = {"aten::item",       "aten::_local_scalar_dense",
                                                     "aten::is_nonzero", "aten::equal",
@@ -115,14 +129,14 @@ std::string difference(const StepRecord& before, const StepRecord& after) {
   const size_t common = std::min(before.operations.size(), after.operations.size());
   for (size_t i = 0; i < common; ++i) {
     const auto &old = before.operations[i], &now = after.operations[i];
-    if (old.name != now.name) return fmt::format("{} where {} had been", now.name, old.name);
-    if (old.arguments != now.arguments) return fmt::format("{} has other shapes or numbers", now.name);
+    if (old.name != now.name) return fmt::format("{} instead of {}", now.name, old.name);
+    if (old.arguments != now.arguments) return fmt::format("{} has different shapes or numbers", now.name);
   }
   if (before.operations.size() == after.operations.size()) return "";
-  return fmt::format("{} operations where {} had been", after.operations.size(), before.operations.size());
+  return fmt::format("{} operations instead of {}", after.operations.size(), before.operations.size());
 }
 
-/// Writes operations down, until record() takes them.
+/// Records operations until record() moves them out.
 class StepTrace::Observer final : public OperationObserver {
  public:
   explicit Observer(at::Device device) : device_(device) {}
@@ -141,7 +155,7 @@ class StepTrace::Observer final : public OperationObserver {
 
   StepRecord record() {
     const std::lock_guard lock(mutex_);
-    if (failed_ && record_.obstacle.empty()) record_.obstacle = "the host has no memory to watch it";
+    if (failed_ && record_.obstacle.empty()) record_.obstacle = "the host ran out of memory while recording it";
     return std::move(record_);
   }
 
@@ -194,10 +208,9 @@ void StepTrace::Observer::look_for_obstacle(const at::RecordFunction& operation)
   if (reads_device(name) && any(on_device)) {
     record_.obstacle = fmt::format("{} reads from the device", name);
   } else if (copies) {
-    record_.obstacle = on_device(inputs[0]) ? "aten::copy_ takes what lies in the host's memory"
-                                            : "aten::copy_ brings values to the host";
+    record_.obstacle = on_device(inputs[0]) ? "aten::copy_ copies from host memory" : "aten::copy_ copies to the host";
   } else if (any([](const c10::IValue& input) { return input.isGenerator(); })) {
-    record_.obstacle = fmt::format("{} draws from a generator of its own", name);
+    record_.obstacle = fmt::format("{} uses its own random generator", name);
   }
 }
 

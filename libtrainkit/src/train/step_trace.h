@@ -1,5 +1,6 @@
 #pragma once
-// What a step asks of LibTorch: whether it can be recorded, and whether it asks for the same each time.
+// Records the LibTorch operations of a step, to decide whether it can be captured and whether all steps are equal. See
+// Note [Comparing steps].
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -14,22 +15,24 @@
 
 namespace trainkit::detail {
 
+/// Operations of one step, in order.
 struct StepRecord {
   struct Operation {
     std::string name;
-    /// Of types, shapes and devices of tensors, and of the values of numbers. Not of where tensors lie.
+    /// Hash of types, shapes and devices of tensors, and of the values of numbers. Does not include addresses.
     uint64_t arguments = 0;
     bool operator==(const Operation&) const = default;
   };
   std::vector<Operation> operations;
-  /// The first thing that a recorded step could not do; empty if there was none.
+  /// First operation that a captured step could not perform; empty if there was none.
   std::string obstacle;
 };
 
-/// Where two records of a step part, in words; empty if they are the same.
+/// Describes the first difference of two records; empty if they are equal.
 std::string difference(const StepRecord& before, const StepRecord& after);
 
-/// Watches the operations of the thread that made it, and of autograd's threads that work for it, until finish().
+/// Records the operations of the thread that constructed it, and of autograd's threads that work for it, until
+/// finish().
 class StepTrace {
  public:
   explicit StepTrace(at::Device device);

@@ -4,6 +4,15 @@
 
 namespace trainkit::detail {
 
+// Note [Steps in flight]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Without a limit the host would queue steps much faster than the device runs them. Each queued step holds its batch
+// and its gradients in device memory, since the caching allocator frees them only when their work is done. Places
+// alternate between two steps: end() records an event per device in the current place and moves to the other one;
+// begin() waits for the events that the other place still has, those of the step before the last. The host therefore
+// waits only if it is a whole step ahead. The same index selects host buffers (TrainStep::keep), which the device may
+// read until that event.
+
 void StepsInFlight::begin() {
   for (const c10::Event& end : ends_[place_]) end.synchronize();
 }

@@ -1,5 +1,5 @@
 #pragma once
-// How far the host runs ahead of the devices.
+// Limits how far the host runs ahead of the devices.
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -10,22 +10,23 @@
 
 namespace trainkit::detail {
 
-/// Lets the host queue one step while the devices are in the one before: enough for a device never to be idle, and
-/// device memory that a queued step holds (batches, gradients of replicas) is that of two steps at most. On the CPU
-/// nothing is queued, and nothing waited for.
+/// Lets the host queue one step while the devices run the previous one. That keeps the devices busy, and bounds the
+/// device memory of queued steps (batches, gradients of replicas) to two steps. On the CPU nothing is queued and
+/// nothing waits.
 class StepsInFlight {
  public:
   static constexpr size_t kMost = 2;
 
-  /// Before anything of a step is queued: waits until the devices are done with the step before the last.
+  /// Waits until the devices have finished the step before the last one. Call it before queuing any work of a step.
   void begin();
-  /// After everything of a step is queued on the current streams of `devices`.
+  /// Records the end of a step on the current streams of `devices`. Call it after queuing all its work.
   void end(const std::vector<at::Device>& devices);
-  /// Of kMost places, the one whose last step the devices are done with, after begin(): for memory that they read.
+  /// Index, below kMost, of a host buffer that the devices no longer read. Valid after begin(): the last step that used
+  /// it is done.
   size_t place() const { return place_; }
 
  private:
-  std::array<std::vector<c10::Event>, kMost> ends_;  // of the steps before, by place, for each device
+  std::array<std::vector<c10::Event>, kMost> ends_;  // of earlier steps, by place and device
   size_t place_ = 0;
 };
 

@@ -39,7 +39,7 @@ GradScalerOptions scaler_options(const TrainStepOptions& options) {
 
 using Clock = std::chrono::steady_clock;
 
-/// Why graphs are given up.
+/// Reason for dropping graphs.
 constexpr const char* kNoMemory = "out of memory in a step that was not captured";
 
 void add_time(std::atomic<int64_t>& sum, Clock::duration time) {
@@ -55,8 +55,8 @@ absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step) {
       verdict.out_of_memory.empty() ? absl::StatusCode::kUnavailable : absl::StatusCode::kResourceExhausted);
 }
 
-/// Multiplies `gradients` in place. On the CPU a number becomes a tensor for each operation: here for all at once,
-/// before the first.
+/// Multiplies `gradients` in place. On the CPU a scalar becomes a tensor in each operation, so it is converted once per
+/// dtype. All factors are allocated before the first gradient changes, see Note [Stages of an update].
 void scale(const std::vector<at::Tensor>& gradients, double factor) {
   if (gradients.empty()) return;
   if (!gradients.front().is_cpu()) return at::_foreach_mul_(gradients, factor);
@@ -68,7 +68,7 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
   for (const at::Tensor& gradient : gradients) at::Tensor(gradient).mul_(factors[gradient.scalar_type()]);
 }
 
-/// Whether the loader left the batch there already. A device without a number is the current one.
+/// Returns whether the batch is already on `device`. A device without an index is the current one.
 bool is_on(at::Device device, const Batch& batch) {
   if (batch.tensors().empty()) return true;
   const at::Device there = batch.tensors().front().device();
@@ -82,7 +82,7 @@ uint64_t LossFunction::next_id() {
   return ++last;
 }
 
-/// What a replica's part of a micro-batch came to; no output if it had no rows.
+/// Result of a replica's share of a micro-batch; no output if it had no rows.
 struct TrainStep::ReplicaResult {
   std::optional<LossOutput> output;
   double weight = 0;
@@ -117,7 +117,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
 
 TrainStep::~TrainStep() = default;
 
-/// For each further copy of the weights an optimizer of the same groups, whose parameters are those of the same names.
+/// Creates one optimizer per further copy of the weights, with the same groups and the parameters of the same names.
 void TrainStep::create_mirrors() {
   std::map<const void*, std::string> names;
   for (const auto& parameter : devices_.module()->named_parameters()) {
@@ -129,7 +129,8 @@ void TrainStep::create_mirrors() {
     for (ParamGroup group : optimizer_.param_groups()) {
       for (NamedParameter& parameter : group.params) {
         const auto name = names.find(parameter.tensor.unsafeGetTensorImpl());
-        TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name, "' is not one of the replicator's model");
+        TORCH_CHECK_VALUE(name != names.end(), "parameter '", parameter.name,
+                          "' does not belong to the replicator's model");
         parameter.tensor = parameters[name->second];
       }
       mirrors_.back()->add_param_group(std::move(group));
@@ -149,17 +150,35 @@ void TrainStep::synchronize() {
 }
 
 void TrainStep::set_split(int64_t split) {
-  TORCH_CHECK_VALUE(split >= 1, "a batch is split into at least 1 part, got ", split);
+  TORCH_CHECK_VALUE(split >= 1, "split must be >= 1, got ", split);
   split_ = split;
 }
 
-/// What the allocators of the replicas' devices keep for later.
+/// Returns the cached memory of the replicas' devices.
 void TrainStep::empty_device_cache() {
   if (!devices_.device().is_cpu()) at::getDeviceAllocator(devices_.device().type())->emptyCache();
 }
 
+// Note [Retrying a step]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// When forward or backward runs out of memory, the step is retried with smaller micro-batches. Its result must equal,
+// bit for bit, that of a step which used them from the start. Hence everything that a step changes before its
+// update is saved or kept:
+// - begin_step() takes a StepSnapshot: default generators (dropout draws from them) and buffers (BatchNorm's
+//   statistics).
+// - keep() keeps every batch of the step until finish(). The last one belongs to the caller until then. Earlier ones
+//   are copied, because the loader reuses their memory. Copies on the host alternate between two places, since the
+//   devices may still read those of the previous step.
+// - abandon() drops gradients, metrics and the scaler's state of the step; retry_step() restores the snapshot and
+//   weight_unit_, doubles split_ and runs all batches from the first one.
+// All ranks retry or none does: micro-batches of a step share one scale, so ranks that split differently would weigh
+// their rows differently. The rank that fails votes out_of_memory (see Note [Votes of a step]); the others learn it in
+// settle(). A retry is impossible once this rank has voted that the step succeeded, or if the process group failed.
+// Memory is freed in this order: captured graphs, then smaller micro-batches, then release_memory() with one row per
+// replica.
+
 void TrainStep::begin_step() try {
-  if (capturing_) return snapshot_->take_buffers();  // the generators are moved on by each replay
+  if (capturing_) return snapshot_->take_buffers();  // each replay advances the generators
   with_memory([&] {
     if (!snapshot_) snapshot_ = std::make_unique<detail::StepSnapshot>(devices_);
     snapshot_->take();
@@ -170,8 +189,8 @@ void TrainStep::begin_step() try {
   throw;
 }
 
-/// The last batch of a step is its owner's until finish(), those before are not: they are copied, into page-locked
-/// memory if they lie there, since devices copy from it later.
+/// Keeps a batch until finish(), see Note [Retrying a step]. Copies are page-locked if the batch is, since devices copy
+/// from them asynchronously.
 TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
   const auto i = static_cast<size_t>(accumulated_);
   if (kept_.size() <= i) kept_.resize(i + 1);
@@ -201,19 +220,19 @@ TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
 void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accept(batch, &loss, nullptr); }
 void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
 
-void TrainStep::accept(const Batch& batch, const LossFunction* lent, LossFunction own) {
+void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
   detail::note_step(device_names_, step_ + 1);
   if (accumulated_ == 0) in_flight_->begin();
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
-  kept->lent_loss = lent;
+  kept->borrowed_loss = borrowed;
   kept->own_loss = std::move(own);
   ++accumulated_;
-  if (!uses_graphs()) run_waiting();
+  if (!uses_graphs()) run_pending_batches();
 }
 
-/// Forward and backward of the batches that have not had them yet.
-void TrainStep::run_waiting() {
+/// Runs forward and backward of the batches that have not been run yet.
+void TrainStep::run_pending_batches() {
   if (begun_ == 0) begin_step();
   while (begun_ < accumulated_) {
     const KeptBatch& kept = kept_[static_cast<size_t>(begun_++)];
@@ -221,7 +240,7 @@ void TrainStep::run_waiting() {
   }
 }
 
-/// Runs a batch in split_ parts. False if the step is to be taken again.
+/// Runs a batch in split_ parts. Returns false if the step must be retried.
 bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
   if (split_ == 1) return run_part(kept.batch, kept.loss(), last);
   const int64_t rows = kept.batch.size();
@@ -234,11 +253,11 @@ bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
   return true;
 }
 
-/// Forward and backward of a micro-batch. False if the step is to be taken again, by all ranks.
+/// Runs forward and backward of a micro-batch. Returns false if all ranks must retry the step.
 bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last) {
   const int64_t replicas = devices_.replicas();
   results_.resize(static_cast<size_t>(replicas));
-  // A loss function may keep something from call to call, so each thread has one of its own.
+  // A loss function may keep state between calls, so each replica's thread gets its own copy.
   std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
   const auto scaled_loss = [&](int64_t replica) {
@@ -255,9 +274,9 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   try {
     devices_.run(std::ref(scaled_loss), last, [this] { send_vote(weight_ + results_[0].weight); });
   } catch (...) {
-    if (capturing_) throw;  // nothing has been done yet
+    if (capturing_) throw;  // the device has not run anything yet
     const absl::Status error = status_from_current_exception();
-    const bool again = absl::IsResourceExhausted(error) && can_take_again(batch);
+    const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
     fail(std::string(error.message()), again, last);
     if (!again) throw;
     if (agreement_ && !verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
@@ -278,8 +297,9 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   return true;
 }
 
-/// After an out-of-memory error with `batch`: whether smaller parts, or what release_memory gives back, may help.
-bool TrainStep::can_take_again(const Batch& batch) {
+/// After an out-of-memory error with `batch`: returns whether a retry may succeed, with smaller parts or with memory
+/// that was freed. See Note [Retrying a step].
+bool TrainStep::can_retry_step(const Batch& batch) {
   const ProcessGroup* group = devices_.process_group();
   if (group && (!group->usable() || agreement_->sent())) return false;
   released_ = drop_graphs(kNoMemory);
@@ -288,8 +308,7 @@ bool TrainStep::can_take_again(const Batch& batch) {
   return released_;
 }
 
-/// Takes the step again from where it began, as often as it takes. Every rank splits as the others do, since all
-/// micro-batches have one measure.
+/// Retries the step from its start until it succeeds. Every rank splits like the others, see Note [Retrying a step].
 void TrainStep::retry_step() {
   bool done = false;
   while (!done) {
@@ -304,8 +323,15 @@ void TrainStep::retry_step() {
   }
 }
 
-/// Tries a stage that changes nothing before it has all its memory: again, when it has none, with what can be given
-/// back.
+// Note [Stages of an update]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An update that fails halfway would leave weights, optimizer state and schedule inconsistent, and a retry would apply
+// a part of it twice. The update is therefore divided into stages, each run by with_memory(). A stage must allocate
+// everything that it needs before it changes anything (compute into temporaries, then assign). Then an out-of-memory
+// error means that the stage has had no effect and can be run again: first after emptying the device's cache, then
+// after dropping graphs or release_memory().
+
+/// Runs a stage of an update; if memory runs out, frees memory and runs it again. See Note [Stages of an update].
 void TrainStep::with_memory(c10::function_ref<void()> stage) {
   for (int attempt = 0;; ++attempt) {
     try {
@@ -319,7 +345,7 @@ void TrainStep::with_memory(c10::function_ref<void()> stage) {
   }
 }
 
-/// The rows of `replica` on its device: shares differ by one row at most.
+/// Copies the rows of `replica` to its device; shares differ by one row at most.
 Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
   const int64_t replicas = devices_.replicas();
   const int64_t begin = batch.size() * replica / replicas, end = batch.size() * (replica + 1) / replicas;
@@ -328,9 +354,22 @@ Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
   if (device.is_cpu() || is_on(device, shard)) return shard;
   const Clock::time_point start = Clock::now();
   Batch there = shard.to(device);
-  if (replica == 0) add_time(copy_time_, Clock::now() - start);  // the others copy at the same time
+  if (replica == 0) add_time(copy_time_, Clock::now() - start);  // the others copy concurrently
   return there;
 }
+
+// Note [Weights of losses]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// The gradient of a step must equal that of one process on all rows: sum(weight_i * grad_i) / sum(weight_i) over all
+// micro-batches, replicas and ranks. The denominator is only known at the end of the step, but each loss is scaled
+// before its backward. Each loss is therefore scaled by result.share = weight / expected_weight_, with an estimate of
+// the denominator that is equal everywhere, and update() multiplies gradients and metrics by expected_weight_ / actual
+// weight. If all micro-batches weigh the same, the factor is exactly 1 and nothing is multiplied.
+// - A single replica estimates from the first micro-batch of each step.
+// - Several replicas or ranks cannot, since their first weights differ. They agree once per run on weight_unit_, the
+//   mean weight of a replica's first batch (agree_on_unit). It affects only the rounding, and it is saved in
+//   checkpoints so that a resumed run rounds in the same way. A rank whose forward throws in that first step still
+//   takes part in the agreement, because the others wait for it.
 
 TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& shard, const LossFunction& loss) {
   ReplicaResult result;
@@ -338,7 +377,8 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
   try {
     if (shard.size() > 0) result.output = forward(replica, counted_rows(shard), loss);
   } catch (...) {
-    if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);  // the other ranks wait for it
+    // The other ranks wait for this one, see Note [Weights of losses].
+    if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);
     throw;
   }
   if (own > 0) result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(own);
@@ -346,7 +386,7 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
   const auto split = static_cast<double>(split_);
   result.unit = alone ? 0 : weight_unit_ > 0 ? weight_unit_ : agree_on_unit(replica, result.weight * split);
   const double whole = static_cast<double>(options_.grad_accum_steps * devices_.world_replicas());
-  // Every thread writes the same number; alone, the first micro-batch of a step sets the measure.
+  // See Note [Weights of losses]. With several replicas every thread computes the same number.
   const double expected =
       alone ? (parts_ == 0 ? result.weight * split * whole : expected_weight_) : result.unit * whole;
   if (replica == 0) expected_weight_ = expected;
@@ -362,7 +402,7 @@ LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFun
   return loss(module, shard);
 }
 
-/// The mean of what the replicas' first batches weigh: once per run, since shares must have one measure.
+/// Returns the mean weight of the replicas' first batches. Called once per run, see Note [Weights of losses].
 double TrainStep::agree_on_unit(int64_t replica, double weight) {
   at::Tensor sum;
   with_memory([&] { sum = at::full({1}, weight, at::kDouble); });  // the others wait for it
@@ -371,7 +411,8 @@ double TrainStep::agree_on_unit(int64_t replica, double weight) {
   return unit > 0 ? unit : 1.0;
 }
 
-/// Adds to `sums`, whose tensors stay as they are.
+/// Adds the metrics of an output to `sums`. Creates new tensors instead of changing those in `sums`, so that a failure
+/// has no effect.
 void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics& sums) const {
   const bool first = !sums.loss.defined();
   if (first && share == 1.0) {
@@ -396,13 +437,26 @@ void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics&
   }
 }
 
-/// After an exception here: takes part in what the other ranks of the step wait for, and tells them whether they may
-/// all take the step again.
+// Note [Votes of a step]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// No rank may leave a step alone: the others would wait in their next collective until the timeout. Every rank sends
+// exactly one vote per attempt (failed, out_of_memory, stop, save, weight, reason) and receives the combined verdict
+// before the update. The vote may leave early, together with the last gradients, from the callback of devices_.run().
+// Hence:
+// - A rank that fails before it voted calls skip_reduction() if the gradients have not been reduced, so that the
+//   others' all-reduce completes, then votes.
+// - A rank that fails after it voted success cannot take that back. It waits for the verdict and leaves the process
+//   group with its reason; the others notice at the latest in their next exchange.
+// - If the verdict is to retry, requests to stop or save of the abandoned attempt are repeated in the next vote
+//   (repeat_requests).
+
+/// Handles an exception of this rank: takes part in the exchanges that the other ranks wait for, and tells them whether
+/// to retry the step. See Note [Votes of a step].
 void TrainStep::fail(const std::string& reason, bool again, bool reduced) {
   const ProcessGroup* group = devices_.process_group();
   if (group && group->usable()) {
     if (agreement_->sent()) {
-      // The others have this rank's word that the step went well, and go on: they cannot go far without it.
+      // Too late to vote: the others continue until their next exchange, see Note [Votes of a step].
       receive_verdict();
       devices_.process_group()->leave(reason);
     } else {
@@ -411,19 +465,19 @@ void TrainStep::fail(const std::string& reason, bool again, bool reduced) {
       vote_.out_of_memory = again;
       send_vote(weight_, reason);
       receive_verdict();
-      if (verdict_.again) vote_again();
+      if (verdict_.again) repeat_requests();
     }
   }
   abandon(/*for_good=*/!again || (agreement_ && !verdict_.again));
 }
 
-/// What was asked for in the step that is taken again is asked for once more.
-void TrainStep::vote_again() {
+/// Repeats the requests of the abandoned attempt in the next vote.
+void TrainStep::repeat_requests() {
   vote_.stop = std::max(vote_.stop, verdict_.stop);
   vote_.save |= verdict_.save;
 }
 
-/// Drops what was accumulated; the batches too if the step is not taken again.
+/// Drops the accumulated gradients and metrics; also the batches if the step is not retried.
 void TrainStep::abandon(bool for_good) {
   for (int64_t replica = 0; replica < devices_.replicas(); ++replica) devices_.module(replica)->zero_grad(true);
   optimizer_.zero_grad(true);
@@ -457,8 +511,8 @@ void TrainStep::receive_verdict() {
   if (agreement_) verdict_ = agreement_->wait().value();
 }
 
-/// The metrics of a step of which no row could be read here, though on other ranks.
-void TrainStep::take_nothing() {
+/// Sets zero metrics for a step in which this rank could read no row, although other ranks could.
+void TrainStep::set_empty_metrics() {
   if (!metric_names_) {
     const std::string problem = "no row of the first step could be read";
     fail(problem, /*again=*/false, /*reduced=*/true);
@@ -470,11 +524,11 @@ void TrainStep::take_nothing() {
   metrics_ = std::move(nothing);
 }
 
-/// Brings the gradients and the votes of all ranks together. False if the step is to be taken again.
+/// Exchanges the gradients and votes of all ranks. Returns false if the step must be retried.
 bool TrainStep::settle() {
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
   reduced_ = true;
-  if (!metrics_.loss.defined()) with_memory([&] { take_nothing(); });
+  if (!metrics_.loss.defined()) with_memory([&] { set_empty_metrics(); });
   if (!agreement_) {
     send_vote(weight_);
   } else {
@@ -486,7 +540,7 @@ bool TrainStep::settle() {
   if (verdict_.ok()) return true;
   abandon(/*for_good=*/!verdict_.again);
   if (!verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
-  vote_again();
+  repeat_requests();
   released_ = false;
   return false;
 }
@@ -508,20 +562,19 @@ StepMetrics TrainStep::finish() {
   return std::exchange(metrics_, {});
 }
 
-/// All of a step that is still to be done on the device.
+/// Runs the remaining work of a step on the device.
 void TrainStep::compute() {
-  run_waiting();
+  run_pending_batches();
   while (!settle()) retry_step();
   const Clock::time_point start = Clock::now();
   update();
   add_time(update_time_, Clock::now() - start);
 }
 
-/// From the summed gradients to the next step. Nothing here waits for other ranks; each stage has its memory before it
-/// changes anything.
+/// Updates the weights from the summed gradients. Waits for no other rank. See Note [Stages of an update].
 void TrainStep::update() {
   const c10::AutoGradMode no_grad(false);
-  // Fewer micro-batches than planned, or of another weight than the first: the shares do not add up to 1 yet.
+  // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
   if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
     for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
   }
@@ -559,11 +612,12 @@ void TrainStep::update() {
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
 }
 
-/// A norm of gradients that are not finite is not finite either.
+/// Clips and updates unless the norm of the gradients is not finite. A non-finite gradient makes the norm non-finite
+/// too, so no separate pass is needed.
 void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
   at::Tensor norm, found_inf;
   with_memory([&] { norm = clip_grad_norm_(optimizer, options_.grad_clip); });
-  if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // on the CPU, the host's own memory
+  if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
     with_memory([&] { found_inf = at::isfinite(norm).logical_not_().to(at::kFloat); });
   }
   with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
@@ -572,9 +626,9 @@ void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
   count_skips(found_inf);
 }
 
-/// `found_inf` is undefined if the host knows that all was finite.
+/// Counts consecutive skips. `found_inf` is undefined if the host knows that all gradients are finite.
 void TrainStep::count_skips(const at::Tensor& found_inf) {
-  at::Tensor in_a_row, count;  // counted once, however often memory is missing
+  at::Tensor in_a_row, count;  // counted once, even if with_memory() retries
   with_memory([&] {
     if (!found_inf.defined()) {
       if (!none_skipped_.defined()) none_skipped_ = at::zeros({}, at::kFloat);
@@ -583,7 +637,7 @@ void TrainStep::count_skips(const at::Tensor& found_inf) {
       const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
       in_a_row = before.add(1).mul_(found_inf);
     }
-    // A graph counts where it counted when it was captured.
+    // A graph updates the tensor that it was captured with, so the count must stay in place.
     const bool in_place = graphs_ && !in_a_row.is_cpu();
     count = !in_place ? in_a_row : skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::empty_like(in_a_row);
   });
@@ -595,12 +649,12 @@ void TrainStep::count_skips(const at::Tensor& found_inf) {
   if (found_inf.is_cpu()) metrics_.first_nonfinite = find_nonfinite();
 }
 
-/// Runs the step again without its update, from where it began, and looks at what each operation returns. Empty where
-/// there is no memory for that.
+/// Runs the step again from its start without the update, and checks the result of each operation. Returns an empty
+/// string if there is too little memory.
 std::string TrainStep::find_nonfinite() {
-  if (devices_.process_group()) return "";  // what other ranks wait for cannot be run by one alone
+  if (devices_.process_group()) return "";  // one rank cannot run collectives alone
   const c10::AutoGradMode grad(true);
-  optimizer_.zero_grad(options_.zero_grad_set_to_none);  // what is not finite there came last
+  optimizer_.zero_grad(options_.zero_grad_set_to_none);  // drop the non-finite gradients of the failed attempt
   detail::StepSnapshot now(devices_);
   std::string found;
   try {

@@ -1,4 +1,4 @@
-// The step as a CUDA graph: what TrainStep does around StepGraphs, which decides when.
+// Captures and replays the steps of TrainStep as CUDA graphs. StepGraphs decides when.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
@@ -13,31 +13,51 @@
 namespace trainkit {
 namespace {
 
+// Note [Capture of a step]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// capture_step() turns the pending step into a graph:
+// 1. begin_step() takes the snapshot that undo_capture() may restore. It allocates memory, possibly by dropping all
+//    graphs.
+// 2. take_inputs() copies the batches into tensors that the graph owns. Replays copy later batches into the same
+//    memory.
+// 3. step_state() remembers everything outside the step that the graph depends on: addresses of weights, buffers and
+//    gradients, versions of optimizer and scaler, length of the schedule's table. Before each replay it is compared; a
+//    difference drops the graphs.
+// 4. The allocator's cache is emptied, because the graph needs about as much memory as the eager steps, in its own
+//    pool.
+// 5. record_step() runs compute() under capture. capturing_ makes errors propagate instead of being retried, and
+//    compares the operations with the last eager step's.
+// 6. ScalarPack reserves the memory of the results, so the replay cannot fail halfway.
+// Capturing executes no device work, but it runs the host's side of the step (counters of optimizer and schedule,
+// votes). The following replay_step(first = true) therefore executes only the device work. If any of the steps throws,
+// undo_capture() resets the host's side: snapshot, gradients, metrics. The vote is restored by capture_step(), and the
+// step then runs eagerly. Graphs are not tried again in this process.
+
 using Action = detail::StepGraphs::Action;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 int64_t address(const void* pointer) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(pointer)); }
 
-/// What a record has besides operations: a graph would go on telling the weight of its capture.
+/// Adds the weight of the loss to a record. It is a host value: a graph would keep returning the weight of its capture.
 void add_weight(detail::StepRecord& record, double weight) {
   record.operations.push_back({"the weight of the loss", std::bit_cast<uint64_t>(weight)});
 }
 
 }  // namespace
 
-/// Why no step can be captured; empty if one may be.
-std::string TrainStep::why_never() const {
+/// Returns why no step can be captured; empty if steps may be.
+std::string TrainStep::graphs_obstacle() const {
   const bool test = static_cast<bool>(detail::graph_backend_of_test());
   if (options_.cuda_graph == CudaGraph::kOff) return "cuda_graph is off";
   if (!devices_.device().is_cuda() && !test) return "the device is " + devices_.device().str();
-  if (devices_.process_group()) return "ranks have to agree on each step";
-  if (!dynamic_cast<const detail::SingleDevice*>(&devices_)) return "replicas run in threads of their own";
+  if (devices_.process_group()) return "several ranks must agree on each step";
+  if (!dynamic_cast<const detail::SingleDevice*>(&devices_)) return "several replicas run in separate threads";
   return "";
 }
 
 void TrainStep::prepare_graphs() {
-  no_graphs_ = why_never();
+  no_graphs_ = graphs_obstacle();
   std::unique_ptr<detail::GraphBackend> backend;
   if (no_graphs_.empty()) backend = detail::make_graph_backend(devices_.device());
   if (no_graphs_.empty() && !backend) no_graphs_ = "this build is without CUDA";
@@ -60,16 +80,15 @@ bool TrainStep::drop_graphs(const std::string& reason) {
   return true;
 }
 
-/// Why the step that waits cannot be captured, though others may be.
-std::string TrainStep::why_not_now() const {
+/// Returns why the pending step cannot be captured, although others may be.
+std::string TrainStep::step_obstacle() const {
   const at::Device device = devices_.device();
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
-    if (!kept.lent_loss) return "the loss function is a temporary: pass a LossFunction that is kept";
+    if (!kept.borrowed_loss) return "the loss function is a temporary: pass a LossFunction that outlives the step";
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       if (tensor.device().type() == device.type()) continue;
-      return "the batch is on " + tensor.device().str() +
-             ": give the Prefetcher the device (PrefetcherOptions::device)";
+      return "the batch is on " + tensor.device().str() + ": set PrefetcherOptions::device";
     }
   }
   return "";
@@ -79,7 +98,8 @@ detail::StepKey TrainStep::step_key() const {
   detail::StepKey key = {split_, accumulated_, devices_.module()->is_training()};
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
-    key.insert(key.end(), {static_cast<int64_t>(kept.lent_loss->id()), kept.batch.size(), kept.batch.padding_rows()});
+    key.insert(key.end(),
+               {static_cast<int64_t>(kept.borrowed_loss->id()), kept.batch.size(), kept.batch.padding_rows()});
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       key.insert(key.end(), {static_cast<int64_t>(tensor.scalar_type()), tensor.dim()});
       key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -89,7 +109,8 @@ detail::StepKey TrainStep::step_key() const {
   return key;
 }
 
-/// What a graph takes over from outside the step: where weights, buffers and gradients lie, and what has been loaded.
+/// Returns what a graph depends on outside the step: addresses of weights, buffers and gradients, and versions of
+/// loaded state. See Note [Capture of a step].
 std::vector<int64_t> TrainStep::step_state() const {
   std::vector<int64_t> state = {optimizer_.version(), scaler_.version(), scheduler_ ? scheduler_->reserved_steps() : 0};
   for (const at::Tensor& tensor : module_state_) {
@@ -103,13 +124,13 @@ std::vector<int64_t> TrainStep::step_state() const {
 }
 
 void TrainStep::finish_with_graphs() {
-  if (std::string reason = why_not_now(); !reason.empty()) {
+  if (std::string reason = step_obstacle(); !reason.empty()) {
     graphs_->leave_out(std::move(reason));
     return compute();
   }
-  // A graph cannot make the table longer.
+  // A graph cannot extend the schedule's table.
   if (scheduler_) with_memory([&] { scheduler_->reserve(optimizer_.max_step_count() + 2); });
-  if (!uses_graphs()) return compute();  // memory was wanted
+  if (!uses_graphs()) return compute();  // reserve() dropped the graphs to get memory
   switch (graphs_->next(step_key())) {
     case Action::kEager:
       return compute();
@@ -142,21 +163,22 @@ void TrainStep::trace_step() {
   if (graphs_->active()) graphs_->traced(std::move(record));
 }
 
-/// False if it did not work: then all is as before, and no step is captured any more.
+/// Captures the pending step. Returns false on failure: everything is then as before, and no further step is captured.
+/// See Note [Capture of a step].
 bool TrainStep::capture_step() {
   const StepVote vote = vote_;
   begin_step();
-  if (!graphs_->active()) return false;  // memory was wanted
+  if (!graphs_->active()) return false;  // begin_step() dropped the graphs to get memory
   detail::StepGraph& graph = graphs_->current();
   try {
     take_inputs(graph);
     graph.state = step_state();
-    empty_device_cache();  // the eager steps' memory, of which the graph needs as much
+    empty_device_cache();  // see Note [Capture of a step]
     capturing_ = true;
     graphs_->captured(graphs_->backend().capture([&] { record_step(graph); }));
     capturing_ = false;
     graph.outputs.make_room();
-    TORCH_CHECK(graph.state == step_state(), "the step changes where weights, gradients or optimizer state lie");
+    TORCH_CHECK(graph.state == step_state(), "the step moves weights, gradients or optimizer state to other memory");
   } catch (...) {
     undo_capture(first_line(std::string(status_from_current_exception().message())));
     vote_ = vote;
@@ -166,7 +188,7 @@ bool TrainStep::capture_step() {
   return true;
 }
 
-/// The waiting batches in memory that the graph will read.
+/// Copies the pending batches into memory that the graph reads.
 void TrainStep::take_inputs(detail::StepGraph& graph) {
   const at::NoGradGuard no_grad;
   graph.inputs.clear();
@@ -185,7 +207,7 @@ void TrainStep::record_step(detail::StepGraph& graph) {
   detail::StepRecord record = trace.finish();
   add_weight(record, weight_);
   const std::string changed = difference(graph.record, record);
-  TORCH_CHECK(changed.empty(), "the captured step is not like the one before: ", changed);
+  TORCH_CHECK(changed.empty(), "the captured step differs from the one before: ", changed);
   std::vector<at::Tensor> scalars = {metrics_.loss, metrics_.grad_norm, metrics_.skipped_in_a_row};
   for (const auto& [name, value] : metrics_.metrics) {
     graph.metric_names.push_back(name);
@@ -195,17 +217,17 @@ void TrainStep::record_step(detail::StepGraph& graph) {
   graph.weight = weight_;
 }
 
-/// The host's side of a step that was recorded in part. On the device it has not begun.
+/// Undoes the host's side of a partly captured step. The device has run nothing of it.
 void TrainStep::undo_capture(std::string reason) {
   capturing_ = false;
   graphs_->give_up("a step cannot be captured: " + std::move(reason));
   snapshot_->restore();
   abandon(/*for_good=*/false);
   begun_ = 0;
-  empty_device_cache();  // the capture's memory
+  empty_device_cache();  // free the memory of the capture
 }
 
-/// `first`: right after its capture, which has left the host as after the step.
+/// Replays a step. `first`: right after its capture, which has already done the host's side of the step.
 void TrainStep::replay_step(bool first) {
   detail::StepGraph& graph = graphs_->current();
   const at::NoGradGuard no_grad;

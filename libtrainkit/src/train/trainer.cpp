@@ -25,10 +25,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What a rank whose time is up says in the vote on stopping, where signals stand by their numbers: no signal that asks
-/// for an end has this one.
+// Note [Stopping together]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// All ranks must run the same number of steps, or the others wait in a collective for a rank that has ended. A signal,
+// the time limit or non-finite values are seen by one rank first. Each rank therefore votes in every step
+// (TrainStep::vote), and all act on the largest vote after that step. A vote may leave before the step ends, together
+// with the gradients, so a later signal counts for the next step. Limits that all ranks compute alike (steps, epochs,
+// early stopping) need no vote.
+
+/// Vote of a rank that reached max_time. Votes on stopping are signal numbers; no stop signal has this one.
 constexpr int kTimeIsUp = 1;
-/// The same of what is not finite: go back to the last checkpoint, or give up. They win over signals, which last.
+/// Votes after non-finite values: roll back to the last checkpoint, or give up. The largest vote wins, so they take
+/// precedence over signals, which persist until they are handled. See Note [Stopping together].
 constexpr int kRollBack = 1000, kGiveUp = 1001;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -92,7 +100,7 @@ class Trainer::Impl {
 
 namespace {
 
-/// One call of fit: what changes from step to step, and what is done at each interval.
+/// One call of fit: its state, and the work at each interval.
 class Run {
  public:
   Run(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
@@ -134,7 +142,7 @@ class Run {
       if (batch) {
         interval_rows_ += batch->size() - batch->padding_rows();
         progress_.rows.add(batch->row_indices());
-        if (group_) vote();  // may leave with the gradients
+        if (group_) vote();  // may be sent with the gradients
         if (measures_now()) real_memory_.emplace(devices_, optimizer_);
         step_.accumulate(*batch, loss_);
         if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
@@ -153,7 +161,7 @@ class Run {
   int64_t ranks() const { return group_ ? group_->world_size() : 1; }
   bool is_saving() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
 
-  /// Loaders that were made before the device was known leave their batches there from now on.
+  /// Makes loaders that were created without a device copy their batches to it from now on.
   void use_device() {
     if (devices_.replicas() > 1 || !devices_.device().is_cuda()) return;
     for (Prefetcher* loader : {&loader_, fit_.validation}) {
@@ -161,12 +169,12 @@ class Run {
     }
   }
 
-  /// Opens the checkpoints, goes on from one if asked, and sees whether anything is left to do.
+  /// Opens the checkpoint folder, resumes if requested, and checks whether any work is left.
   absl::Status prepare() {
     if (loader_.batches_per_epoch() == 0) {
       return to_status({.exit_code = ExitCode::kData,
                         .id = "data.empty",
-                        .problem = "there is no batch to train on",
+                        .problem = "no batch to train on",
                         .got = std::to_string(loader_.dataset().size()) + " rows",
                         .expected = "at least one batch of " + std::to_string(loader_.options().batch_size),
                         .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
@@ -201,7 +209,7 @@ class Run {
                           .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
                           .total_epochs = static_cast<double>(options_.max_epochs)});
     }
-    if (!group_ && options_.handle_signals) check_stop(SignalWatch::stop_signal());  // ranks vote after a step
+    if (!group_ && options_.handle_signals) check_stop(SignalWatch::stop_signal());  // several ranks vote after a step
     check_limits();
     check_epochs();
     check_patience();
@@ -210,24 +218,24 @@ class Run {
 
   double base_lr() const { return scheduler_ ? scheduler_->base_lr() : optimizer_.lr(); }
 
-  /// A resumed run has the checkpoint's learning rate, whatever it was started with.
+  /// Warns if the learning rate of the flags is ignored, because a resumed run keeps the checkpoint's.
   void log_learning_rate(double asked) {
     if (!fit_.logger || asked == base_lr()) return;
     fit_.logger->print(fmt::format(
-        "warning: the learning rate stays the checkpoint's {:g}, {:g} is not used: a resumed run goes on as "
-        "it began; --init_from begins another with its weights",
+        "warning: resuming with the checkpoint's learning rate {:g}; {:g} is ignored. Use --init_from to start a "
+        "new run from its weights",
         base_lr(), asked));
   }
 
-  /// Where the device looks the learning rate up, its table is made before the first step: making it longer waits.
+  /// Creates the device's table of learning rates before the first step, since extending it later waits for the device.
   void reserve_schedule() {
     constexpr int64_t kLongest = 1 << 20;
     const int64_t steps = planned_steps(loader_.batches_per_epoch(), options_);
     if (scheduler_) scheduler_->reserve(std::min(steps + 2, kLongest));
   }
 
-  /// What the ranks must have alike, before they do anything together. Rows and gradients would not fit otherwise, or
-  /// one rank would be done before the others.
+  /// Compares settings and data of the ranks before the first collective. If they differed, rows and gradients would
+  /// not match, or one rank would finish before the others.
   absl::Status compare_ranks() {
     if (!group_) return absl::OkStatus();
     std::vector<DigestField> fields = {{"max_epochs", std::to_string(options_.max_epochs)},
@@ -263,13 +271,13 @@ class Run {
       fit_.logger->tick(step);
       for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
     }
-    // what is not finite is known at once on the CPU, and the same on all ranks; elsewhere they vote on it
+    // On the CPU non-finite values are known immediately and are the same on all ranks; on devices the ranks vote.
     const int stop = !group_                      ? local_stop()
                      : devices_.device().is_cpu() ? std::max(step_.verdict().stop, nonfinite_stop())
                                                   : step_.verdict().stop;
     if (stop == kGiveUp) return skipped_.error();
     if (stop == kRollBack) return roll_back();
-    TRAINKIT_RETURN_IF_ERROR(look_at_save());
+    TRAINKIT_RETURN_IF_ERROR(check_background_save());
     check_stop(stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
@@ -282,16 +290,17 @@ class Run {
     return absl::OkStatus();
   }
 
-  /// Steps after which a run that has not been captured as a CUDA graph is reported.
+  /// Steps after which a run without a captured CUDA graph is reported.
   static constexpr int64_t kLateCapture = 20;
 
-  /// Before the first batch of the second step, which is like all that follow.
+  /// Returns true before the first batch of the second step, which is in the steady state.
   bool measures_now() const {
     return options_.predicted_memory && progress_.step == first_step_ + 1 && step_.accumulated() == 0 &&
            detail::RealMemory::can_measure(devices_);
   }
 
-  /// All steps that follow take the same memory: where they may become a CUDA graph, it is captured.
+  /// Returns whether all further steps take the same memory: if they may become a CUDA graph, it must have been
+  /// captured.
   bool is_steady() const {
     return !step_.uses_graphs() || step_.graph_captures() > 0 || progress_.step >= first_step_ + kLateCapture;
   }
@@ -320,29 +329,29 @@ class Run {
     fit_.logger->print(text);
   }
 
-  /// A step was out of memory, and taken again in smaller parts.
+  /// Logs that a step ran out of memory and was retried in smaller parts.
   void log_split() {
     progress_.split = result_.split = step_.split();
     if (!fit_.logger) return;
     const int64_t rows = std::max<int64_t>(1, loader_.options().batch_size / step_.split());
     fit_.logger->print(
-        fmt::format("out of memory at step {}: from now on each batch goes in {} parts of about {} rows; "
-                    "the rows of a step stay the same",
+        fmt::format("out of memory at step {}: each batch is now split into {} parts of about {} rows; "
+                    "the rows per step are unchanged",
                     progress_.step, step_.split(), rows));
     const auto buffers = devices_.module()->named_buffers();
     const bool normalises = std::any_of(buffers.begin(), buffers.end(),
                                         [](const auto& buffer) { return buffer.key().ends_with("running_mean"); });
-    if (normalises) fit_.logger->print("warning: BatchNorm now normalises over those smaller parts");
+    if (normalises) fit_.logger->print("warning: BatchNorm now normalises over the smaller parts");
   }
 
-  /// Once that steps are captured, and once that they no longer are.
+  /// Logs once that steps are captured, and once that they no longer are.
   void log_graphs() {
     result_.graph_steps = step_.graph_steps();
     const bool first = std::exchange(captures_, step_.graph_captures()) == 0 && captures_ > 0;
     const bool ended = std::exchange(uses_graphs_, step_.uses_graphs()) && !uses_graphs_;
     const bool late = uses_graphs_ && captures_ == 0 && progress_.step == first_step_ + kLateCapture;
     if (!fit_.logger) return;
-    if (first) fit_.logger->print(fmt::format("steps are one CUDA graph from step {} on", progress_.step));
+    if (first) fit_.logger->print(fmt::format("steps run as one CUDA graph from step {} on", progress_.step));
     if (ended || late) fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
   }
 
@@ -353,10 +362,10 @@ class Run {
     result_.skipped_steps = skipped_.total();
   }
 
-  /// Weights and optimizer of the last checkpoint, and the rows that come next. Without a checkpoint the step that was
-  /// skipped is all.
+  /// Restores weights and optimizer of the last checkpoint and continues with the next rows. Without a checkpoint the
+  /// skipped step is the only consequence.
   absl::Status roll_back() {
-    skipped_.forget_row();
+    skipped_.reset_consecutive();
     TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (last_saved_ < 0) return absl::OkStatus();
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
@@ -367,8 +376,8 @@ class Run {
     step_.set_step(progress_.step);
     step_.synchronize();
     if (!fit_.logger) return absl::OkStatus();
-    fit_.logger->print(
-        fmt::format("back from step {} to the weights of step {}, and on to other rows", from, progress_.step));
+    fit_.logger->print(fmt::format("rolled back from step {} to the weights of step {}; continuing with the next rows",
+                                   from, progress_.step));
     return fit_.logger->rewind(progress_.step);
   }
 
@@ -377,7 +386,7 @@ class Run {
     step_.vote().save |= options_.handle_signals && SignalWatch::take_save_request();
   }
 
-  /// Why this rank alone would stop now: what is not finite, a signal, else kTimeIsUp; 0 to go on.
+  /// Returns this rank's reason to stop: non-finite values, a signal, kTimeIsUp; 0 to continue.
   int local_stop() const {
     if (const int stop = nonfinite_stop()) return stop;
     const int number = options_.handle_signals ? SignalWatch::stop_signal() : 0;
@@ -390,7 +399,7 @@ class Run {
     return options_.on_nonfinite == OnNonfinite::kRollback && skipped_.skipped_last() ? kRollBack : 0;
   }
 
-  /// Acts on what all ranks have agreed on.
+  /// Ends the run if all ranks agreed to stop.
   void check_stop(int stop) {
     if (stop == 0 || finished_) return;
     if (stop == kTimeIsUp) return finish(ExitReason::kMaxTime);
@@ -416,7 +425,7 @@ class Run {
     const int64_t epochs = loader_.epoch() + (loader_.at_epoch_end() ? 1 : 0);
     return options_.max_epochs > 0 && epochs >= options_.max_epochs;
   }
-  /// Whether the step was the last one; end() saves that, with its evaluation.
+  /// Returns whether the step was the last one; end() evaluates and saves it.
   bool was_last_step() const { return finished_ || has_all_epochs(); }
 
   void finish(ExitReason reason) {
@@ -424,25 +433,36 @@ class Run {
     result_.reason = reason;
   }
 
-  /// The last log, evaluation and checkpoint.
+  // Note [End of an interrupted run]
+  // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+  // A run that a signal stops and that is resumed later must produce the records and bits of an uninterrupted run.
+  // Therefore, after a signal:
+  // - the last step gets no extra log record and no evaluation, which the uninterrupted run would not have there;
+  // - if the signal arrived in the last step of the last epoch, the loader is advanced past the end of the epoch, so
+  //   that the saved position is that of a finished run;
+  // - the final evaluation of a finished run is left to the resumed run, which learns from
+  //   progress_.evaluated_step that it is missing.
+  // The order is that of every other step: log record, evaluation, checkpoint.
+
+  /// Writes the last log record, evaluation and checkpoint. See Note [End of an interrupted run].
   absl::Status end() {
     const bool trained = progress_.step > first_step_;
-    // A signal in the last step: the place in the data, and the records, become those of a run without it.
+    // See Note [End of an interrupted run].
     if (result_.reason == ExitReason::kSignal && has_all_epochs() && !has_all_steps() && loader_.at_epoch_end()) {
       TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
     }
     if (trained) {
       log_skips(/*wait=*/true);
       if (skipped_.too_many()) return skipped_.error();
-      // A run stopped by a signal goes on later: an extra record would stand between those of the run not stopped.
-      const bool goes_on = result_.reason == ExitReason::kSignal && !has_all_steps() && !has_all_epochs();
+      // See Note [End of an interrupted run].
+      const bool will_resume = result_.reason == ExitReason::kSignal && !has_all_steps() && !has_all_epochs();
       const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
-      if (due && !goes_on) TRAINKIT_RETURN_IF_ERROR(log_step());
+      if (due && !will_resume) TRAINKIT_RETURN_IF_ERROR(log_step());
       TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
       average_metrics();
       result_.loss = LateScalars({last_metrics_.loss}).values()[0];
     }
-    // Behind the record of the step, as in any other step: a run that goes on after a signal in it evaluates then.
+    // After the record of the step, as in any other step.
     const bool evaluates =
         fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
     if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
@@ -461,7 +481,7 @@ class Run {
     return absl::OkStatus();
   }
 
-  /// What the monitor's thread may ask of this run.
+  /// Returns the callbacks that the monitor's thread may call.
   MonitorSources monitor_sources() {
     MonitorSources sources{.step_times = [this] { return step_.times(); }};
     for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
@@ -472,15 +492,15 @@ class Run {
     return sources;
   }
 
-  /// Makes the metrics of the last step those of all ranks, once.
+  /// Averages the metrics of the last step over all ranks, once.
   void average_metrics() {
     if (!std::exchange(averaged_, true)) step_.average_over_ranks(last_metrics_);
   }
 
-  /// Starts reading the scalars of the step; the record goes out when they are on the host.
+  /// Starts to read the scalars of the step; the record is logged when they are on the host.
   absl::Status log_step() {
-    // Ranks must end at the same step if a loss is not finite: what was logged before is read now on all of them, by
-    // when it has long been there.
+    // All ranks must end at the same step if a loss is not finite. Earlier records are therefore read now on all of
+    // them; their copies finished long ago.
     if (group_) TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     average_metrics();
     const double seconds = seconds_since(interval_start_);
@@ -513,7 +533,7 @@ class Run {
     return group_ && !devices_.device().is_cpu() ? absl::OkStatus() : emit(/*wait=*/false);
   }
 
-  /// Memory and utilisation of every GPU, those of other ranks too.
+  /// Adds memory and utilisation of every GPU, including those of other ranks.
   absl::Status add_gpus(LogRecord& record) {
     record.gpu_memory_bytes = device_memory_bytes(devices_);
     record.gpu_utilisation = monitor_->gpu_utilisation();
@@ -526,7 +546,7 @@ class Run {
            static_cast<double>(loader_.position()) / static_cast<double>(loader_.batches_per_epoch());
   }
 
-  /// Hands the records whose scalars have arrived to the logger; all of them with `wait`.
+  /// Logs the records whose scalars have arrived; all of them with `wait`.
   absl::Status emit(bool wait) {
     while (!pending_.empty() && (wait || pending_.front().scalars.ready())) {
       Pending pending = std::move(pending_.front());
@@ -545,9 +565,10 @@ class Run {
     return absl::OkStatus();
   }
 
-  /// A loss that is not finite ends the run. In float16 a scale that is still too large does that for a few steps.
+  /// Ends the run if a loss is not finite. In float16 up to 9 consecutive ones are allowed, while the scale is still
+  /// too large.
   absl::Status check_finite(double loss, int64_t step) {
-    if (options_.on_nonfinite != OnNonfinite::kFail) return absl::OkStatus();  // steps are skipped
+    if (options_.on_nonfinite != OnNonfinite::kFail) return absl::OkStatus();  // such steps are skipped
     nonfinite_ = std::isfinite(loss) ? 0 : nonfinite_ + 1;
     if (nonfinite_ < (step_.scaler().enabled() ? 10 : 1)) return absl::OkStatus();
     return to_status({.exit_code = ExitCode::kNumerics,
@@ -560,7 +581,7 @@ class Run {
 
   absl::Status evaluate_step() {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
-    TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may ask for the last checkpoint, as BestModel does
+    TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
     const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, evaluate_now());
     progress_.evaluated_step = progress_.step;
@@ -596,7 +617,7 @@ class Run {
     return absl::OkStatus();
   }
 
-  /// Once more, should the memory that it lacks be held by captured steps.
+  /// Evaluates. If memory runs out and captured steps hold some, drops them and evaluates again.
   absl::StatusOr<Metrics> evaluate_now() {
     const auto lacks_memory = [this](const absl::Status& status) {
       return absl::IsResourceExhausted(status) && step_.drop_graphs("out of memory in an evaluation");
@@ -611,7 +632,7 @@ class Run {
     return evaluate(devices_, *fit_.validation, loss, options_.precision);
   }
 
-  /// Samples per second are those of training: what evaluation and saves take is left out.
+  /// Excludes evaluation and saves from the measured samples per second.
   Clock::time_point begin_pause() {
     monitor_->pause();
     return Clock::now();
@@ -623,22 +644,23 @@ class Run {
     pause_seconds_ += seconds_since(start);
   }
 
-  /// The first rank writes, in a thread of its own: training goes on as soon as there is a copy of what it writes.
+  /// Saves a checkpoint. The first rank writes it in a background thread; training continues as soon as the state is
+  /// copied. See Note [Background saves] in background_saves.cpp.
   absl::Status save() {
     TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
                               collect_run(parts(), progress_, shape(), options_.config));
-    // Records first: a run that goes on from this checkpoint does not repeat them.
+    // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
     const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
     saves_.begin(progress_.step, contents, logged);
     end_pause(start);
     return absl::OkStatus();
   }
 
-  /// Waits for the save that is under way, if there is one. All ranks go on, or end. Whoever reads the last checkpoint,
-  /// or asks which it is, comes here first.
+  /// Waits for the running save, if any. All ranks continue, or all end. Call it before reading or naming the last
+  /// checkpoint.
   absl::Status finish_save() {
     if (!saves_.under_way()) return absl::OkStatus();
     const Clock::time_point start = begin_pause();
@@ -647,14 +669,15 @@ class Run {
     if (saved.ok()) {
       last_saved_ = saves_.step();
     } else if (options_.continue_on_save_error) {
-      if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; going on with the last good checkpoint");
+      if (fit_.logger)
+        fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
       return absl::OkStatus();
     }
     return saved;
   }
 
-  /// A save that failed ends the run soon; ranks learn of it together, in finish_save().
-  absl::Status look_at_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
+  /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
+  absl::Status check_background_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
 
   RunShape shape() const {
     const int64_t micro_batch = loader_.options().batch_size * ranks();
@@ -663,8 +686,8 @@ class Run {
 
   RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_}; }
 
-  /// A record whose scalars are on their way: those that `names` names, then the groups' learning rates if the
-  /// optimizer keeps them on the device.
+  /// A record whose scalars are being copied: the ones in `names`, then the groups' learning rates if the optimizer
+  /// keeps them on the device.
   struct Pending {
     LogRecord record = {};
     std::vector<std::string> names = {};
@@ -693,15 +716,15 @@ class Run {
   bool uses_graphs_ = step_.uses_graphs();
   int64_t captures_ = 0;
   StepMetrics last_metrics_;
-  bool averaged_ = false;  // last_metrics_, over the ranks
+  bool averaged_ = false;  // last_metrics_ are averaged over the ranks
   std::deque<Pending> pending_;
   Clock::time_point start_, interval_start_;
   double pause_seconds_ = 0;
   int64_t interval_rows_ = 0;
   double interval_weight_ = 0;
   PrefetcherStats first_stats_;
-  std::optional<detail::RealMemory> real_memory_;  // from the second step until all are alike
-  std::optional<Monitor> monitor_;                 // its thread asks step_
+  std::optional<detail::RealMemory> real_memory_;  // from the second step until the steady state
+  std::optional<Monitor> monitor_;                 // its thread reads step_, so it is destroyed first
 };
 
 }  // namespace
@@ -743,14 +766,15 @@ const TrainerOptions& Trainer::options() const { return impl_->options_; }
 
 namespace {
 
-/// The error of a run that has no memory for a single row; what may help is printed.
+/// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
 absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
-  if (error_of(status)) return status;  // another rank's, or the planner's
+  if (error_of(status)) return status;  // an error of another rank or of the planner
   if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
-  return to_status({.exit_code = ExitCode::kOutOfMemory,
-                    .id = "memory.exhausted",
-                    .problem = "a step has no memory for one row at a time: " + std::string(status.message()),
-                    .hint = "a smaller model, or a device with more memory"});
+  return to_status(
+      {.exit_code = ExitCode::kOutOfMemory,
+       .id = "memory.exhausted",
+       .problem = "a step does not fit into memory, even with one row at a time: " + std::string(status.message()),
+       .hint = "use a smaller model or a device with more memory"});
 }
 
 }  // namespace

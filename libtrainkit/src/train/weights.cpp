@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::string_view kDataParallelPrefix = "module.";
 
-/// Second and further names of tensors that stand in `model` more than once, each with the first.
-std::map<std::string, std::string> further_names(const torch::nn::Module& model) {
+/// Maps the second and further names of shared tensors in `model` to the first name.
+std::map<std::string, std::string> alias_names(const torch::nn::Module& model) {
   std::unordered_map<const void*, std::string> first;
   std::map<std::string, std::string> further;
   const auto add = [&](const auto& items) {
@@ -44,9 +44,9 @@ void rename(NamedTensors& tensors, const std::vector<std::pair<std::string, std:
   }
 }
 
-/// Gives tied tensors the one name that named_tensors() has for them.
+/// Renames tied tensors to the name that named_tensors() lists.
 void merge_tied(NamedTensors& tensors, const torch::nn::Module& model) {
-  const auto further = further_names(model);
+  const auto further = alias_names(model);
   std::set<std::string> names;
   for (const auto& named : tensors) names.insert(named.first);
   std::erase_if(tensors, [&](auto& named) {
@@ -67,13 +67,14 @@ absl::Status refuse_weights(const std::string& path, const std::string& name, st
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// Names the first tensor, of those for `model`, that holds what is no number. Infinity is one in buffers: of masks.
+/// Returns an error that names the first tensor with non-finite values. Buffers may contain infinity, since masks do.
 absl::Status check_finite(const NamedTensors& tensors, const torch::nn::Module& model, const std::string& path) {
   std::set<std::string> parameters;
   for (const auto& item : model.named_parameters()) parameters.insert(item.key());
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.is_floating_point()) continue;
-    const at::Tensor values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // no operations on 8 bits
+    const at::Tensor values =
+        tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;  // 8-bit floats have no operations
     const at::Tensor bad = parameters.contains(name) ? values.isfinite().logical_not() : values.isnan();
     const auto count = bad.sum().item<int64_t>();
     if (count == 0) continue;
@@ -81,15 +82,15 @@ absl::Status check_finite(const NamedTensors& tensors, const torch::nn::Module& 
                       .id = "weights.nonfinite",
                       .where = path,
                       .field = name,
-                      .problem = "holds infinity or NaN",
+                      .problem = "contains infinity or NaN",
                       .got = std::to_string(count) + " of " + std::to_string(tensor.numel()) + " values",
                       .expected = "finite numbers",
-                      .hint = "the run that wrote it had diverged: take weights from before"});
+                      .hint = "the run that wrote the file diverged: use earlier weights"});
   }
   return absl::OkStatus();
 }
 
-/// Leaves in both lists what they have in common; the rest is listed.
+/// Reduces both lists to the tensors that match by name and shape, and reports the rest.
 LoadedWeights keep_common(NamedTensors& source, NamedTensors& target) {
   LoadedWeights found;
   std::unordered_map<std::string, at::Tensor> by_name(source.begin(), source.end());
@@ -147,13 +148,14 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
   merge_tied(source, model);
   std::set<std::string_view> names;
   for (const auto& named : source) {
-    if (!names.insert(named.first).second) return refuse_weights(path, named.first, "stands twice after renaming");
+    if (!names.insert(named.first).second)
+      return refuse_weights(path, named.first, "is a duplicate name after renaming");
   }
   NamedTensors target = named_tensors(model);
   LoadedWeights found;
   if (options.partial) {
     found = keep_common(source, target);
-    if (source.empty()) return refuse_weights(path, {}, "no tensor of the file fits the model by name and shape");
+    if (source.empty()) return refuse_weights(path, {}, "no tensor of the file matches the model by name and shape");
   }
   if (!options.allow_nonfinite) TRAINKIT_RETURN_IF_ERROR(check_finite(source, model, path));
   TRAINKIT_RETURN_IF_ERROR(copy_named_tensors(source, target, path));

@@ -1,5 +1,5 @@
 #pragma once
-/// What every program's main does: run, report, exit.
+/// Runs a program's main function and reports its errors.
 
 #include <absl/status/statusor.h>
 
@@ -11,18 +11,18 @@
 
 namespace trainkit {
 
-/// What the end of a program needs to know from its middle.
+/// State used for error reporting at exit.
 struct Program {
-  /// Where error.json goes, once the folder is the run's own; empty: nowhere. Of several ranks the first writes it.
+  /// Folder for error.json; set it once the folder belongs to the run. Empty: no file. With several ranks the first one
+  /// writes it.
   std::string output_dir = {};
-  /// The ranks, once they have met.
+  /// Ranks, once they are connected.
   std::shared_ptr<ProcessGroup> group = nullptr;
 };
 
-/// Calls `body` and turns what it returns, or throws, into the exit code of the process. An error is told on stderr in
-/// one line (and a hint), and written to `<output_dir>/error.json` if the program has set one. A rank's line begins
-/// with
-/// "[rank 1] "; the other ranks learn the reason, and so does the launcher (TORCHELASTIC_ERROR_FILE).
+/// Calls `body` and returns the exit code of the process, from its result or its exception. Prints an error on stderr
+/// as one line (and a hint), and writes it to `<output_dir>/error.json` if `output_dir` is set. With several ranks the
+/// line begins with "[rank 1] ", and the other ranks and the launcher (TORCHELASTIC_ERROR_FILE) receive the reason.
 ///
 ///   int main(int argc, char** argv) {
 ///     return trainkit::run_program([&](Program& program) -> absl::StatusOr<int> { ...; return 0; });

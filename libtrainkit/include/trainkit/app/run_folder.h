@@ -1,5 +1,5 @@
 #pragma once
-/// From the shared flags to a run: the library's options, the folder that a run writes, and how it ends.
+/// Turns the shared flags into a run: library options, the run folder, and the last lines.
 
 #include <absl/status/statusor.h>
 
@@ -16,56 +16,56 @@
 
 namespace trainkit {
 
-/// Trainer options from the shared flags for training on `loader`; `min_lr_factor` is where the schedule ends.
-/// --monitor shows the live table. eval_every and save_every become an epoch where they were not given; a warm-up that
-/// nobody asked for becomes a tenth of a run too short for it (run.warmup_steps says so then). Errors are those of the
-/// schedule, blamed on the flag.
+/// Builds trainer options from the shared flags for training on `loader`. `min_lr_factor` is the learning rate at the
+/// end of the schedule, as a factor. --monitor shows the live table. Unset eval_every and save_every become one epoch.
+/// A default warm-up that is too long for a short run becomes a tenth of the run; run.warmup_steps is updated. Errors
+/// are those of the schedule and name the flag.
 absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
                                                const Prefetcher& loader, double min_lr_factor = 0);
 
-/// What a run computes in on `device`, see resolve_precision.
+/// Returns the precision of a run on `device`, see resolve_precision.
 Precision run_precision(const RunOptions& run, at::Device device);
 
-/// What --cuda_graph says.
+/// Returns the value of --cuda_graph.
 CudaGraph run_cuda_graph(const RunOptions& run);
 
-/// Gives LibTorch's own loops the processors that the loader's workers leave (suggest_intra_op_threads), shared by the
-/// ranks of this machine; never more threads than it has already (OMP_NUM_THREADS). Returns their number. Sums of
-/// LibTorch depend on it in the last bits: it follows from the flags and the machine alone, so that a resumed run has
-/// the same.
+/// Sets the number of LibTorch's intra-op threads and returns it. The threads share the processors that the loader's
+/// workers leave free (suggest_intra_op_threads) with the other ranks of this machine. The number never exceeds the
+/// current one (OMP_NUM_THREADS). The last bits of LibTorch's sums depend on this number. It depends only on the flags
+/// and the machine, so a resumed run uses the same number.
 int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost);
 
-/// The first lines of a run: strategy and devices, batches, precision, parameters, memory of weights and optimizer, the
-/// fields of a batch.
+/// Returns the first lines of a run: strategy and devices, batches, precision, parameters, memory of weights and
+/// optimizer, fields of a batch.
 std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
                          const DeviceReplicator& devices, const Prefetcher& loader);
 
-/// What the last lines of every trainer have alike. "1200 steps in 2:10, data wait 0.3%"; and where TensorBoard finds
-/// the run, with the command that goes on with it if a signal stopped it.
+/// Returns the common last lines of a trainer: "1200 steps in 2:10, data wait 0.3%"; then the TensorBoard command of
+/// the run and, if a signal stopped it, the command that resumes it.
 std::string describe_time(const TrainerResult& result);
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
 
-/// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown), behind the run's
-/// last checkpoint: whoever goes on from that logs them again (Logger::rewind).
+/// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). They come after
+/// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);
 
-/// `<output_dir>` of a run: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
-/// the progress on the screen. Of several ranks the first alone writes and prints; the others' objects do nothing.
+/// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
+/// shows the progress on the screen. With several ranks only the first one writes and prints.
 class RunFolder {
  public:
-  /// Makes the folder and its files; what an earlier run logged after the step that this one goes on from is cut off.
-  /// `program` is the project's name in W&B. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B cannot
-  /// start.
+  /// Creates the folder and its files. On resume it removes the log records after the resumed step. `program` is the
+  /// project's name in W&B. Errors: exit code 5 for --resume, 6 if the disk fails, 2 if W&B cannot start.
   static absl::StatusOr<std::unique_ptr<RunFolder>> open(const ConfigParser& parser, const RunOptions& run,
                                                          const Placement& placement, const std::string& program);
 
-  /// Where records go; print() shows a line above the progress bar.
+  /// Returns the logger of the run; print() shows a line above the progress bar.
   RunLogger& logger() { return *logger_; }
   const std::string& path() const { return path_; }
 
-  /// Prints the monitor's line, ends the log and writes bad_samples.csv, loss.svg and summary.json. Returns the exit
-  /// code of the process: 0, or 128 + the signal that stopped the run. Or the first failure of a log, exit code 6.
-  /// Every rank calls it: the bad samples of all are listed. `scores` are what the run is judged by, for summary.json.
+  /// Prints the monitor's summary, closes the log and writes bad_samples.csv, loss.svg and summary.json. Every rank
+  /// must call it, since the list of bad samples covers all ranks. `scores` are the scores in summary.json. Returns the
+  /// exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a log (exit
+  /// code 6).
   absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores = {});
 
  private:

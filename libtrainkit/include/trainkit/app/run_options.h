@@ -1,5 +1,5 @@
 #pragma once
-/// The flags that every trainer shares, and the rules between them.
+/// Defines the flags that all trainers share and the rules between them.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -16,20 +16,19 @@
 
 namespace trainkit {
 
-/// One member per flag, under the flag's name. A program sets other defaults before add_run_flags:
+/// Values of the shared flags, one member per flag. A program changes defaults before add_run_flags:
 ///
 ///   RunOptions run{.output_dir = "runs/transformer", .epochs = 100, .batch_size = {16}, .lr = 3e-4};
 ///   add_run_flags(parser, run);
 ///
-/// An empty string, an empty list and nullopt mean that nothing was given. Words (on_error, strategy, precision, ...)
-/// are kept as the user wrote them and checked against the flag's choices: the enums they stand for belong to modules
-/// that config does not know.
+/// An empty string, an empty list and nullopt mean "not given". Choices (on_error, strategy, precision, ...) remain
+/// strings, checked against the flag's choices.
 struct RunOptions {
   // Data
   std::string data_dir = {};
-  /// Threads that read rows; auto is min(cpus / 2, 8, 2 x devices) per machine, see resolve_num_workers.
+  /// Loader threads; auto is min(cpus / 2, 8, 2 x devices) per machine, see resolve_num_workers.
   IntOrAuto num_workers = {};
-  /// Batches that each worker keeps ready; auto is 2, and 4 from the end of an epoch on in which that was too few.
+  /// Batches that each worker prefetches; auto is 2, and 4 after an epoch in which the loop waited for data.
   IntOrAuto prefetch_factor = {};
   bool persistent_workers = true;
   bool drop_last = true;
@@ -37,25 +36,25 @@ struct RunOptions {
   bool pin_memory = true;
   /// fail, skip or replace.
   std::string on_error = "fail";
-  /// -1 is no limit.
+  /// -1 means unlimited.
   int64_t max_bad_samples = -1;
-  /// Folder to write a small data set to, instead of training.
+  /// Output folder for a small data set, written instead of training.
   std::string make_demo_data = {};
 
   // Run
   std::string output_dir = "runs/trainkit";
   uint64_t seed = 0;
   int64_t epochs = 10;
-  /// Optimizer steps; 0 is no limit. So for max_time.
+  /// Optimizer steps; 0 means unlimited, as for max_time.
   int64_t max_steps = 0;
   Seconds max_time{0};
-  /// Intervals in optimizer steps; 0 is never. eval_every unset: at the end of each epoch.
+  /// Intervals in optimizer steps; 0 disables. eval_every unset: at the end of each epoch.
   int64_t log_every = 10;
   std::optional<int64_t> eval_every = {};
   std::optional<int64_t> save_every = {};
-  /// Checkpoints to keep; 0 keeps all.
+  /// Number of newest checkpoints to keep; 0 keeps all.
   int64_t keep_last = 3;
-  /// Steps between checkpoints that stay for good; 0 is never.
+  /// Steps between checkpoints that are kept permanently; 0 disables them.
   int64_t keep_every = 0;
   /// fail or continue.
   std::string on_save_error = "fail";
@@ -64,7 +63,7 @@ struct RunOptions {
   std::string init_from = {};
   bool overwrite = false;
   bool dry_run = false;
-  /// The plan of a dry run as JSON.
+  /// Print the plan of a dry run as JSON.
   bool json = false;
   bool monitor = false;
   bool use_tensorboard = true;
@@ -72,23 +71,23 @@ struct RunOptions {
   bool cudnn_benchmark = false;
 
   // Optimization
-  /// Rows per device and micro-step.
+  /// Rows per device and micro-batch.
   IntOrAuto batch_size = {32};
-  /// Rows per optimizer step over all devices and accumulation; unset follows from batch_size and grad_accum_steps.
+  /// Rows per optimizer step over all devices and micro-batches; unset: computed from batch_size and grad_accum_steps.
   std::optional<int64_t> global_batch_size = {};
   int64_t grad_accum_steps = 1;
   double lr = 1e-3;
   bool auto_scale_lr = false;
   double weight_decay = 0.01;
-  /// Largest norm of the gradients; 0 does not clip.
+  /// Maximum norm of the gradients; 0 disables clipping.
   double grad_clip = 1.0;
   /// constant, linear, cosine, cosine_restarts, step, one_cycle or plateau.
   std::string scheduler = "cosine";
   int64_t warmup_steps = 0;
-  /// Of plateau: evaluations without improvement, and what the rate is multiplied with then.
+  /// Scheduler plateau: evaluations without improvement, and the factor that the rate is then multiplied by.
   int64_t patience = 10;
   double factor = 0.5;
-  /// Evaluations without improvement after which the run ends; 0 is never.
+  /// Evaluations without improvement that end the run; 0 disables early stopping.
   int64_t early_stopping = 0;
   /// fail, skip or rollback.
   std::string on_nonfinite = "fail";
@@ -105,64 +104,64 @@ struct RunOptions {
   bool mixed_precision = false;
   /// fp32, bf16 or fp16; empty follows mixed_precision.
   std::string precision = {};
-  /// auto, on or off: whether a step is one CUDA graph. A program whose loss function and model read no host values
-  /// that change makes auto its default, as the project's trainers do.
+  /// auto, on or off: capture of a step as one CUDA graph. A program whose loss function and model read no changing
+  /// host values sets the default to auto, as the bundled trainers do.
   std::string cuda_graph = "off";
   Seconds dist_timeout{120};
   std::string dist_bind = "loopback";
-  /// Ranks of one machine sum CPU tensors in memory that they share; see ProcessGroupOptions.
+  /// Ranks of one machine all-reduce CPU tensors in shared memory; see ProcessGroupOptions.
   bool dist_shared_memory = true;
-  /// none, fp16 or bf16: the type in which ddp sends gradients.
+  /// none, fp16 or bf16: type of the gradients that ddp sends.
   std::string grad_compression = "none";
   /// Predict the memory of a step before the run.
   bool plan_memory = true;
-  /// Memory of each device to plan for ("24GiB"); empty: what is free there.
+  /// Memory of each device in the plan ("24GiB"); empty: the memory that is free now.
   std::string gpu_memory = {};
-  /// Take a few steps on the device before the run, for their time and whether the batch fits.
+  /// Run a few steps on the device before the run, to time them and to check that the batch fits.
   bool measure = false;
-  /// Devices to plan for in a dry run, which need not be here; 0: those of the run.
+  /// Number of devices in the plan of a dry run, more than this machine may have; 0: those of the run.
   int64_t plan_devices = 0;
 };
 
-/// Adds every flag of RunOptions, bound to `options`, with the design's names, aliases and bounds.
+/// Adds a flag for every member of RunOptions, bound to `options`, with aliases and bounds.
 void add_run_flags(ConfigParser& parser, RunOptions& options);
 
-/// What the checks need to know of the machine.
+/// Properties of the machine that the checks use.
 struct Machine {
   int cuda_devices = 0;
   int cpus = 1;
-  /// What a launcher (trainkit launch, torchrun, Slurm, Open MPI) has started: ranks of the run, those of them on this
-  /// machine, and which of the latter this process is. 0 ranks: there is no launcher.
+  /// Ranks that a launcher (trainkit launch, torchrun, Slurm, Open MPI) has started: in the run, on this machine, and
+  /// the number of this process on it. 0 ranks: no launcher.
   int64_t ranks = 0;
   int64_t local_ranks = 0;
   int64_t local_rank = 0;
-  /// This one, as if there were no launcher: the module that reads a launcher's environment is above this one.
+  /// Describes this machine, without a launcher; launched_machine() adds the launcher's environment.
   static Machine here();
 };
 
-/// The combinations that no single flag can check. Call it after parse() and the late defaults. Errors are blamed on
-/// the flag or the line of the file that they came from (kUsage, kConfig): devices that are not there, fp16 on a CPU,
-/// --resume with --overwrite, a global batch that the devices cannot share (kDistributed), and so on.
+/// Checks combinations of flags; call it after parse() and the late defaults. Errors name the flag or the line of the
+/// file that the value came from (kUsage, kConfig): missing devices, fp16 on a CPU, --resume with --overwrite, a global
+/// batch that is not divisible by the devices (kDistributed), and so on.
 absl::Status check_run_options(const ConfigParser& parser, const RunOptions& options,
                                const Machine& machine = Machine::here());
 
-/// --device as a device: auto is the first CUDA device if there is one, else the CPU. The device is there.
+/// Resolves --device to a device of this machine: auto is the first CUDA device if there is one, else the CPU.
 absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const RunOptions& options,
                                            const Machine& machine = Machine::here());
 
-/// Where a run trains.
+/// Devices of a run.
 struct DevicePlan {
   /// single, dp or ddp.
   std::string strategy = "single";
-  /// Those of this process, a replica of the model on each; on the CPU the same one several times.
+  /// Devices of this process, one model replica on each; the CPU is repeated once per logical replica.
   std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
-  /// Replicas over all processes.
+  /// Number of replicas over all processes.
   int64_t replicas = 1;
 };
 
-/// --strategy, --device, --use_multi_gpu, --gpu_ids and --parallel as devices. auto is ddp under a launcher, dp when
-/// several devices are asked for, else single; a rank of ddp takes the GPU of its number on the machine. Errors: more
-/// devices than there are, flags that contradict each other or the launcher.
+/// Resolves --strategy, --device, --use_multi_gpu, --gpu_ids and --parallel to devices. auto is ddp under a launcher,
+/// dp if several devices are requested, else single. A rank of ddp uses the GPU with its local rank. Errors: more
+/// devices than the machine has; flags that contradict each other or the launcher.
 absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
                                            const Machine& machine = Machine::here());
 
@@ -174,28 +173,30 @@ struct BatchPlan {
   int64_t global_batch_size() const { return batch_size * replicas * grad_accum_steps; }
 };
 
-/// Micro-batches on `replicas` devices: batch_size and grad_accum_steps as given, or what makes `global_batch_size`
-/// (0: that of the options, if any) of them. Then the batch per device is the largest divisor of its share that is not
-/// above --batch_size. With --batch_size auto one row each, until the memory is planned. A global batch that does not
-/// divide by the replicas is an error of exit code 8.
+/// Resolves batch_size and grad_accum_steps on `replicas` devices: as given, or to reach `global_batch_size` (0: the
+/// value in the options, if set). In the latter case the batch per device is the largest divisor of its share that is
+/// at most --batch_size. With --batch_size auto it is one row until the memory is planned. Error of exit code 8: the
+/// global batch is not divisible by the replicas.
 absl::StatusOr<BatchPlan> resolve_batch(const ConfigParser& parser, const RunOptions& options, int64_t replicas,
                                         int64_t global_batch_size = 0);
 
-/// --lr, times the replicas with --auto_scale_lr (the linear rule: Goyal et al. 2017, arXiv 1706.02677).
+/// Returns --lr, multiplied by the replicas with --auto_scale_lr (linear scaling rule: Goyal et al. 2017, arXiv
+/// 1706.02677).
 double resolve_lr(const RunOptions& options, int64_t replicas);
 
-/// The type to compute in: --precision, else with --mixed_precision fp16 on CUDA and bf16 on the CPU, else fp32.
+/// Returns the data type of the computation: --precision; else with --mixed_precision fp16 on CUDA and bf16 on the CPU;
+/// else fp32.
 c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device);
 
-/// --num_workers as a number for this process: auto is min(cpus / 2, 8, 2 x devices), shared by the ranks of this
+/// Returns --num_workers for this process: auto is min(cpus / 2, 8, 2 x devices), divided among the ranks of this
 /// machine, and at least 1.
 int resolve_num_workers(const RunOptions& options, const Machine& machine = Machine::here());
 
-/// Makes `options.output_dir` ready for a run; nothing is written in a dry run.
+/// Prepares `options.output_dir` for a run; writes nothing in a dry run.
 ///
-/// A folder that holds a checkpoint is taken only with --resume or --overwrite (kUsage); --overwrite removes the
-/// earlier run's files, by their names, and nothing else. One without a checkpoint is used as it is. kStorage if it is
-/// a file, cannot be made or may not be written to.
+/// A folder with a checkpoint requires --resume or --overwrite (else kUsage). --overwrite removes only the files of the
+/// earlier run, by name. A folder without a checkpoint is used as it is. kStorage if the path is a file, cannot be
+/// created or is not writable.
 absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& options);
 
 }  // namespace trainkit

@@ -1,6 +1,5 @@
 #pragma once
-/// Checkpoints that a kill, a full disk or a broken file cannot take from a run. The format is
-/// docs/formats/checkpoint.md.
+/// Saves and loads crash-safe checkpoints. docs/formats/checkpoint.md specifies the format.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -17,73 +16,76 @@
 
 namespace trainkit {
 
-/// All that a run needs to go on.
+/// State that a run needs to resume.
 struct CheckpointContents {
   /// Parameters and buffers by name.
   NamedTensors model;
   /// The optimizer's tensors by parameter name.
   NamedTensors optimizer;
-  /// Everything else: scaler, schedule, generators, sampler position, counters, configuration. Comes back as it was,
-  /// int64, infinities, NaN and -0.0 included; tensors come back contiguous, on the CPU.
+  /// Everything else: scaler, schedule, generators, sampler position, counters, configuration. Values are restored
+  /// exactly, including int64, infinities, NaN and -0.0. Tensors are restored contiguous and on the CPU.
   StateDict state;
 };
 
-/// A copy whose tensors are on the CPU and share nothing with the live objects, so that another thread can save it
-/// while training goes on. Synchronises with the device.
+/// Copies the contents to the CPU. The copy shares no memory with the live objects, so another thread can save it while
+/// training continues. Synchronises with the device.
 CheckpointContents snapshot(const CheckpointContents& contents);
 
 struct CheckpointOptions {
-  /// Checkpoints to keep, the newest first; 0 keeps all. The one that `latest` names is never deleted.
+  /// Number of newest checkpoints to keep; 0 keeps all. The checkpoint that `latest` names is never deleted.
   int keep_last = 3;
-  /// Milestones: checkpoints of a step that is a multiple of this stay in any case; 0: none do.
+  /// Milestone interval: checkpoints of steps that are a multiple of this are never deleted; 0 disables milestones.
   int64_t keep_every = 0;
-  /// The file layer; nullptr is the machine's.
+  /// File layer; nullptr is the operating system's.
   const Fs* fs = nullptr;
 };
 
-/// The checkpoints of one run, `<output_dir>/checkpoints/step-<n, eight digits>/`.
+/// Stores the checkpoints of one run, `<output_dir>/checkpoints/step-<n, eight digits>/`.
 ///
 ///   auto store = CheckpointStore::open("runs/mine", {.keep_last = 3}).value();
 ///   store.save(step, {.model = ..., .optimizer = ..., .state = ...});   // a Status: exit code 6 if the disk fails
 ///   auto contents = store.load(store.latest().value()).value();
 ///
-/// save() writes a folder beside its place, flushes it and renames it, then replaces the small file `latest`; after a
-/// crash at any moment `latest` names the checkpoint before or the new one, and that one verifies. Only real
-/// directories with our names are ever deleted, and links are never followed.
+/// save() writes a folder under a temporary name, flushes it and renames it, then replaces the small file `latest`.
+/// After a crash at any moment `latest` names either the previous checkpoint or the new one, and that one is valid.
+/// Only real directories with checkpoint names are deleted; links are never followed.
 ///
-/// One process at a time writes: open() locks the folder. save() may run in any thread, one call at a time, and reads
-/// its contents until it returns: give it a snapshot() if training goes on meanwhile. The other functions may run
-/// beside it.
+/// One process at a time writes: open() locks the folder. save() may run in any thread, one call at a time. It reads
+/// its contents until it returns, so pass a snapshot() if training continues meanwhile. The other functions may be
+/// called concurrently with save().
 class CheckpointStore {
  public:
-  /// Makes the folder if it is missing, locks it, and removes what a killed run left half written. Exit code 2 if
-  /// another run writes there, 6 if the folder cannot be made or written, or is a link or open to every user.
+  /// Opens the folder, and creates it if it is missing. Locks it and removes incomplete checkpoints of a killed run.
+  /// Errors: exit code 2 if another run writes there; 6 if the folder cannot be created or written, is a link, or is
+  /// writable by every user.
   static absl::StatusOr<CheckpointStore> open(const std::string& output_dir, const CheckpointOptions& options = {});
 
   CheckpointStore(CheckpointStore&&) noexcept;
   CheckpointStore& operator=(CheckpointStore&&) noexcept;
   ~CheckpointStore();
 
-  /// Writes a checkpoint and makes it the latest. OK means that it is on the disk. On an error (exit code 6; for a full
-  /// disk the bytes needed and free) the checkpoints before are as they were and nothing half written is left. Saving a
-  /// step again replaces it. Blocks for as long as the disk takes, and synchronises with the tensors' devices.
+  /// Writes a checkpoint and makes it the latest. OK means that it is on the disk. Saving a step again replaces its
+  /// checkpoint. After an error (exit code 6; for a full disk with the bytes needed and free) earlier checkpoints are
+  /// unchanged and no incomplete files remain. Blocks until the disk has the data, and synchronises with the tensors'
+  /// devices.
   absl::Status save(int64_t step, const CheckpointContents& contents);
 
   /// Reads a checkpoint and verifies every file of it. An error (exit code 5, kNotFound if there is no such step) names
-  /// the file, and its hint the newest older step that does verify.
+  /// the file; its hint names the newest older valid checkpoint.
   absl::StatusOr<CheckpointContents> load(int64_t step) const;
 
-  /// The step that `latest` names, or the newest step if there is no such file; kNotFound if there is no checkpoint at
-  /// all. Its files are not read: load() verifies them.
+  /// Returns the step that `latest` names, or the newest step if that file is missing. kNotFound if there is no
+  /// checkpoint. Does not read the checkpoint's files; load() verifies them.
   absl::StatusOr<int64_t> latest() const;
 
-  /// The newest step that verifies, whatever `latest` says: for a caller who asks to fall back. Reads the files.
+  /// Returns the newest valid step, regardless of `latest`. Reads and verifies the files. For callers that want to fall
+  /// back to an older checkpoint.
   absl::StatusOr<int64_t> newest_valid() const;
 
-  /// Steps in ascending order. Folders that are links or not ours are left out.
+  /// Lists the steps in ascending order. Skips links and folders with other names.
   absl::StatusOr<std::vector<int64_t>> steps() const;
 
-  /// Why the last save() could not delete an older checkpoint, though its own is safe; OK if nothing was in the way.
+  /// Returns why the last save() could not delete an older checkpoint, although its own is safe; else OK.
   absl::Status retention_status() const;
 
   /// `<output_dir>/checkpoints`.
@@ -95,27 +97,27 @@ class CheckpointStore {
   std::unique_ptr<Impl> impl_;
 };
 
-/// One checkpoint on the disk.
+/// Location of one checkpoint on the disk.
 struct CheckpointPath {
-  /// The folder that holds `step-…` folders.
+  /// Folder that contains the `step-…` folders.
   std::string folder;
   int64_t step = 0;
   std::string path() const;
 };
 
-/// Finds the checkpoint that `--resume <spec>` means: `latest` (of `output_dir`), a run's folder, its `checkpoints/`,
-/// or one `step-…` by path or, below `output_dir`, by name. Locks nothing. An error (exit code 5, kNotFound) says what
-/// was looked for and where.
+/// Finds the checkpoint for `--resume <spec>`: `latest` (of `output_dir`), a run folder, its `checkpoints/`, or one
+/// `step-…`, given by path or, inside `output_dir`, by name. Takes no lock. An error (exit code 5, kNotFound) names
+/// `spec` and the path that was searched.
 absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
                                                   const Fs& fs = Fs::posix());
 
-/// Reads a checkpoint and verifies every file of it, as CheckpointStore::load does. Locks nothing.
+/// Reads a checkpoint and verifies every file of it, as CheckpointStore::load does. Takes no lock.
 absl::StatusOr<CheckpointContents> load_checkpoint(const CheckpointPath& checkpoint, const Fs& fs = Fs::posix());
 
-/// Reads and verifies a checkpoint's state.json alone, which is small: how a run was, before its model is made.
+/// Reads and verifies only state.json of a checkpoint. It is small and describes the run before its model is built.
 absl::StatusOr<StateDict> load_checkpoint_state(const CheckpointPath& checkpoint, const Fs& fs = Fs::posix());
 
-/// Checks a checkpoint's files against its manifest without loading them. An error is that of load_checkpoint.
+/// Verifies a checkpoint's files against its manifest without loading them. Errors are those of load_checkpoint.
 absl::Status verify_checkpoint(const CheckpointPath& checkpoint, const Fs& fs = Fs::posix());
 
 }  // namespace trainkit

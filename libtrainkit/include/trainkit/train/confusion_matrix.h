@@ -1,5 +1,5 @@
 #pragma once
-/// How often each class was taken for each other, counted where the predictions are, and the scores that follow.
+/// Counts predictions per true class on the device and computes classification scores.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -12,45 +12,46 @@
 
 namespace trainkit {
 
-/// Counts of (true class, predicted class), on a device.
+/// Counts pairs of (true class, predicted class) on a device.
 ///
 ///   ConfusionMatrix confusion(16, device);
 ///   confusion.add(labels, model->forward(x).argmax(1));       // per batch; the host does not wait
 ///   const ClassificationScores scores = score(confusion.counts());
 ///
-/// One thread. Sums are exact: the order of the batches, and how they are shared among devices, does not matter.
+/// Not thread-safe. Counts are integers, so the result does not depend on the order of the batches or on how they are
+/// distributed over devices.
 class ConfusionMatrix {
  public:
-  /// Throws c10::ValueError unless there is a class.
+  /// Throws c10::ValueError if num_classes < 1.
   explicit ConfusionMatrix(int64_t num_classes, at::Device device = at::kCPU);
 
-  /// Counts n rows: (n) int64 each, on any device, classes below num_classes. A negative true class is no class: such
-  /// rows are left out. On the CPU a class that is too large throws c10::Error; on CUDA it is an error of a later call.
+  /// Counts n rows: two tensors (n) int64, on any device, with classes below num_classes. Rows with a negative true
+  /// class are ignored. A class that is too large throws c10::Error on the CPU; on CUDA a later call reports it.
   void add(const at::Tensor& truth, const at::Tensor& predicted);
 
-  /// Adds what another has counted.
+  /// Adds the counts of another matrix.
   void add(const ConfusionMatrix& other);
 
-  /// Makes them the counts of all ranks, which all call it. Errors are those of ProcessGroup.
+  /// Replaces the counts with their sum over all ranks. Every rank must call it. Errors are those of ProcessGroup.
   absl::Status add_other_ranks(ProcessGroup& group);
 
-  /// (num_classes, num_classes) int64 on the CPU, a row for each true class. Waits for the device.
+  /// Returns (num_classes, num_classes) int64 on the CPU, one row per true class. Waits for the device.
   at::Tensor counts() const;
 
   int64_t num_classes() const { return num_classes_; }
 
  private:
   int64_t num_classes_;
-  at::Tensor cells_;  // num_classes^2 counts, and one for the rows that are left out
+  at::Tensor cells_;  // num_classes^2 counts, then one for ignored rows
 };
 
-/// One class among the rest; each is 0 where it would divide by zero (scikit-learn: zero_division=0).
+/// Scores of one class against all others. A score is 0 where it would divide by zero (scikit-learn: zero_division=0).
 struct ClassScore {
   /// Rows of this class.
   int64_t rows = 0;
-  /// Of what was taken for this class, the share that is.
+  /// Share of the rows predicted as this class that belong to it.
   double precision = 0;
-  /// Of this class, the share that was found: the accuracy of the class.
+  /// Share of the rows of this class that were predicted as it: the accuracy of the class.
   double recall = 0;
   double f1 = 0;
 };
@@ -58,21 +59,21 @@ struct ClassScore {
 /// Scores of a confusion matrix, as fractions of 1.
 struct ClassificationScores {
   int64_t rows = 0;
-  /// Overall accuracy: the share of rows that are right. scikit-learn's accuracy_score.
+  /// Overall accuracy: share of correct rows. scikit-learn's accuracy_score.
   double oa = 0;
-  /// Average accuracy: the mean of the recalls of the classes that have rows. scikit-learn's balanced_accuracy_score.
+  /// Average accuracy: mean recall of the classes that have rows. scikit-learn's balanced_accuracy_score.
   double aa = 0;
-  /// Cohen's kappa: agreement beyond that of chance (Cohen 1960). scikit-learn's cohen_kappa_score; NaN, as there, if
-  /// all rows are of one class and taken for it.
+  /// Cohen's kappa: agreement corrected for chance (Cohen 1960). scikit-learn's cohen_kappa_score; as there, NaN if all
+  /// rows belong to one class and are predicted as it.
   double kappa = 0;
-  /// Means of the F1 of the classes, by their rows, and of each the same among those that have rows or predictions.
+  /// F1 averaged over the classes: weighted by their rows, and unweighted over the classes with rows or predictions.
   /// scikit-learn's f1_score with average="weighted" and "macro".
   double weighted_f1 = 0;
   double macro_f1 = 0;
   std::vector<ClassScore> classes = {};
 };
 
-/// The scores of `counts`, (C, C) int64 on the CPU with a row for each true class. NaN without rows.
+/// Computes the scores of `counts`, (C, C) int64 on the CPU with one row per true class. NaN if there are no rows.
 ClassificationScores score(const at::Tensor& counts);
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// The loss and metrics of a model over a whole data set, or what else is to be had of it.
+/// Computes the loss and metrics of a model over a data set, or runs the model over all its batches.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -15,27 +15,27 @@
 
 namespace trainkit {
 
-/// Metrics by name; "loss" is always among them.
+/// Metrics by name, always including "loss".
 using Metrics = std::map<std::string, double>;
 
-/// Means of the loss and its metrics over one epoch of `loader`, on all replicas and ranks together, weighted by
-/// LossOutput::weight, in evaluation mode and without gradients. Starts at epoch 0, so that every evaluation sees the
-/// same rows in the same order; the model goes back to the mode it was in. Sums are kept in float64 on the device and
-/// read once, at the end.
+/// Computes the means of the loss and its metrics over one epoch of `loader`, over all replicas and ranks, weighted by
+/// LossOutput::weight. Runs in evaluation mode without gradients and restores the previous mode. Starts at epoch 0, so
+/// every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once, at the end.
 ///
-/// Each rank gives its own share of the rows (a DistributedSampler with Tail::kPad or kUneven); rows that only repeat
-/// others do not count, and every rank returns the same. All ranks call it.
+/// Every rank must call it, with its own share of the rows (a DistributedSampler with Tail::kPad or kUneven). Padding
+/// rows do not count, and every rank returns the same means.
 ///
-/// Blocks the caller; draws nothing from the random generators unless the loss function does. Errors are the loader's,
-/// kInvalidArgument for a loader without rows, and those of other ranks (exit code 8).
+/// Blocks the caller. Draws from no random generator unless the loss function does. Errors: those of the loader;
+/// kInvalidArgument if the loader has no rows; those of other ranks (exit code 8).
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
                                  Precision precision = Precision::kFp32);
 
-/// Calls `visit` for the rows of one epoch of `loader`, in evaluation mode, without gradients and in `precision`, from
-/// epoch 0; the models go back to the mode they were in. With several replicas each gets its share of a batch's rows,
-/// on its device, and `visit` is called from a thread for each: what it writes to must be the replica's own. Rows that
-/// only repeat others (Batch::padding_rows) are among them. What `visit` throws is thrown on; other errors are the
-/// loader's. Other ranks play no part.
+/// Calls `visit` for the rows of one epoch of `loader`, starting at epoch 0. Runs in evaluation mode, without
+/// gradients, in `precision`, and restores the previous mode.
+///
+/// With several replicas each gets its share of a batch's rows on its device, and `visit` is called from one thread per
+/// replica; it must write to state of that replica only. Padding rows (Batch::padding_rows) are included. Exceptions of
+/// `visit` propagate; other errors are the loader's. Does not communicate with other ranks.
 absl::Status for_each_batch(
     DeviceReplicator& devices, Prefetcher& loader, Precision precision,
     const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit);

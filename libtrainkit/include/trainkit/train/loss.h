@@ -1,5 +1,5 @@
 #pragma once
-/// What a loss function may look like.
+/// Defines loss functions and their results.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -21,22 +21,22 @@ class Module;
 
 namespace trainkit {
 
-/// What a loss function returns: a scalar tensor alone, or with more.
+/// Result of a loss function: a scalar tensor, optionally with a weight and metrics.
 struct LossOutput {
-  // NOLINTNEXTLINE(google-explicit-constructor): `return cross_entropy(...);` is what a loss function reads like.
+  // NOLINTNEXTLINE(google-explicit-constructor): so that a loss function can `return cross_entropy(...);`
   LossOutput(at::Tensor loss_, double weight_ = 0) : loss(std::move(loss_)), weight(weight_) {}
 
-  /// Scalar, the mean over what the loss counts.
+  /// Scalar: the mean over the counted items.
   at::Tensor loss;
-  /// How many things the mean is over (rows, or tokens that count); 0 stands for the rows of the batch. Accumulated
-  /// micro-batches and evaluation batches are averaged by this weight.
+  /// Number of items in the mean (rows, or tokens that count); 0 means the rows of the batch. Accumulated micro-batches
+  /// and evaluation batches are averaged with this weight.
   double weight = 0;
-  /// Further means over the same things, scalars on the device, by name: logged and averaged as the loss is.
+  /// Further means over the same items by name, scalars on the device. Logged and averaged like the loss.
   std::vector<std::pair<std::string, at::Tensor>> metrics = {};
 };
 
-/// The loss of `batch` under a model, differentiable: a std::function with an identity, by which TrainStep notices that
-/// a captured step belongs to another function.
+/// Wraps a differentiable loss of a model and a batch: a std::function with an id. TrainStep uses the id to detect that
+/// a captured step was recorded with another function.
 class LossFunction {
  public:
   LossFunction() = default;
@@ -49,7 +49,7 @@ class LossFunction {
       LossFunction(F&& call)
       : call_(std::forward<F>(call)), id_(next_id()) {}
 
-  /// A copy has state of its own, and so another identity.
+  /// A copy has its own state, so it gets a new id.
   LossFunction(const LossFunction& other) : call_(other.call_), id_(next_id()) {}
   LossFunction(LossFunction&& other) noexcept
       : call_(std::exchange(other.call_, nullptr)), id_(std::exchange(other.id_, 0)) {}
@@ -63,7 +63,7 @@ class LossFunction {
   LossOutput operator()(torch::nn::Module& model, const Batch& batch) const { return call_(model, batch); }
   explicit operator bool() const { return static_cast<bool>(call_); }
 
-  /// A number that no other function of the process has had, also none that was at the same address before.
+  /// Unique id within the process. It is never reused, not even by a later function at the same address.
   uint64_t id() const { return id_; }
 
  private:
@@ -92,10 +92,10 @@ struct FirstArgument<R (*)(A, B)> {
 
 }  // namespace detail
 
-/// A LossFunction from a callable whose first parameter is the user's own model, as in
+/// Makes a LossFunction from a callable whose first parameter is the user's own model type, as in
 ///   [](Classifier& model, const Batch& batch) { return cross_entropy(model->forward(batch["x"]), batch["y"]); }
-/// where Classifier is a module holder (TORCH_MODULE) or a class derived from torch::nn::Module.
-/// The LossFunction throws c10::TypeError if the model that it is called with is another.
+/// Classifier is a module holder (TORCH_MODULE) or a class derived from torch::nn::Module. Calling the LossFunction
+/// with a model of another type throws c10::TypeError.
 template <class F>
 LossFunction make_loss_function(F loss) {
   if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
@@ -109,7 +109,7 @@ LossFunction make_loss_function(F loss) {
         return loss(*model, batch);
       };
     } else {
-      // The holder is made once per model: it is a shared pointer to the module that the replicator holds.
+      // The holder is created once per model and shares the module with the replicator.
       return [loss = std::move(loss), holder = Model(nullptr)](torch::nn::Module& module,
                                                                const Batch& batch) mutable -> LossOutput {
         if (holder.is_empty() || holder.get() != &module) {

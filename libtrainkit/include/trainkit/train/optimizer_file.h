@@ -1,5 +1,5 @@
 #pragma once
-/// The state of Adam and AdamW in and out of Python, as files of torch.save.
+/// Exchanges the state of Adam and AdamW with Python, in files of torch.save.
 
 #include <absl/status/status.h>
 
@@ -10,24 +10,27 @@
 
 namespace trainkit {
 
-/// Writes what torch.optim's state_dict() holds, with the names of parameters where Python has their numbers, as
-/// torch.distributed.checkpoint does. In Python, whatever the order of the parameters and groups there:
+/// Writes the state_dict() of torch.optim, keyed by parameter names instead of numbers, as torch.distributed.checkpoint
+/// does. To load it in Python, with parameters and groups in any order:
 ///
 ///   from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 ///   set_optimizer_state_dict(model, optimizer, torch.load(path, weights_only=True))
 ///
-/// optimizer.load_state_dict() takes it too if the optimizer there has the same groups with parameters in this order.
-/// Reads from the device. kUnimplemented for SGD; errors of the disk: exit code 6.
+/// optimizer.load_state_dict() accepts it too if that optimizer has the same groups with the parameters in this order.
+/// Reads from the device. Errors: kUnimplemented for SGD; exit code 6 for the disk.
 absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const Optimizer& optimizer);
 
-/// Takes over exp_avg, exp_avg_sq and step of every parameter; learning rate, betas and the like stay the optimizer's.
-/// The file holds the state_dict() of Python's Adam or AdamW, alone or as "optimizer", "optimizer_state_dict" or
-/// "optim" of a checkpoint, with the parameters' names as above or as an optimizer of model.named_parameters() saves
-/// them ("param_names", PyTorch 2.6 and later); "module." before all of them is cut off. Numbers alone are an error:
-/// they depend on the order in which Python's program gave the parameters.
+/// Loads exp_avg, exp_avg_sq and step of every parameter. Learning rate, betas and other settings of the optimizer do
+/// not change.
 ///
-/// Errors (exit code 5), after which nothing was changed: those of TorchFile; weights.optimizer, which names a
-/// parameter whose state is missing, left over or misshapen.
+/// The file contains the state_dict() of Python's Adam or AdamW, alone or under the key "optimizer",
+/// "optimizer_state_dict" or "optim" of a checkpoint. Parameters are identified by names as above, or by the
+/// "param_names" that an optimizer built from model.named_parameters() saves (PyTorch 2.6 and later). The prefix
+/// "module." is removed if all names have it. Numbers without names are an error, since they depend on the order in
+/// which the Python program passed the parameters.
+///
+/// Errors (exit code 5; nothing has changed then): those of TorchFile; weights.optimizer, which names a parameter whose
+/// state is missing, unexpected or of another shape.
 absl::Status load_torch_optimizer(Optimizer& optimizer, const std::string& path, const Fs& fs = Fs::posix());
 
 }  // namespace trainkit

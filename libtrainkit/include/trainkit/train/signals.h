@@ -1,12 +1,14 @@
 #pragma once
-/// Signals as flags that the training loop looks at between steps.
+/// Turns signals into flags that the training loop checks between steps.
 
 namespace trainkit {
 
-/// While it lives, SIGINT and SIGTERM ask the loop to stop after the step it is in, and SIGUSR1 asks it to save and go
-/// on. The handlers only set a flag. A second SIGINT or SIGTERM ends the process at once with 128 + its number, without
-/// running anything: the last checkpoint that was saved stays whole. The previous handlers are restored at the end.
-/// At most one may live at a time (c10::Error otherwise).
+/// Handles SIGINT, SIGTERM and SIGUSR1 during its lifetime. SIGINT and SIGTERM ask the loop to stop after the current
+/// step; SIGUSR1 asks it to save and continue. The handlers only set a flag.
+///
+/// A second SIGINT or SIGTERM ends the process at once with exit code 128 + its number and runs no cleanup; the last
+/// saved checkpoint remains valid. The destructor restores the previous handlers. Only one SignalWatch may exist at a
+/// time (else c10::Error).
 class SignalWatch {
  public:
   SignalWatch();
@@ -14,9 +16,9 @@ class SignalWatch {
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
 
-  /// SIGINT or SIGTERM if one has come since construction, else 0.
+  /// Returns SIGINT or SIGTERM if one was received since construction, else 0.
   static int stop_signal();
-  /// Whether SIGUSR1 has come since the last call.
+  /// Returns whether SIGUSR1 was received since the last call, and resets the flag.
   static bool take_save_request();
 };
 

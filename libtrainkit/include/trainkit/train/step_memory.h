@@ -1,5 +1,5 @@
 #pragma once
-/// The memory of a training step, recorded on the CPU before there is a run.
+/// Records the memory of a training step on the CPU, before the run.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -24,73 +24,75 @@ class Module;
 
 namespace trainkit {
 
-/// Workspaces that libraries of a GPU keep in LibTorch's memory. LibTorch gives one to each thread that calls cuBLAS,
-/// and on each stream: forward's and backward's are two.
+/// Workspaces that CUDA libraries keep in LibTorch's memory. LibTorch allocates one per thread that calls cuBLAS and
+/// per stream; forward and backward use one each.
 struct GpuLibraries {
-  /// 8.125 MiB; 32 MiB on a device of compute capability 9.0, or as CUBLAS_WORKSPACE_CONFIG says.
+  /// Workspace of cuBLAS. 8.125 MiB; 32 MiB on compute capability 9.0; or the value of CUBLAS_WORKSPACE_CONFIG.
   int64_t cublas_bytes = int64_t{8320} << 10;
-  /// Of cuBLASLt, which products with a bias take in addition.
+  /// Additional workspace of cuBLASLt, used by matrix products with a bias.
   int64_t cublaslt_bytes = int64_t{1} << 20;
-  /// Convolutions are cuDNN's, whose workspaces are not part of a plan; without it they are products of cuBLAS.
+  /// True if cuDNN computes convolutions; its workspaces are not part of a plan. Without cuDNN they are cuBLAS
+  /// products.
   bool has_cudnn = true;
 };
 
-/// What a training step is made of.
+/// Parts of a training step.
 struct StepRecipe {
-  /// A new model on the CPU: what DeviceReplicator::create is given.
+  /// Builds a new model on the CPU, as for DeviceReplicator::create.
   std::function<std::shared_ptr<torch::nn::Module>()> make_model;
-  /// A new optimizer without parameters.
+  /// Builds a new optimizer without parameters.
   std::function<std::unique_ptr<Optimizer>()> make_optimizer;
   LossFunction loss;
-  /// Where rows come from: the first ones, again from the beginning where there are too few. Rows that cannot be read
-  /// are replaced.
+  /// Source of rows: the first ones, repeated if there are too few. Unreadable rows are replaced.
   std::shared_ptr<const Dataset> dataset;
-  /// Precision (fp16 stands for bf16, whose sizes are the same and which the CPU has) and clipping.
+  /// Precision and clipping. fp16 is recorded as bf16, which has the same sizes and works on the CPU.
   TrainStepOptions step = {};
-  /// Batches that are on the device at once: the step's, and those that are copied ahead.
+  /// Batches on the device at the same time: the one of the step and those copied ahead.
   int64_t live_batches = 1;
-  /// What else stays on the device.
+  /// Other bytes that stay on the device.
   int64_t cache_bytes = 0;
-  /// For recordings: fills what a new model keeps on its device from step to step beside its weights (a frozen
-  /// encoder's output), and returns it: of class kCache. What comes and goes meanwhile, and in the steps, should be as
-  /// large as in a run; the values may be any.
+  /// Fills and returns the caches that the model keeps on its device between steps in addition to its weights (a frozen
+  /// encoder's output). Their memory is counted as kCache. Temporary tensors, here and in the steps, should have the
+  /// sizes of a run; values are arbitrary. For recordings only.
   std::function<std::vector<at::Tensor>(torch::nn::Module&)> fill_caches = nullptr;
-  /// The step will run on a GPU: its own kernels there are recorded with their tensors, not what is fused on the CPU.
+  /// True if the step will run on a GPU: records the tensors of our GPU kernels, not those of the fused CPU kernels.
   bool for_gpu = false;
-  /// False for a GPU that our kernels were not compiled for: LibTorch's operations are recorded then.
+  /// False for a GPU that our kernels were not compiled for: LibTorch's operations are recorded instead.
   bool has_gpu_kernels = true;
-  /// With for_gpu: its libraries, and whether steps become one CUDA graph, which has memory of its own.
+  /// With for_gpu: its libraries, and whether steps become a CUDA graph, which has its own memory pool.
   GpuLibraries libraries = {};
   bool captures_graph = false;
-  /// Of the learning rates of all steps, where the optimizer counts them on the device: in a CUDA graph, and in fp16.
+  /// Bytes of the table of learning rates, where the optimizer counts steps on the device: in a CUDA graph and in fp16.
   int64_t schedule_bytes = 0;
-  /// Gradients stay allocated from step to step, as in the buckets that several ranks reduce.
+  /// True if gradients stay allocated between steps, as in the buckets that several ranks all-reduce.
   bool keeps_gradients = false;
 
-  /// For models that can compute activations again in backward (checkpoint_sequential): changes the recipe to so many
-  /// segments, and their largest number. With choose_segments plan_memory takes the fewest with which the step fits.
+  /// For models with activation checkpointing (checkpoint_sequential): sets the number of segments in a recipe, and the
+  /// largest number. With choose_segments plan_memory selects the fewest segments with which the step fits.
   std::function<void(StepRecipe&, int64_t)> set_segments = nullptr;
   int64_t most_segments = 1;
   bool choose_segments = false;
 
-  /// A flag that a user may give, and what it changes of the recipe.
+  /// A flag for the user, and its effect on the recipe.
   using Choice = std::pair<std::string, std::function<void(StepRecipe&)>>;
-  /// Smaller models and inputs, {"--hidden_dim 128", ...}, and ways to do without a cache. For advice alone.
+  /// Suggestions for out-of-memory advice only: smaller models and inputs, {"--hidden_dim 128", ...}, and flags that
+  /// disable a cache.
   std::vector<Choice> smaller = {};
   std::vector<Choice> without_cache = {};
 };
 
-/// Builds model and optimizer and takes two optimizer steps on the CPU, each of `micro_batches` micro-batches of
-/// `batch_size` rows, and records all that they allocate. Leaves nothing behind: the model is thrown away, and
-/// LibTorch's default generators are as they were. kInvalidArgument for a data set without rows; every exception of the
-/// model, the loss or LibTorch, translated.
+/// Records all allocations of two optimizer steps on the CPU, each of `micro_batches` micro-batches of `batch_size`
+/// rows, including those of a new model and optimizer. Frees the model afterwards and restores LibTorch's default
+/// generators. Errors: kInvalidArgument for a data set without rows; every exception of the model, the loss or
+/// LibTorch, translated.
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size, int64_t micro_batches);
 
-/// Seconds of such a step on `device`, in the recipe's own precision: the fastest of three. One step is left out before
-/// them to warm up; where the recipe's step may be a CUDA graph, all steps before that. The copies of the rows and the
-/// exchange of gradients with other devices are not part of it. Blocks until the device is done, and leaves nothing
-/// behind either; what the device's allocator kept for later is given back. The same errors, and kResourceExhausted
-/// where the device has no memory for it.
+/// Measures the seconds of such a step on `device` in the recipe's own precision: the fastest of three. One warm-up
+/// step precedes them, or all eager steps before the capture if the step may become a CUDA graph. Excludes the copies
+/// of the rows and the all-reduce with other devices.
+///
+/// Blocks until the device is done. Frees the model, and returns the device allocator's cached memory. Errors: as
+/// above, and kResourceExhausted if the device has too little memory.
 absl::StatusOr<double> time_step(const StepRecipe& recipe, at::Device device, int64_t batch_size,
                                  int64_t micro_batches);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// One optimizer step: forward, backward, unscale, clip, update, schedule.
+/// Runs optimizer steps: forward, backward, unscale, clip, update, learning-rate schedule.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
@@ -32,117 +32,125 @@ class StepsInFlight;
 struct StepGraph;
 }  // namespace detail
 
-/// The type of the arithmetic. Weights, gradients and optimizer state are float32 in every case.
+/// Data type of the computation. Weights, gradients and optimizer state are always float32.
 enum class Precision {
   kFp32,
   kBf16,  ///< autocast to bfloat16
   kFp16   ///< autocast to float16, with a GradScaler
 };
 
-/// Whether a step is one CUDA graph: all that it asks of the device is recorded once and then started by a single call.
-/// kAuto and kOn state that loss function and model read no host values that change: a captured step calls neither, and
-/// the numbers that they computed on the host (a loss weight that is annealed, a counter) stay those of the capture.
+/// Whether a step is captured as one CUDA graph: its device work is recorded once and then launched by a single call.
+///
+/// With kAuto and kOn the caller guarantees that loss function and model read no host values that change between steps.
+/// A captured step calls neither of them: numbers that they computed on the host (an annealed loss weight, a counter)
+/// keep the values of the capture.
 enum class CudaGraph {
-  kAuto,  ///< Where it can be: on one CUDA device. Elsewhere steps run eagerly, and graph_reason() says why.
-  kOn,    ///< The same, and an error where it is known from the beginning that it cannot be.
-  kOff    ///< Every step is eager: right for every loss function, and the default.
+  kAuto,  ///< Captures where possible: on one CUDA device. Otherwise steps run eagerly; graph_reason() says why.
+  kOn,    ///< As kAuto, but an error if it is known from the start that steps cannot be captured.
+  kOff    ///< Runs every step eagerly: correct for every loss function, and the default.
 };
 
 struct TrainStepOptions {
   Precision precision = Precision::kFp32;
   /// Micro-batches per optimizer step.
   int64_t grad_accum_steps = 1;
-  /// Gradients longer than this (2-norm over all parameters) are shortened to it; 0 does not clip.
+  /// Maximum 2-norm of the gradients over all parameters; larger ones are clipped to it. 0 disables clipping.
   double grad_clip = 0;
-  /// Free gradients after each step, or keep their memory and zero it. Freed is faster for small models, since autograd
-  /// then hands its buffers over instead of adding to zeros; kept is faster for large embedding tables.
+  /// True frees the gradients after each step; false keeps their memory and zeroes it. Freeing is faster for small
+  /// models, since autograd then hands over its buffers instead of adding to zeros. Keeping is faster for large
+  /// embedding tables.
   bool zero_grad_set_to_none = true;
-  /// Skip a step whose gradients are not finite, in every precision; decided on the device. kFp16 skips them anyway.
-  /// Costs one pass over the gradients, or nothing if they are clipped. With it the buffers (BatchNorm's) are put back
-  /// too.
+  /// Skip a step whose gradients are not finite, in every precision. The device decides. kFp16 skips such steps anyway.
+  /// Costs one pass over the gradients, or nothing if they are clipped. Also restores the buffers (BatchNorm's).
   bool skip_nonfinite = false;
   GradScalerOptions scaler = {};
   CudaGraph cuda_graph = CudaGraph::kOff;
-  /// Called when a step is out of memory with one row at a time: gives back what can be computed anew (a cache of a
-  /// frozen encoder) and says whether that was anything.
+  /// Called when a step runs out of memory with one row at a time. Frees memory that can be recomputed (the cache of a
+  /// frozen encoder) and returns whether any was freed.
   std::function<bool()> release_memory = nullptr;
 };
 
-/// Scalars of one step, on the device, detached; reading one waits for the device.
+/// Scalars of one step: on the device, detached. Reading one waits for the device.
 struct StepMetrics {
-  /// Mean over what this process trained on in the step, by weight; see TrainStep::average_over_ranks.
+  /// Mean over the rows of this process, by weight; see TrainStep::average_over_ranks.
   at::Tensor loss;
   std::vector<std::pair<std::string, at::Tensor>> metrics;
   /// 2-norm of the gradients before clipping; undefined unless grad_clip > 0.
   at::Tensor grad_norm;
-  /// Steps in a row that were skipped, this one among them; 0 if this one was not. float32, undefined if none can be.
+  /// Number of consecutive skipped steps up to this one; 0 if this step was not skipped. float32; undefined if no step
+  /// can be skipped.
   at::Tensor skipped_in_a_row;
-  /// Where the first value that is not finite came from, if this step was skipped: known at once on the CPU alone.
+  /// Origin of the first non-finite value if this step was skipped. Known immediately, on the CPU only.
   std::string first_nonfinite = {};
-  /// Sum of the micro-batches' weights (LossOutput::weight), here and on all ranks; known to the host.
+  /// Sum of the micro-batches' weights (LossOutput::weight) on this rank and on all ranks. On the host.
   double weight = 0;
   double world_weight = 0;
 };
 
-/// Runs optimizer steps. Nothing in it reads the device, so the host runs ahead, by one step: the first accumulate() of
-/// a step waits until the devices are done with the step before the last, so that what queued steps hold in device
-/// memory does not grow. A step whose gradients are not finite (kFp16, or skip_nonfinite) is skipped on the device and
-/// moves neither the weights nor the schedule.
+/// Runs optimizer steps without reading from the device, so the host runs one step ahead. The first accumulate() of a
+/// step waits until the devices have finished the step before the last one; this bounds the device memory of queued
+/// steps. A step with non-finite gradients (kFp16, or skip_nonfinite) is skipped on the device and changes neither the
+/// weights nor the schedule.
 ///
 ///   TrainStep step(*devices, optimizer, {.grad_clip = 1.0});
 ///   while (auto batch = loader->next().value()) { auto metrics = step(*batch, loss); }
 ///
-/// With several replicas in this process each gets its share of a batch's rows, in order, and the loss function is
-/// called from a thread per replica. With several ranks each gives its own batch, and all make the same calls; finish()
-/// has them agree (distributed/step_consensus.h), so that they skip, stop and fail after the same step. Either way the
-/// gradient is that of one process on all rows: losses count by their weights, wherever they were computed.
+/// Replicas and ranks. With several replicas in this process each gets a contiguous share of a batch's rows, and the
+/// loss function is called from one thread per replica. With several ranks each rank passes its own batch, and all
+/// ranks make the same calls. finish() makes the ranks agree (distributed/step_consensus.h), so they skip, stop and
+/// fail after the same step. In both cases the gradient equals that of one process on all rows: losses are weighted by
+/// LossOutput::weight.
 ///
-/// Out of memory in forward or backward: the step is taken again from where it began, each batch in twice as many
-/// micro-batches. The rows, the global batch and what follows are those of the same step taken so from the beginning,
-/// bit for bit: gradients are dropped, buffers (BatchNorm's) and LibTorch's default generators put back, and all ranks
-/// do alike. split() stays as it is then. What depends on the micro-batch (BatchNorm in training, negatives taken from
-/// the batch) is not that of the larger one. With one row at a time release_memory is asked, and the error passes
-/// through if that gives nothing. The update has what it needs before it changes anything, and is tried again. Of
-/// ranks three cases cannot be mended: a model with exchanges of its own (SyncBatchNorm), gradients that were on their
-/// way already, and the Reducer's arrangement of buckets.
+/// Out of memory in forward or backward: the step is retried from its start, with each batch split into twice as many
+/// micro-batches. Rows and global batch stay the same. The result equals, bit for bit, that of a step which used the
+/// smaller micro-batches from the start: gradients are dropped, buffers (BatchNorm's) and LibTorch's default generators
+/// are restored, and all ranks do the same. split() keeps the new value. Computations that depend on the micro-batch
+/// (BatchNorm in training, in-batch negatives) see the smaller one. With one row at a time release_memory is called,
+/// and the error propagates if that frees nothing. The update allocates its memory before it changes anything, and is
+/// retried. With several ranks three cases cannot be retried: a model with its own collectives (SyncBatchNorm),
+/// gradients that are already being sent, and an allocation failure while the Reducer rebuilds its buckets.
 ///
-/// With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph on one CUDA device, after three eager
-/// ones with batches of the same shapes and the same loss function; each of a few shapes has its graph. Then
-///   - accumulate() only keeps its batch and finish() does the rest, exceptions included: no gradients in between;
-///   - the loss function is not called. What it computes on the host stays what it was when the step was captured.
-/// So a step is captured only if two eager ones asked LibTorch for the same operations with the same numbers, read
-/// nothing from the device, took nothing from the host's memory and drew no random numbers there; and every 1000th step
-/// runs eagerly and is compared with what was captured. A step that is not so runs eagerly from then on, and
-/// graph_reason() says why. A host value that changes between two such comparisons is used late: no graphs for a loss
-/// function or a model that has one, or a tensor on the device in its place. The loss function must be a LossFunction
-/// that the caller keeps, not a temporary; one that is made or assigned anew is another, also at the same address.
-/// Results are those of eager steps, bit for bit, with an optimizer that counts on the device
-/// (Optimizer::counts_on_device, which TrainStep sees to). A graph keeps the memory of its step to itself; when an
-/// eager step has none left, graphs are given up first.
+/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph on one CUDA device. Three
+/// eager steps with batches of the same shapes and the same loss function precede the capture. Each of up to six
+/// combinations of shapes and loss functions has its own graph. Then
+/// - accumulate() only keeps its batch and finish() does all the work, including throwing exceptions; gradients are not
+///   available in between;
+/// - the loss function is not called. Values that it computes on the host keep the values of the capture.
+/// A step is captured only if two eager steps requested the same LibTorch operations with the same numbers. They must
+/// neither read from the device, nor copy from host memory, nor draw random numbers on the host. Every 1000th step
+/// runs eagerly and is compared with the captured one. If they differ, steps run eagerly from then on and
+/// graph_reason() says why. A host value that changes between two such comparisons takes effect late: do not use graphs
+/// with such a loss function or model, or replace the value by a tensor on the device. The loss function must be a
+/// LossFunction that the caller keeps, not a temporary. A new or reassigned one counts as a different function, even at
+/// the same address.
+/// Results equal those of eager steps bit for bit, with an optimizer that counts steps on the device
+/// (Optimizer::counts_on_device, which TrainStep enables). A graph holds the memory of its step exclusively; when an
+/// eager step runs out of memory, the graphs are dropped first.
 ///
-/// Not thread-safe. Exceptions of the loss function and of LibTorch pass through; the gradients accumulated so far are
-/// dropped then, and weights and optimizer state are untouched, on every rank. Where another rank failed or is lost,
-/// absl::BadStatusOrAccess is thrown with an Error of exit code 8 that names it.
+/// Not thread-safe. Exceptions of the loss function and of LibTorch propagate; the gradients accumulated so far are
+/// dropped, and weights and optimizer state are unchanged on every rank. If another rank failed or is lost, throws
+/// absl::BadStatusOrAccess with an Error of exit code 8 that names the rank.
 class TrainStep {
  public:
-  /// Keeps references to all three. An optimizer without parameters gets default_param_groups of the model. Each
-  /// further copy of the weights gets an optimizer like it, which does what it does. Throws c10::ValueError for options
-  /// out of range and for kFp16 on the CPU, which has no fast float16 kernels.
+  /// Keeps references to the arguments. An optimizer without parameters gets default_param_groups of the model. Each
+  /// further copy of the weights gets a mirror optimizer with the same settings. Throws c10::ValueError for options out
+  /// of range and for kFp16 on the CPU, which has no fast float16 kernels.
   TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options = {},
             LRScheduler* scheduler = nullptr);
   ~TrainStep();
 
-  /// Forward and backward of one micro-batch; its gradient counts by its share of the step's weight. Until finish() the
-  /// batch is kept: the last one of a step (and the only one) as it is, others as copies. `loss` must live until
-  /// finish(), or is moved from.
+  /// Runs forward and backward of one micro-batch; its gradient counts by its share of the step's weight. Keeps the
+  /// batch until finish(): the last one of a step (or the only one) by reference to its tensors, others as copies.
+  /// `loss` must live until finish(), or is moved from.
   void accumulate(const Batch& batch, const LossFunction& loss);
   void accumulate(const Batch& batch, LossFunction&& loss);
 
-  /// Clips, updates and moves the schedule, from what was accumulated: grad_accum_steps micro-batches, or fewer at the
-  /// end of the data, as many on each rank. Throws c10::Error if nothing was accumulated.
+  /// Clips the accumulated gradients, updates the weights and advances the schedule. Uses grad_accum_steps
+  /// micro-batches, or fewer at the end of the data; every rank must have accumulated the same number. Throws
+  /// c10::Error if there are none.
   StepMetrics finish();
 
-  /// A whole step from one batch: accumulate, then finish.
+  /// Runs a whole step from one batch: accumulate, then finish.
   StepMetrics operator()(const Batch& batch, const LossFunction& loss) {
     accumulate(batch, loss);
     return finish();
@@ -152,47 +160,47 @@ class TrainStep {
     return finish();
   }
 
-  /// The means of a step over all ranks, by their weights. Every rank calls it for the same steps (those that are
-  /// logged): one more small all-reduce. Changes nothing without other ranks.
+  /// Averages the metrics of a step over all ranks, by weight. Every rank must call it for the same steps (the logged
+  /// ones): it costs one more small all-reduce. Does nothing on a single rank.
   void average_over_ranks(StepMetrics& metrics);
 
-  /// What this rank says about the next step: set `stop` and `save` before its last accumulate(), which may send them
-  /// on their way together with the gradients. What is set later counts for the step after.
+  /// Vote of this rank for the next step. Set `stop` and `save` before the last accumulate() of the step, which may
+  /// send the vote together with the gradients. A later change counts for the step after.
   StepVote& vote() { return vote_; }
-  /// What all said in the last one. Without other ranks it is this rank's vote.
+  /// Combined votes of all ranks in the last step. On a single rank it is that rank's vote.
   const StepVerdict& verdict() const { return verdict_; }
 
-  /// After weights and optimizer were loaded (into replica 0, of every rank): gives all copies the same.
+  /// Copies weights and optimizer state of replica 0 to all other copies. Call it on every rank after loading them.
   void synchronize();
 
-  /// The step that errors name and on which ranks must agree: steps done so far. Counts on by itself.
+  /// Sets the number of steps done so far, which errors name and on which ranks must agree. finish() increments it.
   void set_step(int64_t step) { step_ = step; }
-  /// With several replicas: the weight of a batch of one replica that losses are scaled by, agreed on in the
-  /// first step of a run. The result depends on it in the last bits alone; keep it in a checkpoint to keep those. 0:
-  /// not yet.
+  /// Weight that scales the losses with several replicas: the mean weight of a replica's batch, agreed on in the first
+  /// step of a run; 0 before that. It affects only the last bits of the result. Save it in a checkpoint to reproduce
+  /// them.
   double weight_unit() const { return weight_unit_; }
   void set_weight_unit(double unit) { weight_unit_ = unit; }
 
-  /// Micro-batches that each batch is split into: 1 until a step is out of memory, then doubled. Keep it in a
-  /// checkpoint, so that a resumed run has the same bits. Throws c10::ValueError below 1.
+  /// Number of micro-batches that each batch is split into: 1, doubled whenever a step runs out of memory. Save it in a
+  /// checkpoint, so that a resumed run computes the same bits. Throws c10::ValueError below 1.
   int64_t split() const { return split_; }
   void set_split(int64_t split);
 
-  /// Why the last step ran eagerly, or is captured no more; empty if it was a captured one.
+  /// Returns why the last step ran eagerly, or why steps are no longer captured; empty if it was a captured step.
   const std::string& graph_reason() const;
-  /// Whether steps may still be captured, or are.
+  /// Returns whether steps are captured or may still be.
   bool uses_graphs() const;
-  /// Steps done by graphs, and graphs captured.
+  /// Number of steps run by graphs, and number of graphs captured.
   int64_t graph_steps() const;
   int64_t graph_captures() const;
-  /// For want of memory elsewhere: gives graphs up for good, with the memory that they hold. False if there are none,
-  /// and nothing is done.
+  /// Drops all graphs permanently to free their memory for other uses. Returns false, and does nothing, if there are
+  /// none.
   bool drop_graphs(const std::string& reason);
 
-  /// Where the time of all steps so far went. Any thread.
+  /// Returns where the time of all steps so far was spent. Any thread may call it.
   StepTimes times() const;
 
-  /// Batches accumulated since the last finish().
+  /// Number of batches accumulated since the last finish().
   int64_t accumulated() const { return accumulated_; }
   GradScaler& scaler() { return scaler_; }
   const GradScaler& scaler() const { return scaler_; }
@@ -200,26 +208,26 @@ class TrainStep {
 
  private:
   struct ReplicaResult;
-  /// A batch of the present step, with which it may be taken again.
+  /// A batch of the current step, kept for retries.
   struct KeptBatch {
     Batch batch;
-    const LossFunction* lent_loss = nullptr;  // the caller's, or
+    const LossFunction* borrowed_loss = nullptr;  // the caller's, or
     LossFunction own_loss = nullptr;
-    std::array<std::vector<at::Tensor>, 2> memory = {};  // kept from step to step; on the host, of two steps in turn
+    std::array<std::vector<at::Tensor>, 2> memory = {};  // reused between steps; on the host, double-buffered
 
-    const LossFunction& loss() const { return lent_loss ? *lent_loss : own_loss; }
+    const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
   };
 
   void create_mirrors();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
-  void accept(const Batch& batch, const LossFunction* lent, LossFunction own);
-  void run_waiting();
+  void accept(const Batch& batch, const LossFunction* borrowed, LossFunction own);
+  void run_pending_batches();
   void compute();
   void empty_device_cache();
   bool run_batch(const KeptBatch& kept, bool last);
   bool run_part(const Batch& batch, const LossFunction& loss, bool last);
-  bool can_take_again(const Batch& batch);
+  bool can_retry_step(const Batch& batch);
   void retry_step();
   bool settle();
   void update();
@@ -232,19 +240,19 @@ class TrainStep {
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
   double agree_on_unit(int64_t replica, double weight);
   void add_metrics(const LossOutput& output, double share, StepMetrics& sums) const;
-  /// Sends vote_, which is empty then: what all say is known after receive_verdict().
+  /// Sends vote_ and clears it. receive_verdict() waits for the combined votes.
   void send_vote(double weight, const std::string& reason = "");
   void receive_verdict();
   void fail(const std::string& reason, bool again, bool reduced);
-  void take_nothing();
-  void vote_again();
+  void set_empty_metrics();
+  void repeat_requests();
   void abandon(bool for_good);
   void forget_batches();
 
-  // The graph's part, train_step_graph.cpp.
+  // Capture and replay of CUDA graphs, train_step_graph.cpp.
   void prepare_graphs();
-  std::string why_never() const;
-  std::string why_not_now() const;
+  std::string graphs_obstacle() const;
+  std::string step_obstacle() const;
   void finish_with_graphs();
   void trace_step();
   bool capture_step();
@@ -260,10 +268,10 @@ class TrainStep {
   LRScheduler* scheduler_;
   TrainStepOptions options_;
   GradScaler scaler_;
-  std::mutex scaler_mutex_;  // replicas scale their losses at once
+  std::mutex scaler_mutex_;  // replicas scale their losses concurrently
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
-  std::vector<Optimizer*> optimizers_;  // the caller's, and the mirrors
-  std::vector<ReplicaResult> results_;  // of the present micro-batch; kept for its memory
+  std::vector<Optimizer*> optimizers_;  // the caller's, then the mirrors
+  std::vector<ReplicaResult> results_;  // of the current micro-batch; a member to reuse its memory
   std::optional<StepConsensus> agreement_;
 
   std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
@@ -274,9 +282,9 @@ class TrainStep {
   StepVerdict verdict_;
   int64_t step_ = 0;
   std::unique_ptr<detail::StepSnapshot> snapshot_;
-  std::unique_ptr<detail::StepGraphs> graphs_;  // null where no step can be captured
+  std::unique_ptr<detail::StepGraphs> graphs_;  // null if no step can be captured
   std::string device_names_;
-  std::string no_graphs_;                 // why not
+  std::string no_graphs_;                 // reason if graphs_ is null
   std::vector<at::Tensor> module_state_;  // parameters, buffers
   bool capturing_ = false;
   std::vector<KeptBatch> kept_;
@@ -284,15 +292,15 @@ class TrainStep {
   std::vector<at::Device> device_list_;         // of the replicas
   at::Tensor skipped_in_a_row_, none_skipped_;  // float32, on the device
   int64_t split_ = 1;
-  bool released_ = false;     // the last failure was met by release_memory
-  double unit_at_start_ = 0;  // weight_unit_, as the step began
-  int64_t accumulated_ = 0;   // batches given
-  int64_t begun_ = 0;         // of those, run or being run
+  bool released_ = false;     // the last failure freed memory: graphs or release_memory
+  double unit_at_start_ = 0;  // weight_unit_ at the start of the step
+  int64_t accumulated_ = 0;   // batches passed to accumulate()
+  int64_t begun_ = 0;         // of those, started
   int64_t parts_ = 0;         // micro-batches run
   bool reduced_ = false;      // the last micro-batch reduced the gradients
   double weight_ = 0;         // of the micro-batches accumulated so far
   double weight_unit_ = 0;
-  double expected_weight_ = 0;  // of the whole step if all micro-batches weigh as much as the first
+  double expected_weight_ = 0;  // of the whole step, if all micro-batches have the first one's weight
 };
 
 }  // namespace trainkit
