@@ -22,11 +22,8 @@ class PendingCopies;
 ///
 /// A batch from a Prefetcher borrows the Prefetcher's memory: call next() only after you have finished with the batch.
 /// If a batch, a tensor, a view or autograd still refers to that memory when next() is called, the memory stays with
-/// its
-/// holder and the Prefetcher allocates new memory for the slot. This is always correct and costs one allocation per
-/// kept
-/// batch.
-/// Copies share the tensors. Threads: concurrent reads are safe, as for at::Tensor.
+/// its holder and the Prefetcher allocates new memory for the slot. This is always correct and costs one allocation per
+/// kept batch. Copies share the tensors. Threads: concurrent reads are safe, as for at::Tensor.
 class Batch {
  public:
   /// State shared by the copies of a batch.
@@ -43,8 +40,7 @@ class Batch {
   /// Makes an empty batch without fields.
   Batch();
   /// Takes one tensor per field, in the order of `fields`. Each has shape (N, shape...) and the declared dtype; all are
-  /// on
-  /// one device. Throws c10::ValueError otherwise.
+  /// on one device. Throws c10::ValueError otherwise.
   Batch(std::shared_ptr<const std::vector<FieldSpec>> fields, std::vector<at::Tensor> tensors,
         std::vector<int64_t> row_indices = {}, int64_t padding_rows = 0);
   explicit Batch(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
@@ -59,19 +55,16 @@ class Batch {
   /// Dataset indices of the rows, in order; empty if the batch does not come from a dataset.
   std::span<const int64_t> row_indices() const { return content_->row_indices; }
   /// Number of duplicate rows at the end, which give all ranks the same row count (DistributedSampler, Tail::kPad).
-  /// Leave
-  /// them out of metrics. 0 for every other sampler.
+  /// Leave them out of metrics. 0 for every other sampler.
   int64_t padding_rows() const { return content_->padding_rows; }
 
   /// Copies the rows to `device`; shares tensors that are already there. With `non_blocking`, page-locked memory is
-  /// copied
-  /// asynchronously on the current stream, and the Prefetcher does not reuse the memory before the copy has ended. This
-  /// holds for slices too.
+  /// copied asynchronously on the current stream, and the Prefetcher does not reuse the memory before the copy has
+  /// ended. This holds for slices too.
   ///
   /// The Prefetcher also tracks your own copies of a tensor (`batch["x"].to(device, true)`) if all of this holds: the
   /// thread that calls next() makes them, on its current device's current stream, and Batch::to is not called for any
-  /// part
-  /// of the batch. Wait for any other copy before you call next().
+  /// part of the batch. Wait for any other copy before you call next().
   Batch to(at::Device device, bool non_blocking = true) const;
 
   /// Returns the same rows with other memory: `tensors` are copies of this batch's tensors, in the same order.

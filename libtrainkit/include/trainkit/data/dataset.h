@@ -76,8 +76,7 @@ class BatchView {
 /// Returns rows by index. Implement `size`, `fields` and `get`; override `get_batch` for speed.
 ///
 /// Threads: all workers share one dataset and call get and get_batch concurrently. Both are const; nothing is copied
-/// per
-/// worker.
+/// per worker.
 /// Errors: throw any type derived from std::exception. The Prefetcher names the row and applies `on_error`.
 class Dataset {
  public:

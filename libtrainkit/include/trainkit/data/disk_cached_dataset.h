@@ -29,8 +29,7 @@ struct CacheBuild {
 
 /// Caches rows of a dataset in a packed file. The first read of a row goes to the dataset; later reads, in this run and
 /// in later runs, use memory-mapped pages. Wrap a slow, deterministic step such as decoding, and put random
-/// augmentation
-/// outside the cache.
+/// augmentation outside the cache.
 ///
 ///   auto cached = DiskCachedDataset::open(clips, "/fast/clips.rows", origin).value();
 ///   cached->build(8);                                  // optional: the first epoch fills the cache as well
@@ -44,11 +43,10 @@ struct CacheBuild {
 class DiskCachedDataset final : public Dataset {
  public:
   /// Opens the file, or creates it with space for all rows. It reserves file_bytes() on the disk at once, so that a
-  /// full
-  /// disk is reported here. `origin` describes the inputs of the rows (files, sizes, times, options). A file with
-  /// another
-  /// origin, other fields, another row count or a damaged header is replaced. Errors (exit code 6): storage.cache names
-  /// the path and the disk's error, or the number of missing bytes. Throws c10::ValueError if the dataset is null.
+  /// full disk is reported here. `origin` describes the inputs of the rows (files, sizes, times, options). A file with
+  /// another origin, other fields, another row count or a damaged header is replaced. Errors (exit code 6):
+  /// storage.cache names the path and the disk's error, or the number of missing bytes. Throws c10::ValueError if the
+  /// dataset is null.
   static absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> open(std::shared_ptr<const Dataset> dataset,
                                                                        const std::string& path,
                                                                        const std::string& origin);

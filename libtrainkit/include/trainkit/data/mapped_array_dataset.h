@@ -23,10 +23,8 @@ namespace trainkit {
 class MappedArrayDataset final : public Dataset {
  public:
   /// Opens a NumPy file (format 1.0 to 3.0) in C order and little-endian, of numbers or bool. The first dimension
-  /// counts
-  /// rows; at least one dimension is required. Errors (exit code 4): those of MappedFile::open; data.npy, which names
-  /// the
-  /// problem or the unsupported feature (Fortran order, big-endian, objects, which are pickles). Source:
+  /// counts rows; at least one dimension is required. Errors (exit code 4): those of MappedFile::open; data.npy, which
+  /// names the problem or the unsupported feature (Fortran order, big-endian, objects, which are pickles). Source:
   /// numpy.lib.format, NumPy 2.4.
   static absl::StatusOr<std::shared_ptr<const MappedArrayDataset>> open_npy(const std::string& path,
                                                                             const std::string& field);

@@ -16,10 +16,8 @@
 namespace trainkit {
 
 /// Number of symmetries of a square: identity, flips and quarter turns. An orientation is a number below this one. Bit
-/// 2
-/// swaps i and j; bit 0 then counts rows r from the bottom, and bit 1 counts columns c from the right. Element (i, j)
-/// of
-/// the patch is element (r, c) of the image.
+/// 2 swaps i and j; bit 0 then counts rows r from the bottom, and bit 1 counts columns c from the right. Element (i, j)
+/// of the patch is element (r, c) of the image.
 inline constexpr int64_t kOrientations = 8;
 
 /// Returns the orientation of a row in its epoch: a pure function of the key, uniform over the eight orientations.
@@ -64,8 +62,7 @@ struct PatchOptions {
 class PatchDataset final : public Dataset {
  public:
   /// `image` is as for gather_patches, on the CPU, and shared; `pixels` and `labels` are (n) int64. Throws
-  /// c10::ValueError
-  /// for a wrong shape, dtype or device, and c10::IndexError for a pixel outside the scene.
+  /// c10::ValueError for a wrong shape, dtype or device, and c10::IndexError for a pixel outside the scene.
   PatchDataset(at::Tensor image, const at::Tensor& pixels, const at::Tensor& labels, const PatchOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(pixels_.size()); }

@@ -37,28 +37,23 @@ struct PrefetcherOptions {
   int num_workers = 0;
   /// Batches that each worker keeps ready, 1 to 64, including the one that the consumer holds. Host memory is
   /// num_workers * prefetch_factor * bytes per batch, and at least two batches. If a batch takes only microseconds, use
-  /// 8
-  /// or more: workers then claim up to half of their slots at once and wake the consumer once per claim.
+  /// 8 or more: workers then claim up to half of their slots at once and wake the consumer once per claim.
   int prefetch_factor = 2;
   /// Raise prefetch_factor to 4 at the end of an epoch if the ring was too short: next() waited for more than a
-  /// twentieth
-  /// of the time, and the workers had idle time.
+  /// twentieth of the time, and the workers had idle time.
   bool adaptive_prefetch = false;
   /// Keep threads and memory between epochs.
   bool persistent_workers = false;
   /// Drop the last batch if it is not full.
   bool drop_last = false;
   /// Let next() read a batch in the calling thread instead of waiting. Increases throughput if the consumer would be
-  /// idle
-  /// and cores are few. Off by default: user code then also runs in the consumer's thread, with its LibTorch settings,
-  /// and
-  /// `timeout` cannot interrupt the consumer's own read.
+  /// idle and cores are few. Off by default: user code then also runs in the consumer's thread, with its LibTorch
+  /// settings, and `timeout` cannot interrupt the consumer's own read.
   bool consumer_assist = false;
   /// Longest wait for a batch; zero means unlimited. Has no effect if the consumer reads (num_workers = 0).
   std::chrono::milliseconds timeout{0};
   /// Page-lock the batch memory, so that copies to a CUDA device overlap with computation. Always on if `device` is a
-  /// CUDA
-  /// device; has no effect without a CUDA device.
+  /// CUDA device; has no effect without a CUDA device.
   bool pin_memory = false;
   /// Device of the tensors that next() returns. For a CUDA device, batches are copied ahead on a separate stream.
   at::Device device = at::kCPU;
@@ -140,12 +135,11 @@ class Prefetcher {
 
   /// Returns the next batch, or nullopt at the end of the epoch. The call after nullopt starts the next epoch.
   /// Blocks until a batch is ready, at most for `timeout`; never synchronises the device. Errors:
-  ///   kDataLoss          a row could not be read (on_error = kFail), or there were more than max_bad_samples bad rows.
-  ///   The
+  ///   kDataLoss          a row could not be read (on_error = kFail), or more than max_bad_samples rows are bad. The
   ///                      message names the row and the cause. The rest of the batch is lost; next() may be called
   ///                      again.
-  ///   kDeadlineExceeded  no batch was ready within `timeout`. The message names the worker, the row and the reading
-  ///   time.
+  ///   kDeadlineExceeded  no batch was ready within `timeout`. The message names the worker, the row and the time
+  ///                      since its read began.
   absl::StatusOr<std::optional<Batch>> next();
 
   /// Moves to the start of batch `batch` of `epoch`, abandoning the current epoch if necessary. O(1).
@@ -176,8 +170,7 @@ class Prefetcher {
   ///
   /// load_state_dict rejects another dataset size, another seed or other rows with the same fields (exit code 5). It
   /// accepts another batch_size, num_workers or number of ranks: reading resumes at the same row position. The end of
-  /// an
-  /// epoch stays the end of that epoch.
+  /// an epoch stays the end of that epoch.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 

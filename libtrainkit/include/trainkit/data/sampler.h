@@ -11,8 +11,7 @@
 namespace trainkit {
 
 /// Defines an order of rows. Stateless and const: any position of any epoch can be computed directly, in O(1) memory
-/// per
-/// call. A run therefore resumes in the middle of an epoch without replaying it. Threads: any number, concurrently.
+/// per call. A run therefore resumes in the middle of an epoch without replaying it. Threads: any number, concurrently.
 class Sampler {
  public:
   virtual ~Sampler() = default;
@@ -25,8 +24,7 @@ class Sampler {
   virtual void fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const = 0;
 
   /// Writes the row indices at positions begin, begin + stride, begin + 2 stride, ... of `epoch`. DistributedSampler
-  /// uses
-  /// it. The default calls fill once per row.
+  /// uses it. The default calls fill once per row.
   virtual void fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const;
 
   /// Seed of the order. RowKey passes it on to random augmentation.
@@ -83,8 +81,7 @@ struct WeightedSamplerOptions {
 };
 
 /// Draws rows with replacement, row i with probability weights[i] / sum(weights), for example for class balancing. Draw
-/// p
-/// of an epoch is a pure function of (seed, epoch, p). O(1) per draw and 16 bytes per row. Source:
+/// p of an epoch is a pure function of (seed, epoch, p). O(1) per draw and 16 bytes per row. Source:
 /// torch.utils.data.WeightedRandomSampler(replacement=True); alias method, Vose 1991.
 class WeightedSampler final : public Sampler {
  public:
@@ -107,8 +104,7 @@ class WeightedSampler final : public Sampler {
 /// How the remaining rows are handled if an epoch is not a multiple of the world size.
 enum class Tail {
   kDrop,   ///< Dropped for this epoch, on every rank. For training.
-  kPad,    ///< The last ranks repeat rows from the start of the epoch, as Sampler::padding and Batch::padding_rows
-           ///< report.
+  kPad,    ///< The last ranks repeat rows from the start of the epoch; see Sampler::padding and Batch::padding_rows.
   kUneven  ///< The first ranks get one more row. For evaluation without collective calls per batch.
 };
 
@@ -117,8 +113,7 @@ struct DistributedSamplerOptions {
   int64_t world_size = 1;
   Tail tail = Tail::kDrop;
   /// Rows at the end of an epoch that do not fill a multiple of this number are dropped before the epoch is shared. Set
-  /// to
-  /// the batch size with Tail::kPad, an epoch has the rows that one process with drop_last reads, for any number of
+  /// to the batch size with Tail::kPad, an epoch has the rows that one process with drop_last reads, for any number of
   /// ranks.
   int64_t multiple_of = 1;
 };

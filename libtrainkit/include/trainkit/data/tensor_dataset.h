@@ -20,8 +20,7 @@ namespace trainkit {
 class TensorDataset final : public Dataset {
  public:
   /// Takes tensors (N, shape...) on the CPU. Contiguous tensors are shared, others are copied. Throws c10::ValueError
-  /// if
-  /// the list is empty, the tensors differ in N, one is not on the CPU, or two have the same name.
+  /// if the list is empty, the tensors differ in N, one is not on the CPU, or two have the same name.
   explicit TensorDataset(std::vector<std::pair<std::string, at::Tensor>> tensors);
 
   int64_t size() const override { return size_; }
