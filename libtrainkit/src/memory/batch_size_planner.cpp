@@ -33,7 +33,7 @@ BatchShare share_batch(int64_t total, int64_t devices) {
 }
 
 absl::StatusOr<MemoryEstimate> MemoryEstimate::create(const Record& record, int64_t max_batch_size) {
-  // One row is a poor base: kernels have ways of their own for it.
+  // Do not start at one row: kernels have special cases for it.
   int64_t small = max_batch_size >= 8 ? 2 : 1, large = 2 * small, check = 4 * small;
   TORCH_CHECK_VALUE(max_batch_size >= 4, "an estimate needs batches of up to 4 rows, got ", max_batch_size);
   TRAINKIT_ASSIGN_OR_RETURN(MemoryTrace first, record(small));

@@ -28,7 +28,7 @@ void check(const char* schedule, const std::string& problems) {
   TORCH_CHECK_VALUE(problems.empty(), schedule, ":", problems);
 }
 
-/// Half a cosine wave from `start` to `end`; `part` goes from 0 to 1.
+/// Follows half a cosine wave from `start` to `end` while `part` goes from 0 to 1.
 double anneal_cosine(double start, double end, double part) {
   return end + (start - end) / 2 * (std::cos(std::numbers::pi * part) + 1);
 }
@@ -70,7 +70,7 @@ double CosineAnnealingWarmRestarts::factor(int64_t step) const {
   if (options_.t_mult == 1) {
     step %= period;
   } else {
-    while (step >= period) {  // at most 63 times: the period at least doubles
+    while (step >= period) {  // at most 63 iterations: the period at least doubles
       step -= period;
       period *= options_.t_mult;
     }
