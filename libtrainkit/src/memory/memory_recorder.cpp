@@ -215,15 +215,13 @@ namespace {
 // plain memory of that allocator, so either of the two can free it:
 //
 // - allocate() only replaces the deleter in the DataPtr, by free_tensor. It requires that the pointer is its own
-// context
-//   and that the deleter is the allocator's raw_deleter(); otherwise the replacement would lose information.
+//   context and that the deleter is the allocator's raw_deleter(); otherwise the replacement would lose information.
 // - The object is never destroyed, and base_deleter_ keeps its value after remove(): memory that outlives the recorder
 //   is freed through it later. For this reason two recorders in one process must wrap allocators with the same deleter.
 // - Kernel libraries obtain plain pointers (Allocator::raw_allocate) and free them with raw_deleter(), which is
 //   free_workspace here. Tensors are freed by free_tensor. This distinguishes workspaces from tensors.
 
 /// Wraps the previous CPU allocator and records its allocations. See Note [Recording allocator].
-
 class RecordingAllocator final : public c10::Allocator {
  public:
   /// Returns the only instance. It is never destroyed: memory that outlives a recorder is freed through it.

@@ -47,8 +47,7 @@ double worst(const std::optional<PlateauOptions>& plateau) {
 // device as table_, and looks up factor and learning rate there: lr = table_[min(step_count, N - 1)] * device_base_lr_.
 //
 // - max_step_count() of the optimizer is an upper bound of the step count that the host knows. reserve() keeps the
-// table
-//   longer than this bound, so a lookup outside a CUDA graph never reaches the end.
+//   table longer than this bound, so a lookup outside a CUDA graph never reaches the end.
 // - A captured step() reads the table of its capture. A longer table is a new tensor, so the caller of reserve()
 //   captures again when reserved_steps() changes.
 // - device_base_lr_ is written by set_base_lr() and never by step(): a captured step() would replay the value of its

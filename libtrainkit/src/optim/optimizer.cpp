@@ -110,11 +110,12 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
 //
 // Step counts. steps_ is one float32 tensor: element 0 is the optimizer's count, followed by one count per parameter. A
 // step adds advance_all_, or advance_present_ if some parameters have no gradient. With found_inf = 1 the device
-// subtracts the same increment again (advance_steps), so that a skipped step leaves every count unchanged. On the CPU
-// the host reads found_inf directly and returns early.
+// subtracts the same increment again (advance_steps), so that a skipped step leaves every count unchanged. Parameters
+// on the CPU need no device-side decision: unless `capturable` is set, the host reads found_inf and returns early.
 //
-// Memory. add_param_group allocates everything before it changes a member, and a step allocates nothing after its first
-// change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture.
+// Memory. add_param_group allocates everything before it changes a member, and a step allocates no tensor memory after
+// its first change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture. The
+// exception is SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float).
 //
 // CUDA graphs. Learning rates and counts move to the device with count_on_device(); device_lrs_ and steps_ are then
 // updated in place, because a captured step() reads fixed addresses. version() changes whenever such a step becomes
