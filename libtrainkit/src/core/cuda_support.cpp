@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The driver that the first release of a major version of CUDA came with, for Linux.
+/// Returns the driver version that was released with the first release of a CUDA major version, for Linux.
 /// Source: NVIDIA, CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding Driver Versions".
 const char* driver_for(int cuda_major) {
   switch (cuda_major) {
@@ -49,7 +49,7 @@ int count_pci_gpus() {
   return count;
 }
 
-/// "580.65.06" of "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...".
+/// Returns "580.65.06" for "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...".
 std::string kernel_module_version() {
   const std::string line = first_line("/proc/driver/nvidia/version");
   for (size_t i = 0; i < line.size();) {
@@ -64,7 +64,7 @@ std::string kernel_module_version() {
 
 void probe_driver(CudaFacts& facts) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!library) return;  // stays open otherwise: LibTorch uses it too
+  if (!library) return;  // never closed if it loads, because LibTorch uses it too
   const auto version = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
   const auto start = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
   const auto describe = reinterpret_cast<int (*)(int, const char**)>(dlsym(library, "cuGetErrorString"));

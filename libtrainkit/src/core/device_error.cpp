@@ -12,7 +12,7 @@
 namespace trainkit::detail {
 namespace {
 
-// cudaError_t, which this module is compiled without.
+// Values of cudaError_t. This module is compiled without CUDA's headers.
 constexpr int kAssert = 710;
 constexpr std::array kLasting = {46,  214, 220, 226, 700, 702, 709, kAssert, 714,
                                  715, 716, 717, 718, 719, 720, 721, 999};
@@ -24,7 +24,7 @@ struct Place {
 };
 
 Place& place() {
-  static auto* const made = new Place;  // for errors of static destructors, too
+  static auto* const made = new Place;  // never destroyed: static destructors may report errors too
   return *made;
 }
 

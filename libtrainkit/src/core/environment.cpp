@@ -15,7 +15,7 @@
 namespace trainkit {
 namespace {
 
-/// Every variable of ours, without TRAINKIT_; those that go on with TEST_ and BENCH_ are the tests' and benchmarks'.
+/// Known variables, without the prefix TRAINKIT_. TRAINKIT_TEST_* and TRAINKIT_BENCH_* belong to tests and benchmarks.
 constexpr std::array<std::string_view, 5> kOurs = {"LAUNCH_ID", "PYTHON", "JOBS", "ONEDNN_MATMUL", "TORCH"};
 constexpr rlim_t kLeastFiles = 64;
 
@@ -30,7 +30,7 @@ absl::Status fault(std::string_view name, std::string problem, std::string_view 
                     .hint = std::move(hint)});
 }
 
-/// "4", or "4,2" for nested loops (OpenMP 5.2, section 21.1.2).
+/// Accepts "4", and "4,2" for nested loops (OpenMP 5.2, section 21.1.2).
 bool are_thread_numbers(std::string_view text) {
   while (true) {
     const std::string_view part = text.substr(0, text.find(','));
@@ -65,7 +65,7 @@ EnvironmentVariables environment_variables() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
     const size_t mark = text.find('=');
-    // The first of two entries of one name is the one that getenv finds.
+    // getenv returns the first of two entries with the same name, and so does try_emplace.
     if (mark != std::string_view::npos) variables.try_emplace(std::string(text.substr(0, mark)), text.substr(mark + 1));
   }
   return variables;

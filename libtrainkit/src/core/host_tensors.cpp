@@ -26,14 +26,15 @@ int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit
 bool page_lock([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
 #ifdef TRAINKIT_WITH_CUDA
   if (cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable) == cudaSuccess) return true;
-  (void)cudaGetLastError();  // the memory is as good, and slower
+  (void)cudaGetLastError();  // pageable memory works too, only slower
 #endif
   return false;
 }
 
 void free_memory(void* memory, [[maybe_unused]] bool is_locked) {
 #ifdef TRAINKIT_WITH_CUDA
-  if (is_locked && cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();  // the process ends
+  if (is_locked && cudaHostUnregister(memory) != cudaSuccess)
+    (void)cudaGetLastError();  // CUDA is shutting down with the process
 #endif
   std::free(memory);
 }
@@ -43,18 +44,18 @@ at::Tensor make_memory(int64_t bytes) {
   const int64_t size = round_up(std::max<int64_t>(bytes, 1), huge ? kHugePage : kPage);
   void* memory = std::aligned_alloc(static_cast<size_t>(huge ? kHugePage : kPage), static_cast<size_t>(size));
   if (!memory) throw std::bad_alloc();
-  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // page-locked in far less time
+  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // huge pages are page-locked much faster
   const bool is_locked = page_lock(memory, size);
   return at::from_blob(
       memory, {size}, [is_locked](void* begin) { free_memory(begin, is_locked); }, at::kByte);
 }
 
-/// The place of `tensor` in `memory`, contiguous.
+/// Returns a contiguous tensor like `tensor` at byte `begin` of `memory`.
 at::Tensor view_of(const at::Tensor& memory, int64_t begin, const at::Tensor& tensor) {
   return memory.narrow(0, begin, static_cast<int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
 }
 
-/// Waits for the copies of some devices, also when one of them fails: nobody else may have their memory before.
+/// Waits for the copies of several devices, even if one of them fails: their memory must not be reused before.
 class Waits {
  public:
   Waits() = default;
@@ -62,7 +63,7 @@ class Waits {
     for (const at::Device device : devices_) {
       try {
         c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-      } catch (const std::exception&) {  // thrown by finish() if nothing was before
+      } catch (const std::exception&) {  // finish() throws it, unless another exception is active
       }
     }
   }
@@ -127,7 +128,7 @@ at::Tensor HostTensors::next() {
   const size_t i = next_++;
   if (i >= begin_ + copied_.size()) {
     begin_ = i;
-    copied_.clear();  // before the buffer is used again
+    copied_.clear();  // releases the buffer for reuse
     int64_t bytes = 0;
     size_t end = i;
     for (; end < tensors_.size() && (end == i || bytes + room_of(tensors_[end]) <= at_a_time_); ++end) {

@@ -12,9 +12,20 @@
 namespace trainkit::detail {
 namespace {
 
-/// The functions of GCC's OpenMP runtime that `#pragma omp parallel` is compiled to. LibTorch has loaded the library
-/// that holds them (libgomp, or another with its interface): looked up in the process, it is the one whose number of
-/// threads at::set_num_threads changes.
+// Note [OpenMP runtime]
+//
+// at::parallel_for is a header with an OpenMP pragma. In a file that is compiled without OpenMP it runs on one thread,
+// and with a compiler that has its own OpenMP runtime (Clang) it starts the threads of a second runtime next to
+// LibTorch's. parallel_for therefore calls the runtime that LibTorch has loaded: `#pragma omp parallel` compiles to
+// GOMP_parallel of libgomp, or of another library with its interface. Looking the functions up in the process
+// (RTLD_DEFAULT) finds the runtime whose number of threads at::set_num_threads changes.
+//
+// The guards match at::parallel_for: ThreadIdGuard sets at::get_thread_num(), and ParallelGuard marks the parallel
+// region, so that nested loops run on one thread. An exception must not leave GOMP_parallel; the first one is kept and
+// rethrown.
+
+/// Functions of the loaded OpenMP runtime. See Note [OpenMP runtime].
+
 struct OpenMp {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
   int (*thread_number)() = nullptr;
@@ -43,7 +54,7 @@ bool can_share_work() {
   return false;
 }
 
-/// What the threads of one parallel_for share.
+/// State shared by the threads of one parallel_for.
 struct Team {
   const int64_t begin, end, grain_size;
   const c10::function_ref<void(int64_t, int64_t)> f;

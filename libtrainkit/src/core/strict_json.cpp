@@ -10,7 +10,7 @@
 namespace trainkit::detail {
 namespace {
 
-/// Thrown out of the parser by our callback.
+/// Thrown by the callback to leave the parser.
 struct Refused {
   std::string problem;
   std::string field;
@@ -57,7 +57,7 @@ absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Er
     error.problem = refused.problem;
   } catch (const nlohmann::json::parse_error& failure) {
     error.where +=
-        fmt::format("@0x{:x}", failure.byte - std::min<size_t>(failure.byte, 1));  // bytes read, the bad one last
+        fmt::format("@0x{:x}", failure.byte - std::min<size_t>(failure.byte, 1));  // `byte` includes the bad byte
     error.problem = "is not valid JSON: " + json_problem(failure);
   } catch (const nlohmann::json::exception& failure) {
     error.problem = "is not valid JSON: " + json_problem(failure);
