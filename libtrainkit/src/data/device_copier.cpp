@@ -28,7 +28,7 @@ void DeviceCopier::begin(RingSlot* slot) {
 Batch DeviceCopier::finish() {
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   under_way_->done.block(current);
-  // The memory was taken on our stream: it must not be taken again before the consumer's stream is done with it.
+  // The allocator must not reuse the memory before the consumer's stream is done. See Note [Copy ahead].
   for (const at::Tensor& tensor : under_way_->batch.tensors()) tensor.record_stream(current);
   Batch batch = std::move(under_way_->batch);
   under_way_.reset();

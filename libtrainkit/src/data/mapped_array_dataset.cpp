@@ -58,7 +58,7 @@ MappedArrayDataset::MappedArrayDataset(std::shared_ptr<const MappedFile> file, F
       row_bytes_(fields_[0].row_bytes()),
       size_(size) {}
 
-// What was read is good only if the file is still whole.
+// Fails if the file was truncated: the bytes just read may then be zeros.
 void MappedArrayDataset::check() const {
   if (const absl::Status status = file_->check(); !status.ok()) throw absl::BadStatusOrAccess(status);
 }

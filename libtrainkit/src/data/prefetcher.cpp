@@ -23,16 +23,16 @@ using detail::Clock;
 
 namespace {
 
-constexpr int kMaxPrefetchFactor = 64;  // a reader's free slots are the bits of one word
+constexpr int kMaxPrefetchFactor = 64;  // the free slots of a reader are the bits of one word
 
-// When a ring was too short, and what it becomes.
+// adaptive_prefetch: thresholds of the consumer's wait and of the readers' work, and the new prefetch factor.
 constexpr double kDry = 0.05, kBusyReaders = 0.8;
 constexpr int64_t kFewBatches = 10;
 constexpr int kLongerPrefetch = 4;
 constexpr size_t kDigestDigits = 32;
 
-/// A digest of the fields, behind it one of the first row, one in the middle and the last, as they are without
-/// augmentation's seed: another data set of the same size has another. Empty if one cannot be read.
+/// Returns a digest of the fields, followed by one of three rows (first, middle, last) read without an augmentation
+/// seed. Data sets with other contents have other digests. Empty if a row cannot be read.
 std::string digest_of_rows(const Dataset& dataset) try {
   std::vector<std::vector<std::byte>> memory;
   std::vector<BatchView::Field> fields;
@@ -51,7 +51,7 @@ std::string digest_of_rows(const Dataset& dataset) try {
   }
   return Digest::of(kinds.str()) + digest.hex();
 } catch (...) {
-  return {};  // it is for the run to say which row is bad, when it meets it
+  return {};  // next() reports the bad row when it reaches it
 }
 
 absl::Status check(const Dataset* dataset, const Sampler* sampler, const PrefetcherOptions& options) {
@@ -85,7 +85,7 @@ int64_t nanoseconds(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-// One writer, any reader.
+// Adds to a counter that has one writer and any number of readers.
 template <class T>
 void add(std::atomic<T>& sum, T value) {
   sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
@@ -93,7 +93,7 @@ void add(std::atomic<T>& sum, T value) {
 
 }  // namespace
 
-/// The consumer's side: where it is in the data, and what it has been lent.
+/// The consumer's side: the position in the data and the batches lent to the caller.
 class Prefetcher::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
@@ -142,13 +142,13 @@ class Prefetcher::Impl {
   const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();
   std::optional<detail::DeviceCopier> copier_;
 
-  // The pool and its queue; null until the first batch of an epoch is asked for.
+  // The pool and its queue; null until the first batch of an epoch is requested.
   std::optional<detail::WorkerPool> pool_;
   std::shared_ptr<detail::BatchQueue> queue_;
-  std::shared_ptr<detail::Reader> self_;  // the consumer's own slots
-  bool stalled_ = false;                  // a worker did not answer in time
+  std::shared_ptr<detail::Reader> self_;  // reads in the consumer's thread, with its own slots
+  bool stalled_ = false;                  // a worker did not respond within the timeout
 
-  // The batch that next() returns next: its number in the queue, and its place.
+  // The next batch: its number in the queue, its epoch and its position in rows.
   int64_t number_ = 0;
   int64_t epoch_ = 0;
   int64_t position_ = 0;
@@ -161,16 +161,15 @@ class Prefetcher::Impl {
   std::vector<BadSample> bad_;  // guarded by bad_mutex_
   std::unordered_set<int64_t> bad_rows_;
 
-  Clock::time_point left_{};  // when next() returned last
+  Clock::time_point left_{};  // time of the last return of next()
   std::atomic<int> prefetch_factor_;
   PrefetcherStats epoch_start_;
 
   std::atomic<int64_t> batch_count_{0}, row_count_{0}, ready_count_{0};
   std::atomic<double> consumer_seconds_{0}, copy_seconds_{0};
-  // Of the waits that are over. While one is under way its beginning (nanoseconds since the machine started, which is
-  // more than any sum of waits) is taken off: a negative number that the present time makes up for.
+  // See Note [Wait accounting].
   std::atomic<int64_t> wait_nanoseconds_{0};
-  std::atomic<int64_t> waits_since_{0}, longest_wait_nanoseconds_{0};  // 0: it does not wait
+  std::atomic<int64_t> waits_since_{0}, longest_wait_nanoseconds_{0};  // 0 if the consumer does not wait
 };
 
 Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
@@ -197,7 +196,7 @@ bool Prefetcher::Impl::use_device(at::Device device) {
   return true;
 }
 
-// Starts threads (where there are to be any) and sets them on their way from the present place.
+// Starts the threads (if there are any) at the current position.
 void Prefetcher::Impl::start() {
   const auto plan = schedule(epoch_, position_);
   const int64_t end = options_.persistent_workers ? plan.end() : plan.batches_in_first_epoch();
@@ -217,7 +216,7 @@ void Prefetcher::Impl::start() {
   pool_->start(options_.num_workers, per_worker);
 }
 
-// Ends the threads and gives their memory back, but for what the consumer still holds.
+// Stops the threads and releases their memory, except what the consumer still holds.
 void Prefetcher::Impl::disband() {
   if (copier_) copier_->discard();
   lent_.clear();
@@ -231,7 +230,7 @@ void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
   epoch_ = epoch;
   position_ = position;
   if (!queue_) return;
-  if (stalled_ || !options_.persistent_workers) return disband();  // who is stuck stays behind
+  if (stalled_ || !options_.persistent_workers) return disband();  // a stuck worker is detached
   if (copier_) {
     if (auto* slot = copier_->discard()) lent_.push_back(slot);
   }
@@ -290,7 +289,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
       ring_slot->owner->give_back(ring_slot);
       if (!status.ok()) return status;
       if (sampler().world_size() > 1) return std::optional(Batch());
-      continue;  // all rows were left out
+      continue;  // all rows were skipped
     }
     lent_.push_back(ring_slot);
     add<int64_t>(batch_count_, 1);
@@ -305,21 +304,29 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
   }
 }
 
-// Begins to copy the following batch to the device, if it is there and nothing is wrong with it.
+// Starts to copy the next batch to the device if it is ready and has no error. See Note [Copy ahead].
 void Prefetcher::Impl::copy_ahead() {
   if (!queue_->ready(number_)) return;
   const detail::Slot& slot = queue_->peek(number_)->slot;
   if (slot.status.ok() && slot.rows_read > 0 && slot.bad_samples.empty()) copier_->begin(queue_->take(number_));
 }
 
-// How many batches from number_ on are ready.
+// Returns the number of consecutive ready batches from number_ on.
 int64_t Prefetcher::Impl::count_ready() {
   ready_end_ = std::max(ready_end_, number_);
   while (ready_end_ < number_ + queue_->capacity() && queue_->ready(ready_end_)) ++ready_end_;
   return ready_end_ - number_;
 }
 
-// Waits until batch number_ is ready, and keeps the account of waiting.
+// Note [Wait accounting]
+//
+// stats() may run in any thread while the consumer waits, and must count the wait in progress without a lock. At the
+// start of a wait the consumer subtracts the start time from wait_nanoseconds_, and at the end it adds the end time.
+// Times count from the machine's start and exceed any sum of waits, so the value is negative exactly while a wait is in
+// progress; stats() then adds the current time. The sum is a single atomic, so a reader never sees half of an update.
+
+// Waits until batch number_ is ready and accounts for the wait.
+
 absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   const int64_t ready = count_ready();
   add(ready_count_, ready);
@@ -342,7 +349,8 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   return status;
 }
 
-// Reads the next unclaimed batch in the consumer's own name. False if that is not wanted or there is no slot for it.
+// Reads the next unclaimed batch in the calling thread. Returns false if the consumer does not read or has no free
+// slot.
 bool Prefetcher::Impl::help() {
   if (!self_ || self_->free_slots() == 0) return false;
   const int64_t number = queue_->next.fetch_add(1, std::memory_order_relaxed);
@@ -371,7 +379,7 @@ absl::Status Prefetcher::Impl::sleep_until_ready(Clock::time_point deadline) {
   return status;
 }
 
-// Who was to read the batch, which row it is at, and for how long.
+// Makes the error of a timeout: names the worker that claimed the batch, its row and the time since its read began.
 absl::Status Prefetcher::Impl::stalled() const {
   const auto now = Clock::now();
   int worker = -1;
@@ -379,7 +387,7 @@ absl::Status Prefetcher::Impl::stalled() const {
   for (int i = 0; i < pool_->size(); ++i) {
     const auto each = pool_->worker(i).reading();
     if (each.row < 0) continue;
-    // The one that claimed the batch; failing that (all are stuck in batches of another place) the one that is slowest.
+    // Prefer the worker that claimed the batch. If all are stuck in batches of another position, take the slowest.
     const bool claimed = each.queue == queue_.get() && each.begin <= number_ && number_ < each.end;
     if (claimed || worker < 0 || each.since < reading.since) {
       worker = i;
@@ -403,8 +411,8 @@ absl::Status Prefetcher::Impl::stalled() const {
   return to_status(error, absl::StatusCode::kDeadlineExceeded);
 }
 
-// Slots whose batches the consumer is done with go back to their readers. A batch that is still referred to when its
-// successor's successor is asked for was kept: its memory is left to its holder.
+// Returns the slots of batches that the consumer has finished with. If a batch is still referenced after the next one
+// was delivered, the caller has kept it: its memory stays with the caller. See Note [Slot reuse].
 void Prefetcher::Impl::take_back() {
   for (auto it = lent_.begin(); it != lent_.end();) {
     detail::RingSlot* slot = *it;
@@ -420,8 +428,8 @@ void Prefetcher::Impl::take_back() {
   }
 }
 
-// At the end of an epoch: whether the ring ran dry though the workers had time to fill it, and is to be longer. Which
-// batches come does not depend on it.
+// At the end of an epoch: returns true if the ring ran dry although the workers had idle time, and lengthens the ring.
+// The ring's length does not affect which batches are delivered.
 bool Prefetcher::Impl::lengthen_ring() {
   if (!options_.adaptive_prefetch || options_.num_workers == 0 || prefetch_factor_ >= kLongerPrefetch) return false;
   const PrefetcherStats now = stats(), before = std::exchange(epoch_start_, now);
@@ -433,7 +441,8 @@ bool Prefetcher::Impl::lengthen_ring() {
   return dry && idle;
 }
 
-// Lists rows that were not listed before. An error once there are more than max_bad_samples, then and ever after.
+// Records new bad rows. Returns an error, then and on every later call of next(), if there are more than
+// max_bad_samples.
 absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
   for (const BadSample& bad : slot.bad_samples) {
     if (!bad_rows_.insert(bad.index).second) continue;
@@ -473,7 +482,7 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t rows, get_state<int64_t>(state, "rows"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t seed, get_state<int64_t>(state, "seed"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t size, get_state<int64_t>(state, "size"));
-  const auto digest = get_state<std::string>(state, "digest");  // not in older checkpoints
+  const auto digest = get_state<std::string>(state, "digest");  // missing in older checkpoints
   const auto refuse = [](std::string field, std::string problem, std::string got, std::string expected,
                          std::string hint) {
     return to_status({.exit_code = ExitCode::kWeights,
@@ -491,7 +500,7 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
                   std::to_string(dataset().size()) + " rows",
                   "resume with the data set of the run, or start a new run from the weights alone");
   }
-  // With other fields (pixels instead of patches) the same rows have other bytes.
+  // Compare rows only if the fields agree: other fields (pixels instead of patches) give other bytes for the same rows.
   if (digest.ok() && !digest->empty() && *digest != rows_digest() &&
       digest->substr(0, kDigestDigits) == rows_digest().substr(0, kDigestDigits)) {
     return refuse("digest", "the checkpoint was made with other rows", *digest, rows_digest(),

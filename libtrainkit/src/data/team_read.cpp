@@ -16,7 +16,7 @@ void TeamRead::lead(const Dataset& dataset, std::span<const RowKey> keys, const 
   offered_.wake();
   read_parts();
   close();
-  note_reading_nothing();  // if the others are stuck, a timeout is to name them
+  note_reading_nothing();  // a timeout then names the readers that are still busy
   for (;;) {
     const uint32_t ticket = left_.ticket();
     if (joined_.load(std::memory_order_seq_cst) == 0) break;
@@ -31,7 +31,7 @@ void TeamRead::close() {
 }
 
 void TeamRead::join() {
-  // Counted in before it looks: who is counted finds the offer open, and is then waited for.
+  // Count first, then look. See Note [First batch].
   joined_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
     const uint32_t ticket = offered_.ticket();
@@ -53,7 +53,7 @@ void TeamRead::read_parts() noexcept {
     try {
       dataset_->get_batch(keys_.subspan(begin, part), out_->slice(begin, part));
     } catch (...) {
-      failed_.store(true, std::memory_order_relaxed);  // why, is found out when the rows are read one by one
+      failed_.store(true, std::memory_order_relaxed);  // reading the rows one by one finds the cause
     }
   }
 }

@@ -80,7 +80,7 @@ class DiskCachedDataset final : public Dataset {
   std::shared_ptr<const MappedFile> file_;
   int descriptor_;
   int64_t rows_offset_, row_stride_, row_bytes_;
-  std::unique_ptr<std::atomic<bool>[]> checked_;  // rows with a verified digest or written by this process
+  std::unique_ptr<std::atomic<bool>[]> checked_;  // rows whose digest this process has verified
   mutable std::atomic<int64_t> cached_rows_{0};
   mutable std::mutex mutex_;
   mutable absl::Status write_status_;
