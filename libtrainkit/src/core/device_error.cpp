@@ -49,8 +49,9 @@ std::optional<absl::Status> device_failure(const c10::AcceleratorError& error) {
                     .id = "device.failed",
                     .where = place().devices.empty() ? "CUDA" : place().devices,
                     .problem = problem,
-                    .hint = is_assert ? "an index or a class is out of range: --device cpu says which"
-                                      : "resume from the last checkpoint; if it happens again, look for Xid in dmesg"});
+                    .hint = is_assert
+                                ? "an index or a class label is out of range; run with --device cpu to find it"
+                                : "resume from the last checkpoint; if it happens again, check dmesg for Xid errors"});
 }
 
 }  // namespace trainkit::detail

@@ -51,7 +51,7 @@ absl::Status check_names(const EnvironmentVariables& variables) {
     if (rest.starts_with("TEST_") || rest.starts_with("BENCH_")) continue;
     if (std::find(kOurs.begin(), kOurs.end(), rest) != kOurs.end()) continue;
     const std::string nearest = nearest_name(rest, kOurs);
-    return fault(name, "no such variable", "", "",
+    return fault(name, "unknown variable", "", "",
                  nearest.empty() ? "settings are flags, see --help; unset " + name
                                  : "did you mean " + std::string(kPrefix) + nearest + "?");
   }
@@ -75,21 +75,22 @@ absl::Status check_environment(const EnvironmentVariables& variables) {
   TRAINKIT_RETURN_IF_ERROR(check_names(variables));
   if (const auto threads = variables.find("OMP_NUM_THREADS");
       threads != variables.end() && !are_thread_numbers(threads->second))
-    return fault("OMP_NUM_THREADS", "no number of threads", threads->second, "1..4096");
+    return fault("OMP_NUM_THREADS", "is not a number of threads", threads->second, "1..4096");
   if (const auto folder = variables.find("TMPDIR"); folder != variables.end() && !folder->second.empty()) {
     struct stat info {};
     if (stat(folder->second.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
-      return fault("TMPDIR", "no such folder", folder->second, "a folder", "make it, or unset TMPDIR for /tmp");
+      return fault("TMPDIR", "folder does not exist", folder->second, "a folder",
+                   "create it, or unset TMPDIR to use /tmp");
   }
   rlimit files{};
   if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kLeastFiles) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "env.limit",
                       .field = "open files",
-                      .problem = "too few for a run",
+                      .problem = "the limit is too low",
                       .got = std::to_string(files.rlim_cur),
                       .expected = std::to_string(kLeastFiles) + " or more",
-                      .hint = "ulimit -n 1024"});
+                      .hint = "run: ulimit -n 1024"});
   }
   return absl::OkStatus();
 }

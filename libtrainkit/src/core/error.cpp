@@ -77,7 +77,7 @@ Error describe(const absl::Status& status) {
     case ExitCode::kOutOfMemory:
       error.id = "memory.exhausted";
       error.hint =
-          "lower batch_size and raise grad_accum_steps (the same training), or lower num_workers if it is the host's";
+          "lower batch_size and raise grad_accum_steps (same global batch); for host memory, lower num_workers";
       break;
     case ExitCode::kDistributed:
       error.id = "dist.unavailable";

@@ -160,8 +160,8 @@ absl::Status ReadableFile::read_at(int64_t offset, void* data, size_t size) cons
       return to_status({.exit_code = ExitCode::kStorage,
                         .id = "storage.short",
                         .where = path_,
-                        .problem = fmt::format("ends at byte {} while it is read", offset),
-                        .expected = fmt::format("{} bytes more", size)},
+                        .problem = fmt::format("unexpected end of file at byte {}", offset),
+                        .expected = fmt::format("{} more bytes", size)},
                        absl::StatusCode::kDataLoss);
     }
     bytes += read;
@@ -288,7 +288,7 @@ absl::Status Directory::sync() const {
 absl::StatusOr<int64_t> Directory::free_bytes() const {
   struct statvfs info {};
   const int error = -retry([&] { return descriptor_.calls().fstatvfs(descriptor_.number(), &info); });
-  if (error != 0) return io_error(error, path_, "cannot ask for free space");
+  if (error != 0) return io_error(error, path_, "cannot query the free space");
   const auto bytes = static_cast<unsigned __int128>(info.f_bavail) * info.f_frsize;
   return static_cast<int64_t>(std::min<unsigned __int128>(bytes, std::numeric_limits<int64_t>::max()));
 }

@@ -36,7 +36,7 @@ c10::DeviceIndex index_of([[maybe_unused]] c10::Device device) {
 #ifdef TRAINKIT_WITH_CUDA
   return device.has_index() ? device.index() : c10::cuda::current_device();
 #else
-  TORCH_CHECK(false, "this build is without CUDA");
+  TORCH_CHECK(false, "this build has no CUDA");
 #endif
 }
 
@@ -105,7 +105,7 @@ int compute_capability(c10::Device device) {
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
   return 10 * major + minor;
 #else
-  TORCH_CHECK(false, "this build is without CUDA");
+  TORCH_CHECK(false, "this build has no CUDA");
 #endif
 }
 

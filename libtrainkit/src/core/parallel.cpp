@@ -50,7 +50,7 @@ bool can_share_work() {
 #endif
   if (at::in_parallel_region() || at::get_num_threads() <= 1) return false;
   if (OpenMp::get().is_there()) return true;
-  TORCH_WARN_ONCE("no OpenMP runtime with GOMP_parallel in this process: trainkit's kernels run on one thread");
+  TORCH_WARN_ONCE("found no OpenMP runtime with GOMP_parallel: trainkit's kernels run on one thread");
   return false;
 }
 

@@ -40,7 +40,7 @@ absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Er
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw Refused{.problem = "stands twice", .field = parsed.get<std::string>()};
+      throw Refused{.problem = "is a duplicate key", .field = parsed.get<std::string>()};
     }
     return true;
   };

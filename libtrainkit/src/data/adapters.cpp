@@ -85,7 +85,7 @@ void MapDataset::map(std::span<const RowKey> keys, const BatchView& out) const {
 SubsetDataset::SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices)
     : dataset_(not_null("SubsetDataset", std::move(dataset))), indices_(std::move(indices)) {
   for (const int64_t index : indices_) {
-    TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "SubsetDataset: index ", index, " is not one of the ",
+    TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "SubsetDataset: index ", index, " is out of range for ",
                       dataset_->size(), " rows");
   }
 }

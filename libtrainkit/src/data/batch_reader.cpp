@@ -120,12 +120,13 @@ bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot
       return true;
     if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) return false;
   }
-  slot.status = to_status({.exit_code = ExitCode::kData,
-                           .id = "data.rows",
-                           .problem = "no row could be read of the " + std::to_string(tries + 1) + " from position " +
-                                      std::to_string(position) + " of the order",
-                           .hint = "the last one: " + slot.bad_samples.back().cause},
-                          absl::StatusCode::kDataLoss);
+  slot.status =
+      to_status({.exit_code = ExitCode::kData,
+                 .id = "data.rows",
+                 .problem = "none of " + std::to_string(tries + 1) + " rows could be read, starting at position " +
+                            std::to_string(position) + " of the epoch",
+                 .hint = "last error: " + slot.bad_samples.back().cause},
+                absl::StatusCode::kDataLoss);
   return false;
 }
 

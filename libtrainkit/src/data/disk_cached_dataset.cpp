@@ -113,7 +113,7 @@ absl::Status no_room(const std::string& path, int64_t bytes, int64_t room) {
   return to_status({.exit_code = ExitCode::kStorage,
                     .id = "storage.cache",
                     .where = path,
-                    .problem = "no room for a cache of " + describe_bytes(bytes),
+                    .problem = "not enough space for a cache of " + describe_bytes(bytes),
                     .got = describe_bytes(room) + " free",
                     .expected = describe_bytes(bytes - room) + " more"},
                    absl::StatusCode::kResourceExhausted);
@@ -131,7 +131,8 @@ absl::Status make_file(const std::string& path, const Header& header, int64_t by
   const int file = kernel.openat(AT_FDCWD, temporary.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0) return disk_error(path, "cannot create the cache", -file);
   int error = ::posix_fallocate(file, 0, bytes);
-  const std::string what = error ? "no room for a cache of " + describe_bytes(bytes) : "cannot write the cache";
+  const std::string what =
+      error ? "not enough space for a cache of " + describe_bytes(bytes) : "cannot write the cache";
   if (error == 0) error = write_at(file, &header, sizeof header, 0);
   if (error == 0) error = -kernel.fsync(file);
   kernel.close(file);
@@ -152,7 +153,7 @@ int64_t DiskCachedDataset::file_bytes(const Dataset& dataset) {
 absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> DiskCachedDataset::open(std::shared_ptr<const Dataset> dataset,
                                                                                  const std::string& path,
                                                                                  const std::string& origin) {
-  TORCH_CHECK_VALUE(dataset, "the dataset is null");
+  TORCH_CHECK_VALUE(dataset, "DiskCachedDataset: the dataset must not be null");
   const Header header = header_for(*dataset, origin);
   const int64_t bytes = file_bytes(*dataset);
   const auto fits = [&](const absl::StatusOr<std::shared_ptr<const MappedFile>>& file) {
@@ -166,7 +167,7 @@ absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> DiskCachedDataset::open
     file = MappedFile::open(path);
   }
   TRAINKIT_RETURN_IF_ERROR(reclassify(file.status(), ExitCode::kStorage, "storage.cache"));
-  if (!fits(file)) return disk_error(path, "another program uses the cache for other rows", EBUSY);
+  if (!fits(file)) return disk_error(path, "another process has replaced the cache by one for other rows", EBUSY);
   const int descriptor =
       SystemCalls::kernel().openat(AT_FDCWD, (*file)->same_file_path().c_str(), O_WRONLY | O_CLOEXEC, 0);
   if (descriptor < 0) return disk_error(path, "cannot open the cache", -descriptor);

@@ -37,8 +37,8 @@ detail::PatchSource source_of(const at::Tensor& image, int64_t patch_size) {
                                    .width = image.size(1) - patch_size + 1,
                                    .bands = image.size(2),
                                    .patch_size = patch_size};
-  TORCH_CHECK_VALUE(source.height >= 1 && source.width >= 1 && source.bands >= 1, "image: ", image.sizes(),
-                    " with its border is smaller than a patch of ", patch_size);
+  TORCH_CHECK_VALUE(source.height >= 1 && source.width >= 1 && source.bands >= 1, "image: sizes ", image.sizes(),
+                    " are too small for a patch_size of ", patch_size);
   TORCH_CHECK_VALUE(source.patch_floats() < (int64_t{1} << 31), "a patch of ", patch_size, " x ", patch_size, " x ",
                     source.bands, " is too large");
   return source;
@@ -46,8 +46,8 @@ detail::PatchSource source_of(const at::Tensor& image, int64_t patch_size) {
 
 void check_inside(const detail::PatchSource& source, const int64_t* pixels, int64_t count) {
   for (int64_t n = 0; n < count; ++n) {
-    TORCH_CHECK_INDEX(pixels[n] >= 0 && pixels[n] < source.pixels(), "pixel ", pixels[n], " is not one of ",
-                      source.height, " x ", source.width);
+    TORCH_CHECK_INDEX(pixels[n] >= 0 && pixels[n] < source.pixels(), "pixel ", pixels[n], " is out of range for ",
+                      source.height, " x ", source.width, " pixels");
   }
 }
 
@@ -142,13 +142,13 @@ void gather_patches_out(const at::Tensor& out, const at::Tensor& image, const at
     return gather_on_cpu(source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(), stores);
   }
 #ifdef TRAINKIT_WITH_CUDA
-  TORCH_CHECK_VALUE(image.is_cuda(), "image: expected it on the CPU or CUDA, got ", image.device());
+  TORCH_CHECK_VALUE(image.is_cuda(), "image: must be on the CPU or a CUDA device, got ", image.device());
   const c10::cuda::CUDAGuard guard(image.device());
   C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_gather_patches(
       source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(),
       c10::cuda::getCurrentCUDAStream(image.device().index()).stream())));
 #else
-  TORCH_CHECK_VALUE(false, "image: expected it on the CPU (this build is without CUDA), got ", image.device());
+  TORCH_CHECK_VALUE(false, "image: must be on the CPU (this build has no CUDA), got ", image.device());
 #endif
 }
 
@@ -159,7 +159,7 @@ PatchDataset::PatchDataset(at::Tensor image, const at::Tensor& pixels, const at:
       labels_(to_vector(labels, "labels")),
       options_(options) {
   const detail::PatchSource source = source_of(image_, options_.patch_size);
-  TORCH_CHECK_VALUE(image_.is_cpu(), "image: expected it on the CPU, got ", image_.device());
+  TORCH_CHECK_VALUE(image_.is_cpu(), "image: must be on the CPU, got ", image_.device());
   TORCH_CHECK_VALUE(labels_.size() == pixels_.size(), "labels: expected ", pixels_.size(), ", got ", labels_.size());
   check_inside(source, pixels_.data(), size());
   fields_ = {{"x", at::kFloat, {options_.patch_size, options_.patch_size, source.bands}},

@@ -72,7 +72,7 @@ absl::Status check(const Dataset* dataset, const Sampler* sampler, const Prefetc
   require(options.device.is_cpu() || options.device.is_cuda(),
           "device must be cpu or cuda, got " + options.device.str());
   if (options.device.is_cuda())
-    require(at::hasCUDA(), "device is " + options.device.str() + ", but this LibTorch sees no CUDA device");
+    require(at::hasCUDA(), "device is " + options.device.str() + ", but LibTorch finds no CUDA device");
   if (problems.empty()) return absl::OkStatus();
   return to_status(
       {.exit_code = ExitCode::kUsage, .id = "data.options", .field = "PrefetcherOptions", .problem = problems},
@@ -401,10 +401,10 @@ absl::Status Prefetcher::Impl::stalled() const {
               .field = "timeout",
               .problem = "no batch within " + std::to_string(options_.timeout.count()) + " ms (position " +
                          std::to_string(plan.begin) + " of epoch " + std::to_string(plan.epoch) + ")",
-              .hint = "raise timeout if the storage is only slow; more workers hide single slow rows"};
+              .hint = "raise timeout if the storage is slow; use more workers to hide single slow rows"};
   if (worker >= 0) {
     error.field = "worker " + std::to_string(worker);
-    error.problem = "stuck at " + batches_->row_name(reading.row) + ", its batch begun " +
+    error.problem = "stuck at " + batches_->row_name(reading.row) + "; its batch was started " +
                     std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(now - reading.since).count()) +
                     " ms ago; " + error.problem;
   }
@@ -498,13 +498,13 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   if (size != dataset().size()) {
     return refuse("size", "the checkpoint was made with another data set", std::to_string(size),
                   std::to_string(dataset().size()) + " rows",
-                  "resume with the data set of the run, or start a new run from the weights alone");
+                  "resume with the data set of the run, or start a new run from its weights");
   }
   // Compare rows only if the fields agree: other fields (pixels instead of patches) give other bytes for the same rows.
   if (digest.ok() && !digest->empty() && *digest != rows_digest() &&
       digest->substr(0, kDigestDigits) == rows_digest().substr(0, kDigestDigits)) {
     return refuse("digest", "the checkpoint was made with other rows", *digest, rows_digest(),
-                  "resume with the data set of the run, or start a new run from the weights alone");
+                  "resume with the data set of the run, or start a new run from its weights");
   }
   if (seed != static_cast<int64_t>(sampler().seed())) {
     return refuse("seed", "the checkpoint was made with another order of rows", std::to_string(seed),
@@ -515,9 +515,9 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   if (rows < 0 || rows > whole)
     return refuse("rows", "out of range", std::to_string(rows), "0.." + std::to_string(whole), "");
   if (rows < whole && rows % world != 0) {
-    return refuse("rows", "the place in the epoch does not divide among the ranks", std::to_string(rows),
-                  "a multiple of " + std::to_string(world) + " ranks",
-                  "resume with the number of ranks of the run, or a divisor of it");
+    return refuse("rows", "the position in the epoch is not a multiple of the world size", std::to_string(rows),
+                  "a multiple of " + std::to_string(world),
+                  "resume with the original number of ranks, or a divisor of it");
   }
   go_to(epoch, rows < whole ? rows / world : sampler().size());
   return absl::OkStatus();

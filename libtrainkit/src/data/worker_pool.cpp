@@ -124,7 +124,7 @@ void Reader::read(BatchQueue& queue, int64_t number) {
     const int64_t parts = int64_t{kPartsPerReader} * std::max(1, pool_->readers);
     pool_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
   } catch (const std::exception& error) {
-    slot->slot.fail(absl::ResourceExhaustedError(std::string("no memory for a batch: ") + error.what()));
+    slot->slot.fail(absl::ResourceExhaustedError(std::string("cannot allocate a batch: ") + error.what()));
   }
   if (first) queue.first.close();
   if (!queue.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);

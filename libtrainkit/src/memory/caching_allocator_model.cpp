@@ -62,7 +62,7 @@ class CachingAllocatorModel::Impl {
 
   void free(int64_t handle) {
     const auto used = used_.find(handle);
-    TORCH_CHECK(used != used_.end(), "no block has the handle ", handle);
+    TORCH_CHECK(used != used_.end(), "unknown block handle ", handle);
     auto part = parts_.find(used->second);
     used_.erase(used);
     now_.allocated_bytes -= part->second.bytes;

@@ -232,12 +232,12 @@ class RecordingAllocator final : public c10::Allocator {
 
   void install(const std::shared_ptr<MemoryRecorder::State>& state) {
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK(!state_, "another MemoryRecorder is alive");
+    TORCH_CHECK(!state_, "only one MemoryRecorder may exist at a time");
     c10::Allocator* present = c10::GetAllocator(c10::kCPU);
     const c10::DeleterFnPtr deleter = present->raw_deleter();
-    TORCH_CHECK(deleter, "the CPU allocator in use has no deleter of its own: it cannot be counted");
+    TORCH_CHECK(deleter, "the CPU allocator has no raw_deleter(): its allocations cannot be recorded");
     const c10::DeleterFnPtr before = base_deleter_;
-    TORCH_CHECK(!before || before == deleter, "the CPU allocator in use frees otherwise than the one counted before");
+    TORCH_CHECK(!before || before == deleter, "the CPU allocator's deleter differs from the one recorded before");
     base_ = present;
     base_deleter_ = deleter;
     state_ = state;
@@ -253,11 +253,12 @@ class RecordingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::DataPtr memory = base_.load()->allocate(bytes);
     void* const data = memory.get();
-    TORCH_CHECK(data == memory.get_context(), "the CPU allocator in use keeps memory behind a context");
+    TORCH_CHECK(data == memory.get_context(),
+                "the CPU allocator uses a separate context: its allocations cannot be recorded");
     if (!data) return memory;
     if (const auto state = current_state()) state->allocated(data, static_cast<int64_t>(bytes));
     const bool replaced = memory.compare_exchange_deleter(base_deleter_, &free_tensor);
-    TORCH_CHECK(replaced, "the CPU allocator in use frees with another deleter than it says");
+    TORCH_CHECK(replaced, "the CPU allocator returned memory with a deleter other than raw_deleter()");
     return memory;
   }
 

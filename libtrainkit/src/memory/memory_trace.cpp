@@ -161,8 +161,8 @@ MemoryTrace MemoryTrace::without(MemoryClass kind) const {
 
 absl::StatusOr<ScalableTrace> ScalableTrace::create(const MemoryTrace& small, int64_t small_batch, MemoryTrace large,
                                                     int64_t large_batch) {
-  TORCH_CHECK_VALUE(0 < small_batch && small_batch < large_batch, "a trace of ", small_batch, " rows and one of ",
-                    large_batch, ", expected 0 < the first < the second");
+  TORCH_CHECK_VALUE(0 < small_batch && small_batch < large_batch, "expected 0 < small_batch < large_batch, got ",
+                    small_batch, " and ", large_batch);
   const std::vector<int32_t> small_lifetimes = lifetimes(small), large_lifetimes = lifetimes(large);
   const auto small_phases = split_phases(small, small_lifetimes), large_phases = split_phases(large, large_lifetimes);
   std::vector<int32_t> match(large.blocks.size(), -1);
@@ -186,8 +186,8 @@ absl::StatusOr<ScalableTrace> ScalableTrace::create(const MemoryTrace& small, in
     return to_status(
         {.exit_code = ExitCode::kBug,
          .id = "memory.trace",
-         .problem = "the work allocates differently at another batch size: " + std::to_string(scalable.unmatched_) +
-                    " of " + std::to_string(match.size()) + " blocks have no counterpart"},
+         .problem = "allocations differ between the two batch sizes: " + std::to_string(scalable.unmatched_) + " of " +
+                    std::to_string(match.size()) + " blocks have no counterpart"},
         absl::StatusCode::kFailedPrecondition);
   }
   scalable.trace_ = std::move(large);
@@ -195,7 +195,7 @@ absl::StatusOr<ScalableTrace> ScalableTrace::create(const MemoryTrace& small, in
 }
 
 MemoryTrace ScalableTrace::at(int64_t batch) const {
-  TORCH_CHECK_VALUE(batch >= 1, "a batch of ", batch, " rows, expected at least 1");
+  TORCH_CHECK_VALUE(batch >= 1, "batch must be >= 1, got ", batch);
   MemoryTrace trace = trace_;
   const auto more = static_cast<double>(batch - large_batch_);
   for (size_t i = 0; i < trace.blocks.size(); ++i) {

@@ -130,7 +130,7 @@ WarmupLR::WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedul
     : warmup_steps_(options.warmup_steps),
       start_factor_(options.start_factor.value_or(1.0 / static_cast<double>(options.warmup_steps + 1))),
       schedule_(std::move(schedule)) {
-  TORCH_CHECK_VALUE(schedule_ != nullptr, "WarmupLR: no schedule");
+  TORCH_CHECK_VALUE(schedule_ != nullptr, "WarmupLR: the schedule must not be null");
   check("WarmupLR",
         detail::require_option(warmup_steps_ >= 0, "warmup_steps", ">= 0", static_cast<double>(warmup_steps_)) +
             require_factor(start_factor_, "start_factor"));

@@ -60,7 +60,7 @@ LRScheduler::LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule>
       plateau_(plateau),
       base_lr_(optimizer.lr()),
       best_(worst(plateau)) {
-  TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: no schedule");
+  TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: the schedule must not be null");
   if (plateau_) check(*plateau_);
   apply();
 }

@@ -84,7 +84,7 @@ std::string state_key(const std::string& parameter, const std::string& name) {
 
 /// Checks entry `name` of a saved state against `mine`, the value of this optimizer, for a state of `steps` steps.
 absl::Status check_entry(const std::string& name, const StateValue& saved, const StateValue& mine, int64_t steps) {
-  if (saved.index() != mine.index()) return bad_state(name, "has another type in the saved optimizer state");
+  if (saved.index() != mine.index()) return bad_state(name, "has a different type in the saved optimizer state");
   if (const double* number = std::get_if<double>(&saved); number && !detail::finite_not_negative(*number)) {
     return bad_state(name, "is out of range", std::to_string(*number), "finite and >= 0");
   }
@@ -92,7 +92,7 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
   if (!expected) return absl::OkStatus();
   const at::Tensor& tensor = std::get<at::Tensor>(saved);
   if (!tensor.defined() || tensor.scalar_type() != expected->scalar_type() || tensor.sizes() != expected->sizes()) {
-    return bad_state(name, "has another shape or type in the saved optimizer state",
+    return bad_state(name, "has a different shape or dtype in the saved optimizer state",
                      tensor.defined() ? shape_text(tensor) : "nothing", shape_text(*expected));
   }
   if (name.ends_with(".step")) {
@@ -164,8 +164,8 @@ void Optimizer::add_param_group(ParamGroup group) {
     TORCH_CHECK_VALUE(tensor.device() == device, "optimizer: parameter '", param.name, "' is on ", tensor.device(),
                       ", expected ", device, " like the others");
     TORCH_CHECK_VALUE(tensors.count(tensor.unsafeGetTensorImpl()) == 0, "optimizer: parameter '", param.name,
-                      "' is in another group already");
-    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: two parameters are named '", param.name, "'");
+                      "' is already in another group");
+    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: duplicate parameter name '", param.name, "'");
   }
 
   // Make all allocations before the first change. See Note [Optimizer state].
@@ -401,7 +401,7 @@ StateDict Optimizer::state_dict() const {
 /// Checks names, types, shapes and ranges of `state` against this optimizer's own state.
 absl::Status Optimizer::check_state(const StateDict& state) const {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
-  if (kind != type()) return bad_state("type", "is of another optimizer", kind, type());
+  if (kind != type()) return bad_state("type", "does not match this optimizer", kind, type());
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t steps, get_state<int64_t>(state, "step"));
   if (steps < 0) return bad_state("step", "is out of range", std::to_string(steps), ">= 0");
   const StateDict own = state_dict();
@@ -411,8 +411,7 @@ absl::Status Optimizer::check_state(const StateDict& state) const {
     TRAINKIT_RETURN_IF_ERROR(check_entry(name, saved->second, mine, steps));
   }
   for (const auto& [name, value] : state) {
-    if (!own.contains(name))
-      return bad_state(name, "is in the saved optimizer state, and this optimizer has no such entry");
+    if (!own.contains(name)) return bad_state(name, "is in the saved state but not in this optimizer");
   }
   return absl::OkStatus();
 }
