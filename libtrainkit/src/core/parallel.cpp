@@ -25,7 +25,6 @@ namespace {
 // rethrown.
 
 /// Functions of the loaded OpenMP runtime. See Note [OpenMP runtime].
-
 struct OpenMp {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
   int (*thread_number)() = nullptr;

@@ -24,7 +24,6 @@ namespace trainkit::detail {
 
 /// Owns the copy stream. At most one copy is in progress. Uses c10's device-neutral streams and events, so it needs no
 /// CUDA header and compiles in every build.
-/// no CUDA header and is compiled everywhere.
 class DeviceCopier {
  public:
   explicit DeviceCopier(at::Device device);

@@ -194,8 +194,8 @@ DiskCachedDataset::~DiskCachedDataset() { SystemCalls::kernel().close(descriptor
 // write() stores the row first and its digest afterwards. Nothing is flushed per row, so after a crash the disk may
 // hold any part of either. A digest of zeros means "absent". read() compares the digest of the bytes with the stored
 // one the first time that this process reads a row, and then sets checked_. An incomplete or damaged row has another
-// digest and is read from the dataset again. Several processes can write the same row, because all of them write the
-// same bytes.
+// digest and is read from the dataset again. Several processes can write the same row: the dataset is
+// deterministic, so all of them write the same bytes.
 //
 // Reads use a private map and writes use pwrite. On Linux, a private map shows changes of the file in pages that this
 // process has not written to. On a system without this property, digests would differ, and rows would be read from the

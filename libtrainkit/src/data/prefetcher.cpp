@@ -326,7 +326,6 @@ int64_t Prefetcher::Impl::count_ready() {
 // progress; stats() then adds the current time. The sum is a single atomic, so a reader never sees half of an update.
 
 // Waits until batch number_ is ready and accounts for the wait.
-
 absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   const int64_t ready = count_ready();
   add(ready_count_, ready);
