@@ -20,7 +20,7 @@ class GpuOperations {
   static bool has_kernels();
 
  private:
-  const bool before_, had_kernels_;
+  const bool was_wanted_, had_kernels_;
 };
 
 }  // namespace trainkit::detail

@@ -56,10 +56,10 @@ at::Tensor view_of(const at::Tensor& memory, int64_t begin, const at::Tensor& te
 }
 
 /// Waits for the copies of several devices, even if one of them fails: their memory must not be reused before.
-class Waits {
+class DeviceWaits {
  public:
-  Waits() = default;
-  ~Waits() {
+  DeviceWaits() = default;
+  ~DeviceWaits() {
     for (const at::Device device : devices_) {
       try {
         c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
@@ -67,8 +67,8 @@ class Waits {
       }
     }
   }
-  Waits(const Waits&) = delete;
-  Waits& operator=(const Waits&) = delete;
+  DeviceWaits(const DeviceWaits&) = delete;
+  DeviceWaits& operator=(const DeviceWaits&) = delete;
 
   void expect(at::Device device) {
     if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) devices_.push_back(device);
@@ -85,7 +85,7 @@ class Waits {
 
 bool is_remote(const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu(); }
 
-int64_t room_of(const at::Tensor& tensor) {
+int64_t buffer_bytes(const at::Tensor& tensor) {
   return is_remote(tensor) ? round_up(static_cast<int64_t>(tensor.nbytes()), kAlignment) : 0;
 }
 
@@ -104,20 +104,20 @@ std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBu
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> copies(tensors.begin(), tensors.end());
   int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += room_of(tensor);
+  for (const at::Tensor& tensor : tensors) bytes += buffer_bytes(tensor);
   const at::Tensor memory = bytes > 0 ? buffer.take(bytes) : at::empty({0}, at::kByte);
-  Waits waits;
+  DeviceWaits device_waits;
   int64_t begin = 0;
   for (at::Tensor& tensor : copies) {
     if (!is_remote(tensor)) continue;
     const at::Tensor source = tensor.detach();
     tensor = view_of(memory, begin, source);
     if (source.numel() == 0) continue;
-    waits.expect(source.device());
+    device_waits.expect(source.device());
     tensor.copy_(source, /*non_blocking=*/true);
-    begin += room_of(source);
+    begin += buffer_bytes(source);
   }
-  waits.finish();
+  device_waits.finish();
   return copies;
 }
 
@@ -131,8 +131,8 @@ at::Tensor HostTensors::next() {
     copied_.clear();  // releases the buffer for reuse
     int64_t bytes = 0;
     size_t end = i;
-    for (; end < tensors_.size() && (end == i || bytes + room_of(tensors_[end]) <= at_a_time_); ++end) {
-      bytes += room_of(tensors_[end]);
+    for (; end < tensors_.size() && (end == i || bytes + buffer_bytes(tensors_[end]) <= at_a_time_); ++end) {
+      bytes += buffer_bytes(tensors_[end]);
     }
     copied_ = copy_to_host(std::span(tensors_).subspan(i, end - i), buffer_);
   }

@@ -40,7 +40,7 @@ struct OpenMp {
     }();
     return functions;
   }
-  bool is_there() const { return parallel && thread_number && thread_count; }
+  bool is_available() const { return parallel && thread_number && thread_count; }
 };
 
 bool can_share_work() {
@@ -48,13 +48,13 @@ bool can_share_work() {
   return false;
 #endif
   if (at::in_parallel_region() || at::get_num_threads() <= 1) return false;
-  if (OpenMp::get().is_there()) return true;
+  if (OpenMp::get().is_available()) return true;
   TORCH_WARN_ONCE("found no OpenMP runtime with GOMP_parallel: trainkit's kernels run on one thread");
   return false;
 }
 
 /// State shared by the threads of one parallel_for.
-struct Team {
+struct ParallelLoop {
   const int64_t begin, end, grain_size;
   const c10::function_ref<void(int64_t, int64_t)> f;
   std::atomic_flag has_failed = ATOMIC_FLAG_INIT;
@@ -89,9 +89,9 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_
     f(begin, end);
     return;
   }
-  Team team{begin, end, grain_size, f};
-  OpenMp::get().parallel([](void* data) { static_cast<Team*>(data)->run_part(); }, &team, 0, 0);
-  if (team.failure) std::rethrow_exception(team.failure);
+  ParallelLoop loop{begin, end, grain_size, f};
+  OpenMp::get().parallel([](void* data) { static_cast<ParallelLoop*>(data)->run_part(); }, &loop, 0, 0);
+  if (loop.failure) std::rethrow_exception(loop.failure);
 }
 
 }  // namespace trainkit::detail

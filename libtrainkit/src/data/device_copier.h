@@ -31,7 +31,7 @@ class DeviceCopier {
   /// Starts the copy of the batch in `slot` on the copier's stream. The host does not wait.
   void begin(RingSlot* slot);
   /// Slot of the copy that was started and not finished; null if there is none. The slot is still lent.
-  RingSlot* slot() const { return under_way_ ? under_way_->slot : nullptr; }
+  RingSlot* slot() const { return in_progress_ ? in_progress_->slot : nullptr; }
   /// Returns the batch on the device. Later work on the current stream waits for the copy; the host does not.
   Batch finish();
   /// Waits for the copy in progress and drops it. Returns its slot, or null.
@@ -46,7 +46,7 @@ class DeviceCopier {
 
   at::Device device_;
   c10::Stream stream_;
-  std::optional<Copy> under_way_;
+  std::optional<Copy> in_progress_;
 };
 
 }  // namespace trainkit::detail

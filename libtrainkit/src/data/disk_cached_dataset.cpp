@@ -109,13 +109,13 @@ int write_at(int descriptor, const void* data, size_t size, int64_t offset) {
   return 0;
 }
 
-absl::Status no_room(const std::string& path, int64_t bytes, int64_t room) {
+absl::Status no_space_error(const std::string& path, int64_t bytes, int64_t free_bytes) {
   return to_status({.exit_code = ExitCode::kStorage,
                     .id = "storage.cache",
                     .where = path,
                     .problem = "not enough space for a cache of " + describe_bytes(bytes),
-                    .got = describe_bytes(room) + " free",
-                    .expected = describe_bytes(bytes - room) + " more"},
+                    .got = describe_bytes(free_bytes) + " free",
+                    .expected = describe_bytes(bytes - free_bytes) + " more"},
                    absl::StatusCode::kResourceExhausted);
 }
 
@@ -125,8 +125,8 @@ absl::Status make_file(const std::string& path, const Header& header, int64_t by
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().create_directories(folder));
   // Check first: fallocate fills the disk before it reports that the space is too small.
-  const absl::StatusOr<int64_t> room = directory.free_bytes();
-  if (room.ok() && *room < bytes) return no_room(path, bytes, *room);
+  const absl::StatusOr<int64_t> free_bytes = directory.free_bytes();
+  if (free_bytes.ok() && *free_bytes < bytes) return no_space_error(path, bytes, *free_bytes);
   const std::string temporary = folder + "/" + temporary_name(name);
   const int file = kernel.openat(AT_FDCWD, temporary.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0) return disk_error(path, "cannot create the cache", -file);

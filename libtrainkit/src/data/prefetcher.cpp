@@ -26,9 +26,9 @@ namespace {
 constexpr int kMaxPrefetchFactor = 64;  // the free slots of a reader are the bits of one word
 
 // adaptive_prefetch: thresholds of the consumer's wait and of the readers' work, and the new prefetch factor.
-constexpr double kDry = 0.05, kBusyReaders = 0.8;
-constexpr int64_t kFewBatches = 10;
-constexpr int kLongerPrefetch = 4;
+constexpr double kMinWaitFraction = 0.05, kMaxBusyFraction = 0.8;
+constexpr int64_t kMinBatches = 10;
+constexpr int kLongPrefetchFactor = 4;
 constexpr size_t kDigestDigits = 32;
 
 /// Returns a digest of the fields, followed by one of three rows (first, middle, last) read without an augmentation
@@ -40,8 +40,8 @@ std::string digest_of_rows(const Dataset& dataset) try {
   for (std::vector<std::byte>& bytes : memory) {
     fields.push_back({.data = bytes.data(), .row_bytes = static_cast<int64_t>(bytes.size())});
   }
-  std::ostringstream kinds;
-  for (const FieldSpec& field : dataset.fields()) kinds << field << "\n";
+  std::ostringstream field_list;
+  for (const FieldSpec& field : dataset.fields()) field_list << field << "\n";
   Digest digest;
   for (const int64_t index : {int64_t{0}, dataset.size() / 2, dataset.size() - 1}) {
     for (std::vector<std::byte>& bytes : memory) std::fill(bytes.begin(), bytes.end(), std::byte{});
@@ -49,7 +49,7 @@ std::string digest_of_rows(const Dataset& dataset) try {
     dataset.get_batch({&key, 1}, BatchView(fields, 1));
     for (const std::vector<std::byte>& bytes : memory) digest.update(bytes.data(), bytes.size());
   }
-  return Digest::of(kinds.str()) + digest.hex();
+  return Digest::of(field_list.str()) + digest.hex();
 } catch (...) {
   return {};  // next() reports the bad row when it reaches it
 }
@@ -98,7 +98,7 @@ class Prefetcher::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
        const PrefetcherOptions& options);
-  ~Impl() { disband(); }
+  ~Impl() { stop(); }
 
   absl::StatusOr<std::optional<Batch>> next();
   void go_to(int64_t epoch, int64_t position);
@@ -109,8 +109,8 @@ class Prefetcher::Impl {
   ReaderTimes reader_times() const { return counters_->threads.sum(); }
   std::vector<BadSample> bad_samples() const;
 
-  const Dataset& dataset() const { return batches_->dataset(); }
-  const Sampler& sampler() const { return batches_->sampler(); }
+  const Dataset& dataset() const { return batch_reader_->dataset(); }
+  const Sampler& sampler() const { return batch_reader_->sampler(); }
   const PrefetcherOptions& options() const { return options_; }
   int64_t epoch() const { return epoch_; }
   int64_t batch_in_epoch() const { return position_ / options_.batch_size; }
@@ -124,20 +124,20 @@ class Prefetcher::Impl {
   }
   void prepare_memory();
   void start();
-  void disband();
+  void stop();
   absl::StatusOr<std::optional<Batch>> deliver();
   int64_t count_ready();
-  absl::Status await(Clock::time_point entered);
+  absl::Status wait_for_batch(Clock::time_point entered);
   absl::Status sleep_until_ready(Clock::time_point deadline);
   absl::Status stalled() const;
-  bool help();
-  void take_back();
-  bool lengthen_ring();
+  bool read_in_consumer();
+  void reclaim_slots();
+  bool maybe_lengthen_ring();
   absl::Status note_bad_samples(const detail::Slot& slot);
   void copy_ahead();
 
   PrefetcherOptions options_;
-  const std::shared_ptr<const detail::BatchReader> batches_;
+  const std::shared_ptr<const detail::BatchReader> batch_reader_;
   std::shared_ptr<const detail::SlotLayout> layout_;
   const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();
   std::optional<detail::DeviceCopier> copier_;
@@ -145,8 +145,8 @@ class Prefetcher::Impl {
   // The pool and its queue; null until the first batch of an epoch is requested.
   std::optional<detail::WorkerPool> pool_;
   std::shared_ptr<detail::BatchQueue> queue_;
-  std::shared_ptr<detail::Reader> self_;  // reads in the consumer's thread, with its own slots
-  bool stalled_ = false;                  // a worker did not respond within the timeout
+  std::shared_ptr<detail::Reader> consumer_reader_;  // reads in the consumer's thread, with its own slots
+  bool stalled_ = false;                             // a worker did not respond within the timeout
 
   // The next batch: its number in the queue, its epoch and its position in rows.
   int64_t number_ = 0;
@@ -155,13 +155,13 @@ class Prefetcher::Impl {
   int64_t ready_end_ = 0;  // batches before this number are known to be ready
   std::deque<detail::RingSlot*> lent_;
 
-  absl::Status over_budget_;
+  absl::Status budget_error_;
   mutable std::optional<std::string> rows_digest_;
   mutable std::mutex bad_mutex_;
   std::vector<BadSample> bad_;  // guarded by bad_mutex_
   std::unordered_set<int64_t> bad_rows_;
 
-  Clock::time_point left_{};  // time of the last return of next()
+  Clock::time_point last_return_{};  // time of the last return of next()
   std::atomic<int> prefetch_factor_;
   PrefetcherStats epoch_start_;
 
@@ -175,8 +175,8 @@ class Prefetcher::Impl {
 Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
                        const PrefetcherOptions& options)
     : options_(options),
-      batches_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
-                                                     options.max_bad_samples)),
+      batch_reader_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
+                                                          options.max_bad_samples)),
       prefetch_factor_(options.prefetch_factor) {
   prepare_memory();
 }
@@ -207,21 +207,22 @@ void Prefetcher::Impl::start() {
 
   // The consumer holds one batch, and perhaps the one before it, while the next is read.
   const int per_worker = std::max(prefetch_factor_.load(), options_.num_workers == 1 ? 2 : 1);
-  auto state = std::make_shared<detail::WorkerPoolState>(batches_, layout_, counters_);
+  auto state = std::make_shared<detail::WorkerPoolState>(batch_reader_, layout_, counters_);
   state->readers = options_.num_workers + (options_.consumer_assist ? 1 : 0);
   pool_.emplace(state);
   pool_->set_queue(queue_);
   const bool reads = options_.num_workers == 0 || options_.consumer_assist;
-  if (reads) self_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
+  if (reads)
+    consumer_reader_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
   pool_->start(options_.num_workers, per_worker);
 }
 
 // Stops the threads and releases their memory, except what the consumer still holds.
-void Prefetcher::Impl::disband() {
+void Prefetcher::Impl::stop() {
   if (copier_) copier_->discard();
   lent_.clear();
   pool_.reset();
-  self_.reset();
+  consumer_reader_.reset();
   queue_.reset();
   stalled_ = false;
 }
@@ -230,7 +231,7 @@ void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
   epoch_ = epoch;
   position_ = position;
   if (!queue_) return;
-  if (stalled_ || !options_.persistent_workers) return disband();  // a stuck worker is detached
+  if (stalled_ || !options_.persistent_workers) return stop();  // a stuck worker is detached
   if (copier_) {
     if (auto* slot = copier_->discard()) lent_.push_back(slot);
   }
@@ -240,27 +241,27 @@ void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::next() {
   const auto entered = Clock::now();
-  if (left_ != Clock::time_point{}) add(consumer_seconds_, seconds(entered - left_));
+  if (last_return_ != Clock::time_point{}) add(consumer_seconds_, seconds(entered - last_return_));
   auto batch = deliver();
-  left_ = Clock::now();
+  last_return_ = Clock::now();
   return batch;
 }
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
-  if (!over_budget_.ok()) return over_budget_;
-  take_back();
+  if (!budget_error_.ok()) return budget_error_;
+  reclaim_slots();
   for (;;) {
     if (at_epoch_end()) {
       ++epoch_;
       position_ = 0;
-      if (lengthen_ring() || !options_.persistent_workers) disband();
+      if (maybe_lengthen_ring() || !options_.persistent_workers) stop();
       return std::nullopt;
     }
     if (!queue_) {
       try {
         start();
       } catch (const std::system_error& error) {
-        disband();
+        stop();
         return to_status({.exit_code = ExitCode::kData,
                           .id = "data.threads",
                           .field = "num_workers",
@@ -276,7 +277,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
       ready_end_ = std::max(ready_end_, number_ + 1);
       add(ready_count_, count_ready());
     } else {
-      TRAINKIT_RETURN_IF_ERROR(await(Clock::now()));
+      TRAINKIT_RETURN_IF_ERROR(wait_for_batch(Clock::now()));
       ring_slot = queue_->take(number_);
       pool_->restore_num_threads();
     }
@@ -326,7 +327,7 @@ int64_t Prefetcher::Impl::count_ready() {
 // progress; stats() then adds the current time. The sum is a single atomic, so a reader never sees half of an update.
 
 // Waits until batch number_ is ready and accounts for the wait.
-absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
+absl::Status Prefetcher::Impl::wait_for_batch(Clock::time_point entered) {
   const int64_t ready = count_ready();
   add(ready_count_, ready);
   if (ready > 0) return absl::OkStatus();
@@ -337,7 +338,7 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   add(wait_nanoseconds_, -began);
   absl::Status status;
   while (status.ok() && !queue_->ready(number_)) {
-    if (!help()) status = sleep_until_ready(deadline);
+    if (!read_in_consumer()) status = sleep_until_ready(deadline);
   }
   ready_end_ = status.ok() ? number_ + 1 : number_;
   const int64_t now = nanoseconds(Clock::now());
@@ -350,12 +351,12 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
 
 // Reads the next unclaimed batch in the calling thread. Returns false if the consumer does not read or has no free
 // slot.
-bool Prefetcher::Impl::help() {
-  if (!self_ || self_->free_slots() == 0) return false;
+bool Prefetcher::Impl::read_in_consumer() {
+  if (!consumer_reader_ || consumer_reader_->free_slots() == 0) return false;
   const int64_t number = queue_->next.fetch_add(1, std::memory_order_relaxed);
   if (number >= queue_->end) return false;
   const auto start = Clock::now();
-  self_->read(*queue_, number);
+  consumer_reader_->read(*queue_, number);
   counters_->read_nanoseconds.fetch_add((Clock::now() - start).count(), std::memory_order_relaxed);
   return true;
 }
@@ -403,7 +404,7 @@ absl::Status Prefetcher::Impl::stalled() const {
               .hint = "raise timeout if the storage is slow; use more workers to hide single slow rows"};
   if (worker >= 0) {
     error.field = "worker " + std::to_string(worker);
-    error.problem = "stuck at " + batches_->row_name(reading.row) + "; its batch was started " +
+    error.problem = "stuck at " + batch_reader_->row_name(reading.row) + "; its batch was started " +
                     std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(now - reading.since).count()) +
                     " ms ago; " + error.problem;
   }
@@ -412,7 +413,7 @@ absl::Status Prefetcher::Impl::stalled() const {
 
 // Returns the slots of batches that the consumer has finished with. If a batch is still referenced after the next one
 // was delivered, the caller has kept it: its memory stays with the caller. See Note [Slot reuse].
-void Prefetcher::Impl::take_back() {
+void Prefetcher::Impl::reclaim_slots() {
   for (auto it = lent_.begin(); it != lent_.end();) {
     detail::RingSlot* slot = *it;
     const bool is_kept = lent_.end() - it > 1;
@@ -429,14 +430,14 @@ void Prefetcher::Impl::take_back() {
 
 // At the end of an epoch: returns true if the ring ran dry although the workers had idle time, and lengthens the ring.
 // The ring's length does not affect which batches are delivered.
-bool Prefetcher::Impl::lengthen_ring() {
-  if (!options_.adaptive_prefetch || options_.num_workers == 0 || prefetch_factor_ >= kLongerPrefetch) return false;
+bool Prefetcher::Impl::maybe_lengthen_ring() {
+  if (!options_.adaptive_prefetch || options_.num_workers == 0 || prefetch_factor_ >= kLongPrefetchFactor) return false;
   const PrefetcherStats now = stats(), before = std::exchange(epoch_start_, now);
   const double waited = now.wait_seconds - before.wait_seconds;
   const double passed = waited + now.consumer_seconds - before.consumer_seconds;
-  const bool dry = now.batches - before.batches >= kFewBatches && waited > kDry * passed;
-  const bool idle = now.read_seconds - before.read_seconds < kBusyReaders * options_.num_workers * passed;
-  if (dry && idle) prefetch_factor_ = kLongerPrefetch;
+  const bool dry = now.batches - before.batches >= kMinBatches && waited > kMinWaitFraction * passed;
+  const bool idle = now.read_seconds - before.read_seconds < kMaxBusyFraction * options_.num_workers * passed;
+  if (dry && idle) prefetch_factor_ = kLongPrefetchFactor;
   return dry && idle;
 }
 
@@ -452,15 +453,15 @@ absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
   if (options_.on_error == OnError::kFail || options_.max_bad_samples < 0 || count <= options_.max_bad_samples) {
     return absl::OkStatus();
   }
-  over_budget_ = to_status({.exit_code = ExitCode::kData,
-                            .id = "data.budget",
-                            .field = "max_bad_samples",
-                            .problem = "too many rows could not be read; the last one is " +
-                                       batches_->row_name(bad_.back().index) + ": " + bad_.back().cause,
-                            .got = std::to_string(count),
-                            .expected = "at most " + std::to_string(options_.max_bad_samples)},
-                           absl::StatusCode::kDataLoss);
-  return over_budget_;
+  budget_error_ = to_status({.exit_code = ExitCode::kData,
+                             .id = "data.budget",
+                             .field = "max_bad_samples",
+                             .problem = "too many rows could not be read; the last one is " +
+                                        batch_reader_->row_name(bad_.back().index) + ": " + bad_.back().cause,
+                             .got = std::to_string(count),
+                             .expected = "at most " + std::to_string(options_.max_bad_samples)},
+                            absl::StatusCode::kDataLoss);
+  return budget_error_;
 }
 
 StateDict Prefetcher::Impl::state_dict() const {

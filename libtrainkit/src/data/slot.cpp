@@ -146,7 +146,7 @@ Batch Slot::lend(int64_t rows, int64_t padding) {
   }
   content_->rows = rows;
   content_->padding_rows = padding;
-  is_asked_back_ = false;
+  is_return_requested_ = false;
   return Batch(content_);
 }
 
@@ -164,8 +164,8 @@ bool Slot::released() const {
 }
 
 void Slot::expect_copies_of_caller() {
-  if (!is_pinned_ || is_asked_back_ || !content_ || !content_->copies->is_empty()) return;
-  is_asked_back_ = true;
+  if (!is_pinned_ || is_return_requested_ || !content_ || !content_->copies->is_empty()) return;
+  is_return_requested_ = true;
   content_->copies->add(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice());
 }
 

@@ -75,7 +75,7 @@ class Slot {
   std::shared_ptr<Batch::Content> content_;
   int64_t rows_ = 0;
   bool is_pinned_ = false;
-  bool is_asked_back_ = false;
+  bool is_return_requested_ = false;
 };
 
 }  // namespace trainkit::detail

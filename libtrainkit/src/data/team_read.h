@@ -52,7 +52,7 @@ class TeamRead {
   std::atomic<int> joined_{0};
   std::atomic<int64_t> next_{0};
   std::atomic<bool> failed_{false};
-  Futex offered_, left_;
+  Futex state_changed_, all_left_;
 };
 
 }  // namespace trainkit::detail

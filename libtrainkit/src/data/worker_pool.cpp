@@ -66,10 +66,10 @@ ReaderTimes ThreadTimes::times_of(const Thread& thread) {
 
 // ---- BatchQueue
 
-BatchQueue::BatchQueue(const Schedule& of, int64_t end_number, int64_t max_under_way)
+BatchQueue::BatchQueue(const Schedule& of, int64_t end_number, int64_t max_in_progress)
     : schedule(of),
       end(std::min(end_number, of.end())),
-      mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_under_way))) - 1),
+      mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_in_progress))) - 1),
       entries_(mask_ + 1) {}
 
 RingSlot* BatchQueue::closed() {
@@ -132,8 +132,8 @@ void Reader::read(BatchQueue& queue, int64_t number) {
 
 void Reader::give_back(RingSlot* slot) {
   const uint64_t before = free_.fetch_or(slot->bit, std::memory_order_seq_cst);
-  const int wanted = wanted_.load(std::memory_order_seq_cst);
-  if (wanted > 0 && std::popcount(before | slot->bit) >= wanted) word_.wake();
+  const int wanted = wanted_slots_.load(std::memory_order_seq_cst);
+  if (wanted > 0 && std::popcount(before | slot->bit) >= wanted) futex_.wake();
 }
 
 Reader::Reading Reader::reading() const {
@@ -153,7 +153,7 @@ void Reader::work() {
   reading_row = &row_;
   pool_->counters->threads.enter();
   std::shared_ptr<BatchQueue> queue;
-  while (await_queue(queue)) work_on(*queue);
+  while (await_queue(queue)) read_queue(*queue);
   reading_row = nullptr;
   pool_->counters->threads.leave();
   queue.reset();
@@ -165,7 +165,7 @@ void Reader::work() {
 // Sleeps until there is a queue that this reader has not finished. Returns false if the pool is stopped.
 bool Reader::await_queue(std::shared_ptr<BatchQueue>& queue) {
   for (;;) {
-    const uint32_t ticket = word_.ticket();
+    const uint32_t ticket = futex_.ticket();
     if (pool_->stop.load(std::memory_order_seq_cst)) return false;
     {
       const std::lock_guard lock(pool_->mutex);
@@ -174,7 +174,7 @@ bool Reader::await_queue(std::shared_ptr<BatchQueue>& queue) {
         return true;
       }
     }
-    word_.wait(ticket);
+    futex_.wait(ticket);
   }
 }
 
@@ -183,35 +183,35 @@ bool Reader::await_slots(const BatchQueue& queue, int group) {
   for (;;) {
     if (queue.cancelled.load(std::memory_order_seq_cst)) return false;
     if (free_slots() >= group) return true;
-    wanted_.store(group, std::memory_order_seq_cst);
-    const uint32_t ticket = word_.ticket();
+    wanted_slots_.store(group, std::memory_order_seq_cst);
+    const uint32_t ticket = futex_.ticket();
     const bool sleep = std::popcount(free_.load(std::memory_order_seq_cst)) < group &&
                        !queue.cancelled.load(std::memory_order_seq_cst);
-    if (sleep) word_.wait(ticket);
-    wanted_.store(0, std::memory_order_relaxed);
+    if (sleep) futex_.wait(ticket);
+    wanted_slots_.store(0, std::memory_order_relaxed);
   }
 }
 
 // Publishes the claimed batches for a timeout message.
-void Reader::claimed(const BatchQueue& queue, int64_t begin, int64_t end) {
+void Reader::note_claim(const BatchQueue& queue, int64_t begin, int64_t end) {
   since_.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
   claim_queue_.store(&queue, std::memory_order_relaxed);
   claim_begin_.store(begin, std::memory_order_relaxed);
   claim_end_.store(end, std::memory_order_relaxed);
 }
 
-void Reader::work_on(BatchQueue& queue) {
+void Reader::read_queue(BatchQueue& queue) {
   for (bool joined = false; await_slots(queue, group_); joined = true) {
     const int64_t begin = queue.next.fetch_add(group_, std::memory_order_relaxed);
     const auto start = Clock::now();
     if (!joined && begin > 0) {
-      claimed(queue, 0, 1);
+      note_claim(queue, 0, 1);
       queue.first.join();
       row_.store(-1, std::memory_order_relaxed);
     }
     const int64_t end = std::min(begin + group_, queue.end);
     if (begin >= end) return;
-    claimed(queue, begin, end);
+    note_claim(queue, begin, end);
     for (int64_t number = begin; number < end && !queue.cancelled.load(std::memory_order_relaxed); ++number) {
       read(queue, number);
     }

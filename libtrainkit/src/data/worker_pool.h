@@ -34,9 +34,9 @@ namespace trainkit::detail {
 //
 // Sleeping. A system call is needed only if the other side sleeps. Both directions follow the protocol of Futex: the
 // consumer stores `awaited` and checks the entry again before it sleeps, and the reader publishes before it loads
-// `awaited`; the reader stores `wanted_` and checks free_ again, and the consumer sets the bit in free_ before it loads
-// `wanted_`. These accesses are sequentially consistent. Otherwise each side could miss the other's store, and both
-// would sleep.
+// `awaited`; the reader stores `wanted_slots_` and checks free_ again, and the consumer sets the bit in free_ before it
+// loads `wanted_slots_`. These accesses are sequentially consistent. Otherwise each side could miss the other's store,
+// and both would sleep.
 //
 // Groups. If a batch takes only microseconds, a wake-up costs as much as the batch. The reader then claims several
 // batches per claim (about 50 us of work, at most half of its slots) and wakes the consumer once per group.
@@ -99,7 +99,7 @@ struct RingSlot {
 /// Maps the numbers of batches in progress to slots. See Note [Batch hand-over].
 class BatchQueue {
  public:
-  BatchQueue(const Schedule& schedule, int64_t end, int64_t max_under_way);
+  BatchQueue(const Schedule& schedule, int64_t end, int64_t max_in_progress);
 
   const Schedule schedule;
   const int64_t end;                                 // batches from this number on are not claimed
@@ -168,7 +168,7 @@ class Reader {
 
   /// Main function of a worker thread.
   void work();
-  void wake() { word_.wake(); }
+  void wake() { futex_.wake(); }
 
   /// Current activity, for messages. Any thread may read it.
   struct Reading {
@@ -184,8 +184,8 @@ class Reader {
  private:
   bool await_slots(const BatchQueue& queue, int group);
   bool await_queue(std::shared_ptr<BatchQueue>& queue);
-  void claimed(const BatchQueue& queue, int64_t begin, int64_t end);
-  void work_on(BatchQueue& queue);
+  void note_claim(const BatchQueue& queue, int64_t begin, int64_t end);
+  void read_queue(BatchQueue& queue);
 
   const std::shared_ptr<WorkerPoolState> pool_;
   const int num_slots_;
@@ -194,8 +194,8 @@ class Reader {
   int group_ = 1;  // batches per claim
 
   alignas(kCacheLine) std::atomic<uint64_t> free_;
-  std::atomic<int> wanted_{0};  // number of free slots for which it sleeps; 0 if awake
-  Futex word_;
+  std::atomic<int> wanted_slots_{0};  // number of free slots for which it sleeps; 0 if awake
+  Futex futex_;
 
   alignas(kCacheLine) std::atomic<const BatchQueue*> claim_queue_{nullptr};
   std::atomic<int64_t> claim_begin_{0};

@@ -80,11 +80,11 @@ bool same_block(const Phase& small, size_t i, const Phase& large, size_t j, doub
 
 /// Writes to `match`, for each block of `large`, the index of its counterpart in `small`. See Note [Trace alignment].
 void align(const Phase& small, const Phase& large, double ratio, std::vector<int32_t>& match) {
-  const auto take = [&](size_t i, size_t j) { match[large.offset + j] = static_cast<int32_t>(small.offset + i); };
+  const auto set_match = [&](size_t i, size_t j) { match[large.offset + j] = static_cast<int32_t>(small.offset + i); };
   const auto same = [&](size_t i, size_t j) { return same_block(small, i, large, j, ratio); };
   size_t first = 0, n = small.size(), m = large.size();
-  for (; first < std::min(n, m) && same(first, first); ++first) take(first, first);
-  for (; std::min(n, m) > first && same(n - 1, m - 1); --n, --m) take(n - 1, m - 1);
+  for (; first < std::min(n, m) && same(first, first); ++first) set_match(first, first);
+  for (; std::min(n, m) > first && same(n - 1, m - 1); --n, --m) set_match(n - 1, m - 1);
 
   constexpr size_t kMostCells = size_t{64} << 20;
   const size_t width = m - first + 1;
@@ -98,7 +98,7 @@ void align(const Phase& small, const Phase& large, double ratio, std::vector<int
   }
   for (size_t i = first, j = first; i < n && j < m;) {
     if (same(i, j)) {
-      take(i++, j++);
+      set_match(i++, j++);
     } else {
       at(i + 1, j) >= at(i, j + 1) ? ++i : ++j;
     }
