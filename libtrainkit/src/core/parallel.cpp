@@ -14,9 +14,9 @@ namespace {
 
 // Note [OpenMP runtime]
 //
-// at::parallel_for is a header with an OpenMP pragma. In a file that is compiled without OpenMP it runs on one thread,
-// and with a compiler that has its own OpenMP runtime (Clang) it starts the threads of a second runtime next to
-// LibTorch's. parallel_for therefore calls the runtime that LibTorch has loaded: `#pragma omp parallel` compiles to
+// at::parallel_for is a header with an OpenMP pragma. In a file that is compiled without OpenMP it runs on one thread.
+// With a compiler that has its own OpenMP runtime (Clang) it starts the threads of a second runtime next to LibTorch's.
+// parallel_for therefore calls the runtime that LibTorch has loaded: `#pragma omp parallel` compiles to
 // GOMP_parallel of libgomp, or of another library with its interface. Looking the functions up in the process
 // (RTLD_DEFAULT) finds the runtime whose number of threads at::set_num_threads changes.
 //

@@ -25,10 +25,10 @@ using Block = MemoryTrace::Block;
 // 2. The blocks in between are matched by a longest common subsequence. Its table is limited to 128 MiB; beyond that,
 //    the blocks stay unmatched and count as growing with the batch.
 //
-// Two blocks are alike if class, stream, freeing phase and lifetime agree, and if the larger batch's block is neither
-// smaller than the other nor larger by more than the ratio of the batches. The lifetime is the number of events between
-// allocation and end. It is capped at 32 events, because a single inserted block changes longer lifetimes, and is 0 for
-// blocks that outlive their phase.
+// Two blocks are alike if class, stream, freeing phase and lifetime agree. In addition, the block of the larger batch
+// must not be smaller than the other one, nor larger by more than the ratio of the batch sizes. The lifetime is the
+// number of events between allocation and end. It is capped at 32 events, because a single inserted block changes
+// longer lifetimes, and is 0 for blocks that outlive their phase.
 
 /// Returns the lifetime of each block in events, capped; 0 if the block outlives its phase. See Note [Trace alignment].
 std::vector<int32_t> lifetimes(const MemoryTrace& trace) {

@@ -45,7 +45,8 @@ struct CudaDiagnosis {
   std::string remedy = {};
 };
 
-/// Returns the first cause, from the hardware upwards, that explains a missing device. A pure function.
+/// Returns the first cause of a missing device, checked in this order: LibTorch's build, the driver, its version,
+/// CUDA_VISIBLE_DEVICES, the driver's error. A pure function.
 /// Source of the version rule: NVIDIA, CUDA Compatibility: any release of a major version runs on every driver of that
 /// major version or a later one.
 CudaDiagnosis diagnose_cuda(const CudaFacts& facts);

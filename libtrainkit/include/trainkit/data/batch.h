@@ -21,9 +21,9 @@ class PendingCopies;
 /// Holds named tensors with the same number of rows, and the indices of these rows in the dataset.
 ///
 /// A batch from a Prefetcher borrows the Prefetcher's memory: call next() only after you have finished with the batch.
-/// If a batch, a tensor, a view or autograd still refers to that memory when next() is called, the memory stays with
-/// its holder and the Prefetcher allocates new memory for the slot. This is always correct and costs one allocation per
-/// kept batch. Copies share the tensors. Threads: concurrent reads are safe, as for at::Tensor.
+/// If the batch, a tensor, a view or autograd still refers to that memory when next() is called, the memory stays with
+/// its holder. The Prefetcher then allocates new memory for the slot. This is always correct and costs one allocation
+/// per kept batch. Copies share the tensors. Threads: concurrent reads are safe, as for at::Tensor.
 class Batch {
  public:
   /// State shared by the copies of a batch.

@@ -36,9 +36,9 @@ class Optimizer : public ScaledOptimizer {
  public:
   ~Optimizer() override;
 
-  /// Adds parameters and allocates their state. Throws c10::ValueError if the group is empty, or if a parameter is not
-  /// a dense floating-point leaf, is on another device, is already in the optimizer, or has a name that is in use. A
-  /// tensor that occurs twice in one group counts once, under its first name.
+  /// Adds parameters and allocates their state. Throws c10::ValueError if the group is empty. Throws it too if
+  /// a parameter is not a dense floating-point leaf, is on another device, is already in the optimizer, or has a name
+  /// that is in use. A tensor that occurs twice in one group counts once, under its first name.
   void add_param_group(ParamGroup group);
   void add_param_groups(std::vector<ParamGroup> groups);
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
@@ -91,8 +91,8 @@ class Optimizer : public ScaledOptimizer {
   /// "groups.<i>.weight_decay"; per parameter "state.<name>.step" and the tensors of the type ("state.<name>.exp_avg").
   /// The tensors are the live ones. Reads from the device.
   StateDict state_dict() const;
-  /// Loads a state. Returns an Error of exit code 5 and changes nothing if the state has another optimizer type or
-  /// other groups, or if a parameter's state is missing, left over, or of another shape or dtype.
+  /// Loads a state. Returns an Error of exit code 5 and changes nothing in these cases: the state has another
+  /// optimizer type or other groups; a parameter's state is missing, left over, or of another shape or dtype.
   absl::Status load_state_dict(const StateDict& state);
 
   /// Creates an optimizer of the same type and options, without parameters: one for each replica.
