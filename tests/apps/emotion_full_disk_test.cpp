@@ -41,7 +41,7 @@ TEST_CASE("A disk without room for the decoded clips ends the run before any is 
   const Ended full = with_cache("full", small);
   INFO(full.output << full.errors);
   CHECK(full.code == 6);
-  CHECK_THAT(full.errors, Catch::Contains("no room for a cache of 1,3") && Catch::Contains(" more)"));
+  CHECK_THAT(full.errors, Catch::Contains("not enough space for a cache of 1,3") && Catch::Contains(" more)"));
   CHECK_THAT(full.output, !Catch::Contains("decoded in"));
   CHECK(fs::remove(disk / "other"));
   const Ended mended = with_cache("mended", small);

@@ -36,12 +36,12 @@ struct Run {
 
 TEST_CASE("a bad variable is told at the start, by its name") {
   const std::pair<const char*, const char*> cases[] = {
-      {"OMP_NUM_THREADS=abc", "error[env.value] OMP_NUM_THREADS: no number of threads (got 'abc'"},
-      {"OMP_NUM_THREADS=0", "error[env.value] OMP_NUM_THREADS: no number of threads (got '0'"},
-      {"OMP_NUM_THREADS=1000000", "error[env.value] OMP_NUM_THREADS: no number of threads (got '1000000'"},
-      {"TMPDIR=/no/such/folder", "error[env.value] TMPDIR: no such folder"},
-      {"TRAINKIT_BATCH_SIZE=4", "error[env.value] TRAINKIT_BATCH_SIZE: no such variable"},
-      {"ulimit -n 32;", "error[env.limit] open files: too few for a run (got '32'"},
+      {"OMP_NUM_THREADS=abc", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got 'abc'"},
+      {"OMP_NUM_THREADS=0", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got '0'"},
+      {"OMP_NUM_THREADS=1000000", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got '1000000'"},
+      {"TMPDIR=/no/such/folder", "error[env.value] TMPDIR: folder does not exist"},
+      {"TRAINKIT_BATCH_SIZE=4", "error[env.value] TRAINKIT_BATCH_SIZE: unknown variable"},
+      {"ulimit -n 32;", "error[env.limit] open files: the limit is too low (got '32'"},
   };
   for (const auto& [setting, text] : cases) {
     const Run run(setting);

@@ -52,7 +52,7 @@ TEST_CASE("a driver too old for CUDA 13 is told, with both ways out") {
     facts.driver_version = "550.54.15";
   });
   CHECK(diagnosis.state == CudaState::kDriverTooOld);
-  CHECK(diagnosis.problem == "driver 550.54.15 runs CUDA up to 12.4, LibTorch was built for 13.0");
+  CHECK(diagnosis.problem == "driver 550.54.15 supports CUDA up to 12.4, but LibTorch was built for 13.0");
   CHECK_THAT(diagnosis.remedy, Catch::Contains("driver 580 or later") && Catch::Contains("LibTorch for CUDA 12"));
 }
 
@@ -99,7 +99,7 @@ TEST_CASE("what lies deeper is told first: hidden devices do not matter without 
 TEST_CASE("a driver that fails is quoted") {
   const auto diagnosis = diagnose([](CudaFacts& facts) { facts.driver_error = "unknown error"; });
   CHECK(diagnosis.state == CudaState::kDriverFails);
-  CHECK(diagnosis.problem == "the driver shows no GPU: unknown error");
+  CHECK(diagnosis.problem == "the driver reports no GPU: unknown error");
 }
 
 TEST_CASE("this machine's own state fits what the driver's library and LibTorch say") {

@@ -33,7 +33,7 @@ TEST_CASE("OMP_NUM_THREADS is a number of threads, or one for each level of loop
   for (const char* good : {"1", "64", "4,2", "4096"}) CHECK(check_environment({{"OMP_NUM_THREADS", good}}).ok());
   for (const char* bad : {"0", "abc", "1000000", "", "-1", "2 ", "4,", ",4", "1.5"}) {
     CHECK_THAT(fault({{"OMP_NUM_THREADS", bad}}),
-               Catch::Contains("error[env.value] OMP_NUM_THREADS: no number of threads"));
+               Catch::Contains("error[env.value] OMP_NUM_THREADS: is not a number of threads"));
   }
 }
 
@@ -41,7 +41,7 @@ TEST_CASE("TMPDIR is a folder that is there") {
   test::TempDir dir;
   CHECK(check_environment({{"TMPDIR", dir.path().string()}}).ok());
   CHECK(check_environment({{"TMPDIR", ""}}).ok());
-  CHECK_THAT(fault({{"TMPDIR", dir / "missing"}}), Catch::Contains("TMPDIR: no such folder"));
+  CHECK_THAT(fault({{"TMPDIR", dir / "missing"}}), Catch::Contains("TMPDIR: folder does not exist"));
 }
 
 TEST_CASE("a variable of ours that nobody reads is a misspelt one") {
@@ -66,5 +66,6 @@ TEST_CASE("too few open files are told before the first cannot be opened") {
   REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
   const std::string text = fault({});
   setrlimit(RLIMIT_NOFILE, &before);
-  CHECK_THAT(text, Catch::Contains("error[env.limit] open files: too few for a run (got '32', expected 64 or more)"));
+  CHECK_THAT(text,
+             Catch::Contains("error[env.limit] open files: the limit is too low (got '32', expected 64 or more)"));
 }

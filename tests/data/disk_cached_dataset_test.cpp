@@ -199,7 +199,7 @@ TEST_CASE("A disk without room says so before anything is read", "[data][disk_ca
   std::signal(SIGXFSZ, before);
   CHECK(exit_code(cached.status()) == ExitCode::kStorage);
   CHECK_THAT(error_line(cached.status()),
-             Catch::Contains("error[storage.cache]") && Catch::Contains("no room for a cache of 1,104,0"));
+             Catch::Contains("error[storage.cache]") && Catch::Contains("not enough space for a cache of 1,104,0"));
   CHECK(std::filesystem::is_empty(folder.path()));
   CHECK(rows->reads == 0);
   CHECK_THROWS_AS(DiskCachedDataset::open(nullptr, folder / "rows", "").status(), c10::ValueError);

@@ -61,7 +61,7 @@ TEST_CASE("MappedArrayDataset reads raw rows", "[data][mapped_array]") {
   const auto status = MappedArrayDataset::open_raw(path, {"x", at::kFloat, {5}}).status();
   CHECK(exit_code(status) == ExitCode::kData);
   CHECK_THAT(std::string(status.message()),
-             Contains("data.array") && Contains("not a whole number of rows") && Contains("multiple of 20 bytes"));
+             Contains("data.array") && Contains("not a multiple of the row size") && Contains("multiple of 20 bytes"));
   CHECK_FALSE(MappedArrayDataset::open_raw(path, {"x", at::kFloat, {0}}).ok());
   CHECK(MappedArrayDataset::open_raw(dir / "none", {"x", at::kFloat, {}}).status().code() ==
         absl::StatusCode::kNotFound);
@@ -85,7 +85,7 @@ TEST_CASE("MappedArrayDataset says what is wrong with a NumPy file", "[data][map
       {npy(with(kHeader, "<f4", ">f4"), data), "type \">f4\" are not supported"},
       {npy(with(kHeader, "<f4", "|O"), data), "type \"|O\" are not supported"},
       {npy(with(kHeader, "'<f4'", "[('a', '<f4')]"), data), "not records"},
-      {npy(with(kHeader, "(7, 2, 3)", "()"), data), "a single number"},
+      {npy(with(kHeader, "(7, 2, 3)", "()"), data), "a scalar"},
       {npy(with(kHeader, "(7, 2, 3)", "(7, -2)"), data), "not a tuple of sizes"},
       {npy(with(kHeader, "(7, 2, 3)", "(7 2)"), data), "not a tuple of sizes"},
       {npy(with(kHeader, "(7, 2, 3)", "(4611686018427387904, 4611686018427387904)"), data), "fits 64 bits"},

@@ -141,7 +141,8 @@ TEST_CASE("Prefetcher gives up when there is nothing to replace a row with", "[d
   const auto batch = loader->next();
   REQUIRE_FALSE(batch.ok());
   CHECK(batch.status().code() == absl::StatusCode::kDataLoss);
-  CHECK_THAT(std::string(batch.status().message()), Contains("no row could be read of the 1001 from position 0"));
+  CHECK_THAT(std::string(batch.status().message()),
+             Contains("none of 1001 rows could be read, starting at position 0"));
   CHECK_THAT(error_text(batch.status()), Contains("all gone"));
 }
 

@@ -36,10 +36,10 @@ TEST_CASE("A read that stalls ends at the timeout in an error that names worker 
     REQUIRE_FALSE(batch.ok());
     CHECK(batch.status().code() == absl::StatusCode::kDeadlineExceeded);
     CHECK(exit_code(batch.status()) == ExitCode::kStalledWorker);
-    CHECK_THAT(
-        std::string(batch.status().message()),
-        Catch::Matchers::Matches(".*worker [0-6]: stuck at row 37 \\(file37.jpg\\), its batch begun [0-9]+ ms ago; "
-                                 "no batch within 100 ms \\(position 30 of epoch 0\\)"));
+    CHECK_THAT(std::string(batch.status().message()),
+               Catch::Matchers::Matches(
+                   ".*worker [0-6]: stuck at row 37 \\(file37.jpg\\); its batch was started [0-9]+ ms ago; "
+                   "no batch within 100 ms \\(position 30 of epoch 0\\)"));
   }
   // Nothing is lost if the storage answers after all.
   door.open();

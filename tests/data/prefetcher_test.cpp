@@ -197,7 +197,7 @@ TEST_CASE("Prefetcher resumes a sharded order on another number of ranks", "[dat
   auto seven = make(0, 7, 1);
   const absl::Status status = seven->load_state_dict(state);
   CHECK(exit_code(status) == ExitCode::kWeights);
-  CHECK_THAT(std::string(status.message()), Contains("does not divide among the ranks"));
+  CHECK_THAT(std::string(status.message()), Contains("is not a multiple of the world size"));
 }
 
 TEST_CASE("The end of an epoch is its end for any number of ranks and any batch size", "[data][prefetcher]") {

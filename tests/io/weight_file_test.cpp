@@ -76,7 +76,7 @@ TEST_CASE("An index that is wrong is refused with the tensor at fault", "[io][we
       {R"({"a.weight": "one.safetensors", "c": "two.safetensors"})",
        "b: is in another file than the index says, in two, or not"},
       {R"({"b": "two.safetensors", "c": "two.safetensors", "a.weight": "one.safetensors"})", "b: is in another file"},
-      {"{" + one + R"(, "b": "two.safetensors"})", "b: stands twice"},
+      {"{" + one + R"(, "b": "two.safetensors"})", "b: is a duplicate key"},
       {"{}", "weight_map: is missing, empty or no object"},
       {"[]", "weight_map: is missing, empty or no object"},
       {"{", "is not valid JSON"},

@@ -265,9 +265,9 @@ TEST_CASE("add_param_group refuses what cannot be trained, and adds nothing then
     CHECK(optimizer.param_groups().size() == 2);
   };
   refuses({}, "is empty");
-  refuses({.params = {{"again", model.matrix}}}, "'again' is in another group already");
-  refuses({.params = {{"matrix", parameter({2})}}}, "two parameters are named 'matrix'");
-  refuses({.params = {{"a", parameter({2})}, {"a", parameter({2})}}}, "two parameters are named 'a'");
+  refuses({.params = {{"again", model.matrix}}}, "'again' is already in another group");
+  refuses({.params = {{"matrix", parameter({2})}}}, "duplicate parameter name 'matrix'");
+  refuses({.params = {{"a", parameter({2})}, {"a", parameter({2})}}}, "duplicate parameter name 'a'");
   refuses({.params = {{"int", torch::zeros({2}, at::kInt)}}}, "'int' must be a dense floating-point leaf");
   refuses({.params = {{"not leaf", parameter({2}) * 2}}}, "'not leaf' must be a dense floating-point leaf");
   refuses({.params = {{"expanded", torch::zeros({1}).expand({4})}}}, "'expanded' must be a dense floating-point leaf");

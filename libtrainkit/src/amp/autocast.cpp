@@ -12,7 +12,7 @@ AutocastGuard::AutocastGuard(at::Device device, at::ScalarType dtype, bool enabl
       previous_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
   TORCH_CHECK_TYPE(!enabled || dtype == at::kBFloat16 || dtype == at::kHalf,
                    "AutocastGuard: dtype must be kBFloat16 or kHalf, got ", dtype);
-  // Nothing below throws: a guard whose constructor throws has changed nothing.
+  // Nothing below throws, so a guard whose constructor throws has changed no setting.
   at::autocast::set_autocast_enabled(device_type_, enabled);
   if (enabled) at::autocast::set_autocast_dtype(device_type_, dtype);
   at::autocast::set_autocast_cache_enabled(true);

@@ -22,7 +22,7 @@ namespace {
 
 using Stage = detail::ScalingState::Stage;
 
-/// Everything wrong with `options`, "" if nothing is.
+/// Describes every option that is out of range; "" if there is none.
 std::string problems_of(const GradScalerOptions& options) {
   std::string problems;
   const auto require = [&](bool holds, const char* name, const char* rule, double value) {
@@ -54,6 +54,27 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(std::vector<at::Tenso
 }
 
 }  // namespace
+
+// Note [Loss scaling without host reads]
+//
+// PyTorch's scaler reads found_inf on the host to decide whether to call optimizer.step(). This scaler never reads it:
+//
+//   scale()     multiplies the loss by scale_, a tensor on the device.
+//   unscale_()  multiplies the gradients by 1 / scale_ and sets found_inf to 1 if one of them is not finite.
+//   step()      calls step_unless(found_inf). The fused kernel reads found_inf and leaves everything unchanged if it
+//               is 1, including the step count.
+//   update()    adds the found_inf of all optimizers and moves scale_ and growth_tracker_ in one kernel.
+//
+// The host therefore does not know whether a step was applied. LRScheduler reads the step count on the device for the
+// same reason, see Note [Learning-rate table].
+//
+// The order of calls is checked on the host with ScalingState::Stage: kReady, then kUnscaled after unscale_(), then
+// kStepped after step(), and back to kReady in begin_iteration(). An optimizer refers to the iteration through a weak
+// pointer, so it may outlive the scaler. ScalingState::taken_by remembers a function that clipped the gradients before
+// the scaler was first used in this iteration; unscale_() then reports it.
+//
+// All tensors keep their memory from step to step: a CUDA graph that captured these calls reads the same addresses in
+// each replay. Options are captured by value, so load_state_dict changes version().
 
 GradScaler::GradScaler(GradScalerOptions options)
     : options_(options), iteration_(std::make_shared<detail::ScalerIteration>()) {
@@ -91,8 +112,8 @@ void GradScaler::unscale_(ScaledOptimizer& optimizer) {
   const at::Tensor inverse_scale = inverse_scale_.to(device, at::kFloat, /*non_blocking=*/true);
   for (const auto& [dtype, gradients] : groups) {
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, state.found_inf, inverse_scale);
-    // The operation looks at the gradients before it multiplies them. By a factor of at most 1 a finite one stays
-    // finite; by a larger one it may not, so look again.
+    // The operation checks the gradients before it multiplies them. A factor of at most 1 keeps a finite gradient
+    // finite. A larger one (a scale below 1) can overflow, so check again with factor 1.
     if (options_.min_scale < 1) {
       at::_amp_foreach_non_finite_check_and_unscale_(gradients, state.found_inf, one_.to(device));
     }
@@ -192,7 +213,7 @@ absl::Status GradScaler::load_state_dict(const StateDict& state) {
   return absl::OkStatus();
 }
 
-/// The optimizer's state, joined to this scaler's iteration.
+/// Returns the optimizer's state and adds the optimizer to this iteration on first use.
 detail::ScalingState& GradScaler::state_of(ScaledOptimizer& optimizer, const char* caller) {
   TORCH_CHECK(iteration_->scaled, "GradScaler: ", caller, "() is called before scale()");
   const std::shared_ptr<detail::ScalingState>& state = optimizer.scaling_;
@@ -219,7 +240,7 @@ void GradScaler::set_scale(double scale) {
   scale_changed();
 }
 
-/// 1 / scale in double, as PyTorch does: a float reciprocal may be an approximation on some devices.
+/// Computes 1 / scale in double, as PyTorch does: a float reciprocal is approximate on some devices.
 void GradScaler::scale_changed() {
   inverse_scale_double_.copy_(scale_);
   inverse_scale_double_.reciprocal_();

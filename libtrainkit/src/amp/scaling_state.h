@@ -1,5 +1,5 @@
 #pragma once
-/// What GradScaler and ScaledOptimizer know of each other. Private to amp.
+/// State shared by GradScaler and ScaledOptimizer. Private to amp. See Note [Loss scaling without host reads].
 
 #include <ATen/core/Tensor.h>
 
@@ -7,18 +7,18 @@
 
 namespace trainkit::detail {
 
-/// A scaler between two calls of update(). Optimizers watch it through a weak pointer: a scaler may go before them.
+/// A scaler between two calls of update(). Optimizers hold a weak pointer to it: the scaler may be destroyed first.
 struct ScalerIteration {
   bool scaled = false;  ///< scale() has been called since the last update().
 };
 
-/// An optimizer's place in the iteration of the scaler that it was last used with.
+/// Stage of an optimizer in the current iteration of the scaler that last used it.
 struct ScalingState {
   enum class Stage { kReady, kUnscaled, kStepped };
   Stage stage = Stage::kReady;
   std::weak_ptr<const ScalerIteration> scaler;
-  const char* taken_by = nullptr;  ///< Who used the gradients as true ones before they were unscaled.
-  at::Tensor found_inf;            ///< float32 scalar; its memory is kept from step to step.
+  const char* taken_by = nullptr;  ///< Function that used the gradients before unscale_().
+  at::Tensor found_inf;            ///< float32 scalar; keeps its memory between steps.
 };
 
 }  // namespace trainkit::detail

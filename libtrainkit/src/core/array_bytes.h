@@ -1,5 +1,5 @@
 #pragma once
-/// The memory of an array whose sizes a file says.
+/// Size of an array whose shape comes from a file.
 
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace trainkit::detail {
 
-/// Bytes of an array of these sizes; -1 if a size is negative or 63 bits do not hold it. Sizes of 0 count as 1 for
-/// that, as in NumPy's "array is too big": what else overflows is LibTorch's strides.
+/// Returns the bytes of an array of these sizes; -1 if a size is negative or the product overflows 63 bits. A size of 0
+/// counts as 1 in the overflow check, as in NumPy's "array is too big": otherwise LibTorch's strides could overflow.
 inline int64_t array_bytes(std::span<const int64_t> sizes, int64_t element_bytes) {
   int64_t bytes = element_bytes;
   bool is_empty = false;

@@ -6,7 +6,7 @@
 namespace trainkit::detail {
 namespace {
 
-// Whether a list "cpu,cpuacct" has `name`.
+// Returns whether the list "cpu,cpuacct" contains `name`.
 bool names(const std::string& list, const std::string& name) {
   std::istringstream entries(list);
   for (std::string entry; std::getline(entries, entry, ',');) {

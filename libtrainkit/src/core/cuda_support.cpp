@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The driver that the first release of a major version of CUDA came with, for Linux.
+/// Returns the driver version that was released with the first release of a CUDA major version, for Linux.
 /// Source: NVIDIA, CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding Driver Versions".
 const char* driver_for(int cuda_major) {
   switch (cuda_major) {
@@ -49,7 +49,7 @@ int count_pci_gpus() {
   return count;
 }
 
-/// "580.65.06" of "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...".
+/// Returns "580.65.06" for "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ...".
 std::string kernel_module_version() {
   const std::string line = first_line("/proc/driver/nvidia/version");
   for (size_t i = 0; i < line.size();) {
@@ -64,7 +64,7 @@ std::string kernel_module_version() {
 
 void probe_driver(CudaFacts& facts) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!library) return;  // stays open otherwise: LibTorch uses it too
+  if (!library) return;  // never closed if it loads, because LibTorch uses it too
   const auto version = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
   const auto start = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
   const auto describe = reinterpret_cast<int (*)(int, const char**)>(dlsym(library, "cuGetErrorString"));
@@ -78,10 +78,10 @@ void probe_driver(CudaFacts& facts) {
 CudaDiagnosis no_driver(const CudaFacts& facts) {
   const std::string driver = driver_for(facts.libtorch_cuda / 1000);
   if (facts.pci_gpus == 0) {
-    return {CudaState::kNoDriver, "there is no NVIDIA driver (libcuda.so.1), and no NVIDIA GPU on the PCI bus",
+    return {CudaState::kNoDriver, "found no NVIDIA driver (libcuda.so.1) and no NVIDIA GPU on the PCI bus",
             "train with --device cpu; on a rented machine, choose one with a GPU"};
   }
-  return {CudaState::kNoDriver, "there is no NVIDIA driver (libcuda.so.1)",
+  return {CudaState::kNoDriver, "found no NVIDIA driver (libcuda.so.1)",
           "install the driver, version " + driver +
               " or later; in a container, start it with --gpus all "
               "(NVIDIA Container Toolkit)"};
@@ -94,8 +94,8 @@ CudaDiagnosis not_visible(const CudaFacts& facts) {
             "CUDA_VISIBLE_DEVICES is " + (value.empty() ? "empty" : value) + ", which hides every GPU",
             "unset CUDA_VISIBLE_DEVICES"};
   }
-  return {CudaState::kNoSuchDevice, "CUDA_VISIBLE_DEVICES=" + escape_text(value, 60) + " names no GPU that can be used",
-          "unset it, or name GPUs by the numbers of nvidia-smi -L, each once: CUDA_VISIBLE_DEVICES=0"};
+  return {CudaState::kNoSuchDevice, "CUDA_VISIBLE_DEVICES=" + escape_text(value, 60) + " names no usable GPU",
+          "unset it, or list GPU numbers of nvidia-smi -L without duplicates: CUDA_VISIBLE_DEVICES=0"};
 }
 
 }  // namespace
@@ -136,15 +136,15 @@ CudaDiagnosis diagnose_cuda(const CudaFacts& facts) {
   if (facts.driver_cuda / 1000 < facts.libtorch_cuda / 1000) {
     const std::string driver = facts.driver_version.empty() ? "the driver" : "driver " + facts.driver_version;
     return {CudaState::kDriverTooOld,
-            driver + " runs CUDA up to " + cuda_version_text(facts.driver_cuda) + ", LibTorch was built for " +
+            driver + " supports CUDA up to " + cuda_version_text(facts.driver_cuda) + ", but LibTorch was built for " +
                 cuda_version_text(facts.libtorch_cuda),
             std::string("install driver ") + driver_for(facts.libtorch_cuda / 1000) +
                 " or later, or build with a LibTorch for CUDA " + std::to_string(facts.driver_cuda / 1000)};
   }
   if (facts.visible_devices) return not_visible(facts);
   return {CudaState::kDriverFails,
-          "the driver shows no GPU" + (facts.driver_error.empty() ? "" : ": " + facts.driver_error),
-          "see what nvidia-smi says; after an update of the driver, restart the machine"};
+          "the driver reports no GPU" + (facts.driver_error.empty() ? "" : ": " + facts.driver_error),
+          "run nvidia-smi; after a driver update, restart the machine"};
 }
 
 CudaFacts probe_cuda() {

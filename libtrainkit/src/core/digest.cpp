@@ -1,6 +1,6 @@
 #include "trainkit/core/digest.h"
 
-#define XXH_INLINE_ALL  // the header alone: nothing to link, here or in a program that uses the installed library
+#define XXH_INLINE_ALL  // header-only: neither this library nor its users link libxxhash
 #include <xxhash.h>
 
 namespace trainkit {

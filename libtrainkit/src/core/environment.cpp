@@ -15,12 +15,12 @@
 namespace trainkit {
 namespace {
 
-/// Every variable of ours, without TRAINKIT_; those that go on with TEST_ and BENCH_ are the tests' and benchmarks'.
-constexpr std::array<std::string_view, 5> kOurs = {"LAUNCH_ID", "PYTHON", "JOBS", "ONEDNN_MATMUL", "TORCH"};
-constexpr rlim_t kLeastFiles = 64;
+/// Known variables, without the prefix TRAINKIT_. TRAINKIT_TEST_* and TRAINKIT_BENCH_* belong to tests and benchmarks.
+constexpr std::array<std::string_view, 5> kKnownNames = {"LAUNCH_ID", "PYTHON", "JOBS", "ONEDNN_MATMUL", "TORCH"};
+constexpr rlim_t kMinOpenFiles = 64;
 
-absl::Status fault(std::string_view name, std::string problem, std::string_view got, std::string expected,
-                   std::string hint = {}) {
+absl::Status value_error(std::string_view name, std::string problem, std::string_view got, std::string expected,
+                         std::string hint = {}) {
   return to_status({.exit_code = ExitCode::kUsage,
                     .id = "env.value",
                     .field = std::string(name),
@@ -30,7 +30,7 @@ absl::Status fault(std::string_view name, std::string problem, std::string_view 
                     .hint = std::move(hint)});
 }
 
-/// "4", or "4,2" for nested loops (OpenMP 5.2, section 21.1.2).
+/// Accepts "4", and "4,2" for nested loops (OpenMP 5.2, section 21.1.2).
 bool are_thread_numbers(std::string_view text) {
   while (true) {
     const std::string_view part = text.substr(0, text.find(','));
@@ -49,11 +49,11 @@ absl::Status check_names(const EnvironmentVariables& variables) {
     if (!name.starts_with(kPrefix)) break;
     const std::string_view rest = std::string_view(name).substr(kPrefix.size());
     if (rest.starts_with("TEST_") || rest.starts_with("BENCH_")) continue;
-    if (std::find(kOurs.begin(), kOurs.end(), rest) != kOurs.end()) continue;
-    const std::string nearest = nearest_name(rest, kOurs);
-    return fault(name, "no such variable", "", "",
-                 nearest.empty() ? "settings are flags, see --help; unset " + name
-                                 : "did you mean " + std::string(kPrefix) + nearest + "?");
+    if (std::find(kKnownNames.begin(), kKnownNames.end(), rest) != kKnownNames.end()) continue;
+    const std::string nearest = nearest_name(rest, kKnownNames);
+    return value_error(name, "unknown variable", "", "",
+                       nearest.empty() ? "settings are flags, see --help; unset " + name
+                                       : "did you mean " + std::string(kPrefix) + nearest + "?");
   }
   return absl::OkStatus();
 }
@@ -65,7 +65,7 @@ EnvironmentVariables environment_variables() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
     const size_t mark = text.find('=');
-    // The first of two entries of one name is the one that getenv finds.
+    // getenv returns the first of two entries with the same name, and so does try_emplace.
     if (mark != std::string_view::npos) variables.try_emplace(std::string(text.substr(0, mark)), text.substr(mark + 1));
   }
   return variables;
@@ -75,21 +75,22 @@ absl::Status check_environment(const EnvironmentVariables& variables) {
   TRAINKIT_RETURN_IF_ERROR(check_names(variables));
   if (const auto threads = variables.find("OMP_NUM_THREADS");
       threads != variables.end() && !are_thread_numbers(threads->second))
-    return fault("OMP_NUM_THREADS", "no number of threads", threads->second, "1..4096");
+    return value_error("OMP_NUM_THREADS", "is not a number of threads", threads->second, "1..4096");
   if (const auto folder = variables.find("TMPDIR"); folder != variables.end() && !folder->second.empty()) {
     struct stat info {};
     if (stat(folder->second.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
-      return fault("TMPDIR", "no such folder", folder->second, "a folder", "make it, or unset TMPDIR for /tmp");
+      return value_error("TMPDIR", "folder does not exist", folder->second, "a folder",
+                         "create it, or unset TMPDIR to use /tmp");
   }
   rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kLeastFiles) {
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kMinOpenFiles) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "env.limit",
                       .field = "open files",
-                      .problem = "too few for a run",
+                      .problem = "the limit is too low",
                       .got = std::to_string(files.rlim_cur),
-                      .expected = std::to_string(kLeastFiles) + " or more",
-                      .hint = "ulimit -n 1024"});
+                      .expected = std::to_string(kMinOpenFiles) + " or more",
+                      .hint = "run: ulimit -n 1024"});
   }
   return absl::OkStatus();
 }

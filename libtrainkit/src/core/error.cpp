@@ -59,7 +59,7 @@ bool looks_secret(std::string_view field) {
   return false;
 }
 
-/// user:password@ in a URL becomes ***@.
+/// Replaces user:password@ in a URL by ***@.
 std::string mask_user_info(std::string text) {
   for (size_t at = text.find("://"); at != std::string::npos; at = text.find("://", at + 3)) {
     const size_t end = text.find_first_of("/ \t", at + 3);
@@ -69,7 +69,7 @@ std::string mask_user_info(std::string text) {
   return text;
 }
 
-/// The error of any Status: its own, or one made from its code and message.
+/// Returns the error of any Status: the one that it carries, or one made from its code and message.
 Error describe(const absl::Status& status) {
   if (auto error = error_of(status)) return *error;
   Error error{.exit_code = exit_code(status), .problem = std::string(status.message())};
@@ -77,7 +77,7 @@ Error describe(const absl::Status& status) {
     case ExitCode::kOutOfMemory:
       error.id = "memory.exhausted";
       error.hint =
-          "lower batch_size and raise grad_accum_steps (the same training), or lower num_workers if it is the host's";
+          "lower batch_size and raise grad_accum_steps (same global batch); for host memory, lower num_workers";
       break;
     case ExitCode::kDistributed:
       error.id = "dist.unavailable";
@@ -99,6 +99,16 @@ Error describe(const absl::Status& status) {
 
 }  // namespace
 
+// Note [Errors in a Status]
+//
+// A Status carries its Error as a payload (CBOR under kPayload), and its message is the formatted line:
+//
+// - The payload keeps the raw bytes of each field, valid UTF-8 or not, so that callers can change the exit code or
+//   print the error again without loss (error_of, reclassify).
+// - Only printed text is escaped, masked and truncated. File names, flag values and tensor names come from the user or
+//   from a file, and may contain terminal control sequences, text-direction marks or passwords.
+// - (got ..., expected ...) is kept complete; a long problem is truncated to make space for it.
+
 absl::Status to_status(const Error& error) { return to_status(error, default_code(error.exit_code)); }
 
 absl::Status to_status(const Error& error, absl::StatusCode code) {
@@ -110,7 +120,7 @@ absl::Status to_status(const Error& error, absl::StatusCode code) {
                                  {"got", error.got},
                                  {"expected", error.expected},
                                  {"hint", error.hint}};
-  // The payload holds the bytes as they are, valid UTF-8 or not; only what is printed is escaped.
+  // The payload keeps raw bytes. See Note [Errors in a Status].
   const auto bytes = nlohmann::json::to_cbor(record);
   absl::Status carrier(code, "");
   carrier.SetPayload(kPayload, absl::Cord(std::string(bytes.begin(), bytes.end())));
@@ -233,7 +243,7 @@ std::string mask_secrets(std::string_view text) {
     out += name;
     if (name.empty()) out += plain[i++];
     if (!looks_secret(name)) continue;
-    // "name" = "value": quotes and spaces around the mark stay.
+    // Keep quotes and spaces around the mark, as in "name" = "value".
     size_t mark = std::min(plain.find_first_not_of("\"' ", i), plain.size());
     const bool assigned = mark < plain.size() &&
                           (plain[mark] == '=' || (plain[mark] == ':' && !name.ends_with("oken") && name.size() > 3));

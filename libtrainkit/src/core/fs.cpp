@@ -35,7 +35,7 @@ absl::Status not_a_file(const std::string& path) {
       absl::StatusCode::kFailedPrecondition);
 }
 
-/// Calls again while the call was interrupted by a signal.
+/// Repeats the call while a signal interrupts it.
 template <class Call>
 auto retry(Call&& call) {
   auto result = call();
@@ -120,7 +120,7 @@ Descriptor::~Descriptor() { close(); }
 
 int Descriptor::close() {
   if (number_ < 0) return 0;
-  // Linux releases the number even when close is interrupted: calling again could close another thread's file.
+  // Do not retry: Linux releases the number even if close is interrupted, so a retry could close another thread's file.
   const int result = calls_->close(std::exchange(number_, -1));
   return result == -EINTR ? 0 : result;
 }
@@ -160,8 +160,8 @@ absl::Status ReadableFile::read_at(int64_t offset, void* data, size_t size) cons
       return to_status({.exit_code = ExitCode::kStorage,
                         .id = "storage.short",
                         .where = path_,
-                        .problem = fmt::format("ends at byte {} while it is read", offset),
-                        .expected = fmt::format("{} bytes more", size)},
+                        .problem = fmt::format("unexpected end of file at byte {}", offset),
+                        .expected = fmt::format("{} more bytes", size)},
                        absl::StatusCode::kDataLoss);
     }
     bytes += read;
@@ -252,7 +252,7 @@ absl::Status Directory::remove_tree(const std::string& name, int depth) const {
   if (*type != EntryType::kDirectory) return remove_file(name);
   if (depth == kMaxTreeDepth) return io_error(ELOOP, join(path_, name), "cannot remove");
   {
-    // If the entry was swapped for a link meanwhile, this open fails: nothing outside is ever listed.
+    // If another process has swapped the entry for a link, this open fails: nothing outside is ever listed.
     TRAINKIT_ASSIGN_OR_RETURN(const Directory child, open_directory(name));
     TRAINKIT_ASSIGN_OR_RETURN(const auto names, child.list());
     for (const std::string& entry : names) TRAINKIT_RETURN_IF_ERROR(child.remove_tree(entry, depth + 1));
@@ -288,7 +288,7 @@ absl::Status Directory::sync() const {
 absl::StatusOr<int64_t> Directory::free_bytes() const {
   struct statvfs info {};
   const int error = -retry([&] { return descriptor_.calls().fstatvfs(descriptor_.number(), &info); });
-  if (error != 0) return io_error(error, path_, "cannot ask for free space");
+  if (error != 0) return io_error(error, path_, "cannot query the free space");
   const auto bytes = static_cast<unsigned __int128>(info.f_bavail) * info.f_frsize;
   return static_cast<int64_t>(std::min<unsigned __int128>(bytes, std::numeric_limits<int64_t>::max()));
 }
@@ -350,6 +350,10 @@ bool Fs::exists(const std::string& path) const {
   return retry([&] { return calls_->fstatat(AT_FDCWD, path.c_str(), &info); }) == 0;
 }
 
+// Note [Atomic file replacement] Each fsync is needed. Without the one of the file, a crash can leave the new name with
+// incomplete contents. Without the one of the directory, the rename itself can be lost. A failure of the last fsync
+// leaves the new file in place.
+
 absl::Status write_file_atomically(const Directory& directory, const std::string& name,
                                    const std::function<absl::Status(WritableFile&)>& write) {
   const std::string temporary = temporary_name(name);
@@ -387,7 +391,7 @@ std::pair<std::string, std::string> split_path(const std::string& path) {
 }
 
 std::string temporary_name(std::string_view name) {
-  std::random_device random;  // the kernel's, so that no run's own numbers are used up
+  std::random_device random;  // not the run's generator, whose state must not change
   return fmt::format("{}{}-{:08x}{:08x}", kTemporaryPrefix, name, random(), random());
 }
 

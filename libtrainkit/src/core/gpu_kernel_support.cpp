@@ -20,23 +20,23 @@ namespace {
 
 enum class Answer : uint8_t { kUnknown, kYes, kNo };
 
-/// Of one CUDA device.
+/// State of one CUDA device.
 struct DeviceState {
   std::atomic<Answer> has_kernels = Answer::kUnknown;
   std::atomic<bool> is_reported = false;
 };
 
 DeviceState& state_of(c10::DeviceIndex index) {
-  static std::array<DeviceState, 128> states;  // all that a DeviceIndex can hold
+  static std::array<DeviceState, 128> states;  // one for each value of DeviceIndex
   return states[static_cast<size_t>(index)];
 }
 
-/// With the current device's index where it has none.
+/// Returns the device's index, or the current device's index if it has none.
 c10::DeviceIndex index_of([[maybe_unused]] c10::Device device) {
 #ifdef TRAINKIT_WITH_CUDA
   return device.has_index() ? device.index() : c10::cuda::current_device();
 #else
-  TORCH_CHECK(false, "this build is without CUDA");
+  TORCH_CHECK(false, "this build has no CUDA");
 #endif
 }
 
@@ -51,7 +51,7 @@ bool runs_kernels(c10::DeviceIndex index) {
   return answer.load(std::memory_order_relaxed) == Answer::kYes;
 }
 
-/// Whether the code runs on a device, which is not the same as being the best for it.
+/// Returns whether the code runs on a device. It need not be the best code for it.
 bool runs_on(const KernelCode& code, int capability) {
   if (code.suffix == 'a') return code.capability == capability;
   const bool is_same_major = code.capability / 10 == capability / 10;
@@ -105,7 +105,7 @@ int compute_capability(c10::Device device) {
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
   return 10 * major + minor;
 #else
-  TORCH_CHECK(false, "this build is without CUDA");
+  TORCH_CHECK(false, "this build has no CUDA");
 #endif
 }
 

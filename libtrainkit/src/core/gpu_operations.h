@@ -1,26 +1,26 @@
 #pragma once
-/// Memory is planned for a GPU by steps on the CPU: these have to take the operations that a GPU would.
+/// Selects GPU operations on the CPU, for memory planning: a planning step on the CPU must allocate as a GPU would.
 
 namespace trainkit::detail {
 
-/// While one lives, models leave the CPU's fused operations out in this thread and take those of a GPU instead,
-/// computed on the CPU with the tensors that they take there (nn/fused_ops.h), so that the memory of a step is that of
-/// the same step on a GPU.
+/// Makes models of this thread use the operations of a GPU, computed on the CPU, instead of the CPU's fused operations
+/// (nn/fused_ops.h). The operations allocate the same tensors as on a GPU, so the memory of a step is that of the same
+/// step on a GPU. Nests; the destructor restores the previous setting.
 class GpuOperations {
  public:
-  /// Nothing unless `on`. Without `has_kernels` they are those of a GPU that our kernels do not run on: LibTorch's, in
-  /// this thread also on GPUs that have kernels.
+  /// Does nothing unless `on`. Without `has_kernels`, selects the operations of a GPU on which this build's kernels do
+  /// not run: LibTorch's. In this thread, that also applies to real GPUs that have kernels.
   explicit GpuOperations(bool on, bool has_kernels = true);
   ~GpuOperations();
   GpuOperations(const GpuOperations&) = delete;
   GpuOperations& operator=(const GpuOperations&) = delete;
 
   static bool wanted();
-  /// False while one without kernels lives.
+  /// Returns false while an object without kernels exists.
   static bool has_kernels();
 
  private:
-  const bool before_, had_kernels_;
+  const bool was_wanted_, had_kernels_;
 };
 
 }  // namespace trainkit::detail

@@ -9,7 +9,7 @@
 namespace trainkit {
 namespace {
 
-/// The number behind `name` in lines of "name number"; -1 if there is none. A limit of "max" is none.
+/// Returns the number after `name` in lines of "name number"; -1 if there is none. A limit of "max" counts as none.
 int64_t number_of(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -32,13 +32,13 @@ HostMemory host_memory(const std::string& meminfo, const std::string& root, cons
                     .available_bytes = std::max<int64_t>(number_of(meminfo, "MemAvailable:"), 0) << 10};
   const int64_t machine = memory.total_bytes;
   for_each_cgroup(root, membership, "memory", [&](const std::string& folder, int version) {
-    const bool two = version == 2;
-    const int64_t limit = first_number(folder + (two ? "/memory.max" : "/memory.limit_in_bytes"));
-    const int64_t used = first_number(folder + (two ? "/memory.current" : "/memory.usage_in_bytes"));
-    if (limit <= 0 || used < 0 || limit >= machine) return;  // version 1 writes a huge number for no limit
-    // Pages of files that nobody has used lately are given up before the limit is felt.
+    const bool is_v2 = version == 2;
+    const int64_t limit = first_number(folder + (is_v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    const int64_t used = first_number(folder + (is_v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+    if (limit <= 0 || used < 0 || limit >= machine) return;  // version 1 reports a huge number if there is no limit
+    // The kernel reclaims inactive file pages before it enforces the limit, so they count as available.
     const std::string stat = read_text(folder + "/memory.stat");
-    const int64_t cached = std::max<int64_t>(number_of(stat, two ? "inactive_file" : "total_inactive_file"), 0);
+    const int64_t cached = std::max<int64_t>(number_of(stat, is_v2 ? "inactive_file" : "total_inactive_file"), 0);
     const int64_t available = std::clamp<int64_t>(limit - used + cached, 0, limit);
     if (available < memory.available_bytes) memory = {.total_bytes = limit, .available_bytes = available};
   });

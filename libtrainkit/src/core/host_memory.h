@@ -1,20 +1,28 @@
 #pragma once
-/// How much memory the machine has for this process.
+/// Host memory available to this process.
 
 #include <cstdint>
 #include <string>
 
 #include "trainkit/core/processors.h"
 
+<<<<<<< HEAD
 namespace trainkit {
+=======
+struct HostMemory {
+  int64_t total_bytes = 0;
+  /// Memory that can be allocated without swapping. Files in the kernel's page cache count as free.
+  int64_t available_bytes = 0;
+};
+>>>>>>> e3
 
-/// That of the machine, or of the control group (container) that leaves the least. Zeros where the kernel does not
-/// tell. Reads a few files of /proc and /sys: some ten microseconds.
+/// Returns the memory of the machine, or of the control group (container) with the least available memory. Zeros if the
+/// kernel does not report it. Reads several files of /proc and /sys: about ten microseconds.
 HostMemory host_memory();
 
 namespace detail {
-/// From the text of /proc/meminfo and the groups that `membership` (the text of /proc/self/cgroup) names, in the tree
-/// at `root`. Versions 1 and 2.
+/// Same from the text of /proc/meminfo and the groups that `membership` (the text of /proc/self/cgroup) names, in the
+/// tree at `root`. Supports cgroup versions 1 and 2.
 HostMemory host_memory(const std::string& meminfo, const std::string& root, const std::string& membership);
 }  // namespace detail
 

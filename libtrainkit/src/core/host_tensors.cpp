@@ -26,14 +26,15 @@ int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit
 bool page_lock([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
 #ifdef TRAINKIT_WITH_CUDA
   if (cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable) == cudaSuccess) return true;
-  (void)cudaGetLastError();  // the memory is as good, and slower
+  (void)cudaGetLastError();  // pageable memory works too, only slower
 #endif
   return false;
 }
 
 void free_memory(void* memory, [[maybe_unused]] bool is_locked) {
 #ifdef TRAINKIT_WITH_CUDA
-  if (is_locked && cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();  // the process ends
+  if (is_locked && cudaHostUnregister(memory) != cudaSuccess)
+    (void)cudaGetLastError();  // CUDA is shutting down with the process
 #endif
   std::free(memory);
 }
@@ -43,31 +44,31 @@ at::Tensor make_memory(int64_t bytes) {
   const int64_t size = round_up(std::max<int64_t>(bytes, 1), huge ? kHugePage : kPage);
   void* memory = std::aligned_alloc(static_cast<size_t>(huge ? kHugePage : kPage), static_cast<size_t>(size));
   if (!memory) throw std::bad_alloc();
-  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // page-locked in far less time
+  if (huge) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // huge pages are page-locked much faster
   const bool is_locked = page_lock(memory, size);
   return at::from_blob(
       memory, {size}, [is_locked](void* begin) { free_memory(begin, is_locked); }, at::kByte);
 }
 
-/// The place of `tensor` in `memory`, contiguous.
+/// Returns a contiguous tensor like `tensor` at byte `begin` of `memory`.
 at::Tensor view_of(const at::Tensor& memory, int64_t begin, const at::Tensor& tensor) {
   return memory.narrow(0, begin, static_cast<int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
 }
 
-/// Waits for the copies of some devices, also when one of them fails: nobody else may have their memory before.
-class Waits {
+/// Waits for the copies of several devices, even if one of them fails: their memory must not be reused before.
+class DeviceWaits {
  public:
-  Waits() = default;
-  ~Waits() {
+  DeviceWaits() = default;
+  ~DeviceWaits() {
     for (const at::Device device : devices_) {
       try {
         c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-      } catch (const std::exception&) {  // thrown by finish() if nothing was before
+      } catch (const std::exception&) {  // finish() throws it, unless another exception is active
       }
     }
   }
-  Waits(const Waits&) = delete;
-  Waits& operator=(const Waits&) = delete;
+  DeviceWaits(const DeviceWaits&) = delete;
+  DeviceWaits& operator=(const DeviceWaits&) = delete;
 
   void expect(at::Device device) {
     if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) devices_.push_back(device);
@@ -84,7 +85,7 @@ class Waits {
 
 bool is_remote(const at::Tensor& tensor) { return tensor.defined() && !tensor.is_cpu(); }
 
-int64_t room_of(const at::Tensor& tensor) {
+int64_t buffer_bytes(const at::Tensor& tensor) {
   return is_remote(tensor) ? round_up(static_cast<int64_t>(tensor.nbytes()), kAlignment) : 0;
 }
 
@@ -103,20 +104,20 @@ std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBu
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> copies(tensors.begin(), tensors.end());
   int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += room_of(tensor);
+  for (const at::Tensor& tensor : tensors) bytes += buffer_bytes(tensor);
   const at::Tensor memory = bytes > 0 ? buffer.take(bytes) : at::empty({0}, at::kByte);
-  Waits waits;
+  DeviceWaits device_waits;
   int64_t begin = 0;
   for (at::Tensor& tensor : copies) {
     if (!is_remote(tensor)) continue;
     const at::Tensor source = tensor.detach();
     tensor = view_of(memory, begin, source);
     if (source.numel() == 0) continue;
-    waits.expect(source.device());
+    device_waits.expect(source.device());
     tensor.copy_(source, /*non_blocking=*/true);
-    begin += room_of(source);
+    begin += buffer_bytes(source);
   }
-  waits.finish();
+  device_waits.finish();
   return copies;
 }
 
@@ -127,11 +128,11 @@ at::Tensor HostTensors::next() {
   const size_t i = next_++;
   if (i >= begin_ + copied_.size()) {
     begin_ = i;
-    copied_.clear();  // before the buffer is used again
+    copied_.clear();  // releases the buffer for reuse
     int64_t bytes = 0;
     size_t end = i;
-    for (; end < tensors_.size() && (end == i || bytes + room_of(tensors_[end]) <= at_a_time_); ++end) {
-      bytes += room_of(tensors_[end]);
+    for (; end < tensors_.size() && (end == i || bytes + buffer_bytes(tensors_[end]) <= at_a_time_); ++end) {
+      bytes += buffer_bytes(tensors_[end]);
     }
     copied_ = copy_to_host(std::span(tensors_).subspan(i, end - i), buffer_);
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// Copies of device tensors on the host, many at a time. LibTorch copies one tensor to memory that is not page-locked,
-/// and waits, each time.
+/// Copies of device tensors on the host, many at a time. LibTorch's own copies use pageable memory and wait for each
+/// tensor.
 
 #include <ATen/core/Tensor.h>
 
@@ -10,38 +10,37 @@
 
 namespace trainkit::detail {
 
-/// Memory of the host to which GPUs copy without waiting: page-locked, if a GPU is there and the system permits it.
-/// Tensors that are made of it keep it, so release() and the destructor may be called at any time. One thread.
+/// Reusable host memory for asynchronous copies from GPUs: page-locked if there is a GPU and the system permits it.
+/// Tensors made from it keep the memory alive, so release() and the destructor may be called at any time. One thread.
 class HostBuffer {
  public:
-  /// `bytes` bytes (uint8) on the CPU, not initialised: the memory of the last call if that is large enough and no
-  /// tensor uses it any more. Page-locking takes about as long as writing that memory once. Throws std::bad_alloc.
+  /// Returns `bytes` bytes (uint8) on the CPU, uninitialised. Reuses the memory of the last call if it is large enough
+  /// and no tensor uses it. Page-locking takes about as long as writing the memory once. Throws std::bad_alloc.
   at::Tensor take(int64_t bytes);
-  /// Frees the memory as soon as no tensor uses it.
+  /// Releases the memory; it is freed when no tensor uses it.
   void release() { memory_.reset(); }
 
  private:
   at::Tensor memory_;
 };
 
-/// Contiguous copies of `tensors` on the CPU, in memory of `buffer`, with one wait for each device that they are on.
-/// Those of the CPU are returned as they are. What they hold is the state at this moment of each device's current
-/// stream.
+/// Copies `tensors` to the CPU, contiguous, in memory of `buffer`, with one synchronisation per device. CPU tensors are
+/// returned unchanged. The copies hold the state of each device's current stream at the time of the call.
 std::vector<at::Tensor> copy_to_host(std::span<const at::Tensor> tensors, HostBuffer& buffer);
 
-/// Tensors in their order, each on the CPU and contiguous, for a file that is written tensor by tensor: those of a
-/// device come through one page-locked buffer, as many at a time as it holds. One thread.
+/// Iterates over tensors in order, each on the CPU and contiguous, for a file that is written tensor by tensor. Device
+/// tensors are copied through one page-locked buffer, as many at a time as it holds. One thread.
 class HostTensors {
  public:
-  /// @param at_a_time bytes of the buffer; a tensor that is larger comes alone.
+  /// @param at_a_time size of the buffer in bytes; a larger tensor is copied alone.
   explicit HostTensors(std::vector<at::Tensor> tensors, int64_t at_a_time = int64_t{64} << 20);
-  /// The next tensor. It is valid until the next call, but for one that was on the CPU and contiguous.
+  /// Returns the next tensor. It is valid until the next call, unless it was already on the CPU and contiguous.
   at::Tensor next();
 
  private:
   std::vector<at::Tensor> tensors_, copied_;
   int64_t at_a_time_;
-  size_t next_ = 0, begin_ = 0;  // of copied_ in tensors_
+  size_t next_ = 0, begin_ = 0;  // begin_: position of copied_[0] in tensors_
   HostBuffer buffer_;
 };
 

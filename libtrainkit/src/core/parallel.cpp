@@ -12,9 +12,19 @@
 namespace trainkit::detail {
 namespace {
 
-/// The functions of GCC's OpenMP runtime that `#pragma omp parallel` is compiled to. LibTorch has loaded the library
-/// that holds them (libgomp, or another with its interface): looked up in the process, it is the one whose number of
-/// threads at::set_num_threads changes.
+// Note [OpenMP runtime]
+//
+// at::parallel_for is a header with an OpenMP pragma. In a file that is compiled without OpenMP it runs on one thread.
+// With a compiler that has its own OpenMP runtime (Clang) it starts the threads of a second runtime next to LibTorch's.
+// parallel_for therefore calls the runtime that LibTorch has loaded: `#pragma omp parallel` compiles to
+// GOMP_parallel of libgomp, or of another library with its interface. Looking the functions up in the process
+// (RTLD_DEFAULT) finds the runtime whose number of threads at::set_num_threads changes.
+//
+// The guards match at::parallel_for: ThreadIdGuard sets at::get_thread_num(), and ParallelGuard marks the parallel
+// region, so that nested loops run on one thread. An exception must not leave GOMP_parallel; the first one is kept and
+// rethrown.
+
+/// Functions of the loaded OpenMP runtime. See Note [OpenMP runtime].
 struct OpenMp {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
   int (*thread_number)() = nullptr;
@@ -30,7 +40,7 @@ struct OpenMp {
     }();
     return functions;
   }
-  bool is_there() const { return parallel && thread_number && thread_count; }
+  bool is_available() const { return parallel && thread_number && thread_count; }
 };
 
 bool can_share_work() {
@@ -38,13 +48,13 @@ bool can_share_work() {
   return false;
 #endif
   if (at::in_parallel_region() || at::get_num_threads() <= 1) return false;
-  if (OpenMp::get().is_there()) return true;
-  TORCH_WARN_ONCE("no OpenMP runtime with GOMP_parallel in this process: trainkit's kernels run on one thread");
+  if (OpenMp::get().is_available()) return true;
+  TORCH_WARN_ONCE("found no OpenMP runtime with GOMP_parallel: trainkit's kernels run on one thread");
   return false;
 }
 
-/// What the threads of one parallel_for share.
-struct Team {
+/// State shared by the threads of one parallel_for.
+struct ParallelLoop {
   const int64_t begin, end, grain_size;
   const c10::function_ref<void(int64_t, int64_t)> f;
   std::atomic_flag has_failed = ATOMIC_FLAG_INIT;
@@ -79,9 +89,9 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_
     f(begin, end);
     return;
   }
-  Team team{begin, end, grain_size, f};
-  OpenMp::get().parallel([](void* data) { static_cast<Team*>(data)->run_part(); }, &team, 0, 0);
-  if (team.failure) std::rethrow_exception(team.failure);
+  ParallelLoop loop{begin, end, grain_size, f};
+  OpenMp::get().parallel([](void* data) { static_cast<ParallelLoop*>(data)->run_part(); }, &loop, 0, 0);
+  if (loop.failure) std::rethrow_exception(loop.failure);
 }
 
 }  // namespace trainkit::detail

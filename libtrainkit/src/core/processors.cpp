@@ -16,7 +16,7 @@ using detail::read_text;
 namespace {
 
 int affinity_cpus() {
-  // A machine with more processors than a cpu_set_t has bits wants a larger set.
+  // sched_getaffinity fails if the machine has more processors than the set has bits: retry with a larger set.
   for (int bits = CPU_SETSIZE; bits <= (1 << 20); bits *= 2) {
     cpu_set_t* set = CPU_ALLOC(bits);
     const size_t bytes = CPU_ALLOC_SIZE(bits);
@@ -46,7 +46,7 @@ double quota_v1(const std::string& folder) {
 namespace detail {
 
 double cgroup_cpus(const std::string& root, const std::string& membership) {
-  double least = 0;  // each of the quotas holds
+  double least = 0;  // all quotas apply, so the smallest one counts
   for_each_cgroup(root, membership, "cpu", [&](const std::string& folder, int version) {
     const double here = version == 2 ? quota_v2(folder) : quota_v1(folder);
     if (here > 0) least = least > 0 ? std::min(least, here) : here;

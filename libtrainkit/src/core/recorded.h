@@ -1,5 +1,5 @@
 #pragma once
-/// Own kernels as operations that profilers see, and whoever looks for a NaN.
+/// Runs the library's own kernels as operations that are visible to profilers and to NaN checks.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
@@ -13,7 +13,8 @@ namespace trainkit::detail {
 
 inline std::vector<at::Tensor> tensors_of(const at::Tensor& tensor) { return {tensor}; }
 
-/// run()'s result. It is a tensor, or there is a tensors_of() for it.
+/// Returns the result of run(), recorded as operation `name`. The result is a tensor, or has an overload of
+/// tensors_of().
 template <typename Run>
 auto recorded(const char* name, std::initializer_list<std::reference_wrapper<const at::Tensor>> inputs,
               const Run& run) {

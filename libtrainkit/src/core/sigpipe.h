@@ -1,13 +1,13 @@
 #pragma once
-/// Writing to a pipe or socket whose other end may be gone.
+/// Protection from SIGPIPE when writing to a pipe or socket whose other end may be closed.
 
 #include <signal.h>
 #include <time.h>
 
 namespace trainkit::detail {
 
-/// While one lives, such a write of this thread, and of threads that begin meanwhile, is an error (EPIPE) and not the
-/// end of the process by SIGPIPE. What the program does with the signal otherwise stays as it is.
+/// Blocks SIGPIPE for this thread and for threads that start during the object's lifetime: a write to a closed pipe
+/// then fails with EPIPE and does not end the process. The program's own handling of the signal stays unchanged.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {
@@ -23,7 +23,7 @@ class SigpipeBlocked {
     sigpending(&pending);
     if (!was_pending_ && sigismember(&pending, SIGPIPE)) {
       const timespec now{};
-      sigtimedwait(&pipe_, nullptr, &now);  // takes back the signal that a write of this thread's raised
+      sigtimedwait(&pipe_, nullptr, &now);  // consumes the signal raised by this thread's write
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }

@@ -32,7 +32,7 @@ absl::StatusOr<T> get_state(const StateDict& state, std::string_view name) {
   const auto it = state.find(name);
   if (it == state.end()) return bad_state(name, "is missing from the saved state", absl::StatusCode::kNotFound);
   if (const T* value = std::get_if<T>(&it->second)) return *value;
-  return bad_state(name, "has another type in the saved state", absl::StatusCode::kInvalidArgument);
+  return bad_state(name, "has a different type in the saved state", absl::StatusCode::kInvalidArgument);
 }
 
 template absl::StatusOr<bool> get_state<bool>(const StateDict&, std::string_view);

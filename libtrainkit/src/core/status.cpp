@@ -15,8 +15,8 @@ absl::Status from_c10(absl::StatusCode code, const c10::Error& error) {
   return absl::Status(code, error.what_without_backtrace());
 }
 
-/// Whether a plain c10::Error reports a failed allocation: the default CPU allocator's, or one of CUDA's runtime,
-/// cuBLAS or cuDNN outside LibTorch's allocator (a handle, a workspace, the code of a kernel).
+/// Returns whether a plain c10::Error reports a failed allocation: of the default CPU allocator, or of CUDA's runtime,
+/// cuBLAS or cuDNN outside LibTorch's allocator (a handle, a workspace, kernel code).
 bool is_out_of_memory(const c10::Error& error) {
   const std::string_view text = error.what_without_backtrace();
   const auto says = [&](std::string_view words) { return text.find(words) != std::string_view::npos; };

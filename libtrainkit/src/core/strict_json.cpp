@@ -10,8 +10,8 @@
 namespace trainkit::detail {
 namespace {
 
-/// Thrown out of the parser by our callback.
-struct Refused {
+/// Thrown by the callback to leave the parser.
+struct Rejected {
   std::string problem;
   std::string field;
 };
@@ -35,12 +35,12 @@ absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Er
   std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, Event event, nlohmann::json& parsed) {
     if (depth >= max_depth && (event == Event::object_start || event == Event::array_start)) {
-      throw Refused{.problem = fmt::format("is nested deeper than {} levels", max_depth), .field = {}};
+      throw Rejected{.problem = fmt::format("is nested deeper than {} levels", max_depth), .field = {}};
     }
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw Refused{.problem = "stands twice", .field = parsed.get<std::string>()};
+      throw Rejected{.problem = "is a duplicate key", .field = parsed.get<std::string>()};
     }
     return true;
   };
@@ -52,12 +52,12 @@ absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Er
   }
   try {
     return nlohmann::json::parse(text.begin(), text.end(), check);
-  } catch (const Refused& refused) {
-    error.field = refused.field;
-    error.problem = refused.problem;
+  } catch (const Rejected& rejected) {
+    error.field = rejected.field;
+    error.problem = rejected.problem;
   } catch (const nlohmann::json::parse_error& failure) {
     error.where +=
-        fmt::format("@0x{:x}", failure.byte - std::min<size_t>(failure.byte, 1));  // bytes read, the bad one last
+        fmt::format("@0x{:x}", failure.byte - std::min<size_t>(failure.byte, 1));  // `byte` includes the bad byte
     error.problem = "is not valid JSON: " + json_problem(failure);
   } catch (const nlohmann::json::exception& failure) {
     error.problem = "is not valid JSON: " + json_problem(failure);

@@ -1,5 +1,5 @@
 #pragma once
-/// JSON read without surprises, for the library's own sources.
+/// Strict JSON parsing for the library's own sources.
 
 #include <absl/status/statusor.h>
 
@@ -13,16 +13,16 @@
 
 namespace trainkit::detail {
 
-/// Parses all of `text`. Beyond the grammar it refuses duplicate keys and nesting deeper than `max_depth`. Errors are
-/// `blame` with problem, and the byte after its `where`.
+/// Parses all of `text`. In addition to the grammar, rejects NUL bytes, duplicate keys and nesting deeper than
+/// `max_depth`. Errors are copies of `blame` with the problem, and with the byte offset appended to `where`.
 absl::StatusOr<nlohmann::json> parse_strict_json(std::string_view text, const Error& blame, int max_depth = 16);
 
-/// Whether `text` holds a NUL byte. nlohmann's parser takes it for the end of the text and what follows for nothing:
-/// whoever calls that parser instead of parse_strict_json asks this first.
+/// Returns whether `text` contains a NUL byte. nlohmann's parser treats it as the end of the text and ignores the rest.
+/// Callers that use that parser directly, not parse_strict_json, must check this first.
 bool holds_nul(std::string_view text);
 
-/// The number, or nullopt if it is no integer or not one of 64 bits with a sign, to which nlohmann's get<int64_t> would
-/// bring it somehow.
+/// Returns the number as int64_t; nullopt if it is not an integer or does not fit. nlohmann's get<int64_t> would
+/// convert such a value silently.
 template <class Json>
 std::optional<int64_t> json_integer(const Json& value) {
   if (!value.is_number_integer()) return std::nullopt;
@@ -30,7 +30,7 @@ std::optional<int64_t> json_integer(const Json& value) {
   return value.template get<int64_t>();
 }
 
-/// nlohmann's parse_error text without its prefix and position: "unexpected end of input".
+/// Returns nlohmann's parse_error text without its prefix and position: "unexpected end of input".
 std::string json_problem(const std::exception& error);
 
 }  // namespace trainkit::detail

@@ -46,7 +46,7 @@ int SystemCalls::unlinkat(int directory, const char* name, int flags) {
   return or_errno(::unlinkat(directory, name, flags));
 }
 int SystemCalls::renameat2(int directory, const char* from, const char* to, unsigned flags) {
-  // Without flags the older call does the same where renameat2 is unknown.
+  // renameat does the same without flags and exists on systems that lack renameat2.
   return flags == 0 ? or_errno(::renameat(directory, from, directory, to))
                     : or_errno(::renameat2(directory, from, directory, to, flags));
 }
@@ -54,7 +54,7 @@ int SystemCalls::fstatvfs(int descriptor, struct statvfs* result) { return or_er
 int SystemCalls::try_lock(int descriptor) { return or_errno(::flock(descriptor, LOCK_EX | LOCK_NB)); }
 
 int SystemCalls::list(int directory, std::vector<std::string>& names) {
-  // A descriptor of its own: fdopendir takes ownership and moves the position.
+  // Open a separate descriptor: fdopendir takes ownership and moves the file position.
   const int copy = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (copy < 0) return -errno;
   DIR* stream = ::fdopendir(copy);

@@ -1,6 +1,6 @@
 #pragma once
-/// Sixteen numbers at a time, for functions marked TRAINKIT_VECTORIZED: the compiler makes of each operation what the
-/// processor has.
+/// Vectors of sixteen numbers, for functions marked TRAINKIT_VECTORIZED. The compiler maps each operation to the
+/// processor's vector instructions.
 
 #include <bit>
 #include <cstdint>
@@ -17,7 +17,7 @@ using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
 using Signs = int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
 
-// Loads and stores of kLanes values, and of one: a bfloat16 (uint16_t) is the upper half of a float.
+// Loads and stores of kLanes values or of one value. A bfloat16 (uint16_t) is the upper half of a float.
 TRAINKIT_INLINE void load(const float* from, Floats& to) { std::memcpy(&to, from, sizeof to); }
 TRAINKIT_INLINE void load(const uint16_t* from, Floats& to) {
   Halves halves;
@@ -29,7 +29,7 @@ TRAINKIT_INLINE void load(const uint16_t* from, float& to) {
   to = std::bit_cast<float>(static_cast<uint32_t>(*from) << 16);
 }
 TRAINKIT_INLINE void store(const Floats& value, float* to) { std::memcpy(to, &value, sizeof value); }
-/// To the nearest bfloat16, the even one of two, as c10::BFloat16 does.
+/// Rounds to the nearest bfloat16, ties to even, as c10::BFloat16 does.
 TRAINKIT_INLINE void store(const Floats& value, uint16_t* to) {
   const auto bits = reinterpret_cast<Words>(value);
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -49,7 +49,7 @@ TRAINKIT_INLINE float sum_of(const Floats& x) {
   return sum;
 }
 
-/// x *= 2^n, with n in the low bits of `shifted` = n + 1.5 2^23.
+/// Computes x *= 2^n, with n in the low bits of `shifted` = n + 1.5 2^23.
 TRAINKIT_INLINE void scale_by_power(const Floats& shifted, Floats& x) {
   const Words exponent = (reinterpret_cast<Words>(shifted) - (0x4b400000u - 127u)) << 23;
   x *= reinterpret_cast<Floats>(exponent);
@@ -58,9 +58,9 @@ TRAINKIT_INLINE void scale_by_power(float shifted, float& x) {
   x *= std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) - (0x4b400000u - 127u)) << 23);
 }
 
-/// e^x for x <= 0, to 2 units in the last place; about 1e-38 below -87. A NaN stays one. Cephes' expf: 2^n times a
-/// polynomial on +-ln(2)/2. @tparam Number Floats, or float: without branches, so that the compiler makes vector code
-/// of a loop over it.
+/// Computes e^x for x <= 0, accurate to 2 units in the last place; about 1e-38 below -87. NaN stays NaN. Source: expf
+/// of Cephes: 2^n times a polynomial on [-ln(2)/2, ln(2)/2]. @tparam Number Floats or float. Has no branches, so the
+/// compiler vectorises a loop over it.
 template <typename Number>
 TRAINKIT_INLINE void exp_of(Number& x) {
   x = x < -87.0f ? Number{} - 87.0f : x;

@@ -13,14 +13,14 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kChunkBytes = 64 << 10;  // what a map works on at a time: stays in the nearest cache
+constexpr int64_t kChunkBytes = 64 << 10;  // bytes that a map processes at a time: fits the L1/L2 cache
 
 std::shared_ptr<const Dataset> not_null(const char* who, std::shared_ptr<const Dataset> dataset) {
   TORCH_CHECK_VALUE(dataset != nullptr, who, ": the dataset must not be null");
   return dataset;
 }
 
-// Where the fields of one row stand when they stand one after the other; the last entry is the row's size.
+// Byte offsets of the fields in a row that stores them one after the other; the last entry is the row size.
 std::vector<int64_t> offsets_in_row(const std::vector<FieldSpec>& fields) {
   std::vector<int64_t> offsets = {0};
   for (const FieldSpec& field : fields) offsets.push_back(offsets.back() + field.row_bytes());
@@ -46,7 +46,7 @@ MapDataset::MapDataset(std::shared_ptr<const Dataset> dataset, std::vector<Field
     : dataset_(not_null("MapDataset", std::move(dataset))), fields_(std::move(fields)), function_(std::move(function)) {
   for (const FieldSpec& field : dataset_->fields()) {
     in_offsets_.push_back(in_bytes_);
-    in_bytes_ += (field.row_bytes() + 63) / 64 * 64;  // so that any element type is aligned
+    in_bytes_ += (field.row_bytes() + 63) / 64 * 64;  // aligned for any element type
   }
 }
 
@@ -85,7 +85,7 @@ void MapDataset::map(std::span<const RowKey> keys, const BatchView& out) const {
 SubsetDataset::SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices)
     : dataset_(not_null("SubsetDataset", std::move(dataset))), indices_(std::move(indices)) {
   for (const int64_t index : indices_) {
-    TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "SubsetDataset: index ", index, " is not one of the ",
+    TORCH_CHECK_INDEX(index >= 0 && index < dataset_->size(), "SubsetDataset: index ", index, " is out of range for ",
                       dataset_->size(), " rows");
   }
 }
@@ -126,7 +126,7 @@ void ConcatDataset::get(const RowKey& key, const BatchView& out, int64_t at) con
   datasets_[part]->get(inner, out, at);
 }
 
-// Runs of rows of the same part are read together.
+// Reads consecutive rows of the same dataset with one call.
 void ConcatDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   detail::Scratch<RowKey> inner;
   inner->assign(keys.begin(), keys.end());
@@ -152,6 +152,16 @@ std::string ConcatDataset::describe(int64_t index) const {
 
 // ---- CachedDataset
 
+// Note [Lock-free row cache]
+//
+// states_[i] of row i goes from kAbsent to kBeingWritten to kPresent and never back. The compare-exchange in store()
+// selects one writer. Its release store of kPresent follows the copy, and the acquire load in present() precedes every
+// read, so a reader sees either no row or all of it. A worker that loses the race has already read the row into its own
+// batch and does not wait. kAbsent is 0, the value of the zero-initialised array.
+//
+// The cache reserves address space for all rows at once (MAP_NORESERVE). The kernel provides a page when a row is first
+// written to it, so memory grows with the cached rows and rows never move.
+
 CachedDataset::CachedDataset(std::shared_ptr<const Dataset> dataset, CachedDatasetOptions options)
     : dataset_(not_null("CachedDataset", std::move(dataset))), offsets_(offsets_in_row(dataset_->fields())) {
   row_bytes_ = offsets_.back();
@@ -159,7 +169,7 @@ CachedDataset::CachedDataset(std::shared_ptr<const Dataset> dataset, CachedDatas
   if (options.max_bytes >= 0 && row_bytes_ > 0) capacity_ = std::min(capacity_, options.max_bytes / row_bytes_);
   states_ = std::make_unique<std::atomic<uint8_t>[]>(capacity_);
   if (capacity_ * row_bytes_ == 0) return;
-  // Address space alone: a page of it becomes memory when a row is written there.
+  // Reserves address space only. See Note [Lock-free row cache].
   void* memory =
       mmap(nullptr, capacity_ * row_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -197,7 +207,7 @@ void CachedDataset::get(const RowKey& key, const BatchView& out, int64_t at) con
   store(key.index, out, at);
 }
 
-// Rows that are present are copied; runs of rows that are not are read together.
+// Copies rows that are present and reads runs of absent rows with one call.
 void CachedDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   constexpr size_t kAhead = 8;
   for (size_t at = 0; at < keys.size();) {

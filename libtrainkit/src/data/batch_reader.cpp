@@ -69,8 +69,8 @@ void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, Team
   }
 }
 
-// Finds out which rows are bad, and goes on without them as on_error says. The good rows come out the same as they
-// would have from get_batch.
+// Reads the rows one by one to find the bad ones, and handles these by `on_error_`. The good rows are the same, bit for
+// bit, as those of get_batch.
 void BatchReader::read_row_by_row(const BatchPlan& plan, Slot& slot, Scratch& scratch) const {
   auto& indices = slot.row_indices();
   int64_t at = 0, padding = 0;
@@ -89,7 +89,7 @@ void BatchReader::read_row_by_row(const BatchPlan& plan, Slot& slot, Scratch& sc
   slot.padding_rows = padding;
 }
 
-// Reads one row to position `at`; otherwise lists it as bad and, if that is the policy, makes the batch fail.
+// Reads one row to position `at`. If that fails, records the row as bad and, with kFail, fails the batch.
 bool BatchReader::read_row(const RowKey& key, Slot& slot, int64_t at) const {
   note_reading(key);
   try {
@@ -108,8 +108,8 @@ bool BatchReader::read_row(const RowKey& key, Slot& slot, int64_t at) const {
   }
 }
 
-// The first row after `position` in the order of the epoch, going round at its end, that can be read: a function of the
-// position alone, so that it is the same for any batch size and number of workers.
+// Reads the first readable row after `position` in the order of the epoch, continuing at its start after its end. The
+// result is a function of the position only, so it is the same for any batch size and number of workers.
 bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot& slot, int64_t at) const {
   const int64_t size = sampler_->size(), tries = std::min(size - 1, kMaxReplacements);
   for (int64_t i = 1; i <= tries; ++i) {
@@ -120,12 +120,13 @@ bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot
       return true;
     if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) return false;
   }
-  slot.status = to_status({.exit_code = ExitCode::kData,
-                           .id = "data.rows",
-                           .problem = "no row could be read of the " + std::to_string(tries + 1) + " from position " +
-                                      std::to_string(position) + " of the order",
-                           .hint = "the last one: " + slot.bad_samples.back().cause},
-                          absl::StatusCode::kDataLoss);
+  slot.status =
+      to_status({.exit_code = ExitCode::kData,
+                 .id = "data.rows",
+                 .problem = "none of " + std::to_string(tries + 1) + " rows could be read, starting at position " +
+                            std::to_string(position) + " of the epoch",
+                 .hint = "last error: " + slot.bad_samples.back().cause},
+                absl::StatusCode::kDataLoss);
   return false;
 }
 

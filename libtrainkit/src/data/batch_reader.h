@@ -1,5 +1,5 @@
 #pragma once
-/// Reads the rows of one batch into a slot, and deals with those that cannot be read.
+/// Reads the rows of one batch into a slot and handles rows that cannot be read.
 
 #include <memory>
 #include <vector>
@@ -16,7 +16,7 @@ struct BatchPlan {
   int64_t rows = 0;
 };
 
-/// Shared by all threads; what a thread needs of its own is in `Scratch`.
+/// Shared by all threads. `Scratch` holds the state of one thread.
 class BatchReader {
  public:
   BatchReader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler, OnError on_error,
@@ -26,17 +26,18 @@ class BatchReader {
     std::vector<RowKey> keys;
   };
 
-  /// Fills `slot` (prepared) with the rows of `plan`: a pure function of the plan, whichever thread calls it. What goes
-  /// wrong is left in the slot. Never throws. With a `team`, other readers take part, `rows_per_part` at a time.
+  /// Fills `slot` (prepared) with the rows of `plan`: a pure function of the plan, whichever thread calls it. Stores
+  /// errors in the slot and never throws. With a `team`, other readers take part and read `rows_per_part` rows at a
+  /// time.
   void read(const BatchPlan& plan, Slot& slot, Scratch& scratch, TeamRead* team = nullptr,
             int64_t rows_per_part = 1) const noexcept;
 
-  /// Rows that may fail one after the other before a replacement is given up.
+  /// Maximum number of consecutive bad rows before the search for a replacement fails.
   static constexpr int64_t kMaxReplacements = 1000;
 
   const Dataset& dataset() const { return *dataset_; }
   const Sampler& sampler() const { return *sampler_; }
-  /// "row 17 (photo.jpg)", or without the name if the dataset gives none.
+  /// Returns "row 17 (photo.jpg)", or "row 17" if the dataset gives no name.
   std::string row_name(int64_t index) const noexcept;
 
  private:
@@ -50,7 +51,7 @@ class BatchReader {
   int64_t max_bad_samples_;
 };
 
-/// The error of a row that could not be read. Keeps the exit code, id and hint of an Error in `cause`.
+/// Makes the error of an unreadable row. Keeps the exit code, id and hint of an Error in `cause`.
 absl::Status row_error(const BadSample& row, const absl::Status& cause);
 
 }  // namespace trainkit::detail

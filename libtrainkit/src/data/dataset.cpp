@@ -24,7 +24,7 @@ std::ostream& operator<<(std::ostream& out, const FieldSpec& field) {
 }
 
 void Dataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
-  // Far enough ahead for the memory's latency, near enough for the first level of the cache (8 rows of 1 KB).
+  // Eight rows ahead hides the memory latency and still fits the L1 cache with rows of 1 KB.
   constexpr size_t kAhead = 8;
   for (size_t i = 0; i < std::min(kAhead, keys.size()); ++i) prefetch(keys[i].index);
   for (size_t i = 0; i < keys.size(); ++i) {

@@ -22,24 +22,24 @@ void DeviceCopier::begin(RingSlot* slot) {
   Batch batch = slot->slot.lend(slot->slot.rows_read, slot->slot.padding_rows).to(device_, /*non_blocking=*/true);
   c10::Event done(device_.type());
   done.record(stream_);
-  under_way_.emplace(Copy{slot, std::move(batch), std::move(done)});
+  in_progress_.emplace(Copy{slot, std::move(batch), std::move(done)});
 }
 
 Batch DeviceCopier::finish() {
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-  under_way_->done.block(current);
-  // The memory was taken on our stream: it must not be taken again before the consumer's stream is done with it.
-  for (const at::Tensor& tensor : under_way_->batch.tensors()) tensor.record_stream(current);
-  Batch batch = std::move(under_way_->batch);
-  under_way_.reset();
+  in_progress_->done.block(current);
+  // The allocator must not reuse the memory before the consumer's stream is done. See Note [Copy ahead].
+  for (const at::Tensor& tensor : in_progress_->batch.tensors()) tensor.record_stream(current);
+  Batch batch = std::move(in_progress_->batch);
+  in_progress_.reset();
   return batch;
 }
 
 RingSlot* DeviceCopier::discard() {
-  if (!under_way_) return nullptr;
-  under_way_->done.synchronize();
-  RingSlot* slot = under_way_->slot;
-  under_way_.reset();
+  if (!in_progress_) return nullptr;
+  in_progress_->done.synchronize();
+  RingSlot* slot = in_progress_->slot;
+  in_progress_.reset();
   return slot;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Copies the next batch to a device while the present one is trained on.
+/// Copies the next batch to a device while the model trains on the current one.
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -10,19 +10,31 @@
 
 namespace trainkit::detail {
 
-/// Owns a stream. One copy is under way at a time. Written on c10's device-neutral streams and events, so that it needs
-/// no CUDA header and is compiled everywhere.
+// Note [Copy ahead]
+//
+// Prefetcher::next() returns batch n and starts the copy of batch n + 1, if that is ready, on a separate stream. The
+// host never waits for either:
+//
+// - begin() queues the copies on the copier's stream and records an event after them. Batch::to also registers the copy
+//   with the slot (PendingCopies), so the slot is not refilled while the device reads it.
+// - finish() makes the consumer's current stream wait for the event. record_stream() tells the caching allocator that
+//   this stream uses the memory, which was allocated on the copier's stream. Otherwise the allocator could reuse it for
+//   the copy after next while the model still reads it.
+// - discard() is the only call that blocks. It runs when the consumer moves to another position or ends.
+
+/// Owns the copy stream. At most one copy is in progress. Uses c10's device-neutral streams and events, so it needs no
+/// CUDA header and compiles in every build.
 class DeviceCopier {
  public:
   explicit DeviceCopier(at::Device device);
 
-  /// Begins to copy the batch of `slot` on the copier's stream; the host does not wait.
+  /// Starts the copy of the batch in `slot` on the copier's stream. The host does not wait.
   void begin(RingSlot* slot);
-  /// The slot that begin() was called with and finish() was not; null if there is none. It is still lent.
-  RingSlot* slot() const { return under_way_ ? under_way_->slot : nullptr; }
-  /// The batch on the device. Work queued on the current stream from now on waits for the copy; the host does not.
+  /// Slot of the copy that was started and not finished; null if there is none. The slot is still lent.
+  RingSlot* slot() const { return in_progress_ ? in_progress_->slot : nullptr; }
+  /// Returns the batch on the device. Later work on the current stream waits for the copy; the host does not.
   Batch finish();
-  /// Waits for the copy that is under way and forgets it. Its slot, or null.
+  /// Waits for the copy in progress and drops it. Returns its slot, or null.
   RingSlot* discard();
 
  private:
@@ -34,7 +46,7 @@ class DeviceCopier {
 
   at::Device device_;
   c10::Stream stream_;
-  std::optional<Copy> under_way_;
+  std::optional<Copy> in_progress_;
 };
 
 }  // namespace trainkit::detail

@@ -40,7 +40,7 @@ struct Header {
   uint64_t row_bytes;
   DigestBytes fields_digest;
   DigestBytes origin_digest;
-  DigestBytes header_digest;  // of the fields above
+  DigestBytes header_digest;  // digest of the fields above
 };
 static_assert(sizeof(Header) == 80);
 
@@ -95,7 +95,7 @@ absl::Status disk_error(const std::string& path, const std::string& problem, int
                    error == ENOSPC ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kAborted);
 }
 
-/// Writes all of it. 0 or errno.
+/// Writes all bytes. Returns 0 or errno.
 int write_at(int descriptor, const void* data, size_t size, int64_t offset) {
   const auto* bytes = static_cast<const char*>(data);
   while (size > 0) {
@@ -109,29 +109,30 @@ int write_at(int descriptor, const void* data, size_t size, int64_t offset) {
   return 0;
 }
 
-absl::Status no_room(const std::string& path, int64_t bytes, int64_t room) {
+absl::Status no_space_error(const std::string& path, int64_t bytes, int64_t free_bytes) {
   return to_status({.exit_code = ExitCode::kStorage,
                     .id = "storage.cache",
                     .where = path,
-                    .problem = "no room for a cache of " + describe_bytes(bytes),
-                    .got = describe_bytes(room) + " free",
-                    .expected = describe_bytes(bytes - room) + " more"},
+                    .problem = "not enough space for a cache of " + describe_bytes(bytes),
+                    .got = describe_bytes(free_bytes) + " free",
+                    .expected = describe_bytes(bytes - free_bytes) + " more"},
                    absl::StatusCode::kResourceExhausted);
 }
 
-/// A whole new file beside `path`, put in its place; unless another process was faster, whose file then stays.
+/// Creates the file under a temporary name and renames it to `path`. If another process was faster, keeps its file.
 absl::Status make_file(const std::string& path, const Header& header, int64_t bytes, bool replace) {
   SystemCalls& kernel = SystemCalls::kernel();
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().create_directories(folder));
-  // Before fallocate, which fills the disk before it says that it is too small.
-  const absl::StatusOr<int64_t> room = directory.free_bytes();
-  if (room.ok() && *room < bytes) return no_room(path, bytes, *room);
+  // Check first: fallocate fills the disk before it reports that the space is too small.
+  const absl::StatusOr<int64_t> free_bytes = directory.free_bytes();
+  if (free_bytes.ok() && *free_bytes < bytes) return no_space_error(path, bytes, *free_bytes);
   const std::string temporary = folder + "/" + temporary_name(name);
   const int file = kernel.openat(AT_FDCWD, temporary.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (file < 0) return disk_error(path, "cannot create the cache", -file);
   int error = ::posix_fallocate(file, 0, bytes);
-  const std::string what = error ? "no room for a cache of " + describe_bytes(bytes) : "cannot write the cache";
+  const std::string what =
+      error ? "not enough space for a cache of " + describe_bytes(bytes) : "cannot write the cache";
   if (error == 0) error = write_at(file, &header, sizeof header, 0);
   if (error == 0) error = -kernel.fsync(file);
   kernel.close(file);
@@ -152,7 +153,7 @@ int64_t DiskCachedDataset::file_bytes(const Dataset& dataset) {
 absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> DiskCachedDataset::open(std::shared_ptr<const Dataset> dataset,
                                                                                  const std::string& path,
                                                                                  const std::string& origin) {
-  TORCH_CHECK_VALUE(dataset, "the dataset is null");
+  TORCH_CHECK_VALUE(dataset, "DiskCachedDataset: the dataset must not be null");
   const Header header = header_for(*dataset, origin);
   const int64_t bytes = file_bytes(*dataset);
   const auto fits = [&](const absl::StatusOr<std::shared_ptr<const MappedFile>>& file) {
@@ -166,7 +167,7 @@ absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> DiskCachedDataset::open
     file = MappedFile::open(path);
   }
   TRAINKIT_RETURN_IF_ERROR(reclassify(file.status(), ExitCode::kStorage, "storage.cache"));
-  if (!fits(file)) return disk_error(path, "another program uses the cache for other rows", EBUSY);
+  if (!fits(file)) return disk_error(path, "another process has replaced the cache by one for other rows", EBUSY);
   const int descriptor =
       SystemCalls::kernel().openat(AT_FDCWD, (*file)->same_file_path().c_str(), O_WRONLY | O_CLOEXEC, 0);
   if (descriptor < 0) return disk_error(path, "cannot open the cache", -descriptor);
@@ -188,8 +189,21 @@ DiskCachedDataset::DiskCachedDataset(std::shared_ptr<const Dataset> dataset, std
 
 DiskCachedDataset::~DiskCachedDataset() { SystemCalls::kernel().close(descriptor_); }
 
-// A private map of pages that this process never wrote to shows what is written to the file: on Linux they are the same
-// pages. Where that should not hold, digests differ and rows are read from the dataset.
+// Note [Row cache on disk]
+//
+// write() stores the row first and its digest afterwards. Nothing is flushed per row, so after a crash the disk may
+// hold any part of either. A digest of zeros means "absent". read() compares the digest of the bytes with the stored
+// one the first time that this process reads a row, and then sets checked_. An incomplete or damaged row has another
+// digest and is read from the dataset again. Several processes can write the same row: the dataset is
+// deterministic, so all of them write the same bytes.
+//
+// Reads use a private map and writes use pwrite. On Linux, a private map shows changes of the file in pages that this
+// process has not written to. On a system without this property, digests would differ, and rows would be read from the
+// dataset: slower, but correct.
+//
+// make_file() reserves all space (fallocate), writes the header under a temporary name, flushes and renames. Without
+// `replace`, RENAME_NOREPLACE lets the first of several processes win; open() then checks the winner's header.
+
 bool DiskCachedDataset::present(int64_t index) const {
   DigestBytes entry;
   std::memcpy(entry.data(), file_->bytes().data() + kPage + index * std::ssize(entry), entry.size());
@@ -210,7 +224,7 @@ bool DiskCachedDataset::read(int64_t index, const BatchView& out, int64_t at) co
     std::memcpy(out.row(field, at), row, static_cast<size_t>(out.row_bytes(field)));
     row += out.row_bytes(field);
   }
-  return file_->check().ok();  // a file that was cut meanwhile gives zeros
+  return file_->check().ok();  // false if the file was truncated: its pages then read as zeros
 }
 
 void DiskCachedDataset::write(int64_t index, const BatchView& from, int64_t at) const {
@@ -258,7 +272,7 @@ absl::StatusOr<CacheBuild> DiskCachedDataset::build(int num_threads, const Cache
   CacheBuild result;
   const auto work = [&] {
     const int threads = at::get_num_threads();
-    at::set_num_threads(1);  // this thread's: rows are what is shared out
+    at::set_num_threads(1);  // for this thread: the rows are the parallel work
     std::vector<std::vector<std::byte>> memory;
     std::vector<BatchView::Field> places;
     for (const FieldSpec& field : fields()) {
@@ -271,12 +285,12 @@ absl::StatusOr<CacheBuild> DiskCachedDataset::build(int num_threads, const Cache
       try {
         get({.index = index, .origin = index}, row, 0);
       } catch (...) {
-        refused = true;  // the loader says why when it wants the row
+        refused = true;  // the loader reports the cause when it reads the row
       }
       const std::lock_guard lock(mutex);
       if (refused) result.refused.push_back(index);
       if (progress && !progress(++done, size())) stop = true;
-      if (!write_status().ok()) stop = true;  // a disk that is full will not hold the others either
+      if (!write_status().ok()) stop = true;  // the disk is full or failing: later rows would fail too
     }
     at::set_num_threads(threads);
   };

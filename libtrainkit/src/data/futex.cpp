@@ -12,7 +12,7 @@ namespace trainkit::detail {
 void Futex::wait(uint32_t ticket, Clock::time_point deadline) {
   timespec until{};
   if (deadline != Clock::time_point::max()) {
-    // FUTEX_WAIT_BITSET takes an absolute time of CLOCK_MONOTONIC, which steady_clock is.
+    // FUTEX_WAIT_BITSET takes an absolute time of CLOCK_MONOTONIC, the clock of steady_clock.
     const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count();
     until.tv_sec = nanoseconds / 1'000'000'000;
     until.tv_nsec = nanoseconds % 1'000'000'000;

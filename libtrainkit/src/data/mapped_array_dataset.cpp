@@ -24,10 +24,9 @@ absl::StatusOr<std::shared_ptr<const MappedArrayDataset>> MappedArrayDataset::op
   const auto header = detail::parse_npy_header(file->text());
   if (!header.ok()) return bad_file("data.npy", path, std::string(header.status().message()));
   if (header->shape.empty())
-    return bad_file("data.npy", path, "the array is a single number, without a dimension of rows");
+    return bad_file("data.npy", path, "the array is a scalar; expected at least one dimension");
   if (header->fortran_order) {
-    return bad_file("data.npy", path,
-                    "arrays in Fortran order are not supported: write numpy.ascontiguousarray(array)");
+    return bad_file("data.npy", path, "Fortran order is not supported; save numpy.ascontiguousarray(array)");
   }
   const int64_t available = static_cast<int64_t>(file->bytes().size()) - header->data_offset;
   if (const auto bytes = detail::npy_array_bytes(*header, available); !bytes.ok()) {
@@ -43,8 +42,8 @@ absl::StatusOr<std::shared_ptr<const MappedArrayDataset>> MappedArrayDataset::op
   TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
   const auto bytes = static_cast<int64_t>(file->bytes().size()), row_bytes = field.row_bytes();
   if (row_bytes <= 0 || bytes % row_bytes != 0) {
-    return bad_file("data.array", path, "the file is not a whole number of rows", std::to_string(bytes) + " bytes",
-                    "a multiple of " + std::to_string(row_bytes) + " bytes");
+    return bad_file("data.array", path, "the file size is not a multiple of the row size",
+                    std::to_string(bytes) + " bytes", "a multiple of " + std::to_string(row_bytes) + " bytes");
   }
   return std::shared_ptr<const MappedArrayDataset>(
       new MappedArrayDataset(std::move(file), std::move(field), 0, bytes / row_bytes));
@@ -58,7 +57,7 @@ MappedArrayDataset::MappedArrayDataset(std::shared_ptr<const MappedFile> file, F
       row_bytes_(fields_[0].row_bytes()),
       size_(size) {}
 
-// What was read is good only if the file is still whole.
+// Fails if the file was truncated: the bytes just read may then be zeros.
 void MappedArrayDataset::check() const {
   if (const absl::Status status = file_->check(); !status.ok()) throw absl::BadStatusOrAccess(status);
 }

@@ -10,10 +10,22 @@
 namespace trainkit::detail {
 namespace {
 
+// Note [Streaming stores]
+//
+// A normal store reads the cache line before it changes it, and evicts other data from the cache. A streaming store of
+// a whole line does neither. Large batches are written this way, because the step that follows needs the cache.
+//
+// - Streaming stores are fast only if they fill whole lines, one line after the other: the processor then combines the
+//   stores of a line and writes it once. StreamingWriter collects the pieces of a patch into lines.
+// - The first and the last line of the output may also belong to another thread's patches. They are written with
+//   memcpy, and only in the bytes that belong to this writer.
+// - Streaming stores are not ordered with other stores. The sfence in end_streaming() makes them visible before the
+//   thread reports that its part is done.
+
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
 #ifdef __SSE2__
-// A line must leave the core's write-combining buffers as a whole: its stores stand together.
+// The four stores of a line stay together, so that the write-combining buffer is flushed as one line.
 void stream_lines_sse2(std::byte* to, const std::byte* from, int64_t lines) {
   for (; lines > 0; --lines, to += kLine, from += kLine) {
     const auto* source = reinterpret_cast<const __m128i*>(from);
@@ -36,15 +48,14 @@ __attribute__((target("avx512f"))) void stream_lines_avx512(std::byte* to, const
 using StreamLines = void (*)(std::byte*, const std::byte*, int64_t);
 const StreamLines stream_lines = __builtin_cpu_supports("avx512f") ? stream_lines_avx512 : stream_lines_sse2;
 
-void end_streaming() { _mm_sfence(); }  // the lines are in memory before another thread is told so
+void end_streaming() { _mm_sfence(); }  // see Note [Streaming stores]
 #else
-// Without streaming stores a line is copied as any other.
+// Without streaming stores, lines are copied normally.
 void stream_lines(std::byte* to, const std::byte* from, int64_t lines) { std::memcpy(to, from, lines * kLine); }
 void end_streaming() {}
 #endif
 
-/// Joins pieces to whole lines, which go past the cache. Only the first and the last line, of which others may own a
-/// part, are written through it.
+/// Collects pieces into cache lines and writes these with streaming stores. See Note [Streaming stores].
 class StreamingWriter {
  public:
   explicit StreamingWriter(float* out)
@@ -88,9 +99,9 @@ class StreamingWriter {
     filled_ = foreign_ = 0;
   }
 
-  std::byte* to_;        // the line that is being filled
-  int64_t filled_ = 0;   // bytes of it
-  int64_t foreign_ = 0;  // of those, at its beginning, not ours
+  std::byte* to_;        // the line being filled
+  int64_t filled_ = 0;   // bytes filled in it
+  int64_t foreign_ = 0;  // bytes at its start that belong to another writer
   alignas(kLine) std::byte line_[kLine];
 };
 
@@ -106,7 +117,7 @@ class CachedWriter {
   float* to_;
 };
 
-/// Appends one patch, run by run: whole rows where the columns keep their order, else pixel by pixel.
+/// Appends one patch in runs: whole rows if the columns keep their order, else single pixels.
 template <class Writer>
 void append_patch(const PatchSource& source, int64_t pixel, unsigned orientation, Writer& writer) {
   const int64_t size = source.patch_size, bands = source.bands, stride = source.row_stride();

@@ -1,4 +1,4 @@
-// Gathers, flips and turns patches on the GPU: a block for each row of each patch, a thread for some bands of it.
+// Gathers, flips and rotates patches on the GPU: one block per row of each patch; its threads share the bands.
 #include <cuda_runtime.h>
 
 #include "data/patch_gather.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Copies in units of Vector (float, float2, float4); `bands` and the strides count them.
+/// Copies elements of type Vector (float, float2, float4). `bands` and the strides count these elements.
 template <class Vector>
 __global__ void gather_patches_kernel(const Vector* __restrict__ image, int64_t pixels_in_image, int64_t width,
                                       int64_t row_stride, int bands, int patch_size, const int64_t* __restrict__ pixels,

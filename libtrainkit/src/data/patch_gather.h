@@ -1,15 +1,15 @@
 #pragma once
-/// The two ways to gather patches, on plain memory.
+/// Patch gathering on plain memory: on the CPU and with CUDA.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace trainkit::detail {
 
-/// An image with its border, and what is cut out of it.
+/// A padded image and the size of its patches.
 struct PatchSource {
   const float* image = nullptr;
-  /// Of the image without its border.
+  /// Size of the image without its padding.
   int64_t height = 0, width = 0;
   int64_t bands = 0;
   int64_t patch_size = 1;
@@ -20,11 +20,11 @@ struct PatchSource {
 };
 
 /// Writes `count` patches to `out`, one after the other, in the calling thread. `orientations` may be null. `streaming`
-/// writes past the cache.
+/// bypasses the cache.
 void copy_patches(const PatchSource& source, const int64_t* pixels, const uint8_t* orientations, int64_t count,
                   float* out, bool streaming);
 
-/// Starts the CUDA kernel that does so on `stream` (a cudaStream_t), with pointers to the memory of the current device.
+/// Launches the CUDA kernel for the same on `stream` (a cudaStream_t), with pointers to memory of the current device.
 /// Returns the cudaError_t of the launch.
 int launch_gather_patches(const PatchSource& source, const int64_t* pixels, const uint8_t* orientations, int64_t count,
                           float* out, void* stream);

@@ -24,9 +24,9 @@
 namespace trainkit {
 namespace {
 
-constexpr uint64_t kOrientationStream = 0x6f7269656e740001;  // keeps orientations apart from other uses of a row's key
+constexpr uint64_t kOrientationStream = 0x6f7269656e740001;  // separates orientations from other uses of a row's key
 constexpr int64_t kStreamingBytes = int64_t{4} << 20;
-constexpr int64_t kGrainBytes = int64_t{256} << 10;  // what a thread is worth
+constexpr int64_t kGrainBytes = int64_t{256} << 10;  // minimum of work for another thread
 
 detail::PatchSource source_of(const at::Tensor& image, int64_t patch_size) {
   TORCH_CHECK_VALUE(patch_size >= 1 && patch_size % 2 == 1, "patch_size must be odd and >= 1, got ", patch_size);
@@ -37,8 +37,8 @@ detail::PatchSource source_of(const at::Tensor& image, int64_t patch_size) {
                                    .width = image.size(1) - patch_size + 1,
                                    .bands = image.size(2),
                                    .patch_size = patch_size};
-  TORCH_CHECK_VALUE(source.height >= 1 && source.width >= 1 && source.bands >= 1, "image: ", image.sizes(),
-                    " with its border is smaller than a patch of ", patch_size);
+  TORCH_CHECK_VALUE(source.height >= 1 && source.width >= 1 && source.bands >= 1, "image: sizes ", image.sizes(),
+                    " are too small for a patch_size of ", patch_size);
   TORCH_CHECK_VALUE(source.patch_floats() < (int64_t{1} << 31), "a patch of ", patch_size, " x ", patch_size, " x ",
                     source.bands, " is too large");
   return source;
@@ -46,8 +46,8 @@ detail::PatchSource source_of(const at::Tensor& image, int64_t patch_size) {
 
 void check_inside(const detail::PatchSource& source, const int64_t* pixels, int64_t count) {
   for (int64_t n = 0; n < count; ++n) {
-    TORCH_CHECK_INDEX(pixels[n] >= 0 && pixels[n] < source.pixels(), "pixel ", pixels[n], " is not one of ",
-                      source.height, " x ", source.width);
+    TORCH_CHECK_INDEX(pixels[n] >= 0 && pixels[n] < source.pixels(), "pixel ", pixels[n], " is out of range for ",
+                      source.height, " x ", source.width, " pixels");
   }
 }
 
@@ -70,8 +70,8 @@ void gather_on_cpu(const detail::PatchSource& source, const int64_t* pixels, con
   });
 }
 
-/// Whether LibTorch's operations gather from `image`: it is on a GPU that our kernel does not run on, or the CPU stands
-/// in for one (core/gpu_operations.h).
+/// Returns whether to gather with LibTorch's operations: if this build's kernel does not run on the image's GPU, or if
+/// the CPU simulates such a GPU (core/gpu_operations.h).
 bool gathers_by_libtorch(const at::Tensor& image) {
 #ifdef TRAINKIT_WITH_CUDA
   if (image.is_cuda()) return !detail::has_gpu_kernels(image.device());
@@ -79,8 +79,8 @@ bool gathers_by_libtorch(const at::Tensor& image) {
   return image.is_cpu() && detail::GpuOperations::wanted() && !detail::GpuOperations::has_kernels();
 }
 
-/// Selects the pixels of all patches by their indices. Never synchronises. Takes 8 bytes of memory for each of these
-/// pixels, a few times over.
+/// Selects the pixels of all patches by index. Never synchronises. Allocates several temporaries of 8 bytes per pixel
+/// of the patches.
 void gather_by_libtorch(const at::Tensor& out, const at::Tensor& image, const detail::PatchSource& source,
                         const at::Tensor& pixels, const at::Tensor& orientations) {
   const c10::AutoGradMode no_gradients(false);
@@ -99,7 +99,7 @@ void gather_by_libtorch(const at::Tensor& out, const at::Tensor& image, const de
   const at::Tensor corner = pixels.view({-1, 1, 1});
   const at::Tensor index =
       (corner.floor_divide(source.width) + row) * image.size(1) + corner.remainder(source.width) + column;
-  // Past the end of the image for a pixel that is not one of it: index_select reports that as our kernel does.
+  // Use an index past the end for a pixel outside the scene, so that index_select reports it as the kernel does.
   const at::Tensor is_inside = corner.ge(0).logical_and(corner.lt(source.pixels()));
   const at::Tensor checked = at::where(is_inside, index, image.size(0) * image.size(1));
   at::Tensor rows = out.view({-1, source.bands});
@@ -115,7 +115,7 @@ uint8_t draw_orientation(const RowKey& key) {
 
 at::Tensor gather_patches(const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,
                           const at::Tensor& orientations, PatchStores stores) {
-  (void)source_of(image, patch_size);  // its checks come before the memory is taken
+  (void)source_of(image, patch_size);  // checks the image before allocating
   const at::Tensor out = at::empty({pixels.numel(), patch_size, patch_size, image.size(2)}, image.options());
   gather_patches_out(out, image, pixels, patch_size, orientations, stores);
   return out;
@@ -142,13 +142,13 @@ void gather_patches_out(const at::Tensor& out, const at::Tensor& image, const at
     return gather_on_cpu(source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(), stores);
   }
 #ifdef TRAINKIT_WITH_CUDA
-  TORCH_CHECK_VALUE(image.is_cuda(), "image: expected it on the CPU or CUDA, got ", image.device());
+  TORCH_CHECK_VALUE(image.is_cuda(), "image: must be on the CPU or a CUDA device, got ", image.device());
   const c10::cuda::CUDAGuard guard(image.device());
   C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_gather_patches(
       source, index.const_data_ptr<int64_t>(), codes, count, out.mutable_data_ptr<float>(),
       c10::cuda::getCurrentCUDAStream(image.device().index()).stream())));
 #else
-  TORCH_CHECK_VALUE(false, "image: expected it on the CPU (this build is without CUDA), got ", image.device());
+  TORCH_CHECK_VALUE(false, "image: must be on the CPU (this build has no CUDA), got ", image.device());
 #endif
 }
 
@@ -159,7 +159,7 @@ PatchDataset::PatchDataset(at::Tensor image, const at::Tensor& pixels, const at:
       labels_(to_vector(labels, "labels")),
       options_(options) {
   const detail::PatchSource source = source_of(image_, options_.patch_size);
-  TORCH_CHECK_VALUE(image_.is_cpu(), "image: expected it on the CPU, got ", image_.device());
+  TORCH_CHECK_VALUE(image_.is_cpu(), "image: must be on the CPU, got ", image_.device());
   TORCH_CHECK_VALUE(labels_.size() == pixels_.size(), "labels: expected ", pixels_.size(), ", got ", labels_.size());
   check_inside(source, pixels_.data(), size());
   fields_ = {{"x", at::kFloat, {options_.patch_size, options_.patch_size, source.bands}},

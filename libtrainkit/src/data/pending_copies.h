@@ -1,5 +1,5 @@
 #pragma once
-/// Copies to devices that may still read a batch's memory.
+/// Device copies that may still read a batch's memory.
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -10,18 +10,18 @@
 
 namespace trainkit::detail {
 
-/// The ends of copies, as events of the streams that make them. Threads: any; replicas copy their rows at once.
+/// Holds the ends of copies as events. Thread-safe: several replicas may copy their rows concurrently.
 class PendingCopies {
  public:
-  /// Everything that was queued so far on the current stream of `device`.
+  /// Records the end of all work queued so far on the current stream of `device`.
   void add(c10::Device device);
   bool is_empty() const {
     const std::lock_guard lock(mutex_);
     return ends_.empty();
   }
-  /// Whether all have ended; if so it forgets them.
+  /// Returns whether all copies have ended, and removes them if so.
   bool have_ended();
-  /// Blocks until all have ended.
+  /// Blocks until all copies have ended.
   void wait();
 
  private:

@@ -11,11 +11,10 @@
 namespace trainkit {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // rounds for a few that fell outside cost by the block
+constexpr int64_t kBlock = 1024;  // cycle walking costs one extra pass per block, however few positions need it
 constexpr int64_t kShuffledBelow = 257;
 
-// One half of the network: 2 multiplications, of whose result the upper bits are used, which depend on every bit of
-// `x`.
+// Round function: 2 multiplications. Callers use the upper bits of the result, which depend on every bit of `x`.
 [[gnu::always_inline]] inline uint32_t mix(uint32_t x) {
   x *= 0x9e3779b1u;
   x ^= x >> 15;
@@ -52,7 +51,7 @@ TRAINKIT_VECTORIZED void rounds(uint64_t* x, int64_t count, const uint64_t* keys
   feistel(x, count, keys, left_bits, right_bits);
 }
 
-// One block: all positions through the network, then again those that fell outside, until none is left.
+// Fills one block: applies the network to all positions, then again to those outside [0, size), until none is left.
 template <class Word>
 void fill_block(int64_t size, int64_t begin, int64_t stride, std::span<int64_t> out, const uint64_t* keys,
                 int left_bits, int right_bits) {

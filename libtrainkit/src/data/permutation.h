@@ -1,5 +1,5 @@
 #pragma once
-/// A shuffle that is computed, not stored.
+/// A shuffle that is computed instead of stored.
 
 #include <array>
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 namespace trainkit {
 
-/// A permutation of 0 .. size-1 chosen by a 64-bit key: the image of any position in O(1) time and memory.
+/// Permutes 0 .. size-1 by a 64-bit key. Computes the image of any position in O(1) time and memory.
 ///
-/// A Feistel network of six rounds on the smallest power of two that is not below `size`; an image outside is sent
-/// through the network again until it falls inside ("cycle walking", twice on average at worst). Evaluated 256
-/// positions at a time, so that the compiler's vector code does several at once. Up to 256 elements, where a network
-/// this small is visibly biased, the permutation is shuffled by Fisher and Yates, at O(size) per call. Sources: Luby
-/// and Rackoff 1988 (the network), Black and Rogaway 2002 (cycle walking). Uniformity of places, of neighbours and of
-/// differences is tested (tests/data/permutation_test.cpp). Not for cryptography.
+/// Uses a Feistel network of six rounds on the smallest power of two >= `size`. An image outside the range goes through
+/// the network again until it is inside ("cycle walking"; fewer than two passes on average). Blocks of 1024 positions
+/// are evaluated together, so that the compiler vectorises them. Up to 256 elements, where such a small network is
+/// visibly biased, uses a Fisher-Yates shuffle at O(size) per call. Sources: Luby and Rackoff 1988 (network), Black and
+/// Rogaway 2002 (cycle walking). tests/data/permutation_test.cpp tests the uniformity of positions, neighbours and
+/// differences. Not for cryptography.
 class KeyedPermutation {
  public:
-  /// size >= 0.
+  /// Requires size >= 0.
   KeyedPermutation(int64_t size, uint64_t key);
 
   int64_t size() const { return size_; }
-  /// Images of begin, begin + stride, begin + 2 stride, ...; all of them in [0, size).
+  /// Writes the images of begin, begin + stride, begin + 2 stride, ...; all positions must be in [0, size).
   void fill(int64_t begin, int64_t stride, std::span<int64_t> out) const;
   int64_t operator()(int64_t position) const;
 

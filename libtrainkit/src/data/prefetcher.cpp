@@ -23,16 +23,16 @@ using detail::Clock;
 
 namespace {
 
-constexpr int kMaxPrefetchFactor = 64;  // a reader's free slots are the bits of one word
+constexpr int kMaxPrefetchFactor = 64;  // the free slots of a reader are the bits of one word
 
-// When a ring was too short, and what it becomes.
-constexpr double kDry = 0.05, kBusyReaders = 0.8;
-constexpr int64_t kFewBatches = 10;
-constexpr int kLongerPrefetch = 4;
+// adaptive_prefetch: thresholds of the consumer's wait and of the readers' work, and the new prefetch factor.
+constexpr double kMinWaitFraction = 0.05, kMaxBusyFraction = 0.8;
+constexpr int64_t kMinBatches = 10;
+constexpr int kLongPrefetchFactor = 4;
 constexpr size_t kDigestDigits = 32;
 
-/// A digest of the fields, behind it one of the first row, one in the middle and the last, as they are without
-/// augmentation's seed: another data set of the same size has another. Empty if one cannot be read.
+/// Returns a digest of the fields, followed by one of three rows (first, middle, last) read without an augmentation
+/// seed. Data sets with other contents have other digests. Empty if a row cannot be read.
 std::string digest_of_rows(const Dataset& dataset) try {
   std::vector<std::vector<std::byte>> memory;
   std::vector<BatchView::Field> fields;
@@ -40,8 +40,8 @@ std::string digest_of_rows(const Dataset& dataset) try {
   for (std::vector<std::byte>& bytes : memory) {
     fields.push_back({.data = bytes.data(), .row_bytes = static_cast<int64_t>(bytes.size())});
   }
-  std::ostringstream kinds;
-  for (const FieldSpec& field : dataset.fields()) kinds << field << "\n";
+  std::ostringstream field_list;
+  for (const FieldSpec& field : dataset.fields()) field_list << field << "\n";
   Digest digest;
   for (const int64_t index : {int64_t{0}, dataset.size() / 2, dataset.size() - 1}) {
     for (std::vector<std::byte>& bytes : memory) std::fill(bytes.begin(), bytes.end(), std::byte{});
@@ -49,9 +49,9 @@ std::string digest_of_rows(const Dataset& dataset) try {
     dataset.get_batch({&key, 1}, BatchView(fields, 1));
     for (const std::vector<std::byte>& bytes : memory) digest.update(bytes.data(), bytes.size());
   }
-  return Digest::of(kinds.str()) + digest.hex();
+  return Digest::of(field_list.str()) + digest.hex();
 } catch (...) {
-  return {};  // it is for the run to say which row is bad, when it meets it
+  return {};  // next() reports the bad row when it reaches it
 }
 
 absl::Status check(const Dataset* dataset, const Sampler* sampler, const PrefetcherOptions& options) {
@@ -72,7 +72,7 @@ absl::Status check(const Dataset* dataset, const Sampler* sampler, const Prefetc
   require(options.device.is_cpu() || options.device.is_cuda(),
           "device must be cpu or cuda, got " + options.device.str());
   if (options.device.is_cuda())
-    require(at::hasCUDA(), "device is " + options.device.str() + ", but this LibTorch sees no CUDA device");
+    require(at::hasCUDA(), "device is " + options.device.str() + ", but LibTorch finds no CUDA device");
   if (problems.empty()) return absl::OkStatus();
   return to_status(
       {.exit_code = ExitCode::kUsage, .id = "data.options", .field = "PrefetcherOptions", .problem = problems},
@@ -85,7 +85,7 @@ int64_t nanoseconds(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-// One writer, any reader.
+// Adds to a counter that has one writer and any number of readers.
 template <class T>
 void add(std::atomic<T>& sum, T value) {
   sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
@@ -93,12 +93,12 @@ void add(std::atomic<T>& sum, T value) {
 
 }  // namespace
 
-/// The consumer's side: where it is in the data, and what it has been lent.
+/// The consumer's side: the position in the data and the batches lent to the caller.
 class Prefetcher::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
        const PrefetcherOptions& options);
-  ~Impl() { disband(); }
+  ~Impl() { stop(); }
 
   absl::StatusOr<std::optional<Batch>> next();
   void go_to(int64_t epoch, int64_t position);
@@ -109,8 +109,8 @@ class Prefetcher::Impl {
   ReaderTimes reader_times() const { return counters_->threads.sum(); }
   std::vector<BadSample> bad_samples() const;
 
-  const Dataset& dataset() const { return batches_->dataset(); }
-  const Sampler& sampler() const { return batches_->sampler(); }
+  const Dataset& dataset() const { return batch_reader_->dataset(); }
+  const Sampler& sampler() const { return batch_reader_->sampler(); }
   const PrefetcherOptions& options() const { return options_; }
   int64_t epoch() const { return epoch_; }
   int64_t batch_in_epoch() const { return position_ / options_.batch_size; }
@@ -124,60 +124,59 @@ class Prefetcher::Impl {
   }
   void prepare_memory();
   void start();
-  void disband();
+  void stop();
   absl::StatusOr<std::optional<Batch>> deliver();
   int64_t count_ready();
-  absl::Status await(Clock::time_point entered);
+  absl::Status wait_for_batch(Clock::time_point entered);
   absl::Status sleep_until_ready(Clock::time_point deadline);
   absl::Status stalled() const;
-  bool help();
-  void take_back();
-  bool lengthen_ring();
+  bool read_in_consumer();
+  void reclaim_slots();
+  bool maybe_lengthen_ring();
   absl::Status note_bad_samples(const detail::Slot& slot);
   void copy_ahead();
 
   PrefetcherOptions options_;
-  const std::shared_ptr<const detail::BatchReader> batches_;
+  const std::shared_ptr<const detail::BatchReader> batch_reader_;
   std::shared_ptr<const detail::SlotLayout> layout_;
   const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();
   std::optional<detail::DeviceCopier> copier_;
 
-  // The pool and its queue; null until the first batch of an epoch is asked for.
+  // The pool and its queue; null until the first batch of an epoch is requested.
   std::optional<detail::WorkerPool> pool_;
   std::shared_ptr<detail::BatchQueue> queue_;
-  std::shared_ptr<detail::Reader> self_;  // the consumer's own slots
-  bool stalled_ = false;                  // a worker did not answer in time
+  std::shared_ptr<detail::Reader> consumer_reader_;  // reads in the consumer's thread, with its own slots
+  bool stalled_ = false;                             // a worker did not respond within the timeout
 
-  // The batch that next() returns next: its number in the queue, and its place.
+  // The next batch: its number in the queue, its epoch and its position in rows.
   int64_t number_ = 0;
   int64_t epoch_ = 0;
   int64_t position_ = 0;
   int64_t ready_end_ = 0;  // batches before this number are known to be ready
   std::deque<detail::RingSlot*> lent_;
 
-  absl::Status over_budget_;
+  absl::Status budget_error_;
   mutable std::optional<std::string> rows_digest_;
   mutable std::mutex bad_mutex_;
   std::vector<BadSample> bad_;  // guarded by bad_mutex_
   std::unordered_set<int64_t> bad_rows_;
 
-  Clock::time_point left_{};  // when next() returned last
+  Clock::time_point last_return_{};  // time of the last return of next()
   std::atomic<int> prefetch_factor_;
   PrefetcherStats epoch_start_;
 
   std::atomic<int64_t> batch_count_{0}, row_count_{0}, ready_count_{0};
   std::atomic<double> consumer_seconds_{0}, copy_seconds_{0};
-  // Of the waits that are over. While one is under way its beginning (nanoseconds since the machine started, which is
-  // more than any sum of waits) is taken off: a negative number that the present time makes up for.
+  // See Note [Wait accounting].
   std::atomic<int64_t> wait_nanoseconds_{0};
-  std::atomic<int64_t> waits_since_{0}, longest_wait_nanoseconds_{0};  // 0: it does not wait
+  std::atomic<int64_t> waits_since_{0}, longest_wait_nanoseconds_{0};  // 0 if the consumer does not wait
 };
 
 Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
                        const PrefetcherOptions& options)
     : options_(options),
-      batches_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
-                                                     options.max_bad_samples)),
+      batch_reader_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
+                                                          options.max_bad_samples)),
       prefetch_factor_(options.prefetch_factor) {
   prepare_memory();
 }
@@ -197,7 +196,7 @@ bool Prefetcher::Impl::use_device(at::Device device) {
   return true;
 }
 
-// Starts threads (where there are to be any) and sets them on their way from the present place.
+// Starts the threads (if there are any) at the current position.
 void Prefetcher::Impl::start() {
   const auto plan = schedule(epoch_, position_);
   const int64_t end = options_.persistent_workers ? plan.end() : plan.batches_in_first_epoch();
@@ -208,21 +207,22 @@ void Prefetcher::Impl::start() {
 
   // The consumer holds one batch, and perhaps the one before it, while the next is read.
   const int per_worker = std::max(prefetch_factor_.load(), options_.num_workers == 1 ? 2 : 1);
-  auto state = std::make_shared<detail::WorkerPoolState>(batches_, layout_, counters_);
+  auto state = std::make_shared<detail::WorkerPoolState>(batch_reader_, layout_, counters_);
   state->readers = options_.num_workers + (options_.consumer_assist ? 1 : 0);
   pool_.emplace(state);
   pool_->set_queue(queue_);
   const bool reads = options_.num_workers == 0 || options_.consumer_assist;
-  if (reads) self_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
+  if (reads)
+    consumer_reader_ = std::make_shared<detail::Reader>(state, std::max(2, options_.num_workers == 0 ? 2 : per_worker));
   pool_->start(options_.num_workers, per_worker);
 }
 
-// Ends the threads and gives their memory back, but for what the consumer still holds.
-void Prefetcher::Impl::disband() {
+// Stops the threads and releases their memory, except what the consumer still holds.
+void Prefetcher::Impl::stop() {
   if (copier_) copier_->discard();
   lent_.clear();
   pool_.reset();
-  self_.reset();
+  consumer_reader_.reset();
   queue_.reset();
   stalled_ = false;
 }
@@ -231,7 +231,7 @@ void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
   epoch_ = epoch;
   position_ = position;
   if (!queue_) return;
-  if (stalled_ || !options_.persistent_workers) return disband();  // who is stuck stays behind
+  if (stalled_ || !options_.persistent_workers) return stop();  // a stuck worker is detached
   if (copier_) {
     if (auto* slot = copier_->discard()) lent_.push_back(slot);
   }
@@ -241,27 +241,27 @@ void Prefetcher::Impl::go_to(int64_t epoch, int64_t position) {
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::next() {
   const auto entered = Clock::now();
-  if (left_ != Clock::time_point{}) add(consumer_seconds_, seconds(entered - left_));
+  if (last_return_ != Clock::time_point{}) add(consumer_seconds_, seconds(entered - last_return_));
   auto batch = deliver();
-  left_ = Clock::now();
+  last_return_ = Clock::now();
   return batch;
 }
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
-  if (!over_budget_.ok()) return over_budget_;
-  take_back();
+  if (!budget_error_.ok()) return budget_error_;
+  reclaim_slots();
   for (;;) {
     if (at_epoch_end()) {
       ++epoch_;
       position_ = 0;
-      if (lengthen_ring() || !options_.persistent_workers) disband();
+      if (maybe_lengthen_ring() || !options_.persistent_workers) stop();
       return std::nullopt;
     }
     if (!queue_) {
       try {
         start();
       } catch (const std::system_error& error) {
-        disband();
+        stop();
         return to_status({.exit_code = ExitCode::kData,
                           .id = "data.threads",
                           .field = "num_workers",
@@ -277,7 +277,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
       ready_end_ = std::max(ready_end_, number_ + 1);
       add(ready_count_, count_ready());
     } else {
-      TRAINKIT_RETURN_IF_ERROR(await(Clock::now()));
+      TRAINKIT_RETURN_IF_ERROR(wait_for_batch(Clock::now()));
       ring_slot = queue_->take(number_);
       pool_->restore_num_threads();
     }
@@ -290,7 +290,7 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
       ring_slot->owner->give_back(ring_slot);
       if (!status.ok()) return status;
       if (sampler().world_size() > 1) return std::optional(Batch());
-      continue;  // all rows were left out
+      continue;  // all rows were skipped
     }
     lent_.push_back(ring_slot);
     add<int64_t>(batch_count_, 1);
@@ -305,22 +305,29 @@ absl::StatusOr<std::optional<Batch>> Prefetcher::Impl::deliver() {
   }
 }
 
-// Begins to copy the following batch to the device, if it is there and nothing is wrong with it.
+// Starts to copy the next batch to the device if it is ready and has no error. See Note [Copy ahead].
 void Prefetcher::Impl::copy_ahead() {
   if (!queue_->ready(number_)) return;
   const detail::Slot& slot = queue_->peek(number_)->slot;
   if (slot.status.ok() && slot.rows_read > 0 && slot.bad_samples.empty()) copier_->begin(queue_->take(number_));
 }
 
-// How many batches from number_ on are ready.
+// Returns the number of consecutive ready batches from number_ on.
 int64_t Prefetcher::Impl::count_ready() {
   ready_end_ = std::max(ready_end_, number_);
   while (ready_end_ < number_ + queue_->capacity() && queue_->ready(ready_end_)) ++ready_end_;
   return ready_end_ - number_;
 }
 
-// Waits until batch number_ is ready, and keeps the account of waiting.
-absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
+// Note [Wait accounting]
+//
+// stats() may run in any thread while the consumer waits, and must count the wait in progress without a lock. At the
+// start of a wait the consumer subtracts the start time from wait_nanoseconds_, and at the end it adds the end time.
+// Times count from the machine's start and exceed any sum of waits, so the value is negative exactly while a wait is in
+// progress; stats() then adds the current time. The sum is a single atomic, so a reader never sees half of an update.
+
+// Waits until batch number_ is ready and accounts for the wait.
+absl::Status Prefetcher::Impl::wait_for_batch(Clock::time_point entered) {
   const int64_t ready = count_ready();
   add(ready_count_, ready);
   if (ready > 0) return absl::OkStatus();
@@ -331,7 +338,7 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   add(wait_nanoseconds_, -began);
   absl::Status status;
   while (status.ok() && !queue_->ready(number_)) {
-    if (!help()) status = sleep_until_ready(deadline);
+    if (!read_in_consumer()) status = sleep_until_ready(deadline);
   }
   ready_end_ = status.ok() ? number_ + 1 : number_;
   const int64_t now = nanoseconds(Clock::now());
@@ -342,13 +349,14 @@ absl::Status Prefetcher::Impl::await(Clock::time_point entered) {
   return status;
 }
 
-// Reads the next unclaimed batch in the consumer's own name. False if that is not wanted or there is no slot for it.
-bool Prefetcher::Impl::help() {
-  if (!self_ || self_->free_slots() == 0) return false;
+// Reads the next unclaimed batch in the calling thread. Returns false if the consumer does not read or has no free
+// slot.
+bool Prefetcher::Impl::read_in_consumer() {
+  if (!consumer_reader_ || consumer_reader_->free_slots() == 0) return false;
   const int64_t number = queue_->next.fetch_add(1, std::memory_order_relaxed);
   if (number >= queue_->end) return false;
   const auto start = Clock::now();
-  self_->read(*queue_, number);
+  consumer_reader_->read(*queue_, number);
   counters_->read_nanoseconds.fetch_add((Clock::now() - start).count(), std::memory_order_relaxed);
   return true;
 }
@@ -371,7 +379,7 @@ absl::Status Prefetcher::Impl::sleep_until_ready(Clock::time_point deadline) {
   return status;
 }
 
-// Who was to read the batch, which row it is at, and for how long.
+// Makes the error of a timeout: names the worker that claimed the batch, its row and the time since its read began.
 absl::Status Prefetcher::Impl::stalled() const {
   const auto now = Clock::now();
   int worker = -1;
@@ -379,7 +387,7 @@ absl::Status Prefetcher::Impl::stalled() const {
   for (int i = 0; i < pool_->size(); ++i) {
     const auto each = pool_->worker(i).reading();
     if (each.row < 0) continue;
-    // The one that claimed the batch; failing that (all are stuck in batches of another place) the one that is slowest.
+    // Prefer the worker that claimed the batch. If all are stuck in batches of another position, take the slowest.
     const bool claimed = each.queue == queue_.get() && each.begin <= number_ && number_ < each.end;
     if (claimed || worker < 0 || each.since < reading.since) {
       worker = i;
@@ -393,19 +401,19 @@ absl::Status Prefetcher::Impl::stalled() const {
               .field = "timeout",
               .problem = "no batch within " + std::to_string(options_.timeout.count()) + " ms (position " +
                          std::to_string(plan.begin) + " of epoch " + std::to_string(plan.epoch) + ")",
-              .hint = "raise timeout if the storage is only slow; more workers hide single slow rows"};
+              .hint = "raise timeout if the storage is slow; use more workers to hide single slow rows"};
   if (worker >= 0) {
     error.field = "worker " + std::to_string(worker);
-    error.problem = "stuck at " + batches_->row_name(reading.row) + ", its batch begun " +
+    error.problem = "stuck at " + batch_reader_->row_name(reading.row) + "; its batch was started " +
                     std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(now - reading.since).count()) +
                     " ms ago; " + error.problem;
   }
   return to_status(error, absl::StatusCode::kDeadlineExceeded);
 }
 
-// Slots whose batches the consumer is done with go back to their readers. A batch that is still referred to when its
-// successor's successor is asked for was kept: its memory is left to its holder.
-void Prefetcher::Impl::take_back() {
+// Returns the slots of batches that the consumer has finished with. If a batch is still referenced after the next one
+// was delivered, the caller has kept it: its memory stays with the caller. See Note [Slot reuse].
+void Prefetcher::Impl::reclaim_slots() {
   for (auto it = lent_.begin(); it != lent_.end();) {
     detail::RingSlot* slot = *it;
     const bool is_kept = lent_.end() - it > 1;
@@ -420,20 +428,21 @@ void Prefetcher::Impl::take_back() {
   }
 }
 
-// At the end of an epoch: whether the ring ran dry though the workers had time to fill it, and is to be longer. Which
-// batches come does not depend on it.
-bool Prefetcher::Impl::lengthen_ring() {
-  if (!options_.adaptive_prefetch || options_.num_workers == 0 || prefetch_factor_ >= kLongerPrefetch) return false;
+// At the end of an epoch: returns true if the ring ran dry although the workers had idle time, and lengthens the ring.
+// The ring's length does not affect which batches are delivered.
+bool Prefetcher::Impl::maybe_lengthen_ring() {
+  if (!options_.adaptive_prefetch || options_.num_workers == 0 || prefetch_factor_ >= kLongPrefetchFactor) return false;
   const PrefetcherStats now = stats(), before = std::exchange(epoch_start_, now);
   const double waited = now.wait_seconds - before.wait_seconds;
   const double passed = waited + now.consumer_seconds - before.consumer_seconds;
-  const bool dry = now.batches - before.batches >= kFewBatches && waited > kDry * passed;
-  const bool idle = now.read_seconds - before.read_seconds < kBusyReaders * options_.num_workers * passed;
-  if (dry && idle) prefetch_factor_ = kLongerPrefetch;
+  const bool dry = now.batches - before.batches >= kMinBatches && waited > kMinWaitFraction * passed;
+  const bool idle = now.read_seconds - before.read_seconds < kMaxBusyFraction * options_.num_workers * passed;
+  if (dry && idle) prefetch_factor_ = kLongPrefetchFactor;
   return dry && idle;
 }
 
-// Lists rows that were not listed before. An error once there are more than max_bad_samples, then and ever after.
+// Records new bad rows. Returns an error, then and on every later call of next(), if there are more than
+// max_bad_samples.
 absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
   for (const BadSample& bad : slot.bad_samples) {
     if (!bad_rows_.insert(bad.index).second) continue;
@@ -444,15 +453,15 @@ absl::Status Prefetcher::Impl::note_bad_samples(const detail::Slot& slot) {
   if (options_.on_error == OnError::kFail || options_.max_bad_samples < 0 || count <= options_.max_bad_samples) {
     return absl::OkStatus();
   }
-  over_budget_ = to_status({.exit_code = ExitCode::kData,
-                            .id = "data.budget",
-                            .field = "max_bad_samples",
-                            .problem = "too many rows could not be read; the last one is " +
-                                       batches_->row_name(bad_.back().index) + ": " + bad_.back().cause,
-                            .got = std::to_string(count),
-                            .expected = "at most " + std::to_string(options_.max_bad_samples)},
-                           absl::StatusCode::kDataLoss);
-  return over_budget_;
+  budget_error_ = to_status({.exit_code = ExitCode::kData,
+                             .id = "data.budget",
+                             .field = "max_bad_samples",
+                             .problem = "too many rows could not be read; the last one is " +
+                                        batch_reader_->row_name(bad_.back().index) + ": " + bad_.back().cause,
+                             .got = std::to_string(count),
+                             .expected = "at most " + std::to_string(options_.max_bad_samples)},
+                            absl::StatusCode::kDataLoss);
+  return budget_error_;
 }
 
 StateDict Prefetcher::Impl::state_dict() const {
@@ -473,7 +482,7 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t rows, get_state<int64_t>(state, "rows"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t seed, get_state<int64_t>(state, "seed"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t size, get_state<int64_t>(state, "size"));
-  const auto digest = get_state<std::string>(state, "digest");  // not in older checkpoints
+  const auto digest = get_state<std::string>(state, "digest");  // missing in older checkpoints
   const auto refuse = [](std::string field, std::string problem, std::string got, std::string expected,
                          std::string hint) {
     return to_status({.exit_code = ExitCode::kWeights,
@@ -489,13 +498,13 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   if (size != dataset().size()) {
     return refuse("size", "the checkpoint was made with another data set", std::to_string(size),
                   std::to_string(dataset().size()) + " rows",
-                  "resume with the data set of the run, or start a new run from the weights alone");
+                  "resume with the data set of the run, or start a new run from its weights");
   }
-  // With other fields (pixels instead of patches) the same rows have other bytes.
+  // Compare rows only if the fields agree: other fields (pixels instead of patches) give other bytes for the same rows.
   if (digest.ok() && !digest->empty() && *digest != rows_digest() &&
       digest->substr(0, kDigestDigits) == rows_digest().substr(0, kDigestDigits)) {
     return refuse("digest", "the checkpoint was made with other rows", *digest, rows_digest(),
-                  "resume with the data set of the run, or start a new run from the weights alone");
+                  "resume with the data set of the run, or start a new run from its weights");
   }
   if (seed != static_cast<int64_t>(sampler().seed())) {
     return refuse("seed", "the checkpoint was made with another order of rows", std::to_string(seed),
@@ -506,9 +515,9 @@ absl::Status Prefetcher::Impl::load_state_dict(const StateDict& state) {
   if (rows < 0 || rows > whole)
     return refuse("rows", "out of range", std::to_string(rows), "0.." + std::to_string(whole), "");
   if (rows < whole && rows % world != 0) {
-    return refuse("rows", "the place in the epoch does not divide among the ranks", std::to_string(rows),
-                  "a multiple of " + std::to_string(world) + " ranks",
-                  "resume with the number of ranks of the run, or a divisor of it");
+    return refuse("rows", "the position in the epoch is not a multiple of the world size", std::to_string(rows),
+                  "a multiple of " + std::to_string(world),
+                  "resume with the original number of ranks, or a divisor of it");
   }
   go_to(epoch, rows < whole ? rows / world : sampler().size());
   return absl::OkStatus();

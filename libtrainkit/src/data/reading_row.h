@@ -1,5 +1,5 @@
 #pragma once
-/// Which row this thread is reading, so that a timeout can name it.
+/// The row that a thread is reading, so that a timeout can name it.
 
 #include <atomic>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace trainkit::detail {
 
-/// Where the present worker publishes the row it is at; null on other threads.
+/// Publishes the current row of a worker; null on other threads.
 extern thread_local std::atomic<int64_t>* reading_row;
 
 inline void note_reading(const RowKey& key) {

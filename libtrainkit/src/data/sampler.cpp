@@ -52,7 +52,8 @@ WeightedSampler::WeightedSampler(std::span<const double> weights, WeightedSample
   TORCH_CHECK_VALUE(options.num_samples >= 0, "WeightedSampler: num_samples must be >= 0, got ", options.num_samples);
   if (options_.num_samples == 0) options_.num_samples = count;
 
-  // Every column holds 1 / count of the probability: its own row's, filled up with a share of one that has too much.
+  // Alias method: each column has probability 1 / count. It keeps its own row's share and takes the rest from a row
+  // that has too much.
   std::vector<int64_t> small, large;
   for (int64_t i = 0; i < count; ++i) {
     columns_[i] = {weights[i] * (static_cast<double>(count) / sum), i};
@@ -68,7 +69,7 @@ WeightedSampler::WeightedSampler(std::span<const double> weights, WeightedSample
       small.push_back(rich);
     }
   }
-  // What is left differs from 1 by rounding alone, except a row of weight 0, which must never be drawn.
+  // The remaining columns differ from 1 only by rounding, except for rows of weight 0, which must never be drawn.
   for (const int64_t i : large) columns_[i].keep = 1;
   const int64_t heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
   for (const int64_t i : small) columns_[i] = weights[i] > 0 ? Column{1, i} : Column{0, heaviest};
@@ -118,7 +119,7 @@ void DistributedSampler::fill_strided(int64_t epoch, int64_t begin, int64_t stri
   const int64_t last = begin + static_cast<int64_t>(out.size() - 1) * stride;
   const bool padded = padding_ > 0 && last == size_ - 1;
   sampler_->fill_strided(epoch, begin * world + options_.rank, stride * world, out.first(out.size() - padded));
-  // The position beyond the end goes on from the epoch's beginning, around it more than once if ranks outnumber rows.
+  // The padding position continues at the start of the epoch, repeatedly if there are more ranks than rows.
   if (padded) sampler_->fill(epoch, (last * world + options_.rank) % rows_, out.last(1));
 }
 

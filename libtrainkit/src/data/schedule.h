@@ -1,5 +1,5 @@
 #pragma once
-/// Which batch is which: arithmetic, no threads.
+/// Maps batch numbers to positions. Pure arithmetic, no threads.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace trainkit::detail {
 
-/// The batches from one place of the data on, numbered 0, 1, 2, ... through this epoch and all that follow.
+/// The batches from one position of the data, numbered 0, 1, 2, ... through this epoch and all later ones.
 struct Schedule {
   int64_t size;  // positions in an epoch
   int64_t batch_size;
   bool drop_last;
   int64_t epoch = 0;
-  int64_t position = 0;  // of batch 0, in rows; need not be a multiple of batch_size
+  int64_t position = 0;  // position of batch 0 in rows; any multiple
 
   int64_t batches_from(int64_t begin) const {
     const int64_t left = std::max<int64_t>(0, size - begin);
@@ -23,7 +23,7 @@ struct Schedule {
   }
   int64_t batches_per_epoch() const { return batches_from(0); }
   int64_t batches_in_first_epoch() const { return batches_from(position); }
-  /// The first number that there is no batch for: none unless epochs are empty.
+  /// Number of batches: unlimited, unless epochs are empty.
   int64_t end() const {
     return batches_per_epoch() > 0 ? std::numeric_limits<int64_t>::max() : batches_in_first_epoch();
   }

@@ -1,12 +1,12 @@
 #pragma once
-/// Memory for the length of a call, kept by the thread from call to call.
+/// Temporary memory for one call, which the thread keeps for later calls.
 
 #include <utility>
 #include <vector>
 
 namespace trainkit::detail {
 
-/// A vector of the thread's own, also where a dataset inside a dataset needs one of the same type.
+/// A vector of this thread. Nested datasets that use the same type get separate vectors.
 template <class T>
 class Scratch {
  public:

@@ -15,12 +15,12 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector store
+constexpr int64_t kAlignment = 64;  // a cache line and the widest vector store
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
 int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/// A block of memory that lives as long as one of the storages within it.
+/// A memory block that lives as long as any of its storages.
 struct Block {
   explicit Block(const SlotLayout& layout) {
     if (layout.pin_memory) {
@@ -28,7 +28,7 @@ struct Block {
       data = static_cast<std::byte*>(pinned.get());
       return;
     }
-    // Big slots on huge pages: far fewer page faults when they are first written, and fewer misses of the TLB after.
+    // Large slots use huge pages: far fewer page faults at the first write, and fewer TLB misses later.
     const bool huge = layout.bytes >= 2 * kHugePage;
     const int64_t alignment = huge ? kHugePage : kAlignment;
     const int64_t bytes = round_up(std::max<int64_t>(layout.bytes, 1), alignment);
@@ -67,6 +67,24 @@ SlotLayout::SlotLayout(const std::vector<FieldSpec>& dataset_fields, int64_t bat
   }
 }
 
+// Note [Slot reuse]
+//
+// A slot lends its memory to a Batch and takes it back when nobody else refers to it. released() checks three counts:
+//
+// - content_ (the Batch and its copies): no other owner than the slot;
+// - each tensor of content_: no other owner (a copied at::Tensor, a tensor saved by autograd);
+// - each storage: two owners, the slot and its tensor (a third one is a view);
+//
+// and that all device copies of the memory have ended (PendingCopies). use_count() is a relaxed load. Taking and
+// dropping a reference after it synchronises with the threads that dropped theirs, so their reads happen before the
+// refill.
+//
+// Tensors are reused as well. lend() makes a new tensor only if the holder changed the old one (requires_grad_,
+// resize_, ...) or if the number of rows differs.
+//
+// If the memory is still referenced when it is needed, abandon() leaves it to its holders, and the next prepare()
+// allocates new memory. A Batch that the caller keeps is therefore never overwritten.
+
 void Slot::prepare(const SlotLayout& layout, std::atomic<int64_t>& allocations) {
   const auto& fields = *layout.fields;
   if (storages_.empty()) {
@@ -95,8 +113,8 @@ void Slot::prepare(const SlotLayout& layout, std::atomic<int64_t>& allocations) 
   status = absl::OkStatus();
 }
 
-// A fresh tensor is what the consumer expects. The last one is as good, unless its holder changed what it is
-// (requires_grad_, resize_, unsqueeze_ ...) or it was of a shorter batch; its contents are written anew in any case.
+// Returns whether the last tensor can be lent again: it must look like a new one. The holder may have changed it
+// (requires_grad_, resize_, unsqueeze_, ...). Its contents are rewritten in any case.
 bool Slot::tensor_is_untouched(size_t field) const {
   const at::Tensor& tensor = content_->tensors[field];
   if (!tensor.defined()) return false;
@@ -128,27 +146,26 @@ Batch Slot::lend(int64_t rows, int64_t padding) {
   }
   content_->rows = rows;
   content_->padding_rows = padding;
-  is_asked_back_ = false;
+  is_return_requested_ = false;
   return Batch(content_);
 }
 
 bool Slot::released() const {
-  // A count of references is read first; taking and dropping a reference then makes this thread see all that happened
-  // before the others were dropped.
+  // See Note [Slot reuse] for the counts and for the references that are taken and dropped.
   if (content_.use_count() != 1) return false;
   { const std::shared_ptr<Batch::Content> acquire = content_; }
   for (size_t i = 0; i < storages_.size(); ++i) {
-    if (!content_->tensors[i].defined()) continue;  // never lent
+    if (!content_->tensors[i].defined()) continue;  // not lent yet
     if (!content_->tensors[i].getIntrusivePtr().is_uniquely_owned()) return false;
-    if (storages_[i].use_count() != 2) return false;  // ours and our tensor's
+    if (storages_[i].use_count() != 2) return false;  // the slot and its tensor
     { const c10::Storage acquire = storages_[i]; }
   }
   return content_->copies->have_ended();
 }
 
 void Slot::expect_copies_of_caller() {
-  if (!is_pinned_ || is_asked_back_ || !content_ || !content_->copies->is_empty()) return;
-  is_asked_back_ = true;
+  if (!is_pinned_ || is_return_requested_ || !content_ || !content_->copies->is_empty()) return;
+  is_return_requested_ = true;
   content_->copies->add(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice());
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The memory of one batch, reused for the whole run.
+/// The memory of one batch, reused during the whole run.
 
 #include <c10/core/Storage.h>
 
@@ -13,18 +13,18 @@
 
 namespace trainkit::detail {
 
-/// What all slots of a ring have in common.
+/// Properties shared by all slots of a ring.
 struct SlotLayout {
   SlotLayout(const std::vector<FieldSpec>& fields, int64_t rows, bool pin_memory);
 
   std::shared_ptr<const std::vector<FieldSpec>> fields;
-  int64_t rows;                  // of a full batch
-  std::vector<int64_t> offsets;  // of each field, from the beginning of the slot
+  int64_t rows;                  // rows of a full batch
+  std::vector<int64_t> offsets;  // offset of each field from the start of the slot
   int64_t bytes;
   bool pin_memory;
 };
 
-/// One slot. It is used by one thread at a time: handed over through the atomics of the ring.
+/// Memory of one batch. One thread uses it at a time; the atomics of the ring hand it over. See Note [Batch hand-over].
 class Slot {
  public:
   Slot() = default;
@@ -32,35 +32,35 @@ class Slot {
   Slot(const Slot&) = delete;
   Slot& operator=(const Slot&) = delete;
 
-  /// Takes memory and makes tensors where the last use left none. Counts each taking of memory in `allocations`.
+  /// Allocates memory and makes tensors where the last use left none. Counts each allocation in `allocations`.
   void prepare(const SlotLayout& layout, std::atomic<int64_t>& allocations);
 
   BatchView view() const { return BatchView(views_, rows_); }
   std::vector<int64_t>& row_indices() { return content_->row_indices; }
 
-  /// The first `rows` rows as a batch, lent until released() says that nobody refers to them any more.
+  /// Returns the first `rows` rows as a batch. The memory is lent until released() returns true.
   Batch lend(int64_t rows, int64_t padding_rows);
 
-  /// The consumer asks for the next batch: copies of this one that it may have queued without Batch::to, on its current
-  /// stream, are waited for as well.
+  /// Called when the consumer asks for the next batch. Also waits for copies of this batch that the caller queued on
+  /// its current stream without Batch::to.
   void expect_copies_of_caller();
 
-  /// Whether all that was lent has been given back, and what its holders read happened before.
+  /// Returns whether nobody refers to the lent memory any more; the holders' reads then happened before the call.
   bool released() const;
 
-  /// Waits for copies to a device that read this memory.
+  /// Waits for the device copies that read this memory.
   void finish_copies();
 
-  /// Leaves the memory to those who hold it; the next prepare() takes other memory.
+  /// Leaves the memory to its holders; the next prepare() allocates new memory.
   void abandon();
 
-  /// There is no batch, and this is why.
+  /// Marks the slot as failed, without a batch.
   void fail(absl::Status why) {
     rows_read = 0;
     status = std::move(why);
   }
 
-  // What the last read left: the rows written, the rows it could not read, and why there is no batch, if so.
+  // Result of the last read: the number of rows, the rows that could not be read, and the error if there is no batch.
   int64_t rows_read = 0;
   int64_t padding_rows = 0;
   std::vector<BadSample> bad_samples;
@@ -70,12 +70,12 @@ class Slot {
   bool tensor_is_untouched(size_t field) const;
   at::Tensor make_tensor(size_t field, int64_t rows) const;
 
-  std::vector<c10::Storage> storages_;  // one per field, all of one block of memory
+  std::vector<c10::Storage> storages_;  // one per field, all in one memory block
   std::vector<BatchView::Field> views_;
   std::shared_ptr<Batch::Content> content_;
   int64_t rows_ = 0;
   bool is_pinned_ = false;
-  bool is_asked_back_ = false;
+  bool is_return_requested_ = false;
 };
 
 }  // namespace trainkit::detail

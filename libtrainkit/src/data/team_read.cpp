@@ -13,34 +13,34 @@ void TeamRead::lead(const Dataset& dataset, std::span<const RowKey> keys, const 
   out_ = &out;
   rows_per_part_ = rows_per_part;
   state_.store(kOffered, std::memory_order_seq_cst);
-  offered_.wake();
+  state_changed_.wake();
   read_parts();
   close();
-  note_reading_nothing();  // if the others are stuck, a timeout is to name them
+  note_reading_nothing();  // a timeout then names the readers that are still busy
   for (;;) {
-    const uint32_t ticket = left_.ticket();
+    const uint32_t ticket = all_left_.ticket();
     if (joined_.load(std::memory_order_seq_cst) == 0) break;
-    left_.wait(ticket);
+    all_left_.wait(ticket);
   }
   if (failed_.load(std::memory_order_relaxed)) throw std::runtime_error("a row of the batch cannot be read");
 }
 
 void TeamRead::close() {
   state_.store(kClosed, std::memory_order_seq_cst);
-  offered_.wake();
+  state_changed_.wake();
 }
 
 void TeamRead::join() {
-  // Counted in before it looks: who is counted finds the offer open, and is then waited for.
+  // Count first, then look. See Note [First batch].
   joined_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
-    const uint32_t ticket = offered_.ticket();
+    const uint32_t ticket = state_changed_.ticket();
     const State state = state_.load(std::memory_order_seq_cst);
     if (state == kOffered) read_parts();
     if (state != kNotYet) break;
-    offered_.wait(ticket);
+    state_changed_.wait(ticket);
   }
-  if (joined_.fetch_sub(1, std::memory_order_seq_cst) == 1) left_.wake();
+  if (joined_.fetch_sub(1, std::memory_order_seq_cst) == 1) all_left_.wake();
 }
 
 void TeamRead::read_parts() noexcept {
@@ -53,7 +53,7 @@ void TeamRead::read_parts() noexcept {
     try {
       dataset_->get_batch(keys_.subspan(begin, part), out_->slice(begin, part));
     } catch (...) {
-      failed_.store(true, std::memory_order_relaxed);  // why, is found out when the rows are read one by one
+      failed_.store(true, std::memory_order_relaxed);  // reading the rows one by one finds the cause
     }
   }
 }

@@ -11,14 +11,15 @@ namespace trainkit {
 TensorDataset::TensorDataset(std::vector<std::pair<std::string, at::Tensor>> tensors) {
   TORCH_CHECK_VALUE(!tensors.empty(), "TensorDataset: expected at least one tensor");
   for (auto& [name, tensor] : tensors) {
-    TORCH_CHECK_VALUE(tensor.defined() && tensor.dim() >= 1, "TensorDataset: ", name, " must have a dimension of rows");
+    TORCH_CHECK_VALUE(tensor.defined() && tensor.dim() >= 1, "TensorDataset: ", name,
+                      " must have at least one dimension");
     TORCH_CHECK_VALUE(tensor.is_cpu(), "TensorDataset: ", name, " must be on the CPU, got ", tensor.device());
     if (tensors_.empty()) size_ = tensor.size(0);
     TORCH_CHECK_VALUE(tensor.size(0) == size_, "TensorDataset: ", name, " must have ", size_, " rows, got ",
                       tensor.size(0));
     TORCH_CHECK_VALUE(
         std::none_of(fields_.begin(), fields_.end(), [&](const auto& field) { return field.name == name; }),
-        "TensorDataset: two tensors are called ", name);
+        "TensorDataset: duplicate tensor name ", name);
     fields_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
     tensors_.push_back(tensor.detach().contiguous());
     columns_.push_back({static_cast<const std::byte*>(tensors_.back().const_data_ptr()), fields_.back().row_bytes()});

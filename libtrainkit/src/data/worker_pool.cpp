@@ -14,9 +14,9 @@
 namespace trainkit::detail {
 namespace {
 
-// Work per claim that makes a wake-up (1 to 5 us) cheap and keeps the batches' order from being waited for.
+// Time per claim: makes a wake-up (1 to 5 us) cheap, and is short enough that the consumer rarely waits for the group.
 constexpr int64_t kGroupNanoseconds = 50'000;
-// Of the first batch, so that readers who begin late or get slow rows still end together.
+// Parts of the first batch: readers that start late or get slow rows still end at about the same time.
 constexpr int kPartsPerReader = 4;
 
 int64_t nanoseconds(Clock::time_point time) {
@@ -45,7 +45,7 @@ void ThreadTimes::leave() {
 }
 
 ReaderTimes ThreadTimes::sum() const {
-  const std::lock_guard lock(mutex_);  // nobody ends meanwhile
+  const std::lock_guard lock(mutex_);  // no thread can end during the sum
   ReaderTimes all = ended_;
   for (const Thread& thread : running_) {
     const ReaderTimes times = times_of(thread);
@@ -66,10 +66,10 @@ ReaderTimes ThreadTimes::times_of(const Thread& thread) {
 
 // ---- BatchQueue
 
-BatchQueue::BatchQueue(const Schedule& of, int64_t end_number, int64_t max_under_way)
+BatchQueue::BatchQueue(const Schedule& of, int64_t end_number, int64_t max_in_progress)
     : schedule(of),
       end(std::min(end_number, of.end())),
-      mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_under_way))) - 1),
+      mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_in_progress))) - 1),
       entries_(mask_ + 1) {}
 
 RingSlot* BatchQueue::closed() {
@@ -90,7 +90,7 @@ RingSlot* BatchQueue::take(int64_t number) { return entry(number).slot.exchange(
 
 std::vector<RingSlot*> BatchQueue::cancel() {
   cancelled.store(true, std::memory_order_seq_cst);
-  first.close();  // its leader may have seen that, and not begun
+  first.close();  // the leader may have seen `cancelled` and not started
   std::vector<RingSlot*> published;
   for (Entry& each : entries_) {
     RingSlot* slot = each.slot.exchange(closed(), std::memory_order_acq_rel);
@@ -124,7 +124,7 @@ void Reader::read(BatchQueue& queue, int64_t number) {
     const int64_t parts = int64_t{kPartsPerReader} * std::max(1, pool_->readers);
     pool_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
   } catch (const std::exception& error) {
-    slot->slot.fail(absl::ResourceExhaustedError(std::string("no memory for a batch: ") + error.what()));
+    slot->slot.fail(absl::ResourceExhaustedError(std::string("cannot allocate a batch: ") + error.what()));
   }
   if (first) queue.first.close();
   if (!queue.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);
@@ -132,8 +132,8 @@ void Reader::read(BatchQueue& queue, int64_t number) {
 
 void Reader::give_back(RingSlot* slot) {
   const uint64_t before = free_.fetch_or(slot->bit, std::memory_order_seq_cst);
-  const int wanted = wanted_.load(std::memory_order_seq_cst);
-  if (wanted > 0 && std::popcount(before | slot->bit) >= wanted) word_.wake();
+  const int wanted = wanted_slots_.load(std::memory_order_seq_cst);
+  if (wanted > 0 && std::popcount(before | slot->bit) >= wanted) futex_.wake();
 }
 
 Reader::Reading Reader::reading() const {
@@ -146,14 +146,14 @@ Reader::Reading Reader::reading() const {
 
 void Reader::work() {
   pthread_setname_np(pthread_self(), "trainkit-loader");
-  at::get_num_threads();  // a thread's first use takes over the number that was set last: let that be now, not later
+  at::get_num_threads();  // initialises the thread's number now; see Note [LibTorch's threads]
   at::set_num_threads(1);
   pool_->started.fetch_add(1, std::memory_order_seq_cst);
   pool_->start.wake();
   reading_row = &row_;
   pool_->counters->threads.enter();
   std::shared_ptr<BatchQueue> queue;
-  while (await_queue(queue)) work_on(*queue);
+  while (await_queue(queue)) read_queue(*queue);
   reading_row = nullptr;
   pool_->counters->threads.leave();
   queue.reset();
@@ -162,10 +162,10 @@ void Reader::work() {
   pool_->end.wake();
 }
 
-// Sleeps until there is a queue that was not walked to its end. False: the pool is dismissed.
+// Sleeps until there is a queue that this reader has not finished. Returns false if the pool is stopped.
 bool Reader::await_queue(std::shared_ptr<BatchQueue>& queue) {
   for (;;) {
-    const uint32_t ticket = word_.ticket();
+    const uint32_t ticket = futex_.ticket();
     if (pool_->stop.load(std::memory_order_seq_cst)) return false;
     {
       const std::lock_guard lock(pool_->mutex);
@@ -174,50 +174,50 @@ bool Reader::await_queue(std::shared_ptr<BatchQueue>& queue) {
         return true;
       }
     }
-    word_.wait(ticket);
+    futex_.wait(ticket);
   }
 }
 
-// Sleeps until `group` slots are free. False: the queue is cancelled.
+// Sleeps until `group` slots are free. Returns false if the queue is cancelled.
 bool Reader::await_slots(const BatchQueue& queue, int group) {
   for (;;) {
     if (queue.cancelled.load(std::memory_order_seq_cst)) return false;
     if (free_slots() >= group) return true;
-    wanted_.store(group, std::memory_order_seq_cst);
-    const uint32_t ticket = word_.ticket();
+    wanted_slots_.store(group, std::memory_order_seq_cst);
+    const uint32_t ticket = futex_.ticket();
     const bool sleep = std::popcount(free_.load(std::memory_order_seq_cst)) < group &&
                        !queue.cancelled.load(std::memory_order_seq_cst);
-    if (sleep) word_.wait(ticket);
-    wanted_.store(0, std::memory_order_relaxed);
+    if (sleep) futex_.wait(ticket);
+    wanted_slots_.store(0, std::memory_order_relaxed);
   }
 }
 
-// Says what it reads from now on.
-void Reader::claimed(const BatchQueue& queue, int64_t begin, int64_t end) {
+// Publishes the claimed batches for a timeout message.
+void Reader::note_claim(const BatchQueue& queue, int64_t begin, int64_t end) {
   since_.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
   claim_queue_.store(&queue, std::memory_order_relaxed);
   claim_begin_.store(begin, std::memory_order_relaxed);
   claim_end_.store(end, std::memory_order_relaxed);
 }
 
-void Reader::work_on(BatchQueue& queue) {
+void Reader::read_queue(BatchQueue& queue) {
   for (bool joined = false; await_slots(queue, group_); joined = true) {
     const int64_t begin = queue.next.fetch_add(group_, std::memory_order_relaxed);
     const auto start = Clock::now();
     if (!joined && begin > 0) {
-      claimed(queue, 0, 1);
+      note_claim(queue, 0, 1);
       queue.first.join();
       row_.store(-1, std::memory_order_relaxed);
     }
     const int64_t end = std::min(begin + group_, queue.end);
     if (begin >= end) return;
-    claimed(queue, begin, end);
+    note_claim(queue, begin, end);
     for (int64_t number = begin; number < end && !queue.cancelled.load(std::memory_order_relaxed); ++number) {
       read(queue, number);
     }
     row_.store(-1, std::memory_order_relaxed);
     claim_end_.store(begin, std::memory_order_relaxed);
-    // One wake-up for the whole group, and only if the consumer sleeps for a batch of it.
+    // Wake the consumer once for the whole group, and only if it sleeps for one of its batches.
     const int64_t awaited = pool_->awaited.load(std::memory_order_seq_cst);
     if (awaited >= begin && awaited < end) pool_->consumer.wake();
     const int64_t took = nanoseconds(Clock::now()) - nanoseconds(start);
@@ -236,7 +236,7 @@ void WorkerPool::start(int num_workers, int slots_per_worker) {
     threads_.emplace_back([reader] { reader->work(); });
     workers_.push_back(std::move(reader));
   }
-  // They read already; the consumer has nothing to do before the first batch is there.
+  // The workers already read. The consumer has nothing to do before the first batch is ready, so it can wait here.
   const auto deadline = Clock::now() + kPatience;
   while (num_workers > 0 && Clock::now() < deadline) {
     const uint32_t ticket = state_->start.ticket();
@@ -261,7 +261,7 @@ WorkerPool::~WorkerPool() {
     if (state_->ended.load(std::memory_order_seq_cst) == all) break;
     state_->end.wait(ticket, deadline);
   }
-  // A thread is joined only if it has nothing left to do.
+  // Join only threads that have ended. See Note [Detached workers].
   for (size_t i = 0; i < threads_.size(); ++i) {
     if (workers_[i]->ended()) {
       threads_[i].join();

@@ -1,10 +1,5 @@
 #pragma once
-/// The threads that read batches, and how batches go from them to the consumer and memory comes back.
-///
-/// Batches of a Schedule are claimed in order, several at once where they are cheap, and written into slots of the one
-/// that claimed them: memory that the other core has just written is never written again. A table tells in which slot
-/// batch n is. There is no lock on the way of a batch: each hand-over is one atomic store, and a system call only if
-/// the other side sleeps.
+/// Worker threads that read batches, and the exchange of batches and slots with the consumer.
 
 #include <sys/types.h>
 
@@ -24,15 +19,54 @@
 
 namespace trainkit::detail {
 
+// Note [Batch hand-over]
+//
+// Batches of a Schedule have consecutive numbers. Batch n travels like this, without a lock:
+//
+// 1. A reader waits until it has `group_` free slots, claims as many numbers with next.fetch_add, and reads each batch
+//    into one of its own slots. A core thus writes memory that is already in its cache.
+// 2. publish() stores the slot in entry n with a compare-exchange from null.
+// 3. The consumer takes batches in order: ready(n) loads the entry, and take(n) exchanges it with null.
+// 4. When the caller is done with the batch, give_back() sets the slot's bit in the owner's free_ again.
+//
+// Entries. The table has at least as many entries as there are slots. A claimed number always has a slot, so all
+// numbers between the consumer and the last claim have different entries.
+//
+// Sleeping. A system call is needed only if the other side sleeps. Both directions follow the protocol of Futex: the
+// consumer stores `awaited` and checks the entry again before it sleeps, and the reader publishes before it loads
+// `awaited`; the reader stores `wanted_slots_` and checks free_ again, and the consumer sets the bit in free_ before it
+// loads `wanted_slots_`. These accesses are sequentially consistent. Otherwise each side could miss the other's store,
+// and both would sleep.
+//
+// Groups. If a batch takes only microseconds, a wake-up costs as much as the batch. The reader then claims several
+// batches per claim (about 50 us of work, at most half of its slots) and wakes the consumer once per group.
+//
+// Cancel. The consumer marks the queue as cancelled and exchanges every entry with closed(). publish() then fails and
+// the reader keeps its slot, so each slot is either returned by cancel() or still with its reader, never both.
+
+// Note [Detached workers]
+//
+// A read from a dead network file system can block for ever, and a thread cannot be killed. ~WorkerPool therefore waits
+// kPatience for the threads and detaches those that have not ended. Everything that a worker uses is owned through
+// shared pointers: the thread holds its Reader, the Reader holds WorkerPoolState, and that holds data set, sampler,
+// slot layout and counters. A detached worker that wakes up later finds its queue cancelled or `stop` set, and ends.
+
+// Note [LibTorch's threads]
+//
+// A worker runs LibTorch with one thread. at::set_num_threads(1) sets this for the calling thread, but also becomes the
+// initial number of every thread that uses LibTorch later. Each worker calls it before it counts itself in `started`.
+// When all workers have started, restore_num_threads() sets the consumer's number again, and later threads inherit that
+// one.
+
 inline constexpr size_t kCacheLine = 64;
 
-/// How long the workers' threads have run, asked by others: it costs the workers nothing.
+/// Run times of the worker threads. Reading them costs the workers nothing.
 class ThreadTimes {
  public:
-  /// By a worker, when it begins and ends.
+  /// Called by a worker when it starts and when it ends.
   void enter();
   void leave();
-  /// Those that run and those that have ended. Any thread.
+  /// Returns the sum over running and ended threads. Any thread may call it.
   ReaderTimes sum() const;
 
  private:
@@ -46,7 +80,7 @@ class ThreadTimes {
   ReaderTimes ended_;
 };
 
-/// Counted over the life of a Prefetcher, by all of its threads.
+/// Counters for the lifetime of a Prefetcher, updated by all of its threads.
 struct Counters {
   ThreadTimes threads;
   std::atomic<int64_t> allocations{0};
@@ -55,33 +89,34 @@ struct Counters {
 
 class Reader;
 
-/// A slot, and whose it is.
+/// A slot and its owner.
 struct RingSlot {
   Slot slot;
   Reader* owner = nullptr;
-  uint64_t bit = 0;  // in owner->free
+  uint64_t bit = 0;  // in owner->free_
 };
 
-/// Batch number to slot, for the batches that are under way.
+/// Maps the numbers of batches in progress to slots. See Note [Batch hand-over].
 class BatchQueue {
  public:
-  BatchQueue(const Schedule& schedule, int64_t end, int64_t max_under_way);
+  BatchQueue(const Schedule& schedule, int64_t end, int64_t max_in_progress);
 
   const Schedule schedule;
-  const int64_t end;                                 // batches from here on are not claimed
-  std::atomic<bool> cancelled{false};                // the consumer has gone elsewhere
-  alignas(kCacheLine) std::atomic<int64_t> next{0};  // the first batch that is not claimed
-  TeamRead first;                                    // batch 0
+  const int64_t end;                                 // batches from this number on are not claimed
+  std::atomic<bool> cancelled{false};                // the consumer has moved to another position
+  alignas(kCacheLine) std::atomic<int64_t> next{0};  // the first unclaimed batch
+  TeamRead first;                                    // reads batch 0
 
-  /// By the reader: hands the slot to the consumer. False if the queue was cancelled: the slot is still the reader's.
+  /// Called by the reader. Hands the slot to the consumer. Returns false if the queue was cancelled; the reader keeps
+  /// the slot.
   bool publish(int64_t number, RingSlot* slot);
-  /// By the consumer.
+  /// Called by the consumer.
   bool ready(int64_t number) const;
   RingSlot* peek(int64_t number) const;
-  /// Batches that may be under way at once.
+  /// Maximum number of batches in progress.
   int64_t capacity() const { return mask_ + 1; }
   RingSlot* take(int64_t number);
-  /// By the consumer: nothing is published any more; what was comes back.
+  /// Called by the consumer. Prevents further publishing and returns the slots that were published and not taken.
   std::vector<RingSlot*> cancel();
 
  private:
@@ -96,7 +131,7 @@ class BatchQueue {
   std::vector<Entry> entries_;
 };
 
-/// What all readers of a pool share, kept alive by each of them.
+/// State shared by all readers of a pool; each of them keeps it alive.
 struct WorkerPoolState {
   WorkerPoolState(std::shared_ptr<const BatchReader> batch_reader, std::shared_ptr<const SlotLayout> slot_layout,
                   std::shared_ptr<Counters> all_counters)
@@ -106,12 +141,12 @@ struct WorkerPoolState {
   const std::shared_ptr<const SlotLayout> layout;
   const std::shared_ptr<Counters> counters;
 
-  int readers = 0;  // workers, and the consumer if it reads too; set before any of them starts
+  int readers = 0;  // workers, plus the consumer if it reads; set before any starts
   std::atomic<bool> stop{false};
   std::mutex mutex;
   std::shared_ptr<BatchQueue> queue;  // guarded by mutex
 
-  alignas(kCacheLine) std::atomic<int64_t> awaited{-1};  // the batch that the consumer sleeps for
+  alignas(kCacheLine) std::atomic<int64_t> awaited{-1};  // the batch for which the consumer sleeps; -1 if awake
   Futex consumer;
   alignas(kCacheLine) std::atomic<int> started{0};
   Futex start;
@@ -119,23 +154,23 @@ struct WorkerPoolState {
   Futex end;
 };
 
-/// One that reads batches into slots of its own: a worker, or the consumer in its own name.
+/// Reads batches into its own slots: a worker, or the consumer in its own thread.
 class Reader {
  public:
   Reader(std::shared_ptr<WorkerPoolState> pool, int num_slots);
 
-  /// By the reader: reads batch `number` into a free slot (there is one) and publishes it.
+  /// Called by the reader. Reads batch `number` into a free slot (one must be free) and publishes it.
   void read(BatchQueue& queue, int64_t number);
   int free_slots() const { return __builtin_popcountll(free_.load(std::memory_order_acquire)); }
 
-  /// By the consumer: the slot may be filled again.
+  /// Called by the consumer. The slot may be filled again.
   void give_back(RingSlot* slot);
 
-  /// A worker's whole life.
+  /// Main function of a worker thread.
   void work();
-  void wake() { word_.wake(); }
+  void wake() { futex_.wake(); }
 
-  /// What it is doing, for a message. Any thread.
+  /// Current activity, for messages. Any thread may read it.
   struct Reading {
     const BatchQueue* queue = nullptr;
     int64_t begin = 0, end = 0;  // batches claimed
@@ -143,14 +178,14 @@ class Reader {
     Clock::time_point since{};
   };
   Reading reading() const;
-  /// Whether work() has nothing left to do.
+  /// Returns true if work() has nothing left to do.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
  private:
   bool await_slots(const BatchQueue& queue, int group);
   bool await_queue(std::shared_ptr<BatchQueue>& queue);
-  void claimed(const BatchQueue& queue, int64_t begin, int64_t end);
-  void work_on(BatchQueue& queue);
+  void note_claim(const BatchQueue& queue, int64_t begin, int64_t end);
+  void read_queue(BatchQueue& queue);
 
   const std::shared_ptr<WorkerPoolState> pool_;
   const int num_slots_;
@@ -159,8 +194,8 @@ class Reader {
   int group_ = 1;  // batches per claim
 
   alignas(kCacheLine) std::atomic<uint64_t> free_;
-  std::atomic<int> wanted_{0};  // sleeps until so many slots are free
-  Futex word_;
+  std::atomic<int> wanted_slots_{0};  // number of free slots for which it sleeps; 0 if awake
+  Futex futex_;
 
   alignas(kCacheLine) std::atomic<const BatchQueue*> claim_queue_{nullptr};
   std::atomic<int64_t> claim_begin_{0};
@@ -170,23 +205,23 @@ class Reader {
   std::atomic<bool> ended_{false};
 };
 
-/// The threads. Belongs to the consumer.
+/// The worker threads. Belongs to the consumer.
 class WorkerPool {
  public:
   explicit WorkerPool(std::shared_ptr<WorkerPoolState> state) : state_(std::move(state)) {}
-  /// Ends the threads; those that do not end within `kPatience`, because they are stuck in a read, are left to
-  /// themselves with all they use.
+  /// Stops the threads. Detaches those that do not end within `kPatience`, for example because they are stuck in a
+  /// read. See Note [Detached workers].
   ~WorkerPool();
 
-  /// Starts the threads on the queue that is set, and returns when they run (or kPatience is over). Throws
-  /// std::system_error if there are no more threads to be had.
+  /// Starts the threads on the current queue and returns when they run, at the latest after kPatience. Throws
+  /// std::system_error if a thread cannot be started.
   void start(int num_workers, int slots_per_worker);
   void set_queue(std::shared_ptr<BatchQueue> queue);
   WorkerPoolState& state() { return *state_; }
   const Reader& worker(int i) const { return *workers_[i]; }
   int size() const { return static_cast<int>(workers_.size()); }
-  /// Workers give up LibTorch's own threads when they start, and a thread that starts later inherits that: sets the
-  /// calling thread's number again, once all workers have started.
+  /// Restores the calling thread's number of LibTorch threads once all workers have started. See Note [LibTorch's
+  /// threads].
   void restore_num_threads();
 
   static constexpr std::chrono::milliseconds kPatience{300};

@@ -27,15 +27,16 @@ MemoryPreset preset_for_memory(int64_t device_bytes) {
 }
 
 BatchShare share_batch(int64_t total, int64_t devices) {
-  TORCH_CHECK_VALUE(total >= 1 && devices >= 1, "share_batch of ", total, " rows among ", devices, " devices");
+  TORCH_CHECK_VALUE(total >= 1 && devices >= 1, "share_batch: total and devices must be >= 1, got ", total, " and ",
+                    devices);
   const int64_t share = std::max<int64_t>(1, total / devices);
   return {.per_device = share, .lost = total - share * devices};
 }
 
 absl::StatusOr<MemoryEstimate> MemoryEstimate::create(const Record& record, int64_t max_batch_size) {
-  // One row is a poor base: kernels have ways of their own for it.
+  // Do not start at one row: kernels have special cases for it.
   int64_t small = max_batch_size >= 8 ? 2 : 1, large = 2 * small, check = 4 * small;
-  TORCH_CHECK_VALUE(max_batch_size >= 4, "an estimate needs batches of up to 4 rows, got ", max_batch_size);
+  TORCH_CHECK_VALUE(max_batch_size >= 4, "max_batch_size must be >= 4, got ", max_batch_size);
   TRAINKIT_ASSIGN_OR_RETURN(MemoryTrace first, record(small));
   TRAINKIT_ASSIGN_OR_RETURN(MemoryTrace second, record(large));
   std::optional<MemoryEstimate> best;

@@ -12,7 +12,7 @@
 namespace trainkit {
 namespace {
 
-// The names of c10/cuda/CUDACachingAllocator.h and c10/core/AllocatorConfig.h.
+// Constants with the names of c10/cuda/CUDACachingAllocator.h and c10/core/AllocatorConfig.h.
 constexpr int64_t kMinBlockSize = 512;
 constexpr int64_t kSmallSize = int64_t{1} << 20;
 constexpr int64_t kSmallBuffer = int64_t{2} << 20;
@@ -27,7 +27,7 @@ int64_t segment_size(int64_t block) {
   return block < kMinLargeAlloc ? kLargeBuffer : round_up(block, kRoundLarge);
 }
 
-/// A part of a segment. Addresses are made up: segments lie one after the other, with a gap between.
+/// A part of a segment. Addresses are virtual: segments are placed one after the other, with a gap in between.
 struct Part {
   int64_t segment = 0;
   int64_t bytes = 0;
@@ -62,7 +62,7 @@ class CachingAllocatorModel::Impl {
 
   void free(int64_t handle) {
     const auto used = used_.find(handle);
-    TORCH_CHECK(used != used_.end(), "no block has the handle ", handle);
+    TORCH_CHECK(used != used_.end(), "unknown block handle ", handle);
     auto part = parts_.find(used->second);
     used_.erase(used);
     now_.allocated_bytes -= part->second.bytes;
@@ -102,14 +102,14 @@ class CachingAllocatorModel::Impl {
  private:
   using Parts = std::map<int64_t, Part>;  // by address
 
-  /// The smallest that fits, of those the one with the lowest address.
+  /// Returns the smallest free part that fits; among equal sizes the one with the lowest address.
   Parts::iterator find_free(int64_t bytes, int32_t stream, bool small) {
     const auto& pool = free_[{stream, small}];
     const auto found = pool.lower_bound({bytes, 0});
     return found == pool.end() ? parts_.end() : parts_.find(found->second);
   }
 
-  /// Another segment from the driver; if it has no more, once again without the segments that nobody uses.
+  /// Adds a segment from the driver. If the driver has no memory left, empties the cache and retries once.
   bool reserve(int64_t bytes, int32_t stream, bool small) {
     if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) empty_cache();
     if (capacity_ > 0 && now_.reserved_bytes + bytes > capacity_) return false;
@@ -129,7 +129,7 @@ class CachingAllocatorModel::Impl {
     Part& taken = part->second;
     taken.in_use = true;
     const int64_t rest = taken.bytes - bytes;
-    if (taken.small ? rest < kMinBlockSize : rest <= kSmallSize) return;  // not worth a split
+    if (taken.small ? rest < kMinBlockSize : rest <= kSmallSize) return;  // too small to split
     const Part other{.segment = taken.segment, .bytes = rest, .stream = taken.stream, .small = taken.small};
     add_free(parts_.emplace(part->first + bytes, other).first);
     taken.bytes = bytes;
@@ -140,17 +140,17 @@ class CachingAllocatorModel::Impl {
            !left->second.in_use && !right->second.in_use;
   }
 
-  /// Bytes and address of the free parts of the same stream and size class.
+  /// Size and address of the free parts of one stream and size class.
   using FreeParts = std::set<std::pair<int64_t, int64_t>>;
-  FreeParts& free_beside(Parts::iterator part) { return free_[{part->second.stream, part->second.small}]; }
-  void add_free(Parts::iterator part) { free_beside(part).emplace(part->second.bytes, part->first); }
-  void drop_free(Parts::iterator part) { free_beside(part).erase({part->second.bytes, part->first}); }
+  FreeParts& free_parts_like(Parts::iterator part) { return free_[{part->second.stream, part->second.small}]; }
+  void add_free(Parts::iterator part) { free_parts_like(part).emplace(part->second.bytes, part->first); }
+  void drop_free(Parts::iterator part) { free_parts_like(part).erase({part->second.bytes, part->first}); }
 
   const int64_t capacity_;
   int64_t next_address_ = 0, next_handle_ = 0;
   Parts parts_;
   std::map<int64_t, int64_t> segments_;                 // address to bytes
-  std::map<std::pair<int32_t, bool>, FreeParts> free_;  // by stream, and whether they are small
+  std::map<std::pair<int32_t, bool>, FreeParts> free_;  // key: stream, and whether parts are small
   std::unordered_map<int64_t, int64_t> used_;           // handle to address
 };
 
@@ -164,7 +164,7 @@ DeviceMemory CachingAllocatorModel::peak() const { return impl_->peak_; }
 
 namespace {
 
-/// Runs `trace` on `device`; false where it has no more memory.
+/// Runs `trace` on `device`. Returns false if the device runs out of memory.
 bool run(const MemoryTrace& trace, CachingAllocatorModel& device) {
   std::vector<int64_t> handles(trace.blocks.size(), -1);
   for (const int32_t event : trace.events) {
@@ -173,7 +173,7 @@ bool run(const MemoryTrace& trace, CachingAllocatorModel& device) {
       continue;
     }
     const auto block = static_cast<size_t>(std::abs(event) - 1);
-    if (trace.blocks[block].bytes == 0) continue;  // CUDA's allocator keeps nothing for an empty tensor
+    if (trace.blocks[block].bytes == 0) continue;  // CUDA's allocator allocates nothing for an empty tensor
     if (event < 0) {
       device.free(handles[block]);
     } else if ((handles[block] = device.allocate(trace.blocks[block].bytes, trace.blocks[block].stream)) < 0) {

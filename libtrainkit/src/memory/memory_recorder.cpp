@@ -15,12 +15,22 @@
 namespace trainkit {
 namespace {
 
-/// The trace with scratch memory as one block of class kWorkspace wherever it came and went with nothing between: how
-/// many pieces it was, and in which order, differs from batch to batch and with the threads. @param is_scratch of each
-/// block: it was allocated in the body of an at::parallel_for.
+// Note [Scratch memory in a trace]
+//
+// ScalableTrace aligns the traces of two batch sizes block by block, so both must have the same structure. Temporary
+// memory in the body of an at::parallel_for breaks this: the number and order of its pieces depend on the batch size
+// and on the number of threads. with_scratch_joined therefore replaces each run of such pieces by one block:
+//
+// - A block is joined if it was allocated in a parallel_for body and no other event lies between its allocation and its
+//   end. A result that outlives the body stays a block of its own.
+// - The joined block is opened at the first piece and closed before the next event of other memory. Its size is the
+//   largest number of bytes that its pieces used at the same time, and its class is kWorkspace.
+
+/// Returns the trace with scratch memory joined to blocks of class kWorkspace, see Note [Scratch memory in a trace].
+/// @param is_scratch per block: true if it was allocated in the body of an at::parallel_for.
 MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool>& is_scratch) {
   const auto block_of = [](int32_t event) { return static_cast<size_t>(std::abs(event) - 1); };
-  std::vector<int64_t> others(trace.blocks.size(), 0);  // events of other memory before it
+  std::vector<int64_t> others(trace.blocks.size(), 0);  // number of events of other memory before the block
   std::vector<bool> joins(trace.blocks.size(), false);
   int64_t count = 0;
   for (const int32_t event : trace.events) {
@@ -38,7 +48,7 @@ MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool
     joined.blocks.push_back(block);
     return static_cast<int32_t>(joined.blocks.size());
   };
-  int32_t open = 0;  // the block that stands for scratch memory now; 0: none
+  int32_t open = 0;  // the joined block that is live now; 0 if there is none
   int64_t now = 0;
   for (const int32_t event : trace.events) {
     if (event == MemoryTrace::kEmptyCache) {
@@ -70,7 +80,7 @@ MemoryTrace with_scratch_joined(const MemoryTrace& trace, const std::vector<bool
 
 }  // namespace
 
-/// What one recorder has seen. Threads of LibTorch allocate at once, so everything is behind a lock.
+/// State of one recorder. LibTorch allocates from several threads, so every access takes the lock.
 class MemoryRecorder::State {
  public:
   State(MemoryClass kind, bool keep_trace) : kind_(kind), keep_trace_(keep_trace) {}
@@ -164,7 +174,7 @@ class MemoryRecorder::State {
     int32_t block = 0;
   };
 
-  /// Its index in the trace.
+  /// Records the start of a block and returns its index in the trace.
   int32_t begin_block(int64_t bytes, MemoryClass kind, bool is_scratch) {
     const auto block = static_cast<int32_t>(trace_.blocks.size());
     ++allocations_;
@@ -191,7 +201,7 @@ class MemoryRecorder::State {
   MemoryClass kind_;
   const bool keep_trace_;
   MemoryTrace trace_;
-  std::vector<bool> is_scratch_;  // of its blocks
+  std::vector<bool> is_scratch_;  // per block of trace_
   int32_t phase_ = 0, stream_ = 0;
   int64_t total_ = 0, peak_total_ = 0;
   std::unordered_map<const void*, Live> live_;
@@ -199,23 +209,35 @@ class MemoryRecorder::State {
 
 namespace {
 
-/// The allocator of before, with a witness. It hands out that one's memory as it is, so that either may free it.
-class WitnessAllocator final : public c10::Allocator {
+// Note [Recording allocator]
+//
+// RecordingAllocator forwards to the previous CPU allocator and records each allocation. Memory that it returns is
+// plain memory of that allocator, so either of the two can free it:
+//
+// - allocate() only replaces the deleter in the DataPtr, by free_tensor. It requires that the pointer is its own
+//   context and that the deleter is the allocator's raw_deleter(); otherwise the replacement would lose information.
+// - The object is never destroyed, and base_deleter_ keeps its value after remove(): memory that outlives the recorder
+//   is freed through it later. For this reason two recorders in one process must wrap allocators with the same deleter.
+// - Kernel libraries obtain plain pointers (Allocator::raw_allocate) and free them with raw_deleter(), which is
+//   free_workspace here. Tensors are freed by free_tensor. This distinguishes workspaces from tensors.
+
+/// Wraps the previous CPU allocator and records its allocations. See Note [Recording allocator].
+class RecordingAllocator final : public c10::Allocator {
  public:
-  /// Never destroyed: memory that outlives a scope is freed through it.
-  static WitnessAllocator& instance() {
-    static auto* allocator = new WitnessAllocator;
+  /// Returns the only instance. It is never destroyed: memory that outlives a recorder is freed through it.
+  static RecordingAllocator& instance() {
+    static auto* allocator = new RecordingAllocator;
     return *allocator;
   }
 
   void install(const std::shared_ptr<MemoryRecorder::State>& state) {
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK(!state_, "another MemoryRecorder is alive");
+    TORCH_CHECK(!state_, "only one MemoryRecorder may exist at a time");
     c10::Allocator* present = c10::GetAllocator(c10::kCPU);
     const c10::DeleterFnPtr deleter = present->raw_deleter();
-    TORCH_CHECK(deleter, "the CPU allocator in use has no deleter of its own: it cannot be counted");
+    TORCH_CHECK(deleter, "the CPU allocator has no raw_deleter(): its allocations cannot be recorded");
     const c10::DeleterFnPtr before = base_deleter_;
-    TORCH_CHECK(!before || before == deleter, "the CPU allocator in use frees otherwise than the one counted before");
+    TORCH_CHECK(!before || before == deleter, "the CPU allocator's deleter differs from the one recorded before");
     base_ = present;
     base_deleter_ = deleter;
     state_ = state;
@@ -231,16 +253,16 @@ class WitnessAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::DataPtr memory = base_.load()->allocate(bytes);
     void* const data = memory.get();
-    TORCH_CHECK(data == memory.get_context(), "the CPU allocator in use keeps memory behind a context");
+    TORCH_CHECK(data == memory.get_context(),
+                "the CPU allocator uses a separate context: its allocations cannot be recorded");
     if (!data) return memory;
-    if (const auto state = present()) state->allocated(data, static_cast<int64_t>(bytes));
+    if (const auto state = current_state()) state->allocated(data, static_cast<int64_t>(bytes));
     const bool replaced = memory.compare_exchange_deleter(base_deleter_, &free_tensor);
-    TORCH_CHECK(replaced, "the CPU allocator in use frees with another deleter than it says");
+    TORCH_CHECK(replaced, "the CPU allocator returned memory with a deleter other than raw_deleter()");
     return memory;
   }
 
-  /// Libraries take memory as plain pointers (Allocator::raw_allocate) and give it back through this one alone, tensors
-  /// through the deleter that allocate() gave them: that is how the two are told apart.
+  /// Distinguishes libraries from tensors, see Note [Recording allocator].
   c10::DeleterFnPtr raw_deleter() const override { return &free_workspace; }
   bool is_simple_data_ptr(const c10::DataPtr& memory) const override { return memory.get() == memory.get_context(); }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
@@ -248,18 +270,18 @@ class WitnessAllocator final : public c10::Allocator {
   }
 
  private:
-  static constexpr uint8_t kPriority = 100;  // above the default allocator's 0, and as high as one set by a test
+  static constexpr uint8_t kPriority = 100;  // above the default allocator's 0; equal to that of a test's allocator
 
   static void free_tensor(void* data) { free(data, /*by_library=*/false); }
   static void free_workspace(void* data) { free(data, /*by_library=*/true); }
   static void free(void* data, bool by_library) {
     if (!data) return;
-    WitnessAllocator& self = instance();
-    if (const auto state = self.present()) state->freed(data, by_library);
+    RecordingAllocator& self = instance();
+    if (const auto state = self.current_state()) state->freed(data, by_library);
     self.base_deleter_.load()(data);
   }
 
-  std::shared_ptr<MemoryRecorder::State> present() {
+  std::shared_ptr<MemoryRecorder::State> current_state() {
     const std::lock_guard lock(mutex_);
     return state_;
   }
@@ -273,10 +295,10 @@ class WitnessAllocator final : public c10::Allocator {
 }  // namespace
 
 MemoryRecorder::MemoryRecorder(MemoryClass kind, bool keep_trace) : state_(std::make_shared<State>(kind, keep_trace)) {
-  WitnessAllocator::instance().install(state_);
+  RecordingAllocator::instance().install(state_);
 }
 
-MemoryRecorder::~MemoryRecorder() { WitnessAllocator::instance().remove(); }
+MemoryRecorder::~MemoryRecorder() { RecordingAllocator::instance().remove(); }
 
 void MemoryRecorder::enter(MemoryClass kind) { state_->enter(kind); }
 

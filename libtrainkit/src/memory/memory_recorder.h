@@ -1,5 +1,5 @@
 #pragma once
-/// Counts what LibTorch allocates on the CPU.
+/// Records LibTorch's allocations on the CPU.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,7 +11,7 @@
 
 namespace trainkit {
 
-/// Records every CPU allocation of a scope, each with its class.
+/// Records every CPU allocation of a scope with its class.
 ///
 ///   MemoryRecorder recorder(MemoryClass::kWeights);
 ///   Net model(64, 10);
@@ -20,45 +20,44 @@ namespace trainkit {
 ///   for (const auto& p : model->parameters()) recorder.assign(p.grad(), MemoryClass::kGradients);
 ///   MemoryBytes peak = recorder.peak();
 ///
-/// While it lives it stands before LibTorch's CPU allocator; at its end that one is back. Memory may outlive the scope,
-/// and memory from before may be freed in it: the former is then no longer counted, the latter never is. Counted is
-/// what was asked for, without malloc's own. In the trace, what kernel libraries take for themselves becomes kWorkspace
-/// when they give it back, and so does what comes and goes in the bodies of an at::parallel_for: one block, however
-/// many pieces it was.
+/// Wraps LibTorch's CPU allocator and restores it on destruction. Memory may outlive the scope; it is then no longer
+/// counted. Memory from before the scope may be freed in it; it is never counted. Sizes are those requested, without
+/// malloc's overhead. In the trace, kernel libraries' own memory becomes kWorkspace when they free it. Temporary memory
+/// of at::parallel_for bodies also becomes kWorkspace: one block, whatever the number of pieces.
 ///
-/// One at a time in a process (c10::Error otherwise). Allocations of every thread are recorded; one that
-/// begins just as the recorder is made or destroyed is counted or not.
+/// One recorder at a time in a process (throws c10::Error otherwise). Records the allocations of all threads. An
+/// allocation that is concurrent with the constructor or destructor may or may not be counted.
 class MemoryRecorder {
  public:
-  /// With `keep_trace` false only the sums are kept, not the events: for work of any length.
+  /// If `keep_trace` is false, keeps only the sums and not the events, for work of any length.
   explicit MemoryRecorder(MemoryClass kind = MemoryClass::kActivations, bool keep_trace = true);
   ~MemoryRecorder();
   MemoryRecorder(const MemoryRecorder&) = delete;
   MemoryRecorder& operator=(const MemoryRecorder&) = delete;
 
-  /// From here on a new phase begins, in which allocations are of `kind`.
+  /// Begins a new phase. Its allocations have class `kind`.
   void enter(MemoryClass kind);
-  /// From here on allocations are in `stream` (MemoryTrace::Block).
+  /// Sets the stream of the following allocations (MemoryTrace::Block).
   void set_stream(int32_t stream);
-  /// Adds a block that was not allocated here, but would be on another device, and is never freed.
+  /// Adds a block that is not allocated here but would be on another device. It is never freed.
   void add(int64_t bytes, MemoryClass kind);
-  /// Adds blocks that were not allocated here and live together, and frees them at once.
+  /// Adds blocks that are not allocated here and live at the same time, and frees all of them at once.
   void pass(std::span<const int64_t> bytes, MemoryClass kind);
-  /// Blocks of the trace that were allocated after the first `allocation` ones (allocations()), and freed, are of
-  /// `kind` after all.
+  /// Changes the class of freed blocks to `kind`, except for the first `allocation` blocks of the trace
+  /// (allocations()).
   void assign_freed_since(int64_t allocation, MemoryClass kind);
-  /// Adds MemoryTrace::kEmptyCache.
+  /// Records the event MemoryTrace::kEmptyCache.
   void empty_cache();
-  /// `tensor`'s memory is of `kind` after all. Nothing if it is not defined or was allocated elsewhere.
+  /// Changes the class of `tensor`'s memory to `kind`. Does nothing if it is undefined or was allocated elsewhere.
   void assign(const at::Tensor& tensor, MemoryClass kind);
 
-  /// Bytes that live now, and the most that did so far with what they were then. A peak does not change when an
-  /// assign() comes later; that of trace() does.
+  /// Bytes that are live now, and the peak so far with its classes. A later assign() changes the peak of trace() but
+  /// not this one.
   MemoryBytes live() const;
   MemoryBytes peak() const;
   int64_t allocations() const;
 
-  /// All so far.
+  /// Returns a copy of the trace so far.
   MemoryTrace trace() const;
 
   class State;

@@ -16,7 +16,21 @@ namespace {
 
 using Block = MemoryTrace::Block;
 
-/// Of each block the events between its two, up to what insertions beside it seldom change; 0 if it outlives its phase.
+// Note [Trace alignment]
+//
+// ScalableTrace matches the blocks of two traces of the same work at two batch sizes, phase by phase (align):
+//
+// 1. Blocks at the start and at the end of a phase are matched in order while they are alike (same_block). In most
+//    phases this matches everything in linear time.
+// 2. The blocks in between are matched by a longest common subsequence. Its table is limited to 128 MiB; beyond that,
+//    the blocks stay unmatched and count as growing with the batch.
+//
+// Two blocks are alike if class, stream, freeing phase and lifetime agree. In addition, the block of the larger batch
+// must not be smaller than the other one, nor larger by more than the ratio of the batch sizes. The lifetime is the
+// number of events between allocation and end. It is capped at 32 events, because a single inserted block changes
+// longer lifetimes, and is 0 for blocks that outlive their phase.
+
+/// Returns the lifetime of each block in events, capped; 0 if the block outlives its phase. See Note [Trace alignment].
 std::vector<int32_t> lifetimes(const MemoryTrace& trace) {
   constexpr int32_t kLong = 32;
   std::vector<int32_t> begin(trace.blocks.size()), lifetime(trace.blocks.size(), 0);
@@ -33,17 +47,17 @@ std::vector<int32_t> lifetimes(const MemoryTrace& trace) {
   return lifetime;
 }
 
-/// The blocks of one phase, in the order of their allocation.
-struct Stretch {
+/// The blocks of one phase in order of allocation.
+struct Phase {
   std::span<const Block> blocks;
   std::span<const int32_t> lifetimes;
-  size_t offset = 0;  // of the first among all blocks
+  size_t offset = 0;  // index of the first block among all blocks
 
   size_t size() const { return blocks.size(); }
 };
 
-std::vector<Stretch> stretches(const MemoryTrace& trace, const std::vector<int32_t>& lifetimes) {
-  std::vector<Stretch> found;
+std::vector<Phase> split_phases(const MemoryTrace& trace, const std::vector<int32_t>& lifetimes) {
+  std::vector<Phase> found;
   const std::span blocks(trace.blocks);
   for (size_t begin = 0; begin < blocks.size();) {
     size_t end = begin;
@@ -55,9 +69,8 @@ std::vector<Stretch> stretches(const MemoryTrace& trace, const std::vector<int32
   return found;
 }
 
-/// Whether two blocks may be the same at two batches, the larger `ratio` times the smaller: of a size that does not
-/// shrink, and does not grow faster than the batch.
-bool same_block(const Stretch& small, size_t i, const Stretch& large, size_t j, double ratio) {
+/// Returns whether two blocks may be the same at two batch sizes, the larger `ratio` times the smaller.
+bool same_block(const Phase& small, size_t i, const Phase& large, size_t j, double ratio) {
   const Block& a = small.blocks[i];
   const Block& b = large.blocks[j];
   return a.kind == b.kind && a.stream == b.stream && a.freed_in == b.freed_in &&
@@ -65,19 +78,18 @@ bool same_block(const Stretch& small, size_t i, const Stretch& large, size_t j, 
          static_cast<double>(b.bytes) <= static_cast<double>(a.bytes) * ratio;
 }
 
-/// For each block of `large` the one of `small` that it is, written to `match`. Where both begin or end alike, that is
-/// all; between, the longest common subsequence by dynamic programming, unless it would take over 128 MB.
-void align(const Stretch& small, const Stretch& large, double ratio, std::vector<int32_t>& match) {
-  const auto take = [&](size_t i, size_t j) { match[large.offset + j] = static_cast<int32_t>(small.offset + i); };
+/// Writes to `match`, for each block of `large`, the index of its counterpart in `small`. See Note [Trace alignment].
+void align(const Phase& small, const Phase& large, double ratio, std::vector<int32_t>& match) {
+  const auto set_match = [&](size_t i, size_t j) { match[large.offset + j] = static_cast<int32_t>(small.offset + i); };
   const auto same = [&](size_t i, size_t j) { return same_block(small, i, large, j, ratio); };
   size_t first = 0, n = small.size(), m = large.size();
-  for (; first < std::min(n, m) && same(first, first); ++first) take(first, first);
-  for (; std::min(n, m) > first && same(n - 1, m - 1); --n, --m) take(n - 1, m - 1);
+  for (; first < std::min(n, m) && same(first, first); ++first) set_match(first, first);
+  for (; std::min(n, m) > first && same(n - 1, m - 1); --n, --m) set_match(n - 1, m - 1);
 
   constexpr size_t kMostCells = size_t{64} << 20;
   const size_t width = m - first + 1;
   if (n == first || m == first || (n - first + 1) * width > kMostCells) return;
-  std::vector<uint16_t> longest((n - first + 1) * width, 0);  // from (i, j) on
+  std::vector<uint16_t> longest((n - first + 1) * width, 0);  // length of the longest common subsequence from (i, j) on
   const auto at = [&](size_t i, size_t j) -> uint16_t& { return longest[(i - first) * width + (j - first)]; };
   for (size_t i = n; i-- > first;) {
     for (size_t j = m; j-- > first;) {
@@ -86,7 +98,7 @@ void align(const Stretch& small, const Stretch& large, double ratio, std::vector
   }
   for (size_t i = first, j = first; i < n && j < m;) {
     if (same(i, j)) {
-      take(i++, j++);
+      set_match(i++, j++);
     } else {
       at(i + 1, j) >= at(i, j + 1) ? ++i : ++j;
     }
@@ -149,14 +161,14 @@ MemoryTrace MemoryTrace::without(MemoryClass kind) const {
 
 absl::StatusOr<ScalableTrace> ScalableTrace::create(const MemoryTrace& small, int64_t small_batch, MemoryTrace large,
                                                     int64_t large_batch) {
-  TORCH_CHECK_VALUE(0 < small_batch && small_batch < large_batch, "a trace of ", small_batch, " rows and one of ",
-                    large_batch, ", expected 0 < the first < the second");
+  TORCH_CHECK_VALUE(0 < small_batch && small_batch < large_batch, "expected 0 < small_batch < large_batch, got ",
+                    small_batch, " and ", large_batch);
   const std::vector<int32_t> small_lifetimes = lifetimes(small), large_lifetimes = lifetimes(large);
-  const auto small_stretches = stretches(small, small_lifetimes), large_stretches = stretches(large, large_lifetimes);
+  const auto small_phases = split_phases(small, small_lifetimes), large_phases = split_phases(large, large_lifetimes);
   std::vector<int32_t> match(large.blocks.size(), -1);
   const double ratio = static_cast<double>(large_batch) / static_cast<double>(small_batch);
-  for (size_t phase = 0; phase < std::min(small_stretches.size(), large_stretches.size()); ++phase) {
-    align(small_stretches[phase], large_stretches[phase], ratio, match);
+  for (size_t phase = 0; phase < std::min(small_phases.size(), large_phases.size()); ++phase) {
+    align(small_phases[phase], large_phases[phase], ratio, match);
   }
 
   ScalableTrace scalable;
@@ -174,8 +186,8 @@ absl::StatusOr<ScalableTrace> ScalableTrace::create(const MemoryTrace& small, in
     return to_status(
         {.exit_code = ExitCode::kBug,
          .id = "memory.trace",
-         .problem = "the work allocates differently at another batch size: " + std::to_string(scalable.unmatched_) +
-                    " of " + std::to_string(match.size()) + " blocks have no counterpart"},
+         .problem = "allocations differ between the two batch sizes: " + std::to_string(scalable.unmatched_) + " of " +
+                    std::to_string(match.size()) + " blocks have no counterpart"},
         absl::StatusCode::kFailedPrecondition);
   }
   scalable.trace_ = std::move(large);
@@ -183,7 +195,7 @@ absl::StatusOr<ScalableTrace> ScalableTrace::create(const MemoryTrace& small, in
 }
 
 MemoryTrace ScalableTrace::at(int64_t batch) const {
-  TORCH_CHECK_VALUE(batch >= 1, "a batch of ", batch, " rows, expected at least 1");
+  TORCH_CHECK_VALUE(batch >= 1, "batch must be >= 1, got ", batch);
   MemoryTrace trace = trace_;
   const auto more = static_cast<double>(batch - large_batch_);
   for (size_t i = 0; i < trace.blocks.size(); ++i) {

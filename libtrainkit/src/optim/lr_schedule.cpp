@@ -28,7 +28,7 @@ void check(const char* schedule, const std::string& problems) {
   TORCH_CHECK_VALUE(problems.empty(), schedule, ":", problems);
 }
 
-/// Half a cosine wave from `start` to `end`; `part` goes from 0 to 1.
+/// Follows half a cosine wave from `start` to `end` while `part` goes from 0 to 1.
 double anneal_cosine(double start, double end, double part) {
   return end + (start - end) / 2 * (std::cos(std::numbers::pi * part) + 1);
 }
@@ -70,7 +70,7 @@ double CosineAnnealingWarmRestarts::factor(int64_t step) const {
   if (options_.t_mult == 1) {
     step %= period;
   } else {
-    while (step >= period) {  // at most 63 times: the period at least doubles
+    while (step >= period) {  // at most 63 iterations: the period at least doubles
       step -= period;
       period *= options_.t_mult;
     }
@@ -130,7 +130,7 @@ WarmupLR::WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedul
     : warmup_steps_(options.warmup_steps),
       start_factor_(options.start_factor.value_or(1.0 / static_cast<double>(options.warmup_steps + 1))),
       schedule_(std::move(schedule)) {
-  TORCH_CHECK_VALUE(schedule_ != nullptr, "WarmupLR: no schedule");
+  TORCH_CHECK_VALUE(schedule_ != nullptr, "WarmupLR: the schedule must not be null");
   check("WarmupLR",
         detail::require_option(warmup_steps_ >= 0, "warmup_steps", ">= 0", static_cast<double>(warmup_steps_)) +
             require_factor(start_factor_, "start_factor"));

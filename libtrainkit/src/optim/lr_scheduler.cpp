@@ -17,7 +17,7 @@
 namespace trainkit {
 namespace {
 
-/// Factors in the first table; it doubles from there.
+/// Size of the first table, in steps; each later table at least doubles it.
 constexpr int64_t kFirstTableSteps = 4096;
 
 void check(const PlateauOptions& options) {
@@ -40,6 +40,19 @@ double worst(const std::optional<PlateauOptions>& plateau) {
 
 }  // namespace
 
+// Note [Learning-rate table]
+//
+// With a GradScaler on a GPU only the device knows how many steps were applied (see Note [Loss scaling without host
+// reads]). The scheduler then evaluates the schedule on the host for the first N steps, copies the factors to the
+// device as table_, and looks up factor and learning rate there: lr = table_[min(step_count, N - 1)] * device_base_lr_.
+//
+// - max_step_count() of the optimizer is an upper bound of the step count that the host knows. reserve() keeps the
+//   table longer than this bound, so a lookup outside a CUDA graph never reaches the end.
+// - A captured step() reads the table of its capture. A longer table is a new tensor, so the caller of reserve()
+//   captures again when reserved_steps() changes.
+// - device_base_lr_ is written by set_base_lr() and never by step(): a captured step() would replay the value of its
+//   capture.
+
 LRScheduler::LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule> schedule,
                          std::optional<PlateauOptions> plateau)
     : optimizer_(&optimizer),
@@ -47,7 +60,7 @@ LRScheduler::LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule>
       plateau_(plateau),
       base_lr_(optimizer.lr()),
       best_(worst(plateau)) {
-  TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: no schedule");
+  TORCH_CHECK_VALUE(schedule_ != nullptr, "LRScheduler: the schedule must not be null");
   if (plateau_) check(*plateau_);
   apply();
 }
@@ -66,7 +79,7 @@ void LRScheduler::apply() {
   optimizer_->set_lr_on_device(table_.index_select(0, index_).mul_(device_base_lr_));
 }
 
-/// Not in step(): a captured graph would keep the number of its capture.
+/// Writes the base learning rate to the device here and not in step(), see Note [Learning-rate table].
 void LRScheduler::set_base_lr(double base_lr) {
   base_lr_ = base_lr;
   if (device_base_lr_.defined()) device_base_lr_.fill_(base_lr);
@@ -81,7 +94,7 @@ void LRScheduler::reserve(int64_t steps) {
   double* out = factors.mutable_data_ptr<double>();
   for (int64_t i = 0; i < new_steps; ++i) out[i] = schedule_->factor(i);
   const at::Device device = optimizer_->step_count().device();
-  // All or nothing: a step that finds no memory for one of them tries again.
+  // Allocate all tensors before changing a member: if one allocation fails, the next step retries.
   at::Tensor table = factors.to(device), index = index_, base_lr = device_base_lr_;
   if (!index.defined()) {
     index = at::empty({1}, at::device(device).dtype(at::kLong));

@@ -21,17 +21,17 @@
 
 namespace trainkit {
 
-/// Parameters of one group and one dtype: what one fused kernel takes.
+/// The parameters of one group and dtype: the operands of one fused kernel.
 struct Optimizer::Bucket {
   size_t group = 0;
   std::vector<std::string> names;
   std::vector<at::Tensor> params;
-  std::vector<std::vector<at::Tensor>> state;  ///< Per name of state_names(), per parameter.
-  std::vector<int64_t> positions;              ///< Of the parameters' counts in steps_.
-  std::vector<at::Tensor> steps;               ///< Views of those.
-  std::vector<at::Tensor> gradients;           ///< Filled within a step; undefined where a parameter has none.
+  std::vector<std::vector<at::Tensor>> state;  ///< Indexed by name of state_names(), then by parameter.
+  std::vector<int64_t> positions;              ///< Positions of the parameters' counts in steps_.
+  std::vector<at::Tensor> steps;               ///< Views of these counts.
+  std::vector<at::Tensor> gradients;           ///< Filled during a step; undefined if there is none.
 
-  /// The same for the parameters that have a gradient.
+  /// Returns the bucket reduced to the parameters that have a gradient.
   Bucket with_gradients() const {
     Bucket some;
     some.group = group;
@@ -49,8 +49,8 @@ struct Optimizer::Bucket {
 
 namespace {
 
-/// `gradient` with the strides of `param`: the CPU kernels walk through both as they lie, the CUDA kernels ask for
-/// equal strides. Strides of dimensions of size 1 may differ without a difference in memory.
+/// Returns `gradient` with the strides of `param`. The CPU kernels traverse both in memory order, and the CUDA kernels
+/// require equal strides. Strides of dimensions of size 1 may differ although the memory order is the same.
 at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
   if (gradient.strides() == param.strides()) return gradient;
   if (gradient.is_contiguous() && param.is_contiguous()) return gradient.as_strided(param.sizes(), param.strides());
@@ -82,9 +82,9 @@ std::string state_key(const std::string& parameter, const std::string& name) {
   return "state." + parameter + "." + name;
 }
 
-/// What is wrong with `saved` as the entry `name` of an optimizer after `steps` steps that has `mine` there.
+/// Checks entry `name` of a saved state against `mine`, the value of this optimizer, for a state of `steps` steps.
 absl::Status check_entry(const std::string& name, const StateValue& saved, const StateValue& mine, int64_t steps) {
-  if (saved.index() != mine.index()) return bad_state(name, "has another type in the saved optimizer state");
+  if (saved.index() != mine.index()) return bad_state(name, "has a different type in the saved optimizer state");
   if (const double* number = std::get_if<double>(&saved); number && !detail::finite_not_negative(*number)) {
     return bad_state(name, "is out of range", std::to_string(*number), "finite and >= 0");
   }
@@ -92,7 +92,7 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
   if (!expected) return absl::OkStatus();
   const at::Tensor& tensor = std::get<at::Tensor>(saved);
   if (!tensor.defined() || tensor.scalar_type() != expected->scalar_type() || tensor.sizes() != expected->sizes()) {
-    return bad_state(name, "has another shape or type in the saved optimizer state",
+    return bad_state(name, "has a different shape or dtype in the saved optimizer state",
                      tensor.defined() ? shape_text(tensor) : "nothing", shape_text(*expected));
   }
   if (name.ends_with(".step")) {
@@ -105,6 +105,21 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
 }
 
 }  // namespace
+
+// Note [Optimizer state]
+//
+// Step counts. steps_ is one float32 tensor: element 0 is the optimizer's count, followed by one count per parameter. A
+// step adds advance_all_, or advance_present_ if some parameters have no gradient. With found_inf = 1 the device
+// subtracts the same increment again (advance_steps), so that a skipped step leaves every count unchanged. Parameters
+// on the CPU need no device-side decision: unless `capturable` is set, the host reads found_inf and returns early.
+//
+// Memory. add_param_group allocates everything before it changes a member, and a step allocates no tensor memory after
+// its first change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture. The
+// exception is SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float).
+//
+// CUDA graphs. Learning rates and counts move to the device with count_on_device(); device_lrs_ and steps_ are then
+// updated in place, because a captured step() reads fixed addresses. version() changes whenever such a step becomes
+// invalid: new tensors, another set of gradients, or a loaded state.
 
 Optimizer::Optimizer(const BaseOptions& options)
     : lr_(options.lr),
@@ -149,11 +164,11 @@ void Optimizer::add_param_group(ParamGroup group) {
     TORCH_CHECK_VALUE(tensor.device() == device, "optimizer: parameter '", param.name, "' is on ", tensor.device(),
                       ", expected ", device, " like the others");
     TORCH_CHECK_VALUE(tensors.count(tensor.unsafeGetTensorImpl()) == 0, "optimizer: parameter '", param.name,
-                      "' is in another group already");
-    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: two parameters are named '", param.name, "'");
+                      "' is already in another group");
+    TORCH_CHECK_VALUE(names.insert(param.name).second, "optimizer: duplicate parameter name '", param.name, "'");
   }
 
-  // All that can fail for want of memory comes before the first change.
+  // Make all allocations before the first change. See Note [Optimizer state].
   const at::NoGradGuard no_grad;
   const std::vector<std::string> kinds = state_names();
   const int64_t old_size = steps_.defined() ? steps_.numel() : 1;
@@ -250,7 +265,7 @@ void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
     return;
   }
   const bool all_present = collect_gradients();
-  // All that can fail has been done: from here on the step goes through.
+  // Everything that can fail is done: from here the step completes.
   ++max_step_count_;
   advance_steps(found_inf, all_present);
   for (Bucket& bucket : buckets_) {
@@ -259,7 +274,7 @@ void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
     } else if (const Bucket some = bucket.with_gradients(); !some.params.empty()) {
       apply_to(some, found_inf);
     }
-    // Not a moment longer: a gradient that is held here could not be freed by zero_grad.
+    // Release the gradient now: zero_grad could not free a gradient that the bucket still holds.
     for (at::Tensor& gradient : bucket.gradients) gradient.reset();
   }
 }
@@ -277,7 +292,7 @@ void Optimizer::apply_to(const Bucket& bucket, const std::optional<at::Tensor>& 
          .found_inf = found_inf});
 }
 
-/// Fills the buckets' gradients and present_; returns whether every parameter has one.
+/// Fills the buckets' gradients and present_. Returns true if every parameter has a gradient.
 bool Optimizer::collect_gradients() {
   bool all_present = true;
   bool changed = false;
@@ -328,7 +343,7 @@ Optimizer::DeviceLrs Optimizer::make_device_lrs(const std::vector<ParamGroup>& g
   for (const ParamGroup& group : groups) multiples.push_back(group.lr_multiple);
   DeviceLrs lrs;
   lrs.multiples = at::tensor(multiples, at::kDouble).to(groups.front().params.front().tensor.device());
-  lrs.values = lrs.multiples.mul(lr).to(at::kFloat);  // the type that the CUDA kernels read
+  lrs.values = lrs.multiples.mul(lr).to(at::kFloat);  // the dtype that the CUDA kernels read
   lrs.views = lrs.values.unbind();
   return lrs;
 }
@@ -367,7 +382,7 @@ std::optional<int64_t> Optimizer::known_step_count() const {
 StateDict Optimizer::state_dict() const {
   StateDict state{{"type", std::string(type())}, {"lr", lr_}, {"step", int64_t{0}}};
   if (step_count_.defined()) state["step"] = step_count_.item<int64_t>();
-  // The pointers are only read from.
+  // hyperparameters() is not const because it returns pointers; they are only read here.
   for (const auto& [name, value] : const_cast<Optimizer*>(this)->hyperparameters()) state[name] = *value;
   for (size_t i = 0; i < groups_.size(); ++i) {
     state[group_key(i, "lr_multiple")] = groups_[i].lr_multiple;
@@ -383,10 +398,10 @@ StateDict Optimizer::state_dict() const {
   return state;
 }
 
-/// The names, types, shapes and ranges of `state`, against this optimizer's own.
+/// Checks names, types, shapes and ranges of `state` against this optimizer's own state.
 absl::Status Optimizer::check_state(const StateDict& state) const {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
-  if (kind != type()) return bad_state("type", "is of another optimizer", kind, type());
+  if (kind != type()) return bad_state("type", "does not match this optimizer", kind, type());
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t steps, get_state<int64_t>(state, "step"));
   if (steps < 0) return bad_state("step", "is out of range", std::to_string(steps), ">= 0");
   const StateDict own = state_dict();
@@ -396,8 +411,7 @@ absl::Status Optimizer::check_state(const StateDict& state) const {
     TRAINKIT_RETURN_IF_ERROR(check_entry(name, saved->second, mine, steps));
   }
   for (const auto& [name, value] : state) {
-    if (!own.contains(name))
-      return bad_state(name, "is in the saved optimizer state, and this optimizer has no such entry");
+    if (!own.contains(name)) return bad_state(name, "is in the saved state but not in this optimizer");
   }
   return absl::OkStatus();
 }
@@ -431,7 +445,7 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
     groups_[i].weight_decay = std::get<double>(state.find(group_key(i, "weight_decay"))->second);
   }
   lr_ = std::get<double>(state.find("lr")->second);
-  if (device_lrs_.values.defined()) {  // in place: a captured graph reads them where they are
+  if (device_lrs_.values.defined()) {  // in place: a captured graph reads these addresses
     const DeviceLrs loaded = make_device_lrs(groups_, lr_);
     device_lrs_.multiples.copy_(loaded.multiples);
     device_lrs_.values.copy_(loaded.values);

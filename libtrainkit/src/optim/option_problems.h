@@ -1,5 +1,5 @@
 #pragma once
-/// The wording of what is wrong with an option. Private to optim.
+/// Formatting of option errors. Private to optim.
 
 #include <cmath>
 #include <string>
@@ -8,7 +8,7 @@ namespace trainkit::detail {
 
 inline bool finite_not_negative(double value) { return value >= 0 && std::isfinite(value); }
 
-/// " <name> must be <rule>, got <value>;" unless it `holds`.
+/// Returns " <name> must be <rule>, got <value>;" unless `holds`, else "".
 inline std::string require_option(bool holds, const char* name, const char* rule, double value) {
   return holds ? "" : std::string(" ") + name + " must be " + rule + ", got " + std::to_string(value) + ";";
 }

@@ -50,7 +50,7 @@ void SGD::apply(const FusedArguments& a) {
   a.device_lr.defined() ? fused(a.device_lr) : fused(a.lr);
 }
 
-/// The CPU kernel of PyTorch 2.11 leaves most elements of 16-bit parameters as they were: it does not store them.
+/// Steps 16-bit parameters in float32: PyTorch 2.11's CPU kernel computes most of their elements without storing them.
 void SGD::apply_in_float(const FusedArguments& a) {
   const auto widen = [](at::TensorList narrow) {
     std::vector<at::Tensor> wide;

@@ -1,28 +1,28 @@
 #pragma once
-/// Mixed precision as a scope.
+/// Mixed precision in a scope.
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 namespace trainkit {
 
-/// Inside the scope, matrix products and convolutions run in `dtype` and reductions, losses and norms in float32.
+/// Enables autocast in a scope: matrix products and convolutions run in `dtype`; reductions, losses and norms in
+/// float32.
 ///
 ///   at::Tensor loss;
 ///   { AutocastGuard amp(device, at::kBFloat16); loss = cross_entropy(model->forward(x), y); }
-///   loss.backward();       // outside: each operation's gradient runs in the type its forward ran in
+///   loss.backward();       // outside: the gradient of each operation runs in the dtype of its forward
 ///
-/// Guards nest; an inner one may switch autocast off (`enabled = false`) or change the type. Leaving a scope, by an
-/// exception too, restores what was set before it. The casts of weights are kept while the outermost scope lasts and
-/// freed when it ends, so an optimizer step inside the scope would leave stale ones: cover forward and loss alone.
-/// The setting belongs to the calling thread; a thread that is started inside a scope begins without it.
-/// Never reads from the device.
+/// Guards nest; an inner guard may disable autocast (`enabled = false`) or change the dtype. The end of the scope, also
+/// by an exception, restores the previous setting. Casts of weights are cached until the outermost scope ends. An
+/// optimizer step inside the scope would make them stale, so cover only forward and loss. The setting is per thread; a
+/// thread started inside a scope begins without it. Never reads from the device.
 ///
-/// Source: torch.autocast (PyTorch 2.11), whose op lists are used.
+/// Source: torch.autocast (PyTorch 2.11); uses its op lists.
 class [[nodiscard]] AutocastGuard {
  public:
-  /// @param dtype kBFloat16 or kHalf, on the CPU and on CUDA; not looked at if `enabled` is false. Another type is an
-  ///   error (c10::TypeError).
+  /// @param dtype kBFloat16 or kHalf, on the CPU and on CUDA; ignored if `enabled` is false. Throws c10::TypeError for
+  ///   another dtype.
   AutocastGuard(at::Device device, at::ScalarType dtype, bool enabled = true);
   ~AutocastGuard();
   AutocastGuard(const AutocastGuard&) = delete;

@@ -1,5 +1,6 @@
 #pragma once
-/// Keeps small float16 gradients from vanishing: scales the loss, unscales the gradients, skips steps that overflowed.
+/// Loss scaling: scales the loss, unscales the gradients and skips steps that overflow, to preserve small fp16
+/// gradients.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -19,41 +20,41 @@ namespace detail {
 struct ScalerIteration;
 }
 
-/// PyTorch's names and defaults, and two limits that it lacks.
+/// PyTorch's names and defaults, plus min_scale and max_scale.
 struct GradScalerOptions {
-  /// Scale of the first iteration; between min_scale and max_scale.
+  /// Initial scale; between min_scale and max_scale.
   double init_scale = 65536.0;
-  /// Multiplies the scale after growth_interval steps in a row without an overflow. Above 1.
+  /// Factor applied to the scale after growth_interval consecutive steps without an overflow. Above 1.
   double growth_factor = 2.0;
-  /// Multiplies the scale after a step that overflowed. In (0, 1).
+  /// Factor applied to the scale after a step that overflowed. In (0, 1).
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
-  /// The scale never leaves [min_scale, max_scale]. PyTorch has no floor: there the scale can fall to 0 and stay.
+  /// Bounds of the scale. PyTorch has no lower bound: its scale can fall to 0 and stay there.
   double min_scale = 1.0;
   double max_scale = std::numeric_limits<double>::infinity();
-  /// false: every call passes through at no cost.
+  /// If false, every call passes through at no cost.
   bool enabled = true;
 };
 
-/// Loss scaling that stays on the device.
+/// Scales losses without reading from the device.
 ///
 ///   scaler.scale(loss).backward();
-///   scaler.unscale_(optimizer);            // only if the gradients are looked at before the step
+///   scaler.unscale_(optimizer);            // only if the gradients are used before the step
 ///   clip_grad_norm_(optimizer, 1.0);
 ///   scaler.step(optimizer);                // skipped on the device if a gradient is not finite
 ///   scaler.update();                       // once per iteration, after every optimizer's step
 ///
-/// Any other order is an error (c10::Error) that says which call is missing: clipping before unscale_, unscale_ twice
-/// or after step, step twice, optimizer.step() instead of scaler.step(optimizer), anything before scale, update before
-/// step. The scale, the overflow flag and the counter live on the device of the first scaled loss; no call but
-/// state_dict() reads from it. Several losses and several optimizers may share one scaler. One thread.
+/// Any other order throws a c10::Error that names the missing call: clipping before unscale_, unscale_ twice or after
+/// step, step twice, optimizer.step() instead of scaler.step(optimizer), any call before scale, update before step.
+/// The scale, the overflow flag and the growth counter are on the device of the first scaled loss; only state_dict()
+/// reads them. Several losses and several optimizers may share one scaler. One thread.
 ///
-/// Source: torch.amp.GradScaler (PyTorch 2.11), with three differences: the scale has a floor; gradients are checked as
-/// they are after unscaling, so that a tiny scale cannot turn a large gradient into an inf unseen; the step is skipped
-/// by the fused optimizer and not by the host.
+/// Source: torch.amp.GradScaler (PyTorch 2.11), with three differences. The scale has a lower bound. Gradients are
+/// checked after unscaling too, so that a tiny scale cannot turn a large gradient into an undetected inf. The fused
+/// optimizer, not the host, skips the step.
 class GradScaler {
  public:
-  /// Bad options are errors (c10::ValueError); all are named at once.
+  /// Throws c10::ValueError if options are out of range; the message names all of them.
   explicit GradScaler(GradScalerOptions options = {});
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
@@ -61,35 +62,36 @@ class GradScaler {
 
   bool enabled() const { return options_.enabled; }
 
-  /// `loss` times the scale.
+  /// Returns `loss` times the scale.
   at::Tensor scale(const at::Tensor& loss);
 
-  /// Divides the optimizer's gradients by the scale and notes whether one is not finite. Float16 gradients are an error
-  /// (c10::ValueError), as in PyTorch: keep the parameters in float32.
+  /// Divides the optimizer's gradients by the scale and records whether one is not finite. Throws c10::ValueError for
+  /// float16 gradients, as PyTorch does: keep the parameters in float32.
   void unscale_(ScaledOptimizer& optimizer);
 
-  /// unscale_ if that has not been done, then the optimizer's step unless a gradient was not finite.
+  /// Calls unscale_ if it was not called yet, then applies the optimizer's step unless a gradient was not finite.
   void step(ScaledOptimizer& optimizer);
 
-  /// Moves the scale: down if a step was skipped, up after growth_interval steps without. Or sets it to `new_scale`.
+  /// Updates the scale: lowers it after a skipped step, and raises it after growth_interval steps without one. If
+  /// `new_scale` is given, sets the scale to it.
   void update(std::optional<double> new_scale = std::nullopt);
 
-  /// Forgets the iteration as if scale() had not been called: for a step that is given up half way and tried again.
+  /// Discards the iteration as if scale() had not been called. For a step that is abandoned and retried.
   void abandon();
 
-  /// 1 if a gradient of `optimizer` was not finite in this iteration, else 0: float32 scalar, on the device, to be
-  /// called after unscale_. It may be written before step(): ranks agree by reducing it with MAX.
+  /// Returns 1 if a gradient of `optimizer` was not finite in this iteration, else 0: float32 scalar on the device.
+  /// Call it after unscale_. The tensor may be written before step(): ranks agree by reducing it with MAX.
   at::Tensor found_inf(const ScaledOptimizer& optimizer) const;
 
-  /// The scale now: float32 scalar on the device, 1 if not enabled, on the CPU before the first scale().
+  /// Current scale: float32 scalar on the device; 1 if not enabled; on the CPU before the first scale().
   at::Tensor get_scale() const;
 
-  /// PyTorch's entries: "scale", "growth_factor", "backoff_factor" (double), "growth_interval", "_growth_tracker"
-  /// (int64); none if not enabled. Reads from the device. To be called between update() and scale().
+  /// Returns PyTorch's entries: "scale", "growth_factor", "backoff_factor" (double), "growth_interval",
+  /// "_growth_tracker" (int64); empty if not enabled. Reads from the device. Call it between update() and scale().
   StateDict state_dict() const;
-  /// Does nothing if not enabled. Refuses a state of a scaler that was not, and values out of range (exit code 5).
+  /// Does nothing if not enabled. Rejects the state of a disabled scaler and values out of range (exit code 5).
   absl::Status load_state_dict(const StateDict& state);
-  /// Another number after each state that was loaded: a captured update() has the options of before.
+  /// Changes with each loaded state: an update() captured in a CUDA graph keeps the previous options.
   int64_t version() const { return version_; }
 
  private:
@@ -102,7 +104,7 @@ class GradScaler {
   GradScalerOptions options_;
   int64_t init_growth_tracker_ = 0;
   int64_t version_ = 0;
-  // On the device; undefined until the first scale().
+  // Tensors on the device; undefined until the first scale().
   at::Tensor scale_;
   at::Tensor growth_tracker_;
   at::Tensor inverse_scale_;

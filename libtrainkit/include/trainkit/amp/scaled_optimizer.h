@@ -1,5 +1,5 @@
 #pragma once
-/// What GradScaler asks of an optimizer.
+/// The interface between GradScaler and an optimizer.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,24 +12,24 @@ namespace detail {
 struct ScalingState;
 }
 
-/// An optimizer whose step can be skipped on the device. trainkit::Optimizer is one; derive from this only to use
-/// GradScaler with an optimizer that is built on nothing of ours.
+/// Base of optimizers whose step can be skipped on the device. trainkit::Optimizer derives from it. Derive from it
+/// directly only to use GradScaler with an optimizer that does not derive from trainkit::Optimizer.
 class ScaledOptimizer {
  public:
   virtual ~ScaledOptimizer();
 
-  /// The gradients of the parameters that have one now; dense, all on one device.
+  /// Returns the gradients of the parameters that have one; dense, all on one device.
   virtual std::vector<at::Tensor> gradients() const = 0;
 
-  /// One optimizer step with the gradients as they are.
+  /// Applies one optimizer step with the gradients as they are.
   virtual void step() = 0;
 
-  /// The same unless `found_inf` (float32 scalar on the gradients' device, exactly 0 or 1) is 1: then nothing changes.
-  /// Decided on the device; the host does not learn which.
+  /// Applies one step unless `found_inf` (float32 scalar on the gradients' device, exactly 0 or 1) is 1, in which case
+  /// nothing changes. The device decides; the host does not learn the result.
   virtual void step_unless(const at::Tensor& found_inf) = 0;
 
-  /// To be called by whatever takes the gradients for the true ones (clipping): an error if a GradScaler has scaled
-  /// them and not unscaled them yet. If that shows only afterwards, unscale_() and step() of the scaler are the error.
+  /// Must be called by functions that treat the gradients as unscaled (clipping). Throws if a GradScaler has scaled
+  /// them and not unscaled them yet. If this becomes known only later, the scaler's unscale_() and step() throw.
   void gradients_taken_as_unscaled(const char* by);
 
  protected:
@@ -37,7 +37,7 @@ class ScaledOptimizer {
   ScaledOptimizer(ScaledOptimizer&&) noexcept;
   ScaledOptimizer& operator=(ScaledOptimizer&&) noexcept;
 
-  /// To be called by step(): an error while a GradScaler is between its scale() and its update() on this optimizer.
+  /// Must be called by step(). Throws if a GradScaler is between scale() and update() for this optimizer.
   void stepped_without_scaler();
 
  private:

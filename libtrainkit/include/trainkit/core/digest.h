@@ -1,5 +1,5 @@
 #pragma once
-/// A fast digest that sees corruption.
+/// A fast digest that detects corruption.
 
 #include <cstddef>
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace trainkit {
 
-/// XXH3 with 128 bits (https://xxhash.com), fed piece by piece. It sees flipped, lost and swapped bytes at memory
-/// speed; it does not stop a person who makes two files with one digest on purpose.
+/// Computes XXH3 with 128 bits (https://xxhash.com) incrementally. Detects flipped, lost and swapped bytes at memory
+/// bandwidth. Not collision-resistant: it does not protect against files that are made on purpose to have one digest.
 class Digest {
  public:
   Digest();
@@ -18,10 +18,10 @@ class Digest {
   ~Digest();
 
   void update(const void* data, size_t size);
-  /// 32 hexadecimal digits, the canonical (big-endian) form that `xxhsum -H2` prints. More may be added afterwards.
+  /// Returns 32 hexadecimal digits, the canonical (big-endian) form that `xxhsum -H2` prints. update() may follow.
   std::string hex() const;
 
-  /// The digest of `bytes` alone.
+  /// Returns the digest of `bytes`.
   static std::string of(std::string_view bytes);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// The environment variables of the process, as a value that functions take: what they make of it can be tried on any.
+/// The environment variables of the process as a value, so that functions can be tested with any environment.
 
 #include <absl/status/status.h>
 
@@ -11,13 +11,15 @@ namespace trainkit {
 /// Environment variables by name.
 using EnvironmentVariables = std::map<std::string, std::string, std::less<>>;
 
-/// Those of this process, as they are now. No other thread may change them meanwhile.
+/// Copies this process's environment. No other thread may change it during the call.
 EnvironmentVariables environment_variables();
 
-/// What in the environment would break a run later and in other words, as an error of exit code 2 (env.value) that
-/// names it: OMP_NUM_THREADS that is no number from 1 to 4096 (or several, with commas), TMPDIR that is no folder, a
-/// variable TRAINKIT_... that no program of ours reads (with the nearest name), a limit below 64 open files
-/// (env.limit).
+/// Checks the environment for settings that would break a run later with an unclear message. Returns an error of exit
+/// code 2 that names the variable (env.value):
+///   OMP_NUM_THREADS  is not a number from 1 to 4096, nor several such numbers separated by commas;
+///   TMPDIR           is not a folder;
+///   TRAINKIT_...     is a variable that no program of this project reads (with the nearest known name).
+/// A limit below 64 open files is an error too (env.limit).
 absl::Status check_environment(const EnvironmentVariables& variables = environment_variables());
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// What went wrong, in one line that a person can act on, and the code a program exits with.
+/// Errors as one actionable line, and the exit code of the program.
 
 #include <absl/status/status.h>
 
@@ -9,80 +9,83 @@
 
 namespace trainkit {
 
-/// The exit code of every trainkit program. A run that was stopped by signal n, after a verified save, exits 128 + n.
+/// Exit code of every trainkit program. A run that signal n stopped exits with 128 + n after a verified save.
 enum class ExitCode : int {
   kOk = 0,
-  kBug = 1,             ///< A fault of ours.
+  kBug = 1,             ///< A bug in trainkit.
   kUsage = 2,           ///< A flag or a combination of flags.
   kConfig = 3,          ///< A configuration file.
   kData = 4,            ///< A data set.
-  kWeights = 5,         ///< A weight file or a checkpoint that is read.
-  kStorage = 6,         ///< A disk that is full, read-only or failing.
-  kOutOfMemory = 7,     ///< Out of memory with one row at a time.
+  kWeights = 5,         ///< A weight file or checkpoint that was read.
+  kStorage = 6,         ///< A full, read-only or failing disk.
+  kOutOfMemory = 7,     ///< Out of memory at one row per micro-batch.
   kDistributed = 8,     ///< Another rank, or the network between them.
-  kNumerics = 9,        ///< Values that are not finite, again and again.
-  kStalledWorker = 10,  ///< A loader worker that did not answer within the timeout.
-  kDevice = 11          ///< A GPU that failed: nothing can be computed on it until the program starts anew.
+  kNumerics = 9,        ///< Repeated values that are not finite.
+  kStalledWorker = 10,  ///< A loader worker that did not respond within the timeout.
+  kDevice = 11          ///< A failed GPU. It cannot be used until the program is restarted.
 };
 
-/// One error, field by field. Everything but `id` and `problem` may be empty.
+/// One error as separate fields. All fields except `id` and `problem` may be empty.
 struct Error {
   ExitCode exit_code = ExitCode::kBug;
   /// `<class>.<id>`, for example "cli.value" or "data.tokens".
   std::string id = "bug.internal";
-  /// The file as the user named it, with ":line:column" or "@0xoffset" where they are known.
+  /// The file as the user named it, with ":line:column" or "@0xoffset" if known.
   std::string where = {};
-  /// The flag, key, column or tensor at fault.
+  /// The flag, key, column or tensor that is wrong.
   std::string field = {};
   std::string problem = {};
-  /// The value met and the rule it breaks.
+  /// The actual value and the rule that it violates.
   std::string got = {};
   std::string expected = {};
-  /// What to do about it; printed on a line of its own.
+  /// The remedy; printed on a separate line.
   std::string hint = {};
 };
 
-/// A Status that carries `error`. Its code is chosen from the exit code unless given; its message is error_line()'s
-/// text.
+/// Makes a Status that carries `error`. The code follows from the exit code unless it is given; the message is the text
+/// of error_line().
 absl::Status to_status(const Error& error);
 absl::Status to_status(const Error& error, absl::StatusCode code);
 
-/// The error that `status` carries; nullopt for a Status that was made elsewhere (or is OK).
+/// Returns the error that `status` carries; nullopt for OK and for a Status that does not carry one.
 std::optional<Error> error_of(const absl::Status& status);
 
-/// The exit code that `status` asks for: that of its Error, else one chosen from its code (kBug if nothing fits).
+/// Returns the exit code for `status`: that of its Error, else one that fits its code (kBug if none does).
 ExitCode exit_code(const absl::Status& status);
 
-/// One line of at most 400 bytes, without a line end:
+/// Formats one line of at most 400 bytes, without a newline:
 ///   error[<class>.<id>] <where>: <field>: <problem> (got <got>, expected <expected>)
-/// Control bytes, invalid UTF-8 and text-direction marks are escaped; what looks like a secret is masked.
+/// Escapes control bytes, invalid UTF-8 and text-direction marks, and masks likely secrets.
 std::string error_line(const absl::Status& status);
 
-/// What a program prints on stderr: "trainkit: " + error_line, then "hint: ..." on a second line where there is one.
+/// Formats the text that a program prints on stderr: "trainkit: " + error_line, then "hint: ..." on a second line if
+/// there is a hint.
 std::string error_text(const absl::Status& status);
 
-/// The same as JSON, for `error.json`: {"exit_code", "id", "where", "field", "problem", "got", "expected", "hint"}.
+/// Formats the error as JSON for `error.json`: {"exit_code", "id", "where", "field", "problem", "got", "expected",
+/// "hint"}.
 std::string error_json(const absl::Status& status);
 
-/// `text` with control bytes, invalid UTF-8 and text-direction marks written as \xNN or \u{N}; cut at `max_bytes`.
+/// Escapes control bytes, invalid UTF-8 and text-direction marks in `text` as \xNN or \u{N}; truncates at `max_bytes`.
 std::string escape_text(std::string_view text, size_t max_bytes = 120);
 
-/// `text` with passwords in URLs (scheme://user:password@) and what follows `...key=`, `...token=`, `...secret=` or
-/// `...password=` (also with a colon where the name is api_key, secret or password) written as ***. Any case.
+/// Replaces secrets in `text` by ***: passwords in URLs (scheme://user:password@), and the value after `...key=`,
+/// `...token=`, `...secret=` or `...password=`. For api_key, secret and password, a colon may replace `=`. Any case.
 std::string mask_secrets(std::string_view text);
 
-/// The candidate nearest to `name` by edit distance, for "did you mean"; empty if none is near.
+/// Returns the candidate nearest to `name` by edit distance, for "did you mean"; empty if none is near.
 template <class Names>
 std::string nearest_name(std::string_view name, const Names& candidates);
 
-/// Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`. Damerau-Levenshtein, restricted.
+/// Returns the number of edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`: the restricted
+/// Damerau-Levenshtein distance.
 size_t edit_distance(std::string_view a, std::string_view b);
 
 template <class Names>
 std::string nearest_name(std::string_view name, const Names& candidates) {
   std::string best;
   if (name.size() > 64) return best;
-  size_t best_distance = name.size() / 3 + 2;  // farther than this helps nobody
+  size_t best_distance = name.size() / 3 + 2;  // a larger distance makes no useful suggestion
   for (const auto& candidate : candidates) {
     const size_t distance = edit_distance(name, candidate);
     if (distance < best_distance) {

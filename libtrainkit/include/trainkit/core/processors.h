@@ -1,13 +1,13 @@
 #pragma once
-/// How many processors there are for this process, and how to share them.
+/// The number of processors of this process, and how to share them.
 ///
-/// Loader workers and LibTorch's own threads (at::set_num_threads) draw on the same processors: where both take all of
-/// them, each waits for the other, and a gather or a small matrix product can lose a factor of ten. Share them:
+/// Loader workers and LibTorch's own threads (at::set_num_threads) use the same processors. If both use all of them,
+/// they wait for each other, and a gather or a small matrix product can become ten times slower. Divide them:
 ///
 ///   const int workers = suggest_num_workers(devices);
 ///   at::set_num_threads(suggest_intra_op_threads(workers));
 ///
-/// A worker itself always runs LibTorch with one thread.
+/// A worker always runs LibTorch with one thread.
 
 #include <string>
 
@@ -15,27 +15,27 @@
 
 namespace trainkit {
 
-/// Processors that this process may use: the affinity mask (taskset, numactl) and the quota of its control group
-/// (containers), rounded up. At least 1. Reads a few files of /proc and /sys: call it once.
+/// Number of processors that this process may use: the affinity mask (taskset, numactl), limited by the control group's
+/// quota (containers, rounded up). At least 1. Reads several files of /proc and /sys, so call it once.
 int available_cpus();
 
-/// Workers that a loader should have in each of `ranks` processes on this machine: min(cpus / 2, 8, 2 * devices) shared
-/// among the ranks, at least 1. `devices` are those of the whole machine, 1 for the CPU alone.
+/// Suggests loader workers for each of `ranks` processes on this machine: min(cpus / 2, 8, 2 * devices) divided by the
+/// ranks, at least 1. `devices` counts the devices of the whole machine; use 1 for CPU only.
 int suggest_num_workers(int devices = 1, int ranks = 1, int cpus = available_cpus());
 
-/// What reading rows costs a loader's worker.
+/// Cost of reading rows in a loader's worker.
 enum class ReadCost {
-  kCopy,   ///< Rows are copied from memory or a mapped file: a worker idles nearly all the time.
-  kDecode  ///< Rows are decoded or transformed: a worker is busy.
+  kCopy,   ///< Rows are copied from memory or from a mapped file: workers are nearly always idle.
+  kDecode  ///< Rows are decoded or transformed: workers are busy.
 };
 
-/// Threads for LibTorch's own loops beside `num_workers` workers in each of `ranks` processes, at least 1: the
-/// processors that are left, or all of them where workers only copy.
+/// Suggests LibTorch threads next to `num_workers` workers in each of `ranks` processes, at least 1: the remaining
+/// processors, or all of them if the workers only copy.
 int suggest_intra_op_threads(int num_workers, ReadCost cost = ReadCost::kDecode, int ranks = 1);
 
 namespace detail {
-/// The quota, in processors, of the control group that `membership` (the text of /proc/self/cgroup) names, in the tree
-/// at `root`; 0 if there is none. Versions 1 and 2.
+/// Returns the CPU quota, in processors, of the control group that `membership` (the text of /proc/self/cgroup) names,
+/// in the tree at `root`; 0 if there is none. Supports cgroup versions 1 and 2.
 double cgroup_cpus(const std::string& root, const std::string& membership);
 }  // namespace detail
 

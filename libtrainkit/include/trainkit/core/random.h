@@ -1,5 +1,5 @@
 #pragma once
-/// Random numbers that are a pure function of a key: the same on every machine, thread and order of calls.
+/// Random numbers as a pure function of a key: independent of machine, thread and order of calls.
 
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// A key made of several numbers, in order: hash_key(seed, epoch, row).
+/// Combines several numbers into a key; the order matters: hash_key(seed, epoch, row).
 template <class... Numbers>
 constexpr uint64_t hash_key(Numbers... numbers) {
   uint64_t key = 0x9e3779b97f4a7c15ULL;
@@ -24,12 +24,12 @@ constexpr uint64_t hash_key(Numbers... numbers) {
 }
 
 namespace detail {
-/// 128 bits are an extension of GCC and Clang; `__extension__` keeps -Wpedantic quiet in the sources of a user.
+/// `unsigned __int128` is an extension of GCC and Clang; `__extension__` avoids a -Wpedantic warning in user code.
 __extension__ typedef unsigned __int128 uint128;
 }  // namespace detail
 
-/// A small counter-based generator (splitmix64). One per row: RandomStream(hash_key(seed, epoch, row)).
-/// Copying it copies its position. Satisfies UniformRandomBitGenerator. Not for cryptography.
+/// A small counter-based generator (splitmix64). Create one per row: RandomStream(hash_key(seed, epoch, row)).
+/// A copy starts at the same position. Satisfies UniformRandomBitGenerator. Not for cryptography.
 class RandomStream {
  public:
   using result_type = uint64_t;
@@ -39,13 +39,13 @@ class RandomStream {
   static constexpr uint64_t max() { return ~uint64_t{0}; }
   constexpr uint64_t operator()() { return mix64(state_ += 0x9e3779b97f4a7c15ULL); }
 
-  /// Uniform in [0, n), n >= 1. Multiply-shift; its bias is below n / 2^64.
+  /// Uniform in [0, n), n >= 1. Uses multiply-shift; the bias is below n / 2^64.
   constexpr uint64_t below(uint64_t n) {
     return static_cast<uint64_t>((static_cast<detail::uint128>((*this)()) * n) >> 64);
   }
   /// Uniform in [0, 1), 53 bits.
   constexpr double uniform() { return static_cast<double>((*this)() >> 11) * 0x1.0p-53; }
-  /// Standard normal, by Box and Muller; draws two numbers.
+  /// Standard normal by the Box-Muller method. Consumes two numbers.
   double normal() {
     const double radius = std::sqrt(-2.0 * std::log1p(-uniform()));
     return radius * std::cos(2.0 * std::numbers::pi * uniform());

@@ -1,5 +1,5 @@
 #pragma once
-/// State that a checkpoint keeps: a flat map from dotted names to values.
+/// Checkpoint state: a flat map from dotted names to values.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -17,21 +17,21 @@ namespace trainkit {
 using StateValue =
     std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, at::Tensor>;
 
-/// Names are dotted paths ("optimizer.state.blocks.0.weight.exp_avg"). Every part with state has
+/// Maps dotted paths ("optimizer.state.blocks.0.weight.exp_avg") to values. Every component with state has
 ///   StateDict state_dict() const;
 ///   absl::Status load_state_dict(const StateDict& state);
-/// in which load_state_dict leaves the object untouched when it returns an error.
-/// Tensors in a StateDict may share memory with the live object: clone what must outlive a step.
+/// If load_state_dict returns an error, it leaves the object unchanged.
+/// Tensors in a StateDict may share memory with the live object: clone tensors that must outlive a step.
 using StateDict = std::map<std::string, StateValue, std::less<>>;
 
 /// Copies `part` into `whole` under "<prefix>.<name>".
 void merge_state(StateDict& whole, std::string_view prefix, const StateDict& part);
 
-/// The entries of `whole` under "<prefix>.", with the prefix removed.
+/// Returns the entries of `whole` under "<prefix>.", without the prefix.
 StateDict sub_state(const StateDict& whole, std::string_view prefix);
 
-/// The value of `name` as type T (one of StateValue's). An Error of exit code 5 (kNotFound, kInvalidArgument) names the
-/// entry if it is missing or of another type.
+/// Returns the value of `name` as type T (one of StateValue's types). If the entry is missing or has another type,
+/// returns an Error of exit code 5 (kNotFound, kInvalidArgument) that names the entry.
 template <class T>
 absl::StatusOr<T> get_state(const StateDict& state, std::string_view name);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The one translator from exceptions to Status, and two macros that pass a Status on.
+/// Translation of exceptions to Status, and two macros that propagate a Status.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -9,7 +9,7 @@
 
 namespace trainkit {
 
-/// The Status that stands for an exception. Text is kept, C++ backtraces are cut off.
+/// Translates an exception to a Status. Keeps the text and removes the C++ backtrace.
 ///
 ///   c10::OutOfMemoryError, std::bad_alloc   kResourceExhausted
 ///   c10::DistError                          kUnavailable
@@ -18,13 +18,13 @@ namespace trainkit {
 ///   absl::BadStatusOrAccess                 the Status inside
 ///   every other c10::Error or exception     kInternal
 ///
-/// Used where exceptions of users' code and LibTorch end: worker threads, Trainer::fit, main. Never throws.
+/// Called where exceptions of user code and LibTorch end: worker threads, Trainer::fit, main. Never throws.
 absl::Status status_from_exception(std::exception_ptr exception);
 
-/// The same for the exception being handled; call it inside `catch (...)`.
+/// Same for the exception being handled; call it inside `catch (...)`.
 absl::Status status_from_current_exception();
 
-/// `status` with "<context>: " before its message; code and payload (the Error it carries) are kept. OK stays OK.
+/// Puts "<context>: " in front of the message of `status`; keeps code and payload (the Error it carries). OK stays OK.
 absl::Status annotate(const absl::Status& status, std::string_view context);
 
 }  // namespace trainkit
@@ -38,7 +38,7 @@ absl::Status annotate(const absl::Status& status, std::string_view context);
 #define TRAINKIT_CONCAT_INNER_(a, b) a##b
 #define TRAINKIT_CONCAT_(a, b) TRAINKIT_CONCAT_INNER_(a, b)
 
-/// TRAINKIT_ASSIGN_OR_RETURN(auto x, f()): the value of a StatusOr, or returns its Status.
+/// TRAINKIT_ASSIGN_OR_RETURN(auto x, f()): assigns the value of a StatusOr, or returns its Status.
 #define TRAINKIT_ASSIGN_OR_RETURN(declaration, expression) \
   TRAINKIT_ASSIGN_OR_RETURN_(TRAINKIT_CONCAT_(trainkit_statusor_, __LINE__), declaration, expression)
 #define TRAINKIT_ASSIGN_OR_RETURN_(statusor, declaration, expression) \

@@ -1,13 +1,13 @@
 #pragma once
-/// Datasets made of other datasets.
+/// Datasets that wrap other datasets.
 ///
 ///   auto photos  = std::make_shared<CachedDataset>(folder);                        // decoded once
 ///   auto flipped = std::make_shared<MapDataset>(photos, [](const RowKey& key, const BatchView& row) {
-///     if (key.random().uniform() < 0.5) flip(row.row<float>(0, 0));                // another flip in every epoch
+///     if (key.random().uniform() < 0.5) flip(row.row<float>(0, 0));                // drawn again in every epoch
 ///   });
 ///   auto all = std::make_shared<ConcatDataset>(ConcatDataset({flipped, more}));
 ///
-/// All keep whole batches whole where the dataset inside is fast at them, and pass on prefetch and describe.
+/// Each wrapper calls get_batch of the inner dataset where it can, and forwards prefetch and describe.
 
 #include <atomic>
 #include <cstddef>
@@ -21,18 +21,18 @@
 
 namespace trainkit {
 
-/// Each row passed through a function.
+/// Passes each row through a function.
 ///
-/// Threads: the function is called from every worker at once. Random augmentation draws from key.random(), so that a
-/// row is the same for any number of workers. What the function throws counts against the row.
+/// Threads: every worker calls the function concurrently. Draw random augmentation from key.random(); a row is then the
+/// same for any number of workers. An exception from the function makes the row a bad row (see OnError).
 class MapDataset final : public Dataset {
  public:
-  /// Changes a row where it stands: `row` is a view of that row alone.
+  /// Changes one row in place. `row` is a view of that row only.
   using InPlace = std::function<void(const RowKey& key, const BatchView& row)>;
-  /// Makes a row of other fields: `in` and `out` are views of one row.
+  /// Makes a row with other fields. `in` and `out` are views of one row.
   using Function = std::function<void(const RowKey& key, const BatchView& in, const BatchView& out)>;
 
-  /// Throw c10::ValueError if the dataset is null.
+  /// Both throw c10::ValueError if the dataset is null.
   MapDataset(std::shared_ptr<const Dataset> dataset, InPlace function);
   MapDataset(std::shared_ptr<const Dataset> dataset, std::vector<FieldSpec> fields, Function function);
 
@@ -50,15 +50,15 @@ class MapDataset final : public Dataset {
   std::vector<FieldSpec> fields_;
   InPlace in_place_;
   Function function_;
-  std::vector<int64_t> in_offsets_;  // of the fields of `in`, per row
+  std::vector<int64_t> in_offsets_;  // byte offset of each field of `in`, per row
   int64_t in_bytes_ = 0;
 };
 
-/// Some of the rows of a dataset, in the order given: row i is row indices[i]. 8 bytes a row.
+/// Selects rows of a dataset by index: row i is row indices[i] of the inner dataset. Uses 8 bytes per row.
 /// Source: torch.utils.data.Subset.
 class SubsetDataset final : public Dataset {
  public:
-  /// Throws c10::ValueError if the dataset is null, c10::IndexError if an index is not one of its rows.
+  /// Throws c10::ValueError if the dataset is null and c10::IndexError if an index is out of range.
   SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> indices);
 
   int64_t size() const override { return static_cast<int64_t>(indices_.size()); }
@@ -73,11 +73,11 @@ class SubsetDataset final : public Dataset {
   std::vector<int64_t> indices_;
 };
 
-/// The rows of several datasets of the same fields, one dataset after the other.
+/// Concatenates datasets that have the same fields.
 /// Source: torch.utils.data.ConcatDataset.
 class ConcatDataset final : public Dataset {
  public:
-  /// Throws c10::ValueError if there is no dataset, one is null, or their fields differ.
+  /// Throws c10::ValueError if `datasets` is empty, one of them is null, or their fields differ.
   explicit ConcatDataset(std::vector<std::shared_ptr<const Dataset>> datasets);
 
   int64_t size() const override { return ends_.back(); }
@@ -96,17 +96,17 @@ class ConcatDataset final : public Dataset {
 };
 
 struct CachedDatasetOptions {
-  /// Memory to use at most: rows that would be beyond it are read anew each time. -1 is no limit.
+  /// Upper bound of the cache in bytes. Rows beyond it are read from the dataset each time. -1 means unlimited.
   int64_t max_bytes = -1;
 };
 
-/// Rows kept in memory once they were read. Put it around what is slow and always the same (decoding), and random
-/// augmentation around it: a row is kept as it was when it was first read.
+/// Keeps rows in memory after their first read. Wrap a slow, deterministic step such as decoding, and put random
+/// augmentation outside the cache: a row keeps the values of its first read.
 ///
-/// Threads: no lock; two workers that want the same new row at once both read it. Memory is taken as rows come.
+/// Threads: lock-free. Two workers that request the same new row at once both read it. Memory grows as rows arrive.
 class CachedDataset final : public Dataset {
  public:
-  /// Throws c10::ValueError if the dataset is null, std::bad_alloc if the address space does not hold the cache.
+  /// Throws c10::ValueError if the dataset is null and std::bad_alloc if the address space is too small for the cache.
   explicit CachedDataset(std::shared_ptr<const Dataset> dataset, CachedDatasetOptions options = {});
   ~CachedDataset() override;
 
@@ -117,7 +117,7 @@ class CachedDataset final : public Dataset {
   void prefetch(int64_t index) const override;
   std::string describe(int64_t index) const override { return dataset_->describe(index); }
 
-  /// Rows in memory. Any thread.
+  /// Number of rows in memory. Callable from any thread.
   int64_t cached_rows() const { return cached_rows_.load(std::memory_order_relaxed); }
 
  private:
@@ -127,9 +127,9 @@ class CachedDataset final : public Dataset {
   void store(int64_t index, const BatchView& from, int64_t at) const;
 
   std::shared_ptr<const Dataset> dataset_;
-  std::vector<int64_t> offsets_;  // of the fields of a row
+  std::vector<int64_t> offsets_;  // byte offset of each field in a row, then the row size
   int64_t row_bytes_ = 0;
-  int64_t capacity_ = 0;  // rows below this index have a place
+  int64_t capacity_ = 0;  // rows below this index can be cached
   std::byte* rows_ = nullptr;
   std::unique_ptr<std::atomic<uint8_t>[]> states_;
   mutable std::atomic<int64_t> cached_rows_{0};

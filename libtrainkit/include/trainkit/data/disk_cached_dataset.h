@@ -1,5 +1,5 @@
 #pragma once
-/// Rows kept in one file once they were read. The format is docs/formats/row-cache.md.
+/// A row cache in one file. docs/formats/row-cache.md describes the format.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -16,40 +16,43 @@
 
 namespace trainkit {
 
-/// Says how far a cache is: `done` of `total` rows are in it or were refused. Return false to stop. One call at a time.
+/// Reports progress: `done` of `total` rows are cached or refused. Return false to stop. Calls do not overlap.
 using CacheProgress = std::function<bool(int64_t done, int64_t total)>;
 
 struct CacheBuild {
-  /// Rows in the file.
+  /// Number of rows in the file.
   int64_t cached_rows = 0;
-  /// Rows that the dataset refused, ascending. They are asked for again whenever they are read.
+  /// Indices of the rows that the dataset could not read, ascending. Each later read of such a row asks the dataset
+  /// again.
   std::vector<int64_t> refused = {};
 };
 
-/// Rows of a dataset from a packed file: read from the dataset the first time, from memory-mapped pages ever after, in
-/// this run and the next. Put it around what is slow and always the same (decoding), and random augmentation around it.
+/// Caches rows of a dataset in a packed file. The first read of a row goes to the dataset; later reads, in this run and
+/// in later runs, use memory-mapped pages. Wrap a slow, deterministic step such as decoding, and put random
+/// augmentation outside the cache.
 ///
 ///   auto cached = DiskCachedDataset::open(clips, "/fast/clips.rows", origin).value();
-///   cached->build(8);                                  // or let the first epoch do it
+///   cached->build(8);                                  // optional: the first epoch fills the cache as well
 ///
-/// Each row stands with its digest, which is compared the first time that a process reads the row: a row that was half
-/// written when a run was killed, or that a disk has damaged, is read from the dataset again. So the file can be used
-/// while it is being filled, by any number of processes, and filling goes on where it stopped.
+/// Each row is stored with its digest. A process checks the digest the first time that it reads the row. A row that is
+/// incomplete (the run was killed) or damaged is read from the dataset again. Any number of processes can therefore use
+/// the file while it is being filled, and filling resumes where it stopped.
 ///
-/// Threads: everything may be called from any thread. Two workers that want the same new row at once both read it.
+/// Threads: all functions may be called from any thread. Two workers that request the same new row at once both read
+/// it.
 class DiskCachedDataset final : public Dataset {
  public:
-  /// Opens the file, or makes it with room for all rows: file_bytes() of disk are taken at once, so that a disk that is
-  /// too small is known now. `origin` says what the rows depend on (files, sizes, times, options): a file of another
-  /// origin, of other fields or another number of rows, or whose header is damaged, is replaced. Errors (exit code 6):
-  /// storage.cache names the path and what the disk said, or how many bytes are missing. Throws c10::ValueError if the
+  /// Opens the file, or creates it with space for all rows. It reserves file_bytes() on the disk at once, so that a
+  /// full disk is reported here. `origin` describes the inputs of the rows (files, sizes, times, options). A file with
+  /// another origin, other fields, another row count or a damaged header is replaced. Errors (exit code 6):
+  /// storage.cache names the path and the disk's error, or the number of missing bytes. Throws c10::ValueError if the
   /// dataset is null.
   static absl::StatusOr<std::shared_ptr<const DiskCachedDataset>> open(std::shared_ptr<const Dataset> dataset,
                                                                        const std::string& path,
                                                                        const std::string& origin);
   ~DiskCachedDataset() override;
 
-  /// Size of the file that open() makes.
+  /// Size of the file that open() creates.
   static int64_t file_bytes(const Dataset& dataset);
 
   int64_t size() const override { return dataset_->size(); }
@@ -58,13 +61,13 @@ class DiskCachedDataset final : public Dataset {
   void prefetch(int64_t index) const override;
   std::string describe(int64_t index) const override { return dataset_->describe(index); }
 
-  /// Reads all rows that are missing, in `num_threads` threads, and flushes the file. A row that the dataset refuses is
-  /// left out. kCancelled if `progress` returned false; storage.cache if the disk failed.
+  /// Reads all missing rows with `num_threads` threads and flushes the file. Skips rows that the dataset cannot read.
+  /// Returns kCancelled if `progress` returned false, and storage.cache if the disk failed.
   absl::StatusOr<CacheBuild> build(int num_threads, const CacheProgress& progress = {}) const;
 
-  /// Rows in the file, those included that other processes wrote before open().
+  /// Number of rows in the file, including those that other processes wrote before open().
   int64_t cached_rows() const { return cached_rows_.load(std::memory_order_relaxed); }
-  /// Whether every row so far could be written: a disk that fails costs time, not the run.
+  /// Returns the first write error, or OK. A failing disk makes the cache slower but does not stop the run.
   absl::Status write_status() const;
 
  private:
@@ -77,7 +80,7 @@ class DiskCachedDataset final : public Dataset {
   std::shared_ptr<const MappedFile> file_;
   int descriptor_;
   int64_t rows_offset_, row_stride_, row_bytes_;
-  std::unique_ptr<std::atomic<bool>[]> checked_;  // rows whose digest was compared, or that this process wrote
+  std::unique_ptr<std::atomic<bool>[]> checked_;  // rows whose digest this process has verified
   mutable std::atomic<int64_t> cached_rows_{0};
   mutable std::mutex mutex_;
   mutable absl::Status write_status_;

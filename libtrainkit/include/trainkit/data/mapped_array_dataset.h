@@ -1,5 +1,5 @@
 #pragma once
-/// Rows of an array in a file, read through memory.
+/// Rows of a memory-mapped array file.
 
 #include <absl/status/statusor.h>
 
@@ -12,25 +12,25 @@
 
 namespace trainkit {
 
-/// Row i is row i of the array in a file, which is mapped, not loaded: a set larger than memory costs what the system
-/// keeps of it in its cache.
+/// Maps an array file and returns row i of the array as row i. The file is not loaded: a data set larger than memory
+/// uses only the operating system's page cache.
 ///
 ///   auto images = MappedArrayDataset::open_npy("images.npy", "x").value();                        // numpy.save
 ///   auto tokens = MappedArrayDataset::open_raw("rows.bin", {"x", at::kFloat, {256}}).value();     // ndarray.tofile
 ///
-/// Batches are gathered as TensorDataset's are. A file that is cut short while it is mapped is an error of the rows
-/// that are read then (data.damaged), not the end of the process.
+/// Batches are gathered as in TensorDataset. If a file is truncated while it is mapped, the affected rows fail with
+/// data.damaged; the process does not crash.
 class MappedArrayDataset final : public Dataset {
  public:
-  /// A NumPy file (format 1.0 to 3.0): C order, little-endian, of numbers or bool, with at least one dimension, which
-  /// is that of rows. Errors (exit code 4): those of MappedFile::open; data.npy, which names what is wrong with the
-  /// file or is not supported (Fortran order, big-endian, objects: those would be pickles). Source: numpy.lib.format,
-  /// NumPy 2.4.
+  /// Opens a NumPy file (format 1.0 to 3.0) in C order and little-endian, of numbers or bool. The first dimension
+  /// counts rows; at least one dimension is required. Errors (exit code 4): those of MappedFile::open; data.npy, which
+  /// names the problem or the unsupported feature (Fortran order, big-endian, objects, which are pickles). Source:
+  /// numpy.lib.format, NumPy 2.4.
   static absl::StatusOr<std::shared_ptr<const MappedArrayDataset>> open_npy(const std::string& path,
                                                                             const std::string& field);
 
-  /// Rows of `field` one after the other and nothing else, in this machine's byte order. Errors (exit code 4): those of
-  /// MappedFile::open; data.array if the file is not a whole number of rows.
+  /// Opens a file that holds only the rows of `field`, one after the other, in this machine's byte order. Errors (exit
+  /// code 4): those of MappedFile::open; data.array if the file size is not a multiple of the row size.
   static absl::StatusOr<std::shared_ptr<const MappedArrayDataset>> open_raw(const std::string& path, FieldSpec field);
 
   int64_t size() const override { return size_; }

@@ -1,9 +1,9 @@
 #pragma once
-/// Square patches around the pixels of an image with many bands (a hyperspectral scene).
+/// Square patches around the pixels of a hyperspectral image.
 ///
-/// A patch keeps its bands last, as the image does: it is then `patch_size` runs of the image's memory, and a batch of
-/// them is a copy of runs. `.permute({0, 3, 1, 2})` of a batch is (N, bands, rows, columns) in the memory format that
-/// convolutions want, channels_last, without a copy.
+/// A patch keeps the bands as its last dimension, like the image. It consists of `patch_size` contiguous runs of the
+/// image, and a batch of patches copies these runs. `.permute({0, 3, 1, 2})` of a batch has shape
+/// (N, bands, rows, columns) in the channels_last memory format, without a copy.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,54 +15,54 @@
 
 namespace trainkit {
 
-/// The ways to lay a square on itself: identity, flips and quarter turns. An orientation below this number is made of
-/// bits: element (i, j) of the patch is (r, c) of the image, where r, c = i, j, swapped with bit 2; bit 0 then counts
-/// the rows r from the bottom, bit 1 the columns c from the right.
+/// Number of symmetries of a square: identity, flips and quarter turns. An orientation is a number below this one. Bit
+/// 2 swaps i and j; bit 0 then counts rows r from the bottom, and bit 1 counts columns c from the right. Element (i, j)
+/// of the patch is element (r, c) of the image.
 inline constexpr int64_t kOrientations = 8;
 
-/// The orientation of a row in its epoch: a function of the key alone, each of the eight equally likely.
+/// Returns the orientation of a row in its epoch: a pure function of the key, uniform over the eight orientations.
 uint8_t draw_orientation(const RowKey& key);
 
-/// How patches are written on the CPU.
+/// How gather_patches writes patches on the CPU.
 enum class PatchStores {
-  kAuto,      ///< kStreaming for 4 MiB and more: they would push out of the cache what the next step wants.
-  kCached,    ///< Through the cache: for what is read again at once and fits.
-  kStreaming  ///< Past the cache, whole lines at a time: no line is read only to be overwritten.
+  kAuto,      ///< kStreaming for 4 MiB and more, which would evict the next step's data from the cache; else kCached.
+  kCached,    ///< Through the cache: for patches that are read again soon and fit.
+  kStreaming  ///< Past the cache, in whole cache lines: avoids reading a line only to overwrite it.
 };
 
-/// The patches around `pixels`: (n, patch_size, patch_size, bands) float32, on the device of `image`.
+/// Gathers the patches around `pixels`: (n, patch_size, patch_size, bands) float32, on the device of `image`.
 ///
-/// @param image  (height + patch_size - 1, width + patch_size - 1, bands) float32, contiguous: a scene whose border was
-///   extended by patch_size / 2 pixels on every side, so that each pixel has a whole patch.
-/// @param pixels  (n) int64 on that device: row * width + column in the scene without its border.
-/// @param orientations  (n) uint8 on that device, each below kOrientations; undefined: the identity.
+/// @param image  (height + patch_size - 1, width + patch_size - 1, bands) float32, contiguous: a scene padded by
+///   patch_size / 2 pixels on every side, so that each pixel has a complete patch.
+/// @param pixels  (n) int64 on the same device: row * width + column in the unpadded scene.
+/// @param orientations  (n) uint8 on the same device, each below kOrientations. If undefined, the identity is used.
 ///
-/// On the CPU the patches are shared by LibTorch's threads (at::parallel_for); on CUDA one kernel copies, flips and
-/// turns, and the host waits for nothing. Throws c10::ValueError for another shape, dtype or device or an even
-/// patch_size, c10::IndexError for a pixel outside the scene; on CUDA such a pixel stops the kernel instead, and the
-/// error comes with a later call.
+/// On the CPU, LibTorch's threads share the patches (at::parallel_for). On CUDA, one kernel copies, flips and rotates;
+/// the host does not wait. Throws c10::ValueError for a wrong shape, dtype or device or an even patch_size, and
+/// c10::IndexError for a pixel outside the scene. On CUDA such a pixel traps the kernel, and a later call reports the
+/// error.
 at::Tensor gather_patches(const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,
                           const at::Tensor& orientations = {}, PatchStores stores = PatchStores::kAuto);
-/// The same into `out`, (n, patch_size, patch_size, bands) float32, contiguous.
+/// Writes the patches into `out`, (n, patch_size, patch_size, bands) float32, contiguous.
 void gather_patches_out(const at::Tensor& out, const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,
                         const at::Tensor& orientations = {}, PatchStores stores = PatchStores::kAuto);
 
 struct PatchOptions {
-  /// Rows and columns of a patch; odd, so that its pixel is in the middle.
+  /// Rows and columns of a patch. Must be odd, so that the pixel is in the centre.
   int64_t patch_size = 11;
-  /// Lay each patch in another orientation in each epoch (draw_orientation).
+  /// Draw a new orientation for each patch in each epoch (draw_orientation).
   bool augment = false;
 };
 
-/// Rows that are patches, copied on the host: for scenes that a device does not hold. Fields:
+/// Returns patches as rows, copied on the host: for scenes too large for the device. Fields:
 ///   x      (patch_size, patch_size, bands) float32
 ///   pixel  () int64, row * width + column
 ///   y      () int64, the label
-/// A batch is written in one pass, past the cache if it is large.
+/// Writes a batch in one pass, and past the cache if the batch is large.
 class PatchDataset final : public Dataset {
  public:
-  /// `image` as for gather_patches, on the CPU, shared; `pixels` and `labels` (n) int64. Throws c10::ValueError for
-  /// another shape, dtype or device, c10::IndexError for a pixel outside the scene.
+  /// `image` is as for gather_patches, on the CPU, and shared; `pixels` and `labels` are (n) int64. Throws
+  /// c10::ValueError for a wrong shape, dtype or device, and c10::IndexError for a pixel outside the scene.
   PatchDataset(at::Tensor image, const at::Tensor& pixels, const at::Tensor& labels, const PatchOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(pixels_.size()); }
@@ -79,15 +79,15 @@ class PatchDataset final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
-/// The same rows without their patches, which gather_patches makes on the device that holds the image:
+/// Returns pixel indices as rows; gather_patches makes the patches on the device that holds the image:
 ///   gather_patches(image, batch["pixel"], patch_size, batch["orientation"])
-/// is bit for bit the "x" of PatchDataset's batch. Fields:
+/// equals the "x" of PatchDataset's batch bit for bit. Fields:
 ///   pixel        () int64, row * width + column
 ///   orientation  () uint8
 ///   y            () int64, the label
 class PixelDataset final : public Dataset {
  public:
-  /// `pixels` and `labels` (n) int64 on the CPU. Throws c10::ValueError if they are not.
+  /// `pixels` and `labels` are (n) int64 on the CPU. Throws c10::ValueError otherwise.
   PixelDataset(const at::Tensor& pixels, const at::Tensor& labels, bool augment);
 
   int64_t size() const override { return static_cast<int64_t>(pixels_.size()); }

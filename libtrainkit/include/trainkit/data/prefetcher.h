@@ -24,41 +24,41 @@ namespace trainkit {
 /// What happens to a row that cannot be read.
 enum class OnError {
   kFail,    ///< next() returns the error.
-  kSkip,    ///< The row is left out and the batch is shorter. A batch without rows is left out too, but for a rank's
-            ///< (DistributedSampler): it comes empty, so that all ranks have as many batches.
-  kReplace  ///< The next row of the order takes its place: batches stay full.
+  kSkip,    ///< The row is skipped and the batch is shorter. An empty batch is skipped too. A distributed rank
+            ///< (DistributedSampler) returns it empty, so that all ranks have the same number of batches.
+  kReplace  ///< The next row of the order replaces it, so that batches stay full.
 };
 
 /// PyTorch's names and defaults (torch.utils.data.DataLoader, PyTorch 2.11).
 struct PrefetcherOptions {
   /// Rows per batch on this rank. At least 1.
   int64_t batch_size = 1;
-  /// Threads that read rows. 0 reads in the calling thread, the easiest to debug.
+  /// Number of reader threads. 0 reads in the calling thread, which is the easiest to debug.
   int num_workers = 0;
-  /// Batches each worker keeps ready, 1 to 64; the one that the consumer holds is among them. Host memory is
-  /// num_workers * prefetch_factor * bytes per batch (at least two batches). Where a batch takes microseconds, 8 or
-  /// more pays: workers then read up to half of it per claim and wake the consumer once.
+  /// Batches that each worker keeps ready, 1 to 64, including the one that the consumer holds. Host memory is
+  /// num_workers * prefetch_factor * bytes per batch, and at least two batches. If a batch takes only microseconds, use
+  /// 8 or more: workers then claim up to half of their slots at once and wake the consumer once per claim.
   int prefetch_factor = 2;
-  /// At the end of an epoch in which next() waited for more than a twentieth of the time though the workers had time
-  /// left, go on with a prefetch_factor of 4 if it is less: the ring was too short.
+  /// Raise prefetch_factor to 4 at the end of an epoch if the ring was too short: next() waited for more than a
+  /// twentieth of the time, and the workers had idle time.
   bool adaptive_prefetch = false;
-  /// Keep threads and memory from one epoch to the next.
+  /// Keep threads and memory between epochs.
   bool persistent_workers = false;
-  /// Leave out a last batch that is not full.
+  /// Drop the last batch if it is not full.
   bool drop_last = false;
-  /// When next() would wait, let it read a batch itself, in the calling thread: more throughput where the consumer
-  /// would be idle and cores are few. Off by default: user code then runs in the consumer's thread too, with its
-  /// LibTorch settings, and `timeout` cannot interrupt a read that the consumer itself is in.
+  /// Let next() read a batch in the calling thread instead of waiting. Increases throughput if the consumer would be
+  /// idle and cores are few. Off by default: user code then also runs in the consumer's thread, with its LibTorch
+  /// settings, and `timeout` cannot interrupt the consumer's own read.
   bool consumer_assist = false;
-  /// Longest wait for a batch; zero waits for ever. Without effect where the consumer reads (num_workers = 0).
+  /// Longest wait for a batch; zero means unlimited. Has no effect if the consumer reads (num_workers = 0).
   std::chrono::milliseconds timeout{0};
-  /// Page-lock the memory of batches, so that copies to a CUDA device overlap with work. Always so if `device` is one;
-  /// without effect where there is no CUDA device.
+  /// Page-lock the batch memory, so that copies to a CUDA device overlap with computation. Always on if `device` is a
+  /// CUDA device; has no effect without a CUDA device.
   bool pin_memory = false;
-  /// Where next() leaves the tensors. A CUDA device: copied there ahead of time, on a stream of its own.
+  /// Device of the tensors that next() returns. For a CUDA device, batches are copied ahead on a separate stream.
   at::Device device = at::kCPU;
   OnError on_error = OnError::kFail;
-  /// Different bad rows after which the run ends in spite of on_error; -1 is no limit.
+  /// Number of distinct bad rows above which next() fails, whatever on_error is; -1 means unlimited.
   int64_t max_bad_samples = -1;
 };
 
@@ -66,44 +66,43 @@ struct PrefetcherOptions {
 struct BadSample {
   int64_t index = 0;
   int64_t epoch = 0;
-  std::string name = {};  ///< Dataset::describe, may be empty.
+  std::string name = {};  ///< From Dataset::describe; may be empty.
   std::string cause = {};
 };
 
-/// What a Prefetcher has done since it was created; read at any time from any thread.
+/// Counters of a Prefetcher since its creation. Any thread may read them at any time.
 struct PrefetcherStats {
   int64_t batches = 0;
   int64_t rows = 0;
-  /// Time that next() waited for a batch that was not ready (a wait under way counts so far), and time between calls of
-  /// next().
+  /// Time for which next() waited for a batch, including a wait in progress, and time between calls of next().
   double wait_seconds = 0;
   double consumer_seconds = 0;
-  /// The longest of those waits.
+  /// Longest single wait.
   double longest_wait_seconds = 0;
-  /// Time that next() took to hand batches to the device; 0 on the CPU. The copies themselves go on meanwhile.
+  /// Time that next() spent starting copies to the device; 0 on the CPU. The copies themselves run asynchronously.
   double copy_seconds = 0;
   /// Time workers spent in Dataset::get and get_batch, summed over the workers.
   double read_seconds = 0;
-  /// Batches that were ready when next() was called, summed over the calls (divide by batches for the mean depth).
+  /// Batches ready when next() was called, summed over the calls. Divide by `batches` for the mean queue depth.
   int64_t ready_batches = 0;
-  /// Batches that each worker keeps ready now; see adaptive_prefetch.
+  /// Current number of batches that each worker keeps ready; see adaptive_prefetch.
   int prefetch_factor = 0;
-  /// Allocations of batch memory so far; constant once warm.
+  /// Allocations of batch memory so far; constant after warm-up.
   int64_t allocations = 0;
 
-  /// Share of the time that the consumer waited, 0 to 1.
+  /// Fraction of time that the consumer waited, 0 to 1.
   double wait_fraction() const {
     const double total = wait_seconds + consumer_seconds;
     return total > 0 ? wait_seconds / total : 0;
   }
 };
 
-/// What a Prefetcher's worker threads did since it was created, summed over them. What read_seconds has beyond both,
-/// they waited for storage.
+/// Times of a Prefetcher's worker threads since its creation, summed over the threads. The rest of read_seconds is
+/// storage wait.
 struct ReaderTimes {
-  /// On a processor.
+  /// Time on a processor.
   double cpu_seconds = 0;
-  /// Ready to run while others had the processors; 0 where the kernel does not tell (/proc/self/task/N/schedstat).
+  /// Time runnable but without a processor; 0 if the kernel does not report it (/proc/self/task/N/schedstat).
   double queued_seconds = 0;
 };
 
@@ -112,18 +111,18 @@ struct ReaderTimes {
 ///   auto loader = Prefetcher::create(dataset, RandomSampler(dataset->size(), {.seed = 7}),
 ///                                    {.batch_size = 256, .num_workers = 4}).value();
 ///   while (auto batch = loader->next().value()) { step(*batch); }     // one epoch
-///   while (auto batch = loader->next().value()) { step(*batch); }     // the next
+///   while (auto batch = loader->next().value()) { step(*batch); }     // the next epoch
 ///
-/// The batches are the same, bit for bit, for any num_workers. One thread calls next(); the dataset is called from
-/// every worker. Workers are threads; nothing forks. Batches are built in a ring of num_workers * prefetch_factor slots
-/// that is reused: no memory is allocated once it is warm.
+/// The batches are the same, bit for bit, for any num_workers. One thread calls next(); every worker calls the dataset.
+/// Workers are threads, not processes. Batches use a ring of num_workers * prefetch_factor slots, which is reused: no
+/// memory is allocated after warm-up.
 class Prefetcher {
  public:
-  /// kInvalidArgument: an option is out of range; all bad options are named at once.
+  /// Returns kInvalidArgument if options are out of range; the message names all of them.
   static absl::StatusOr<std::unique_ptr<Prefetcher>> create(std::shared_ptr<const Dataset> dataset,
                                                             std::shared_ptr<const Sampler> sampler,
                                                             const PrefetcherOptions& options);
-  /// The same with a sampler by value.
+  /// Same, with a sampler by value.
   template <class S>
   requires std::is_base_of_v<Sampler, S>
   static absl::StatusOr<std::unique_ptr<Prefetcher>> create(std::shared_ptr<const Dataset> dataset, S sampler,
@@ -131,46 +130,47 @@ class Prefetcher {
     return create(std::move(dataset), std::shared_ptr<const Sampler>(std::make_shared<S>(std::move(sampler))), options);
   }
 
-  /// Returns within a second at any moment: a worker stuck in a read is detached with all that it uses kept alive.
+  /// Returns within one second. A worker that is stuck in a read is detached; its slots and dataset stay alive.
   ~Prefetcher();
 
-  /// The next batch; nullopt at the end of the epoch, after which the following call begins the next epoch.
-  /// Blocks the caller until a batch is ready, at most `timeout`; never synchronises the device. Or:
-  ///   kDataLoss          a row could not be read (on_error = kFail), or there were more than max_bad_samples; the
+  /// Returns the next batch, or nullopt at the end of the epoch. The call after nullopt starts the next epoch.
+  /// Blocks until a batch is ready, at most for `timeout`; never synchronises the device. Errors:
+  ///   kDataLoss          a row could not be read (on_error = kFail), or more than max_bad_samples rows are bad. The
   ///                      message names the row and the cause. The rest of the batch is lost; next() may be called
   ///                      again.
-  ///   kDeadlineExceeded  no batch within `timeout`; the message names the worker, the row and how long it has been
-  ///   read.
+  ///   kDeadlineExceeded  no batch was ready within `timeout`. The message names the worker, the row and the time
+  ///                      since its read began.
   absl::StatusOr<std::optional<Batch>> next();
 
-  /// Goes to the beginning of batch `batch` of `epoch` at once, leaving the present epoch early if need be. O(1).
+  /// Moves to the start of batch `batch` of `epoch`, abandoning the current epoch if necessary. O(1).
   void seek(int64_t epoch, int64_t batch);
 
-  /// Lets next() leave the tensors on `device`, as PrefetcherOptions::device does. false, with nothing changed, while
-  /// batches are read.
+  /// Makes next() return tensors on `device`, like PrefetcherOptions::device. Returns false and changes nothing while
+  /// batches are being read.
   bool use_device(at::Device device);
 
-  /// The epoch and the batch within it that next() returns next.
+  /// Epoch, and batch within it, that next() will return.
   int64_t epoch() const;
   int64_t position() const;
   int64_t batches_per_epoch() const;
-  /// Whether no batch is left of the present epoch: next() returns nullopt next.
+  /// True if the current epoch has no batch left, so that next() returns nullopt.
   bool at_epoch_end() const;
 
   const Dataset& dataset() const;
   const Sampler& sampler() const;
   const PrefetcherOptions& options() const;
   PrefetcherStats stats() const;
-  /// Any thread; costs the workers nothing and the caller some microseconds for each of them.
+  /// Callable from any thread. Does not slow the workers; the caller pays some microseconds per worker.
   ReaderTimes reader_times() const;
-  /// Every bad row once, in the order of the epoch in which it was met first.
+  /// Returns each bad row once, in the order of the epoch in which it was first met.
   std::vector<BadSample> bad_samples() const;
 
-  /// {"epoch", "rows" (position in rows of the whole epoch), "seed", "size", "digest"}: the place in the data and what
-  /// it is a place in. The digest is of three rows, which the first call reads, and of the fields; empty if one is bad.
-  /// load_state_dict refuses another dataset size or seed, or other rows with the same fields (exit code 5). Another
-  /// batch_size, num_workers or number of ranks is accepted: the rows go on from the same position. The end of an epoch
-  /// is the end of it for any of them.
+  /// State: {"epoch", "rows" (position in rows of the whole epoch), "seed", "size", "digest"}. The digest covers the
+  /// fields and three rows, which the first call reads; it is empty if one of the rows is bad.
+  ///
+  /// load_state_dict rejects another dataset size, another seed or other rows with the same fields (exit code 5). It
+  /// accepts another batch_size, num_workers or number of ranks: reading resumes at the same row position. The end of
+  /// an epoch stays the end of that epoch.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 

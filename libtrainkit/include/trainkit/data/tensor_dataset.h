@@ -1,5 +1,5 @@
 #pragma once
-/// Rows of tensors in memory.
+/// Dataset of tensors in memory.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,16 +11,16 @@
 
 namespace trainkit {
 
-/// Row i is row i of each tensor.
+/// Returns row i of each tensor as row i.
 ///
 ///   auto dataset = std::make_shared<TensorDataset>(TensorDataset({{"x", images}, {"y", labels}}));
 ///
-/// Batches are gathered with software prefetch, at the speed of memory.
+/// Batches are gathered with software prefetch, at memory bandwidth.
 /// Source: torch.utils.data.TensorDataset.
 class TensorDataset final : public Dataset {
  public:
-  /// Tensors (N, shape...) on the CPU, made contiguous if they are not, otherwise shared. Throws c10::ValueError if
-  /// there is none, or they differ in N, are not on the CPU, or two have the same name.
+  /// Takes tensors (N, shape...) on the CPU. Contiguous tensors are shared, others are copied. Throws c10::ValueError
+  /// if the list is empty, the tensors differ in N, one is not on the CPU, or two have the same name.
   explicit TensorDataset(std::vector<std::pair<std::string, at::Tensor>> tensors);
 
   int64_t size() const override { return size_; }

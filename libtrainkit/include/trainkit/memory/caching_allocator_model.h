@@ -1,5 +1,5 @@
 #pragma once
-/// How LibTorch's CUDA allocator would hold a trace's blocks.
+/// A model of LibTorch's CUDA caching allocator.
 
 #include <cstdint>
 #include <memory>
@@ -8,29 +8,33 @@
 
 namespace trainkit {
 
-/// What the device's allocator reports, in bytes: torch.cuda.max_memory_allocated() and max_memory_reserved().
+/// Counters of the device's allocator, in bytes: torch.cuda.max_memory_allocated() and max_memory_reserved().
 struct DeviceMemory {
   /// Blocks in use, each rounded up to 512 bytes.
   int64_t allocated_bytes = 0;
-  /// Segments taken from the driver, used or not.
+  /// Segments obtained from the driver, used or not.
   int64_t reserved_bytes = 0;
 };
 
-/// CUDACachingAllocator with its default settings: free memory kept apart by stream and private pool; blocks rounded to
-/// 512 bytes; up to 1 MiB from segments of 2 MiB, below 10 MiB from segments of 20 MiB, others from segments of their
-/// own in steps of 2 MiB; the smallest free block that fits, split where enough is left; neighbours joined when freed;
-/// segments that are wholly free given back before memory is said to be out. Source: c10/cuda/CUDACachingAllocator.cpp
-/// (PyTorch 2.11).
+/// Models CUDACachingAllocator with its default settings:
+///   - free memory is kept apart by stream and private pool;
+///   - blocks are rounded up to 512 bytes;
+///   - blocks up to 1 MiB come from segments of 2 MiB, blocks below 10 MiB from segments of 20 MiB, larger blocks from
+///     their own segments in multiples of 2 MiB;
+///   - the smallest free block that fits is used, and split if enough remains;
+///   - a freed block is merged with free neighbours;
+///   - completely free segments are returned to the driver before an out-of-memory error.
+/// Source: c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11).
 class CachingAllocatorModel {
  public:
-  /// `capacity_bytes`: what the driver gives at most; 0 is without end.
+  /// `capacity_bytes`: upper limit of the driver's memory; 0 means unlimited.
   explicit CachingAllocatorModel(int64_t capacity_bytes = 0);
   ~CachingAllocatorModel();
 
-  /// A handle for free(), or -1 if the driver has no more.
+  /// Returns a handle for free(), or -1 if the driver has no memory left.
   int64_t allocate(int64_t bytes, int32_t stream = 0);
   void free(int64_t handle);
-  /// Gives segments that nobody uses back to the driver.
+  /// Returns unused segments to the driver.
   void empty_cache();
 
   DeviceMemory now() const;
@@ -41,9 +45,9 @@ class CachingAllocatorModel {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The peaks of a whole trace on a device without end.
+/// Returns the peaks of a whole trace on a device with unlimited memory.
 DeviceMemory replay(const MemoryTrace& trace);
-/// Whether the trace runs through with `capacity_bytes`, segments given back and taken anew included.
+/// Returns whether the trace runs within `capacity_bytes`. Segments may be returned to the driver and allocated again.
 bool fits(const MemoryTrace& trace, int64_t capacity_bytes);
 
 }  // namespace trainkit

@@ -10,18 +10,18 @@ namespace trainkit {
 /// PyTorch's names and defaults.
 struct AdamOptions {
   double lr = 1e-3;
-  /// Decay of the running means of the gradient and of its square. Each in [0, 1).
+  /// Decay rates of the running means of the gradient and of its square. Each in [0, 1).
   std::array<double, 2> betas = {0.9, 0.999};
   /// Added to the denominator.
   double eps = 1e-8;
-  /// Adam adds weight_decay * parameter to the gradient (an L2 penalty). Groups may have their own.
+  /// Adam adds weight_decay * parameter to the gradient (L2 penalty). A group may override it.
   double weight_decay = 0;
-  /// Keep learning rates and step counts on the device from the first step on, so that a step can be captured in a CUDA
-  /// graph. Without it they move there when a GradScaler needs them there.
+  /// Keep learning rates and step counts on the device from the first step, so that a step can be captured in a CUDA
+  /// graph. Otherwise they move to the device when a GradScaler needs them there.
   bool capturable = false;
 };
 
-/// The same for AdamW, which shrinks the parameter by lr * weight_decay instead.
+/// Options of AdamW, which shrinks the parameter by lr * weight_decay instead.
 struct AdamWOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
@@ -30,11 +30,11 @@ struct AdamWOptions {
   bool capturable = false;
 };
 
-/// Adam with bias correction. Keeps "exp_avg" and "exp_avg_sq", each of the parameter's shape and dtype.
+/// Adam with bias correction. State per parameter: "exp_avg" and "exp_avg_sq", with the parameter's shape and dtype.
 /// Source: Kingma and Ba, "Adam: A method for stochastic optimization"; torch.optim.Adam (PyTorch 2.11, fused).
 class Adam : public Optimizer {
  public:
-  /// Options out of range are errors (c10::ValueError); all are named at once.
+  /// Throws c10::ValueError if options are out of range; the message names all of them.
   explicit Adam(const AdamOptions& options = {});
   std::unique_ptr<Optimizer> create_like() const override;
 

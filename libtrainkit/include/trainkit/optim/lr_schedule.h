@@ -1,5 +1,5 @@
 #pragma once
-/// Learning-rate schedules: pure functions of the number of steps.
+/// Learning-rate schedules as pure functions of the step count.
 
 #include <absl/status/statusor.h>
 
@@ -12,34 +12,34 @@
 
 namespace trainkit {
 
-/// What the learning rate is multiplied by, as a function of the optimizer steps applied so far.
+/// Maps the number of applied optimizer steps to a factor of the learning rate.
 ///
-/// A schedule of one's own derives from this and overrides factor(); see examples/custom_schedule.cpp. It must be a
-/// pure function: it is asked for any step, in any order and from any thread, and more than once.
+/// To write your own schedule, derive from this class and override factor(); see examples/custom_schedule.cpp. factor()
+/// must be a pure function: it is called for any step, in any order, from any thread and repeatedly.
 class LRSchedule {
  public:
   virtual ~LRSchedule() = default;
-  /// The factor for the step that follows `step` applied ones: factor(0) is for the first. Finite and not negative.
+  /// Returns the factor for the next step after `step` applied steps: factor(0) is for the first. Finite and >= 0.
   virtual double factor(int64_t step) const = 0;
 };
 
-/// Always 1.
+/// Returns 1 for every step.
 class ConstantLR : public LRSchedule {
  public:
   double factor(int64_t) const override { return 1.0; }
 };
 
 struct LinearLROptions {
-  /// Factors at the first step and from total_steps on.
+  /// Factor at the first step, and factor from total_steps on.
   double start_factor = 1.0;
   double end_factor = 0.0;
   int64_t total_steps = 1;
 };
 
-/// A straight line from start_factor to end_factor, which then stays. Source: torch.optim.lr_scheduler.LinearLR.
+/// Changes linearly from start_factor to end_factor, then stays there. Source: torch.optim.lr_scheduler.LinearLR.
 class LinearLR : public LRSchedule {
  public:
-  /// Options out of range are errors (c10::ValueError), here and below; all are named at once.
+  /// Throws c10::ValueError if options are out of range; the message names all of them. The same holds below.
   explicit LinearLR(const LinearLROptions& options);
   double factor(int64_t step) const override;
 
@@ -48,13 +48,13 @@ class LinearLR : public LRSchedule {
 };
 
 struct CosineAnnealingLROptions {
-  /// Steps of the half wave from 1 to min_factor.
+  /// Steps of the half cosine wave from 1 to min_factor.
   int64_t total_steps = 1;
   /// PyTorch's eta_min divided by the learning rate.
   double min_factor = 0.0;
 };
 
-/// min + (1 - min) (1 + cos(pi step / total)) / 2, which then stays at min (PyTorch's rises again).
+/// Computes min + (1 - min) (1 + cos(pi step / total)) / 2, then stays at min (PyTorch's schedule rises again).
 /// Source: Loshchilov and Hutter, "SGDR"; torch.optim.lr_scheduler.CosineAnnealingLR.
 class CosineAnnealingLR : public LRSchedule {
  public:
@@ -66,13 +66,13 @@ class CosineAnnealingLR : public LRSchedule {
 };
 
 struct CosineAnnealingWarmRestartsOptions {
-  /// Steps of the first period, and what each next one is longer by.
+  /// Steps of the first period, and the factor by which each following period is longer.
   int64_t t_0 = 1;
   int64_t t_mult = 1;
   double min_factor = 0.0;
 };
 
-/// The same half wave again and again. Source: "SGDR"; torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
+/// Repeats the half cosine wave. Source: "SGDR"; torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
 class CosineAnnealingWarmRestarts : public LRSchedule {
  public:
   explicit CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options);
@@ -87,7 +87,7 @@ struct StepLROptions {
   double gamma = 0.1;
 };
 
-/// gamma to the power of step / step_size, rounded down. Source: torch.optim.lr_scheduler.StepLR.
+/// Computes gamma^floor(step / step_size). Source: torch.optim.lr_scheduler.StepLR.
 class StepLR : public LRSchedule {
  public:
   explicit StepLR(const StepLROptions& options);
@@ -99,19 +99,19 @@ class StepLR : public LRSchedule {
 
 struct OneCycleLROptions {
   int64_t total_steps = 2;
-  /// Share of the steps in which the learning rate rises.
+  /// Fraction of the steps in which the learning rate rises.
   double pct_start = 0.3;
-  /// The first factor is 1 / div_factor, the last that divided by final_div_factor.
+  /// The first factor is 1 / div_factor; the last one is the first divided by final_div_factor.
   double div_factor = 25.0;
   double final_div_factor = 1e4;
-  /// Straight lines instead of half waves.
+  /// Linear instead of cosine annealing.
   bool linear = false;
-  /// Down as fast as up, then to the last factor.
+  /// Fall as fast as the rise, then continue to the last factor.
   bool three_phase = false;
 };
 
-/// Up from 1 / div_factor to 1 (the optimizer's learning rate is PyTorch's max_lr) and down to the last factor, which
-/// then stays. Momentum is not cycled. Source: Smith and Topin, "Super-convergence";
+/// Rises from 1 / div_factor to 1 (the optimizer's learning rate is PyTorch's max_lr), falls to the last factor and
+/// stays there. Momentum is not cycled. Source: Smith and Topin, "Super-convergence";
 /// torch.optim.lr_scheduler.OneCycleLR.
 class OneCycleLR : public LRSchedule {
  public:
@@ -124,12 +124,12 @@ class OneCycleLR : public LRSchedule {
 
 struct WarmupOptions {
   int64_t warmup_steps = 0;
-  /// Factor of the first step; 1 / (warmup_steps + 1) if not set, so that no step is wasted at 0 (nanoGPT's rule).
+  /// Factor of the first step. Default: 1 / (warmup_steps + 1), so that no step is wasted at 0 (nanoGPT's rule).
   std::optional<double> start_factor = std::nullopt;
 };
 
-/// A straight line from start_factor to 1 over warmup_steps, then `schedule` from its beginning.
-/// Source: torch.optim.lr_scheduler.SequentialLR of a LinearLR and another.
+/// Rises linearly from start_factor to 1 over warmup_steps, then runs `schedule` from its start.
+/// Source: torch.optim.lr_scheduler.SequentialLR of a LinearLR and another schedule.
 class WarmupLR : public LRSchedule {
  public:
   WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedule> schedule);
@@ -141,27 +141,27 @@ class WarmupLR : public LRSchedule {
   std::shared_ptr<const LRSchedule> schedule_;
 };
 
-/// A schedule by name, as a command line gives it.
+/// Options of a schedule by name, as given on a command line.
 struct ScheduleOptions {
-  /// constant, linear, cosine, cosine_restarts, step or one_cycle. (plateau is a PlateauOptions for LRScheduler.)
+  /// constant, linear, cosine, cosine_restarts, step or one_cycle. (For plateau, pass PlateauOptions to LRScheduler.)
   std::string name = "constant";
-  /// Length of the run, warm-up included. Not needed for constant and step.
+  /// Length of the run in steps, including warm-up. Not needed for constant and step.
   int64_t total_steps = 0;
   int64_t warmup_steps = 0;
-  /// Where linear, cosine and cosine_restarts end: the lowest learning rate divided by the highest.
+  /// End value of linear, cosine and cosine_restarts: the lowest learning rate divided by the highest.
   double min_factor = 0.0;
-  /// cosine_restarts: steps of the first period (0: a quarter of the run) and growth; step: period (0: a third) and
-  /// factor.
+  /// cosine_restarts: steps of the first period (0 means a quarter of the run) and growth of the period.
+  /// step: steps of the period (0 means a third of the run) and factor (gamma).
   int64_t period_steps = 0;
   int64_t period_growth = 1;
   double gamma = 0.1;
 };
 
-/// The names that create_schedule knows.
+/// Names that create_schedule accepts.
 const std::vector<std::string>& schedule_names();
 
-/// The schedule with its warm-up. kInvalidArgument (exit code 3) names an unknown schedule, the nearest name, or every
-/// option out of range.
+/// Creates the schedule with its warm-up. Returns kInvalidArgument (exit code 3), which names an unknown schedule and
+/// the nearest name, or every option out of range.
 absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const ScheduleOptions& options);
 
 }  // namespace trainkit

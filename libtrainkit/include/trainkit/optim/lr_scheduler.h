@@ -15,62 +15,63 @@
 
 namespace trainkit {
 
-/// Lowers the learning rate when a metric stops getting better. PyTorch's names and defaults.
+/// Lowers the learning rate when a metric stops improving. PyTorch's names and defaults.
 struct PlateauOptions {
-  /// What the learning rate is multiplied by. In (0, 1).
+  /// Factor applied to the learning rate. In (0, 1).
   double factor = 0.1;
-  /// Bad values in a row that are allowed; the next one lowers the learning rate.
+  /// Number of consecutive bad values that are allowed; the next one lowers the learning rate.
   int64_t patience = 10;
-  /// How much better counts as better: relative (a share of the best) or absolute.
+  /// Smallest change that counts as an improvement: relative (fraction of the best value) or absolute.
   double threshold = 1e-4;
   bool relative_threshold = true;
-  /// Values not looked at after the learning rate was lowered.
+  /// Number of values ignored after the learning rate was lowered.
   int64_t cooldown = 0;
-  /// The learning rate is never lowered below this; a change smaller than `eps` is left out.
+  /// Lower bound of the learning rate; changes smaller than `eps` are skipped.
   double min_lr = 0;
   double eps = 1e-8;
-  /// The metric is to grow (accuracy) and not to shrink (loss).
+  /// True if a larger metric is better (accuracy); false if a smaller one is better (loss).
   bool maximize = false;
 };
 
 /// Sets an optimizer's learning rate to base * schedule.factor(steps applied), and lowers the base on a plateau.
 ///
-///   LRScheduler scheduler(optimizer, std::make_shared<CosineAnnealingLR>(CosineAnnealingLROptions{.total_steps =
-///   1000})); for (...) { ...; optimizer.step(); scheduler.step(); }
+///   LRScheduler scheduler(optimizer, std::make_shared<CosineAnnealingLR>(
+///                                        CosineAnnealingLROptions{.total_steps = 1000}));
+///   for (...) { ...; optimizer.step(); scheduler.step(); }
 ///
-/// The base is the optimizer's learning rate when the scheduler is made. The position is the optimizer's own count of
-/// applied steps, so a step that a GradScaler skipped does not move the schedule. Where that count is on a GPU, the
-/// factors lie there as a table and the learning rate is looked up on the device: no call but lr() reads from it. The
-/// optimizer must outlive the scheduler and stay where it is. One thread.
+/// The base is the optimizer's learning rate when the scheduler is created. The position is the optimizer's count of
+/// applied steps, so a step that a GradScaler skipped does not advance the schedule. If that count is on a GPU, the
+/// factors are stored there as a table, and the device looks up the learning rate; only lr() reads from the device. The
+/// optimizer must outlive the scheduler and must not be moved. One thread.
 class LRScheduler {
  public:
-  /// Options out of range are errors (c10::ValueError); all are named at once.
+  /// Throws c10::ValueError if options are out of range; the message names all of them.
   LRScheduler(Optimizer& optimizer, std::shared_ptr<const LRSchedule> schedule,
               std::optional<PlateauOptions> plateau = std::nullopt);
 
-  /// After each optimizer step (or skipped step).
+  /// Call after each optimizer step, including skipped steps.
   void step();
 
-  /// A new value of the metric, after each evaluation. An error (c10::Error) without PlateauOptions; a NaN counts as
-  /// bad.
-  /// @return Whether the learning rate was lowered.
+  /// Call with the new value of the metric after each evaluation. Throws c10::Error without PlateauOptions. A NaN
+  /// counts as bad.
+  /// @return True if the learning rate was lowered.
   bool step_metric(double metric);
 
-  /// The learning rate of the next step, before the groups' multiples. Reads from the device if the count is there.
+  /// Learning rate of the next step, before the groups' multiples. Reads from the device if the step count is there.
   double lr() const;
-  /// The learning rate that the factors multiply: lower after each plateau.
+  /// Learning rate that the factors multiply; lowered on each plateau.
   double base_lr() const { return base_lr_; }
 
-  /// Makes the table long enough for `steps` steps, where the count is on the device: before a CUDA graph is captured,
-  /// whose replays cannot make it longer. Beyond the end the last factor stays.
+  /// Extends the table to `steps` steps if the step count is on the device. Call it before a CUDA graph is captured,
+  /// because a replay cannot extend the table. Beyond the end, the last factor is used.
   void reserve(int64_t steps);
-  /// Steps that the table has factors for. A captured step() reads the table that was there: capture it again when this
-  /// number changes. 0 while the host counts.
+  /// Number of steps in the table; 0 while the host counts. A captured step() reads the table of its capture: capture
+  /// it again when this number changes.
   int64_t reserved_steps() const { return table_.defined() ? table_.numel() : 0; }
 
-  /// "base_lr" and, with PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The position
-  /// is the optimizer's, the schedule and the options are the program's. Loading refuses (exit code 5) what is missing
-  /// or out of range, and sets the learning rate: load the optimizer first.
+  /// State: "base_lr" and, with PlateauOptions, "best", "num_bad_epochs", "cooldown_counter" (PyTorch's names). The
+  /// optimizer saves the position; the program provides the schedule and the options. Loading rejects missing values
+  /// and values out of range (exit code 5), and sets the learning rate: load the optimizer first.
   StateDict state_dict() const;
   absl::Status load_state_dict(const StateDict& state);
 
@@ -87,7 +88,8 @@ class LRScheduler {
   int64_t num_bad_epochs_ = 0;
   int64_t cooldown_counter_ = 0;
 
-  /// On the device: factor(0), factor(1), ..., the place in it, and base_lr_. Undefined while the host counts.
+  /// On the device: factor(0), factor(1), ..., the index into this table, and base_lr_. Undefined while the host
+  /// counts.
   at::Tensor table_;
   at::Tensor index_;
   at::Tensor device_base_lr_;

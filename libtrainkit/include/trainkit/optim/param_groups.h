@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters by name, in groups with options of their own.
+/// Named parameters in groups with separate options.
 
 #include <ATen/core/Tensor.h>
 
@@ -21,20 +21,21 @@ struct NamedParameter {
 /// Parameters that share their options.
 struct ParamGroup {
   std::vector<NamedParameter> params;
-  /// The group's learning rate is the optimizer's times this.
+  /// Factor of the optimizer's learning rate for this group.
   double lr_multiple = 1.0;
   /// Weight decay of the group; the optimizer's if not set.
   std::optional<double> weight_decay = std::nullopt;
-  /// For logs and messages.
+  /// Name for logs and messages.
   std::string name = {};
 };
 
-/// The model's trainable parameters under their names, each tensor once: a tied head, which named_parameters() lists
-/// under two names, keeps the first. Frozen parameters (requires_grad false) are left out.
+/// Returns the model's trainable parameters with their names. Each tensor appears once: a tied parameter, which
+/// named_parameters() lists under two names, keeps the first. Skips frozen parameters (requires_grad false).
 std::vector<NamedParameter> trainable_parameters(const torch::nn::Module& model);
 
-/// trainable_parameters in two groups: "decay" has the matrices, embeddings and convolution kernels (two dimensions or
-/// more); "no_decay" has norms, biases and other vectors, with weight_decay 0. An empty group is left out.
+/// Returns trainable_parameters in two groups. "decay" has parameters with two or more dimensions: matrices, embeddings
+/// and convolution kernels. "no_decay" has norms, biases and other vectors, with weight_decay 0. Leaves out an empty
+/// group.
 /// Source: nanoGPT, GPT.configure_optimizers.
 std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 

@@ -8,23 +8,23 @@ namespace trainkit {
 /// PyTorch's names and defaults.
 struct SGDOptions {
   double lr = 1e-3;
-  /// 0 keeps no state. In [0, 1).
+  /// Momentum factor in [0, 1). 0 keeps no state.
   double momentum = 0;
-  /// Added to the gradient times the parameter (an L2 penalty). Groups may have their own.
+  /// Factor of the parameter that is added to the gradient (L2 penalty). A group may override it.
   double weight_decay = 0;
-  /// Nesterov's momentum; needs momentum > 0.
+  /// Nesterov momentum; requires momentum > 0.
   bool nesterov = false;
-  /// As in AdamOptions.
+  /// See AdamOptions.
   bool capturable = false;
 };
 
-/// SGD with momentum. Keeps "momentum_buffer" if momentum > 0, zero at first: the first step then equals PyTorch's,
-/// which sets it to the gradient, and a first step that is skipped leaves it valid.
-/// 16-bit parameters on the CPU are stepped through float32 copies, which allocate memory in each step.
+/// SGD with momentum. State per parameter if momentum > 0: "momentum_buffer", initially zero. The first step then
+/// equals PyTorch's, which initialises the buffer with the gradient, and a skipped first step leaves it valid. On the
+/// CPU, 16-bit parameters are updated through float32 copies, which allocate memory in each step.
 /// Source: torch.optim.SGD (PyTorch 2.11, fused), without dampening.
 class SGD : public Optimizer {
  public:
-  /// Options out of range are errors (c10::ValueError); all are named at once.
+  /// Throws c10::ValueError if options are out of range; the message names all of them.
   explicit SGD(const SGDOptions& options = {});
   std::unique_ptr<Optimizer> create_like() const override;
 
@@ -39,7 +39,7 @@ class SGD : public Optimizer {
   void apply_in_float(const FusedArguments& arguments);
 
   double momentum_;
-  double nesterov_;  ///< 0 or 1: options are saved as numbers.
+  double nesterov_;  ///< 0 or 1, because options are saved as numbers.
 };
 
 }  // namespace trainkit
