@@ -29,11 +29,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a rank that lives may take to answer. A survivor reports within a second.
+/// Response time limit of a live rank. A survivor reports within a second.
 constexpr std::chrono::milliseconds kPatience{500};
 constexpr size_t kBroadcastBytes = 25 << 20;
 
-/// What Gloo or NCCL said, without the place in their sources.
+/// Shortens a message of Gloo or NCCL and removes the position in their sources.
 std::string short_reason(std::string_view message) {
   for (const auto& [phrase, reason] : {std::pair{"Connection closed by peer", "connection closed"},
                                        {"Connection reset by peer", "connection reset"},
@@ -49,8 +49,8 @@ std::string short_reason(std::string_view message) {
   return std::string(message.substr(0, 160));
 }
 
-/// c10d writes warnings with backtraces to stderr when a rank goes; what they say is in our errors. Whoever sets
-/// TORCH_CPP_LOG_LEVEL gets them.
+/// Silences c10d's warnings, which print backtraces to stderr when a rank is lost; our errors contain the same
+/// information. Setting TORCH_CPP_LOG_LEVEL keeps them.
 void quieten_c10d() {
   static std::once_flag once;  // ranks may be threads of one process
   std::call_once(once, [] {
@@ -58,9 +58,9 @@ void quieten_c10d() {
   });
 }
 
-/// Gloo carries each step's agreement, names a lost rank and ends the program with that; see ~Impl. NCCL's watchdog
-/// would abort the process first, or let it wait for a minute, for a dump of what the ranks did last. What the
-/// environment says already stays.
+/// Disables the reactions of NCCL's watchdog. It would abort the process before our error, or delay it by a minute to
+/// dump the ranks' last collectives. Each step's agreement goes through Gloo, which detects and reports a lost rank;
+/// see ~Impl. Variables that are already set keep their values.
 void silence_nccl_watchdog() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -70,7 +70,7 @@ void silence_nccl_watchdog() {
   });
 }
 
-/// Fields with a NUL byte after each part: names and values hold none.
+/// Joins fields with a NUL byte after each part. Names and values contain no NUL bytes.
 std::string packed(const std::vector<DigestField>& fields) {
   std::string bytes;
   for (const DigestField& field : fields) bytes.append(field.name).append(1, '\0').append(field.value).append(1, '\0');
@@ -87,7 +87,7 @@ std::vector<DigestField> unpacked(const std::string& bytes) {
   return fields;
 }
 
-/// The first field that differs, as {name, value and ranks, value of rank 0}; nullopt if all ranks agree.
+/// Returns the first field that differs as {name, values with ranks, value of rank 0}; nullopt if all ranks agree.
 std::optional<std::array<std::string, 3>> first_difference(const std::vector<std::vector<DigestField>>& all) {
   const auto value_of = [](const std::vector<DigestField>& fields, const std::string& name) -> std::string {
     const auto found =
@@ -118,6 +118,16 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 }
 
 }  // namespace
+
+// Note [Backends of a process group]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The store connects the ranks first. On it are built, in an order that is the same on all ranks: the failure detector
+// (it must answer from the beginning), shared memory (each rank publishes its handle and reads those of the others),
+// Gloo, and NCCL on GPUs.
+//
+// NCCL's timeout is 60 s longer than Gloo's. The host-side collectives of each step thus fail first and name the lost
+// rank. NCCL cannot name it, and NCCL's kernels of a lost peer spin on the device until ncclCommAbort; ~Impl therefore
+// aborts NCCL if any collective has failed. Without this the destructor would wait for kernels that never end.
 
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
                          c10::intrusive_ptr<c10d::Store> store, const std::string& address)
@@ -193,8 +203,8 @@ ProcessGroup::~ProcessGroup() = default;
 
 absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchEnvironment& launch,
                                                                    const ProcessGroupOptions& options) try {
-  // For the store's server, which begins here: libuv does not ask for MSG_NOSIGNAL. Python, which ignores the signal,
-  // never notices.
+  // libuv, which serves the store from here on, does not use MSG_NOSIGNAL. Python ignores SIGPIPE; a C++ program would
+  // be killed by it.
   const detail::SigpipeBlocked blocked;
   TORCH_CHECK_VALUE(launch.world_size >= 1 && launch.rank >= 0 && launch.rank < launch.world_size,
                     "rank must be in 0..world_size - 1, got ", launch.rank, " of ", launch.world_size);

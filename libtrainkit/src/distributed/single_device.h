@@ -1,5 +1,5 @@
 #pragma once
-// One model on one device: every call goes straight through.
+// One model on one device, without communication.
 
 #include "trainkit/distributed/device_replicator.h"
 
