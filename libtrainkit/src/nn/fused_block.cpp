@@ -20,15 +20,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What matrix products are computed in.
+/// Returns the dtype of matrix products.
 at::ScalarType kind_of_products() {
   return at::autocast::is_autocast_enabled(at::kCPU) ? at::autocast::get_autocast_dtype(at::kCPU) : at::kFloat;
 }
 
-/// The dtypes are chosen here.
+/// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
-/// A weight as what it is multiplied with in forward: (in, out).
+/// A weight and its layout. Forward multiplies by the (in, out) form.
 struct Matrix {
   at::Tensor weight;
   bool is_transposed;
@@ -45,12 +45,23 @@ struct Matrix {
   }
 };
 
-struct FusedBlock : torch::autograd::Function<FusedBlock> {
-  /// The arguments with a gradient, by their place.
-  enum Argument { kX, kLn1, kLn1Bias, kQkv, kQkvBias, kProj, kProjBias, kLn2, kLn2Bias, kFc, kFcBias, kOut, kOutBias };
-  static constexpr size_t kArguments = kOutBias + 4;  // and the mask, the options, what products are computed in
+// Note [Fused block]
+// ~~~~~~~~~~~~~~~~~~
+// The whole block is one autograd node, so that intermediate tensors can be chosen for backward: the inputs of the
+// matrix products, the statistics of the norms, the residual after attention and log-sum-exp of attention. Not kept are
+// the outputs of the projections and attention's weights, which backward does not need or recomputes.
+//
+// The order of the saved tensors is `Saved`, the order of the arguments `Argument`; both must match save_for_backward
+// and forward's signature. Whether an argument requires a gradient is recorded in forward, because
+// backward sees only the saved tensors. `kind` (float32 or autocast's bfloat16) is an argument, because
+// autocast is disabled inside the node.
 
-  /// What backward needs, by its place among the saved tensors.
+struct FusedBlock : torch::autograd::Function<FusedBlock> {
+  /// Positions of the differentiable arguments.
+  enum Argument { kX, kLn1, kLn1Bias, kQkv, kQkvBias, kProj, kProjBias, kLn2, kLn2Bias, kFc, kFcBias, kOut, kOutBias };
+  static constexpr size_t kArguments = kOutBias + 4;  // plus the mask, the options and the dtype of products
+
+  /// Positions of the saved tensors.
   enum Saved {
     kStream,
     kMean1,
@@ -122,7 +133,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
-                                "a fused block has no second derivative; set_fused_blocks(false) gives one that has");
+                                "a fused block has no second derivative; use set_fused_blocks(false)");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const auto wanted = context->saved_data["wanted"].toBoolList();
