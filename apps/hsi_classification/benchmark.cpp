@@ -41,27 +41,29 @@ struct BenchmarkOptions {
 };
 
 void add_flags(ConfigParser& parser, BenchmarkOptions& o, std::string_view command) {
-  parser.add("model", &o.model, {.help = "The network.", .choices = model_names()});
+  parser.add("model", &o.model, {.help = "Network.", .choices = model_names()});
   parser.add("patch_size", &o.patch_size,
-             {.help = "Rows and columns of a patch, odd; without it what suits the model.", .min = 1, .max = 255});
-  parser.add("bands", &o.bands, {.help = "Bands of the scene, which is of random numbers.", .min = 1, .max = 4096});
+             {.help = "Rows and columns of a patch, odd. Default: that of the model.", .min = 1, .max = 255});
+  parser.add("bands", &o.bands, {.help = "Bands of the random scene.", .min = 1, .max = 4096});
   parser.add("device", &o.device, {.help = "auto, cpu or cuda.", .choices = {"auto", "cpu", "cuda"}});
   parser.add("mixed_precision", &o.mixed_precision, {.help = "fp16 on CUDA, bf16 on the CPU."});
-  parser.add("seconds", &o.seconds, {.help = "Time to measure each setting for.", .max = 600, .above = 0});
-  parser.add("json", &o.json, {.help = "Write the figures to this file too.", .path = PathKind::kOutput});
+  parser.add("seconds", &o.seconds, {.help = "Measurement time per setting in seconds.", .max = 600, .above = 0});
+  parser.add("json", &o.json, {.help = "Also write the results to this file.", .path = PathKind::kOutput});
   if (command == "benchmark") {
     parser.add("gpus", &o.gpus,
-               {.help = "Measure 1, 2, ... this many devices; on the CPU logical replicas.",
+               {.help = "Measure 1, 2, ..., N devices; logical replicas on the CPU.",
                 .aliases = {"parallel"},
                 .min = 1,
                 .max = 64});
   }
   if (command == "sweep") return;
   parser.add("batch_size", &o.batch_size, {.help = "Patches per device and step.", .min = 1, .max = 1 << 20});
-  parser.add("num_workers", &o.num_workers, {.help = "Threads of the loader.", .min = 0, .max = 1024});
-  parser.add("prefetch_factor", &o.prefetch_factor, {.help = "Batches that each keeps ready.", .min = 1, .max = 64});
+  parser.add("num_workers", &o.num_workers, {.help = "Loader threads.", .min = 0, .max = 1024});
+  parser.add("prefetch_factor", &o.prefetch_factor, {.help = "Batches prefetched per worker.", .min = 1, .max = 64});
   if (command == "benchmark") {
-    parser.add("feed", &o.feed, {.help = "How patches reach the model.", .choices = {"device", "loader"}});
+    parser.add("feed", &o.feed,
+               {.help = "Source of patches: gathered on the device, or copied by the loader.",
+                .choices = {"device", "loader"}});
   }
 }
 
@@ -70,13 +72,13 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   const bool cuda = options.device == "cuda" || (options.device == "auto" && machine.cuda_devices > 0);
   if (cuda && options.gpus > machine.cuda_devices) {
     return parser.invalid(options.device == "cuda" && machine.cuda_devices == 0 ? "device" : "gpus",
-                          "more devices than there are", fmt::format("at most {}", machine.cuda_devices),
+                          "more devices than available", fmt::format("at most {}", machine.cuda_devices),
                           "--device cpu measures logical replicas");
   }
   const HsiModelDefaults defaults = model_defaults(options.model);
   const int64_t patch_size = options.patch_size.value_or(defaults.patch_size);
   if (patch_size % 2 == 0 || patch_size < defaults.min_patch_size) {
-    return parser.invalid("patch_size", "does not suit " + options.model,
+    return parser.invalid("patch_size", "invalid for " + options.model,
                           fmt::format("an odd number of at least {}", defaults.min_patch_size));
   }
   const int64_t bands = defaults.pca > 0 && !parser.is_given("bands") ? defaults.pca : options.bands;
@@ -132,11 +134,11 @@ std::string describe(const PerfSettings& settings) {
                      settings.epoch_rows);
 }
 
-/// 1..N devices: the guide's table.
+/// Measures 1..N devices.
 absl::StatusOr<int> benchmark(PerfSettings settings, const BenchmarkOptions& options) {
   say(describe(settings));
   const at::Device first = settings.devices.front();
-  if (first.is_cpu() && options.gpus > 1) say("logical replicas share the processors: no speed-up is to be expected");
+  if (first.is_cpu() && options.gpus > 1) say("logical replicas share the processors: expect no speed-up");
   say("devices  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting");
   Json json = header("benchmark", settings);
   json["results"] = Json::array();
@@ -171,7 +173,7 @@ std::string command_line(const PerfSettings& settings, const SweepPoint& point) 
          fmt::format(" --feed loader --num_workers {} --prefetch_factor {}", point.num_workers, point.prefetch_factor);
 }
 
-/// Workers x prefetch x batch for the loader, and the feed that needs none.
+/// Measures workers x prefetch x batch for the loader, and the device feed, which needs no workers.
 absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options) {
   std::vector<int64_t> workers = {0};
   for (int64_t count = 1; count <= std::min(available_cpus(), 8); count *= 2) workers.push_back(count);
@@ -180,7 +182,7 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
     points.push_back({.feed = FeedKind::kDevice, .num_workers = 1, .batch_size = batch});
     for (const int64_t count : workers) {
       for (const int64_t prefetch : {2, 4}) {
-        if (count == 0 && prefetch > 2) continue;  // nothing is read ahead
+        if (count == 0 && prefetch > 2) continue;  // without workers there is no prefetch
         points.push_back({FeedKind::kLoader, count, prefetch, batch, 0});
       }
     }
@@ -214,7 +216,7 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
   return 0;
 }
 
-/// Loader alone, step alone, both.
+/// Measures the loader alone, the step alone, and both.
 absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOptions& options) {
   say(describe(settings));
   Json json = header("quick_perf_test", settings);
@@ -249,19 +251,19 @@ std::string perf_verdict(double loader, double step, double both, int64_t num_wo
   const double share = both / step;
   const std::string used = feed == FeedKind::kDevice ? "--feed device" : "--feed loader";
   if (share >= 0.9) {
-    return fmt::format("the step is not starved: with {} training reaches {:.0f}% of the step's own rate", used,
+    return fmt::format("the step is not starved: with {} training reaches {:.0f}% of the rate of the step alone", used,
                        100 * share);
   }
   if (loader < 1.1 * step) {
     return fmt::format(
-        "the loader starves the step (it delivers {:.0f}% of what the step takes): --feed device if the cube fits, "
+        "the loader starves the step (it delivers {:.0f}% of the step's rate): use --feed device if the cube fits, "
         "else "
         "--num_workers {}",
         100 * loader / step, std::max<int64_t>(2 * num_workers, 2));
   }
   return fmt::format(
-      "loader and step are fast enough alone and take the processors from each other (together {:.0f}% of the step's "
-      "own rate): fewer --num_workers, or --feed device",
+      "loader and step are fast enough alone but compete for the processors (together {:.0f}% of the step's rate "
+      "alone): use fewer --num_workers or --feed device",
       100 * share);
 }
 
@@ -288,15 +290,16 @@ bool is_benchmark_command(int argc, const char* const* argv) {
 absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
   const std::string command = argv[1];
   BenchmarkOptions options;
-  ConfigParser parser({.name = "trainkit-hsi " + command,
-                       .version = library_versions()["trainkit"],
-                       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices."
-                                      : command == "sweep"
-                                          ? "Training speed over workers, prefetch and batch; ends with a command line."
-                                          : "In under a minute: does the loader hold up the step?",
-                       .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
-                                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d",
-                                    "trainkit-hsi quick_perf_test", "trainkit-hsi sweep --model cnn2d"}});
+  ConfigParser parser(
+      {.name = "trainkit-hsi " + command,
+       .version = library_versions()["trainkit"],
+       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices."
+                      : command == "sweep"
+                          ? "Training speed over workers, prefetch and batch; prints the recommended flags."
+                          : "Finds the bottleneck (loader or step) in under a minute.",
+       .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
+                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d", "trainkit-hsi quick_perf_test",
+                    "trainkit-hsi sweep --model cnn2d"}});
   add_flags(parser, options, command);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(std::vector<std::string>(argv + 2, argv + argc)));
   if (request != Request::kRun) {
