@@ -99,7 +99,7 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   return settings;
 }
 
-void say(const std::string& line) {
+void print_line(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
   std::fflush(stdout);
 }
@@ -136,10 +136,10 @@ std::string describe(const PerfSettings& settings) {
 
 /// Measures 1..N devices.
 absl::StatusOr<int> benchmark(PerfSettings settings, const BenchmarkOptions& options) {
-  say(describe(settings));
+  print_line(describe(settings));
   const at::Device first = settings.devices.front();
-  if (first.is_cpu() && options.gpus > 1) say("logical replicas share the processors: expect no speed-up");
-  say("devices  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting");
+  if (first.is_cpu() && options.gpus > 1) print_line("logical replicas share the processors: expect no speed-up");
+  print_line("devices  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting");
   Json json = header("benchmark", settings);
   json["results"] = Json::array();
   double alone = 0;
@@ -152,9 +152,9 @@ absl::StatusOr<int> benchmark(PerfSettings settings, const BenchmarkOptions& opt
     if (count == 1) alone = result.patches_per_second;
     const double speedup = result.patches_per_second / alone;
     const double efficiency = speedup / static_cast<double>(count);
-    say(fmt::format("{:7}  {:8.2f}  {:9.0f}  {:8.2f}  {:9.1f}%  {:10.1f}%  {:6.2f}%", count, result.epoch_seconds,
-                    result.patches_per_second, speedup, 100 * efficiency, 100 * result.utilisation,
-                    100 * result.waiting_share));
+    print_line(fmt::format("{:7}  {:8.2f}  {:9.0f}  {:8.2f}  {:9.1f}%  {:10.1f}%  {:6.2f}%", count,
+                           result.epoch_seconds, result.patches_per_second, speedup, 100 * efficiency,
+                           100 * result.utilisation, 100 * result.waiting_share));
     Json entry = {{"devices", count}};
     entry.update(json_of(result));
     entry["speedup"] = speedup;
@@ -188,8 +188,8 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
     }
   }
   settings.seconds = options.seconds / 3;
-  say(fmt::format("{} settings of {:.1f} s each", points.size(), settings.seconds));
-  say("feed    batch  workers  prefetch  patches/s  waiting");
+  print_line(fmt::format("{} settings of {:.1f} s each", points.size(), settings.seconds));
+  print_line("feed    batch  workers  prefetch  patches/s  waiting");
   Json json = header("sweep", settings);
   json["results"] = Json::array();
   for (SweepPoint& point : points) {
@@ -200,8 +200,8 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
     TRAINKIT_ASSIGN_OR_RETURN(const PerfResult result, measure_training(settings));
     point.patches_per_second = result.patches_per_second;
     const char* feed = point.feed == FeedKind::kDevice ? "device" : "loader";
-    say(fmt::format("{:6}  {:5}  {:7}  {:8}  {:9.0f}  {:6.2f}%", feed, point.batch_size, point.num_workers,
-                    point.prefetch_factor, point.patches_per_second, 100 * result.waiting_share));
+    print_line(fmt::format("{:6}  {:5}  {:7}  {:8}  {:9.0f}  {:6.2f}%", feed, point.batch_size, point.num_workers,
+                           point.prefetch_factor, point.patches_per_second, 100 * result.waiting_share));
     Json entry = {{"feed", feed},
                   {"batch_size", point.batch_size},
                   {"num_workers", point.num_workers},
@@ -211,18 +211,18 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
   }
   const std::string best = command_line(settings, recommended(points));
   json["recommended"] = best;
-  say("recommended: " + best);
+  print_line("recommended: " + best);
   TRAINKIT_RETURN_IF_ERROR(write_json(options.json, json));
   return 0;
 }
 
 /// Measures the loader alone, the step alone, and both.
 absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOptions& options) {
-  say(describe(settings));
+  print_line(describe(settings));
   Json json = header("quick_perf_test", settings);
   const auto row = [&](const char* name, const PerfResult& result) {
-    say(fmt::format("{:32} {:9.0f} patches/s, waiting {:5.2f}%", name, result.patches_per_second,
-                    100 * result.waiting_share));
+    print_line(fmt::format("{:32} {:9.0f} patches/s, waiting {:5.2f}%", name, result.patches_per_second,
+                           100 * result.waiting_share));
     json[name] = json_of(result);
     return result.patches_per_second;
   };
@@ -240,7 +240,7 @@ absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOption
   const std::string verdict = perf_verdict(loader_rate, step_rate, by_device ? device_rate : both_rate,
                                            settings.num_workers, by_device ? FeedKind::kDevice : FeedKind::kLoader);
   json["verdict"] = verdict;
-  say("verdict: " + verdict);
+  print_line("verdict: " + verdict);
   TRAINKIT_RETURN_IF_ERROR(write_json(options.json, json));
   return 0;
 }
@@ -303,7 +303,7 @@ absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
   add_flags(parser, options, command);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(std::vector<std::string>(argv + 2, argv + argc)));
   if (request != Request::kRun) {
-    say(parser.text(request));
+    print_line(parser.text(request));
     return 0;
   }
   const Machine machine = Machine::here();

@@ -25,7 +25,7 @@ std::string lower(std::string_view text) {
 }
 
 /// Returns the letters and digits in lower case.
-std::string plain(std::string_view name) {
+std::string normalised_name(std::string_view name) {
   std::string result = lower(name);
   std::erase_if(result, [](unsigned char c) { return !std::isalnum(c); });
   return result;
@@ -156,8 +156,8 @@ absl::Status bad_option(const std::string& flag, const std::string& problem, con
 
 const KnownScene* find_known_scene(std::string_view name) {
   const auto& scenes = known_scenes();
-  const auto at =
-      std::find_if(scenes.begin(), scenes.end(), [&](const auto& s) { return plain(s.name) == plain(name); });
+  const auto at = std::find_if(scenes.begin(), scenes.end(),
+                               [&](const auto& s) { return normalised_name(s.name) == normalised_name(name); });
   return at == scenes.end() ? nullptr : &*at;
 }
 
@@ -171,7 +171,7 @@ absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
     return bad_option(options.cube.empty() ? "--cube" : "--gt", "missing: --cube and --gt must be given together");
   }
   const KnownScene* known = nullptr;
-  if (plain(options.scene) != "auto") {
+  if (normalised_name(options.scene) != "auto") {
     known = find_known_scene(options.scene);
     if (!known) return bad_option("--scene", "not a known scene", options.scene, "auto, " + list_known());
   }

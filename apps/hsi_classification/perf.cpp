@@ -72,15 +72,15 @@ void wait_for(const std::vector<at::Device>& devices) {
 }
 
 /// Samples the GPUs' utilisation five times per second in a thread.
-class GpuWatch {
+class GpuUtilisationSampler {
  public:
   /// @param gpus LibTorch's indices of the GPUs.
-  explicit GpuWatch(std::vector<int> gpus) : gpus_(std::move(gpus)), thread_([this] { watch(); }) {}
-  ~GpuWatch() {
+  explicit GpuUtilisationSampler(std::vector<int> gpus) : gpus_(std::move(gpus)), thread_([this] { watch(); }) {}
+  ~GpuUtilisationSampler() {
     if (thread_.joinable()) stop();
   }
-  GpuWatch(const GpuWatch&) = delete;
-  GpuWatch& operator=(const GpuWatch&) = delete;
+  GpuUtilisationSampler(const GpuUtilisationSampler&) = delete;
+  GpuUtilisationSampler& operator=(const GpuUtilisationSampler&) = delete;
 
   /// Stops sampling. @return the mean utilisation, nullopt if the driver does not report it.
   std::optional<double> stop() {
@@ -123,7 +123,7 @@ absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefe
   TRAINKIT_RETURN_IF_ERROR(repeat(settings.seconds / 10, rows));
   rows = 0;
   const PrefetcherStats before = loader ? loader->stats() : PrefetcherStats{};
-  std::optional<GpuWatch> watch;
+  std::optional<GpuUtilisationSampler> watch;
   std::vector<int> gpus;
   for (const at::Device device : settings.devices) {
     if (device.is_cuda()) gpus.push_back(std::max<int>(device.index(), 0));

@@ -42,7 +42,7 @@ absl::Status check_ranks(const std::string& name, const at::Tensor& cube, const 
 }
 
 /// Removes the last dimension of a (height, width, 1) ground truth, as in ENVI and some other files.
-at::Tensor without_last_one(const at::Tensor& truth) {
+at::Tensor squeeze_last_dimension(const at::Tensor& truth) {
   return truth.dim() == 3 && truth.size(2) == 1 ? truth.squeeze(2) : truth;
 }
 
@@ -58,7 +58,7 @@ absl::Status check_sizes(const std::string& name, const at::Tensor& cube, const 
 }
 
 /// Returns the position of the first nonzero element of `faults`.
-std::vector<int64_t> first_of(const at::Tensor& faults) {
+std::vector<int64_t> first_nonzero(const at::Tensor& faults) {
   int64_t flat = faults.flatten().to(at::kByte).argmax().item<int64_t>();
   std::vector<int64_t> position(faults.dim());
   for (int64_t d = faults.dim(); d-- > 0; flat /= faults.size(d)) position[d] = flat % faults.size(d);
@@ -78,7 +78,7 @@ absl::StatusOr<at::Tensor> checked_cube(const std::string& name, const at::Tenso
   const at::Tensor values = cube.to(at::kFloat).contiguous();
   const at::Tensor finite = values.isfinite();
   if (!finite.all().item<bool>()) {
-    const auto at = first_of(finite.logical_not());
+    const auto at = first_nonzero(finite.logical_not());
     return bad_scene(name, "cube", "a value is not finite",
                      fmt::format("{} at row {}, column {}, band {}", value_at(cube, at), at[0], at[1], at[2]),
                      "finite float32 numbers", "positions count from 0");
@@ -86,7 +86,7 @@ absl::StatusOr<at::Tensor> checked_cube(const std::string& name, const at::Tenso
   if (!cube.is_floating_point() && c10::elementSize(cube.scalar_type()) >= 4) {
     const at::Tensor most = values.abs();
     if (most.max().item<double>() > static_cast<double>(kMostExact)) {
-      const auto at = first_of(most.gt(static_cast<double>(kMostExact)));
+      const auto at = first_nonzero(most.gt(static_cast<double>(kMostExact)));
       return bad_scene(name, "cube", "a whole number is too large for an exact float32",
                        fmt::format("{:.0f} at row {}, column {}, band {}", value_at(values, at), at[0], at[1], at[2]),
                        fmt::format("-{} to {}", kMostExact, kMostExact), "divide the values by their scale");
@@ -106,7 +106,7 @@ absl::StatusOr<at::Tensor> checked_truth(const std::string& name, const at::Tens
                              .logical_or(values.lt(0))
                              .logical_or(values.gt(1e9));
   if (!bad.any().item<bool>()) return values.to(at::kLong);
-  const auto at = first_of(bad);
+  const auto at = first_nonzero(bad);
   const double value = value_at(values, at);
   return bad_scene(name, "ground truth", value < 0 ? "a label is negative" : "a label is not a whole number in range",
                    fmt::format("{} at row {}, column {}", value, at[0], at[1]), "0 (unlabelled) or a class from 1 on",
@@ -126,7 +126,7 @@ std::string class_name(const KnownScene* known, int64_t value) {
 
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known) try {
-  const at::Tensor truth = without_last_one(ground_truth);
+  const at::Tensor truth = squeeze_last_dimension(ground_truth);
   TRAINKIT_RETURN_IF_ERROR(check_ranks(name, cube, truth));
   TRAINKIT_RETURN_IF_ERROR(check_sizes(name, cube, truth));
   Scene scene;

@@ -33,14 +33,14 @@ absl::Status bad_text(const std::string& id, const std::string& where, const std
 }
 
 /// Adds the file to an error about a text, before the position in it.
-absl::Status in_file(const absl::Status& status, const std::string& path) {
+absl::Status add_file_to_error(const absl::Status& status, const std::string& path) {
   auto error = error_of(status);
   if (!error || !(error->where.empty() || error->where.starts_with("@"))) return status;
   error->where = path + error->where;
   return to_status(*error, status.code());
 }
 
-std::string_view without_mark(std::string_view text) {
+std::string_view skip_byte_order_mark(std::string_view text) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return text;
 }
@@ -72,9 +72,9 @@ absl::Status join_files(const std::vector<std::string>& files, const std::string
   return write_file_atomically(directory, name, [&](WritableFile& joined) -> absl::Status {
     for (const std::string& file : files) {
       TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(file));
-      const std::string_view text = without_mark(map->text());
+      const std::string_view text = skip_byte_order_mark(map->text());
       if (text.empty()) continue;
-      if (absl::Status status = check_text(text); !status.ok()) return in_file(status, file);
+      if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, file);
       TRAINKIT_RETURN_IF_ERROR(joined.append(text));
       if (!text.ends_with('\n')) TRAINKIT_RETURN_IF_ERROR(joined.append("\n"));
       TRAINKIT_RETURN_IF_ERROR(map->check());
@@ -177,15 +177,15 @@ absl::Status check_text(std::string_view text) {
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const Source source, open_source(options));
   const std::string& path = source.file->path();
-  const std::string_view text = without_mark(source.file->text());
-  if (absl::Status status = check_text(text); !status.ok()) return in_file(status, path);
+  const std::string_view text = skip_byte_order_mark(source.file->text());
+  if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, path);
 
   auto tokenizer = make_tokenizer(options, text);
-  if (!tokenizer.ok()) return in_file(tokenizer.status(), path);
+  if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), path);
   const std::string cache = fmt::format("{}/corpus.{}.tokens", options.cache_dir, (*tokenizer)->name());
   auto tokens = cached_tokens(cache, text, **tokenizer, progress);
   TRAINKIT_RETURN_IF_ERROR(source.file->check());
-  if (!tokens.ok()) return in_file(tokens.status(), path);
+  if (!tokens.ok()) return add_file_to_error(tokens.status(), path);
 
   const auto train = static_cast<int64_t>(static_cast<double>(tokens->size()) * (1.0 - options.validation_fraction));
   TRAINKIT_RETURN_IF_ERROR(check_lengths(path, train, tokens->size() - train, options.block_size));

@@ -41,11 +41,11 @@ TRAINKIT_INLINE void load_ahead(const T* from, float& to) {
 }
 
 /// Clamps x at zero from below and keeps NaN.
-TRAINKIT_INLINE void no_less(Floats& x) { x = x < 0 ? Floats{} : x; }
-TRAINKIT_INLINE void no_less(float& x) { x = x < 0 ? 0 : x; }
+TRAINKIT_INLINE void clamp_below_zero(Floats& x) { x = x < 0 ? Floats{} : x; }
+TRAINKIT_INLINE void clamp_below_zero(float& x) { x = x < 0 ? 0 : x; }
 /// Sets x to zero where y <= 0, as the backward of at::relu does.
-TRAINKIT_INLINE void where_above(const Floats& y, Floats& x) { x = y <= 0 ? Floats{} : x; }
-TRAINKIT_INLINE void where_above(float y, float& x) { x = y <= 0 ? 0 : x; }
+TRAINKIT_INLINE void zero_unless_positive(const Floats& y, Floats& x) { x = y <= 0 ? Floats{} : x; }
+TRAINKIT_INLINE void zero_unless_positive(float y, float& x) { x = y <= 0 ? 0 : x; }
 
 /// Accumulates two sums per channel over the rows, as `term` defines them, for V vectors (or scalars) from channel
 /// `first` on.
@@ -111,7 +111,7 @@ TRAINKIT_INLINE void write_rows(const T* x, const T* residual, const float* scal
       load_ahead(residual + at + c, r);
       value += r;
     }
-    if constexpr (kRelu) no_less(value);
+    if constexpr (kRelu) clamp_below_zero(value);
     store(value, y + at + c);
   });
 }
@@ -126,7 +126,7 @@ TRAINKIT_INLINE void sum_gradient_rows(const T* dy, const T* y, const T* x, cons
     load_ahead(dy + at + c, value);
     if constexpr (kRelu) {
       load_ahead(y + at + c, other);
-      where_above(other, value);
+      zero_unless_positive(other, value);
     }
     if constexpr (kResidual) store(value, g + at + c);
     load_ahead(x + at + c, other);
@@ -145,7 +145,7 @@ TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, co
     load_ahead(dy + at + c, value);
     if constexpr (kRelu) {
       load_ahead(y + at + c, other);
-      where_above(other, value);
+      zero_unless_positive(other, value);
     }
     load_ahead(x + at + c, other);
     load(scale + c, a);
@@ -208,7 +208,7 @@ std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& f
 /// Estimates the mean of each channel from rows sampled across x. Sums of x - estimate avoid cancellation in the
 /// variance.
 template <typename T>
-std::vector<float> near_mean(const T* x, int64_t rows, int64_t channels) {
+std::vector<float> estimate_mean(const T* x, int64_t rows, int64_t channels) {
   const int64_t samples = std::min(rows, kSampledRows);
   std::vector<float> mean(channels);
   for (int64_t sample = 0; sample < samples; ++sample) {
@@ -229,7 +229,7 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
                                 bool relu) {
     const int64_t channels = x.size(1), rows = x.numel() / channels;
     const T* from = values_of<T>(x);
-    const std::vector<float> shift = near_mean(from, rows, channels);
+    const std::vector<float> shift = estimate_mean(from, rows, channels);
     const std::vector<double> sums =
         sums_of_chunks(rows, channels, [&](Rows part, float* to) { sum(from, shift.data(), part, to); });
 

@@ -163,7 +163,7 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
   for (size_t i = 0; i < modules_.size(); ++i) {
     bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
     parameters_.push_back(trained_parameters(*modules_[i]));
-    buffers_.push_back(own_buffers(*modules_[i]));
+    buffers_.push_back(replica_buffers(*modules_[i]));
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
                       "the factory made models with different parameters");
   }
@@ -266,7 +266,7 @@ namespace {
 
 /// Returns a 1-D alias of `gradient` over contiguous memory, as NCCL requires. First gives `gradient` the strides of
 /// `like` if it has different strides or gaps, so that elements match between replicas.
-at::Tensor in_a_row(at::Tensor& gradient, const at::Tensor& like) {
+at::Tensor as_contiguous_row(at::Tensor& gradient, const at::Tensor& like) {
   if (!gradient.is_non_overlapping_and_dense() || gradient.strides() != like.strides()) {
     gradient = at::empty_strided(like.sizes(), like.strides(), gradient.options()).copy_(gradient);
   }
@@ -289,7 +289,7 @@ void DataParallel::reduce_on_cuda() {
     for (auto& replica : parameters_) {
       at::Tensor& gradient = replica[p].mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(replica[p]);
-      gradients.push_back(in_a_row(gradient, like));
+      gradients.push_back(as_contiguous_row(gradient, like));
     }
   }
   const torch::cuda::nccl::AutoNcclGroup one_launch;

@@ -95,8 +95,8 @@ absl::Status check_buckets(const DeviceReplicatorOptions& options) {
                      std::to_string(std::min(options.bucket_bytes, options.first_bucket_bytes)), "> 0");
 }
 
-std::shared_ptr<torch::nn::Module> made(const std::function<std::shared_ptr<torch::nn::Module>()>& factory,
-                                        at::Device device) {
+std::shared_ptr<torch::nn::Module> make_module(const std::function<std::shared_ptr<torch::nn::Module>()>& factory,
+                                               at::Device device) {
   auto module = factory();
   TORCH_CHECK_VALUE(module != nullptr, "the factory returned no module");
   module->to(device);
@@ -105,12 +105,12 @@ std::shared_ptr<torch::nn::Module> made(const std::function<std::shared_ptr<torc
 
 /// Makes the models of all devices. Restores the generator to its state after the first model, so that later random
 /// numbers are those of a run on one device.
-std::vector<std::shared_ptr<torch::nn::Module>> made_for_all(
+std::vector<std::shared_ptr<torch::nn::Module>> make_modules(
     const std::function<std::shared_ptr<torch::nn::Module>()>& factory, const std::vector<at::Device>& devices) {
-  std::vector<std::shared_ptr<torch::nn::Module>> modules{made(factory, devices[0])};
+  std::vector<std::shared_ptr<torch::nn::Module>> modules{make_module(factory, devices[0])};
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   const at::Tensor state = [&, lock = std::lock_guard(generator.mutex())] { return generator.get_state(); }();
-  for (size_t i = 1; i < devices.size(); ++i) modules.push_back(made(factory, devices[i]));
+  for (size_t i = 1; i < devices.size(); ++i) modules.push_back(make_module(factory, devices[i]));
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
   return modules;
@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
     case Strategy::kDataParallel: {
       TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
       const bool share = options.share_weights && device.is_cpu();
-      replicator = std::make_unique<detail::DataParallel>(made_for_all(factory, devices), devices, share);
+      replicator = std::make_unique<detail::DataParallel>(make_modules(factory, devices), devices, share);
       break;
     }
     case Strategy::kDistributed: {
@@ -138,12 +138,12 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
       }
       TRAINKIT_RETURN_IF_ERROR(check_device(device));
       TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
-      replicator = std::make_unique<detail::Distributed>(made(factory, device), options);
+      replicator = std::make_unique<detail::Distributed>(make_module(factory, device), options);
       break;
     }
     default:
       TRAINKIT_RETURN_IF_ERROR(check_device(device));
-      replicator = std::make_unique<detail::SingleDevice>(made(factory, device), device);
+      replicator = std::make_unique<detail::SingleDevice>(make_module(factory, device), device);
   }
   return replicator;
 } catch (...) {

@@ -80,8 +80,8 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   fields.push_back({"first_bucket_bytes", std::to_string(options.first_bucket_bytes)});
   fields.push_back({"find_unused_parameters", find_unused_ ? "true" : "false"});
   throw_status(process_group_->compare_digest(fields));
-  asks_others_ = bind_replica(*module_, group_, process_group_->rank());
-  buffers_ = own_buffers(*module_);
+  has_collectives_ = bind_replica(*module_, group_, process_group_->rank());
+  buffers_ = replica_buffers(*module_);
   synchronize();
   if (!trained_.empty()) create_reducer(options);
 }
@@ -156,11 +156,11 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   } catch (...) {
     if (reduce) throw_if_broken();
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
-    if (asks_others_) process_group_->leave(std::string(status_from_current_exception().message()));
-    if (reduce && !asks_others_) complete_reduction(/*contribute=*/false);
+    if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
+    if (reduce && !has_collectives_) complete_reduction(/*contribute=*/false);
     throw;
   }
-  begun_ = false;
+  reduction_begun_ = false;
 }
 
 void Distributed::backward(const Body& body, bool reduce) {
@@ -180,7 +180,7 @@ void Distributed::backward(const Body& body, bool reduce) {
 }
 
 void Distributed::begin_reduction() {
-  begun_ = true;
+  reduction_begun_ = true;
   if (reducer_->should_rebuild_buckets()) {
     // NCCL's process group holds a bucket until its work is waited for, or until its watchdog polls about 100 ms later.
     // Without this wait two sets of buckets would be in memory at the peak of the second step.
@@ -200,14 +200,14 @@ void Distributed::begin_reduction() {
 
 void Distributed::skip_reduction() {
   if (!reducer_) return;
-  if (!begun_) begin_reduction();
+  if (!reduction_begun_) begin_reduction();
   complete_reduction(/*contribute=*/false);
 }
 
 /// Sends the buckets that backward has not sent and that the other ranks wait for. With `contribute` it sends the
 /// existing gradients, which then become the sums; otherwise zeros, for a failed step. See Note [Reducer hook].
 void Distributed::complete_reduction(bool contribute) {
-  begun_ = false;
+  reduction_begun_ = false;
   // Overwrite the gradients of a failed step with zeros: they are no longer needed, and there may be no memory for new
   // buffers.
   const auto buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/contribute);
@@ -264,7 +264,7 @@ void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket)
 
 void Distributed::abandon_step() {
   if (reducer_) reducer_->reset_state();
-  begun_ = false;
+  reduction_begun_ = false;
 }
 
 void Distributed::throw_if_broken() {

@@ -81,8 +81,8 @@ class Distributed final : public DeviceReplicator {
   GradientCompression compression_;
   std::vector<std::pair<std::string, at::Tensor>> trained_;
   std::vector<at::Tensor> buffers_;
-  bool asks_others_ = false;  // the model contains collectives (SyncBatchNorm)
-  bool begun_ = false;        // begin_reduction was called for the current step
+  bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)
+  bool reduction_begun_ = false;  // begin_reduction was called for the current step
   Ranks group_;
   std::shared_ptr<BucketHook::Sent> sent_;
   std::shared_ptr<c10d::Reducer> reducer_;

@@ -47,9 +47,9 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
 // answers, the verdict contains their positions: the slowest rank has not reached the collective.
 //
 // c10d waits without limit for the store, and rank 0, which usually hosts the store, may itself be stopped. Every
-// request to the store therefore runs in a thread that can be abandoned (`within`), and such threads share ownership of
-// State. `store_mutex` serialises the main client because a store client allows one thread at a time; the answering
-// thread has its own clone. At exit rank 0 keeps the store for up to kLinger, until the other ranks have set
+// request to the store therefore runs in a thread that can be abandoned (`run_with_timeout`), and such threads share
+// ownership of State. `store_mutex` serialises the main client because a store client allows one thread at a time; the
+// answering thread has its own clone. At exit rank 0 keeps the store for up to kLinger, until the other ranks have set
 // gone/<rank>.
 
 struct FailureDetector::State {
@@ -59,7 +59,7 @@ struct FailureDetector::State {
   void answer_until_stopped();
   void answer(c10d::Store& own_store, const std::string& call);
   std::string ask(milliseconds patience);
-  void say_farewell(bool in_order);
+  void deregister(bool in_order);
   std::string key(const char* name, int64_t of_rank) const { return std::string(name) + "/" + std::to_string(of_rank); }
 
   c10::intrusive_ptr<c10d::Store> store;  // client of the asking thread
@@ -80,7 +80,7 @@ namespace {
 /// Runs `work` in a new thread and returns its result, or nullopt after `limit`. The thread is then abandoned. See
 /// Note [Failure detection].
 template <class Work>
-auto within(milliseconds limit, Work work) -> std::optional<decltype(work())> {
+auto run_with_timeout(milliseconds limit, Work work) -> std::optional<decltype(work())> {
   auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
   auto result = task->get_future();
   std::thread([task] { (*task)(); }).detach();
@@ -104,8 +104,8 @@ FailureDetector::~FailureDetector() {
   leave(kFinished);
   state.stopping = true;
   if (state.store_lost) return;
-  const bool said = within(kLinger + kStorePatience, [state = state_, in_order] {
-                      state->say_farewell(in_order);
+  const bool said = run_with_timeout(kLinger + kStorePatience, [state = state_, in_order] {
+                      state->deregister(in_order);
                       return true;
                     }).has_value();
   if (!said || state.answered.get_future().wait_for(kStorePatience) != std::future_status::ready) return;
@@ -116,7 +116,7 @@ FailureDetector::~FailureDetector() {
 }
 
 /// Ends the answering thread. The host of the store waits for ranks that are about to leave it.
-void FailureDetector::State::say_farewell(bool in_order) {
+void FailureDetector::State::deregister(bool in_order) {
   const std::lock_guard lock(store_mutex);
   try {
     store->set(key("call", rank), std::string("stop"));
@@ -197,7 +197,7 @@ std::string FailureDetector::verdict(milliseconds patience) {
     return state.verdict;
   };
   if (const auto found = known()) return *found;
-  const auto asked = within(patience + kLinger + kStorePatience, [state = state_, patience]() -> std::string {
+  const auto asked = run_with_timeout(patience + kLinger + kStorePatience, [state = state_, patience]() -> std::string {
     const std::lock_guard lock(state->store_mutex);
     try {
       return state->ask(patience);

@@ -23,8 +23,8 @@ constexpr int64_t kMaxWorldSize = 1 << 20;
 constexpr int64_t kFirstPort = 12'000;
 constexpr int64_t kPorts = 20'000;
 
-absl::Status fault(std::string_view name, std::string problem, std::string_view got = {}, std::string expected = {},
-                   std::string hint = {}) {
+absl::Status env_error(std::string_view name, std::string problem, std::string_view got = {}, std::string expected = {},
+                       std::string hint = {}) {
   return to_status({.exit_code = ExitCode::kDistributed,
                     .id = "dist.env",
                     .field = std::string(name),
@@ -60,14 +60,15 @@ class Reader {
 
   absl::StatusOr<int64_t> number(std::string_view name, int64_t min, int64_t max) const {
     const auto entry = variables_.find(name);
-    if (entry == variables_.end()) return fault(name, "not set", "", range(min, max), hint_);
+    if (entry == variables_.end()) return env_error(name, "not set", "", range(min, max), hint_);
     const std::string& text = entry->second;
-    if (text.empty()) return fault(name, "empty", "", range(min, max), hint_);
+    if (text.empty()) return env_error(name, "empty", "", range(min, max), hint_);
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (end != text.data() + text.size() || error == std::errc::invalid_argument)
-      return fault(name, "not a whole number", text, range(min, max));
-    if (error != std::errc() || value < min || value > max) return fault(name, "out of range", text, range(min, max));
+      return env_error(name, "not a whole number", text, range(min, max));
+    if (error != std::errc() || value < min || value > max)
+      return env_error(name, "out of range", text, range(min, max));
     return value;
   }
 
@@ -97,14 +98,15 @@ absl::StatusOr<std::string> read_master_addr(const Reader& reader) {
   constexpr std::string_view kName = "MASTER_ADDR";
   const std::string rule = "a host name or address of rank 0's machine";
   const std::string address = reader.text(kName);
-  if (!reader.has(kName)) return fault(kName, "not set", "", rule, reader.hint());
-  if (address.empty()) return fault(kName, "empty", "", rule, reader.hint());
-  if (address.find("://") != std::string::npos) return fault(kName, "is a URL", address, rule);
-  if (address == "0.0.0.0" || address == "::") return fault(kName, "is not an address to connect to", address, rule);
+  if (!reader.has(kName)) return env_error(kName, "not set", "", rule, reader.hint());
+  if (address.empty()) return env_error(kName, "empty", "", rule, reader.hint());
+  if (address.find("://") != std::string::npos) return env_error(kName, "is a URL", address, rule);
+  if (address == "0.0.0.0" || address == "::")
+    return env_error(kName, "is not an address to connect to", address, rule);
   if (address.find(':') != std::string::npos && !is_ipv6(address))
-    return fault(kName, "contains a port", address, rule, "set the port with MASTER_PORT");
+    return env_error(kName, "contains a port", address, rule, "set the port with MASTER_PORT");
   const auto odd = [](unsigned char c) { return c <= ' ' || c == 0x7f || c == '/' || c == '@'; };
-  if (std::any_of(address.begin(), address.end(), odd)) return fault(kName, "is not a host name", address, rule);
+  if (std::any_of(address.begin(), address.end(), odd)) return env_error(kName, "is not a host name", address, rule);
   return address;
 }
 
@@ -142,9 +144,9 @@ absl::Status check_agreement(const Reader& reader, std::string_view ours, int64_
   if (!reader.has(theirs)) return absl::OkStatus();
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t other, reader.number(theirs, 0, kMaxWorldSize));
   if (other == value) return absl::OkStatus();
-  return fault(theirs, "does not match " + std::string(ours), std::to_string(other), std::to_string(value),
-               "start the ranks with one launcher and do not set " + std::string(ours) + " or " + std::string(theirs) +
-                   " by hand");
+  return env_error(theirs, "does not match " + std::string(ours), std::to_string(other), std::to_string(value),
+                   "start the ranks with one launcher and do not set " + std::string(ours) + " or " +
+                       std::string(theirs) + " by hand");
 }
 
 absl::StatusOr<LaunchEnvironment> read_torch(Reader reader) {
@@ -194,11 +196,11 @@ absl::StatusOr<LaunchEnvironment> read_slurm(Reader reader) {
   TRAINKIT_ASSIGN_OR_RETURN(launch.rank, reader.number("SLURM_PROCID", 0, launch.world_size - 1));
   TRAINKIT_ASSIGN_OR_RETURN(launch.node_rank, reader.number("SLURM_NODEID", 0, launch.world_size - 1));
   const std::string_view per_node = reader.first({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
-  if (per_node.empty()) return fault("SLURM_STEP_TASKS_PER_NODE", "not set", "", "such as 4(x2)", reader.hint());
+  if (per_node.empty()) return env_error("SLURM_STEP_TASKS_PER_NODE", "not set", "", "such as 4(x2)", reader.hint());
   launch.local_world_size = detail::slurm_tasks_on_node(reader.text(per_node), launch.node_rank);
   if (launch.local_world_size < 1 || launch.local_world_size > launch.world_size)
-    return fault(per_node, "does not say how many tasks node " + std::to_string(launch.node_rank) + " has",
-                 reader.text(per_node), "such as 4(x2)");
+    return env_error(per_node, "does not say how many tasks node " + std::to_string(launch.node_rank) + " has",
+                     reader.text(per_node), "such as 4(x2)");
   TRAINKIT_ASSIGN_OR_RETURN(launch.local_rank, reader.number("SLURM_LOCALID", 0, launch.local_world_size - 1));
   launch.run_id = reader.text("SLURM_JOB_ID") + "." + reader.text("SLURM_STEP_ID");
   TRAINKIT_ASSIGN_OR_RETURN(launch.restart_count, reader.number_or("SLURM_RESTART_COUNT", 0, 0, INT32_MAX));
@@ -208,7 +210,7 @@ absl::StatusOr<LaunchEnvironment> read_slurm(Reader reader) {
   const std::string_view list = reader.first({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   std::string host = detail::first_slurm_host(reader.text(list));
   if (!list.empty() && host.empty())
-    return fault(list, "is not a list of hosts", reader.text(list), "such as node[1-4]");
+    return env_error(list, "is not a list of hosts", reader.text(list), "such as node[1-4]");
   if (host.empty()) host = reader.text("SLURM_LAUNCH_NODE_IPADDR");
   TRAINKIT_RETURN_IF_ERROR(read_optional_master(reader, host, launch));
   return launch;
@@ -242,11 +244,11 @@ absl::Status check_interfaces(const Reader& reader) {
     const size_t end = std::min(gloo.find(',', begin), gloo.size());
     const std::string name = gloo.substr(begin, end - begin);
     if (std::find(interfaces.begin(), interfaces.end(), name) == interfaces.end())
-      return fault("GLOO_SOCKET_IFNAME", "no such network interface", name, "one of " + list);
+      return env_error("GLOO_SOCKET_IFNAME", "no such network interface", name, "one of " + list);
     begin = end + 1;
   }
   if (!nccl.empty() && !nccl_names_interface(nccl, interfaces))
-    return fault("NCCL_SOCKET_IFNAME", "no such network interface", nccl, "one of " + list);
+    return env_error("NCCL_SOCKET_IFNAME", "no such network interface", nccl, "one of " + list);
   return absl::OkStatus();
 }
 
@@ -255,8 +257,8 @@ absl::Status check_c10d(const Reader& reader, LaunchEnvironment& launch) {
   std::string debug = reader.text("TORCH_DISTRIBUTED_DEBUG");
   std::transform(debug.begin(), debug.end(), debug.begin(), [](unsigned char c) { return std::toupper(c); });
   if (reader.has("TORCH_DISTRIBUTED_DEBUG") && debug != "OFF" && debug != "INFO" && debug != "DETAIL")
-    return fault("TORCH_DISTRIBUTED_DEBUG", "no such level", reader.text("TORCH_DISTRIBUTED_DEBUG"),
-                 "OFF, INFO or DETAIL");
+    return env_error("TORCH_DISTRIBUTED_DEBUG", "no such level", reader.text("TORCH_DISTRIBUTED_DEBUG"),
+                     "OFF, INFO or DETAIL");
   for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"}) {
     if (reader.text(name) == "0")
       launch.warnings.push_back(std::string(name) +
@@ -280,12 +282,12 @@ absl::Status check_port(const LaunchEnvironment& launch, const addrinfo* address
   }
   const std::string port = std::to_string(launch.master_port);
   if (error == EADDRINUSE)
-    return fault("MASTER_PORT", "already in use", port, "a free port",
-                 "another job runs here, or an earlier one has not ended; choose another port");
-  if (error == EACCES) return fault("MASTER_PORT", "needs privileges that this user lacks", port, "1024..65535");
+    return env_error("MASTER_PORT", "already in use", port, "a free port",
+                     "another job runs here, or an earlier one has not ended; choose another port");
+  if (error == EACCES) return env_error("MASTER_PORT", "needs privileges that this user lacks", port, "1024..65535");
   if (error == EADDRNOTAVAIL)
-    return fault("MASTER_ADDR", "is not this machine, which runs rank 0", launch.master_addr,
-                 "an address of rank 0's machine");
+    return env_error("MASTER_ADDR", "is not this machine, which runs rank 0", launch.master_addr,
+                     "an address of rank 0's machine");
   return absl::OkStatus();  // opening the store reports other errors
 }
 
@@ -334,8 +336,8 @@ absl::Status check_rendezvous(const LaunchEnvironment& launch, const Environment
   const std::string port = std::to_string(launch.master_port);
   const int error = getaddrinfo(launch.master_addr.c_str(), port.c_str(), &wanted, &found);
   if (error != 0)
-    return fault("MASTER_ADDR", std::string("does not resolve: ") + gai_strerror(error), launch.master_addr,
-                 "a host name or address of rank 0's machine");
+    return env_error("MASTER_ADDR", std::string("does not resolve: ") + gai_strerror(error), launch.master_addr,
+                     "a host name or address of rank 0's machine");
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
   if (launch.rank != 0 || launch.agent_store) return absl::OkStatus();
   return check_port(launch, addresses.get());
@@ -345,9 +347,9 @@ absl::StatusOr<c10::Device> device_of_rank(const LaunchEnvironment& launch, c10:
   if (type != c10::DeviceType::CUDA) return c10::Device(type);
   if (launch.launcher == Launcher::kSlurm && device_count == 1) return c10::Device(type, 0);
   if (launch.local_rank < device_count) return c10::Device(type, static_cast<c10::DeviceIndex>(launch.local_rank));
-  return fault("LOCAL_RANK", "more ranks on this machine than GPUs", std::to_string(launch.local_rank),
-               device_count == 0 ? "a GPU" : range(0, device_count - 1),
-               "start " + std::to_string(std::max(device_count, 1)) + " ranks per machine, or pass --device cpu");
+  return env_error("LOCAL_RANK", "more ranks on this machine than GPUs", std::to_string(launch.local_rank),
+                   device_count == 0 ? "a GPU" : range(0, device_count - 1),
+                   "start " + std::to_string(std::max(device_count, 1)) + " ranks per machine, or pass --device cpu");
 }
 
 namespace detail {

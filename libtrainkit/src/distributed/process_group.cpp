@@ -51,7 +51,7 @@ std::string short_reason(std::string_view message) {
 
 /// Silences c10d's warnings, which print backtraces to stderr when a rank is lost; our errors contain the same
 /// information. Setting TORCH_CPP_LOG_LEVEL keeps them.
-void quieten_c10d() {
+void silence_c10d_warnings() {
   static std::once_flag once;  // ranks may be threads of one process
   std::call_once(once, [] {
     if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 3);
@@ -132,7 +132,7 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
                          c10::intrusive_ptr<c10d::Store> store, const std::string& address)
     : rank(launch.rank), world_size(launch.world_size), options(std::move(options_)), store_(std::move(store)) {
-  roll_call_ = std::make_unique<detail::FailureDetector>(store_, rank, world_size);
+  failure_detector_ = std::make_unique<detail::FailureDetector>(store_, rank, world_size);
   shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);
   const int size = static_cast<int>(world_size);
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
@@ -167,13 +167,13 @@ c10d::Backend& ProcessGroup::Impl::backend(at::DeviceType type) const {
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_reduce(const at::Tensor& tensor) {
-  if (shared_memory_ && detail::SharedMemory::takes(tensor)) return shared_memory_->all_reduce(tensor);
+  if (shared_memory_ && detail::SharedMemory::supports(tensor)) return shared_memory_->all_reduce(tensor);
   std::vector<at::Tensor> tensors{tensor};
   return backend(tensor.device().type()).allreduce(tensors);
 }
 
 void ProcessGroup::Impl::at(std::string_view what) {
-  roll_call_->set_position("step " + std::to_string(step) + " in " + std::string(what));
+  failure_detector_->set_position("step " + std::to_string(step) + " in " + std::string(what));
 }
 
 absl::Status ProcessGroup::Impl::wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what,
@@ -190,11 +190,11 @@ absl::Status ProcessGroup::Impl::failure(std::string_view what, Clock::time_poin
   if (broken_) return *broken_;
   char after[32];
   snprintf(after, sizeof(after), "%.2f s", std::chrono::duration<double>(Clock::now() - started).count());
-  const std::string verdict = roll_call_->verdict(kPatience);
+  const std::string verdict = failure_detector_->verdict(kPatience);
   broken_ = detail::distributed_error("dist.peer", "",
                                       verdict + " at step " + std::to_string(step) + " in " + std::string(what) +
                                           " after " + after + ": " + short_reason(message));
-  roll_call_->leave("it lost its connection to another rank");
+  failure_detector_->leave("it lost its connection to another rank");
   return *broken_;
 }
 
@@ -209,7 +209,7 @@ absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchE
   TORCH_CHECK_VALUE(launch.world_size >= 1 && launch.rank >= 0 && launch.rank < launch.world_size,
                     "rank must be in 0..world_size - 1, got ", launch.rank, " of ", launch.world_size);
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "timeout must be > 0, got ", options.timeout.count(), " ms");
-  quieten_c10d();
+  silence_c10d_warnings();
   const auto deadline = Clock::now() + options.timeout;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string address, detail::local_address(options.bind));
   TRAINKIT_ASSIGN_OR_RETURN(auto store, detail::open_store(launch, options.bind, deadline, options.timeout));

@@ -48,11 +48,11 @@ class ProcessGroup::Impl {
   const ProcessGroupOptions options;
   std::atomic<int64_t> step = 0;
   int64_t exchanges = 0;  // number of exchanges through the store; each uses separate keys
-  detail::FailureDetector& failure_detector() { return *roll_call_; }
+  detail::FailureDetector& failure_detector() { return *failure_detector_; }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
-  std::unique_ptr<detail::FailureDetector> roll_call_;
+  std::unique_ptr<detail::FailureDetector> failure_detector_;
   std::unique_ptr<detail::SharedMemory> shared_memory_;  // or null
   c10::intrusive_ptr<c10d::Backend> gloo_;
   c10::intrusive_ptr<c10d::Backend> nccl_;

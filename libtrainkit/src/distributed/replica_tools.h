@@ -21,7 +21,7 @@ std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const torch::n
 std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::Module& module);
 
 /// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm.
-std::vector<at::Tensor> own_buffers(const torch::nn::Module& module);
+std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);
 
 /// Binds the layers of `module` that use collectives (SyncBatchNorm) to `group`. @return whether there are any.
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica);

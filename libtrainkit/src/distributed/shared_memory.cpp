@@ -23,7 +23,7 @@ constexpr size_t kMaxRanks = 8;  // every rank reads the values of all ranks
 constexpr size_t kPieceBytes = 512 << 10;
 constexpr uint32_t kPieces = 16;
 /// Interval at which a waiting rank checks that the other rank still exists.
-constexpr std::chrono::milliseconds kLook{20};
+constexpr std::chrono::milliseconds kLivenessInterval{20};
 
 // Note [Shared-memory ring]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -41,9 +41,9 @@ constexpr std::chrono::milliseconds kLook{20};
 // rank never waits for space while it has something to read; otherwise two ranks could wait for each other.
 //
 // Counters wrap around; `reached` compares them by signed difference, which is exact because they differ by at most
-// kPieces. Waiters sleep on a futex for at most kLook and then check that the other rank still exists: its `ended`
-// flag, or its pidfd, which becomes readable when the process ends. `ended` is read before the counter, since a rank
-// may finish its last piece and then end regularly. After a failure all later sums fail with the same exception,
+// kPieces. Waiters sleep on a futex for at most kLivenessInterval and then check that the other rank still exists: its
+// `ended` flag, or its pidfd, which becomes readable when the process ends. `ended` is read before the counter, since a
+// rank may finish its last piece and then end regularly. After a failure all later sums fail with the same exception,
 // because ring positions no longer agree.
 
 /// Header before the pieces, written only by its rank. The counters wrap around.
@@ -62,9 +62,9 @@ static_assert(sizeof(Head) <= kFirstPiece);
 
 bool reached(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
-/// Sleeps while `counter` equals `seen`, for at most kLook. The futex is shared between processes.
+/// Sleeps while `counter` equals `seen`, for at most kLivenessInterval. The futex is shared between processes.
 void sleep_on(const std::atomic<uint32_t>& counter, uint32_t seen) {
-  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kLook).count()};
+  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kLivenessInterval).count()};
   ::syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
@@ -110,20 +110,20 @@ class Descriptor {
 }  // namespace
 
 /// Maps the memory of one rank into this process.
-class SharedMemory::Shown {
+class SharedMemory::RankMemory {
  public:
   /// Returns null if the memory cannot be mapped or the process cannot be watched.
-  static std::unique_ptr<Shown> map(int memory, pid_t process) {
+  static std::unique_ptr<RankMemory> map(int memory, pid_t process) {
     const int watch = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
     if (watch < 0) return nullptr;
     void* data = ::mmap(nullptr, kShownBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    if (data != MAP_FAILED) return std::unique_ptr<Shown>(new Shown(static_cast<std::byte*>(data), watch));
+    if (data != MAP_FAILED) return std::unique_ptr<RankMemory>(new RankMemory(static_cast<std::byte*>(data), watch));
     ::close(watch);
     return nullptr;
   }
-  ~Shown() { ::munmap(data_, kShownBytes); }
-  Shown(const Shown&) = delete;
-  Shown& operator=(const Shown&) = delete;
+  ~RankMemory() { ::munmap(data_, kShownBytes); }
+  RankMemory(const RankMemory&) = delete;
+  RankMemory& operator=(const RankMemory&) = delete;
 
   Head& head() const { return *reinterpret_cast<Head*>(data_); }
   std::byte* piece(uint32_t number) const { return data_ + kFirstPiece + number % kPieces * kPieceBytes; }
@@ -134,7 +134,7 @@ class SharedMemory::Shown {
   }
 
  private:
-  Shown(std::byte* data, int process) : data_(data), process_(process) {}
+  RankMemory(std::byte* data, int process) : data_(data), process_(process) {}
   std::byte* data_;
   Descriptor process_;  // pidfd, readable once the process has ended
 };
@@ -148,8 +148,8 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
 
   // Anonymous memory: a killed rank leaves nothing behind, and the size of /dev/shm does not matter.
   const Descriptor own(wanted ? ::memfd_create("trainkit-ranks", MFD_CLOEXEC) : -1);
-  std::unique_ptr<Shown> shown;
-  if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = Shown::map(own.get(), ::getpid());
+  std::unique_ptr<RankMemory> shown;
+  if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = RankMemory::map(own.get(), ::getpid());
   std::string place = "none";
   if (shown) {
     shown->head().token = token;
@@ -159,7 +159,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   store.set(key("shown/", rank), place);
 
   bool all = shown != nullptr;
-  std::vector<std::unique_ptr<Shown>> ranks;
+  std::vector<std::unique_ptr<RankMemory>> ranks;
   for (int64_t other = 0; other < world_size; ++other) {
     if (other == rank) {
       ranks.push_back(std::move(shown));
@@ -178,7 +178,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
     const Descriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     // On another machine this path may be an unrelated file.
     const off_t bytes = memory.get() < 0 ? -1 : ::lseek(memory.get(), 0, SEEK_END);
-    auto theirs = bytes == static_cast<off_t>(kShownBytes) ? Shown::map(memory.get(), process) : nullptr;
+    auto theirs = bytes == static_cast<off_t>(kShownBytes) ? RankMemory::map(memory.get(), process) : nullptr;
     all = theirs && theirs->head().token == expected;
     ranks.push_back(std::move(theirs));
   }
@@ -188,7 +188,8 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   return std::unique_ptr<SharedMemory>(new SharedMemory(std::move(ranks), rank, timeout));
 }
 
-SharedMemory::SharedMemory(std::vector<std::unique_ptr<Shown>> ranks, int64_t rank, std::chrono::milliseconds timeout)
+SharedMemory::SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank,
+                           std::chrono::milliseconds timeout)
     : ranks_(std::move(ranks)), rank_(static_cast<size_t>(rank)), timeout_(timeout), thread_([this] { work(); }) {}
 
 SharedMemory::~SharedMemory() {
@@ -204,13 +205,13 @@ SharedMemory::~SharedMemory() {
   publish(head.read, read_);
 }
 
-bool SharedMemory::takes(const at::Tensor& tensor) {
+bool SharedMemory::supports(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() &&
          (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
 }
 
 c10::intrusive_ptr<c10d::Work> SharedMemory::all_reduce(const at::Tensor& tensor) {
-  TORCH_CHECK(takes(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
+  TORCH_CHECK(supports(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   {
     const std::lock_guard lock(mutex_);
@@ -278,7 +279,7 @@ bool SharedMemory::may_write() const {
 }
 
 void SharedMemory::write(std::span<const std::byte> piece) {
-  const Shown& own = *ranks_[rank_];
+  const RankMemory& own = *ranks_[rank_];
   std::memcpy(own.piece(written_), piece.data(), piece.size());
   own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.size());
   publish(own.head().written, ++written_);
@@ -293,7 +294,7 @@ void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
       parts[rank] = piece.data();
       continue;
     }
-    const Shown& other = *ranks_[rank];
+    const RankMemory& other = *ranks_[rank];
     await(other.head().written, read_ + 1, rank, deadline);
     const size_t bytes = other.head().piece_bytes[read_ % kPieces];
     if (bytes != piece.size_bytes()) {

@@ -38,7 +38,7 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   /// Returns whether all_reduce supports `tensor`: float32 or float64, contiguous, on the CPU.
-  static bool takes(const at::Tensor& tensor);
+  static bool supports(const at::Tensor& tensor);
 
   /// Sums `tensor` over all ranks in place. Does not block. The work fails if a rank is gone (noticed within 20 ms),
   /// does not arrive within the timeout, or has a different number of bytes; all later work then fails too.
@@ -46,13 +46,13 @@ class SharedMemory {
 
  private:
   using Clock = std::chrono::steady_clock;
-  class Shown;
+  class RankMemory;
   struct Sum {
     at::Tensor tensor;
     c10::intrusive_ptr<c10::ivalue::Future> done;
   };
 
-  SharedMemory(std::vector<std::unique_ptr<Shown>> ranks, int64_t rank, std::chrono::milliseconds timeout);
+  SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank, std::chrono::milliseconds timeout);
   void work();
   void sum(const at::Tensor& tensor);
   bool may_write() const;
@@ -61,7 +61,7 @@ class SharedMemory {
   void add_up(std::span<T> piece, Clock::time_point deadline);
   void await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank, Clock::time_point deadline) const;
 
-  const std::vector<std::unique_ptr<Shown>> ranks_;
+  const std::vector<std::unique_ptr<RankMemory>> ranks_;
   const size_t rank_;
   const std::chrono::milliseconds timeout_;
 

@@ -28,7 +28,7 @@ constexpr int64_t kWeight = 0, kStep = 1, kStepSquared = 2, kFirstRank = 3;
 constexpr int kSave = 1, kFoundInf = 2, kOutOfMemory = 4, kFailed = 8, kStop = 16;
 
 /// Returns the step modulo 2^20, so that sums of squares stay below 2^53 and are exact.
-double place_of(int64_t step) { return static_cast<double>(step % (1 << 20)); }
+double step_residue(int64_t step) { return static_cast<double>(step % (1 << 20)); }
 
 std::string reason_key(int64_t step, int64_t rank) {
   return "failed/" + std::to_string(step) + "/" + std::to_string(rank);
@@ -55,7 +55,7 @@ void StepConsensus::send(int64_t step, const StepVote& vote) {
   sent_ = std::make_unique<Sent>(Sent{.step = step});
   double* numbers = numbers_.mutable_data_ptr<double>();
   std::fill_n(numbers, numbers_.numel(), 0.0);
-  const double place = place_of(step);
+  const double place = step_residue(step);
   numbers[kWeight] = vote.weight;
   numbers[kStep] = place;
   numbers[kStepSquared] = place * place;
@@ -82,7 +82,7 @@ absl::StatusOr<StepVerdict> StepConsensus::wait() {
 
 absl::StatusOr<StepVerdict> StepConsensus::read(int64_t step) try {
   const double* numbers = numbers_.const_data_ptr<double>();
-  const double place = place_of(step);
+  const double place = step_residue(step);
   const auto ranks = static_cast<double>(group_.world_size());
   if (numbers[kStep] != ranks * place || numbers[kStepSquared] != ranks * place * place) {
     return detail::distributed_error("dist.order", "step", "ranks are not at the same step",

@@ -210,7 +210,8 @@ TRAINKIT_INLINE void scores(const Scratch& scratch, const Head& head, int64_t ke
 }
 
 /// Loads the scores of row `position` with masked keys set to kHidden.
-TRAINKIT_INLINE void seen(const float* row, const float* bias, int64_t j, int64_t position, Floats& score) {
+TRAINKIT_INLINE void load_masked_scores(const float* row, const float* bias, int64_t j, int64_t position,
+                                        Floats& score) {
   constexpr Signs kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Floats hidden;
   load(row + j, score);
@@ -226,7 +227,7 @@ TRAINKIT_INLINE float softmax_row(float* row, const float* bias, int64_t positio
   Floats highest = Floats{} + kHidden;
   for (int64_t j = 0; j < end; j += kLanes) {
     Floats score;
-    seen(row, bias, j, position, score);
+    load_masked_scores(row, bias, j, position, score);
     store(score, row + j);
     highest = highest < score ? score : highest;
   }
@@ -285,7 +286,7 @@ TRAINKIT_INLINE void gradient_row(float* p, float* dp, const float* bias, int64_
                                   float logsumexp, float delta) {
   for (int64_t j = 0; j < end; j += kLanes) {
     Floats weight, gradient;
-    seen(p, bias, j, position, weight);
+    load_masked_scores(p, bias, j, position, weight);
     load(dp + j, gradient);
     const Signs unseen = weight == kHidden;
     weight -= logsumexp;

@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// Returns the dtype of matrix products.
-at::ScalarType kind_of_products() {
+at::ScalarType product_dtype() {
   return at::autocast::is_autocast_enabled(at::kCPU) ? at::autocast::get_autocast_dtype(at::kCPU) : at::kFloat;
 }
 
@@ -190,7 +190,7 @@ bool has_fused_block(const at::Tensor& x, const BlockWeights& weights, const Blo
     return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   };
   if (GpuOperations::wanted() || x.dim() != 3 || x.numel() == 0 || !is_plain(x)) return false;
-  if (kind_of_products() != at::kFloat && kind_of_products() != at::kBFloat16) return false;
+  if (product_dtype() != at::kFloat && product_dtype() != at::kBFloat16) return false;
   for (const at::Tensor* weight :
        {&weights.ln_1, &weights.qkv, &weights.proj, &weights.ln_2, &weights.fc, &weights.out, &weights.ln_1_bias,
         &weights.qkv_bias, &weights.proj_bias, &weights.ln_2_bias, &weights.fc_bias, &weights.out_bias}) {
@@ -205,7 +205,7 @@ at::Tensor fused_block(const at::Tensor& x, const BlockWeights& weights, const a
   return FusedBlock::apply(x, weights.ln_1, optional(weights.ln_1_bias), weights.qkv, optional(weights.qkv_bias),
                            weights.proj, optional(weights.proj_bias), weights.ln_2, optional(weights.ln_2_bias),
                            weights.fc, optional(weights.fc_bias), weights.out, optional(weights.out_bias),
-                           optional(key_mask), options, kind_of_products());
+                           optional(key_mask), options, product_dtype());
 }
 
 }  // namespace trainkit::detail

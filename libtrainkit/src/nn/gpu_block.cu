@@ -241,7 +241,7 @@ int run(const NormArguments& a, Numbers numbers, void* stream) {
   return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
-    return for_count<S, P>(a.width, {a.x, a.weight, a.bias, a.sum}, {a.added, a.out}, [&](auto values) {
+    return for_vector_width<S, P>(a.width, {a.x, a.weight, a.bias, a.sum}, {a.added, a.out}, [&](auto values) {
       constexpr int count = decltype(values)::value;
       const bool is_kept = a.width <= kSharedFloats;
       norm_kernel<S, P, count><<<blocks_for(a.rows), threads_for(a.width, count), is_kept ? a.width * 4 : 0,
@@ -257,7 +257,7 @@ int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
     using S = decltype(s);
     using P = decltype(p);
     if (a.rows > 0) {
-      for_count<S, P>(a.width, {a.d_residual, a.sum, a.weight, a.d_sum}, {a.d_out, a.d_added}, [&](auto values) {
+      for_vector_width<S, P>(a.width, {a.d_residual, a.sum, a.weight, a.d_sum}, {a.d_out, a.d_added}, [&](auto values) {
         constexpr int count = decltype(values)::value;
         const bool is_shared = sums <= kSharedFloats;
         norm_gradient_kernel<S, P, count>
@@ -274,7 +274,7 @@ int run(const GeluArguments& a, Numbers numbers, void* stream) {
   return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
-    return for_count<S, P>(a.width, {a.bias}, {a.x, a.out}, [&](auto values) {
+    return for_vector_width<S, P>(a.width, {a.bias}, {a.x, a.out}, [&](auto values) {
       constexpr int count = decltype(values)::value;
       constexpr int64_t kRows = 4, kMostParts = 4096;
       const int64_t parts = ceil_div(a.rows, kRows);
@@ -291,7 +291,7 @@ int run(const GeluGradientArguments& a, Numbers numbers, void* stream) {
     using S = decltype(s);
     using P = decltype(p);
     if (a.rows > 0) {
-      for_count<S, P>(a.width, {a.bias}, {a.d_out, a.x, a.d_x}, [&](auto values) {
+      for_vector_width<S, P>(a.width, {a.bias}, {a.d_out, a.x, a.d_x}, [&](auto values) {
         constexpr int count = decltype(values)::value;
         const Strips strips(a.width, count, parts);
         gelu_gradient_kernel<S, P, count><<<strips.grid, strips.threads, 0, on>>>(a);

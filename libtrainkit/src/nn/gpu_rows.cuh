@@ -111,8 +111,8 @@ bool are_aligned(int count, std::initializer_list<const void*> pointers) {
 /// Calls run(std::integral_constant of the values per load): 16 bytes of the larger type if all rows are aligned to it,
 /// else one. Pointers may be null.
 template <typename Stream, typename Product, typename Run>
-int for_count(int64_t width, std::initializer_list<const void*> stream, std::initializer_list<const void*> product,
-              const Run& run) {
+int for_vector_width(int64_t width, std::initializer_list<const void*> stream,
+                     std::initializer_list<const void*> product, const Run& run) {
   constexpr int kMany = 16 / (sizeof(Stream) > sizeof(Product) ? sizeof(Stream) : sizeof(Product));
   if (width % kMany == 0 && are_aligned<Stream>(kMany, stream) && are_aligned<Product>(kMany, product)) {
     run(std::integral_constant<int, kMany>{});

@@ -28,7 +28,7 @@ bool is_float_matrix(const at::Tensor& x) {
   return x.dim() == 2 && x.scalar_type() == at::kFloat && x.layout() == at::kStrided && x.device().is_cpu();
 }
 
-bool takes(const at::Tensor& a, const at::Tensor& b) {
+bool supports(const at::Tensor& a, const at::Tensor& b) {
   return is_float_matrix(a) && is_float_matrix(b) && a.size(1) == b.size(0) &&
          a.size(0) * a.size(1) * b.size(1) >= kLeastMultiplications && at::globalContext().userEnabledMkldnn();
 }
@@ -39,11 +39,11 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return out;
 }
 
-at::Tensor mm(const at::Tensor& a, const at::Tensor& b) { return takes(a, b) ? product(a, b) : at::cpu::mm(a, b); }
+at::Tensor mm(const at::Tensor& a, const at::Tensor& b) { return supports(a, b) ? product(a, b) : at::cpu::mm(a, b); }
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                  const at::Scalar& alpha) {
-  if (!takes(a, b) || self.scalar_type() != at::kFloat || beta.toDouble() == 0) {
+  if (!supports(a, b) || self.scalar_type() != at::kFloat || beta.toDouble() == 0) {
     return at::cpu::addmm(self, a, b, beta, alpha);
   }
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
