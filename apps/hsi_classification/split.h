@@ -21,7 +21,8 @@ struct Split {
 
 enum class SplitMode {
   kRandom,    ///< Random pixels of each class. Training pixels are neighbours of test pixels: see leak().
-  kDisjoint,  ///< Whole blocks of the scene: no training pixel lies in a test block.
+  kDisjoint,  ///< Whole blocks of the scene. No training pixel lies in a test block, except where a class is
+              ///< divided inside a block.
   kFile,      ///< Read from a file of save_split.
 };
 

@@ -183,6 +183,13 @@ TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, co
 TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
 
+// Note [Sums of batch norm]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Forward needs mean and variance in one pass over x. E[x^2] - E[x]^2 cancels if the mean is large compared with the
+// deviation, so x is first shifted by an estimate of its mean (estimate_mean). The sums of a chunk are float32; chunks
+// are added in order in float64. Chunk boundaries depend only on the shape, so that results are bitwise independent of
+// the number of threads. A negative variance from rounding is clamped to zero.
+
 int64_t rows_of_chunk(int64_t channels) { return std::clamp<int64_t>(kChunk / channels, 1, kChunkRows); }
 
 /// Calls work(rows, index of the chunk) for all chunks, in parallel.
@@ -208,6 +215,7 @@ std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& f
 /// Estimates the mean of each channel from rows sampled across x. Sums of x - estimate avoid cancellation in the
 /// variance.
 template <typename T>
+// Estimates the mean of each channel from rows sampled across x. See Note [Sums of batch norm].
 std::vector<float> estimate_mean(const T* x, int64_t rows, int64_t channels) {
   const int64_t samples = std::min(rows, kSampledRows);
   std::vector<float> mean(channels);

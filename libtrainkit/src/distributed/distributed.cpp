@@ -90,11 +90,10 @@ Distributed::~Distributed() = default;
 
 // Note [Reducer hook]
 // ~~~~~~~~~~~~~~~~~~~
-// c10d's Reducer fills buckets of gradients during backward and hands each full bucket to BucketHook, which starts the
-// all-reduce and keeps the pending work in Sent. Keeping it serves three purposes:
-// 1. The Reducer sums and does not divide, because the hook is ours; bodies scale their own losses.
-// 2. A failed collective is reported by us (throw_if_broken), with the bucket's index and the lost rank.
-// 3. If this rank cannot finish backward, complete_reduction() knows which buckets the other ranks still wait for.
+// c10d's Reducer fills buckets of gradients during backward and passes each full bucket to BucketHook, which starts the
+// all-reduce and keeps the pending work in Sent. With a hook of ours the Reducer sums and does not divide: bodies scale
+// their losses. The kept work serves two purposes: throw_if_broken() reports a failed collective with the index of its
+// bucket and the lost rank, and complete_reduction() knows which buckets the other ranks still wait for.
 //
 // All ranks must start the same collectives in the same order: buffers, bucket 0, bucket 1, ..., then the map of used
 // parameters (find_unused_parameters). A rank without a loss or with a failed body therefore sends the remaining

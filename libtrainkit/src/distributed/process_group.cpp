@@ -158,6 +158,7 @@ ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions op
 }
 
 ProcessGroup::Impl::~Impl() {
+  // See Note [Backends of a process group].
   if (broken_ && nccl_) nccl_->abort();
 }
 

@@ -141,6 +141,7 @@ struct CheckpointFunction : Function<CheckpointFunction> {
       const RngScope rng(replay->rng, input.device());
       const AutocastScope autocast(replay->autocast);
       const at::AutoGradMode grad_mode(true);
+      // See Note [Recomputation in backward].
       output = replay->function(input);
     }
     if (wants_input) wanted.push_back(input);

@@ -44,7 +44,7 @@ int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to;
 // per row; backward recomputes the weights as e^(score - logsumexp) and uses sum(d_weight * weight) = sum(d_mixed *
 // mixed) (Dao et al., arXiv 2205.14135).
 
-/// Size and strides of one head of one sequence.
+/// Size and strides of one head of one sequence. See Note [Attention kernel].
 struct Head {
   int64_t time, width;
   int64_t row;  // stride between positions in qkv, in values

@@ -167,6 +167,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   *loss.mutable_data_ptr<float>() = static_cast<float>(sum / static_cast<double>(count));
   if (!differentiable) return loss;
 
+  // See Note [Gradient made in forward].
   const std::shared_ptr<CrossEntropyBackward> node(new CrossEntropyBackward, torch::autograd::deleteNode);
   node->gradient = std::move(gradient);
   node->set_next_edges(torch::autograd::collect_next_edges(logits));

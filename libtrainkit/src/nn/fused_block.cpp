@@ -124,6 +124,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     context->saved_data["options"] =
         std::vector<int64_t>{options.n_heads, static_cast<int64_t>(options.activation), options.weights_are_transposed};
     context->saved_data["scale"] = options.scale;
+    // In the order of `Saved`; see Note [Fused block].
     context->save_for_backward(
         {stream,     norm_1.mean,   norm_1.inverse_std, norm_1.out, heads,        mixed,          attended.logsumexp,
          norm_2.sum, norm_2.mean,   norm_2.inverse_std, norm_2.out, inner,        activated,      value(key_mask),
