@@ -19,8 +19,8 @@ enum class FeedKind {
   kLoader   ///< A batch has patches, for scenes that do not fit on the device.
 };
 
-/// Parses "device", "loader" or "auto". auto is kDevice if every device is the CPU, which holds the image anyway, or a
-/// CUDA device whose free memory is more than four times the image; it synchronises these devices.
+/// Parses "device", "loader" or "auto". auto is kDevice if every device can hold the image: the CPU always can, and a
+/// CUDA device needs four times the image's size in free memory. auto synchronises the CUDA devices.
 FeedKind choose_feed(const std::string& word, const at::Tensor& image, const std::vector<at::Device>& devices);
 
 /// Holds the image of a scene and makes data sets of patches. Both kinds give the same batches, bit for bit.

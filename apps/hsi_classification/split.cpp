@@ -107,7 +107,7 @@ Split random_split(const Scene& scene, const SplitOptions& options) {
 // split assigns whole blocks. Classes are visited from the rarest to the most frequent, because a block usually
 // contains several classes and the rarest has the fewest choices. A block becomes a training block only if every class
 // in it keeps a test pixel elsewhere. A class that gets no block this way, for example because it lies within one
-// block, is divided at a row instead; only for such a class may a training and a test pixel share a block.
+// block, is divided at a row instead. Only for such a class may a training and a test pixel share a block.
 
 /// Chooses training blocks among the blocks with labelled pixels. See Note [Disjoint split].
 class Blocks {

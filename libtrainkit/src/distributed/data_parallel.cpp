@@ -23,15 +23,16 @@ namespace trainkit::detail {
 
 // Note [Replica threads]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// Each replica has one persistent thread: a thread per step would be slow to start, and LibTorch's intra-op thread
-// count is a property of the thread. run() publishes `task_`, increments `round_` under `mutex_` and waits until
-// `running_` is 0. A thread takes a task when `round_` differs from the round that it has seen last, so a spurious
-// wake-up cannot run a task twice and no thread can miss a round: run() does not return, and so cannot begin the next
-// round, before every thread has finished this one. `task_` and `on_exception_` point into the caller's frame; they
-// stay valid for the same reason and are read without the lock.
+// Each replica has one persistent thread. A thread per step would be slow to start, and LibTorch's intra-op thread
+// count is a property of the thread.
 //
-// A thread reports an exception immediately through `on_exception_` (before it reports completion), so that replicas
-// that wait for it in LocalGroup are released. Otherwise run() would wait forever for them.
+// run() publishes `task_`, increments `round_` under `mutex_` and waits until `running_` is 0. A thread takes a task
+// when `round_` differs from the round that it has seen last. A spurious wake-up therefore cannot run a task twice. No
+// thread can miss a round either, because run() returns only after every thread has finished the round. `task_` and
+// `on_exception_` point into the caller's frame; they stay valid for the same reason and are read without the lock.
+//
+// A thread reports an exception through `on_exception_` before it reports completion. This releases replicas that wait
+// for it in LocalGroup. Otherwise run() would wait forever for them.
 
 ReplicaThreads::ReplicaThreads(int64_t count, int intra_op_threads) : exceptions_(static_cast<size_t>(count)) {
   for (int64_t i = 0; i < count; ++i) threads_.emplace_back([this, i, intra_op_threads] { loop(i, intra_op_threads); });
@@ -85,10 +86,10 @@ void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
 
 // Note [Replica barrier]
 // ~~~~~~~~~~~~~~~~~~~~~~
-// LocalGroup::all_reduce is a barrier that also adds. Every replica stores a pointer to its tensor; the last one to
-// arrive adds all tensors in replica order, so the bits do not depend on the order of arrival, writes the sum to every
-// tensor and increments `round_`. The others wait for `round_` to change; it, rather than `arrived_`, is the condition,
-// since `arrived_` is already 0 again when a waiter wakes up.
+// LocalGroup::all_reduce is a barrier that also adds. Every replica stores a pointer to its tensor. The last one to
+// arrive adds all tensors in replica order, so the bits do not depend on the order of arrival. It writes the sum to
+// every tensor and increments `round_`, for which the others wait. They cannot wait for `arrived_`, which is already 0
+// again when a waiter wakes up.
 //
 // abort() releases the waiters and rejects later callers until reset(). A waiter checks `round_` again after waking up:
 // if its round was completed before the abort, its sum is valid and it returns normally.

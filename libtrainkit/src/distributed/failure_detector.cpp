@@ -42,7 +42,7 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
 //   left/<rank>      reason of a rank that exits deliberately
 //   verdict          result, written with compareSet: the first one wins and all survivors report it
 //
-// The answering thread is independent of the main thread, so a rank that computes or waits in a collective answers
+// The answering thread is independent of the main thread. A rank that computes or waits in a collective thus answers
 // within milliseconds; a rank that was killed or stopped does not answer and is reported as lost. If every rank
 // answers, the verdict contains their positions: the slowest rank has not reached the collective.
 //

@@ -15,7 +15,7 @@ namespace {
 // ~~~~~~~~~~~~~~~~~~~~~
 // One all-reduce (sum) over 3 + ranks doubles replaces several collectives. Element 0 is the weight. Elements 1 and 2
 // are the step and its square: sum(step) == n * step and sum(step^2) == n * step^2 hold together only if all steps are
-// equal, so a rank at a different step is detected. The remaining elements have one writer each, so their sum is the
+// equal, which detects a rank at a different step. The remaining elements have one writer each, so their sum is the
 // value of that rank: flags plus kStop * signal. Steps and flags are integers below 2^53, hence exact in float64.
 //
 // The vote is sent while gradients are reduced (send) and read afterwards (wait), which hides its latency. Every rank

@@ -75,10 +75,12 @@ struct LaunchEnvironment {
 absl::StatusOr<std::optional<LaunchEnvironment>> read_launch_environment(
     const EnvironmentVariables& variables = environment_variables());
 
-/// Checks the rendezvous settings early, where a store would retry until its timeout. Detects: the master's name does
-/// not resolve; on the rank that listens (rank 0 without agent_store), the port is in use or needs privileges;
-/// GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no network interface of this machine. Blocks as long as the resolver
-/// does. Errors have exit code 8 and name the variable.
+/// Checks the rendezvous settings early, where a store would retry until its timeout. Blocks as long as the resolver
+/// does. Errors have exit code 8 and name the variable:
+///   MASTER_ADDR                             the name does not resolve, or is not this machine on the rank that listens
+///   MASTER_PORT                             in use, or needs privileges, on the rank that listens
+///   GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME  no such network interface on this machine
+/// Rank 0 listens, unless agent_store is set.
 absl::Status check_rendezvous(const LaunchEnvironment& launch,
                               const EnvironmentVariables& variables = environment_variables());
 

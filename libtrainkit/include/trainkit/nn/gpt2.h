@@ -133,10 +133,11 @@ class GPT2ModelImpl : public torch::nn::Module {
   void set_checkpoint_segments(int64_t segments);
 
   /// Compute each block with fused kernels where they apply. Enabled by default. On the CPU a block is one autograd
-  /// node with its own backward; it requires float32 or autocast to bfloat16, no active dropout, no unmerged adapters,
-  /// a GELU, and head widths that are multiples of 16. On CUDA residual and layer norm are one operation, and so are
-  /// bias and GELU of a layer without an unmerged adapter, in float32, bfloat16 and float16. Results equal those of the
-  /// separate operations within rounding. Only the separate operations have a second derivative.
+  /// node with its own backward. It requires float32 or autocast to bfloat16, a GELU, and head widths that are
+  /// multiples of 16; no dropout may be active and no adapter unmerged. On CUDA residual and layer norm are one
+  /// operation, and so are bias and GELU of a layer without an unmerged adapter, in float32, bfloat16 and float16.
+  /// Results equal those of the separate operations within rounding. Only the separate operations have a second
+  /// derivative.
   void set_fused_blocks(bool on);
 
   const GPT2Config& config() const { return config_; }
