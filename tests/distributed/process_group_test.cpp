@@ -115,7 +115,7 @@ TEST_CASE("Addresses, ports and ranks that cannot be are errors before anything 
   LaunchEnvironment two_machines = launch_of(0, 4, free_port());
   two_machines.local_world_size = 2;
   CHECK_THAT(text_of(ProcessGroup::create(two_machines).status()),
-             Catch::Contains("--dist_bind: the loopback does not reach the ranks of other machines"));
+             Catch::Contains("--dist_bind: the loopback address is not reachable from other machines"));
   CHECK(!ProcessGroup::create(launch_of(2, 2, free_port())).ok());
 }
 
