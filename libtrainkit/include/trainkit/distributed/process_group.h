@@ -68,9 +68,8 @@ class ProcessGroup {
   int64_t world_size() const;
   const ProcessGroupOptions& options() const;
 
-  /// Compares `fields` over all ranks through the store, without a collective. If a value differs or is missing, every
-  /// rank gets the same error: exit code 8, dist.digest, with the field and the ranks whose value differs from rank
-  /// 0's.
+  /// Compares `fields` over all ranks through the store, with barriers. If a value differs or is missing, every rank
+  /// gets the same error: exit code 8, dist.digest, with the field and the ranks whose value differs from rank 0's.
   absl::Status compare_digest(const std::vector<DigestField>& fields);
 
   /// Sums `tensor` over all ranks in place; every rank gets the same bits. For a CPU tensor, blocks the host until the
@@ -80,7 +79,7 @@ class ProcessGroup {
   absl::Status all_reduce_max(const at::Tensor& tensor, std::string_view what = "all_reduce");
   /// Overwrites `tensors` with those of `root`, 25 MiB at a time.
   absl::Status broadcast(const std::vector<at::Tensor>& tensors, int64_t root = 0, std::string_view what = "broadcast");
-  /// Returns `text` of rank `root`, through the store.
+  /// Returns `text` of rank `root`, through the store, with a barrier.
   absl::StatusOr<std::string> broadcast_text(std::string text, int64_t root = 0, std::string_view what = "broadcast");
   /// Blocks until all ranks have called it. Uses the host's backend (Gloo).
   absl::Status barrier(std::string_view what = "barrier");
