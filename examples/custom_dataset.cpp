@@ -1,5 +1,4 @@
-/// A data set of one's own: points on two spirals, computed when they are asked for, with noise that is new in every
-/// epoch.
+/// A custom data set: points on two spirals, computed on request, with new noise in every epoch.
 
 #include <cmath>
 #include <cstdio>
@@ -12,7 +11,7 @@
 
 using namespace trainkit;
 
-// A data set says how many rows it has, declares their fields once, and writes a row where it is told to.
+// A data set returns its size, declares its fields once, and writes a row into the given memory.
 class Spirals final : public Dataset {
  public:
   explicit Spirals(int64_t size) : size_(size) {}
@@ -24,7 +23,7 @@ class Spirals final : public Dataset {
     return fields;
   }
 
-  // Called from every worker at once. All chance comes from the key: the same row, epoch and seed give the same
+  // Called from all workers at once. Random numbers come from the key: the same row, epoch and seed give the same
   // numbers.
   void get(const RowKey& key, const BatchView& out, int64_t at) const override {
     const int64_t arm = key.index % 2;
@@ -37,7 +36,7 @@ class Spirals final : public Dataset {
     *out.row<int64_t>(1, at) = arm;
   }
 
-  // What a row is called when it cannot be read.
+  // Names a row in error messages.
   std::string describe(int64_t index) const override { return "point " + std::to_string(index); }
 
  private:

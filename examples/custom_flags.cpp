@@ -1,4 +1,4 @@
-// A program of one's own with typed flags, a preset, a configuration file and the flags that every trainer shares.
+// A custom program with typed flags, a preset, a configuration file and the flags shared by all trainers.
 //
 //   example_custom_flags --help
 //   example_custom_flags --preset small --lr 1e-4 --print_config
@@ -24,11 +24,11 @@ int main(int argc, char** argv) {
   int64_t width = 256;
   Pooling pooling = Pooling::kMean;
 
-  ConfigParser parser({.name = "custom", .version = "1.0", .description = "Trains a model of one's own."});
+  ConfigParser parser({.name = "custom", .version = "1.0", .description = "Trains a custom model."});
   add_run_flags(parser, run);
   parser.add("width", &width, {.help = "Width of a layer.", .group = "Model", .min = 1, .max = 65536});
   parser.add("pooling", &pooling, {{"mean", Pooling::kMean}, {"max", Pooling::kMax}},
-             {.help = "How rows become one.", .group = "Model"});
+             {.help = "Pooling over rows.", .group = "Model"});
   parser.add_preset("small", {{"width", "64"}, {"batch_size", "16"}}, "for a laptop");
   parser.refuse("monitor", "this program has no monitor");
 

@@ -1,4 +1,4 @@
-// The loop of one's own: Prefetcher, autocast, GradScaler, clipping and a schedule, with nothing of Trainer.
+// A hand-written loop without Trainer: Prefetcher, autocast, GradScaler, clipping and a schedule.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -12,7 +12,7 @@ int main() {
   const at::ScalarType dtype = device.is_cuda() ? at::kHalf : at::kBFloat16;
   torch::manual_seed(0);
 
-  // 4,096 rows of 32 numbers; the class is where the largest of the first 10 stands.
+  // 4,096 rows of 32 numbers; the class is the index of the largest among the first 10.
   const at::Tensor x = torch::randn({4096, 32});
   const auto dataset = std::make_shared<TensorDataset>(
       std::vector<std::pair<std::string, at::Tensor>>{{"x", x}, {"y", x.slice(1, 0, 10).argmax(1)}});
@@ -41,7 +41,7 @@ int main() {
       scaler.scale(loss).backward();
       scaler.unscale_(optimizer);
       clip_grad_norm_(optimizer, 1.0);
-      scaler.step(optimizer);  // skipped on the device if a gradient is not finite; the host never asks
+      scaler.step(optimizer);  // skipped on the device if a gradient is not finite; no host synchronisation
       scaler.update();
       scheduler.step();
       optimizer.zero_grad();

@@ -1,6 +1,6 @@
-// A learning-rate schedule of one's own: warm-up, a constant part, and a fall by the inverse square root (the
-// "trapezoid" with a soft end). A schedule is a pure function of the steps applied so far; the scheduler does the rest,
-// also where a GradScaler skips steps or the count of steps is on a GPU.
+// A custom learning-rate schedule: warm-up, a constant part, then decay by the inverse square root. A schedule is a
+// pure function of the number of applied steps. The scheduler handles skipped steps of a GradScaler and a step count on
+// the GPU.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -30,7 +30,7 @@ int main() {
   SGD optimizer({.lr = 0.1, .momentum = 0.9});
   optimizer.add_param_groups(default_param_groups(*model));
 
-  // Any schedule can be given a warm-up.
+  // WarmupLR adds a warm-up to any schedule.
   const auto schedule =
       std::make_shared<WarmupLR>(WarmupOptions{.warmup_steps = 10}, std::make_shared<InverseSquareRootTail>(40));
   LRScheduler scheduler(optimizer, schedule);

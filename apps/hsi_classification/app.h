@@ -27,7 +27,7 @@ class HsiApp final : public App {
 
  private:
   HsiOptions options_;
-  std::optional<Session> session_;  // the same for all repeats
+  std::optional<Session> session_;  // shared by all repeats
   Split split_;
 };
 

@@ -41,27 +41,29 @@ struct BenchmarkOptions {
 };
 
 void add_flags(ConfigParser& parser, BenchmarkOptions& o, std::string_view command) {
-  parser.add("model", &o.model, {.help = "The network.", .choices = model_names()});
+  parser.add("model", &o.model, {.help = "Network.", .choices = model_names()});
   parser.add("patch_size", &o.patch_size,
-             {.help = "Rows and columns of a patch, odd; without it what suits the model.", .min = 1, .max = 255});
-  parser.add("bands", &o.bands, {.help = "Bands of the scene, which is of random numbers.", .min = 1, .max = 4096});
+             {.help = "Rows and columns of a patch, odd. Default: that of the model.", .min = 1, .max = 255});
+  parser.add("bands", &o.bands, {.help = "Bands of the random scene.", .min = 1, .max = 4096});
   parser.add("device", &o.device, {.help = "auto, cpu or cuda.", .choices = {"auto", "cpu", "cuda"}});
   parser.add("mixed_precision", &o.mixed_precision, {.help = "fp16 on CUDA, bf16 on the CPU."});
-  parser.add("seconds", &o.seconds, {.help = "Time to measure each setting for.", .max = 600, .above = 0});
-  parser.add("json", &o.json, {.help = "Write the figures to this file too.", .path = PathKind::kOutput});
+  parser.add("seconds", &o.seconds, {.help = "Measurement time per setting in seconds.", .max = 600, .above = 0});
+  parser.add("json", &o.json, {.help = "Also write the results to this file.", .path = PathKind::kOutput});
   if (command == "benchmark") {
     parser.add("gpus", &o.gpus,
-               {.help = "Measure 1, 2, ... this many devices; on the CPU logical replicas.",
+               {.help = "Measure 1, 2, ..., N devices; logical replicas on the CPU.",
                 .aliases = {"parallel"},
                 .min = 1,
                 .max = 64});
   }
   if (command == "sweep") return;
   parser.add("batch_size", &o.batch_size, {.help = "Patches per device and step.", .min = 1, .max = 1 << 20});
-  parser.add("num_workers", &o.num_workers, {.help = "Threads of the loader.", .min = 0, .max = 1024});
-  parser.add("prefetch_factor", &o.prefetch_factor, {.help = "Batches that each keeps ready.", .min = 1, .max = 64});
+  parser.add("num_workers", &o.num_workers, {.help = "Loader threads.", .min = 0, .max = 1024});
+  parser.add("prefetch_factor", &o.prefetch_factor, {.help = "Batches prefetched per worker.", .min = 1, .max = 64});
   if (command == "benchmark") {
-    parser.add("feed", &o.feed, {.help = "How patches reach the model.", .choices = {"device", "loader"}});
+    parser.add("feed", &o.feed,
+               {.help = "Source of patches: gathered on the device, or copied by the loader.",
+                .choices = {"device", "loader"}});
   }
 }
 
@@ -70,13 +72,13 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   const bool cuda = options.device == "cuda" || (options.device == "auto" && machine.cuda_devices > 0);
   if (cuda && options.gpus > machine.cuda_devices) {
     return parser.invalid(options.device == "cuda" && machine.cuda_devices == 0 ? "device" : "gpus",
-                          "more devices than there are", fmt::format("at most {}", machine.cuda_devices),
+                          "more devices than available", fmt::format("at most {}", machine.cuda_devices),
                           "--device cpu measures logical replicas");
   }
   const HsiModelDefaults defaults = model_defaults(options.model);
   const int64_t patch_size = options.patch_size.value_or(defaults.patch_size);
   if (patch_size % 2 == 0 || patch_size < defaults.min_patch_size) {
-    return parser.invalid("patch_size", "does not suit " + options.model,
+    return parser.invalid("patch_size", "invalid for " + options.model,
                           fmt::format("an odd number of at least {}", defaults.min_patch_size));
   }
   const int64_t bands = defaults.pca > 0 && !parser.is_given("bands") ? defaults.pca : options.bands;
@@ -97,7 +99,7 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   return settings;
 }
 
-void say(const std::string& line) {
+void print_line(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
   std::fflush(stdout);
 }
@@ -132,12 +134,12 @@ std::string describe(const PerfSettings& settings) {
                      settings.epoch_rows);
 }
 
-/// 1..N devices: the guide's table.
+/// Measures 1..N devices.
 absl::StatusOr<int> benchmark(PerfSettings settings, const BenchmarkOptions& options) {
-  say(describe(settings));
+  print_line(describe(settings));
   const at::Device first = settings.devices.front();
-  if (first.is_cpu() && options.gpus > 1) say("logical replicas share the processors: no speed-up is to be expected");
-  say("devices  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting");
+  if (first.is_cpu() && options.gpus > 1) print_line("logical replicas share the processors: expect no speed-up");
+  print_line("devices  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting");
   Json json = header("benchmark", settings);
   json["results"] = Json::array();
   double alone = 0;
@@ -150,9 +152,9 @@ absl::StatusOr<int> benchmark(PerfSettings settings, const BenchmarkOptions& opt
     if (count == 1) alone = result.patches_per_second;
     const double speedup = result.patches_per_second / alone;
     const double efficiency = speedup / static_cast<double>(count);
-    say(fmt::format("{:7}  {:8.2f}  {:9.0f}  {:8.2f}  {:9.1f}%  {:10.1f}%  {:6.2f}%", count, result.epoch_seconds,
-                    result.patches_per_second, speedup, 100 * efficiency, 100 * result.utilisation,
-                    100 * result.waiting_share));
+    print_line(fmt::format("{:7}  {:8.2f}  {:9.0f}  {:8.2f}  {:9.1f}%  {:10.1f}%  {:6.2f}%", count,
+                           result.epoch_seconds, result.patches_per_second, speedup, 100 * efficiency,
+                           100 * result.utilisation, 100 * result.waiting_share));
     Json entry = {{"devices", count}};
     entry.update(json_of(result));
     entry["speedup"] = speedup;
@@ -171,7 +173,7 @@ std::string command_line(const PerfSettings& settings, const SweepPoint& point) 
          fmt::format(" --feed loader --num_workers {} --prefetch_factor {}", point.num_workers, point.prefetch_factor);
 }
 
-/// Workers x prefetch x batch for the loader, and the feed that needs none.
+/// Measures workers x prefetch x batch for the loader, and the device feed, which needs no workers.
 absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options) {
   std::vector<int64_t> workers = {0};
   for (int64_t count = 1; count <= std::min(available_cpus(), 8); count *= 2) workers.push_back(count);
@@ -180,14 +182,14 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
     points.push_back({.feed = FeedKind::kDevice, .num_workers = 1, .batch_size = batch});
     for (const int64_t count : workers) {
       for (const int64_t prefetch : {2, 4}) {
-        if (count == 0 && prefetch > 2) continue;  // nothing is read ahead
+        if (count == 0 && prefetch > 2) continue;  // without workers there is no prefetch
         points.push_back({FeedKind::kLoader, count, prefetch, batch, 0});
       }
     }
   }
   settings.seconds = options.seconds / 3;
-  say(fmt::format("{} settings of {:.1f} s each", points.size(), settings.seconds));
-  say("feed    batch  workers  prefetch  patches/s  waiting");
+  print_line(fmt::format("{} settings of {:.1f} s each", points.size(), settings.seconds));
+  print_line("feed    batch  workers  prefetch  patches/s  waiting");
   Json json = header("sweep", settings);
   json["results"] = Json::array();
   for (SweepPoint& point : points) {
@@ -198,8 +200,8 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
     TRAINKIT_ASSIGN_OR_RETURN(const PerfResult result, measure_training(settings));
     point.patches_per_second = result.patches_per_second;
     const char* feed = point.feed == FeedKind::kDevice ? "device" : "loader";
-    say(fmt::format("{:6}  {:5}  {:7}  {:8}  {:9.0f}  {:6.2f}%", feed, point.batch_size, point.num_workers,
-                    point.prefetch_factor, point.patches_per_second, 100 * result.waiting_share));
+    print_line(fmt::format("{:6}  {:5}  {:7}  {:8}  {:9.0f}  {:6.2f}%", feed, point.batch_size, point.num_workers,
+                           point.prefetch_factor, point.patches_per_second, 100 * result.waiting_share));
     Json entry = {{"feed", feed},
                   {"batch_size", point.batch_size},
                   {"num_workers", point.num_workers},
@@ -209,18 +211,18 @@ absl::StatusOr<int> sweep(PerfSettings settings, const BenchmarkOptions& options
   }
   const std::string best = command_line(settings, recommended(points));
   json["recommended"] = best;
-  say("recommended: " + best);
+  print_line("recommended: " + best);
   TRAINKIT_RETURN_IF_ERROR(write_json(options.json, json));
   return 0;
 }
 
-/// Loader alone, step alone, both.
+/// Measures the loader alone, the step alone, and both.
 absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOptions& options) {
-  say(describe(settings));
+  print_line(describe(settings));
   Json json = header("quick_perf_test", settings);
   const auto row = [&](const char* name, const PerfResult& result) {
-    say(fmt::format("{:32} {:9.0f} patches/s, waiting {:5.2f}%", name, result.patches_per_second,
-                    100 * result.waiting_share));
+    print_line(fmt::format("{:32} {:9.0f} patches/s, waiting {:5.2f}%", name, result.patches_per_second,
+                           100 * result.waiting_share));
     json[name] = json_of(result);
     return result.patches_per_second;
   };
@@ -238,7 +240,7 @@ absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOption
   const std::string verdict = perf_verdict(loader_rate, step_rate, by_device ? device_rate : both_rate,
                                            settings.num_workers, by_device ? FeedKind::kDevice : FeedKind::kLoader);
   json["verdict"] = verdict;
-  say("verdict: " + verdict);
+  print_line("verdict: " + verdict);
   TRAINKIT_RETURN_IF_ERROR(write_json(options.json, json));
   return 0;
 }
@@ -249,19 +251,19 @@ std::string perf_verdict(double loader, double step, double both, int64_t num_wo
   const double share = both / step;
   const std::string used = feed == FeedKind::kDevice ? "--feed device" : "--feed loader";
   if (share >= 0.9) {
-    return fmt::format("the step is not starved: with {} training reaches {:.0f}% of the step's own rate", used,
+    return fmt::format("the step is not starved: with {} training reaches {:.0f}% of the rate of the step alone", used,
                        100 * share);
   }
   if (loader < 1.1 * step) {
     return fmt::format(
-        "the loader starves the step (it delivers {:.0f}% of what the step takes): --feed device if the cube fits, "
+        "the loader starves the step (it delivers {:.0f}% of the step's rate): use --feed device if the cube fits, "
         "else "
         "--num_workers {}",
         100 * loader / step, std::max<int64_t>(2 * num_workers, 2));
   }
   return fmt::format(
-      "loader and step are fast enough alone and take the processors from each other (together {:.0f}% of the step's "
-      "own rate): fewer --num_workers, or --feed device",
+      "loader and step are fast enough alone but compete for the processors (together {:.0f}% of the step's rate "
+      "alone): use fewer --num_workers or --feed device",
       100 * share);
 }
 
@@ -288,19 +290,20 @@ bool is_benchmark_command(int argc, const char* const* argv) {
 absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
   const std::string command = argv[1];
   BenchmarkOptions options;
-  ConfigParser parser({.name = "trainkit-hsi " + command,
-                       .version = library_versions()["trainkit"],
-                       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices."
-                                      : command == "sweep"
-                                          ? "Training speed over workers, prefetch and batch; ends with a command line."
-                                          : "In under a minute: does the loader hold up the step?",
-                       .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
-                                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d",
-                                    "trainkit-hsi quick_perf_test", "trainkit-hsi sweep --model cnn2d"}});
+  ConfigParser parser(
+      {.name = "trainkit-hsi " + command,
+       .version = library_versions()["trainkit"],
+       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices."
+                      : command == "sweep"
+                          ? "Training speed over workers, prefetch and batch; prints the recommended flags."
+                          : "Finds the bottleneck (loader or step) in under a minute.",
+       .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
+                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d", "trainkit-hsi quick_perf_test",
+                    "trainkit-hsi sweep --model cnn2d"}});
   add_flags(parser, options, command);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(std::vector<std::string>(argv + 2, argv + argc)));
   if (request != Request::kRun) {
-    say(parser.text(request));
+    print_line(parser.text(request));
     return 0;
   }
   const Machine machine = Machine::here();

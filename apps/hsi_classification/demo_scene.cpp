@@ -15,15 +15,15 @@
 namespace trainkit::hsi {
 namespace {
 
-/// What random numbers are drawn for.
+/// Purposes of random numbers; they separate the streams.
 enum Draw : uint64_t { kFields = 1, kCurves, kPixels, kDrift };
 
 constexpr double kFieldPixels = 330;  // a field of Indian Pines has a few hundred
-constexpr double kUnused = 0.2;       // share of fields that nobody has labelled
-constexpr double kPathWidth = 1.0;    // half of it, in pixels
-constexpr double kBorder = 1.2;       // how far the light of the next field reaches, in pixels
-constexpr double kMostMixed = 0.35;   // share of another class in a pixel within a field
-constexpr double kNoise = 0.02;       // of full scale
+constexpr double kUnused = 0.2;       // share of unlabelled fields
+constexpr double kPathWidth = 1.0;    // half width of a path, in pixels
+constexpr double kBorder = 1.2;       // range of light from the next field, in pixels
+constexpr double kMostMixed = 0.35;   // maximum share of another class in a pixel inside a field
+constexpr double kNoise = 0.02;       // relative to full scale
 constexpr double kFullScale = 8000;   // of the sensor's 16 bits
 
 using Curve = std::vector<double>;
@@ -34,7 +34,7 @@ struct Field {
   bool labelled = true;
 };
 
-/// A class's spectrum: a few broad hills. Classes 2k and 2k+1 differ in one hill alone, as crops do.
+/// Returns a spectrum per class: a few broad peaks. Classes 2k and 2k+1 differ in one peak only, like similar crops.
 std::vector<Curve> class_curves(const DemoSceneOptions& options) {
   std::vector<Curve> curves;
   const auto add_hill = [&](Curve& curve, RandomStream& random, double height) {
@@ -69,7 +69,7 @@ std::vector<Field> random_fields(const DemoSceneOptions& options) {
   return fields;
 }
 
-/// The two fields nearest to a pixel, and how much nearer the first is than the second.
+/// The two fields nearest to a pixel, and the difference of their distances.
 struct Place {
   const Field* field = nullptr;
   const Field* next = nullptr;
@@ -80,7 +80,7 @@ Place place_of(const std::vector<Field>& fields, double row, double column) {
   double first = 1e300, second = 1e300;
   Place place;
   for (const Field& field : fields) {
-    // rectangular rather than round, as fields are
+    // nearly rectangular distance: fields are rectangular
     const double distance = std::max(std::abs(field.row - row), std::abs(field.column - column)) +
                             0.2 * (std::abs(field.row - row) + std::abs(field.column - column));
     if (distance < first) {
@@ -95,7 +95,7 @@ Place place_of(const std::vector<Field>& fields, double row, double column) {
   return place;
 }
 
-/// Clouds and slopes: a slow wave over the scene, 0.85 to 1.15.
+/// Returns the brightness at a position, a slow wave from 0.85 to 1.15 like clouds and slopes.
 double brightness(const DemoSceneOptions& options, double row, double column) {
   RandomStream random(hash_key(options.seed, kDrift));
   const double phase = random.uniform(), slant = random.uniform();
@@ -109,7 +109,7 @@ void write_pixel(const DemoSceneOptions& options, const std::vector<Curve>& curv
   const Curve& own = curves[place.field->class_index];
   const Curve& next = curves[place.next->class_index];
   const Curve& other = curves[random.below(curves.size())];
-  const double near = 0.5 * std::exp(-place.margin / kBorder);  // half at the border itself
+  const double near = 0.5 * std::exp(-place.margin / kBorder);  // 0.5 at the border
   const double mixed = kMostMixed * random.uniform() * random.uniform();
   const double light =
       brightness(options, static_cast<double>(row), static_cast<double>(column)) * (1 + 0.03 * random.normal());
@@ -124,8 +124,8 @@ void write_pixel(const DemoSceneOptions& options, const std::vector<Curve>& curv
 
 absl::Status write_demo_scene(const std::string& dir, const DemoSceneOptions& options) {
   TORCH_CHECK_VALUE(options.height >= 8 && options.width >= 8 && options.bands >= 1,
-                    "a scene has at least 8 x 8 pixels");
-  TORCH_CHECK_VALUE(options.classes >= 2 && options.classes <= 255, "classes must be 2 to 255, got ", options.classes);
+                    "height and width must be >= 8 and bands >= 1");
+  TORCH_CHECK_VALUE(options.classes >= 2 && options.classes <= 255, "classes must be in 2..255, got ", options.classes);
   const auto curves = class_curves(options);
   const auto fields = random_fields(options);
   at::Tensor cube = at::empty({options.height, options.width, options.bands}, at::kUInt16);

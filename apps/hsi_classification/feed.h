@@ -1,5 +1,5 @@
 #pragma once
-/// How patches reach the model: gathered on the device that holds the image, or copied by the loader's workers.
+/// Source of patches: gathered on the device that holds the image, or copied by the loader's workers.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -15,26 +15,26 @@
 namespace trainkit::hsi {
 
 enum class FeedKind {
-  kDevice,  ///< A batch is pixels and labels; patches are gathered in the step.
-  kLoader   ///< A batch holds its patches: for scenes that do not fit on the device.
+  kDevice,  ///< A batch has pixels and labels; the step gathers the patches.
+  kLoader   ///< A batch has patches, for scenes that do not fit on the device.
 };
 
-/// "device", "loader", or "auto": kDevice on the CPU, which holds the image anyway, and where every CUDA device has
-/// four times the image's memory free. Synchronises with the devices then.
+/// Parses "device", "loader" or "auto". auto is kDevice if every device can hold the image: the CPU always can, and a
+/// CUDA device needs four times the image's size in free memory. auto synchronises the CUDA devices.
 FeedKind choose_feed(const std::string& word, const at::Tensor& image, const std::vector<at::Device>& devices);
 
-/// The image of a scene, and the two ways to train on patches of it. Either gives the same batches, bit for bit.
-/// Any number of threads.
+/// Holds the image of a scene and makes data sets of patches. Both kinds give the same batches, bit for bit.
+/// Thread-safe.
 class Feed {
  public:
-  /// `image`: (height + patch_size - 1, width + patch_size - 1, bands) float32 on the CPU, see gather_patches. With
-  /// kDevice it is copied to each of `devices` that is another.
+  /// @param image (height + patch_size - 1, width + patch_size - 1, bands) float32 on the CPU, see gather_patches. With
+  /// kDevice it is copied to each other device in `devices`.
   Feed(FeedKind kind, at::Tensor image, int64_t patch_size, const std::vector<at::Device>& devices);
 
-  /// Rows of `pixels` (n) int64 with labels (n) int64.
+  /// Makes a data set of `pixels` (n) int64 with labels (n) int64.
   std::shared_ptr<const Dataset> dataset(const at::Tensor& pixels, const at::Tensor& labels, bool augment) const;
 
-  /// The patches of a batch of such a data set, (N, p, p, bands) float32 on the batch's device.
+  /// Returns the patches of a batch of such a data set, (N, p, p, bands) float32 on the batch's device.
   at::Tensor patches(const Batch& batch) const;
 
   FeedKind kind() const { return kind_; }
@@ -46,7 +46,7 @@ class Feed {
   FeedKind kind_;
   at::Tensor image_;
   int64_t patch_size_;
-  std::vector<at::Tensor> copies_;  // image_ on the devices
+  std::vector<at::Tensor> copies_;  // image_ on each device
 };
 
 }  // namespace trainkit::hsi

@@ -24,8 +24,8 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-/// Letters and digits alone, in lower case.
-std::string plain(std::string_view name) {
+/// Returns the letters and digits in lower case.
+std::string normalised_name(std::string_view name) {
   std::string result = lower(name);
   std::erase_if(result, [](unsigned char c) { return !std::isalnum(c); });
   return result;
@@ -53,7 +53,7 @@ absl::Status bad_data(const std::string& where, const std::string& field, const 
                     .hint = hint});
 }
 
-/// Whether a file is one of `names`: that name, or that name and sizes, "SalinasA_corrected_83x86x204.mat".
+/// Returns whether a file name is one of `names`, or such a name followed by sizes: "SalinasA_corrected_83x86x204.mat".
 bool is_one_of(const std::string& file, const std::vector<std::string_view>& names) {
   const std::string stem = lower(std::string_view(file).substr(0, file.rfind('.')));
   return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
@@ -65,7 +65,7 @@ bool is_one_of(const std::string& file, const std::vector<std::string_view>& nam
   });
 }
 
-/// The file of a folder that is one of `names`; the first name counts most. Empty if there is none.
+/// Returns the first file of a folder that matches `names`, in the order of `names`. Empty if there is none.
 std::string find_file(const std::vector<std::string>& entries, const std::vector<std::string_view>& names) {
   for (const std::string_view name : names) {
     for (const std::string& entry : entries) {
@@ -86,7 +86,7 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
   if (!folder.ok()) return reclassify(folder.status(), ExitCode::kData, "data.scene");
   TRAINKIT_ASSIGN_OR_RETURN(const auto entries, folder->list());
   std::vector<SceneFiles> found;
-  std::string half;  // of a scene, for the message
+  std::string half;  // found halves of scenes, for the message
   for (const KnownScene& scene : known_scenes()) {
     if (wanted && wanted != &scene) continue;
     const std::string cube = find_file(entries, scene.cube_files), gt = find_file(entries, scene.gt_files);
@@ -104,18 +104,18 @@ absl::StatusOr<SceneFiles> find_in_folder(const SceneOptions& options, const Kno
   if (found.size() == 1) return found[0];
   if (found.empty()) {
     return bad_data(options.data_dir, "", wanted ? fmt::format("no files of {}", wanted->name) : "no known scene",
-                    half.empty() ? "none of their names" : half,
+                    half.empty() ? "no file with a known name" : half,
                     wanted ? fmt::format("{}.mat and {}.mat", wanted->cube_files[0], wanted->gt_files[0]) : "",
-                    "name the files of any scene with --cube and --gt");
+                    "use --cube and --gt for other files");
   }
   std::vector<std::string> names;
   for (const SceneFiles& files : found)
     names.push_back(files.known ? std::string(files.known->name) : "the demo scene");
   return bad_data(options.data_dir, "", "more than one known scene", fmt::format("{}", fmt::join(names, ", ")), "one",
-                  "say which with --scene");
+                  "select one with --scene");
 }
 
-/// The only variable of a `.mat` that fits; its key, or an error that lists those that do.
+/// Returns the name of the only suitable variable of a `.mat`, or an error that lists the candidates.
 absl::StatusOr<std::string> find_key(const MatFile& file, const std::string& flag, const std::string& what,
                                      const std::vector<std::string_view>& usual,
                                      const std::function<absl::StatusOr<bool>(const MatVariable&)>& fits) {
@@ -134,7 +134,7 @@ absl::StatusOr<std::string> find_key(const MatFile& file, const std::string& fla
   return bad_data(
       file.path(), "", keys.empty() ? "no variable can be " + what : "more than one variable can be " + what,
       all.empty() ? "a file without variables" : fmt::format("{}", fmt::join(keys.empty() ? all : keys, ", ")), "one",
-      "say which with " + flag);
+      "select one with " + flag);
 }
 
 absl::StatusOr<at::Tensor> read_array(const std::string& path) {
@@ -156,8 +156,8 @@ absl::Status bad_option(const std::string& flag, const std::string& problem, con
 
 const KnownScene* find_known_scene(std::string_view name) {
   const auto& scenes = known_scenes();
-  const auto at =
-      std::find_if(scenes.begin(), scenes.end(), [&](const auto& s) { return plain(s.name) == plain(name); });
+  const auto at = std::find_if(scenes.begin(), scenes.end(),
+                               [&](const auto& s) { return normalised_name(s.name) == normalised_name(name); });
   return at == scenes.end() ? nullptr : &*at;
 }
 
@@ -168,20 +168,20 @@ bool has_whole_numbers(const at::Tensor& tensor) {
 
 absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
   if (options.cube.empty() != options.gt.empty()) {
-    return bad_option(options.cube.empty() ? "--cube" : "--gt", "missing: cube and ground truth are named together");
+    return bad_option(options.cube.empty() ? "--cube" : "--gt", "missing: --cube and --gt must be given together");
   }
   const KnownScene* known = nullptr;
-  if (plain(options.scene) != "auto") {
+  if (normalised_name(options.scene) != "auto") {
     known = find_known_scene(options.scene);
     if (!known) return bad_option("--scene", "not a known scene", options.scene, "auto, " + list_known());
   }
   if (options.cube.empty()) {
     if (options.data_dir.empty())
-      return bad_option("--data_dir", "missing: the folder of a known scene, or --cube and --gt");
+      return bad_option("--data_dir", "missing: give the folder of a known scene, or --cube and --gt");
     return find_in_folder(options, known);
   }
   for (const auto& [flag, path] : {std::pair("--cube", options.cube), std::pair("--gt", options.gt)}) {
-    if (!is_readable_kind(path)) return bad_option(flag, "not a kind of file that is read", path, ".mat, .npy or .hdr");
+    if (!is_readable_kind(path)) return bad_option(flag, "unsupported file type", path, ".mat, .npy or .hdr");
   }
   if (!known) {
     const auto file = [](const std::string& path) { return split_path(path).second; };

@@ -1,5 +1,5 @@
 #pragma once
-/// Which files and variables a scene is read from.
+/// Finds the files and variables of a scene.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -10,28 +10,28 @@
 
 namespace trainkit::hsi {
 
-/// The files of a scene, and what is known of it.
+/// Files of a scene, and its entry in known_scenes().
 struct SceneFiles {
   std::string cube;
   std::string gt;
   const KnownScene* known = nullptr;
 };
 
-/// The files that `options` name, or those of a known scene in its data_dir.
+/// Returns the files named in `options`, or those of a known scene in its data_dir.
 absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options);
 
-/// The cube of a file as it is there, three dimensions of numbers.
+/// Reads the cube with the file's dtype, three dimensions.
 absl::StatusOr<at::Tensor> read_cube(const SceneFiles& files, const std::string& key);
 
-/// The ground truth that goes with a cube of these sizes, two dimensions. Of several variables that could be it, the
-/// one of the cube's sizes is.
+/// Reads the ground truth, two dimensions. Among several candidate variables, prefers the one with the cube's height
+/// and width.
 absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std::string& key,
                                              at::IntArrayRef cube_sizes);
 
-/// The known scene of that name, whatever its case and punctuation; nullptr if there is none.
+/// Finds a known scene by name, ignoring case and punctuation; nullptr if there is none.
 const KnownScene* find_known_scene(std::string_view name);
 
-/// True if no value of `tensor` has a fraction, is infinite or NaN.
+/// Returns whether all values of `tensor` are finite whole numbers.
 bool has_whole_numbers(const at::Tensor& tensor);
 
 }  // namespace trainkit::hsi

@@ -1,6 +1,6 @@
-// The scenes that papers on hyperspectral classification are about, as they are distributed.
-// Sources: Grupo de Inteligencia Computacional, Universidad del Pais Vasco, "Hyperspectral Remote Sensing Scenes" (all
-// but the last); IEEE GRSS Data Fusion Contest 2013 (Houston).
+// Standard scenes of hyperspectral classification, with the file and variable names of their distributions. Sources:
+// Grupo de Inteligencia Computacional, Universidad del Pais Vasco, "Hyperspectral Remote Sensing Scenes" (all but the
+// last); IEEE GRSS Data Fusion Contest 2013 (Houston).
 #include "hsi_classification/scene.h"
 
 namespace trainkit::hsi {

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kLetterWidth = 6, kLineHeight = 11, kMargin = 6, kSwatch = 8;
 
-/// Letters of 5 x 7 from the space to '~': five columns each, from the left, the lowest bit at the top.
+/// Glyphs of 5 x 7 pixels from the space to '~': five columns each, from the left, with the top pixel in the lowest
+/// bit.
 constexpr std::array<std::array<uint8_t, 5>, 95> kLetters = {{
     {0x00, 0x00, 0x00, 0x00, 0x00}, {0x00, 0x00, 0x5f, 0x00, 0x00}, {0x00, 0x07, 0x00, 0x07, 0x00},  //  !"
     {0x14, 0x7f, 0x14, 0x7f, 0x14}, {0x24, 0x2a, 0x7f, 0x2a, 0x12}, {0x23, 0x13, 0x08, 0x64, 0x62},  // #$%
@@ -55,7 +56,7 @@ constexpr std::array<Colour, 20> kColours = {{{230, 25, 75},  {60, 180, 75},   {
                                               {170, 110, 40}, {255, 250, 200}, {128, 0, 0},    {170, 255, 195},
                                               {128, 128, 0},  {255, 215, 180}, {0, 0, 128},    {128, 128, 128}}};
 
-/// Writes one pixel if it lies inside.
+/// Writes one pixel if it lies inside the picture.
 void set_pixel(const at::Tensor& picture, int64_t row, int64_t column, Colour colour) {
   if (row < 0 || column < 0 || row >= picture.size(0) || column >= picture.size(1)) return;
   uint8_t* const at = picture.mutable_data_ptr<uint8_t>() + (row * picture.size(1) + column) * 3;
@@ -76,7 +77,7 @@ Colour class_colour(int64_t index) {
   TORCH_CHECK_INDEX(index >= 0, "expected a class >= 0, got ", index);
   if (index == 0) return {};
   if (index <= static_cast<int64_t>(kColours.size())) return kColours[static_cast<size_t>(index - 1)];
-  // Around the colour wheel by the golden angle, at three brightnesses.
+  // Steps of the golden angle on the colour wheel, at three brightnesses.
   const double hue = std::fmod(static_cast<double>(index) * 0.6180339887, 1.0) * 6;
   const double value = 1 - 0.2 * static_cast<double>(index % 3);
   const auto channel = [&](double offset) {
@@ -90,7 +91,7 @@ Colour class_colour(int64_t index) {
 void draw_text(const at::Tensor& picture, int64_t row, int64_t column, std::string_view text, Colour colour) {
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
-    if ((code & 0xc0) == 0x80) continue;  // the rest of a letter that is not ASCII
+    if ((code & 0xc0) == 0x80) continue;  // continuation byte of a UTF-8 character
     const auto& letter = kLetters[code >= 32 && code < 127 ? code - 32 : '?' - 32];
     for (int64_t j = 0; j < 5; ++j) {
       for (int64_t i = 0; i < 7; ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Pictures of classes.
+/// Classification maps as pictures.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,16 +15,16 @@ struct Colour {
   bool operator==(const Colour&) const = default;
 };
 
-/// The colour of class 1, 2, ...; 0 (unlabelled) is black. The first 20 are apart for the eye; further ones are too, as
-/// far as there are that many colours.
+/// Returns the colour of class 1, 2, ...; 0 (unlabelled) is black. The first 20 colours are easy to distinguish;
+/// further ones are generated and become more similar.
 Colour class_colour(int64_t index);
 
-/// A picture of `map` (height, width) int64, classes 0..C of `scene`: a pixel for each, from the top left corner, and
-/// to the right of it a legend with the names of the classes. (rows, columns, 3) uint8.
+/// Draws `map` (height, width) int64 with classes 0..C of `scene`, one pixel each from the top left corner, and a
+/// legend with the class names on the right. Returns (rows, columns, 3) uint8.
 at::Tensor draw_map(const at::Tensor& map, const Scene& scene);
 
-/// Draws `text` in letters of 5 x 7 pixels, 6 apart, with the upper left corner at (row, column); what is not ASCII is
-/// drawn as '?', what lies outside the picture is cut off.
+/// Draws `text` in letters of 5 x 7 pixels, 6 apart, with the upper left corner at (row, column). Draws non-ASCII
+/// characters as '?' and clips at the edges of the picture.
 void draw_text(const at::Tensor& picture, int64_t row, int64_t column, std::string_view text, Colour colour);
 
 }  // namespace trainkit::hsi

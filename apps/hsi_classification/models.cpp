@@ -14,18 +14,18 @@ using torch::nn::Conv2dOptions;
 using torch::nn::Conv3dOptions;
 using Size3 = std::array<int64_t, 3>;
 
-/// (N, p, p, bands) as images of `bands` channels: a view whose memory format is channels_last.
+/// Views (N, p, p, bands) as images with `bands` channels, in channels_last format.
 at::Tensor as_images(const at::Tensor& patches) { return patches.permute({0, 3, 1, 2}); }
 
-/// (N, p, p, bands) as volumes of one channel, (N, 1, p, p, bands): a view, contiguous.
+/// Views (N, p, p, bands) as volumes with one channel, (N, 1, p, p, bands), contiguous.
 at::Tensor as_volumes(const at::Tensor& patches) { return patches.unsqueeze(1); }
 
-/// A layer of 3-D kernels of rows x columns x bands.
+/// Makes a 3-D convolution with a kernel of rows x columns x bands.
 torch::nn::Conv3d conv3d(int64_t in, int64_t out, Size3 kernel, Size3 stride = {1, 1, 1}) {
   return torch::nn::Conv3d(Conv3dOptions(in, out, kernel).stride(stride));
 }
 
-/// Mean over all positions, (N, C, ...) to (N, C).
+/// Averages over all positions, (N, C, ...) to (N, C).
 at::Tensor mean_of_positions(const at::Tensor& x) { return x.flatten(2).mean(2); }
 
 }  // namespace

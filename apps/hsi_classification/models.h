@@ -1,9 +1,9 @@
 #pragma once
-/// The networks of the trainer. Each takes patches with their bands last, as gather_patches makes them, (N, p, p,
-/// bands) float32 with odd p, and gives class scores (N, classes).
+/// Networks of the trainer. Input: patches (N, p, p, bands) float32 with odd p, as gather_patches makes them. Output:
+/// class scores (N, classes).
 ///
 /// Layer tables below: kernel sizes are rows x columns x bands, K the number of kernels. Batch normalisation is
-/// SyncBatchNorm, so that N replicas train as one process does on all rows.
+/// SyncBatchNorm, so that N replicas train like one process on all rows.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -24,7 +24,7 @@ namespace trainkit::hsi {
 class HsiModel : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
-  /// (N, p, p, bands) to (N, classes).
+  /// Maps (N, p, p, bands) to (N, classes).
   virtual at::Tensor forward(const at::Tensor& patches) = 0;
 };
 
@@ -34,29 +34,29 @@ struct HsiModelOptions {
   int64_t bands = 200;
   int64_t patch_size = 11;
   int64_t num_classes = 16;
-  /// Share of values dropped in the fully connected layers of mlp and hybridsn.
+  /// Dropout in the fully connected layers of mlp and hybridsn.
   double dropout = 0.4;
 };
 
-/// What a model is used with where nobody says otherwise.
+/// Default settings of a model.
 struct HsiModelDefaults {
   int64_t patch_size;
-  /// Least size that its kernels leave something of.
+  /// Smallest patch for which every layer has an output.
   int64_t min_patch_size;
-  /// Least number of bands, likewise.
+  /// Smallest number of bands for which every layer has an output.
   int64_t min_bands;
-  /// Principal components; 0: all bands.
+  /// Principal components; 0 means all bands.
   int64_t pca;
 };
 /// Throws c10::ValueError for an unknown name.
 HsiModelDefaults model_defaults(const std::string& model);
-/// The names that create_model knows.
+/// Returns the names that create_model accepts.
 const std::vector<std::string>& model_names();
 
-/// A new model with weights from LibTorch's default generator. Throws c10::ValueError if a size is too small for it.
+/// Creates a model with weights from LibTorch's default generator. Throws c10::ValueError if a size is too small.
 std::shared_ptr<HsiModel> create_model(const HsiModelOptions& options);
 
-/// Spectral multilayer perceptron: the spectrum in the middle of the patch, no neighbour. Linear 256, ReLU, dropout;
+/// Spectral multilayer perceptron on the central pixel of the patch, without neighbours. Linear 256, ReLU, dropout;
 /// Linear 128, ReLU, dropout; Linear classes. The baseline of Paoletti et al. 2019 ("Deep learning classifiers for
 /// hyperspectral imaging: a review", ISPRS J. 158), which has one hidden layer.
 class SpectralMlp final : public HsiModel {
@@ -69,10 +69,10 @@ class SpectralMlp final : public HsiModel {
   double dropout_;
 };
 
-/// Two-dimensional network, bands as channels: convolution 3x3 K 64, BN, ReLU; convolution 3x3 K 128, BN, ReLU; mean
-/// over the patch; Linear classes. No border is padded, so p shrinks by 4. After Makantasis et al. 2015 ("Deep
-/// supervised learning for hyperspectral data classification through convolutional neural networks", IGARSS), with BN
-/// and the mean instead of their two fully connected layers.
+/// Two-dimensional network with bands as channels: convolution 3x3 K 64, BN, ReLU; convolution 3x3 K 128, BN, ReLU;
+/// mean over the patch; Linear classes. No padding, so p shrinks by 4. After Makantasis et al. 2015 ("Deep supervised
+/// learning for hyperspectral data classification through convolutional neural networks", IGARSS), with BN and the mean
+/// instead of their two fully connected layers.
 class Cnn2d final : public HsiModel {
  public:
   explicit Cnn2d(const HsiModelOptions& options);
@@ -115,8 +115,7 @@ class HybridSn final : public HsiModel {
   double dropout_;
 };
 
-/// Two convolutions of one shape, each with BN, around which the input goes unchanged; ReLU after the first and after
-/// the sum.
+/// Residual block: two convolutions of one shape, each with BN; ReLU after the first and after the sum.
 class SsrnBlock final : public torch::nn::Module {
  public:
   SsrnBlock(int64_t channels, std::array<int64_t, 3> kernel);

@@ -11,15 +11,15 @@ namespace {
 void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
   const OptionGroup add(parser, "Scene");
   add("scene", &options.scene,
-      {.help = "A known scene in --data_dir by its name (indian_pines, pavia_u, salinas_a, ...); auto: the one that is "
-               "there."});
+      {.help = "Known scene in --data_dir (indian_pines, pavia_u, salinas_a, ...); auto: the only scene in the "
+               "folder."});
   add("cube", &options.cube,
-      {.help = "The cube of any other scene: a .mat (5 or 7.3), .npy or ENVI .hdr.", .path = PathKind::kInput});
-  add("cube_key", &options.cube_key, {.help = "Its variable in a .mat; needed only where there are several."});
-  add("gt", &options.gt, {.help = "The ground truth: whole numbers, 0 is unlabelled.", .path = PathKind::kInput});
-  add("gt_key", &options.gt_key, {.help = "Its variable in a .mat; needed only where there are several."});
+      {.help = "Cube of any other scene: .mat (5 or 7.3), .npy or ENVI .hdr.", .path = PathKind::kInput});
+  add("cube_key", &options.cube_key, {.help = "Variable of the cube in a .mat; required if several are possible."});
+  add("gt", &options.gt, {.help = "Ground truth: whole numbers, 0 means unlabelled.", .path = PathKind::kInput});
+  add("gt_key", &options.gt_key, {.help = "Variable of the ground truth in a .mat; required if several are possible."});
   add("pca", &options.pca,
-      {.help = "Principal components to keep; 0: all bands. Without it 30 for hybridsn, else all bands.",
+      {.help = "Principal components to keep; 0: all bands. Default: 30 for hybridsn, else all bands.",
        .min = 0,
        .max = 4096});
 }
@@ -27,43 +27,41 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
 void add_split_flags(ConfigParser& parser, HsiOptions& options) {
   const OptionGroup add(parser, "Split");
   add("split", &options.split,
-      {.help = "random: pixels of each class at random; disjoint: whole blocks of the scene, so that few test pixels "
+      {.help = "random: random pixels of each class; disjoint: whole blocks of the scene, so that few test pixels "
                "are near a training pixel; or a split.json of another run.",
        .path = PathKind::kInput,
        .path_words = {"random", "disjoint"},
        .metavar = "random|disjoint|FILE"});
   add("train_ratio", &options.train_ratio,
-      {.help = "Share of the labelled pixels that is trained on, validation included.", .max = 0.99, .above = 0});
+      {.help = "Share of labelled pixels for training, including validation.", .max = 0.99, .above = 0});
   add("train_count", &options.train_count,
-      {.help = "Pixels of each class that are trained on, instead of a share; 0: --train_ratio.",
-       .min = 0,
-       .max = 1 << 24});
+      {.help = "Training pixels per class instead of a share; 0: use --train_ratio.", .min = 0, .max = 1 << 24});
   add("validation_share", &options.validation_share,
-      {.help = "Share of the training pixels that early stopping and the best step look at.", .min = 0, .max = 0.9});
+      {.help = "Share of the training pixels used for validation (early stopping, best step).", .min = 0, .max = 0.9});
   add("block_size", &options.block_size,
       {.help = "Side of a block of --split disjoint, in pixels.", .min = 1, .max = 1 << 16});
 }
 
 void add_model_flags(ConfigParser& parser, HsiOptions& options) {
   const OptionGroup add(parser, "Model");
-  add("model", &options.model, {.help = "The network; see the page of this trainer.", .choices = model_names()});
+  add("model", &options.model, {.help = "Network; see docs/hsi.md.", .choices = model_names()});
   add("patch_size", &options.patch_size,
-      {.help = "Rows and columns around a pixel that the network sees, odd. Without it 1 for mlp, 25 for hybridsn, 7 "
+      {.help = "Side of the patch around a pixel, odd. Default: 1 for mlp, 25 for hybridsn, 7 "
                "for ssrn, else 9.",
        .min = 1,
        .max = 255});
   add("dropout", &options.dropout,
-      {.help = "Share of values dropped in the fully connected layers of mlp and hybridsn.", .min = 0, .max = 0.99});
-  add("augment", &options.augment, {.help = "Flip and turn training patches, another way in each epoch."});
+      {.help = "Dropout in the fully connected layers of mlp and hybridsn.", .min = 0, .max = 0.99});
+  add("augment", &options.augment, {.help = "Randomly flip and rotate training patches in each epoch."});
   add("feed", &options.feed,
-      {.help = "device: the cube lies on the device and patches are gathered in the step; loader: workers copy them; "
+      {.help = "device: keep the cube on the device and gather patches in the step; loader: workers copy patches; "
                "auto: device if the cube fits.",
        .choices = {"auto", "device", "loader"}});
   add("repeats", &options.repeats,
-      {.help = "Runs with other seeds, for split and weights alike; their mean and standard deviation are the result.",
+      {.help = "Number of runs with different seeds (split and weights); reports mean and standard deviation.",
        .min = 1,
        .max = 1000});
-  add("write_maps", &options.write_maps, {.help = "Classify every pixel of the scene at the end, and draw it."});
+  add("write_maps", &options.write_maps, {.help = "Classify every pixel of the scene at the end and draw maps."});
 }
 
 }  // namespace
@@ -89,20 +87,20 @@ void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options) {
   const HsiModelDefaults least = model_defaults(options.model);
   const int64_t patch = options.used_patch_size();
-  if (patch % 2 == 0) return parser.invalid("patch_size", "has no pixel in its middle", "an odd number");
+  if (patch % 2 == 0) return parser.invalid("patch_size", "must be odd", "an odd number");
   if (patch < least.min_patch_size) {
-    return parser.invalid("patch_size", fmt::format("leaves nothing of {}'s convolutions", options.model),
+    return parser.invalid("patch_size", fmt::format("too small for {}'s convolutions", options.model),
                           fmt::format("{} or more", least.min_patch_size));
   }
   if (const int64_t pca = options.used_pca(); pca != 0 && pca < least.min_bands) {
-    return parser.invalid("pca", fmt::format("leaves nothing of {}'s convolutions", options.model),
+    return parser.invalid("pca", fmt::format("too small for {}'s convolutions", options.model),
                           fmt::format("0 or at least {}", least.min_bands));
   }
   if (options.train_count > 0 && parser.is_given("train_ratio")) {
-    return parser.invalid("train_count", "contradicts --train_ratio", "one of the two");
+    return parser.invalid("train_count", "conflicts with --train_ratio", "one of the two");
   }
   if (options.repeats > 1 && !run.resume.empty() && run.resume != "latest") {
-    return parser.invalid("resume", "is one run, but several are asked for", "latest, or --repeats 1");
+    return parser.invalid("resume", "names one run, but --repeats asks for several", "latest, or --repeats 1");
   }
   return absl::OkStatus();
 }

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// A run's objects on a scene of random numbers.
+/// Objects of a run on a scene of random numbers.
 struct Bench {
   std::shared_ptr<Feed> feed;
   std::unique_ptr<Prefetcher> loader;
@@ -71,18 +71,18 @@ void wait_for(const std::vector<at::Device>& devices) {
   }
 }
 
-/// The mean of the GPUs' utilisation, asked five times a second while it lives.
-class GpuWatch {
+/// Samples the GPUs' utilisation five times per second in a thread.
+class GpuUtilisationSampler {
  public:
-  /// LibTorch's numbers of the GPUs.
-  explicit GpuWatch(std::vector<int> gpus) : gpus_(std::move(gpus)), thread_([this] { watch(); }) {}
-  ~GpuWatch() {
+  /// @param gpus LibTorch's indices of the GPUs.
+  explicit GpuUtilisationSampler(std::vector<int> gpus) : gpus_(std::move(gpus)), thread_([this] { watch(); }) {}
+  ~GpuUtilisationSampler() {
     if (thread_.joinable()) stop();
   }
-  GpuWatch(const GpuWatch&) = delete;
-  GpuWatch& operator=(const GpuWatch&) = delete;
+  GpuUtilisationSampler(const GpuUtilisationSampler&) = delete;
+  GpuUtilisationSampler& operator=(const GpuUtilisationSampler&) = delete;
 
-  /// The mean so far, if the driver tells; no more is asked afterwards.
+  /// Stops sampling. @return the mean utilisation, nullopt if the driver does not report it.
   std::optional<double> stop() {
     done_ = true;
     thread_.join();
@@ -107,7 +107,7 @@ class GpuWatch {
   std::thread thread_;
 };
 
-/// Calls `piece`, which returns the rows that it did, for settings.seconds after a tenth of that.
+/// Calls `piece`, which returns the number of rows processed, for settings.seconds after a warm-up of a tenth of that.
 absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefetcher* loader,
                                        const std::function<absl::StatusOr<int64_t>()>& piece) {
   const auto repeat = [&](double seconds, int64_t& rows) -> absl::Status {
@@ -123,7 +123,7 @@ absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefe
   TRAINKIT_RETURN_IF_ERROR(repeat(settings.seconds / 10, rows));
   rows = 0;
   const PrefetcherStats before = loader ? loader->stats() : PrefetcherStats{};
-  std::optional<GpuWatch> watch;
+  std::optional<GpuUtilisationSampler> watch;
   std::vector<int> gpus;
   for (const at::Device device : settings.devices) {
     if (device.is_cuda()) gpus.push_back(std::max<int>(device.index(), 0));
@@ -135,15 +135,15 @@ absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefe
   result.patches_per_second = static_cast<double>(rows) / seconds_since(start);
   result.epoch_seconds = static_cast<double>(settings.epoch_rows) / result.patches_per_second;
   if (loader) result.waiting_share = difference(loader->stats(), before).wait_fraction();
-  const std::optional<double> told = watch ? watch->stop() : std::nullopt;
-  result.utilisation = told.value_or(1 - result.waiting_share);
+  const std::optional<double> reported = watch ? watch->stop() : std::nullopt;
+  result.utilisation = reported.value_or(1 - result.waiting_share);
   return result;
 }
 
 absl::StatusOr<Batch> next_batch(Prefetcher& loader) {
   while (true) {
     TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader.next());
-    if (batch) return *std::move(batch);  // an epoch's end is passed over
+    if (batch) return *std::move(batch);  // continue after the end of an epoch
     if (loader.batches_per_epoch() == 0) return absl::InvalidArgumentError("an epoch has no full batch");
   }
 }

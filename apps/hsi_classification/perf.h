@@ -1,5 +1,5 @@
 #pragma once
-/// How fast a model trains, and what holds it up: the parts of a run, timed on a scene of random numbers.
+/// Measures training speed and finds the bottleneck, on a scene of random numbers.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -15,42 +15,42 @@
 
 namespace trainkit::hsi {
 
-/// What is timed: a scene of Indian Pines' size and its number of labelled pixels, unless another is asked for.
+/// Settings of a measurement. Default: a scene with the size and the number of labelled pixels of Indian Pines.
 struct PerfSettings {
   HsiModelOptions model = {.model = "cnn2d", .bands = 200, .patch_size = 9, .num_classes = 16};
   int64_t height = 145, width = 145;
-  /// Rows of an epoch.
+  /// Rows per epoch.
   int64_t epoch_rows = 10'249;
   /// Rows per device and step.
   int64_t batch_size = 32;
   bool augment = true;
-  /// The same CPU several times: logical replicas.
+  /// Devices. The CPU several times means logical replicas.
   std::vector<at::Device> devices = {at::kCPU};
   Precision precision = Precision::kFp32;
   FeedKind feed = FeedKind::kDevice;
   int64_t num_workers = 1;
   int64_t prefetch_factor = 2;
-  /// Time to measure for, after a tenth of it to warm up.
+  /// Measurement time, after a warm-up of a tenth of it.
   double seconds = 3;
 };
 
 struct PerfResult {
   double patches_per_second = 0;
-  /// An epoch at that rate.
+  /// Duration of an epoch at that rate.
   double epoch_seconds = 0;
-  /// Share of the time that the step waited for data.
+  /// Share of time in which the step waited for data.
   double waiting_share = 0;
-  /// Share of the time that the devices were busy: NVML's with CUDA, else 1 - waiting_share.
+  /// Share of time in which the devices were busy: from NVML with CUDA, else 1 - waiting_share.
   double utilisation = 0;
 };
 
-/// Training as a run does it: loader, replicas, loss, backward, clipping, AdamW.
+/// Measures training as in a run: loader, replicas, loss, backward, clipping, AdamW.
 absl::StatusOr<PerfResult> measure_training(const PerfSettings& settings);
 
-/// The loader alone, drained as fast as it goes.
+/// Measures the loader alone, without a step.
 absl::StatusOr<PerfResult> measure_loader(const PerfSettings& settings);
 
-/// The step alone, on one batch that is there already.
+/// Measures the step alone, on one batch in memory.
 absl::StatusOr<PerfResult> measure_step(const PerfSettings& settings);
 
 }  // namespace trainkit::hsi

@@ -9,14 +9,14 @@
 namespace trainkit::hsi {
 namespace {
 
-// float64 copies of a whole scene would be larger than the scene: pixels are taken this many at a time.
+// Pixels per piece. A float64 copy of a whole scene would be larger than the scene.
 constexpr int64_t kPiece = 16'384;
 
 void check_cube(const at::Tensor& cube) {
-  TORCH_CHECK_VALUE(cube.dim() == 3 && cube.numel() > 0, "a cube is (height, width, bands), got ", cube.sizes());
+  TORCH_CHECK_VALUE(cube.dim() == 3 && cube.numel() > 0, "cube must be (height, width, bands), got ", cube.sizes());
 }
 
-/// (pixels, bands), the pixels chosen if any are.
+/// Returns (pixels, bands): the given pixels, or all.
 at::Tensor spectra(const at::Tensor& cube, const at::Tensor& pixels) {
   const at::Tensor all = cube.reshape({-1, cube.size(2)});
   return pixels.defined() ? all.index_select(0, pixels.to(cube.device())) : all;
@@ -36,10 +36,10 @@ at::Tensor mean_of(const at::Tensor& rows) {
   return sum / rows.size(0);
 }
 
-/// Source of each of size + 2 radius positions in a line whose ends are mirrors.
+/// Returns the source index of each of size + 2 radius positions, mirrored at both ends.
 at::Tensor mirrored(int64_t size, int64_t radius) {
   std::vector<int64_t> from(static_cast<size_t>(size + 2 * radius), 0);
-  const int64_t period = std::max<int64_t>(1, 2 * (size - 1));  // there and back
+  const int64_t period = std::max<int64_t>(1, 2 * (size - 1));  // forward and back
   for (int64_t i = 0; i < static_cast<int64_t>(from.size()); ++i) {
     const int64_t phase = ((i - radius) % period + period) % period;
     from[i] = std::min(phase, period - phase);
@@ -53,12 +53,12 @@ at::Tensor mirrored(int64_t size, int64_t radius) {
 BandStatistics band_statistics(const at::Tensor& cube, const at::Tensor& pixels) {
   check_cube(cube);
   const at::Tensor rows = spectra(cube, pixels);
-  TORCH_CHECK_VALUE(rows.size(0) > 0, "no pixels to take statistics of");
+  TORCH_CHECK_VALUE(rows.size(0) > 0, "statistics need at least one pixel");
   const at::Tensor mean = mean_of(rows);
   at::Tensor squares = at::zeros_like(mean);
   for_pieces(rows, [&](const at::Tensor& piece, int64_t, int64_t) { squares += (piece - mean).square().sum(0); });
   const at::Tensor deviation = (squares / rows.size(0)).sqrt();
-  // Rounding leaves a constant band a deviation of a few units in the last place of its mean.
+  // Rounding gives a constant band a deviation of a few units in the last place of its mean.
   const at::Tensor constant = deviation.le(mean.abs() * 1e-12);
   return {mean, at::where(constant, at::ones_like(deviation), deviation)};
 }
@@ -75,7 +75,7 @@ at::Tensor standardise(const at::Tensor& cube, const BandStatistics& statistics)
 
 Pca fit_pca(const at::Tensor& cube, int64_t k) {
   check_cube(cube);
-  TORCH_CHECK_VALUE(k >= 1 && k <= cube.size(2), "components must be 1 to ", cube.size(2), ", got ", k);
+  TORCH_CHECK_VALUE(k >= 1 && k <= cube.size(2), "components must be in 1..", cube.size(2), ", got ", k);
   const at::Tensor rows = spectra(cube, {});
   const at::Tensor mean = mean_of(rows);
   at::Tensor covariance = at::zeros({rows.size(1), rows.size(1)}, mean.options());

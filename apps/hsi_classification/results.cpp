@@ -27,7 +27,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What one replica has classified, on its device.
+/// Results of one replica, on its device.
 struct Part {
   ConfusionMatrix confusion;
   at::Tensor map;  // (pixels) int64
@@ -35,7 +35,7 @@ struct Part {
 
 std::string percent(double share) { return fmt::format("{:.2f}%", 100 * share); }
 
-/// `map` (height, width) of classes 0..C as the values of the scene's file.
+/// Converts `map` (height, width) of classes 0..C to the label values of the scene's file.
 at::Tensor file_values(const at::Tensor& map, const Scene& scene) {
   std::vector<int64_t> values = {0};
   values.insert(values.end(), scene.label_values.begin(), scene.label_values.end());
@@ -72,7 +72,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
                                       Precision precision, bool whole_scene) {
   const Scene& scene = session.scene();
   const int64_t pixels = scene.height() * scene.width();
-  // A pixel that is not to be scored has no label.
+  // Pixels without a score have label -1.
   at::Tensor labels = at::full({pixels}, -1, at::kLong);
   labels.index_copy_(0, split.test, session.labels_of(split.test));
   const at::Tensor asked = whole_scene ? at::arange(pixels, at::kLong) : split.test;
@@ -87,7 +87,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   }
   TRAINKIT_RETURN_IF_ERROR(
       for_each_batch(devices, *loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& batch) {
-        // What only repeats other rows, so that ranks have as many, is left out: each pixel counts once.
+        // Skip padding rows, which make ranks equal in length: each pixel counts once.
         const Batch own = batch.slice(0, batch.size() - batch.padding_rows());
         if (own.size() == 0) return;
         Part& part = parts[static_cast<size_t>(replica)];

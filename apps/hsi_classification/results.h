@@ -1,5 +1,5 @@
 #pragma once
-/// What a trained model makes of the scene: scores on the test pixels, and maps.
+/// Evaluates a trained model on the scene: scores on the test pixels, and maps.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -19,43 +19,43 @@
 namespace trainkit::hsi {
 
 struct TestResult {
-  /// (C, C) int64: a row for each true class, over the test pixels.
+  /// (C, C) int64: one row per true class, over the test pixels.
   at::Tensor counts;
   ClassificationScores scores;
-  /// Share of the test pixels that lie inside a training patch.
+  /// Share of the test pixels inside a training patch.
   double leak = 0;
-  /// (height, width) int64: the class 1..C that the model gives, 0 where it was not asked.
+  /// (height, width) int64: predicted class 1..C; 0 for pixels that were not classified.
   at::Tensor map;
 
-  /// "oa", "aa", "kappa" and "leak", for summary.json and the logs.
+  /// Returns "oa", "aa", "kappa" and "leak", for summary.json and the logs.
   Metrics metrics() const;
 };
 
-/// Classifies the test pixels, or (`whole_scene`) all of them, and scores the test pixels, each counted once over all
-/// devices and ranks. All ranks call it and get the same. Errors: the loader's, and those of other ranks.
+/// Classifies the test pixels, or (`whole_scene`) all pixels, and scores the test pixels. Each pixel counts once over
+/// all devices and ranks. All ranks call it and get the same result. Errors: those of the loader and of other ranks.
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session, const Split& split,
                                       const RunOptions& run, const Machine& machine, const Placement& placement,
                                       Precision precision, bool whole_scene);
 
-/// Writes scores.json, and with maps classification.png, ground_truth.png (each pixel of the scene one of the picture,
-/// a legend beside) and maps.mat ("classification" and "ground_truth" with the values of the scene's file, "split": 1
+/// Writes scores.json and, with `maps`, classification.png, ground_truth.png (one picture pixel per scene pixel, with a
+/// legend) and maps.mat ("classification" and "ground_truth" with the label values of the scene's file, "split": 1
 /// train, 2 validation, 3 test). Exit code 6.
 absl::Status write_results(const std::string& output_dir, const Session& session, const Split& split,
                            const TestResult& result, bool maps);
 
-/// "oa 99.61%  aa 99.52%  kappa 0.9951 (leak 97.2%)".
+/// Formats "oa 99.61%  aa 99.52%  kappa 0.9951 (leak 97.2%)".
 std::string describe_scores(const Metrics& metrics);
 
-/// A table of the classes and their scores, as lines of Markdown.
+/// Formats classes and scores as a Markdown table.
 std::string class_table(const Scene& scene, const TestResult& result);
 
-/// Mean and standard deviation (of a sample: over n - 1) of each metric of several runs: "oa" and "oa_std", ...
+/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ...
 Metrics mean_and_deviation(const std::vector<Metrics>& runs);
 
-/// Writes the summary.json of several runs: mean_and_deviation of their scores, and "repeats". Exit code 6.
+/// Writes summary.json of several runs: mean_and_deviation of their scores, and "repeats". Exit code 6.
 absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs);
 
-/// The scores of validation and test, each line with a line end. `scores` is empty after a signal.
+/// Formats the scores of validation and test, one line each. `scores` is empty after a signal.
 std::string describe_result(const TrainerResult& result, const Metrics& scores);
 
 }  // namespace trainkit::hsi

@@ -31,9 +31,9 @@ std::string sizes_text(at::IntArrayRef sizes) { return fmt::format("{}", fmt::jo
 
 absl::Status check_ranks(const std::string& name, const at::Tensor& cube, const at::Tensor& truth) {
   for (const auto& [field, tensor, rank] : {std::tuple("cube", &cube, 3), std::tuple("ground truth", &truth, 2)}) {
-    if (tensor->is_complex()) return bad_scene(name, field, "holds complex numbers");
+    if (tensor->is_complex()) return bad_scene(name, field, "contains complex numbers");
     if (tensor->dim() != rank) {
-      return bad_scene(name, field, "has another number of dimensions", sizes_text(tensor->sizes()),
+      return bad_scene(name, field, "wrong number of dimensions", sizes_text(tensor->sizes()),
                        rank == 3 ? "height x width x bands" : "height x width");
     }
     if (tensor->numel() == 0) return bad_scene(name, field, "has no pixel", sizes_text(tensor->sizes()));
@@ -41,8 +41,8 @@ absl::Status check_ranks(const std::string& name, const at::Tensor& cube, const 
   return absl::OkStatus();
 }
 
-/// A ground truth that came as (height, width, 1), as ENVI and some others have it.
-at::Tensor without_last_one(const at::Tensor& truth) {
+/// Removes the last dimension of a (height, width, 1) ground truth, as in ENVI and some other files.
+at::Tensor squeeze_last_dimension(const at::Tensor& truth) {
   return truth.dim() == 3 && truth.size(2) == 1 ? truth.squeeze(2) : truth;
 }
 
@@ -50,15 +50,15 @@ absl::Status check_sizes(const std::string& name, const at::Tensor& cube, const 
   const int64_t h = truth.size(0), w = truth.size(1);
   if (cube.size(0) == h && cube.size(1) == w) return absl::OkStatus();
   std::string hint;
-  if (cube.size(0) == w && cube.size(1) == h) hint = "the ground truth is transposed: rows and columns are exchanged";
+  if (cube.size(0) == w && cube.size(1) == h) hint = "the ground truth is transposed: swap rows and columns";
   if (cube.size(1) == h && cube.size(2) == w) hint = "the cube has its bands first: move them to the end";
-  if (cube.size(2) == h && cube.size(1) == w) hint = "the cube is transposed: its bands stand where its rows should";
-  return bad_scene(name, "ground truth", "is not of the cube's height and width", sizes_text(truth.sizes()),
+  if (cube.size(2) == h && cube.size(1) == w) hint = "the cube is transposed: its bands are in the place of its rows";
+  return bad_scene(name, "ground truth", "does not have the cube's height and width", sizes_text(truth.sizes()),
                    fmt::format("{} x {} of a cube of {}", cube.size(0), cube.size(1), sizes_text(cube.sizes())), hint);
 }
 
-/// Position of the first nonzero element of `faults`.
-std::vector<int64_t> first_of(const at::Tensor& faults) {
+/// Returns the position of the first nonzero element of `faults`.
+std::vector<int64_t> first_nonzero(const at::Tensor& faults) {
   int64_t flat = faults.flatten().to(at::kByte).argmax().item<int64_t>();
   std::vector<int64_t> position(faults.dim());
   for (int64_t d = faults.dim(); d-- > 0; flat /= faults.size(d)) position[d] = flat % faults.size(d);
@@ -71,23 +71,23 @@ double value_at(const at::Tensor& tensor, const std::vector<int64_t>& position) 
   return at.item<double>();
 }
 
-/// float32 has 24 bits: whole numbers beyond are not themselves any more.
+/// float32 has 24 significant bits: larger whole numbers may be rounded.
 constexpr int64_t kMostExact = int64_t{1} << 24;
 
 absl::StatusOr<at::Tensor> checked_cube(const std::string& name, const at::Tensor& cube) {
   const at::Tensor values = cube.to(at::kFloat).contiguous();
   const at::Tensor finite = values.isfinite();
   if (!finite.all().item<bool>()) {
-    const auto at = first_of(finite.logical_not());
+    const auto at = first_nonzero(finite.logical_not());
     return bad_scene(name, "cube", "a value is not finite",
                      fmt::format("{} at row {}, column {}, band {}", value_at(cube, at), at[0], at[1], at[2]),
-                     "numbers that float32 can hold", "positions count from 0");
+                     "finite float32 numbers", "positions count from 0");
   }
   if (!cube.is_floating_point() && c10::elementSize(cube.scalar_type()) >= 4) {
     const at::Tensor most = values.abs();
     if (most.max().item<double>() > static_cast<double>(kMostExact)) {
-      const auto at = first_of(most.gt(static_cast<double>(kMostExact)));
-      return bad_scene(name, "cube", "a whole number is too large for float32 to keep it exactly",
+      const auto at = first_nonzero(most.gt(static_cast<double>(kMostExact)));
+      return bad_scene(name, "cube", "a whole number is too large for an exact float32",
                        fmt::format("{:.0f} at row {}, column {}, band {}", value_at(values, at), at[0], at[1], at[2]),
                        fmt::format("-{} to {}", kMostExact, kMostExact), "divide the values by their scale");
     }
@@ -98,7 +98,7 @@ absl::StatusOr<at::Tensor> checked_cube(const std::string& name, const at::Tenso
 constexpr int64_t kMostClasses = 4096;
 
 absl::StatusOr<at::Tensor> checked_truth(const std::string& name, const at::Tensor& truth) {
-  // Through float64, whose whole numbers reach 2^53: what is larger is no label.
+  // float64 represents whole numbers up to 2^53; larger values are not labels.
   const at::Tensor values = truth.to(at::kDouble).contiguous();
   const at::Tensor bad = values.isfinite()
                              .logical_not()
@@ -106,7 +106,7 @@ absl::StatusOr<at::Tensor> checked_truth(const std::string& name, const at::Tens
                              .logical_or(values.lt(0))
                              .logical_or(values.gt(1e9));
   if (!bad.any().item<bool>()) return values.to(at::kLong);
-  const auto at = first_of(bad);
+  const auto at = first_nonzero(bad);
   const double value = value_at(values, at);
   return bad_scene(name, "ground truth", value < 0 ? "a label is negative" : "a label is not a whole number in range",
                    fmt::format("{} at row {}, column {}", value, at[0], at[1]), "0 (unlabelled) or a class from 1 on",
@@ -126,7 +126,7 @@ std::string class_name(const KnownScene* known, int64_t value) {
 
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known) try {
-  const at::Tensor truth = without_last_one(ground_truth);
+  const at::Tensor truth = squeeze_last_dimension(ground_truth);
   TRAINKIT_RETURN_IF_ERROR(check_ranks(name, cube, truth));
   TRAINKIT_RETURN_IF_ERROR(check_sizes(name, cube, truth));
   Scene scene;
@@ -140,14 +140,14 @@ absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const
   const auto classes = static_cast<int64_t>(scene.label_values.size());
   if (classes == 0) return bad_scene(name, "ground truth", "no pixel is labelled", "0 everywhere", "classes from 1 on");
   if (classes == 1) {
-    return bad_scene(name, "ground truth", "a single class: there is nothing to tell apart",
+    return bad_scene(name, "ground truth", "a single class: there is nothing to classify",
                      std::to_string(scene.label_values[0]), "at least two classes besides 0, which is unlabelled");
   }
   if (classes > kMostClasses) {
-    return bad_scene(name, "ground truth", "more classes than there can be", std::to_string(classes),
+    return bad_scene(name, "ground truth", "too many classes", std::to_string(classes),
                      fmt::format("at most {}", kMostClasses), "is this a ground truth?");
   }
-  // The values are sorted: position 0 is "unlabelled" where that occurs.
+  // Values are sorted: position 0 is "unlabelled" if that value occurs.
   const bool has_unlabelled = values.const_data_ptr<int64_t>()[0] == 0;
   scene.labels = (positions + (has_unlabelled ? 0 : 1)).contiguous();
   for (const int64_t value : scene.label_values) scene.class_names.push_back(class_name(known, value));
@@ -161,7 +161,7 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   TRAINKIT_ASSIGN_OR_RETURN(const SceneFiles files, find_scene_files(options));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(files, options.cube_key));
   if (cube.dim() != 3) {
-    return bad_scene(files.cube, "cube", "has another number of dimensions", sizes_text(cube.sizes()),
+    return bad_scene(files.cube, "cube", "wrong number of dimensions", sizes_text(cube.sizes()),
                      "height x width x bands");
   }
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor truth, read_ground_truth(files, options.gt_key, cube.sizes()));

@@ -32,7 +32,7 @@ LossFunction loss_of(std::shared_ptr<const Feed> feed) {
   });
 }
 
-/// The same scene for smaller patches: less of its mirrored border.
+/// Returns the same scene for smaller patches: with less of its mirrored border.
 std::shared_ptr<const Feed> cropped(const Feed& feed, int64_t patch_size) {
   const int64_t border = feed.patch_size() / 2 - patch_size / 2;
   const at::Tensor& image = feed.image();
@@ -61,7 +61,7 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
                       .problem = "too few bands for " + options.model,
                       .got = std::to_string(scene.bands()),
                       .expected = "at least " + std::to_string(least),
-                      .hint = "--model cnn2d takes any number"});
+                      .hint = "--model cnn2d supports any number of bands"});
   }
   at::Tensor cube = standardise(scene.cube, band_statistics(scene.cube));
   std::string prepared = "each band standardised over all pixels";
@@ -150,8 +150,8 @@ std::string Session::describe(const Split& split) const {
   std::string text = fmt::format("scene      {}: {} x {} pixels, {} bands, {} classes; {}\n", scene_.name,
                                  scene_.height(), scene_.width(), scene_.bands(), scene_.num_classes(), prepared_);
   text += fmt::format(
-      "split      {}: {} pixels to train on, {} to watch, {} to score; leak {:.1f}%: the share of those to score that "
-      "lie inside a training patch\n",
+      "split      {}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test pixels "
+      "inside a training patch\n",
       options_.split, split.train.numel(), split.validation.numel(), split.test.numel(), 100 * leak(split));
   text += fmt::format("feed       {} patches of {} x {}, {}\n", options_.model, feed.patch_size(), feed.patch_size(),
                       feed.kind() == FeedKind::kDevice

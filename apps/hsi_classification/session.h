@@ -1,5 +1,5 @@
 #pragma once
-/// A scene made ready for training, and the parts of it that a run trains on, watches and scores.
+/// A scene prepared for training, and its training, validation and test parts.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -21,10 +21,10 @@
 
 namespace trainkit::hsi {
 
-/// The scene of a run, standardised, with PCA if asked, and its border mirrored. The same for all repeats.
+/// The scene of a run: standardised, projected with PCA if requested, with mirrored borders. Shared by all repeats.
 class Session {
  public:
-  /// Errors are those of load_scene, and exit code 4 for a scene with fewer bands than the model needs.
+  /// Errors: those of load_scene; exit code 4 for a scene with fewer bands than the model needs.
   static absl::StatusOr<Session> open(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
                                       const Placement& placement);
 
@@ -33,21 +33,22 @@ class Session {
   const HsiOptions& options() const { return options_; }
   HsiModelOptions model() const { return model_options(options_, feed_->bands(), scene_.num_classes()); }
 
-  /// The split of a run; one that goes on takes the split.json that it has written, and the first rank writes it.
+  /// Returns the split of a run. A resumed run reads its split.json; otherwise the first rank writes it.
   absl::StatusOr<Split> split(const RunOptions& run, const Placement& placement) const;
   double leak(const Split& split) const;
 
-  /// Class 0 .. C-1 of each of `pixels` (n), -1 where there is none.
+  /// Returns the class 0 .. C-1 of each of `pixels` (n); -1 for unlabelled pixels.
   at::Tensor labels_of(const at::Tensor& pixels) const;
   std::shared_ptr<const Dataset> rows(const at::Tensor& pixels, bool augment) const;
 
-  /// Cross-entropy, with the share of patches that are right as "oa", all on the device. Keeps this session's feed.
+  /// Returns the cross-entropy, with the share of correct patches as metric "oa", all on the device. Keeps the feed
+  /// alive.
   LossFunction loss() const;
 
-  /// What a step on patches of `pixels` is made of, as one device sees it; a scene that is there stays there.
+  /// Returns the parts of a step on patches of `pixels`, as one device sees it. A scene on the device stays there.
   StepRecipe recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const;
 
-  /// "scene ..." and "split ..." for the first lines of a run, with line ends.
+  /// Formats the lines "scene ...", "split ..." and "feed ..." of a run's header.
   std::string describe(const Split& split) const;
 
  private:
@@ -59,13 +60,13 @@ class Session {
   HsiOptions options_;
   Scene scene_;
   std::shared_ptr<const Feed> feed_;
-  std::string prepared_;  // what was done to the cube, in words
+  std::string prepared_;  // description of the preprocessing
 };
 
-/// AdamW with the flags' settings, without parameters.
+/// Returns AdamW with the flags' settings, without parameters.
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
-/// --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is made if it is missing.
+/// Implements --make_demo_data: writes a scene of Indian Pines' size into `folder`, which is created if needed.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
 }  // namespace trainkit::hsi

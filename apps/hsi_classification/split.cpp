@@ -20,23 +20,23 @@ namespace {
 
 using Pixels = std::vector<int64_t>;
 
-/// What a random number is drawn for; keeps the draws apart.
+/// Purposes of random numbers; they separate the streams.
 enum Purpose : uint64_t { kTrain = 1, kValidation = 2, kBlocks = 3 };
 
 absl::Status check(const SplitOptions& options) {
   if (options.mode == SplitMode::kFile) return absl::OkStatus();
   if (options.train_count < 0) {
-    return bad_option("--train_count", "negative", std::to_string(options.train_count), "0 or more pixels of a class");
+    return bad_option("--train_count", "negative", std::to_string(options.train_count), "0 or more pixels per class");
   }
   if (options.train_count == 0 && !(options.train_ratio > 0 && options.train_ratio < 1)) {
-    return bad_option("--train_ratio", "not a share", fmt::format("{}", options.train_ratio), "above 0 and below 1");
+    return bad_option("--train_ratio", "out of range", fmt::format("{}", options.train_ratio), "above 0 and below 1");
   }
   if (!(options.validation_share >= 0 && options.validation_share < 1)) {
-    return bad_option("--validation_share", "not a share", fmt::format("{}", options.validation_share),
+    return bad_option("--validation_share", "out of range", fmt::format("{}", options.validation_share),
                       "0 or more, below 1");
   }
   if (options.mode == SplitMode::kDisjoint && options.block_size < 1) {
-    return bad_option("--block_size", "not a size", std::to_string(options.block_size), "at least 1 pixel");
+    return bad_option("--block_size", "out of range", std::to_string(options.block_size), "at least 1 pixel");
   }
   return absl::OkStatus();
 }
@@ -51,14 +51,14 @@ std::vector<Pixels> pixels_by_class(const Scene& scene) {
   return classes;
 }
 
-/// How many of `n` pixels of a class are trained on.
+/// Returns the number of training pixels of a class with `n` pixels.
 int64_t train_pixels(int64_t n, const SplitOptions& options) {
   const int64_t wanted =
       options.train_count > 0 ? options.train_count : std::llround(options.train_ratio * static_cast<double>(n));
   return std::max<int64_t>(1, std::min(wanted, n - 1));
 }
 
-/// Moves `count` of `pixels`, drawn at random, to the front (Fisher and Yates).
+/// Moves `count` random elements of `pixels` to the front (Fisher-Yates shuffle).
 void draw(Pixels& pixels, int64_t count, uint64_t key) {
   RandomStream random(key);
   for (int64_t i = 0; i < count; ++i) {
@@ -67,7 +67,7 @@ void draw(Pixels& pixels, int64_t count, uint64_t key) {
   }
 }
 
-/// The parts of a split as they come together, class by class.
+/// Parts of a split, filled class by class.
 struct Parts {
   Pixels train, validation, test;
 
@@ -77,7 +77,7 @@ struct Parts {
   }
   Split split() && { return {tensor(train), tensor(validation), tensor(test)}; }
 
-  /// Adds what a class trains on, less the share kept for validation.
+  /// Adds the training pixels of a class, and moves a share of them to validation.
   void add_training(Pixels pixels, size_t class_index, const SplitOptions& options) {
     const auto kept = static_cast<int64_t>(options.validation_share * static_cast<double>(pixels.size()));
     draw(pixels, kept, hash_key(options.seed, kValidation, class_index));
@@ -101,7 +101,15 @@ Split random_split(const Scene& scene, const SplitOptions& options) {
   return std::move(parts).split();
 }
 
-/// The blocks of a scene that hold labelled pixels, and which of them are trained on.
+// Note [Disjoint split]
+// ~~~~~~~~~~~~~~~~~~~~~
+// Patches of neighbouring pixels overlap, so a random split trains on the spectra of test pixels (leak()). A disjoint
+// split assigns whole blocks. Classes are visited from the rarest to the most frequent, because a block usually
+// contains several classes and the rarest has the fewest choices. A block becomes a training block only if every class
+// in it keeps a test pixel elsewhere. A class that gets no block this way, for example because it lies within one
+// block, is divided at a row instead. Only for such a class may a training and a test pixel share a block.
+
+/// Chooses training blocks among the blocks with labelled pixels. See Note [Disjoint split].
 class Blocks {
  public:
   Blocks(const Scene& scene, const SplitOptions& options)
@@ -113,7 +121,7 @@ class Blocks {
   }
 
   Split split() {
-    // The rarest class first: it has the fewest blocks to choose from.
+    // Rarest class first: it has the fewest blocks to choose from.
     std::vector<size_t> order(classes_.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
@@ -130,14 +138,14 @@ class Blocks {
   }
   int64_t wanted(size_t c) const { return train_pixels(static_cast<int64_t>(classes_[c].size()), options_); }
 
-  /// Whether every class of a block would keep a pixel to be scored on.
+  /// Returns whether every class of the block keeps a test pixel.
   bool leaves_test(int64_t block) const {
     return std::all_of(counts_.at(block).begin(), counts_.at(block).end(), [&](const auto& entry) {
       return trained_[entry.first] + entry.second < static_cast<int64_t>(classes_[entry.first].size());
     });
   }
 
-  /// Takes blocks at random until class c has what it needs.
+  /// Takes random blocks until class c has enough training pixels.
   void choose(size_t c) {
     Pixels blocks;
     for (const auto& [block, counts] : counts_) {
@@ -152,7 +160,7 @@ class Blocks {
     }
   }
 
-  /// A class for which no block could be taken is divided at a row.
+  /// Divides a class without a training block at a row.
   void add(size_t c, Parts& parts) const {
     Pixels training;
     const bool divided = trained_[c] == 0;
@@ -168,12 +176,12 @@ class Blocks {
   std::vector<Pixels> classes_;
   int64_t width_;
   int64_t across_ = 0;
-  std::map<int64_t, std::map<size_t, int64_t>> counts_;  // block: class: pixels
+  std::map<int64_t, std::map<size_t, int64_t>> counts_;  // pixels per block and class
   std::map<int64_t, bool> chosen_;
-  std::vector<int64_t> trained_;  // pixels of each class in the blocks that were chosen
+  std::vector<int64_t> trained_;  // pixels of each class in the chosen blocks
 };
 
-/// A file may have been made from another ground truth of the same size.
+/// Checks that all pixels are labelled: the file may belong to another ground truth of the same size.
 absl::Status check_labelled(const Scene& scene, const Split& split, const std::string& path) {
   const at::Tensor labels = scene.labels.flatten();
   for (const at::Tensor& part : {split.train, split.validation, split.test}) {
@@ -206,7 +214,7 @@ absl::StatusOr<Split> make_split(const Scene& scene, const SplitOptions& options
 double leak(const Split& split, int64_t height, int64_t width, int64_t patch_size) {
   TORCH_CHECK_VALUE(patch_size >= 1 && patch_size % 2 == 1, "patch_size must be odd, got ", patch_size);
   if (split.test.numel() == 0 || patch_size == 1) return 0;
-  // sums[r][c]: training pixels above row r and left of column c; four of them count any rectangle.
+  // Summed-area table. sums[r][c]: training pixels above row r and left of column c; four entries count any rectangle.
   const auto at = [&](int64_t row, int64_t column) { return row * (width + 1) + column; };
   std::vector<int64_t> sums(static_cast<size_t>((height + 1) * (width + 1)), 0);
   const auto train = split.train.accessor<int64_t, 1>(), test = split.test.accessor<int64_t, 1>();

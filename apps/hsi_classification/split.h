@@ -1,5 +1,5 @@
 #pragma once
-/// Which labelled pixels are trained on, watched while training, and scored.
+/// Divides the labelled pixels into training, validation and test pixels.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -12,41 +12,42 @@
 
 namespace trainkit::hsi {
 
-/// Pixels of a scene, (n) int64 each, pixel = row * width + column, ascending; no pixel is in two of them.
+/// Pixels of a scene, (n) int64 each, pixel = row * width + column, ascending. The parts are disjoint.
 struct Split {
   at::Tensor train;
-  at::Tensor validation;  ///< Taken from what would else be trained on, never from the test pixels. May be empty.
+  at::Tensor validation;  ///< Taken from the training pixels, never from the test pixels. May be empty.
   at::Tensor test;
 };
 
 enum class SplitMode {
-  kRandom,    ///< Pixels at random within each class. Neighbours of test pixels are trained on: see leak().
-  kDisjoint,  ///< Whole blocks of the scene: no training pixel lies in a test block.
-  kFile,      ///< As saved by save_split.
+  kRandom,    ///< Random pixels of each class. Training pixels are neighbours of test pixels: see leak().
+  kDisjoint,  ///< Whole blocks of the scene. No training pixel lies in a test block, except where a class is
+              ///< divided inside a block.
+  kFile,      ///< Read from a file of save_split.
 };
 
 struct SplitOptions {
   SplitMode mode = SplitMode::kRandom;
-  /// Share of each class that is trained on (validation included), in (0, 1). Used unless train_count is set.
+  /// Share of each class for training (including validation), in (0, 1). Used unless train_count is set.
   double train_ratio = 0.1;
-  /// Pixels of each class that are trained on (validation included); 0: train_ratio says.
+  /// Training pixels per class (including validation); 0 uses train_ratio.
   int64_t train_count = 0;
-  /// Share of the training pixels of each class that is kept for validation, in [0, 1). Rounded down: a class of few
+  /// Share of the training pixels of each class for validation, in [0, 1). Rounded down, so that a class with few
   /// pixels trains on all of them.
   double validation_share = 0.1;
   /// kDisjoint: side of a block in pixels.
   int64_t block_size = 8;
-  /// kFile: what save_split wrote.
+  /// File of kFile.
   std::string file = {};
   uint64_t seed = 0;
 };
 
-/// Splits the labelled pixels of a scene. A function of the labels, the options and the seed alone.
+/// Splits the labelled pixels of a scene. Depends only on the labels, the options and the seed.
 ///
-/// Rules. Random: of n pixels of a class round(ratio * n) are trained on, or train_count, at least 1 and at most n - 1,
-/// so that every class is both trained on and scored. A class of a single pixel is trained on and not scored. Disjoint:
-/// blocks are visited in a random order and go to training as long as a class in them lacks training pixels and enough
-/// of it is left to test; a class that lies within one block is divided inside it, by rows.
+/// Random: of n pixels of a class round(ratio * n), or train_count, are for training, but at least 1 and at most n - 1,
+/// so that every class is trained and scored. A class with a single pixel is trained but not scored. Disjoint: blocks
+/// are visited in random order and become training blocks while one of their classes needs training pixels and every
+/// class keeps test pixels. A class within one block is divided inside it, by rows.
 ///
 /// Errors: exit code 2 (cli.value) for options out of range; 4 (data.split) for a file that does not fit the scene.
 absl::StatusOr<Split> make_split(const Scene& scene, const SplitOptions& options);
@@ -54,12 +55,12 @@ absl::StatusOr<Split> make_split(const Scene& scene, const SplitOptions& options
 /// Writes a split as JSON (docs/formats/split.md), atomically.
 absl::Status save_split(const std::string& path, const Split& split, int64_t height, int64_t width);
 
-/// Reads it back. data.split (exit code 4) names what is wrong: not JSON, another scene's size, a pixel outside the
-/// scene or in two parts, no training or test pixel.
+/// Reads a file of save_split. data.split (exit code 4) names the problem: invalid JSON, the size of another scene, a
+/// pixel outside the scene or in two parts, no training or test pixel.
 absl::StatusOr<Split> load_split(const std::string& path, int64_t height, int64_t width);
 
-/// Share of the test pixels, in [0, 1], that lie inside the patch_size x patch_size patch around a training pixel:
-/// their own spectrum was seen while training. 0 with patch_size 1 or without test pixels. `patch_size` is odd.
+/// Returns the share of the test pixels, in [0, 1], inside the patch_size x patch_size patch around a training pixel:
+/// their spectra were seen in training. 0 with patch_size 1 or without test pixels. `patch_size` is odd.
 double leak(const Split& split, int64_t height, int64_t width, int64_t patch_size);
 
 }  // namespace trainkit::hsi

@@ -1,4 +1,4 @@
-// docs/formats/split.md
+// Reads and writes split files; docs/formats/split.md describes the format.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -32,7 +32,7 @@ absl::Status bad_split(const std::string& path, const std::string& field, const 
 absl::StatusOr<at::Tensor> read_part(const std::string& path, const nlohmann::json& file, const char* name,
                                      int64_t pixels, std::vector<bool>& taken) {
   const auto part = file.find(name);
-  if (part == file.end() || !part->is_array()) return bad_split(path, name, "no list of pixels");
+  if (part == file.end() || !part->is_array()) return bad_split(path, name, "not a list of pixels");
   std::vector<int64_t> numbers;
   for (const auto& element : *part) {
     const bool in_range = element.is_number_integer() && element.get<int64_t>() >= 0 && element.get<int64_t>() < pixels;
@@ -40,8 +40,7 @@ absl::StatusOr<at::Tensor> read_part(const std::string& path, const nlohmann::js
       return bad_split(path, name, "not a pixel of the scene", element.dump(), fmt::format("0 to {}", pixels - 1));
     numbers.push_back(element.get<int64_t>());
     if (taken[numbers.back()])
-      return bad_split(path, name, "a pixel stands twice", std::to_string(numbers.back()),
-                       "each pixel once, in one part");
+      return bad_split(path, name, "duplicate pixel", std::to_string(numbers.back()), "each pixel once, in one part");
     taken[numbers.back()] = true;
   }
   std::sort(numbers.begin(), numbers.end());
@@ -68,7 +67,7 @@ absl::StatusOr<Split> load_split(const std::string& path, int64_t height, int64_
   const auto text = Fs::posix().read_file(path, kMostBytes);
   if (!text.ok()) return reclassify(text.status(), ExitCode::kData, "data.split");
   const auto file = nlohmann::json::parse(*text, nullptr, false);
-  if (file.is_discarded() || !file.is_object()) return bad_split(path, "", "not the JSON of a split");
+  if (file.is_discarded() || !file.is_object()) return bad_split(path, "", "not a JSON split file");
   if (file.value("format", nlohmann::json()) != kFormat || file.value("version", nlohmann::json()) != 1) {
     return bad_split(path, "format", "not a split of version 1", "", kFormat);
   }
@@ -77,7 +76,7 @@ absl::StatusOr<Split> load_split(const std::string& path, int64_t height, int64_
     return found != file.end() && found->is_number_integer() && *found == size;
   };
   if (!is("height", height) || !is("width", width)) {
-    return bad_split(path, "height", "of a scene of another size",
+    return bad_split(path, "height", "split of a scene of a different size",
                      fmt::format("{} x {}", file.value("height", nlohmann::json()).dump(),
                                  file.value("width", nlohmann::json()).dump()),
                      fmt::format("{} x {}", height, width));

@@ -32,26 +32,26 @@ absl::Status bad_text(const std::string& id, const std::string& where, const std
                     .hint = hint});
 }
 
-/// An error about a text, with the file that the text came from before its position.
-absl::Status in_file(const absl::Status& status, const std::string& path) {
+/// Adds the file to an error about a text, before the position in it.
+absl::Status add_file_to_error(const absl::Status& status, const std::string& path) {
   auto error = error_of(status);
   if (!error || !(error->where.empty() || error->where.starts_with("@"))) return status;
   error->where = path + error->where;
   return to_status(*error, status.code());
 }
 
-std::string_view without_mark(std::string_view text) {
+std::string_view skip_byte_order_mark(std::string_view text) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return text;
 }
 
-/// White space, controls and characters without width.
+/// Returns whether `c` is white space, a control character or a character without width.
 bool is_invisible(uint32_t c) {
   return c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad || (c >= 0x2000 && c <= 0x200f) ||
          (c >= 0x2028 && c <= 0x202f) || (c >= 0x205f && c <= 0x206f) || c == 0x3000 || c == 0xfeff;
 }
 
-/// Ordinary files of `folder`, by name.
+/// Returns the regular files of `folder`, sorted by name.
 absl::StatusOr<std::vector<std::string>> files_of(const std::string& folder) {
   std::vector<std::string> files;
   std::error_code error;
@@ -65,16 +65,16 @@ absl::StatusOr<std::vector<std::string>> files_of(const std::string& folder) {
   return files;
 }
 
-/// Checks the files and joins them into one, at `path`, which holds one of them in memory at a time.
+/// Checks the files and joins them into one file at `path`. Maps one input file at a time.
 absl::Status join_files(const std::vector<std::string>& files, const std::string& path) {
   const auto [folder, name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
   return write_file_atomically(directory, name, [&](WritableFile& joined) -> absl::Status {
     for (const std::string& file : files) {
       TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(file));
-      const std::string_view text = without_mark(map->text());
+      const std::string_view text = skip_byte_order_mark(map->text());
       if (text.empty()) continue;
-      if (absl::Status status = check_text(text); !status.ok()) return in_file(status, file);
+      if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, file);
       TRAINKIT_RETURN_IF_ERROR(joined.append(text));
       if (!text.ends_with('\n')) TRAINKIT_RETURN_IF_ERROR(joined.append("\n"));
       TRAINKIT_RETURN_IF_ERROR(map->check());
@@ -118,7 +118,7 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOpti
   return CharTokenizer::from_text(text);
 }
 
-/// Characters per token of tokens [begin, end).
+/// Returns the mean number of characters per token of tokens [begin, end).
 double characters_per_token(const TokenFile& tokens, const Tokenizer& tokenizer, int64_t begin, int64_t end) {
   std::vector<int64_t> characters(static_cast<size_t>(tokenizer.vocab_size()));
   for (size_t id = 0; id < characters.size(); ++id) {
@@ -139,11 +139,11 @@ absl::Status check_lengths(const std::string& source, int64_t train, int64_t val
   if (train < block_size + 1) {
     return bad_text("data.empty", source, "the training part of the text is too short", fmt::format("{} tokens", train),
                     fmt::format("at least {} (block_size + 1)", block_size + 1),
-                    "give more text or a smaller --block-size");
+                    "use more text or a smaller --block-size");
   }
   if (validation < 2) {
     return bad_text("data.empty", source, "the validation part of the text is too short",
-                    fmt::format("{} tokens", validation), "at least 2", "give more text");
+                    fmt::format("{} tokens", validation), "at least 2", "use more text");
   }
   return absl::OkStatus();
 }
@@ -163,28 +163,29 @@ absl::Status check_text(std::string_view text) {
                       fmt::format("byte {:#04x}", byte), "UTF-8 text",
                       compressed ? "the file is compressed: unpack it first"
                       : utf16    ? "the file is UTF-16: convert it with iconv"
-                                 : "convert the file with iconv, or leave it out");
+                                 : "convert the file with iconv, or remove it");
     }
     visible = visible || !is_invisible(code_point);
     at += length;
   }
   if (!visible)
-    return bad_text("data.empty", "", "nothing to see in this text", fmt::format("{} bytes", text.size()), "text");
+    return bad_text("data.empty", "", "no visible character in this text", fmt::format("{} bytes", text.size()),
+                    "text");
   return absl::OkStatus();
 }
 
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const Source source, open_source(options));
   const std::string& path = source.file->path();
-  const std::string_view text = without_mark(source.file->text());
-  if (absl::Status status = check_text(text); !status.ok()) return in_file(status, path);
+  const std::string_view text = skip_byte_order_mark(source.file->text());
+  if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, path);
 
   auto tokenizer = make_tokenizer(options, text);
-  if (!tokenizer.ok()) return in_file(tokenizer.status(), path);
+  if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), path);
   const std::string cache = fmt::format("{}/corpus.{}.tokens", options.cache_dir, (*tokenizer)->name());
   auto tokens = cached_tokens(cache, text, **tokenizer, progress);
   TRAINKIT_RETURN_IF_ERROR(source.file->check());
-  if (!tokens.ok()) return in_file(tokens.status(), path);
+  if (!tokens.ok()) return add_file_to_error(tokens.status(), path);
 
   const auto train = static_cast<int64_t>(static_cast<double>(tokens->size()) * (1.0 - options.validation_fraction));
   TRAINKIT_RETURN_IF_ERROR(check_lengths(path, train, tokens->size() - train, options.block_size));

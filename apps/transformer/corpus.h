@@ -1,5 +1,5 @@
 #pragma once
-/// The text that a run learns, as tokens.
+/// The training text of a run, as tokens.
 
 #include <absl/status/statusor.h>
 
@@ -15,43 +15,41 @@
 namespace trainkit::transformer {
 
 struct CorpusOptions {
-  /// A text file, or a folder whose files (not links, not hidden ones) are joined in the order of their names. Empty:
-  /// the licence texts of Debian in /usr/share/common-licenses, or where there are none a text of our own
-  /// (demo_text.h).
+  /// A text file, or a folder whose files (no links, no hidden files) are joined in the order of their names. Empty:
+  /// Debian's licence texts in /usr/share/common-licenses or, if there are none, generated text (demo_text.h).
   std::string input = {};
-  /// "char" or "gpt2"; the latter needs `vocab` and `merges`.
+  /// "char" or "gpt2"; gpt2 requires `vocab` and `merges`.
   std::string tokenizer = "char";
   std::string vocab = {};
   std::string merges = {};
-  /// A tokenizer that a run has kept: used instead of the above, so that resuming and sampling agree with training.
+  /// Tokenizer file of an earlier run. It replaces the above, so that resuming and sampling agree with training.
   std::string saved_tokenizer = {};
-  /// Folder, which exists, for the token file, and for the joined text of a folder.
+  /// Existing folder for the token file and for the joined text of a folder.
   std::string cache_dir = {};
-  /// Share at the end of the text that is not trained on.
+  /// Share of the text, at its end, for validation.
   double validation_fraction = 0.1;
-  /// Windows must fit: the training part has at least block_size + 1 tokens.
+  /// Window length. The training part must have at least block_size + 1 tokens.
   int64_t block_size = 128;
 };
 
 struct Corpus {
-  /// What was read, for the first lines of a run: a path, or "generated text".
+  /// Source of the text for the run's header: a path, or "generated text".
   std::string source = {};
   int64_t bytes = 0;
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;
   TokenFile tokens;
-  /// Tokens [0, train_tokens) are trained on; the rest is validation.
+  /// Tokens [0, train_tokens) are for training, the rest for validation.
   int64_t train_tokens = 0;
-  /// Characters (code points) of the validation text for each of its tokens: 1 with the char tokenizer.
+  /// Mean number of characters (code points) per token of the validation text; 1 with the char tokenizer.
   double characters_per_token = 1;
 };
 
-/// Reads, checks and tokenizes the text, or takes the tokens that an earlier run made of the same text. Text must be
-/// UTF-8 without NUL; a byte order mark at the start of a file is left out. Errors (exit code 4): those of
-/// MappedFile::open, Tokenizer and write_token_file; data.encoding; data.empty if nothing is left to learn or to
-/// validate on.
+/// Reads, checks and tokenizes the text, or reuses the cached tokens of the same text. The text must be UTF-8 without
+/// NUL; a byte order mark at the start of a file is skipped. Errors (exit code 4): those of MappedFile::open, Tokenizer
+/// and write_token_file; data.encoding; data.empty if the training or validation part is too short.
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress = {});
 
-/// OK if `text` is UTF-8 without NUL and has something to see in it.
+/// Checks that `text` is UTF-8 without NUL and contains a visible character.
 absl::Status check_text(std::string_view text);
 
 }  // namespace trainkit::transformer

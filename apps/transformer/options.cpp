@@ -14,18 +14,17 @@ void add_model_flags(ConfigParser& parser, TransformerOptions& options) {
   add("hidden_dim", &options.hidden_dim, {.help = "Width of the model.", .min = 1, .max = kMaxWidth});
   add("n_layers", &options.n_layers, {.help = "Transformer blocks.", .min = 1, .max = 1024});
   add("n_heads", &options.n_heads,
-      {.help = "Attention heads; must divide hidden_dim. 0: 8, or the largest number below that divides it.",
+      {.help = "Attention heads; must divide hidden_dim. 0: the largest divisor that is at most 8.",
        .min = 0,
        .max = kMaxWidth});
-  add("block_size", &options.block_size, {.help = "Tokens the model sees at once.", .min = 1, .max = kMaxWidth});
-  add("dropout", &options.dropout,
-      {.help = "Share of values dropped while training, below 1.", .min = 0, .max = 0.999});
+  add("block_size", &options.block_size, {.help = "Context length in tokens.", .min = 1, .max = kMaxWidth});
+  add("dropout", &options.dropout, {.help = "Dropout probability, below 1.", .min = 0, .max = 0.999});
   add("bias", &options.bias, {.help = "Biases in linear layers and layer norms."});
   add("gradient_checkpointing", &options.gradient_checkpointing,
-      {.help = "Compute each block again in backward instead of keeping it: less memory, a third more time."});
+      {.help = "Recompute each block in backward: less memory, a third more time."});
   add("checkpoint_segments", &options.checkpoint_segments,
-      {.help = "Divide the blocks into so many segments and compute all but the last again in backward: 1 keeps "
-               "everything; auto takes the fewest with which the batch is predicted to fit into memory.",
+      {.help = "Split the blocks into N segments and recompute all but the last in backward. 1 keeps "
+               "everything; auto uses the fewest for which the batch is predicted to fit into memory.",
        .min = 1,
        .max = 1024});
 }
@@ -36,9 +35,10 @@ void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
     parser.add(name, variable, std::move(spec));
   };
   add("input", &options.input,
-      {.help = "A text file, or a folder of text files. Without it the licences in /usr/share/common-licenses.",
+      {.help = "Text file, or folder of text files. Default: the licences in /usr/share/common-licenses.",
        .path = PathKind::kInput});
-  add("tokenizer", &options.tokenizer, {.help = "What a token is.", .choices = {"char", "gpt2"}});
+  add("tokenizer", &options.tokenizer,
+      {.help = "Tokenizer: characters, or GPT-2's byte pairs.", .choices = {"char", "gpt2"}});
   add("vocab", &options.vocab, {.help = "GPT-2's encoder.json, for --tokenizer gpt2.", .path = PathKind::kInput});
   add("merges", &options.merges, {.help = "GPT-2's vocab.bpe, for --tokenizer gpt2.", .path = PathKind::kInput});
 }
@@ -48,10 +48,10 @@ void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
     spec.group = "Optimization";
     parser.add(name, variable, std::move(spec));
   };
-  add("beta1", &options.beta1, {.help = "AdamW's decay of the mean gradient.", .min = 0, .max = 0.999999});
-  add("beta2", &options.beta2, {.help = "AdamW's decay of the mean squared gradient.", .min = 0, .max = 0.999999});
+  add("beta1", &options.beta1, {.help = "AdamW's decay rate of the mean gradient.", .min = 0, .max = 0.999999});
+  add("beta2", &options.beta2, {.help = "AdamW's decay rate of the mean squared gradient.", .min = 0, .max = 0.999999});
   add("final_lr_share", &options.final_lr_share,
-      {.help = "The learning rate at the end of a cosine or linear schedule, as a share of --lr.", .min = 0, .max = 1});
+      {.help = "Learning rate at the end of a cosine or linear schedule, as a share of --lr.", .min = 0, .max = 1});
 }
 
 void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
@@ -59,12 +59,15 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
     spec.group = "Sampling";
     parser.add(name, variable, std::move(spec));
   };
-  add("sample", &options.sample, {.help = "Continue this text with the model of --resume, instead of training."});
+  add("sample", &options.sample,
+      {.help = "Generate a continuation of this text with the model of --resume, instead of training."});
   add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
   add("temperature", &options.temperature,
-      {.help = "Below 1 more certain, above 1 more varied; 0 takes the most probable token.", .min = 0, .max = 100});
+      {.help = "Sampling temperature. Lower is more deterministic; 0 takes the most probable token.",
+       .min = 0,
+       .max = 100});
   add("top_k", &options.top_k,
-      {.help = "Draw from the k most probable tokens; 0: from all.", .min = 0, .max = 1 << 24});
+      {.help = "Sample from the k most probable tokens; 0: from all.", .min = 0, .max = 1 << 24});
 }
 
 }  // namespace
@@ -111,7 +114,7 @@ void add_transformer_flags(ConfigParser& parser, TransformerOptions& options) {
                      {"weight_decay", "0.1"},
                      {"grad_clip", "1"},
                      {"mixed_precision", "false"}},
-                    "nanoGPT's recipe for a CPU; give it tiny Shakespeare as --input");
+                    "nanoGPT's recipe for a CPU; use tiny Shakespeare as --input");
 }
 
 Settings device_defaults(bool cuda) {
@@ -147,11 +150,11 @@ absl::Status check_transformer_options(const ConfigParser& parser, const Transfo
                           fmt::format("at most --n-layers {}", options.n_layers));
   }
   if (options.gradient_checkpointing && options.checkpoint_segments != IntOrAuto{1}) {
-    return parser.invalid("checkpoint_segments", "--gradient-checkpointing makes each block a segment",
+    return parser.invalid("checkpoint_segments", "--gradient-checkpointing already recomputes each block",
                           "one of the two");
   }
   if (options.tokenizer == "gpt2" && (options.vocab.empty() || options.merges.empty())) {
-    return parser.invalid("tokenizer", "needs its files", "--vocab encoder.json --merges vocab.bpe");
+    return parser.invalid("tokenizer", "gpt2 requires its files", "--vocab encoder.json --merges vocab.bpe");
   }
   return absl::OkStatus();
 }

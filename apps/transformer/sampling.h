@@ -1,5 +1,5 @@
 #pragma once
-/// Text from a model, and a model's loss in the words of those who compare models.
+/// Text generation, and metrics of language models.
 
 #include <absl/status/statusor.h>
 
@@ -12,13 +12,13 @@
 
 namespace trainkit::transformer {
 
-/// `prompt` and its continuation, as UTF-8 to print. An empty prompt stands for the end of a document (gpt2) or a line
-/// end (char; the first character of the vocabulary if it has none). Errors of Tokenizer::encode.
+/// Returns `prompt` and its continuation as printable UTF-8. An empty prompt is replaced by the end-of-text token
+/// (gpt2) or a line end (char; the first character of the vocabulary if it has none). Errors of Tokenizer::encode.
 absl::StatusOr<std::string> sample_text(Transformer& model, const Tokenizer& tokenizer, const std::string& prompt,
                                         const GenerateOptions& options);
 
-/// "perplexity" (e^loss) and "bits_per_character" (loss in bits, per code point of the validation text) for a mean loss
-/// in nats per token.
+/// Returns "perplexity" (e^loss) and "bits_per_character" (loss in bits per code point of the validation text) for a
+/// mean loss in nats per token.
 std::map<std::string, double> language_metrics(double loss, const Corpus& corpus);
 
 }  // namespace trainkit::transformer

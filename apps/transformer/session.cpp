@@ -22,7 +22,7 @@ namespace {
 
 constexpr char kTokenizerFile[] = "tokenizer.json";
 
-/// A folder that goes with the last copy of the pointer.
+/// Creates a folder that is deleted with the last copy of the pointer.
 std::shared_ptr<const std::string> temporary_folder() {
   std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
   if (!mkdtemp(name.data())) return nullptr;
@@ -33,12 +33,12 @@ std::shared_ptr<const std::string> temporary_folder() {
           }};
 }
 
-/// The tokenizer that stands beside a checkpoint.
-std::string tokenizer_beside(const CheckpointPath& checkpoint) {
+/// Returns the path of the tokenizer next to a checkpoint's folder.
+std::string tokenizer_path(const CheckpointPath& checkpoint) {
   return (std::filesystem::path(checkpoint.folder).parent_path() / kTokenizerFile).string();
 }
 
-/// Progress of tokenizing on stderr, in steps of a tenth; nothing for texts that take no time.
+/// Reports progress on stderr in steps of 10 %, for texts above 16 MiB.
 TokenizeProgress tokenize_progress() {
   return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
     const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
@@ -80,13 +80,13 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
   std::string cache = run.data_dir.empty() ? run.output_dir : run.data_dir;
   if (run.dry_run) {
     temporary = temporary_folder();
-    if (!temporary) return absl::UnavailableError("no temporary folder can be made");
+    if (!temporary) return absl::UnavailableError("cannot create a temporary folder");
     cache = *temporary;
   }
   CorpusOptions corpus = corpus_options(options, cache);
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
-    const std::string saved = tokenizer_beside(checkpoint);
+    const std::string saved = tokenizer_path(checkpoint);
     if (std::filesystem::exists(saved)) corpus.saved_tokenizer = saved;
   }
   TRAINKIT_ASSIGN_OR_RETURN(Corpus prepared, prepare_corpus(corpus, tokenize_progress()));
@@ -94,8 +94,8 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
 }
 
 std::string Session::describe() const {
-  return fmt::format("text       {}: {}, {} tokens of {} kinds ({}); the last {} are validation\n", corpus_.source,
-                     format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
+  return fmt::format("text       {}: {}, {} tokens, vocabulary {} ({}); the last {} tokens are for validation\n",
+                     corpus_.source, format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
                      corpus_.tokenizer->name(), corpus_.tokens.size() - corpus_.train_tokens);
 }
 
@@ -168,7 +168,7 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint,
                             resolve_checkpoint(run.resume.empty() ? "latest" : run.resume, run.output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(checkpoint));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(tokenizer_beside(checkpoint)));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(tokenizer_path(checkpoint)));
   TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(contents.state, "config")));
   TRAINKIT_RETURN_IF_ERROR(validate(config));
   Transformer model(config);

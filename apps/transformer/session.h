@@ -1,5 +1,5 @@
 #pragma once
-/// What stands around the training of a Transformer: its text, what is kept beside its weights, and what it writes.
+/// The text, tokenizer and outputs of a Transformer run.
 
 #include <absl/status/statusor.h>
 
@@ -20,24 +20,25 @@
 
 namespace trainkit::transformer {
 
-/// The corpus of a run, tokenized (with progress on the screen), and its tokenizer, which a resumed run takes over.
+/// The tokenized corpus of a run and its tokenizer. A resumed run uses the saved tokenizer. Tokenizing reports progress
+/// on stderr.
 class Session {
  public:
-  /// Errors are those of prepare_corpus, and of resolve_checkpoint with --resume. Tokens are cached in --data_dir, or
-  /// in the run's folder; a dry run keeps them in a temporary folder that goes with the Session.
+  /// Errors: those of prepare_corpus, and of resolve_checkpoint with --resume. Caches tokens in --data_dir or in the
+  /// run's folder; a dry run uses a temporary folder that is deleted with the Session.
   static absl::StatusOr<Session> open(const RunOptions& run, const TransformerOptions& options);
 
   const Corpus& corpus() const { return corpus_; }
-  /// The windows that a run trains on, and those of the rest of the text.
+  /// Windows of the training part and of the validation part.
   std::shared_ptr<const TokenWindows> training_set() const;
   std::shared_ptr<const TokenWindows> validation_set() const;
-  /// "text ..." for the first lines of a run, with a line end.
+  /// Formats the line "text ..." of the run's header.
   std::string describe() const;
-  /// The model's shape, kept in each checkpoint so that sampling needs no flags.
+  /// Returns the model's shape, which each checkpoint stores so that sampling needs no flags.
   StateDict model_state() const;
-  /// Keeps the tokenizer as `<output_dir>/tokenizer.json`.
+  /// Saves the tokenizer as `<output_dir>/tokenizer.json`.
   absl::Status save() const;
-  /// Text that `model` writes from nothing.
+  /// Returns text that `model` generates without a prompt.
   absl::StatusOr<std::string> sample(Transformer& model) const;
 
  private:
@@ -50,22 +51,23 @@ class Session {
   Corpus corpus_;
 };
 
-/// The model of the flags, with weights from LibTorch's default generator.
+/// Creates the model of the flags, with weights from LibTorch's default generator.
 Transformer create_model(const TransformerOptions& options, int64_t vocab_size);
 
-/// Narrower, shallower and checkpointed models, by the flags that choose them.
+/// Returns narrower, shallower and checkpointed models, each with the flag that selects it.
 std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options, int64_t vocab_size);
 
-/// Mean cross-entropy of the windows' targets, weighed by their number.
+/// Returns the mean cross-entropy of the windows' targets, weighted by their number.
 LossFunction text_loss();
 
-/// "memory ..." of a GPU, and which preset suits it, for whoever has not chosen one.
+/// Formats the line "memory ..." of a GPU, with the preset suggested for it.
 std::string describe_memory(at::Device device);
 
-/// --sample: continues the text with the latest checkpoint of --output_dir, or that of --resume. Prints the text.
+/// Implements --sample: continues the text with the latest checkpoint of --output_dir, or with that of --resume. Prints
+/// the text.
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device);
 
-/// --make_demo_data: writes `<folder>/demo.txt`.
+/// Implements --make_demo_data: writes `<folder>/demo.txt`.
 absl::StatusOr<int> write_demo_data(const std::string& folder);
 
 }  // namespace trainkit::transformer

@@ -10,7 +10,7 @@
 namespace trainkit::transformer {
 namespace {
 
-constexpr uint64_t kOffsetStream = 0x6f66667365740001;  // keeps the offsets apart from other uses of (seed, epoch)
+constexpr uint64_t kOffsetStream = 0x6f66667365740001;  // separates the offsets from other uses of (seed, epoch)
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void TokenWindows::get(const RowKey& key, const BatchView& out, int64_t at) cons
   const int64_t begin = window_begin(key);
   auto* const x = out.row<int64_t>(0, at);
   auto* const y = out.row<int64_t>(1, at);
-  const auto count = std::min(block, static_cast<size_t>(options_.end - 1 - begin));  // all but at the end of a `whole`
+  const auto count = std::min(block, static_cast<size_t>(options_.end - 1 - begin));  // fewer at the end of a `whole`
   file_.read(begin, {x, count});
   std::memcpy(y, x + 1, (count - 1) * sizeof *y);
   file_.read(begin + static_cast<int64_t>(count), {y + count - 1, 1});
@@ -63,7 +63,7 @@ void TokenWindows::get(const RowKey& key, const BatchView& out, int64_t at) cons
 }
 
 void TokenWindows::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
-  constexpr size_t kAhead = 4;  // windows whose first lines are asked for before they are needed
+  constexpr size_t kAhead = 4;  // windows whose first cache lines are prefetched
   for (size_t i = 0; i < keys.size(); ++i) {
     if (i + kAhead < keys.size())
       file_.prefetch(window_begin(keys[i + kAhead]), std::min<int64_t>(options_.block_size, 512));

@@ -11,22 +11,22 @@
 namespace trainkit::transformer {
 
 struct TokenWindowsOptions {
-  /// Tokens that the model sees at once.
+  /// Window length in tokens.
   int64_t block_size = 128;
-  /// The part [begin, end) of the file; end -1 is its end.
+  /// Part [begin, end) of the file; end -1 means the end of the file.
   int64_t begin = 0;
   int64_t end = -1;
-  /// What an epoch is. False, for training: every non-overlapping window once, from an offset in [0, block_size) drawn
-  /// from (seed, epoch), so that windows begin elsewhere in each epoch; fewer than 2 * block_size tokens at the ends
-  /// are left out. True, for evaluation: every token but the first is a target exactly once.
+  /// Kind of epoch. False, for training: every non-overlapping window once, from an offset in [0, block_size) drawn
+  /// from (seed, epoch), so that window boundaries change between epochs; up to 2 * block_size tokens at the ends are
+  /// skipped. True, for evaluation: every token but the first is a target exactly once.
   bool whole = false;
 };
 
 /// Windows of a token file. Fields, both (block_size) int64:
 ///   x   tokens
-///   y   the token that follows each; kIgnoreIndex behind the end of the text, where x is 0
+///   y   the next token of each; kIgnoreIndex after the end of the text, where x is 0
 ///
-/// A batch is gathered and widened in one pass, at the speed of memory. A damaged file throws; see TokenFile::read.
+/// A batch is gathered and widened in one pass, at memory speed. A damaged file throws; see TokenFile::read.
 class TokenWindows final : public Dataset {
  public:
   /// Throws c10::ValueError if an option is out of range or the part has fewer than block_size + 1 tokens (2 if
@@ -38,7 +38,7 @@ class TokenWindows final : public Dataset {
   void get(const RowKey& key, const BatchView& out, int64_t at) const override;
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
 
-  /// Targets in row `index` that are not kIgnoreIndex, and in all of `rows`.
+  /// Number of targets other than kIgnoreIndex in row `index`, or in all of `rows`.
   int64_t targets(int64_t index) const;
   int64_t targets(std::span<const int64_t> rows) const;
 
@@ -48,7 +48,7 @@ class TokenWindows final : public Dataset {
   TokenFile file_;
   TokenWindowsOptions options_;
   int64_t size_ = 0;
-  int64_t offsets_ = 1;  // how many offsets an epoch may begin at
+  int64_t offsets_ = 1;  // number of possible offsets of an epoch
   std::vector<FieldSpec> fields_;
 };
 

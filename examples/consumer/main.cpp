@@ -1,4 +1,4 @@
-// A line through points, learned with an installed libtrainkit in a loop of one's own.
+// Fits a line to points with an installed libtrainkit, in a hand-written loop.
 #include <torch/nn/modules/linear.h>
 
 #include <iostream>

@@ -1,5 +1,5 @@
-// own_trainer: classifies the rows of .npy files. Flags, resume, several devices, memory plan and results come from
-// run_app(); this file holds the model, the data and the score.
+// own_trainer: classifies the rows of .npy files. run_app() provides flags, resume, several devices, the memory plan
+// and results; this file contains the model, the data and the metrics.
 #include <ATen/Context.h>
 #include <ATen/ops/rand.h>
 #include <torch/nn/modules/linear.h>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace trainkit;
 
-/// Two linear layers.
+/// Two linear layers with ReLU.
 struct ClassifierImpl : torch::nn::Module {
   ClassifierImpl(int64_t inputs, int64_t hidden, int64_t classes)
       : first(register_module("first", torch::nn::Linear(inputs, hidden))),
@@ -30,7 +30,7 @@ struct ClassifierImpl : torch::nn::Module {
 };
 TORCH_MODULE(Classifier);
 
-/// Cross-entropy and the share of correct rows, both computed on the device.
+/// Returns the cross-entropy, with the share of correct rows as a metric. Both are computed on the device.
 LossOutput classifier_loss(Classifier& model, const Batch& batch) {
   const at::Tensor scores = model->forward(batch["x"]);
   LossOutput output = cross_entropy(scores, batch["y"]);

@@ -90,8 +90,8 @@ TEST_CASE("Text that cannot be learned from is refused with its file and place",
   const test::TempDir folder;
   const std::string good = lines(100);
   const std::vector<std::tuple<std::string, std::string, std::string>> faults = {
-      {"", "data.empty", "nothing to see"},
-      {"  \n\t \xe2\x80\x8b\xef\xbb\xbf", "data.empty", "nothing to see"},  // white space and zero width
+      {"", "data.empty", "no visible character"},
+      {"  \n\t \xe2\x80\x8b\xef\xbb\xbf", "data.empty", "no visible character"},  // white space and zero width
       {"too short", "data.empty", "training part of the text is too short"},
       {good + std::string("a\0b", 3), "data.encoding", "a NUL byte"},
       {good + "\xff", "data.encoding", "@0x316: not UTF-8"},

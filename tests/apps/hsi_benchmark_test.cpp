@@ -23,7 +23,7 @@ TEST_CASE("The verdict names what holds the step up, and the setting to change",
   CHECK_THAT(perf_verdict(3'000, 5'000, 2'900, 2, FeedKind::kLoader),
              Contains("starves") && Contains("--num_workers 4") && Contains("60%"));
   CHECK_THAT(perf_verdict(50'000, 5'000, 3'000, 2, FeedKind::kLoader),
-             Contains("from each other") && Contains("fewer --num_workers"));
+             Contains("compete for the processors") && Contains("fewer --num_workers"));
 }
 
 TEST_CASE("Of settings as fast as each other the cheapest is recommended", "[apps][hsi][benchmark]") {

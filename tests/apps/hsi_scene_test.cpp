@@ -162,27 +162,25 @@ TEST_CASE("A scene that cannot be learned from is refused with the place of its 
   };
   const std::vector<Fault> faults = {
       {cube, truth.t(),
-       "ground truth: is not of the cube's height and width (got '4 x 5', expected 5 x 4 of a cube of 5 x 4 x 3)"},
-      {cube.permute({2, 0, 1}), truth, "ground truth: is not of the cube's height"},
-      {cube, torch::ones({6, 4}), "ground truth: is not of the cube's height"},
-      {cube.select(2, 0), truth,
-       "cube: has another number of dimensions (got '5 x 4', expected height x width x bands)"},
-      {cube, cube, "ground truth: has another number of dimensions"},
+       "ground truth: does not have the cube's height and width (got '4 x 5', expected 5 x 4 of a cube of 5 x 4 x 3)"},
+      {cube.permute({2, 0, 1}), truth, "ground truth: does not have the cube's height"},
+      {cube, torch::ones({6, 4}), "ground truth: does not have the cube's height"},
+      {cube.select(2, 0), truth, "cube: wrong number of dimensions (got '5 x 4', expected height x width x bands)"},
+      {cube, cube, "ground truth: wrong number of dimensions"},
       {torch::empty({5, 4, 0}), truth, "cube: has no pixel"},
-      {cube.to(at::kComplexFloat), truth, "cube: holds complex numbers"},
+      {cube.to(at::kComplexFloat), truth, "cube: contains complex numbers"},
       {cube_with(nan), truth, "cube: a value is not finite (got 'nan at row 2, column 1, band 0'"},
       {cube_with(-inf), truth, "cube: a value is not finite (got '-inf at row 2, column 1, band 0'"},
       {cube_with(1e300), truth, "cube: a value is not finite (got '1e+300 at row 2, column 1, band 0'"},
       {cube_with(1 << 25).to(at::kLong), truth,
-       "cube: a whole number is too large for float32 to keep it exactly (got '33554432 at row 2, column 1, band 0'"},
+       "cube: a whole number is too large for an exact float32 (got '33554432 at row 2, column 1, band 0'"},
       {cube, truth_with(1.5), "ground truth: a label is not a whole number in range (got '1.5 at row 2, column 1'"},
       {cube, truth_with(-1), "ground truth: a label is negative (got '-1 at row 2, column 1'"},
       {cube, truth_with(nan), "ground truth: a label is not a whole number in range (got 'nan at row 2"},
       {cube, truth_with(1e18), "ground truth: a label is not a whole number in range"},
       {cube, torch::zeros({5, 4}), "ground truth: no pixel is labelled"},
       {cube, torch::full({5, 4}, 4), "ground truth: a single class"},
-      {torch::ones({80, 80, 1}), torch::arange(6400).view({80, 80}),
-       "ground truth: more classes than there can be (got '6399'"},
+      {torch::ones({80, 80, 1}), torch::arange(6400).view({80, 80}), "ground truth: too many classes (got '6399'"},
   };
   for (const Fault& fault : faults) {
     const auto scene = make_scene("name", fault.cube, fault.truth);
@@ -192,7 +190,7 @@ TEST_CASE("A scene that cannot be learned from is refused with the place of its 
     CHECK(line_of(scene).find("error[data.scene] name: " + fault.problem) != std::string::npos);
   }
   CHECK(error_of(make_scene("n", cube, truth.t()).status())->hint ==
-        "the ground truth is transposed: rows and columns are exchanged");
+        "the ground truth is transposed: swap rows and columns");
   CHECK(error_of(make_scene("n", cube.permute({2, 0, 1}), truth).status())->hint ==
         "the cube has its bands first: move them to the end");
   CHECK(error_of(make_scene("n", cube.permute({2, 1, 0}), truth).status())->hint.find("the cube is transposed") == 0);
@@ -205,8 +203,7 @@ TEST_CASE("Options that name nothing or too little are errors of usage", "[hsi][
       {{.cube = "a.mat"}, "--gt: missing"},
       {{.gt = "a.mat"}, "--cube: missing"},
       {{.data_dir = folder.path().string(), .scene = "Salinas-B"}, "--scene: not a known scene (got 'Salinas-B'"},
-      {{.cube = "a.png", .gt = "b.mat"},
-       "--cube: not a kind of file that is read (got 'a.png', expected .mat, .npy or .hdr"},
+      {{.cube = "a.png", .gt = "b.mat"}, "--cube: unsupported file type (got 'a.png', expected .mat, .npy or .hdr"},
   };
   for (const auto& [options, problem] : faults) {
     const auto scene = load_scene(options);
@@ -214,8 +211,8 @@ TEST_CASE("Options that name nothing or too little are errors of usage", "[hsi][
     CHECK(exit_code(scene.status()) == ExitCode::kUsage);
     CHECK(line_of(scene).find(problem) != std::string::npos);
   }
-  CHECK(line_of(load_scene({.data_dir = folder.path().string()})).find("no known scene (got 'none of their names'") !=
-        std::string::npos);
+  CHECK(line_of(load_scene({.data_dir = folder.path().string()}))
+            .find("no known scene (got 'no file with a known name'") != std::string::npos);
   write(folder / "PaviaU_gt.mat", {{"paviaU_gt", some_truth()}});
   CHECK(line_of(load_scene({.data_dir = folder.path().string()})).find("got 'PaviaU_gt.mat without its cube'") !=
         std::string::npos);

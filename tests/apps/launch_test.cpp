@@ -342,7 +342,7 @@ TEST_CASE("a port that is taken is told before any rank starts") {
   const std::string port = std::to_string(std::stoi(first.file("port")));
   Launched second(1, "touch $1/started", {"--master_port", port});
   CHECK(second.wait() == 8);
-  CHECK_THAT(second.program->errors(), Catch::Contains("MASTER_PORT: in use already (got '" + port + "'"));
+  CHECK_THAT(second.program->errors(), Catch::Contains("MASTER_PORT: already in use (got '" + port + "'"));
   CHECK_FALSE(fs::exists(second.dir / "started"));
   first.program->kill(SIGTERM);
   CHECK(first.wait() == 143);

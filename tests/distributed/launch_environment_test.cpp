@@ -159,11 +159,11 @@ TEST_CASE("every fault in torchrun's variables is named, with what it must be") 
       {{{"MASTER_ADDR", nullptr}}, "MASTER_ADDR: not set (expected a host name or address of rank 0's machine)"},
       {{{"MASTER_ADDR", ""}}, "MASTER_ADDR: empty (expected a host name or address of rank 0's machine)"},
       {{{"MASTER_ADDR", "http://h"}}, "MASTER_ADDR: is a URL (got 'http://h', "},
-      {{{"MASTER_ADDR", "h:29500"}}, "MASTER_ADDR: holds a port (got 'h:29500', "},
-      {{{"MASTER_ADDR", "[::1]:29500"}}, "MASTER_ADDR: holds a port (got '[::1]:29500', "},
-      {{{"MASTER_ADDR", "0.0.0.0"}}, "MASTER_ADDR: is no address that one can connect to (got '0.0.0.0', "},
-      {{{"MASTER_ADDR", "::"}}, "MASTER_ADDR: is no address that one can connect to (got '::', "},
-      {{{"MASTER_ADDR", "a b"}}, "MASTER_ADDR: is no host name (got 'a b', "},
+      {{{"MASTER_ADDR", "h:29500"}}, "MASTER_ADDR: contains a port (got 'h:29500', "},
+      {{{"MASTER_ADDR", "[::1]:29500"}}, "MASTER_ADDR: contains a port (got '[::1]:29500', "},
+      {{{"MASTER_ADDR", "0.0.0.0"}}, "MASTER_ADDR: is not an address to connect to (got '0.0.0.0', "},
+      {{{"MASTER_ADDR", "::"}}, "MASTER_ADDR: is not an address to connect to (got '::', "},
+      {{{"MASTER_ADDR", "a b"}}, "MASTER_ADDR: is not a host name (got 'a b', "},
       {{{"MASTER_PORT", nullptr}}, "MASTER_PORT: not set (expected 1..65535)"},
       {{{"MASTER_PORT", "0"}}, "MASTER_PORT: out of range (got '0', expected 1..65535)"},
       {{{"MASTER_PORT", "70000"}}, "MASTER_PORT: out of range (got '70000', expected 1..65535)"},
@@ -240,10 +240,10 @@ TEST_CASE("every fault in Slurm's variables is named") {
       {{{"SLURM_TASKS_PER_NODE", nullptr}}, "SLURM_STEP_TASKS_PER_NODE: not set"},
       {{{"SLURM_TASKS_PER_NODE", "4"}}, "SLURM_TASKS_PER_NODE: does not say how many tasks node 1 has (got '4'"},
       {{{"SLURM_TASKS_PER_NODE", "4(x"}}, "SLURM_TASKS_PER_NODE: does not say how many tasks node 1 has (got '4(x'"},
-      {{{"SLURM_JOB_NODELIST", "gpu[07"}}, "SLURM_JOB_NODELIST: is no list of hosts (got 'gpu[07'"},
+      {{{"SLURM_JOB_NODELIST", "gpu[07"}}, "SLURM_JOB_NODELIST: is not a list of hosts (got 'gpu[07'"},
       {{{"SLURM_JOB_NODELIST", nullptr}}, "MASTER_ADDR: not set"},
-      {{{"RANK", "4"}}, "RANK: contradicts SLURM_PROCID (got '4', expected 5)"},
-      {{{"WORLD_SIZE", "8"}}, "WORLD_SIZE: contradicts SLURM_NTASKS (got '8', expected 6)"},
+      {{{"RANK", "4"}}, "RANK: does not match SLURM_PROCID (got '4', expected 5)"},
+      {{{"WORLD_SIZE", "8"}}, "WORLD_SIZE: does not match SLURM_NTASKS (got '8', expected 6)"},
       {{{"MASTER_PORT", "70000"}}, "MASTER_PORT: out of range (got '70000', expected 1..65535)"},
   };
   for (const Case& fault : cases) {
@@ -259,7 +259,7 @@ TEST_CASE("RANK by hand must agree with the task's own number, torchrun inside a
   CHECK(read(both).launcher == Launcher::kTorchrun);  // one torchrun in each task
   std::erase_if(both, [](const auto& entry) { return entry.first.starts_with("TORCHELASTIC"); });
   CHECK_THAT(line(read_launch_environment(both).status()),
-             Catch::Contains("SLURM_PROCID: contradicts RANK (got '5', expected 3)"));
+             Catch::Contains("SLURM_PROCID: does not match RANK (got '5', expected 3)"));
   CHECK(read(with(both, {{"SLURM_PROCID", "3"}})).rank == 3);
 }
 
@@ -331,7 +331,7 @@ TEST_CASE("a port that is taken is an error on the rank that would listen, and o
   const Listener listener;
   LaunchEnvironment launch{.world_size = 2, .master_port = listener.port};
   CHECK_THAT(line(check_rendezvous(launch)),
-             Catch::Contains("MASTER_PORT: in use already (got '" + std::to_string(listener.port) + "'"));
+             Catch::Contains("MASTER_PORT: already in use (got '" + std::to_string(listener.port) + "'"));
   launch.agent_store = true;
   CHECK(check_rendezvous(launch).ok());
   launch.agent_store = false;
@@ -400,5 +400,5 @@ TEST_CASE("a port below 1024 is an error for a user without rights to it") {
   close(pipe_ends[0]);
   waitpid(child, nullptr, 0);
   CHECK_THAT(text.substr(0, static_cast<size_t>(std::max<ssize_t>(size, 0))),
-             Catch::Contains("MASTER_PORT: needs rights that this user lacks (got '81', expected 1024..65535)"));
+             Catch::Contains("MASTER_PORT: needs privileges that this user lacks (got '81', expected 1024..65535)"));
 }

@@ -99,7 +99,7 @@ TEST_CASE("Ranks that do not come are named when the time is up", "[distributed]
   CHECK(text_of(group.status()) == "error[dist.join] rank 1, 2 did not join within 0.7 s");
   CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(20));
   const auto nobody = ProcessGroup::create(launch_of(1, 2, free_port()), {.timeout = std::chrono::milliseconds(300)});
-  CHECK_THAT(text_of(nobody.status()), Catch::Contains("rank 1 found nobody at 127.0.0.1:"));
+  CHECK_THAT(text_of(nobody.status()), Catch::Contains("rank 1 found no listener at 127.0.0.1:"));
 }
 
 TEST_CASE("Addresses, ports and ranks that cannot be are errors before anything waits",
@@ -111,11 +111,11 @@ TEST_CASE("Addresses, ports and ranks that cannot be are errors before anything 
   CHECK_THAT(text_of(taken.status()), Catch::Contains("error[dist.env] MASTER_PORT: cannot listen on 127.0.0.1:"));
   CHECK(exit_code(taken.status()) == ExitCode::kDistributed);
   const auto nowhere = ProcessGroup::create(launch_of(0, 1, free_port()), {.bind = "no-such-interface"});
-  CHECK_THAT(text_of(nowhere.status()), Catch::Contains("--dist_bind: is no address, host or network interface"));
+  CHECK_THAT(text_of(nowhere.status()), Catch::Contains("--dist_bind: is not an address, host or network interface"));
   LaunchEnvironment two_machines = launch_of(0, 4, free_port());
   two_machines.local_world_size = 2;
   CHECK_THAT(text_of(ProcessGroup::create(two_machines).status()),
-             Catch::Contains("--dist_bind: the loopback does not reach the ranks of other machines"));
+             Catch::Contains("--dist_bind: the loopback address is not reachable from other machines"));
   CHECK(!ProcessGroup::create(launch_of(2, 2, free_port())).ok());
 }
 
@@ -134,7 +134,7 @@ TEST_CASE("A rank that is there twice is told so", "[distributed][process_group]
   for (std::thread& thread : threads) thread.join();
   CHECK(texts[0] == "ok");
   CHECK((texts[1] == "ok") != (texts[2] == "ok"));
-  CHECK_THAT(texts[1] + texts[2], Catch::Contains("error[dist.env] RANK: another process is this rank already"));
+  CHECK_THAT(texts[1] + texts[2], Catch::Contains("error[dist.env] RANK: another process already has this rank"));
 }
 
 TEST_CASE("A peer that hangs up does not end the host of the store by SIGPIPE", "[distributed][process_group]") {

@@ -22,13 +22,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kBlock = 4;                 // vectors of channels whose sums stay in registers
-constexpr int64_t kChunk = int64_t{1} << 15;  // values that are summed in float32, and the work of one task
-constexpr int64_t kChunkRows = 1024;          // at most
-constexpr int64_t kAhead = 2048;              // bytes
-constexpr int64_t kSampledRows = 16;
+constexpr int64_t kBlock = 4;                 // channel vectors whose sums stay in registers
+constexpr int64_t kChunk = int64_t{1} << 15;  // values summed in float32 per task
+constexpr int64_t kChunkRows = 1024;          // upper limit of rows per task
+constexpr int64_t kAhead = 2048;              // prefetch distance in bytes
+constexpr int64_t kSampledRows = 16;          // rows that estimate the mean
 
-/// Loads, and asks for what comes a page or so later: three streams of pages are more than the processor foresees.
+/// Loads a value and prefetches about one page ahead: the hardware prefetcher does not follow three streams across page
+/// boundaries.
 template <typename T>
 TRAINKIT_INLINE void load_ahead(const T* from, Floats& to) {
   __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
@@ -39,14 +40,15 @@ TRAINKIT_INLINE void load_ahead(const T* from, float& to) {
   load(from, to);
 }
 
-/// Zero where x is below zero; a NaN stays one.
-TRAINKIT_INLINE void no_less(Floats& x) { x = x < 0 ? Floats{} : x; }
-TRAINKIT_INLINE void no_less(float& x) { x = x < 0 ? 0 : x; }
-/// Zero where y is not above zero, as in the backward of at::relu.
-TRAINKIT_INLINE void where_above(const Floats& y, Floats& x) { x = y <= 0 ? Floats{} : x; }
-TRAINKIT_INLINE void where_above(float y, float& x) { x = y <= 0 ? 0 : x; }
+/// Clamps x at zero from below and keeps NaN.
+TRAINKIT_INLINE void clamp_below_zero(Floats& x) { x = x < 0 ? Floats{} : x; }
+TRAINKIT_INLINE void clamp_below_zero(float& x) { x = x < 0 ? 0 : x; }
+/// Sets x to zero where y <= 0, as the backward of at::relu does.
+TRAINKIT_INLINE void zero_unless_positive(const Floats& y, Floats& x) { x = y <= 0 ? Floats{} : x; }
+TRAINKIT_INLINE void zero_unless_positive(float y, float& x) { x = y <= 0 ? 0 : x; }
 
-/// Sums over rows of what `term` adds to two sums for each channel, for V vectors (or single numbers) from `first` on.
+/// Accumulates two sums per channel over the rows, as `term` defines them, for V vectors (or scalars) from channel
+/// `first` on.
 template <typename Number, int64_t V, typename Term>
 TRAINKIT_INLINE void sum_block(Rows rows, int64_t first, float* sums, Term term) {
   constexpr int64_t kEach = sizeof(Number) / sizeof(float);
@@ -61,6 +63,7 @@ TRAINKIT_INLINE void sum_block(Rows rows, int64_t first, float* sums, Term term)
   }
 }
 
+// Accumulates two sums per channel for all channels: blocks of vectors first, then single vectors, then scalars.
 template <typename Term>
 TRAINKIT_INLINE void sum_channels(Rows rows, float* sums, Term term) {
   int64_t c = 0;
@@ -69,7 +72,7 @@ TRAINKIT_INLINE void sum_channels(Rows rows, float* sums, Term term) {
   for (; c < rows.width; ++c) sum_block<float, 1>(rows, c, sums, term);
 }
 
-/// Calls step(offset of the row, channel, a Number to work with) for each channel of each row.
+/// Calls step(offset of the row, channel, a default Number of the width to use) for each channel of each row.
 template <typename Step>
 TRAINKIT_INLINE void each_value(Rows rows, Step step) {
   for (int64_t row = rows.begin; row < rows.end; ++row) {
@@ -81,7 +84,7 @@ TRAINKIT_INLINE void each_value(Rows rows, Step step) {
 
 #define TRAINKIT_LAMBDA __attribute__((always_inline))
 
-/// Per channel: sum of x - shift, sum of its square.
+/// Sums x - shift and its square per channel.
 template <typename T>
 TRAINKIT_INLINE void sum_rows(const T* x, const float* shift, Rows rows, float* sums) {
   sum_channels(rows, sums, [=](int64_t at, int64_t c, auto& s1, auto& s2) TRAINKIT_LAMBDA {
@@ -94,7 +97,7 @@ TRAINKIT_INLINE void sum_rows(const T* x, const float* shift, Rows rows, float* 
   });
 }
 
-/// y = scale x + offset (+ residual), no less than 0 with kRelu.
+/// Computes y = scale x + offset (+ residual), clamped at 0 with kRelu.
 template <typename T, bool kRelu, bool kResidual>
 TRAINKIT_INLINE void write_rows(const T* x, const T* residual, const float* scale, const float* offset, Rows rows,
                                 T* y) {
@@ -108,12 +111,13 @@ TRAINKIT_INLINE void write_rows(const T* x, const T* residual, const float* scal
       load_ahead(residual + at + c, r);
       value += r;
     }
-    if constexpr (kRelu) no_less(value);
+    if constexpr (kRelu) clamp_below_zero(value);
     store(value, y + at + c);
   });
 }
 
-/// Per channel: sum of g, sum of g (x - mean), where g is dy where y > 0 (or all of dy); with kResidual g is written.
+/// Sums g and g (x - mean) per channel, where g is dy masked by y > 0 with kRelu, else dy. With kResidual also writes
+/// g.
 template <typename T, bool kRelu, bool kResidual>
 TRAINKIT_INLINE void sum_gradient_rows(const T* dy, const T* y, const T* x, const float* mean, Rows rows, T* g,
                                        float* sums) {
@@ -122,7 +126,7 @@ TRAINKIT_INLINE void sum_gradient_rows(const T* dy, const T* y, const T* x, cons
     load_ahead(dy + at + c, value);
     if constexpr (kRelu) {
       load_ahead(y + at + c, other);
-      where_above(other, value);
+      zero_unless_positive(other, value);
     }
     if constexpr (kResidual) store(value, g + at + c);
     load_ahead(x + at + c, other);
@@ -132,7 +136,7 @@ TRAINKIT_INLINE void sum_gradient_rows(const T* dy, const T* y, const T* x, cons
   });
 }
 
-/// dx = scale g + slope x + offset.
+/// Computes dx = scale g + slope x + offset.
 template <typename T, bool kRelu>
 TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, const float* scale, const float* slope,
                                          const float* offset, Rows rows, T* dx) {
@@ -141,7 +145,7 @@ TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, co
     load_ahead(dy + at + c, value);
     if constexpr (kRelu) {
       load_ahead(y + at + c, other);
-      where_above(other, value);
+      zero_unless_positive(other, value);
     }
     load_ahead(x + at + c, other);
     load(scale + c, a);
@@ -151,7 +155,8 @@ TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, co
   });
 }
 
-// One function of each for each dtype: those that are compiled more than once cannot be templates.
+// Defined by a macro for each dtype, because functions compiled for several instruction sets (TRAINKIT_VECTORIZED)
+// cannot be templates.
 #define TRAINKIT_KERNELS(T)                                                                                            \
   TRAINKIT_VECTORIZED void sum(const T* x, const float* shift, Rows rows, float* sums) {                               \
     sum_rows(x, shift, rows, sums);                                                                                    \
@@ -178,15 +183,23 @@ TRAINKIT_INLINE void write_gradient_rows(const T* dy, const T* y, const T* x, co
 TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
 
+// Note [Sums of batch norm]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Forward needs mean and variance in one pass over x. E[x^2] - E[x]^2 cancels if the mean is large compared with the
+// deviation, so x is first shifted by an estimate of its mean (estimate_mean). The sums of a chunk are float32; chunks
+// are added in order in float64. Chunk boundaries depend only on the shape, so that results are bitwise independent of
+// the number of threads. A negative variance from rounding is clamped to zero.
+
 int64_t rows_of_chunk(int64_t channels) { return std::clamp<int64_t>(kChunk / channels, 1, kChunkRows); }
 
-/// Calls work(rows, number of the chunk) on all threads.
+/// Calls work(rows, index of the chunk) for all chunks, in parallel.
 template <typename Work>
 void for_chunks(int64_t rows, int64_t channels, const Work& work) {
   for_row_tasks(rows, channels, rows_of_chunk(channels), work);
 }
 
-/// Sums per channel over all rows: fill(rows, float[2][channels]) for each chunk, those added up in order.
+/// Sums two values per channel over all rows. Calls fill(rows, float[2][channels]) for each chunk in parallel, then
+/// adds the chunks in order in float64, so that the result does not depend on the number of threads.
 template <typename Fill>
 std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& fill) {
   const int64_t chunks = count_tasks(rows, rows_of_chunk(channels));
@@ -199,9 +212,11 @@ std::vector<double> sums_of_chunks(int64_t rows, int64_t channels, const Fill& f
   return sums;
 }
 
-/// About the mean of each channel: that of rows from all over x. What is near it is summed without loss.
+/// Estimates the mean of each channel from rows sampled across x. Sums of x - estimate avoid cancellation in the
+/// variance.
 template <typename T>
-std::vector<float> near_mean(const T* x, int64_t rows, int64_t channels) {
+// Estimates the mean of each channel from rows sampled across x. See Note [Sums of batch norm].
+std::vector<float> estimate_mean(const T* x, int64_t rows, int64_t channels) {
   const int64_t samples = std::min(rows, kSampledRows);
   std::vector<float> mean(channels);
   for (int64_t sample = 0; sample < samples; ++sample) {
@@ -222,7 +237,7 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
                                 bool relu) {
     const int64_t channels = x.size(1), rows = x.numel() / channels;
     const T* from = values_of<T>(x);
-    const std::vector<float> shift = near_mean(from, rows, channels);
+    const std::vector<float> shift = estimate_mean(from, rows, channels);
     const std::vector<double> sums =
         sums_of_chunks(rows, channels, [&](Rows part, float* to) { sum(from, shift.data(), part, to); });
 
@@ -302,7 +317,8 @@ struct FusedBatchNorm : torch::autograd::Function<FusedBatchNorm> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "batch norm on the CPU has no second derivative here");
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
+                                "the fused batch norm on the CPU has no second derivative");
     const auto saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor dy = gradients[0].to(x.scalar_type()).contiguous(x.suggest_memory_format());
@@ -316,7 +332,7 @@ bool is_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
 }
 
-/// The channels of each position beside each other, all positions one after the other.
+/// Returns whether the channels of each position are contiguous and the positions follow one another.
 bool channels_are_last(const at::Tensor& x) {
   switch (x.dim()) {
     case 2:
@@ -345,7 +361,7 @@ bool has_fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const
 at::Tensor fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                             const at::Tensor& bias, const BatchNormRunning& running, bool relu) {
   return recorded("trainkit::batch_norm", {x, residual, weight, bias}, [&] {
-    // an undefined tensor is no argument of a Function, an absent one is
+    // autograd::Function accepts an empty optional but not an undefined tensor
     const auto to_add = residual.defined() ? std::optional(residual) : std::nullopt;
     return FusedBatchNorm::apply(x, to_add, weight, bias, running, relu);
   });

@@ -1,5 +1,5 @@
 #pragma once
-/// Batch normalisation while training on the CPU, with what usually follows it in one pass over the memory.
+/// Fused batch normalisation for training on the CPU.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,14 +12,15 @@ struct BatchNormRunning {
   double eps;
 };
 
-/// Whether fused_batch_norm takes these: on the CPU, float32 or bfloat16, the channels of a position beside each other
-/// in memory (2-D, or channels_last), parameters in float32; `residual` (may be undefined) of the same kind and shape.
+/// Returns whether fused_batch_norm supports these tensors: on the CPU, float32 or bfloat16, channels innermost in
+/// memory (2-D, or channels_last), parameters in float32. `residual` may be undefined; otherwise it has x's dtype,
+/// shape and layout.
 bool has_fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                           const at::Tensor& bias);
 
-/// batch_norm(x) by the statistics of its rows, plus `residual` if it is defined, and no less than zero with `relu`.
-/// The statistics do not depend on the number of threads. The gradient has none of its own. Source of the formulas:
-/// Ioffe and Szegedy, arXiv 1502.03167.
+/// Computes batch_norm(x) with the statistics of its rows, adds `residual` if it is defined, and applies ReLU if
+/// `relu`. The statistics do not depend on the number of threads. No second derivative. Source of the formulas: Ioffe
+/// and Szegedy, arXiv 1502.03167.
 at::Tensor fused_batch_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                             const at::Tensor& bias, const BatchNormRunning& running, bool relu);
 

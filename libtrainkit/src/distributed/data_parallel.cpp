@@ -21,6 +21,19 @@
 
 namespace trainkit::detail {
 
+// Note [Replica threads]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Each replica has one persistent thread. A thread per step would be slow to start, and LibTorch's intra-op thread
+// count is a property of the thread.
+//
+// run() publishes `task_`, increments `round_` under `mutex_` and waits until `running_` is 0. A thread takes a task
+// when `round_` differs from the round that it has seen last. A spurious wake-up therefore cannot run a task twice. No
+// thread can miss a round either, because run() returns only after every thread has finished the round. `task_` and
+// `on_exception_` point into the caller's frame; they stay valid for the same reason and are read without the lock.
+//
+// A thread reports an exception through `on_exception_` before it reports completion. This releases replicas that wait
+// for it in LocalGroup. Otherwise run() would wait forever for them.
+
 ReplicaThreads::ReplicaThreads(int64_t count, int intra_op_threads) : exceptions_(static_cast<size_t>(count)) {
   for (int64_t i = 0; i < count; ++i) threads_.emplace_back([this, i, intra_op_threads] { loop(i, intra_op_threads); });
 }
@@ -49,7 +62,7 @@ void ReplicaThreads::run(const Task& task, const std::function<void()>& on_excep
 }
 
 void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
-  // The number of intra-op threads belongs to a thread, and a new one begins with what anybody set last.
+  // The number of intra-op threads is a property of a thread. A new thread starts with the last value set anywhere.
   at::set_num_threads(intra_op_threads);
   uint64_t seen = 0;
   std::unique_lock lock(mutex_);
@@ -71,13 +84,23 @@ void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
   }
 }
 
+// Note [Replica barrier]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// LocalGroup::all_reduce is a barrier that also adds. Every replica stores a pointer to its tensor. The last one to
+// arrive adds all tensors in replica order, so the bits do not depend on the order of arrival. It writes the sum to
+// every tensor and increments `round_`, for which the others wait. They cannot wait for `arrived_`, which is already 0
+// again when a waiter wakes up.
+//
+// abort() releases the waiters and rejects later callers until reset(). A waiter checks `round_` again after waking up:
+// if its round was completed before the abort, its sum is valid and it returns normally.
+
 void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
   const c10::AutoGradMode no_grad(false);
   std::unique_lock lock(mutex_);
   const uint64_t round = round_;
   tensors_[static_cast<size_t>(replica)] = &tensor;
   if (!aborted_ && ++arrived_ == size()) {
-    // The last to come adds up, in the order of the replicas.
+    // See Note [Replica barrier].
     at::Tensor sum = tensors_[0]->clone();
     for (size_t i = 1; i < tensors_.size(); ++i) sum.add_(tensors_[i]->to(sum.device()));
     for (at::Tensor* one : tensors_) one->copy_(sum);
@@ -89,7 +112,7 @@ void LocalGroup::all_reduce(int64_t replica, at::Tensor& tensor) {
   changed_.wait(lock, [&] { return aborted_ || round_ != round; });
   if (round_ == round) {
     throw absl::BadStatusOrAccess(
-        distributed_error("dist.replica", "", "another replica failed, and this one waited for it"));
+        distributed_error("dist.replica", "", "another replica failed while this one waited for it in a collective"));
   }
 }
 
@@ -141,12 +164,12 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
   for (size_t i = 0; i < modules_.size(); ++i) {
     bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
     parameters_.push_back(trained_parameters(*modules_[i]));
-    buffers_.push_back(own_buffers(*modules_[i]));
+    buffers_.push_back(replica_buffers(*modules_[i]));
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
                       "the factory made models with different parameters");
   }
 #ifdef TRAINKIT_WITH_NCCL
-  if (devices_.size() > 1 && !devices_[0].is_cpu()) {  // makes NCCL's communicators, which a launch in a group cannot
+  if (devices_.size() > 1 && !devices_[0].is_cpu()) {  // create NCCL's communicators; a grouped launch cannot
     std::vector<at::Tensor> ones;
     for (const at::Device device : devices_) ones.push_back(at::ones({1}, device));
     torch::cuda::nccl::all_reduce(ones, ones);
@@ -199,7 +222,7 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   add_reduction_since(begin);
 }
 
-/// What each replica changes for itself (BatchNorm's statistics) begins the step as replica 0 has it.
+/// Copies buffers that each replica updates itself (BatchNorm's statistics) from replica 0 at the start of a step.
 void DataParallel::copy_buffers() {
   if (buffers_[0].empty() || !modules_[0]->is_training()) return;
   const c10::AutoGradMode no_grad(false);
@@ -208,8 +231,8 @@ void DataParallel::copy_buffers() {
   }
 }
 
-/// Each thread sums its share of the parameters, in the order of the replicas: nothing is allocated. A replica that
-/// uses the weights of another gives up its gradient; the others get a copy.
+/// Sums the gradients in parallel: thread t sums every n-th parameter, in replica order and without allocation. With
+/// shared weights the other replicas release their gradients; otherwise each replica gets a copy of the sum.
 void DataParallel::reduce_on_cpu() {
   threads_.run([&](int64_t thread) {
     const c10::AutoGradMode no_grad(false);
@@ -242,9 +265,9 @@ void DataParallel::reduce_on_cpu() {
 #ifdef TRAINKIT_WITH_NCCL
 namespace {
 
-/// The numbers of a gradient in one row, as NCCL takes them: an alias of `gradient`, which is given the strides of
-/// `like` first if it has others or gaps.
-at::Tensor in_a_row(at::Tensor& gradient, const at::Tensor& like) {
+/// Returns a 1-D alias of `gradient` over contiguous memory, as NCCL requires. First gives `gradient` the strides of
+/// `like` if it has different strides or gaps, so that elements match between replicas.
+at::Tensor as_contiguous_row(at::Tensor& gradient, const at::Tensor& like) {
   if (!gradient.is_non_overlapping_and_dense() || gradient.strides() != like.strides()) {
     gradient = at::empty_strided(like.sizes(), like.strides(), gradient.options()).copy_(gradient);
   }
@@ -262,18 +285,18 @@ void DataParallel::reduce_on_cuda() {
     const bool used = std::any_of(parameters_.begin(), parameters_.end(),
                                   [&](const auto& replica) { return replica[p].grad().defined(); });
     if (!used) continue;
-    const at::Tensor like = at::empty_like(parameters_[0][p], at::TensorOptions(at::kMeta));  // dense, whatever it is
+    const at::Tensor like = at::empty_like(parameters_[0][p], at::TensorOptions(at::kMeta));  // dense
     std::vector<at::Tensor>& gradients = rows.emplace_back();
     for (auto& replica : parameters_) {
       at::Tensor& gradient = replica[p].mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(replica[p]);
-      gradients.push_back(in_a_row(gradient, like));
+      gradients.push_back(as_contiguous_row(gradient, like));
     }
   }
   const torch::cuda::nccl::AutoNcclGroup one_launch;
   for (std::vector<at::Tensor>& gradients : rows) torch::cuda::nccl::all_reduce(gradients, gradients);
 #else
-  TORCH_CHECK_VALUE(false, "trainkit was built without NCCL: several GPUs cannot train one model");
+  TORCH_CHECK_VALUE(false, "trainkit was built without NCCL, which training on several GPUs requires");
 #endif
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// One process, a replica and a persistent thread for each device.
+// Data parallelism in one process: a replica and a persistent thread for each device.
 
 #include <condition_variable>
 #include <exception>
@@ -11,17 +11,17 @@
 
 namespace trainkit::detail {
 
-/// The threads of the replicas: each runs every task that it is given once.
+/// Owns one persistent thread per replica. Each thread runs every task once. See Note [Replica threads].
 class ReplicaThreads {
  public:
   using Task = std::function<void(int64_t replica)>;
 
-  /// `intra_op_threads`: of LibTorch, in each thread.
+  /// @param intra_op_threads LibTorch's intra-op threads within each replica's thread.
   ReplicaThreads(int64_t count, int intra_op_threads);
   ~ReplicaThreads();
 
-  /// Calls task(i) on thread i, for all of them at once. Blocks until all have returned; then throws the exception of
-  /// the lowest replica that threw, if any did. `on_exception` is called at once by a thread whose task threw.
+  /// Calls task(i) on thread i for all threads at once. Blocks until all have returned, then throws the exception of
+  /// the lowest replica that threw. A thread whose task throws calls `on_exception` immediately.
   void run(
       const Task& task, const std::function<void()>& on_exception = [] {});
 
@@ -39,15 +39,14 @@ class ReplicaThreads {
   std::vector<std::thread> threads_;
 };
 
-/// Sums over the replicas of a process, by their threads. The barrier can be aborted: a replica that fails lets the
-/// others go.
+/// Sums over the replicas of a process at an abortable barrier. See Note [Replica barrier].
 class LocalGroup final : public ReplicaGroup {
  public:
   explicit LocalGroup(int64_t size) : tensors_(static_cast<size_t>(size)) {}
 
   int64_t size() const override { return static_cast<int64_t>(tensors_.size()); }
   void all_reduce(int64_t replica, at::Tensor& tensor) override;
-  /// All who wait, and all who come, throw, until reset().
+  /// Makes current and later callers of all_reduce throw until reset().
   void abort();
   void reset();
 
@@ -62,7 +61,7 @@ class LocalGroup final : public ReplicaGroup {
 
 class DataParallel final : public DeviceReplicator {
  public:
-  /// `share_weights`: all devices are the same, and all replicas use the weights of the first.
+  /// @param share_weights All devices are the same device, and all replicas use the weights of the first one.
   DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
                bool share_weights);
 
@@ -83,8 +82,8 @@ class DataParallel final : public DeviceReplicator {
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<at::Device> devices_;
   bool share_weights_;
-  std::vector<std::vector<at::Tensor>> parameters_;  // per replica, in one order; those that are trained
-  std::vector<std::vector<at::Tensor>> buffers_;     // per replica; those that each changes for itself
+  std::vector<std::vector<at::Tensor>> parameters_;  // per replica, in one order; trainable parameters only
+  std::vector<std::vector<at::Tensor>> buffers_;     // per replica; buffers that each replica updates itself
   LocalGroup group_;
   ReplicaThreads threads_;
 };

@@ -33,17 +33,17 @@ absl::Status usage_error(std::string field, std::string problem, std::string got
                     .hint = std::move(hint)});
 }
 
-/// Whether LibTorch can use `device`; an Error of exit code 2 that says how many there are if it cannot.
+/// Checks that LibTorch can use `device`. The error (exit code 2) contains the number of devices.
 absl::Status check_device(at::Device device, const char* field = "--device") {
   if (device.is_cpu()) return absl::OkStatus();
   const int count = device_count(device.type());
   if (std::max<int>(device.index(), 0) < count) return absl::OkStatus();
-  return usage_error(field, "there is no such device", device.str(),
+  return usage_error(field, "no such device", device.str(),
                      count == 0 ? "cpu" : "an index below " + std::to_string(count),
                      count == 0 ? "no CUDA device is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES" : "");
 }
 
-/// The device that is meant where none is named.
+/// Returns the requested or the default device; see DeviceReplicatorOptions::device.
 at::Device chosen_device(const DeviceReplicatorOptions& options) {
   if (options.device) return *options.device;
   if (options.process_group) return options.process_group->options().device;
@@ -59,12 +59,12 @@ Strategy resolve(const DeviceReplicatorOptions& options) {
   return several ? Strategy::kDataParallel : Strategy::kSingle;
 }
 
-/// The devices of DataParallel.
+/// Returns the devices of DataParallel.
 absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions& options) {
   const at::Device device = *options.device;
   if (device.is_cpu()) {
     if (options.cpu_replicas < 1) {
-      return usage_error("--parallel", "there must be a replica", std::to_string(options.cpu_replicas), ">= 1");
+      return usage_error("--parallel", "too few replicas", std::to_string(options.cpu_replicas), ">= 1");
     }
     return std::vector<at::Device>(static_cast<size_t>(options.cpu_replicas), at::kCPU);
   }
@@ -75,12 +75,12 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
     std::iota(ids.begin(), ids.end(), 0);
   }
   if (std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
-    return usage_error("--gpu_ids", "a GPU stands twice", "", "each GPU once");
+    return usage_error("--gpu_ids", "duplicate GPU", "", "each GPU once");
   }
   std::vector<at::Device> devices;
   for (const int64_t id : ids) {
     if (id < 0 || id >= device_count(device.type())) {
-      return usage_error("--gpu_ids", "there is no such GPU", std::to_string(id),
+      return usage_error("--gpu_ids", "no such GPU", std::to_string(id),
                          "0.." + std::to_string(device_count(device.type()) - 1),
                          "see nvidia-smi and CUDA_VISIBLE_DEVICES");
     }
@@ -91,25 +91,26 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
 
 absl::Status check_buckets(const DeviceReplicatorOptions& options) {
   if (options.bucket_bytes > 0 && options.first_bucket_bytes > 0) return absl::OkStatus();
-  return usage_error("bucket_bytes", "buckets must have room",
+  return usage_error("bucket_bytes", "bucket size must be positive",
                      std::to_string(std::min(options.bucket_bytes, options.first_bucket_bytes)), "> 0");
 }
 
-std::shared_ptr<torch::nn::Module> made(const std::function<std::shared_ptr<torch::nn::Module>()>& factory,
-                                        at::Device device) {
+std::shared_ptr<torch::nn::Module> make_module(const std::function<std::shared_ptr<torch::nn::Module>()>& factory,
+                                               at::Device device) {
   auto module = factory();
   TORCH_CHECK_VALUE(module != nullptr, "the factory returned no module");
   module->to(device);
   return module;
 }
 
-/// Models for all devices. What the factory draws counts once, so that a run goes on as it does on one device.
-std::vector<std::shared_ptr<torch::nn::Module>> made_for_all(
+/// Makes the models of all devices. Restores the generator to its state after the first model, so that later random
+/// numbers are those of a run on one device.
+std::vector<std::shared_ptr<torch::nn::Module>> make_modules(
     const std::function<std::shared_ptr<torch::nn::Module>()>& factory, const std::vector<at::Device>& devices) {
-  std::vector<std::shared_ptr<torch::nn::Module>> modules{made(factory, devices[0])};
+  std::vector<std::shared_ptr<torch::nn::Module>> modules{make_module(factory, devices[0])};
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   const at::Tensor state = [&, lock = std::lock_guard(generator.mutex())] { return generator.get_state(); }();
-  for (size_t i = 1; i < devices.size(); ++i) modules.push_back(made(factory, devices[i]));
+  for (size_t i = 1; i < devices.size(); ++i) modules.push_back(make_module(factory, devices[i]));
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
   return modules;
@@ -127,7 +128,7 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
     case Strategy::kDataParallel: {
       TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
       const bool share = options.share_weights && device.is_cpu();
-      replicator = std::make_unique<detail::DataParallel>(made_for_all(factory, devices), devices, share);
+      replicator = std::make_unique<detail::DataParallel>(make_modules(factory, devices), devices, share);
       break;
     }
     case Strategy::kDistributed: {
@@ -137,12 +138,12 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
       }
       TRAINKIT_RETURN_IF_ERROR(check_device(device));
       TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
-      replicator = std::make_unique<detail::Distributed>(made(factory, device), options);
+      replicator = std::make_unique<detail::Distributed>(make_module(factory, device), options);
       break;
     }
     default:
       TRAINKIT_RETURN_IF_ERROR(check_device(device));
-      replicator = std::make_unique<detail::SingleDevice>(made(factory, device), device);
+      replicator = std::make_unique<detail::SingleDevice>(make_module(factory, device), device);
   }
   return replicator;
 } catch (...) {

@@ -47,7 +47,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bu
   if (!type) return work->getFuture();
   return work->getFuture()->then(
       [gradients, sent](c10::ivalue::Future& done) -> c10::IValue {
-        done.value();  // throws what the collective threw
+        done.value();  // rethrows the collective's exception
         return at::Tensor(gradients).copy_(sent);
       },
       c10::TensorType::get());
@@ -80,20 +80,32 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   fields.push_back({"first_bucket_bytes", std::to_string(options.first_bucket_bytes)});
   fields.push_back({"find_unused_parameters", find_unused_ ? "true" : "false"});
   throw_status(process_group_->compare_digest(fields));
-  asks_others_ = bind_replica(*module_, group_, process_group_->rank());
-  buffers_ = own_buffers(*module_);
+  has_collectives_ = bind_replica(*module_, group_, process_group_->rank());
+  buffers_ = replica_buffers(*module_);
   synchronize();
   if (!trained_.empty()) create_reducer(options);
 }
 
 Distributed::~Distributed() = default;
 
+// Note [Reducer hook]
+// ~~~~~~~~~~~~~~~~~~~
+// c10d's Reducer fills buckets of gradients during backward and passes each full bucket to BucketHook, which starts the
+// all-reduce and keeps the pending work in Sent. With a hook of ours the Reducer sums and does not divide: bodies scale
+// their losses. The kept work serves two purposes: throw_if_broken() reports a failed collective with the index of its
+// bucket and the lost rank, and complete_reduction() knows which buckets the other ranks still wait for.
+//
+// All ranks must start the same collectives in the same order: buffers, bucket 0, bucket 1, ..., then the map of used
+// parameters (find_unused_parameters). A rank without a loss or with a failed body therefore sends the remaining
+// buckets itself, with its gradients or with zeros. A rank that skipped a bucket would make the others wait until the
+// timeout, or pair buckets of different sizes.
+
 void Distributed::create_reducer(const DeviceReplicatorOptions& options) {
   const std::vector<at::Tensor> parameters = tensors_of(trained_);
   std::unordered_map<size_t, std::string> names;
   for (size_t i = 0; i < trained_.size(); ++i) names[i] = trained_[i].first;
-  // One bucket at first: after the first backward the Reducer knows the order in which gradients come, and cuts it
-  // into buckets. It does not where some parameters may be unused. As torch.nn.parallel.DistributedDataParallel does.
+  // Start with one bucket: the Reducer learns the order of the gradients in the first backward and then rebuilds the
+  // buckets. With find_unused_parameters it does not rebuild. torch.nn.parallel.DistributedDataParallel does the same.
   const auto limit = static_cast<size_t>(std::numeric_limits<int64_t>::max());
   const std::vector<size_t> limits = find_unused_ ? std::vector<size_t>{static_cast<size_t>(options.first_bucket_bytes),
                                                                         static_cast<size_t>(options.bucket_bytes)}
@@ -107,7 +119,7 @@ void Distributed::create_reducer(const DeviceReplicatorOptions& options) {
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>());
   logger_ = std::make_shared<c10d::Logger>(reducer_);
   reducer_->set_logger(logger_);
-  // With a hook of ours the Reducer sums and does not divide.
+  // See Note [Reducer hook].
   reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), compression_, sent_));
 }
 
@@ -134,19 +146,20 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   const ReplicaRandom random(draw_seed(), process_group_->rank(), device_);
   const bool reduce = reduce_gradients && reducer_;
   if (reduce) begin_reduction();
-  // The Reducer sends which parameters were used after the last bucket: collectives must keep one order on all ranks.
+  // With find_unused_parameters the Reducer starts one more collective after the last bucket. The caller's collective
+  // would come before it on this rank only, and all ranks must keep one order.
   sent_->on_sent = find_unused_ ? nullptr : on_sent;
   ranks().at("forward and backward");
   try {
     backward(body, reduce);
   } catch (...) {
     if (reduce) throw_if_broken();
-    // With exchanges in the model, the others wait at a place that nothing here can reach any more.
-    if (asks_others_) process_group_->leave(std::string(status_from_current_exception().message()));
-    if (reduce && !asks_others_) complete_reduction(/*contribute=*/false);
+    // The other ranks wait in a collective inside the model, which this rank cannot complete.
+    if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
+    if (reduce && !has_collectives_) complete_reduction(/*contribute=*/false);
     throw;
   }
-  begun_ = false;
+  reduction_begun_ = false;
 }
 
 void Distributed::backward(const Body& body, bool reduce) {
@@ -162,14 +175,14 @@ void Distributed::backward(const Body& body, bool reduce) {
   add_reduction_since(sent_->last);
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
                     "the loss did not reach ", parameters_without_gradient(),
-                    ": set find_unused_parameters if that may be");
+                    ": set find_unused_parameters if that is intended");
 }
 
 void Distributed::begin_reduction() {
-  begun_ = true;
+  reduction_begun_ = true;
   if (reducer_->should_rebuild_buckets()) {
-    // NCCL's process group keeps a bucket until somebody waits for its work, or its watchdog looks some 100 ms later:
-    // two sets of buckets would lie in memory at the peak of the second step.
+    // NCCL's process group holds a bucket until its work is waited for, or until its watchdog polls about 100 ms later.
+    // Without this wait two sets of buckets would be in memory at the peak of the second step.
     throw_if_broken();
   }
   sent_->works.clear();
@@ -186,15 +199,16 @@ void Distributed::begin_reduction() {
 
 void Distributed::skip_reduction() {
   if (!reducer_) return;
-  if (!begun_) begin_reduction();
+  if (!reduction_begun_) begin_reduction();
   complete_reduction(/*contribute=*/false);
 }
 
-/// Sends the buckets that backward has not sent and that the other ranks wait for: with the gradients that are there
-/// (`contribute`), which then become the sums, or zeros for a step that has failed.
+/// Sends the buckets that backward has not sent and that the other ranks wait for. With `contribute` it sends the
+/// existing gradients, which then become the sums; otherwise zeros, for a failed step. See Note [Reducer hook].
 void Distributed::complete_reduction(bool contribute) {
-  begun_ = false;
-  // Zeros of a step that has failed are written over what nobody needs any more: there may be no memory for others.
+  reduction_begun_ = false;
+  // Overwrite the gradients of a failed step with zeros: they are no longer needed, and there may be no memory for new
+  // buffers.
   const auto buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/contribute);
   const size_t first = sent_->works.size();
   std::vector<at::Tensor> sent;
@@ -226,7 +240,8 @@ void Distributed::complete_reduction(bool contribute) {
   for (size_t i = 0; used.defined() && i < trained_.size(); ++i) {
     if (used[i].item<int>() == 0) trained_[i].second.mutable_grad().reset();
   }
-  // The others have learnt in which order gradients come, and will arrange the buckets anew with this rank.
+  // The other ranks have recorded the order of gradients and will rebuild their buckets in the next step; this rank
+  // must join.
   reducer_->push_rebuilt_params_for_all_indices();
 }
 
@@ -248,7 +263,7 @@ void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket)
 
 void Distributed::abandon_step() {
   if (reducer_) reducer_->reset_state();
-  begun_ = false;
+  reduction_begun_ = false;
 }
 
 void Distributed::throw_if_broken() {

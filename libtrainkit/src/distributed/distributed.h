@@ -1,5 +1,5 @@
 #pragma once
-// A process for each device, on c10d's Reducer.
+// One process per device, with c10d's Reducer.
 
 #include <memory>
 #include <string>
@@ -13,15 +13,15 @@
 
 namespace trainkit::detail {
 
-/// Sends a bucket of gradients on its way when backward has filled it, and remembers what is on its way.
+/// Starts the all-reduce of a bucket of gradients when backward has filled it, and records the pending work.
 class BucketHook final : public c10d::CommHookInterface {
  public:
-  /// What has been sent in this backward: shared with Distributed, since the Reducer owns the hook.
+  /// Work sent in the current backward. Shared with Distributed, because the Reducer owns the hook.
   struct Sent {
     std::chrono::steady_clock::time_point started;
-    std::chrono::steady_clock::time_point last;         // when the last bucket was full
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;  // in the order of the buckets
-    DeviceReplicator::OnSent on_sent;                   // after the last bucket
+    std::chrono::steady_clock::time_point last;         // time at which the last bucket was full
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;  // in bucket order
+    DeviceReplicator::OnSent on_sent;                   // called after the last bucket
   };
 
   BucketHook(ProcessGroup::Impl& group, GradientCompression compression, std::shared_ptr<Sent> sent)
@@ -65,12 +65,12 @@ class Distributed final : public DeviceReplicator {
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }
   void create_reducer(const DeviceReplicatorOptions& options);
-  /// What every rank does before the body of a step whose gradients are reduced.
+  /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction();
   void complete_reduction(bool contribute);
   void copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const;
   void backward(const Body& body, bool reduce);
-  /// Throws the Error of a lost rank if a bucket failed on its way.
+  /// Waits for all sent buckets. Throws the Error of a lost rank if one failed.
   void throw_if_broken();
   std::string parameters_without_gradient() const;
 
@@ -81,12 +81,12 @@ class Distributed final : public DeviceReplicator {
   GradientCompression compression_;
   std::vector<std::pair<std::string, at::Tensor>> trained_;
   std::vector<at::Tensor> buffers_;
-  bool asks_others_ = false;  // the body itself has collectives
-  bool begun_ = false;        // begin_reduction was called for the step
+  bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)
+  bool reduction_begun_ = false;  // begin_reduction was called for the current step
   Ranks group_;
   std::shared_ptr<BucketHook::Sent> sent_;
   std::shared_ptr<c10d::Reducer> reducer_;
-  std::shared_ptr<c10d::Logger> logger_;  // the Reducer writes into one where parameters may be unused
+  std::shared_ptr<c10d::Logger> logger_;  // required by the Reducer with find_unused_parameters
 };
 
 }  // namespace trainkit::detail

@@ -16,10 +16,10 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{5};
-/// How long the host of the store stays for the others: to read the verdict, or to leave.
+/// Time for which the host of the store stays available, so that the others can read the verdict or leave.
 constexpr milliseconds kLinger{300};
 
-/// How long a store that works may take to answer.
+/// Response time limit of a working store.
 constexpr milliseconds kStorePatience{1000};
 
 constexpr std::string_view kFinished = "it has finished";
@@ -32,6 +32,26 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
   return ranks.size() > at_most ? text + ", ..." : text;
 }
 
+// Note [Failure detection]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A failed collective shows which connection broke, not which rank caused it: a survivor that exits breaks connections
+// too. The first rank that sees a failure therefore calls all others through the store:
+//
+//   call/<rank>      set by the asker; every rank has a thread that waits for this key
+//   answers/<rank>   counter incremented by the answer, with the rank's position in position/<rank>
+//   left/<rank>      reason of a rank that exits deliberately
+//   verdict          result, written with compareSet: the first one wins and all survivors report it
+//
+// The answering thread is independent of the main thread. A rank that computes or waits in a collective thus answers
+// within milliseconds; a rank that was killed or stopped does not answer and is reported as lost. If every rank
+// answers, the verdict contains their positions: the slowest rank has not reached the collective.
+//
+// c10d waits without limit for the store, and rank 0, which usually hosts the store, may itself be stopped. Every
+// request to the store therefore runs in a thread that can be abandoned (`run_with_timeout`), and such threads share
+// ownership of State. `store_mutex` serialises the main client because a store client allows one thread at a time; the
+// answering thread has its own clone. At exit rank 0 keeps the store for up to kLinger, until the other ranks have set
+// gone/<rank>.
+
 struct FailureDetector::State {
   State(c10::intrusive_ptr<c10d::Store> store_, int64_t rank_, int64_t world_size_)
       : store(std::move(store_)), rank(rank_), world_size(world_size_) {}
@@ -39,27 +59,28 @@ struct FailureDetector::State {
   void answer_until_stopped();
   void answer(c10d::Store& own_store, const std::string& call);
   std::string ask(milliseconds patience);
-  void say_farewell(bool in_order);
+  void deregister(bool in_order);
   std::string key(const char* name, int64_t of_rank) const { return std::string(name) + "/" + std::to_string(of_rank); }
 
-  c10::intrusive_ptr<c10d::Store> store;  // of the asking thread
+  c10::intrusive_ptr<c10d::Store> store;  // client of the asking thread
   const int64_t rank;
   const int64_t world_size;
   mutable std::mutex mutex;
   std::string position;                // guarded by mutex
   std::optional<std::string> verdict;  // guarded by mutex
-  std::mutex store_mutex;              // a store's client is for one thread at a time
+  std::mutex store_mutex;              // a store client allows one thread at a time
   std::atomic<bool> left = false;
   std::atomic<bool> stopping = false;
   std::atomic<bool> store_lost = false;
-  std::promise<void> answered;  // the answering thread has ended
+  std::promise<void> answered;  // set when the answering thread has ended
 };
 
 namespace {
 
-/// What `work` returns, from a thread of its own; nullopt if that takes longer than `limit`: the thread is left behind.
+/// Runs `work` in a new thread and returns its result, or nullopt after `limit`. The thread is then abandoned. See
+/// Note [Failure detection].
 template <class Work>
-auto within(milliseconds limit, Work work) -> std::optional<decltype(work())> {
+auto run_with_timeout(milliseconds limit, Work work) -> std::optional<decltype(work())> {
   auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
   auto result = task->get_future();
   std::thread([task] { (*task)(); }).detach();
@@ -83,8 +104,8 @@ FailureDetector::~FailureDetector() {
   leave(kFinished);
   state.stopping = true;
   if (state.store_lost) return;
-  const bool said = within(kLinger + kStorePatience, [state = state_, in_order] {
-                      state->say_farewell(in_order);
+  const bool said = run_with_timeout(kLinger + kStorePatience, [state = state_, in_order] {
+                      state->deregister(in_order);
                       return true;
                     }).has_value();
   if (!said || state.answered.get_future().wait_for(kStorePatience) != std::future_status::ready) return;
@@ -94,17 +115,17 @@ FailureDetector::~FailureDetector() {
   }
 }
 
-/// Ends the answering thread; the holder of the store waits for those who are about to leave it.
-void FailureDetector::State::say_farewell(bool in_order) {
+/// Ends the answering thread. The host of the store waits for ranks that are about to leave it.
+void FailureDetector::State::deregister(bool in_order) {
   const std::lock_guard lock(store_mutex);
   try {
     store->set(key("call", rank), std::string("stop"));
-    // The store goes with rank 0, and others may still be about to leave.
+    // The store ends with rank 0, and other ranks may still be about to leave.
     const auto deadline = Clock::now() + kLinger;
     for (int64_t other = 1; in_order && rank == 0 && other < world_size; ++other) {
       while (!store->check({key("gone", other)}) && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
     }
-  } catch (...) {  // the store is gone, and with it the thread's wait
+  } catch (...) {  // the store is gone, which also ends the thread's wait
   }
 }
 
@@ -126,7 +147,7 @@ void FailureDetector::leave(std::string_view reason) {
   const std::lock_guard lock(state.store_mutex);
   try {
     state.store->set(state.key("left", state.rank), std::string(reason));
-  } catch (...) {  // the store is gone: nobody is there to read it
+  } catch (...) {  // the store is gone: no rank can read it
   }
 }
 
@@ -138,15 +159,15 @@ void FailureDetector::State::answer_until_stopped() {
       try {
         own_store->wait({call}, std::chrono::hours(24));
       } catch (const c10::DistStoreError&) {
-        continue;  // a day has passed
+        continue;  // timeout of one day
       }
       if (!stopping) answer(*own_store, call);
     }
-  } catch (...) {  // the store is gone: verdict() says so
+  } catch (...) {  // the store is gone: verdict() reports it
   }
 }
 
-/// Answers all who call in the next moments, and learns what they found.
+/// Answers all calls of the next two seconds and reads the verdict of the asking rank.
 void FailureDetector::State::answer(c10d::Store& own_store, const std::string& call) {
   const auto deadline = Clock::now() + std::chrono::seconds(2);
   while (!stopping && Clock::now() < deadline) {
@@ -176,7 +197,7 @@ std::string FailureDetector::verdict(milliseconds patience) {
     return state.verdict;
   };
   if (const auto found = known()) return *found;
-  const auto asked = within(patience + kLinger + kStorePatience, [state = state_, patience]() -> std::string {
+  const auto asked = run_with_timeout(patience + kLinger + kStorePatience, [state = state_, patience]() -> std::string {
     const std::lock_guard lock(state->store_mutex);
     try {
       return state->ask(patience);
@@ -186,7 +207,7 @@ std::string FailureDetector::verdict(milliseconds patience) {
   });
   if (asked && !asked->empty()) return *asked;
   if (!asked) state.store_lost = true;
-  // Another rank's verdict may have come while this one was asking.
+  // Another rank's verdict may have arrived during the request.
   if (const auto found = known()) return *found;
   return state.rank == 0 ? "the store failed" : "rank 0 lost (it holds the store)";
 }
@@ -220,14 +241,14 @@ std::string FailureDetector::State::ask(milliseconds patience) {
   } else if (!gone.empty()) {
     found = gone.front();
   } else {
-    // All live: the one that is behind has not arrived.
+    // All ranks answer: one of them has not reached the collective yet.
     for (int64_t other = 0; other < world_size; ++other) {
       if (other == rank) continue;
       found += (found.empty() ? "" : "; ") + std::string("rank ") + std::to_string(other) + " is at " +
                store->get_to_str(key("position", other));
     }
   }
-  // The first verdict stands; those who ask later report the same.
+  // The first verdict is kept; later askers report the same one.
   found = store->compareSet("verdict", std::string(), found);
   const int64_t readers = world_size - 1 - static_cast<int64_t>(silent.size() + gone.size());
   const auto linger = Clock::now() + kLinger;

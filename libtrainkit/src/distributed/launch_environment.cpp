@@ -23,8 +23,8 @@ constexpr int64_t kMaxWorldSize = 1 << 20;
 constexpr int64_t kFirstPort = 12'000;
 constexpr int64_t kPorts = 20'000;
 
-absl::Status fault(std::string_view name, std::string problem, std::string_view got = {}, std::string expected = {},
-                   std::string hint = {}) {
+absl::Status env_error(std::string_view name, std::string problem, std::string_view got = {}, std::string expected = {},
+                       std::string hint = {}) {
   return to_status({.exit_code = ExitCode::kDistributed,
                     .id = "dist.env",
                     .field = std::string(name),
@@ -37,20 +37,20 @@ absl::Status fault(std::string_view name, std::string problem, std::string_view 
 
 std::string range(int64_t min, int64_t max) { return std::to_string(min) + ".." + std::to_string(max); }
 
-/// The variables, with the checks that each value needs.
+/// Reads variables and checks their values.
 class Reader {
  public:
   explicit Reader(const EnvironmentVariables& variables) : variables_(variables) {}
 
   bool has(std::string_view name) const { return variables_.contains(name); }
 
-  /// The value, or an empty text.
+  /// Returns the value, or an empty string.
   std::string text(std::string_view name) const {
     const auto entry = variables_.find(name);
     return entry == variables_.end() ? std::string() : entry->second;
   }
 
-  /// The first of `names` that is set, or an empty text.
+  /// Returns the first of `names` that is set, or an empty string.
   std::string_view first(std::initializer_list<std::string_view> names) const {
     for (const std::string_view name : names) {
       if (has(name)) return name;
@@ -60,14 +60,15 @@ class Reader {
 
   absl::StatusOr<int64_t> number(std::string_view name, int64_t min, int64_t max) const {
     const auto entry = variables_.find(name);
-    if (entry == variables_.end()) return fault(name, "not set", "", range(min, max), hint_);
+    if (entry == variables_.end()) return env_error(name, "not set", "", range(min, max), hint_);
     const std::string& text = entry->second;
-    if (text.empty()) return fault(name, "empty", "", range(min, max), hint_);
+    if (text.empty()) return env_error(name, "empty", "", range(min, max), hint_);
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (end != text.data() + text.size() || error == std::errc::invalid_argument)
-      return fault(name, "not a whole number", text, range(min, max));
-    if (error != std::errc() || value < min || value > max) return fault(name, "out of range", text, range(min, max));
+      return env_error(name, "not a whole number", text, range(min, max));
+    if (error != std::errc() || value < min || value > max)
+      return env_error(name, "out of range", text, range(min, max));
     return value;
   }
 
@@ -76,7 +77,7 @@ class Reader {
     return number(name, min, max);
   }
 
-  /// What to say when a variable is missing.
+  /// Sets the hint of errors about missing variables.
   Reader& hint(std::string hint) {
     hint_ = std::move(hint);
     return *this;
@@ -97,15 +98,15 @@ absl::StatusOr<std::string> read_master_addr(const Reader& reader) {
   constexpr std::string_view kName = "MASTER_ADDR";
   const std::string rule = "a host name or address of rank 0's machine";
   const std::string address = reader.text(kName);
-  if (!reader.has(kName)) return fault(kName, "not set", "", rule, reader.hint());
-  if (address.empty()) return fault(kName, "empty", "", rule, reader.hint());
-  if (address.find("://") != std::string::npos) return fault(kName, "is a URL", address, rule);
+  if (!reader.has(kName)) return env_error(kName, "not set", "", rule, reader.hint());
+  if (address.empty()) return env_error(kName, "empty", "", rule, reader.hint());
+  if (address.find("://") != std::string::npos) return env_error(kName, "is a URL", address, rule);
   if (address == "0.0.0.0" || address == "::")
-    return fault(kName, "is no address that one can connect to", address, rule);
+    return env_error(kName, "is not an address to connect to", address, rule);
   if (address.find(':') != std::string::npos && !is_ipv6(address))
-    return fault(kName, "holds a port", address, rule, "the port goes into MASTER_PORT");
+    return env_error(kName, "contains a port", address, rule, "set the port with MASTER_PORT");
   const auto odd = [](unsigned char c) { return c <= ' ' || c == 0x7f || c == '/' || c == '@'; };
-  if (std::any_of(address.begin(), address.end(), odd)) return fault(kName, "is no host name", address, rule);
+  if (std::any_of(address.begin(), address.end(), odd)) return env_error(kName, "is not a host name", address, rule);
   return address;
 }
 
@@ -118,14 +119,14 @@ absl::Status read_sizes(const Reader& reader, std::string_view rank, std::string
   return absl::OkStatus();
 }
 
-/// A port that all ranks of the job `name` find alike (FNV-1a), and a job beside it most likely does not.
+/// Derives a port from the job's name (FNV-1a): equal on all ranks, and most likely different for concurrent jobs.
 uint16_t port_of_job(std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
   return static_cast<uint16_t>(kFirstPort + static_cast<int64_t>(hash % static_cast<uint64_t>(kPorts)));
 }
 
-/// MASTER_ADDR and MASTER_PORT of a launcher that does not set them itself.
+/// Reads MASTER_ADDR and MASTER_PORT where the launcher does not set them.
 absl::Status read_optional_master(const Reader& reader, std::string_view host_of_rank_0, LaunchEnvironment& launch) {
   const bool one_machine = launch.local_world_size == launch.world_size;
   if (reader.has("MASTER_ADDR") || (!one_machine && host_of_rank_0.empty())) {
@@ -138,20 +139,20 @@ absl::Status read_optional_master(const Reader& reader, std::string_view host_of
   return absl::OkStatus();
 }
 
-/// Two launchers' variables: what `theirs` says, if it is set, must be `value`, which `ours` says.
+/// Checks that the variable `theirs` of another launcher, if it is set, equals `value` from the variable `ours`.
 absl::Status check_agreement(const Reader& reader, std::string_view ours, int64_t value, std::string_view theirs) {
   if (!reader.has(theirs)) return absl::OkStatus();
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t other, reader.number(theirs, 0, kMaxWorldSize));
   if (other == value) return absl::OkStatus();
-  return fault(
-      theirs, "contradicts " + std::string(ours), std::to_string(other), std::to_string(value),
-      "start the ranks with one launcher, and leave " + std::string(ours) + " and " + std::string(theirs) + " to it");
+  return env_error(theirs, "does not match " + std::string(ours), std::to_string(other), std::to_string(value),
+                   "start the ranks with one launcher and do not set " + std::string(ours) + " or " +
+                       std::string(theirs) + " by hand");
 }
 
 absl::StatusOr<LaunchEnvironment> read_torch(Reader reader) {
   reader.hint(
       "torchrun and `trainkit launch` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
-      "MASTER_PORT; whoever sets one by hand sets all");
+      "MASTER_PORT; to start ranks by hand, set all of them");
   LaunchEnvironment launch{.launcher = reader.has("TRAINKIT_LAUNCH_ID") ? Launcher::kTrainkit : Launcher::kTorchrun};
   TRAINKIT_RETURN_IF_ERROR(read_sizes(reader, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch));
   const int64_t last_node = launch.world_size - 1;
@@ -164,7 +165,8 @@ absl::StatusOr<LaunchEnvironment> read_torch(Reader reader) {
   launch.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   launch.run_id = reader.text(reader.first({"TRAINKIT_LAUNCH_ID", "TORCHELASTIC_RUN_ID"}));
   launch.error_file = reader.text("TORCHELASTIC_ERROR_FILE");
-  // Ranks by hand under srun or mpirun. Launchers of their own may be a task of either: one torchrun per machine.
+  // Ranks set by hand under srun or mpirun must match. torchrun and trainkit launch may themselves be tasks of srun or
+  // mpirun, one per machine, so their ranks are not compared.
   if (reader.has("TRAINKIT_LAUNCH_ID") || reader.has("TORCHELASTIC_RUN_ID")) return launch;
   if (reader.has("SLURM_STEP_ID"))
     TRAINKIT_RETURN_IF_ERROR(check_agreement(reader, "RANK", launch.rank, "SLURM_PROCID"));
@@ -174,7 +176,7 @@ absl::StatusOr<LaunchEnvironment> read_torch(Reader reader) {
 }
 
 absl::StatusOr<LaunchEnvironment> read_open_mpi(Reader reader) {
-  reader.hint("mpirun sets it on one machine; over several, tell it: mpirun -x MASTER_ADDR=<rank 0's host> ...");
+  reader.hint("mpirun sets it on one machine; for several machines use mpirun -x MASTER_ADDR=<rank 0's host> ...");
   LaunchEnvironment launch{.launcher = Launcher::kOpenMpi};
   TRAINKIT_RETURN_IF_ERROR(read_sizes(reader, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", launch));
@@ -194,11 +196,11 @@ absl::StatusOr<LaunchEnvironment> read_slurm(Reader reader) {
   TRAINKIT_ASSIGN_OR_RETURN(launch.rank, reader.number("SLURM_PROCID", 0, launch.world_size - 1));
   TRAINKIT_ASSIGN_OR_RETURN(launch.node_rank, reader.number("SLURM_NODEID", 0, launch.world_size - 1));
   const std::string_view per_node = reader.first({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
-  if (per_node.empty()) return fault("SLURM_STEP_TASKS_PER_NODE", "not set", "", "such as 4(x2)", reader.hint());
+  if (per_node.empty()) return env_error("SLURM_STEP_TASKS_PER_NODE", "not set", "", "such as 4(x2)", reader.hint());
   launch.local_world_size = detail::slurm_tasks_on_node(reader.text(per_node), launch.node_rank);
   if (launch.local_world_size < 1 || launch.local_world_size > launch.world_size)
-    return fault(per_node, "does not say how many tasks node " + std::to_string(launch.node_rank) + " has",
-                 reader.text(per_node), "such as 4(x2)");
+    return env_error(per_node, "does not say how many tasks node " + std::to_string(launch.node_rank) + " has",
+                     reader.text(per_node), "such as 4(x2)");
   TRAINKIT_ASSIGN_OR_RETURN(launch.local_rank, reader.number("SLURM_LOCALID", 0, launch.local_world_size - 1));
   launch.run_id = reader.text("SLURM_JOB_ID") + "." + reader.text("SLURM_STEP_ID");
   TRAINKIT_ASSIGN_OR_RETURN(launch.restart_count, reader.number_or("SLURM_RESTART_COUNT", 0, 0, INT32_MAX));
@@ -207,14 +209,15 @@ absl::StatusOr<LaunchEnvironment> read_slurm(Reader reader) {
 
   const std::string_view list = reader.first({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   std::string host = detail::first_slurm_host(reader.text(list));
-  if (!list.empty() && host.empty()) return fault(list, "is no list of hosts", reader.text(list), "such as node[1-4]");
+  if (!list.empty() && host.empty())
+    return env_error(list, "is not a list of hosts", reader.text(list), "such as node[1-4]");
   if (host.empty()) host = reader.text("SLURM_LAUNCH_NODE_IPADDR");
   TRAINKIT_RETURN_IF_ERROR(read_optional_master(reader, host, launch));
   return launch;
 }
 
-/// Whether NCCL_SOCKET_IFNAME fits one of `interfaces`: prefixes with commas between them, "=" before names in full,
-/// "^" before those to leave out. Source: NCCL user guide, environment variables.
+/// Returns whether NCCL_SOCKET_IFNAME matches one of `interfaces`. The value is a comma-separated list of prefixes; "="
+/// requires full names, "^" excludes. Source: NCCL user guide, environment variables.
 bool nccl_names_interface(std::string_view value, const std::vector<std::string>& interfaces) {
   if (value.starts_with('^')) return true;
   const bool whole = value.starts_with('=');
@@ -237,34 +240,34 @@ absl::Status check_interfaces(const Reader& reader) {
     list += (list.empty() ? "" : ", ") + interfaces.emplace_back(entry->if_name);
   }
   const std::string gloo = reader.text("GLOO_SOCKET_IFNAME"), nccl = reader.text("NCCL_SOCKET_IFNAME");
-  for (size_t begin = 0; !gloo.empty() && begin <= gloo.size();) {  // c10d: one device for each name
+  for (size_t begin = 0; !gloo.empty() && begin <= gloo.size();) {  // c10d makes one device per name
     const size_t end = std::min(gloo.find(',', begin), gloo.size());
     const std::string name = gloo.substr(begin, end - begin);
     if (std::find(interfaces.begin(), interfaces.end(), name) == interfaces.end())
-      return fault("GLOO_SOCKET_IFNAME", "no such network interface", name, "one of " + list);
+      return env_error("GLOO_SOCKET_IFNAME", "no such network interface", name, "one of " + list);
     begin = end + 1;
   }
   if (!nccl.empty() && !nccl_names_interface(nccl, interfaces))
-    return fault("NCCL_SOCKET_IFNAME", "no such network interface", nccl, "one of " + list);
+    return env_error("NCCL_SOCKET_IFNAME", "no such network interface", nccl, "one of " + list);
   return absl::OkStatus();
 }
 
-/// Settings of c10d itself that it would refuse late, or obey to everybody's harm.
+/// Checks settings of c10d that it would reject late, or accept although they disable failure detection.
 absl::Status check_c10d(const Reader& reader, LaunchEnvironment& launch) {
   std::string debug = reader.text("TORCH_DISTRIBUTED_DEBUG");
   std::transform(debug.begin(), debug.end(), debug.begin(), [](unsigned char c) { return std::toupper(c); });
   if (reader.has("TORCH_DISTRIBUTED_DEBUG") && debug != "OFF" && debug != "INFO" && debug != "DETAIL")
-    return fault("TORCH_DISTRIBUTED_DEBUG", "no such level", reader.text("TORCH_DISTRIBUTED_DEBUG"),
-                 "OFF, INFO or DETAIL");
+    return env_error("TORCH_DISTRIBUTED_DEBUG", "no such level", reader.text("TORCH_DISTRIBUTED_DEBUG"),
+                     "OFF, INFO or DETAIL");
   for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"}) {
     if (reader.text(name) == "0")
       launch.warnings.push_back(std::string(name) +
-                                "=0: NCCL does not notice a dead peer, and the others wait forever");
+                                "=0: NCCL does not notice a dead peer, and the other ranks wait forever");
   }
   return absl::OkStatus();
 }
 
-/// Rank 0 will listen there: can it? Any of the addresses that the name stands for will do.
+/// Checks that rank 0 can listen at one of the addresses of the master's name.
 absl::Status check_port(const LaunchEnvironment& launch, const addrinfo* addresses) {
   int error = 0;
   for (const addrinfo* address = addresses; address; address = address->ai_next) {
@@ -279,13 +282,13 @@ absl::Status check_port(const LaunchEnvironment& launch, const addrinfo* address
   }
   const std::string port = std::to_string(launch.master_port);
   if (error == EADDRINUSE)
-    return fault("MASTER_PORT", "in use already", port, "a free port",
-                 "another job runs here, or one has not ended yet; choose another port");
-  if (error == EACCES) return fault("MASTER_PORT", "needs rights that this user lacks", port, "1024..65535");
+    return env_error("MASTER_PORT", "already in use", port, "a free port",
+                     "another job runs here, or an earlier one has not ended; choose another port");
+  if (error == EACCES) return env_error("MASTER_PORT", "needs privileges that this user lacks", port, "1024..65535");
   if (error == EADDRNOTAVAIL)
-    return fault("MASTER_ADDR", "is not this machine, which runs rank 0", launch.master_addr,
-                 "an address of rank 0's machine");
-  return absl::OkStatus();  // the store's own attempt will tell
+    return env_error("MASTER_ADDR", "is not this machine, which runs rank 0", launch.master_addr,
+                     "an address of rank 0's machine");
+  return absl::OkStatus();  // opening the store reports other errors
 }
 
 }  // namespace
@@ -310,9 +313,10 @@ absl::StatusOr<std::optional<LaunchEnvironment>> read_launch_environment(const E
   const Reader reader(variables);
   const bool mpi = reader.has("OMPI_COMM_WORLD_RANK");
   const bool slurm = reader.has("SLURM_PROCID") && reader.has("SLURM_STEP_ID");
-  // Without RANK, WORLD_SIZE beside another launcher's variables is a batch script's own, and checked against them.
+  // Without RANK, a WORLD_SIZE next to another launcher's variables was set by a batch script and is compared with
+  // them.
   const bool torch = reader.has("RANK") || (reader.has("WORLD_SIZE") && !mpi && !slurm);
-  // By hand, `mpirun` or `srun` with RANK and nothing else of PyTorch's is still theirs.
+  // RANK set by hand without PyTorch's other variables does not replace mpirun's or srun's variables.
   const bool whole = reader.has("LOCAL_RANK") || reader.has("TORCHELASTIC_RUN_ID");
   const bool is_torch = torch && (whole || (!mpi && !slurm));
   if (!is_torch && !mpi && !slurm) return std::nullopt;
@@ -332,8 +336,8 @@ absl::Status check_rendezvous(const LaunchEnvironment& launch, const Environment
   const std::string port = std::to_string(launch.master_port);
   const int error = getaddrinfo(launch.master_addr.c_str(), port.c_str(), &wanted, &found);
   if (error != 0)
-    return fault("MASTER_ADDR", std::string("does not resolve: ") + gai_strerror(error), launch.master_addr,
-                 "a host name or address of rank 0's machine");
+    return env_error("MASTER_ADDR", std::string("does not resolve: ") + gai_strerror(error), launch.master_addr,
+                     "a host name or address of rank 0's machine");
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
   if (launch.rank != 0 || launch.agent_store) return absl::OkStatus();
   return check_port(launch, addresses.get());
@@ -343,9 +347,9 @@ absl::StatusOr<c10::Device> device_of_rank(const LaunchEnvironment& launch, c10:
   if (type != c10::DeviceType::CUDA) return c10::Device(type);
   if (launch.launcher == Launcher::kSlurm && device_count == 1) return c10::Device(type, 0);
   if (launch.local_rank < device_count) return c10::Device(type, static_cast<c10::DeviceIndex>(launch.local_rank));
-  return fault("LOCAL_RANK", "more ranks on this machine than GPUs", std::to_string(launch.local_rank),
-               device_count == 0 ? "a GPU" : range(0, device_count - 1),
-               "start " + std::to_string(std::max(device_count, 1)) + " ranks per machine, or pass --device cpu");
+  return env_error("LOCAL_RANK", "more ranks on this machine than GPUs", std::to_string(launch.local_rank),
+                   device_count == 0 ? "a GPU" : range(0, device_count - 1),
+                   "start " + std::to_string(std::max(device_count, 1)) + " ranks per machine, or pass --device cpu");
 }
 
 namespace detail {

@@ -29,11 +29,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a rank that lives may take to answer. A survivor reports within a second.
+/// Response time limit of a live rank. A survivor reports within a second.
 constexpr std::chrono::milliseconds kPatience{500};
 constexpr size_t kBroadcastBytes = 25 << 20;
 
-/// What Gloo or NCCL said, without the place in their sources.
+/// Shortens a message of Gloo or NCCL and removes the position in their sources.
 std::string short_reason(std::string_view message) {
   for (const auto& [phrase, reason] : {std::pair{"Connection closed by peer", "connection closed"},
                                        {"Connection reset by peer", "connection reset"},
@@ -49,18 +49,18 @@ std::string short_reason(std::string_view message) {
   return std::string(message.substr(0, 160));
 }
 
-/// c10d writes warnings with backtraces to stderr when a rank goes; what they say is in our errors. Whoever sets
-/// TORCH_CPP_LOG_LEVEL gets them.
-void quieten_c10d() {
+/// Silences c10d's warnings, which print backtraces to stderr when a rank is lost; our errors contain the same
+/// information. Setting TORCH_CPP_LOG_LEVEL keeps them.
+void silence_c10d_warnings() {
   static std::once_flag once;  // ranks may be threads of one process
   std::call_once(once, [] {
     if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 3);
   });
 }
 
-/// Gloo carries each step's agreement, names a lost rank and ends the program with that; see ~Impl. NCCL's watchdog
-/// would abort the process first, or let it wait for a minute, for a dump of what the ranks did last. What the
-/// environment says already stays.
+/// Disables the reactions of NCCL's watchdog. It would abort the process before our error, or delay it by a minute to
+/// dump the ranks' last collectives. Each step's agreement goes through Gloo, which detects and reports a lost rank;
+/// see ~Impl. Variables that are already set keep their values.
 void silence_nccl_watchdog() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -70,7 +70,7 @@ void silence_nccl_watchdog() {
   });
 }
 
-/// Fields with a NUL byte after each part: names and values hold none.
+/// Joins fields with a NUL byte after each part. Names and values contain no NUL bytes.
 std::string packed(const std::vector<DigestField>& fields) {
   std::string bytes;
   for (const DigestField& field : fields) bytes.append(field.name).append(1, '\0').append(field.value).append(1, '\0');
@@ -87,7 +87,7 @@ std::vector<DigestField> unpacked(const std::string& bytes) {
   return fields;
 }
 
-/// The first field that differs, as {name, value and ranks, value of rank 0}; nullopt if all ranks agree.
+/// Returns the first field that differs as {name, values with ranks, value of rank 0}; nullopt if all ranks agree.
 std::optional<std::array<std::string, 3>> first_difference(const std::vector<std::vector<DigestField>>& all) {
   const auto value_of = [](const std::vector<DigestField>& fields, const std::string& name) -> std::string {
     const auto found =
@@ -119,10 +119,20 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 
 }  // namespace
 
+// Note [Backends of a process group]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The store connects the ranks first. On it are built, in an order that is the same on all ranks: the failure detector
+// (it must answer from the beginning), shared memory (each rank publishes its handle and reads those of the others),
+// Gloo, and NCCL on GPUs.
+//
+// NCCL's timeout is 60 s longer than Gloo's. The host-side collectives of each step thus fail first and name the lost
+// rank. NCCL cannot name it, and NCCL's kernels of a lost peer spin on the device until ncclCommAbort; ~Impl therefore
+// aborts NCCL if any collective has failed. Without this the destructor would wait for kernels that never end.
+
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
                          c10::intrusive_ptr<c10d::Store> store, const std::string& address)
     : rank(launch.rank), world_size(launch.world_size), options(std::move(options_)), store_(std::move(store)) {
-  roll_call_ = std::make_unique<detail::FailureDetector>(store_, rank, world_size);
+  failure_detector_ = std::make_unique<detail::FailureDetector>(store_, rank, world_size);
   shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);
   const int size = static_cast<int>(world_size);
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
@@ -148,6 +158,7 @@ ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions op
 }
 
 ProcessGroup::Impl::~Impl() {
+  // See Note [Backends of a process group].
   if (broken_ && nccl_) nccl_->abort();
 }
 
@@ -157,13 +168,13 @@ c10d::Backend& ProcessGroup::Impl::backend(at::DeviceType type) const {
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_reduce(const at::Tensor& tensor) {
-  if (shared_memory_ && detail::SharedMemory::takes(tensor)) return shared_memory_->all_reduce(tensor);
+  if (shared_memory_ && detail::SharedMemory::supports(tensor)) return shared_memory_->all_reduce(tensor);
   std::vector<at::Tensor> tensors{tensor};
   return backend(tensor.device().type()).allreduce(tensors);
 }
 
 void ProcessGroup::Impl::at(std::string_view what) {
-  roll_call_->set_position("step " + std::to_string(step) + " in " + std::string(what));
+  failure_detector_->set_position("step " + std::to_string(step) + " in " + std::string(what));
 }
 
 absl::Status ProcessGroup::Impl::wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what,
@@ -180,11 +191,11 @@ absl::Status ProcessGroup::Impl::failure(std::string_view what, Clock::time_poin
   if (broken_) return *broken_;
   char after[32];
   snprintf(after, sizeof(after), "%.2f s", std::chrono::duration<double>(Clock::now() - started).count());
-  const std::string verdict = roll_call_->verdict(kPatience);
+  const std::string verdict = failure_detector_->verdict(kPatience);
   broken_ = detail::distributed_error("dist.peer", "",
                                       verdict + " at step " + std::to_string(step) + " in " + std::string(what) +
                                           " after " + after + ": " + short_reason(message));
-  roll_call_->leave("it lost its connection to another rank");
+  failure_detector_->leave("it lost its connection to another rank");
   return *broken_;
 }
 
@@ -193,13 +204,13 @@ ProcessGroup::~ProcessGroup() = default;
 
 absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchEnvironment& launch,
                                                                    const ProcessGroupOptions& options) try {
-  // For the store's server, which begins here: libuv does not ask for MSG_NOSIGNAL. Python, which ignores the signal,
-  // never notices.
+  // libuv, which serves the store from here on, does not use MSG_NOSIGNAL. Python ignores SIGPIPE; a C++ program would
+  // be killed by it.
   const detail::SigpipeBlocked blocked;
   TORCH_CHECK_VALUE(launch.world_size >= 1 && launch.rank >= 0 && launch.rank < launch.world_size,
                     "rank must be in 0..world_size - 1, got ", launch.rank, " of ", launch.world_size);
   TORCH_CHECK_VALUE(options.timeout.count() > 0, "timeout must be > 0, got ", options.timeout.count(), " ms");
-  quieten_c10d();
+  silence_c10d_warnings();
   const auto deadline = Clock::now() + options.timeout;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string address, detail::local_address(options.bind));
   TRAINKIT_ASSIGN_OR_RETURN(auto store, detail::open_store(launch, options.bind, deadline, options.timeout));

@@ -1,5 +1,5 @@
 #pragma once
-// The c10d side of ProcessGroup, for the parts of the library that work with c10d's own types.
+// c10d objects of ProcessGroup, for the parts of the library that use c10d's own types.
 
 #include <atomic>
 #include <chrono>
@@ -25,34 +25,34 @@ class ProcessGroup::Impl {
        const std::string& address);
   ~Impl();
 
-  /// What the Reducer works with.
+  /// Process group of the Reducer.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return c10d_; }
   /// Gloo for the CPU, NCCL for CUDA.
   c10d::Backend& backend(at::DeviceType type) const;
   c10d::Store& store() const { return *store_; }
 
-  /// Sums `tensor` over all ranks in place; does not wait. In shared memory where that is possible, else by backend().
+  /// Sums `tensor` over all ranks in place without waiting. Uses shared memory if possible, else backend().
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor);
 
   /// Waits for `work`, which began at `started`.
   absl::Status wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what, Clock::time_point started);
-  /// The Error for a collective that failed with `message`: asks the other ranks which of them is gone. The first
-  /// failure is the one that is reported from then on.
+  /// Returns the Error for a collective that failed with `message`. Asks the other ranks which of them is lost. Later
+  /// calls return the first failure.
   absl::Status failure(std::string_view what, Clock::time_point started, std::string_view message);
 
-  /// Tells whoever asks what this rank is doing.
+  /// Sets the current operation, which this rank reports to other ranks that ask.
   void at(std::string_view what);
 
   const int64_t rank;
   const int64_t world_size;
   const ProcessGroupOptions options;
   std::atomic<int64_t> step = 0;
-  int64_t exchanges = 0;  // through the store; each has keys of its own
-  detail::FailureDetector& failure_detector() { return *roll_call_; }
+  int64_t exchanges = 0;  // number of exchanges through the store; each uses separate keys
+  detail::FailureDetector& failure_detector() { return *failure_detector_; }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
-  std::unique_ptr<detail::FailureDetector> roll_call_;
+  std::unique_ptr<detail::FailureDetector> failure_detector_;
   std::unique_ptr<detail::SharedMemory> shared_memory_;  // or null
   c10::intrusive_ptr<c10d::Backend> gloo_;
   c10::intrusive_ptr<c10d::Backend> nccl_;

@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// A socket that is closed at the end of the scope.
+/// Closes a socket at the end of the scope.
 class Socket {
  public:
   explicit Socket(int descriptor) : descriptor_(descriptor) {}
@@ -88,7 +88,8 @@ absl::StatusOr<Socket> listen_on(const std::string& address, uint16_t port) {
                            {}, error == EADDRINUSE ? "another job uses this port: choose another MASTER_PORT" : "");
 }
 
-/// Whether something listens at `host`:`port`; asked every 50 ms until the deadline, since ranks start at any time.
+/// Returns whether something listens at `host`:`port`. Tries every 50 ms until the deadline, since ranks start at any
+/// time.
 bool wait_for_listener(const std::string& host, uint16_t port, Deadline deadline) {
   while (true) {
     const Addresses addresses = resolve(host, port);
@@ -146,8 +147,8 @@ absl::StatusOr<std::string> local_address(const std::string& bind) {
   }
   const Addresses addresses = resolve(bind, 0);
   if (!bind.empty() && addresses) return address_text(addresses->ai_addr);
-  return distributed_error("dist.env", "--dist_bind", "is no address, host or network interface of this machine", bind,
-                           "an address, or one of " + names);
+  return distributed_error("dist.env", "--dist_bind", "is not an address, host or network interface of this machine",
+                           bind, "an address, or one of " + names);
 }
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> open_store(const LaunchEnvironment& launch, const std::string& bind,
@@ -156,11 +157,11 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> open_store(const LaunchEnvironme
   const bool serve = launch.rank == 0 && !launch.agent_store;
   TRAINKIT_ASSIGN_OR_RETURN(const std::string address, local_address(bind));
   if (!one_machine && is_loopback(address)) {
-    return distributed_error("dist.env", "--dist_bind", "the loopback does not reach the ranks of other machines",
-                             address, "the address or interface that they reach this machine by",
-                             "name the interface of a private network: --dist_bind eth0");
+    return distributed_error("dist.env", "--dist_bind", "the loopback address is not reachable from other machines",
+                             address, "an address or interface that is reachable from the other machines",
+                             "use the interface of a private network: --dist_bind eth0");
   }
-  // Ranks of one machine meet where rank 0 listens, whatever name the launcher gives the machine.
+  // Ranks of one machine connect to rank 0's loopback address, whatever host name the launcher sets.
   const std::string host = launch.agent_store || !one_machine || !is_loopback(address) ? launch.master_addr : address;
   c10d::TCPStoreOptions options;
   options.port = launch.master_port;
@@ -172,7 +173,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> open_store(const LaunchEnvironme
     options.masterListenFd = socket.release();
   } else if (!wait_for_listener(host, launch.master_port, deadline)) {
     return distributed_error("dist.join", "MASTER_ADDR",
-                             "rank " + std::to_string(launch.rank) + " found nobody at " + host + ":" +
+                             "rank " + std::to_string(launch.rank) + " found no listener at " + host + ":" +
                                  std::to_string(launch.master_port) + " within " + seconds_text(timeout),
                              {}, {}, "rank 0 listens on the loopback unless --dist_bind names another address");
   }
@@ -189,9 +190,10 @@ absl::Status join(c10d::Store& store, const LaunchEnvironment& launch, Deadline 
   const std::string rank = std::to_string(launch.rank);
   const std::string world = std::to_string(launch.world_size);
   const std::string agreed = store.compareSet("world_size", std::string(), world);
-  if (agreed != world) return distributed_error("dist.env", "WORLD_SIZE", "another rank has another", world, agreed);
+  if (agreed != world)
+    return distributed_error("dist.env", "WORLD_SIZE", "differs from that of another rank", world, agreed);
   if (store.add("came/" + rank, 1) > 1) {
-    return distributed_error("dist.env", "RANK", "another process is this rank already", rank, "each rank once");
+    return distributed_error("dist.env", "RANK", "another process already has this rank", rank, "each rank once");
   }
   store.set("joined/" + rank, rank);
   std::vector<std::string> keys;

@@ -14,20 +14,31 @@
 namespace trainkit {
 namespace {
 
+// Note [Replica generators]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Replicas run in threads. Threads that share one generator draw in an unpredictable order, and ranks with one seed
+// drop the same neurons. Each replica therefore draws from a generator seeded from the step and the replica, which
+// makes runs repeatable.
+//
+// Model code calls at::dropout and similar operations without a generator argument. To supply one, the guard includes a
+// dispatch key in the thread-local set: the kernels below are registered under it, add the generator, exclude the key
+// and call the operation again. The key is TESTING_ONLY_GenericMode, which LibTorch itself does not use; all other
+// operations fall through. randperm and CUDA tensors are not redirected: on a GPU the device's default generator is
+// seeded instead (ReplicaRandom).
+
 constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local at::Generator* replica_generator = nullptr;
 
 using OptionalGenerator = std::optional<at::Generator>;
 
-/// `asked`, or the replica's where nobody asked for one.
+/// Returns `asked`, or the replica's generator if none was passed.
 OptionalGenerator generator_for(const at::Tensor& self, const OptionalGenerator& asked) {
   if (!asked && self.is_cpu() && replica_generator) return *replica_generator;
   return asked;
 }
 
-// A kernel for each operation that draws: it fills in the generator and goes on below the key.
-// clang-format off
+// One kernel per random operation: it fills in the generator and redispatches below the key.
 at::Tensor& bernoulli_p(at::Tensor& self, double p, OptionalGenerator gen) {
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   return self.bernoulli_(p, generator_for(self, gen));
@@ -72,7 +83,7 @@ at::Tensor bernoulli(const at::Tensor& self, OptionalGenerator gen) {
 
 }  // namespace
 
-// Every other operation passes the key by; LibTorch keeps it for modes of this kind and uses it for nothing itself.
+// See Note [Replica generators].
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
   library.impl("bernoulli_.float", bernoulli_p);

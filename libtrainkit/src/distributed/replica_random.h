@@ -1,5 +1,5 @@
 #pragma once
-/// Random numbers of a replica's own, without a generator in every call.
+/// Random numbers per replica, without a generator argument in every call.
 
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -8,13 +8,10 @@
 
 namespace trainkit {
 
-/// Inside the scope, and in this thread, the operations that would draw from LibTorch's default CPU generator (dropout,
-/// bernoulli_, uniform_, normal_, exponential_, random_, multinomial and all that are made of them: rand, randn, ...)
-/// draw from a generator that begins at `seed`. randperm and operations on CUDA tensors are left alone.
-///
-/// Replicas run in threads, and threads that share one generator draw in an order that nobody knows; ranks that share
-/// a seed drop the same neurons. With a seed that is a function of the step and the replica, neither happens, and a run
-/// is the same each time. Scopes nest.
+/// Redirects LibTorch's default CPU generator in this thread to a generator seeded with `seed`, for the scope's
+/// lifetime. Affects dropout, bernoulli_, uniform_, normal_, exponential_, random_, multinomial and all operations
+/// built on them (rand, randn, ...). Does not affect randperm and operations on CUDA tensors. Scopes nest. See
+/// Note [Replica generators].
 class [[nodiscard]] ReplicaRandomGuard {
  public:
   explicit ReplicaRandomGuard(uint64_t seed);
@@ -28,7 +25,7 @@ class [[nodiscard]] ReplicaRandomGuard {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-/// What operations on CPU tensors draw from in this thread: the guard's generator, or LibTorch's default.
+/// Returns the generator of CPU operations in this thread: the guard's, or LibTorch's default.
 at::Generator current_cpu_generator();
 
 }  // namespace trainkit

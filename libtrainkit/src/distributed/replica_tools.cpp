@@ -34,7 +34,7 @@ std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::
   return unique(module.named_buffers());
 }
 
-std::vector<at::Tensor> own_buffers(const torch::nn::Module& module) {
+std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module) {
   std::unordered_set<const void*> synchronised;
   for (const auto& part : module.modules()) {
     if (!part->as<SyncBatchNormImpl>()) continue;

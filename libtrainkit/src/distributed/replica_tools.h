@@ -1,5 +1,5 @@
 #pragma once
-// What the strategies share. Internal to DeviceReplicator.
+// Functions shared by the strategies. Internal to DeviceReplicator.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -16,21 +16,21 @@
 
 namespace trainkit::detail {
 
-/// Parameters, or buffers, under their names; a tensor that has two names counts once, under its first.
+/// Returns parameters, or buffers, with their names. A tensor with two names appears once, under its first name.
 std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const torch::nn::Module& module);
 std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::Module& module);
 
-/// The buffers that replicas change each for itself while they train: those of no SyncBatchNorm.
-std::vector<at::Tensor> own_buffers(const torch::nn::Module& module);
+/// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm.
+std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);
 
-/// Tells the layers of `module` that ask others (SyncBatchNorm) which replica they are. @return whether there are any.
+/// Binds the layers of `module` that use collectives (SyncBatchNorm) to `group`. @return whether there are any.
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica);
 
-/// One draw from the default CPU generator, from which the replicas of a run get their own.
+/// Draws a seed from the default CPU generator, from which run() derives the generators of the replicas.
 uint64_t draw_seed();
 
-/// What `replica` (of all processes) draws in the run of `seed`: a CPU generator for this thread, and on a GPU the
-/// device's own, begun anew.
+/// Seeds the generators of `replica` (numbered over all processes) from `seed`: a CPU generator for this thread and, on
+/// a GPU, the device's default generator.
 class ReplicaRandom {
  public:
   ReplicaRandom(uint64_t seed, int64_t replica, at::Device device);

@@ -15,14 +15,14 @@
 namespace trainkit {
 namespace {
 
-/// Nine tenths of the nominal bandwidth of one direction, and latencies as nccl-tests and Gloo show them per hop.
+/// Nine tenths of the nominal bandwidth of one direction. Latencies per hop are those that nccl-tests and Gloo report.
 constexpr std::array<std::pair<std::string_view, Link>, 10> kLinks = {{
-    {"loopback", {30e-6, 2.5e9}},  // two processes over Gloo on one machine; measure yours with trainkit doctor
+    {"loopback", {30e-6, 2.5e9}},  // two processes over Gloo on one machine; trainkit doctor measures yours
     {"eth10", {30e-6, 1.125e9}},   // 10 Gbit/s Ethernet, TCP
     {"eth25", {25e-6, 2.81e9}},    // 25 Gbit/s Ethernet, TCP
     {"eth100", {20e-6, 11.25e9}},  // 100 Gbit/s Ethernet, TCP
     {"ib100", {5e-6, 11.25e9}},    // 100 Gbit/s InfiniBand EDR, RDMA
-    {"ib4x100", {5e-6, 45e9}},     // four of them, one per pair of GPUs (DGX-1)
+    {"ib4x100", {5e-6, 45e9}},     // four adapters, one per pair of GPUs (DGX-1)
     {"pcie3", {10e-6, 14.2e9}},    // 16 lanes, 15.75 GB/s
     {"pcie4", {10e-6, 28.4e9}},    // 16 lanes, 31.5 GB/s
     {"nvlink2", {5e-6, 135e9}},    // V100: 6 links of 25 GB/s
@@ -32,7 +32,7 @@ constexpr std::array<std::pair<std::string_view, Link>, 10> kLinks = {{
 double ring_seconds(double bytes, const Cluster& cluster) {
   const double n = static_cast<double>(cluster.devices());
   const auto hop = [&](const Link& link) { return link.latency_seconds + bytes / n / link.bytes_per_second; };
-  // All hops of a round happen at once, and the next round waits for the slowest.
+  // All hops of a round run concurrently, and the next round waits for the slowest.
   double slowest = cluster.nodes > 1 ? hop(cluster.between) : 0;
   if (cluster.devices_per_node > 1) slowest = std::max(slowest, hop(cluster.inside));
   return 2 * (n - 1) * slowest;
@@ -46,7 +46,7 @@ double tree_seconds(double bytes, const Cluster& cluster) {
     slowest = 1 / cluster.between.bytes_per_second;
   }
   if (cluster.devices_per_node > 1) {
-    // Inside a machine of several, a chain leads to the device that talks to the others.
+    // On several machines, a chain within each machine leads to the device that communicates with the others.
     latency += (cluster.nodes > 1 ? g - 1 : std::ceil(std::log2(g))) * cluster.inside.latency_seconds;
     slowest = std::max(slowest, 1 / cluster.inside.bytes_per_second);
   }
@@ -147,7 +147,7 @@ ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluste
       static_cast<double>(std::accumulate(step.bucket_bytes.begin(), step.bucket_bytes.end(), int64_t{0}));
 
   ScalingPrediction result{.devices = cluster.devices()};
-  double time = 0, computed = 0, ready = 0;  // since backward began; `computed` of it is done
+  double time = 0, computed = 0, ready = 0;  // seconds since backward began; `computed`: completed part of it
   for (const int64_t bucket : step.bucket_bytes) {
     ready += backward * static_cast<double>(bucket) / bytes;
     if (computed < ready) time += ready - std::exchange(computed, ready);
@@ -166,7 +166,8 @@ ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluste
 
 absl::StatusOr<Link> fit_link(int64_t devices, int64_t small_bytes, double small_seconds, int64_t large_bytes,
                               double large_seconds) {
-  TORCH_CHECK_VALUE(devices > 1 && small_bytes < large_bytes, "two sizes over several devices are needed");
+  TORCH_CHECK_VALUE(devices > 1 && small_bytes < large_bytes,
+                    "fit_link needs devices > 1 and small_bytes < large_bytes");
   if (!(large_seconds > small_seconds) || !(small_seconds > 0)) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.value",

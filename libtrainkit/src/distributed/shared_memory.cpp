@@ -19,18 +19,39 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr size_t kMaxRanks = 8;  // every rank reads what all have written
+constexpr size_t kMaxRanks = 8;  // every rank reads the values of all ranks
 constexpr size_t kPieceBytes = 512 << 10;
 constexpr uint32_t kPieces = 16;
-/// How often a rank that waits looks whether the one it waits for is still there.
-constexpr std::chrono::milliseconds kLook{20};
+/// Interval at which a waiting rank checks that the other rank still exists.
+constexpr std::chrono::milliseconds kLivenessInterval{20};
 
-/// What stands before the pieces. Only the rank itself writes here. The counters wrap around.
+// Note [Shared-memory ring]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Each rank owns one anonymous memory region (memfd): a Head, then a ring of kPieces pieces. Only the owner writes it;
+// the other ranks map it through /proc/<pid>/fd/<fd>. The mapping is accepted only if size and token match, which
+// rejects an unrelated process with the same pid in another pid namespace. All ranks then vote through the store, so
+// that either all use shared memory or none does.
+//
+// A sum of any size passes through the ring in pieces:
+// 1. The owner copies piece i into slot i mod kPieces, stores its size, then publishes `written` = i + 1 (release).
+// 2. A reader waits until `written` of every rank exceeds i (acquire), checks the sizes and adds the pieces of all
+// ranks in rank order.
+// 3. The reader publishes `read` = i + 1. A slot is overwritten only when every other rank's `read` has passed the
+// piece that it holds. Sums write ahead as far as the ring allows, then alternate between reading and writing, so a
+// rank never waits for space while it has something to read; otherwise two ranks could wait for each other.
+//
+// Counters wrap around; `reached` compares them by signed difference, which is exact because they differ by at most
+// kPieces. Waiters sleep on a futex for at most kLivenessInterval and then check that the other rank still exists: its
+// `ended` flag, or its pidfd, which becomes readable when the process ends. `ended` is read before the counter, since a
+// rank may finish its last piece and then end regularly. After a failure all later sums fail with the same exception,
+// because ring positions no longer agree.
+
+/// Header before the pieces, written only by its rank. The counters wrap around.
 struct Head {
   uint64_t token;
   std::array<uint32_t, kPieces> piece_bytes;
-  alignas(64) std::atomic<uint32_t> written;  // pieces so far
-  alignas(64) std::atomic<uint32_t> read;     // pieces of all ranks that this one has added up
+  alignas(64) std::atomic<uint32_t> written;  // pieces written so far
+  alignas(64) std::atomic<uint32_t> read;     // pieces of all ranks that this rank has added
   alignas(64) std::atomic<uint32_t> ended;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
@@ -41,9 +62,9 @@ static_assert(sizeof(Head) <= kFirstPiece);
 
 bool reached(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
-/// Sleeps while `counter` is `seen`, at most kLook. The word is shared between processes.
+/// Sleeps while `counter` equals `seen`, for at most kLivenessInterval. The futex is shared between processes.
 void sleep_on(const std::atomic<uint32_t>& counter, uint32_t seen) {
-  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kLook).count()};
+  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kLivenessInterval).count()};
   ::syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
@@ -57,7 +78,7 @@ std::string network_namespace() {
   return std::filesystem::read_symlink("/proc/self/ns/net", error).string();
 }
 
-/// Work::create_from_future makes one that swallows errors.
+/// Work of a sum. Work::create_from_future would make one that swallows errors.
 class SumWork final : public c10d::Work {
  public:
   explicit SumWork(c10::intrusive_ptr<c10::ivalue::Future> done) : done_(std::move(done)) {}
@@ -88,21 +109,21 @@ class Descriptor {
 
 }  // namespace
 
-/// What a rank shows to the others, mapped here.
-class SharedMemory::Shown {
+/// Maps the memory of one rank into this process.
+class SharedMemory::RankMemory {
  public:
-  /// Null if it cannot be mapped, or its process not be watched.
-  static std::unique_ptr<Shown> map(int memory, pid_t process) {
+  /// Returns null if the memory cannot be mapped or the process cannot be watched.
+  static std::unique_ptr<RankMemory> map(int memory, pid_t process) {
     const int watch = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
     if (watch < 0) return nullptr;
     void* data = ::mmap(nullptr, kShownBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    if (data != MAP_FAILED) return std::unique_ptr<Shown>(new Shown(static_cast<std::byte*>(data), watch));
+    if (data != MAP_FAILED) return std::unique_ptr<RankMemory>(new RankMemory(static_cast<std::byte*>(data), watch));
     ::close(watch);
     return nullptr;
   }
-  ~Shown() { ::munmap(data_, kShownBytes); }
-  Shown(const Shown&) = delete;
-  Shown& operator=(const Shown&) = delete;
+  ~RankMemory() { ::munmap(data_, kShownBytes); }
+  RankMemory(const RankMemory&) = delete;
+  RankMemory& operator=(const RankMemory&) = delete;
 
   Head& head() const { return *reinterpret_cast<Head*>(data_); }
   std::byte* piece(uint32_t number) const { return data_ + kFirstPiece + number % kPieces * kPieceBytes; }
@@ -113,9 +134,9 @@ class SharedMemory::Shown {
   }
 
  private:
-  Shown(std::byte* data, int process) : data_(data), process_(process) {}
+  RankMemory(std::byte* data, int process) : data_(data), process_(process) {}
   std::byte* data_;
-  Descriptor process_;  // readable once it has ended
+  Descriptor process_;  // pidfd, readable once the process has ended
 };
 
 std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t rank, int64_t world_size, bool wanted,
@@ -125,10 +146,10 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   std::random_device random;
   const uint64_t token = (uint64_t{random()} << 32) | random();
 
-  // Memory without a name: nothing is left behind by a rank that is killed, and the size of /dev/shm does not matter.
+  // Anonymous memory: a killed rank leaves nothing behind, and the size of /dev/shm does not matter.
   const Descriptor own(wanted ? ::memfd_create("trainkit-ranks", MFD_CLOEXEC) : -1);
-  std::unique_ptr<Shown> shown;
-  if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = Shown::map(own.get(), ::getpid());
+  std::unique_ptr<RankMemory> shown;
+  if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = RankMemory::map(own.get(), ::getpid());
   std::string place = "none";
   if (shown) {
     shown->head().token = token;
@@ -138,7 +159,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   store.set(key("shown/", rank), place);
 
   bool all = shown != nullptr;
-  std::vector<std::unique_ptr<Shown>> ranks;
+  std::vector<std::unique_ptr<RankMemory>> ranks;
   for (int64_t other = 0; other < world_size; ++other) {
     if (other == rank) {
       ranks.push_back(std::move(shown));
@@ -155,9 +176,9 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
     }
     const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
     const Descriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    // On another machine a file of that name is something else.
+    // On another machine this path may be an unrelated file.
     const off_t bytes = memory.get() < 0 ? -1 : ::lseek(memory.get(), 0, SEEK_END);
-    auto theirs = bytes == static_cast<off_t>(kShownBytes) ? Shown::map(memory.get(), process) : nullptr;
+    auto theirs = bytes == static_cast<off_t>(kShownBytes) ? RankMemory::map(memory.get(), process) : nullptr;
     all = theirs && theirs->head().token == expected;
     ranks.push_back(std::move(theirs));
   }
@@ -167,7 +188,8 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   return std::unique_ptr<SharedMemory>(new SharedMemory(std::move(ranks), rank, timeout));
 }
 
-SharedMemory::SharedMemory(std::vector<std::unique_ptr<Shown>> ranks, int64_t rank, std::chrono::milliseconds timeout)
+SharedMemory::SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank,
+                           std::chrono::milliseconds timeout)
     : ranks_(std::move(ranks)), rank_(static_cast<size_t>(rank)), timeout_(timeout), thread_([this] { work(); }) {}
 
 SharedMemory::~SharedMemory() {
@@ -179,17 +201,17 @@ SharedMemory::~SharedMemory() {
   thread_.join();
   Head& head = ranks_[rank_]->head();
   head.ended.store(1, std::memory_order_release);
-  publish(head.written, written_);  // for those who sleep on them
+  publish(head.written, written_);  // wakes ranks that wait for them
   publish(head.read, read_);
 }
 
-bool SharedMemory::takes(const at::Tensor& tensor) {
+bool SharedMemory::supports(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() &&
          (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
 }
 
 c10::intrusive_ptr<c10d::Work> SharedMemory::all_reduce(const at::Tensor& tensor) {
-  TORCH_CHECK(takes(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
+  TORCH_CHECK(supports(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   {
     const std::lock_guard lock(mutex_);
@@ -220,7 +242,7 @@ void SharedMemory::work() {
   }
 }
 
-/// Writes as far ahead as the ring goes, then adds up piece by piece.
+/// Writes ahead as far as the ring allows, then adds piece by piece. See Note [Shared-memory ring].
 void SharedMemory::sum(const at::Tensor& tensor) {
   const auto deadline = Clock::now() + timeout_;
   const std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
@@ -232,7 +254,7 @@ void SharedMemory::sum(const at::Tensor& tensor) {
       shown += piece_at(shown).size();
       continue;
     }
-    if (summed == shown) {  // the ring is full of what others have not read
+    if (summed == shown) {  // the ring is full of pieces that other ranks have not read
       for (size_t other = 0; other < ranks_.size(); ++other) {
         if (other != rank_) await(ranks_[other]->head().read, written_ - kPieces + 1, other, deadline);
       }
@@ -257,13 +279,13 @@ bool SharedMemory::may_write() const {
 }
 
 void SharedMemory::write(std::span<const std::byte> piece) {
-  const Shown& own = *ranks_[rank_];
+  const RankMemory& own = *ranks_[rank_];
   std::memcpy(own.piece(written_), piece.data(), piece.size());
   own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.size());
   publish(own.head().written, ++written_);
 }
 
-/// Waits for the next piece of every rank, and puts their sum into `piece`, this rank's own numbers.
+/// Waits for the next piece of every rank and writes the sum into `piece`, which holds this rank's values.
 template <class T>
 void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
   std::array<const T*, kMaxRanks> parts{};
@@ -272,12 +294,12 @@ void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
       parts[rank] = piece.data();
       continue;
     }
-    const Shown& other = *ranks_[rank];
+    const RankMemory& other = *ranks_[rank];
     await(other.head().written, read_ + 1, rank, deadline);
     const size_t bytes = other.head().piece_bytes[read_ % kPieces];
     if (bytes != piece.size_bytes()) {
-      throw std::runtime_error("rank " + std::to_string(rank) + " came with " + std::to_string(bytes) +
-                               " bytes, this rank with " + std::to_string(piece.size_bytes()));
+      throw std::runtime_error("rank " + std::to_string(rank) + " sent " + std::to_string(bytes) +
+                               " bytes, this rank " + std::to_string(piece.size_bytes()));
     }
     parts[rank] = reinterpret_cast<const T*>(other.piece(read_));
   }
@@ -294,11 +316,11 @@ void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
   publish(ranks_[rank_]->head().read, ++read_);
 }
 
-/// Sleeps until `counter`, of `rank`, is at least `least`.
+/// Sleeps until `counter` of `rank` is at least `least`.
 void SharedMemory::await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank,
                          Clock::time_point deadline) const {
   while (!reached(counter.load(std::memory_order_acquire), least)) {
-    const bool gone = ranks_[rank]->gone();  // before the counter: it may have ended in good order
+    const bool gone = ranks_[rank]->gone();  // read before the counter: the rank may have ended regularly
     const uint32_t seen = counter.load(std::memory_order_acquire);
     if (reached(seen, least)) return;
     if (gone) throw std::runtime_error("Connection closed by peer");

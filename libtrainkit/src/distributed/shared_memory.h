@@ -1,5 +1,5 @@
 #pragma once
-// Sums over ranks of one machine, through memory that they share.
+// All-reduce through shared memory between ranks on one machine.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,41 +19,40 @@
 
 namespace trainkit::detail {
 
-/// The all-reduce of ranks that are processes of one machine. Each writes its numbers where the others can read them,
-/// and adds up those of all in the order of the ranks, so that every rank gets the same bits, those of one process that
-/// adds them in turn. A byte is written once and read once by every rank; over sockets it passes the kernel twice each
-/// way, on processors that the backward pass needs.
+/// Sums tensors over ranks that are processes of one machine. Each rank writes its values where the others can read
+/// them, and adds the values of all ranks in rank order, so that every rank gets the same bits. Each byte is written
+/// once and read once per rank; a socket would copy it through the kernel twice in each direction, on cores that
+/// backward needs. See Note [Shared-memory ring].
 ///
-/// A rank shows 8 MiB in pieces, a ring that a sum of any size goes through. A thread of its own works off the sums in
-/// the order in which they were asked for, which must be the same on all ranks.
+/// A worker thread processes the sums in the order of the calls, which must be equal on all ranks.
 class SharedMemory {
  public:
-  /// Opens the memory of all ranks; blocks until all have come. Null, on all of them alike, where one of them cannot
-  /// or does not want to (`wanted`): on several machines or in several network namespaces, as somebody else's
-  /// processes, more than 8 ranks, Linux before 5.3. Throws what the store throws.
+  /// Maps the memory of all ranks; blocks until all have joined. Returns null on all ranks if any rank cannot or does
+  /// not want to (`wanted`) share memory: several machines, network namespaces or users, more than 8 ranks, Linux
+  /// before 5.3. Throws the exceptions of the store.
   static std::unique_ptr<SharedMemory> open(c10d::Store& store, int64_t rank, int64_t world_size, bool wanted,
                                             std::chrono::milliseconds timeout);
-  /// Ends the thread. The others learn that this rank is gone.
+  /// Ends the thread and marks this rank as gone for the others.
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  /// Whether all_reduce takes `tensor`: float32 or float64, contiguous, on the CPU.
-  static bool takes(const at::Tensor& tensor);
+  /// Returns whether all_reduce supports `tensor`: float32 or float64, contiguous, on the CPU.
+  static bool supports(const at::Tensor& tensor);
 
-  /// Sums `tensor` over all ranks in place. Does not block. The work fails where a rank is gone (noticed within 20 ms),
-  /// does not come within the timeout, or comes with another number of bytes; after that all fail.
+  /// Sums `tensor` over all ranks in place. Does not block. The work fails if a rank is gone (noticed within 20 ms),
+  /// does not arrive within the timeout, or has a different number of bytes; all later work then fails too.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor);
 
  private:
   using Clock = std::chrono::steady_clock;
-  class Shown;
+  class RankMemory;
   struct Sum {
     at::Tensor tensor;
     c10::intrusive_ptr<c10::ivalue::Future> done;
   };
 
-  SharedMemory(std::vector<std::unique_ptr<Shown>> ranks, int64_t rank, std::chrono::milliseconds timeout);
+  SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank, std::chrono::milliseconds timeout);
   void work();
   void sum(const at::Tensor& tensor);
   bool may_write() const;
@@ -62,11 +61,11 @@ class SharedMemory {
   void add_up(std::span<T> piece, Clock::time_point deadline);
   void await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank, Clock::time_point deadline) const;
 
-  const std::vector<std::unique_ptr<Shown>> ranks_;
+  const std::vector<std::unique_ptr<RankMemory>> ranks_;
   const size_t rank_;
   const std::chrono::milliseconds timeout_;
 
-  // The thread's own.
+  // Used by the worker thread only.
   uint32_t written_ = 0;
   uint32_t read_ = 0;
   std::exception_ptr broken_;

@@ -1,5 +1,5 @@
 #pragma once
-// One model on one device: every call goes straight through.
+// One model on one device, without communication.
 
 #include "trainkit/distributed/device_replicator.h"
 
@@ -18,14 +18,14 @@ class SingleDevice final : public DeviceReplicator {
   void synchronize() override {}
 
  private:
-  struct Alone final : ReplicaGroup {
+  struct SingleReplicaGroup final : ReplicaGroup {
     int64_t size() const override { return 1; }
     void all_reduce(int64_t, at::Tensor&) override {}
   };
 
   std::shared_ptr<torch::nn::Module> module_;
   at::Device device_;
-  Alone group_;
+  SingleReplicaGroup group_;
 };
 
 }  // namespace trainkit::detail

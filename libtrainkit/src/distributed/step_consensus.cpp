@@ -11,12 +11,24 @@
 namespace trainkit {
 namespace {
 
-// The sums: weight, step, step squared (equal steps alone give both sums), then what each rank has to say.
+// Note [Step consensus]
+// ~~~~~~~~~~~~~~~~~~~~~
+// One all-reduce (sum) over 3 + ranks doubles replaces several collectives. Element 0 is the weight. Elements 1 and 2
+// are the step and its square: sum(step) == n * step and sum(step^2) == n * step^2 hold together only if all steps are
+// equal, which detects a rank at a different step. The remaining elements have one writer each, so their sum is the
+// value of that rank: flags plus kStop * signal. Steps and flags are integers below 2^53, hence exact in float64.
+//
+// The vote is sent while gradients are reduced (send) and read afterwards (wait), which hides its latency. Every rank
+// votes in every step, also after a failure; a rank without a vote would leave the others waiting in the all-reduce.
+// The reason of a failure is text and goes through the store: it is set before the vote is sent, and read after the
+// vote has been received, so it is always present.
+
+// Positions of the sums; see Note [Step consensus].
 constexpr int64_t kWeight = 0, kStep = 1, kStepSquared = 2, kFirstRank = 3;
 constexpr int kSave = 1, kFoundInf = 2, kOutOfMemory = 4, kFailed = 8, kStop = 16;
 
-/// The largest number of a step that is exact in all sums: squares stay below 2^53 by counting modulo 2^20.
-double place_of(int64_t step) { return static_cast<double>(step % (1 << 20)); }
+/// Returns the step modulo 2^20, so that sums of squares stay below 2^53 and are exact.
+double step_residue(int64_t step) { return static_cast<double>(step % (1 << 20)); }
 
 std::string reason_key(int64_t step, int64_t rank) {
   return "failed/" + std::to_string(step) + "/" + std::to_string(rank);
@@ -30,7 +42,7 @@ struct StepConsensus::Sent {
   int64_t step = 0;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   c10::intrusive_ptr<c10d::Work> work = nullptr;
-  std::string error = {};  // why there is no work
+  std::string error = {};  // set if there is no work
 };
 
 StepConsensus::StepConsensus(ProcessGroup& group)
@@ -39,11 +51,11 @@ StepConsensus::StepConsensus(ProcessGroup& group)
 StepConsensus::~StepConsensus() = default;
 
 void StepConsensus::send(int64_t step, const StepVote& vote) {
-  TORCH_CHECK(!sent_, "the vote on step ", sent_->step, " is still on its way");
+  TORCH_CHECK(!sent_, "wait() was not called after the vote on step ", sent_->step);
   sent_ = std::make_unique<Sent>(Sent{.step = step});
   double* numbers = numbers_.mutable_data_ptr<double>();
   std::fill_n(numbers, numbers_.numel(), 0.0);
-  const double place = place_of(step);
+  const double place = step_residue(step);
   numbers[kWeight] = vote.weight;
   numbers[kStep] = place;
   numbers[kStepSquared] = place * place;
@@ -60,7 +72,7 @@ void StepConsensus::send(int64_t step, const StepVote& vote) {
 }
 
 absl::StatusOr<StepVerdict> StepConsensus::wait() {
-  TORCH_CHECK(sent_, "wait() needs a send() before it");
+  TORCH_CHECK(sent_, "wait() was called without send()");
   const auto sent = std::move(sent_);
   group_.impl().at(kWhat);
   if (!sent->work) return group_.impl().failure(kWhat, sent->started, sent->error);
@@ -70,7 +82,7 @@ absl::StatusOr<StepVerdict> StepConsensus::wait() {
 
 absl::StatusOr<StepVerdict> StepConsensus::read(int64_t step) try {
   const double* numbers = numbers_.const_data_ptr<double>();
-  const double place = place_of(step);
+  const double place = step_residue(step);
   const auto ranks = static_cast<double>(group_.world_size());
   if (numbers[kStep] != ranks * place || numbers[kStepSquared] != ranks * place * place) {
     return detail::distributed_error("dist.order", "step", "ranks are not at the same step",

@@ -23,28 +23,28 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// All dimensions but that of the channels.
+/// Returns all dimensions except the channels.
 std::vector<int64_t> reduced_dims(const at::Tensor& x) {
   std::vector<int64_t> dims{0};
   for (int64_t d = 2; d < x.dim(); ++d) dims.push_back(d);
   return dims;
 }
 
-/// (C) as (1, C, 1, ...), to be combined with `x`.
+/// Reshapes (C) to (1, C, 1, ...), to broadcast over `x`.
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& x) {
   std::vector<int64_t> shape(static_cast<size_t>(x.dim()), 1);
   shape[1] = values.numel();
   return values.to(x.scalar_type()).view(shape);
 }
 
-/// Mean and variance of each channel over the rows of all replicas, and how many numbers they are over.
+/// Mean and variance of each channel over the rows of all replicas, and the number of values per channel.
 struct Statistics {
   at::Tensor mean;
   at::Tensor var;  // biased
   at::Tensor count;
 };
 
-/// Sums go through float64, so that E[x^2] - E[x]^2 loses nothing.
+/// Computes the statistics with sums in float64, so that E[x^2] - E[x]^2 does not cancel.
 Statistics statistics_of_all(const at::Tensor& x, ReplicaGroup& group, int64_t replica) {
   const int64_t channels = x.size(1);
   const int64_t count = x.numel() / channels;
@@ -78,14 +78,14 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
     const double eps = context->saved_data["eps"].toDouble();
     const at::Tensor dy = gradients[0].contiguous(x.suggest_memory_format());
-    // With the statistics taken as constants this gives sum(dy (x - mean) / std) and sum(dy), of the rows here.
-    const at::Tensor none = at::empty({0}, mean.options());  // CUDA wants them defined, though it does not read them
+    // With constant statistics this gives sum(dy (x - mean) / std) and sum(dy) over the local rows.
+    const at::Tensor none = at::empty({0}, mean.options());  // CUDA requires defined tensors but does not read them
     const auto [unused, d_weight, d_bias] =
         at::native_batch_norm_backward(dy, x, weight, mean, var, none, none, /*train=*/false, eps, {false, true, true});
     at::Tensor sums = at::cat({d_weight, d_bias}).to(at::kDouble);
     auto* group = reinterpret_cast<ReplicaGroup*>(context->saved_data["group"].toInt());
     group->all_reduce(context->saved_data["replica"].toInt(), sums);
-    // dx = weight / std (dy - mean(dy) - (x - mean) / std mean(dy (x - mean) / std)), the means over all rows.
+    // dx = weight / std (dy - mean(dy) - (x - mean) / std mean(dy (x - mean) / std)), with means over all rows.
     const int64_t channels = x.size(1);
     const at::Tensor inverse_std = (var.to(at::kDouble) + eps).rsqrt();
     const at::Tensor scale = weight.to(at::kDouble) * inverse_std;
@@ -136,7 +136,7 @@ at::Tensor SyncBatchNormImpl::normalize(const at::Tensor& input, const at::Tenso
   at::Tensor y = alone ? at::batch_norm(input, weight, bias, running_mean, running_var, is_training(), options.momentum,
                                         options.eps, /*cudnn_enabled=*/true)
                        : over_all_replicas(input);
-  if (residual.defined()) y = y.add_(residual);  // no gradient of batch_norm needs what it returned
+  if (residual.defined()) y = y.add_(residual);  // in place: batch_norm does not save its output for backward
   return relu ? y.relu_() : y;
 }
 
@@ -158,7 +158,7 @@ int64_t synchronize_batch_norm(torch::nn::Module& module, bool synchronize) {
   for (const auto& part : module.modules()) {
     TORCH_CHECK_VALUE(!part->as<torch::nn::BatchNorm1dImpl>() && !part->as<torch::nn::BatchNorm2dImpl>() &&
                           !part->as<torch::nn::BatchNorm3dImpl>(),
-                      "a torch::nn::BatchNorm cannot be synchronised: build the model of SyncBatchNorm");
+                      "a torch::nn::BatchNorm cannot be synchronised: build the model with SyncBatchNorm");
     if (auto* norm = part->as<SyncBatchNormImpl>()) {
       norm->options.synchronize = synchronize;
       ++found;

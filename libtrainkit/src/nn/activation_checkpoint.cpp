@@ -19,7 +19,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The generators that work on `device` draws from in this thread.
+/// States of the generators that operations on `device` draw from in this thread.
 class RngState {
  public:
   explicit RngState(at::Device device) {
@@ -42,7 +42,7 @@ class RngState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Puts the generators back where they were when it goes out of scope.
+/// Sets the generators to `wanted` and restores them at the end of the scope.
 class RngScope {
  public:
   RngScope(const std::optional<RngState>& wanted, at::Device device) {
@@ -60,7 +60,7 @@ class RngScope {
   std::optional<RngState> before_;
 };
 
-/// What autocast does on one type of device in this thread.
+/// Autocast settings of one device type in this thread.
 struct AutocastState {
   at::DeviceType device;
   bool enabled;
@@ -96,7 +96,7 @@ class AutocastScope {
   AutocastState before_;
 };
 
-/// Everything that the second run needs, kept by the graph.
+/// State needed to recompute the function; owned by the autograd graph.
 struct Replay : torch::CustomClassHolder {
   std::function<at::Tensor(const at::Tensor&)> function;
   AutocastState autocast;
@@ -107,6 +107,16 @@ struct Replay : torch::CustomClassHolder {
     if (preserve_rng_state) rng.emplace(device);
   }
 };
+
+// Note [Recomputation in backward]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Forward runs the function without recording a graph (Function::forward disables grad mode) and saves the input and
+// the parameters. Backward restores random numbers and autocast, runs the function again with grad mode on, and calls
+// autograd::grad for the input and the parameters. Autograd then accumulates these gradients as usual, so that hooks,
+// the Reducer and autograd::grad see one gradient per parameter. A backward() inside backward() would accumulate into
+// .grad directly and bypass them; this is why parameters must be passed explicitly.
+//
+// Generators are restored after recomputation: otherwise later random numbers would depend on checkpointing.
 
 struct CheckpointFunction : Function<CheckpointFunction> {
   static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Replay>& replay, const at::Tensor& input,
@@ -131,6 +141,7 @@ struct CheckpointFunction : Function<CheckpointFunction> {
       const RngScope rng(replay->rng, input.device());
       const AutocastScope autocast(replay->autocast);
       const at::AutoGradMode grad_mode(true);
+      // See Note [Recomputation in backward].
       output = replay->function(input);
     }
     if (wants_input) wanted.push_back(input);
@@ -139,7 +150,7 @@ struct CheckpointFunction : Function<CheckpointFunction> {
     }
     const variable_list found = torch::autograd::grad({output}, wanted, grad_outputs, /*retain_graph=*/false,
                                                       /*create_graph=*/false, /*allow_unused=*/true);
-    variable_list gradients(1 + saved.size());  // none for the first argument
+    variable_list gradients(1 + saved.size());  // undefined for the first argument
     size_t next = 0;
     for (size_t i = 0; i < saved.size(); ++i) {
       if (i == 0 ? wants_input : saved[i].requires_grad()) gradients[1 + i] = found[next++];

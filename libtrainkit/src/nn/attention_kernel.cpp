@@ -21,19 +21,34 @@ static std::vector<at::Tensor> tensors_of(const Attended& attended) { return {at
 
 namespace {
 
-constexpr int64_t kQueries = 64;    // rows of scores that are worked on at a time
-constexpr int64_t kTileRows = 8;    // of a product whose sums stay in registers, beside two vectors of columns
+constexpr int64_t kQueries = 64;    // query rows per block of scores
+constexpr int64_t kTileRows = 8;    // rows per register tile, together with two column vectors
 constexpr int64_t kMaxWidth = 256;  // of a head
 constexpr int64_t kMaxTime = 4096;
-constexpr float kHidden = -std::numeric_limits<float>::infinity();  // the score of what may not be seen
+constexpr float kHidden = -std::numeric_limits<float>::infinity();  // score of a masked key
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-/// Where one head of one sequence stands, and how large it is.
+// Note [Attention kernel]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// One task computes one head of one sequence. Keys are transposed once into columns (keys_t), so that scores, softmax
+// and the weighted sum all run over contiguous vectors of kLanes keys. Queries are processed in blocks of kQueries
+// rows; products use register tiles of kTileRows rows and two vectors of columns.
+//
+// Scores of a tile are computed only up to the last key that its last row can see, rounded up to kLanes. Everything
+// beyond `time` or beyond the diagonal is padding: scores there are set to kHidden and weights to zero, and padded rows
+// are zero, so that products can run over whole tiles. Each value is produced by one thread in a fixed order, which
+// makes results bitwise independent of the number of threads.
+//
+// The softmax keeps weights unnormalised and multiplies the output row by 1 / sum. Forward saves only log(sum e^score)
+// per row; backward recomputes the weights as e^(score - logsumexp) and uses sum(d_weight * weight) = sum(d_mixed *
+// mixed) (Dao et al., arXiv 2205.14135).
+
+/// Size and strides of one head of one sequence. See Note [Attention kernel].
 struct Head {
   int64_t time, width;
-  int64_t row;  // values from a position to the next, in qkv
-  int64_t out;  // the same, in what attention returns
+  int64_t row;  // stride between positions in qkv, in values
+  int64_t out;  // stride between positions in the output, in values
   float scale;
 };
 
@@ -64,14 +79,15 @@ struct Scratch {
   };
   std::unique_ptr<float[], Delete> memory;
   float *keys_t, *values_t;  // (width, keys): columns are positions
-  float *q, *dy, *dq;        // (rows, width): queries times scale, and gradients
+  float *q, *dy, *dq;        // (rows, width): scaled queries, and gradients
   float *p, *dp;             // (rows, keys): scores and weights
-  float* v;                  // (keys, width): values, and keys in backward
+  float* v;                  // (keys, width): values; keys in backward
   float *dk, *dv;            // (keys, width)
   float* bias;               // (keys): 0, or kHidden
 };
 
-/// c += a b for R rows and V vectors of columns, or c = a b. Element (r, k) of a is a[r * a_row + k * a_step].
+/// Computes c += a b (kAdd) or c = a b for R rows and V vectors of columns. Element (r, k) of a is a[r * a_row + k *
+/// a_step].
 template <int R, int V, bool kAdd>
 TRAINKIT_INLINE void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, int64_t depth,
                           float* c, int64_t c_row) {
@@ -104,7 +120,7 @@ TRAINKIT_INLINE void tile(const float* a, int64_t a_row, int64_t a_step, const f
   }
 }
 
-/// kTileRows rows and a multiple of kLanes columns.
+/// Multiplies kTileRows rows by a multiple of kLanes columns.
 template <bool kAdd>
 TRAINKIT_INLINE void multiply(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
                               int64_t depth, float* c, int64_t c_row, int64_t columns) {
@@ -115,7 +131,7 @@ TRAINKIT_INLINE void multiply(const float* a, int64_t a_row, int64_t a_step, con
   if (at < columns) tile<kTileRows, 1, kAdd>(a, a_row, a_step, b + at, b_row, depth, c + at, c_row);
 }
 
-/// Exchanges the upper half of each 2 kHalf lanes of a with the lower half of those of b.
+/// Swaps the upper half of each 2 kHalf lanes of a with the lower half of those of b.
 template <size_t kHalf, size_t... kLane>
 TRAINKIT_INLINE void exchange(Floats& a, Floats& b, std::index_sequence<kLane...>) {
   const Floats x = a, y = b;
@@ -131,7 +147,7 @@ TRAINKIT_INLINE void exchange_all(Floats (&rows)[kLanes]) {
   }
 }
 
-/// Of kLanes vectors the k-th elements become the k-th vector: log2(kLanes) rounds that exchange half of each pair.
+/// Transposes kLanes vectors in log2(kLanes) rounds that swap half of each pair.
 TRAINKIT_INLINE void transpose(Floats (&rows)[kLanes]) {
   exchange_all<8>(rows);
   exchange_all<4>(rows);
@@ -139,8 +155,8 @@ TRAINKIT_INLINE void transpose(Floats (&rows)[kLanes]) {
   exchange_all<1>(rows);
 }
 
-/// `count` rows of `width` values, `row` apart, as columns of `to` (width, keys); the columns up to the next multiple
-/// of kLanes become 0.
+/// Writes `count` rows of `width` values, with stride `row`, as columns of `to` (width, keys). Sets the columns up to
+/// the next multiple of kLanes to 0.
 template <typename T>
 TRAINKIT_INLINE void to_columns(const T* from, int64_t row, int64_t count, int64_t width, float* to, int64_t keys) {
   for (int64_t j = 0; j < count; j += kLanes) {
@@ -160,7 +176,8 @@ TRAINKIT_INLINE void to_columns(const T* from, int64_t row, int64_t count, int64
   }
 }
 
-/// `count` rows of `width` values, times `factor`, one after the other; zeros after them up to a multiple of kTileRows.
+/// Writes `count` rows of `width` values, times `factor`, contiguously. Appends zero rows up to a multiple of
+/// kTileRows.
 template <typename T>
 TRAINKIT_INLINE void to_rows(const T* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
   for (int64_t i = 0; i < count; ++i) {
@@ -184,7 +201,7 @@ TRAINKIT_INLINE void from_rows(const float* from, int64_t count, int64_t width, 
   }
 }
 
-/// Scores of `count` queries from `first` on, as far as their tile of rows can see.
+/// Computes the scores of `count` queries from `first` on, up to the last key that each tile of rows can see.
 TRAINKIT_INLINE void scores(const Scratch& scratch, const Head& head, int64_t keys, int64_t first, int64_t count) {
   for (int64_t i = 0; i < count; i += kTileRows) {
     multiply<false>(scratch.q + i * head.width, head.width, 1, scratch.keys_t, keys, head.width, scratch.p + i * keys,
@@ -192,8 +209,9 @@ TRAINKIT_INLINE void scores(const Scratch& scratch, const Head& head, int64_t ke
   }
 }
 
-/// The scores of row `position`, with what it may not see hidden.
-TRAINKIT_INLINE void seen(const float* row, const float* bias, int64_t j, int64_t position, Floats& score) {
+/// Loads the scores of row `position` with masked keys set to kHidden.
+TRAINKIT_INLINE void load_masked_scores(const float* row, const float* bias, int64_t j, int64_t position,
+                                        Floats& score) {
   constexpr Signs kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Floats hidden;
   load(row + j, score);
@@ -203,13 +221,13 @@ TRAINKIT_INLINE void seen(const float* row, const float* bias, int64_t j, int64_
   score = later ? Floats{} + kHidden : score;
 }
 
-/// Writes the weights of row `position` before they are divided by their sum: zero where nothing is seen, up to the end
-/// of what its tile sees. @return the logarithm of the sum of e^score, 0 if nothing is seen; `sum` as a factor.
+/// Writes the unnormalised weights of row `position`: zero for masked keys, up to the end of its tile. @return log(sum
+/// e^score), 0 if all keys are masked; `factor` is 1 / sum.
 TRAINKIT_INLINE float softmax_row(float* row, const float* bias, int64_t position, int64_t end, float& factor) {
   Floats highest = Floats{} + kHidden;
   for (int64_t j = 0; j < end; j += kLanes) {
     Floats score;
-    seen(row, bias, j, position, score);
+    load_masked_scores(row, bias, j, position, score);
     store(score, row + j);
     highest = highest < score ? score : highest;
   }
@@ -223,7 +241,7 @@ TRAINKIT_INLINE float softmax_row(float* row, const float* bias, int64_t positio
     const Signs unseen = score == kHidden;
     score -= most;
     exp_of(score);
-    score = unseen ? Floats{} : score;  // a NaN stays one
+    score = unseen ? Floats{} : score;  // keeps NaN
     store(score, row + j);
     sums += score;
   }
@@ -254,7 +272,7 @@ TRAINKIT_INLINE void forward_head(const T* qkv, const Head& head, Scratch& scrat
       multiply<false>(scratch.p + i * keys, keys, 1, scratch.v, head.width, std::min(head.time, first + i + kTileRows),
                       scratch.q + i * head.width, head.width, head.width);
     }
-    for (int64_t i = 0; i < count; ++i) {  // over the queries, which are not needed any more
+    for (int64_t i = 0; i < count; ++i) {  // overwrites the queries, which are no longer needed
       float* row = scratch.q + i * head.width;
       for (int64_t d = 0; d < head.width; ++d) row[d] *= factors[i];
     }
@@ -262,12 +280,13 @@ TRAINKIT_INLINE void forward_head(const T* qkv, const Head& head, Scratch& scrat
   }
 }
 
-/// Of one row: scores become weights, gradients of weights become those of scores. `delta` is the sum of d_mixed mixed.
+/// Converts scores to weights, and gradients of weights to gradients of scores, in one row. `delta` is sum(d_mixed *
+/// mixed).
 TRAINKIT_INLINE void gradient_row(float* p, float* dp, const float* bias, int64_t position, int64_t end,
                                   float logsumexp, float delta) {
   for (int64_t j = 0; j < end; j += kLanes) {
     Floats weight, gradient;
-    seen(p, bias, j, position, weight);
+    load_masked_scores(p, bias, j, position, weight);
     load(dp + j, gradient);
     const Signs unseen = weight == kHidden;
     weight -= logsumexp;
@@ -317,7 +336,7 @@ TRAINKIT_INLINE void backward_head(const T* qkv, const T* mixed, const T* d_mixe
       multiply<false>(scratch.dp + i * keys, keys, 1, scratch.v, width, std::min(head.time, first + i + kTileRows),
                       scratch.dq + i * width, width, width);
     }
-    // Keys and values, a tile of positions at a time, from the queries that see them.
+    // Gradients of keys and values, one tile of positions at a time, from the queries that attend to them.
     for (int64_t j = 0; j < std::min(head.time, first + count); j += kTileRows) {
       const int64_t from = std::max<int64_t>(0, j - first) / kTileRows * kTileRows;
       multiply<true>(scratch.p + from * keys + j, 1, keys, scratch.dy + from * width, width, count - from,
@@ -332,7 +351,7 @@ TRAINKIT_INLINE void backward_head(const T* qkv, const T* mixed, const T* d_mixe
   from_rows(scratch.dv, head.time, width, d_qkv + 2 * channels, head.row);
 }
 
-// One function of each for each dtype: those that are compiled more than once cannot be templates.
+// Defined by a macro for each dtype, because functions compiled for several instruction sets cannot be templates.
 #define TRAINKIT_KERNELS(T)                                                                                          \
   TRAINKIT_VECTORIZED void run_forward(const T* qkv, const Head& head, Scratch& scratch, T* out, float* logsumexp) { \
     forward_head(qkv, head, scratch, out, logsumexp);                                                                \
@@ -345,7 +364,8 @@ TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
 #undef TRAINKIT_KERNELS
 
-/// Calls work(head of qkv, index of qkv's first value, of the output's, of logsumexp's, scratch) for each head.
+/// Calls work(head of qkv, index of qkv's first value, of the output's, of logsumexp's, scratch) for each head in
+/// parallel.
 template <typename Work>
 void for_heads(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention, bool backward,
                const Work& work) {

@@ -19,8 +19,8 @@ static std::vector<at::Tensor> tensors_of(const BiasGradients& gradients) { retu
 
 namespace {
 
-constexpr int64_t kTask = int64_t{1} << 14;  // values that one task works on
-constexpr int64_t kMaxTasks = 64;            // whose sums over rows are added up at the end
+constexpr int64_t kTask = int64_t{1} << 14;  // values per task
+constexpr int64_t kMaxTasks = 64;            // partial sums that are added at the end
 
 int64_t rows_of_task(int64_t rows, int64_t width) {
   return std::max({int64_t{1}, kTask / width, (rows + kMaxTasks - 1) / kMaxTasks});
@@ -28,13 +28,13 @@ int64_t rows_of_task(int64_t rows, int64_t width) {
 
 int64_t tasks_of(int64_t rows, int64_t width) { return count_tasks(rows, rows_of_task(rows, width)); }
 
-/// Calls work(rows, number of the task) on all threads.
+/// Calls work(rows, index of the task) for all tasks, in parallel.
 template <typename Work>
 void for_tasks(int64_t rows, int64_t width, const Work& work) {
   for_row_tasks(rows, width, rows_of_task(rows, width), work);
 }
 
-/// Column sums of what the tasks have left: width values at `offset` of each task's `each`, added up in order.
+/// Adds the tasks' partial sums in order: `width` values at `offset` of each task's `each` values.
 at::Tensor add_up(const std::vector<float>& parts, size_t each, size_t offset, int64_t width) {
   at::Tensor total = at::empty({width}, at::kFloat);
   auto* to = total.mutable_data_ptr<float>();
@@ -45,7 +45,7 @@ at::Tensor add_up(const std::vector<float>& parts, size_t each, size_t offset, i
   return total;
 }
 
-/// Sums over rows: `work` gets zeros (width) to add to for each task, those are added up in order.
+/// Sums over rows. `work` adds to a zeroed (width) buffer for each task; the buffers are added in order.
 template <typename Work>
 at::Tensor sum_of_tasks(int64_t rows, int64_t width, const Work& work) {
   std::vector<float> parts(tasks_of(rows, width) * width);
@@ -53,14 +53,14 @@ at::Tensor sum_of_tasks(int64_t rows, int64_t width, const Work& work) {
   return add_up(parts, width, 0, width);
 }
 
-/// to += from, in place.
+/// Adds `values` to `to` in place.
 TRAINKIT_INLINE void add_to(float* to, const Floats& values) {
   Floats sum;
   load(to, sum);
   store(sum + values, to);
 }
 
-/// The bias of the columns from c on, if there is one.
+/// Adds the bias of the columns from c on, if there is one.
 TRAINKIT_INLINE void add_bias(const float* bias, int64_t c, Floats& value) {
   if (!bias) return;
   Floats more;
@@ -126,8 +126,8 @@ TRAINKIT_INLINE void residual_rows(const float* x, const T* added, const float* 
   }
 }
 
-/// With n = (sum - mean) inverse_std and g = d_out weight: d_sum = d_residual + inverse_std (g - mean(g) - n mean(g
-/// n)).
+/// Computes d_sum = d_residual + inverse_std (g - mean(g) - n mean(g n)), with n = (sum - mean) inverse_std and g =
+/// d_out weight.
 template <typename T>
 TRAINKIT_INLINE void norm_gradient_rows(const T* d_out, const float* d_residual, const float* sum, const float* mean,
                                         const float* inverse_std, const float* weight, Rows rows, float* d_sum,
@@ -161,10 +161,10 @@ TRAINKIT_INLINE void norm_gradient_rows(const T* d_out, const float* d_residual,
   }
 }
 
-constexpr float kRootOf2OverPi = 0.7978845608028654f;  // of GELU by tanh
+constexpr float kRootOf2OverPi = 0.7978845608028654f;  // for the tanh approximation of GELU
 constexpr float kCubic = 0.044715f;
 
-/// The exact GELU's factor P(X <= x) of a standard normal X, and its density.
+/// Computes the exact GELU's factor P(X <= x) of a standard normal X, and its density.
 TRAINKIT_INLINE void normal_of(const Floats& x, Floats& below, Floats& density) {
   density = x * x * -0.5f;
   exp_of(density);
@@ -178,7 +178,7 @@ TRAINKIT_INLINE void normal_of(const Floats& x, Floats& below, Floats& density) 
   density *= 0.39894228040143268f;
 }
 
-/// (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), without a large e^.
+/// Computes (1 + tanh(u)) / 2 = 1 / (1 + e^-2u) with a power of at most 1, which cannot overflow.
 TRAINKIT_INLINE void logistic_of_double(const Floats& u, Floats& result) {
   Floats power = (u < 0 ? u : -u) * 2.0f;
   exp_of(power);
@@ -250,7 +250,7 @@ TRAINKIT_INLINE void column_sums(const T* x, Rows rows, float* sums) {
   }
 }
 
-// One function of each for each dtype: those that are compiled more than once cannot be templates.
+// Defined by a macro for each dtype, because functions compiled for several instruction sets cannot be templates.
 #define TRAINKIT_KERNELS(T)                                                                                            \
   TRAINKIT_VECTORIZED void norm(const float* x, const T* added, const float* bias, const float* weight,                \
                                 const float* norm_bias, float eps, Rows rows, float* sum, T* out, float* mean,         \
@@ -279,7 +279,7 @@ TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
 #undef TRAINKIT_KERNELS
 
-/// Calls run(float or uint16_t) for the kind of a tensor.
+/// Calls run(float or uint16_t) according to the dtype of a tensor.
 template <typename Run>
 auto for_kind(at::ScalarType kind, const Run& run) {
   return kind == at::kFloat ? run(float{}) : run(uint16_t{});

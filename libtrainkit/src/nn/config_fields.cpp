@@ -29,7 +29,7 @@ absl::StatusOr<std::string> read_config(const std::string& path, const Fs& fs) {
 
 absl::StatusOr<nlohmann::json> parse_config(std::string_view text, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(nlohmann::json json, parse_strict_json(text, config_error(path, {}, {})));
-  if (!json.is_object()) return to_status(config_error(path, {}, "is no JSON object"));
+  if (!json.is_object()) return to_status(config_error(path, {}, "is not a JSON object"));
   return json;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The configuration files that stand beside weights: config.json, adapter_config.json.
+/// Readers of the configuration files stored with weights: config.json, adapter_config.json.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -14,20 +14,20 @@
 
 namespace trainkit::detail {
 
-/// weights.config, exit code 5.
+/// Makes an Error weights.config, exit code 5.
 Error config_error(const std::string& path, std::string field, std::string problem, std::string got = {},
                    std::string expected = {});
 
-/// The file's text, at most 1 MiB. Errors of exit code 5.
+/// Reads the file, at most 1 MiB. Errors have exit code 5.
 absl::StatusOr<std::string> read_config(const std::string& path, const Fs& fs);
 
-/// One JSON object.
+/// Parses one JSON object.
 absl::StatusOr<nlohmann::json> parse_config(std::string_view text, const std::string& path);
 
-/// A value of a file for a message.
+/// Formats a value of the file for a message.
 std::string short_text(const nlohmann::json& value);
 
-/// Reads the fields of one object; the first fault stays. A field that is missing or null leaves the default.
+/// Reads the fields of one object and keeps the first error. A missing or null field keeps the default.
 class ConfigFields {
  public:
   ConfigFields(const nlohmann::json& object, const std::string& path) : object_(object), path_(path) {}

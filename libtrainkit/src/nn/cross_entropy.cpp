@@ -26,10 +26,10 @@ namespace {
 
 using detail::kLanes;
 
-constexpr int64_t kBlock = 2048;              // floats that are worked on at a time: they stay in the first-level cache
-constexpr int64_t kGrain = int64_t{1} << 15;  // logits per task that are worth another thread
+constexpr int64_t kBlock = 2048;              // floats per block; fits into the L1 cache
+constexpr int64_t kGrain = int64_t{1} << 15;  // minimum logits per task
 
-/// The largest of x[0..n), in lanes: the compiler may not reorder a plain loop. NaNs are passed over.
+/// Returns the maximum of x[0..n), computed in lanes because the compiler may not reorder a plain loop. Ignores NaNs.
 TRAINKIT_INLINE float max_of(const float* x, int64_t n) {
   float lanes[kLanes];
   std::fill(lanes, lanes + kLanes, -std::numeric_limits<float>::infinity());
@@ -41,7 +41,7 @@ TRAINKIT_INLINE float max_of(const float* x, int64_t n) {
   return *std::max_element(lanes, lanes + kLanes);
 }
 
-/// to[i] = e^(x[i] - shift); the sum.
+/// Computes to[i] = e^(x[i] - shift). @return the sum.
 TRAINKIT_INLINE float exp_and_sum(const float* x, int64_t n, float shift, float* to) {
   float lanes[kLanes] = {};
   int64_t i = 0;
@@ -66,7 +66,7 @@ TRAINKIT_INLINE void multiply(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
-/// The losses of rows [begin, end); with `gradient`, that of their sum times `scale`.
+/// Computes the losses of rows [begin, end) and, with `gradient`, the gradient of their sum times `scale`.
 TRAINKIT_VECTORIZED void rows_loss(const float* logits, const int64_t* target, int64_t classes, int64_t ignore_index,
                                    int64_t begin, int64_t end, float* losses, float* gradient, float scale) {
   float block[kBlock];
@@ -91,6 +91,14 @@ TRAINKIT_VECTORIZED void rows_loss(const float* logits, const int64_t* target, i
   }
 }
 
+// Note [Gradient made in forward]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The gradient of the mean loss, (softmax - one_hot) / count, needs the exponentials that forward computes. It is
+// therefore made in forward, in the tensor that LibTorch would keep for log_softmax, so backward reads no logits.
+// Backward multiplies it by the incoming gradient: not at all if that is 1, and in place unless the graph is kept,
+// because the tensor is used again then. A second derivative would need the logits, which are not saved; backward with
+// create_graph throws.
+
 struct CrossEntropyBackward final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     TORCH_CHECK(gradient.defined(), "cross_entropy: backward ran before; use retain_graph to run it again");
@@ -104,17 +112,17 @@ struct CrossEntropyBackward final : torch::autograd::Node {
   void release_variables() override { gradient.reset(); }
   std::string name() const override { return "CrossEntropyBackward"; }
 
-  at::Tensor gradient;  // of the loss
+  at::Tensor gradient;  // of the loss with respect to the logits
 };
 
 bool has_fast_path(const at::Tensor& logits, const at::Tensor& target) {
-  if (detail::GpuOperations::wanted()) return false;  // LibTorch's operation, as on a GPU without our kernels
+  if (detail::GpuOperations::wanted()) return false;  // use LibTorch's operation, as on a GPU without our kernels
   return logits.is_cpu() && logits.scalar_type() == at::kFloat && logits.dim() == 2 && logits.is_contiguous() &&
          target.is_cpu() && target.scalar_type() == at::kLong && target.dim() == 1 && target.is_contiguous() &&
          target.size(0) == logits.size(0) && logits.numel() > 0;
 }
 
-/// How many targets count. Throws c10::IndexError for one that is no class.
+/// Counts the targets other than ignore_index. Throws c10::IndexError for a target out of range.
 int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int64_t ignore_index) {
   int64_t count = 0;
   for (int64_t row = 0; row < rows; ++row) {
@@ -159,6 +167,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   *loss.mutable_data_ptr<float>() = static_cast<float>(sum / static_cast<double>(count));
   if (!differentiable) return loss;
 
+  // See Note [Gradient made in forward].
   const std::shared_ptr<CrossEntropyBackward> node(new CrossEntropyBackward, torch::autograd::deleteNode);
   node->gradient = std::move(gradient);
   node->set_next_edges(torch::autograd::collect_next_edges(logits));

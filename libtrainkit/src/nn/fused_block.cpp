@@ -20,15 +20,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What matrix products are computed in.
-at::ScalarType kind_of_products() {
+/// Returns the dtype of matrix products.
+at::ScalarType product_dtype() {
   return at::autocast::is_autocast_enabled(at::kCPU) ? at::autocast::get_autocast_dtype(at::kCPU) : at::kFloat;
 }
 
-/// The dtypes are chosen here.
+/// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
-/// A weight as what it is multiplied with in forward: (in, out).
+/// A weight and its layout. Forward multiplies by the (in, out) form.
 struct Matrix {
   at::Tensor weight;
   bool is_transposed;
@@ -45,12 +45,23 @@ struct Matrix {
   }
 };
 
-struct FusedBlock : torch::autograd::Function<FusedBlock> {
-  /// The arguments with a gradient, by their place.
-  enum Argument { kX, kLn1, kLn1Bias, kQkv, kQkvBias, kProj, kProjBias, kLn2, kLn2Bias, kFc, kFcBias, kOut, kOutBias };
-  static constexpr size_t kArguments = kOutBias + 4;  // and the mask, the options, what products are computed in
+// Note [Fused block]
+// ~~~~~~~~~~~~~~~~~~
+// The whole block is one autograd node, so that intermediate tensors can be chosen for backward: the inputs of the
+// matrix products, the statistics of the norms, the residual after attention and log-sum-exp of attention. Not kept are
+// the outputs of the projections and attention's weights, which backward does not need or recomputes.
+//
+// The order of the saved tensors is `Saved`, the order of the arguments `Argument`; both must match save_for_backward
+// and forward's signature. Whether an argument requires a gradient is recorded in forward, because
+// backward sees only the saved tensors. `kind` (float32 or autocast's bfloat16) is an argument, because
+// autocast is disabled inside the node.
 
-  /// What backward needs, by its place among the saved tensors.
+struct FusedBlock : torch::autograd::Function<FusedBlock> {
+  /// Positions of the differentiable arguments.
+  enum Argument { kX, kLn1, kLn1Bias, kQkv, kQkvBias, kProj, kProjBias, kLn2, kLn2Bias, kFc, kFcBias, kOut, kOutBias };
+  static constexpr size_t kArguments = kOutBias + 4;  // plus the mask, the options and the dtype of products
+
+  /// Positions of the saved tensors.
   enum Saved {
     kStream,
     kMean1,
@@ -113,6 +124,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     context->saved_data["options"] =
         std::vector<int64_t>{options.n_heads, static_cast<int64_t>(options.activation), options.weights_are_transposed};
     context->saved_data["scale"] = options.scale;
+    // In the order of `Saved`; see Note [Fused block].
     context->save_for_backward(
         {stream,     norm_1.mean,   norm_1.inverse_std, norm_1.out, heads,        mixed,          attended.logsumexp,
          norm_2.sum, norm_2.mean,   norm_2.inverse_std, norm_2.out, inner,        activated,      value(key_mask),
@@ -122,7 +134,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
-                                "a fused block has no second derivative; set_fused_blocks(false) gives one that has");
+                                "a fused block has no second derivative; use set_fused_blocks(false)");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const auto wanted = context->saved_data["wanted"].toBoolList();
@@ -179,7 +191,7 @@ bool has_fused_block(const at::Tensor& x, const BlockWeights& weights, const Blo
     return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   };
   if (GpuOperations::wanted() || x.dim() != 3 || x.numel() == 0 || !is_plain(x)) return false;
-  if (kind_of_products() != at::kFloat && kind_of_products() != at::kBFloat16) return false;
+  if (product_dtype() != at::kFloat && product_dtype() != at::kBFloat16) return false;
   for (const at::Tensor* weight :
        {&weights.ln_1, &weights.qkv, &weights.proj, &weights.ln_2, &weights.fc, &weights.out, &weights.ln_1_bias,
         &weights.qkv_bias, &weights.proj_bias, &weights.ln_2_bias, &weights.fc_bias, &weights.out_bias}) {
@@ -194,7 +206,7 @@ at::Tensor fused_block(const at::Tensor& x, const BlockWeights& weights, const a
   return FusedBlock::apply(x, weights.ln_1, optional(weights.ln_1_bias), weights.qkv, optional(weights.qkv_bias),
                            weights.proj, optional(weights.proj_bias), weights.ln_2, optional(weights.ln_2_bias),
                            weights.fc, optional(weights.fc_bias), weights.out, optional(weights.out_bias),
-                           optional(key_mask), options, kind_of_products());
+                           optional(key_mask), options, product_dtype());
 }
 
 }  // namespace trainkit::detail

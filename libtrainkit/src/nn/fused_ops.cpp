@@ -32,10 +32,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The dtypes are chosen here.
+/// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
-/// What goes into matrix products next to x is computed in.
+/// Returns the dtype of the inputs of matrix products.
 at::ScalarType product_type(const at::Tensor& x) {
   const at::DeviceType device = x.device().type();
   return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
@@ -48,7 +48,7 @@ std::optional<Number> number_of(at::ScalarType type) {
   return std::nullopt;
 }
 
-/// Nothing if there is no kernel for these.
+/// Returns nullopt if no kernel supports these dtypes.
 std::optional<Numbers> numbers_of(at::ScalarType stream, at::ScalarType product) {
   const auto first = number_of(stream), second = number_of(product);
   if (!first || !second || (first != second && first != Number::kFloat)) return std::nullopt;
@@ -71,7 +71,7 @@ void run_on(at::Device device, const Arguments& arguments, Numbers numbers) {
   void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   C10_CUDA_CHECK(static_cast<cudaError_t>(on_gpu::run(arguments, numbers, stream)));
 #else
-  TORCH_CHECK(false, "this build is without CUDA");
+  TORCH_CHECK(false, "trainkit was built without CUDA");
 #endif
 }
 

@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-/// Evaluation mode for a scope.
+/// Switches a model to evaluation mode for a scope.
 class EvaluationScope {
  public:
   explicit EvaluationScope(torch::nn::Module& model) : model_(model), was_training_(model.is_training()) {
@@ -26,7 +26,7 @@ class EvaluationScope {
   bool was_training_;
 };
 
-/// An index drawn with probability softmax(logits / temperature) from the top_k greatest (all if 0).
+/// Draws an index with probability softmax(logits / temperature) among the top_k greatest (all if 0).
 int64_t draw(const std::vector<float>& logits, const GenerateOptions& options, RandomStream& random) {
   std::vector<int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), int64_t{0});

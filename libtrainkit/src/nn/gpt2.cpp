@@ -38,7 +38,7 @@ torch::nn::LayerNorm layer_norm(const GPT2Config& config) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.n_embd}).eps(config.layer_norm_epsilon));
 }
 
-/// Gives the parameters their names: "h", "mlp".
+/// Groups submodules, so that parameters get the name parts "h" and "mlp".
 struct GroupImpl : torch::nn::Module {};
 
 GPT2Config checked(GPT2Config config) {
@@ -59,7 +59,7 @@ absl::Status validate(const GPT2Config& config) {
   std::vector<std::string> faults;
   const auto in_range = [&](const char* name, int64_t value, int64_t least) {
     if (value < least) faults.push_back(fmt::format("{} must be >= {}, got {}", name, least, value));
-    // Far above any model, and no product of two overflows.
+    // Above any real model; the product of two such values does not overflow.
     if (value > INT32_MAX) faults.push_back(fmt::format("{} must be <= {}, got {}", name, INT32_MAX, value));
   };
   in_range("vocab_size", config.vocab_size, 1);
@@ -119,7 +119,7 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
   c_proj_ = mlp->register_module("c_proj", Conv1D(inner, config.n_embd));
 }
 
-/// Nothing if it has to be computed by separate operations.
+/// Returns nullopt if separate operations must be used.
 std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, const GPT2Mask& mask) {
   if (is_fused_ && detail::runs_gpu_operations(x)) return gpu_forward(x, mask);
   const bool drops = is_training() && (resid_pdrop_ > 0 || attn_->attn_pdrop_ > 0);
@@ -214,7 +214,8 @@ at::Tensor GPT2ModelImpl::forward(const at::Tensor& input_ids, const at::Tensor&
   TORCH_CHECK_VALUE(time >= 1 && time <= config_.n_positions, "input_ids have ", time, " positions, expected 1..",
                     config_.n_positions);
   TORCH_CHECK_VALUE(!attention_mask.defined() || attention_mask.sizes() == input_ids.sizes(),
-                    "attention_mask must be as input_ids, ", input_ids.sizes(), ", got ", attention_mask.sizes());
+                    "attention_mask must have the shape of input_ids, ", input_ids.sizes(), ", got ",
+                    attention_mask.sizes());
   const at::Tensor places = position_ids.defined() ? wpe_->forward(position_ids) : wpe_->weight.narrow(0, 0, time);
   const at::Tensor x = drop(wte_->forward(input_ids) + places, config_.embd_pdrop, is_training());
   const GPT2Mask mask = attention_mask.defined() ? causal_and(attention_mask) : GPT2Mask();

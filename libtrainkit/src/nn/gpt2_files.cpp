@@ -1,4 +1,4 @@
-// GPT-2 as `transformers` keeps it: config.json and a file of weights.
+// GPT-2 files in the format of `transformers`: config.json and a weight file.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,10 +19,10 @@ using detail::config_error;
 constexpr char kConfigName[] = "config.json";
 constexpr char kSafetensorsName[] = "model.safetensors";
 constexpr char kTorchName[] = "pytorch_model.bin";
-/// Of a model with a head: GPT2LMHeadModel and the like.
+/// Name prefix in files of models with a head (GPT2LMHeadModel).
 constexpr std::string_view kBodyPrefix = "transformer.";
 
-/// The weights of the model itself by the names that it has for them.
+/// Returns the weights of the model without its head, under the model's parameter names.
 absl::StatusOr<NamedTensors> body_tensors(const WeightFile& file) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string prefix, file.state_dict_prefix());
   TRAINKIT_ASSIGN_OR_RETURN(NamedTensors all, file.tensors(prefix));
@@ -38,7 +38,8 @@ absl::StatusOr<NamedTensors> body_tensors(const WeightFile& file) {
   return body;
 }
 
-/// Whether the weights are of the sizes that the configuration asks for: asked before such a model is made.
+/// Checks that the sizes in the configuration match the weights, before the model is allocated: a small hostile file
+/// could otherwise request much memory.
 absl::Status check_sizes(const GPT2Config& config, const NamedTensors& weights, const std::string& config_path) {
   std::unordered_map<std::string_view, const at::Tensor*> by_name;
   for (const auto& [name, tensor] : weights) by_name.emplace(name, &tensor);
@@ -70,8 +71,7 @@ absl::StatusOr<std::string> weight_path(const std::string& folder, const Fs& fs)
   error.id = "weights.file";
   for (const char* name : {kSafetensorsName, kTorchName}) {
     if (fs.exists(fmt::format("{}/{}.index.json", folder, name)))
-      error.hint =
-          "weights in several files are not read: in Python, save_pretrained(folder, max_shard_size=\"100GB\")";
+      error.hint = "sharded weights are not supported: in Python, save_pretrained(folder, max_shard_size=\"100GB\")";
   }
   return to_status(error, absl::StatusCode::kNotFound);
 }

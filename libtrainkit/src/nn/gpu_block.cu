@@ -1,13 +1,13 @@
-// Residual, layer norm, bias and GELU on a GPU. A block of threads works on a row of a layer norm at a time, and on a
-// strip of the columns of a GELU, so that each column's sum over rows belongs to one thread.
+// Residual, layer norm, bias and GELU on a GPU. Layer norm: a block of threads processes one row at a time. GELU: a
+// block processes a strip of columns, so that one thread sums each column over the rows. See Note [Sums in parts].
 #include "nn/gpu_rows.cuh"
 
 namespace trainkit::detail::on_gpu {
 namespace {
 
-constexpr int64_t kSharedFloats = 8192;  // of a block: several blocks fit on a multiprocessor
+constexpr int64_t kSharedFloats = 8192;  // per block; several blocks fit on a multiprocessor
 
-/// x + added, rounded to what the stream holds.
+/// Computes x + added, rounded to the stream's dtype.
 template <typename S, typename P, int count>
 __device__ void sum_at(const S* x, const P* added, int64_t at, float (&sum)[count]) {
   load(x + at, sum);
@@ -18,7 +18,7 @@ __device__ void sum_at(const S* x, const P* added, int64_t at, float (&sum)[coun
   for (int k = 0; k < count; ++k) sum[k] = to_float(from_float<S>(sum[k] + more[k]));
 }
 
-/// The row's sums stay in `kept` of the block, if it is wide enough for them; each thread reads only its own.
+/// Keeps the row's sums in shared memory (`kept`) if they fit. Each thread reads only the values that it wrote.
 template <typename S, typename P, int count>
 __global__ void __launch_bounds__(kMostThreads) norm_kernel(NormArguments a, bool is_kept) {
   extern __shared__ __align__(32) float kept[];
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kMostThreads) norm_kernel(NormArguments a, boo
   }
 }
 
-/// The sums over rows of a block are in `shared`, or at once in its part in memory if that is too small. Each thread
-/// adds to those of its own columns.
+/// Accumulates the sums over rows in `shared`, or in the block's part in global memory if they do not fit. Each thread
+/// adds only to its own columns.
 template <typename S, typename P, int count>
 __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradientArguments a, bool is_shared) {
   extern __shared__ __align__(32) float shared[];
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(kMostThreads) norm_gradient_kernel(NormGradien
   }
 }
 
-constexpr int kGroups = 8;  // of threads that share the parts of a column
+constexpr int kGroups = 8;  // groups of threads that share the parts of a column
 
-/// Adds up parts (count, sums, width): the first sums go to `first`, the second, if there are any, to `second`.
+/// Adds parts (count, sums, width): the first sums to `first`, the second sums, if present, to `second`.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kGroups)
     add_parts_kernel(const float* __restrict__ parts, int64_t count, int64_t width, int64_t sums, T* first, T* second) {
@@ -181,7 +181,7 @@ void add_parts(const float* parts, int64_t count, int64_t width, void* first, vo
       parts, count, width, sums, static_cast<T*>(first), static_cast<T*>(second));
 }
 
-/// Columns belong to threads, whose bias stays in registers; blocks take every gridDim.y-th row.
+/// Each thread owns `count` columns and keeps their bias in registers; blocks take every gridDim.y-th row.
 template <typename S, typename P, int count>
 __global__ void __launch_bounds__(kMostThreads) gelu_kernel(GeluArguments a) {
   const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * count;
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kMostThreads) gelu_gradient_kernel(GeluGradien
   store(total, a.parts + blockIdx.y * a.width + c);
 }
 
-/// A grid whose threads own `count` columns each, and its threads.
+/// Grid and block size for threads that own `count` columns each.
 struct Strips {
   Strips(int64_t width, int count, int64_t parts) {
     constexpr unsigned kMost = 128;
@@ -241,7 +241,7 @@ int run(const NormArguments& a, Numbers numbers, void* stream) {
   return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
-    return for_count<S, P>(a.width, {a.x, a.weight, a.bias, a.sum}, {a.added, a.out}, [&](auto values) {
+    return for_vector_width<S, P>(a.width, {a.x, a.weight, a.bias, a.sum}, {a.added, a.out}, [&](auto values) {
       constexpr int count = decltype(values)::value;
       const bool is_kept = a.width <= kSharedFloats;
       norm_kernel<S, P, count><<<blocks_for(a.rows), threads_for(a.width, count), is_kept ? a.width * 4 : 0,
@@ -257,7 +257,7 @@ int run(const NormGradientArguments& a, Numbers numbers, void* stream) {
     using S = decltype(s);
     using P = decltype(p);
     if (a.rows > 0) {
-      for_count<S, P>(a.width, {a.d_residual, a.sum, a.weight, a.d_sum}, {a.d_out, a.d_added}, [&](auto values) {
+      for_vector_width<S, P>(a.width, {a.d_residual, a.sum, a.weight, a.d_sum}, {a.d_out, a.d_added}, [&](auto values) {
         constexpr int count = decltype(values)::value;
         const bool is_shared = sums <= kSharedFloats;
         norm_gradient_kernel<S, P, count>
@@ -274,7 +274,7 @@ int run(const GeluArguments& a, Numbers numbers, void* stream) {
   return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto s, auto p) {
     using S = decltype(s);
     using P = decltype(p);
-    return for_count<S, P>(a.width, {a.bias}, {a.x, a.out}, [&](auto values) {
+    return for_vector_width<S, P>(a.width, {a.bias}, {a.x, a.out}, [&](auto values) {
       constexpr int count = decltype(values)::value;
       constexpr int64_t kRows = 4, kMostParts = 4096;
       const int64_t parts = ceil_div(a.rows, kRows);
@@ -291,7 +291,7 @@ int run(const GeluGradientArguments& a, Numbers numbers, void* stream) {
     using S = decltype(s);
     using P = decltype(p);
     if (a.rows > 0) {
-      for_count<S, P>(a.width, {a.bias}, {a.d_out, a.x, a.d_x}, [&](auto values) {
+      for_vector_width<S, P>(a.width, {a.bias}, {a.d_out, a.x, a.d_x}, [&](auto values) {
         constexpr int count = decltype(values)::value;
         const Strips strips(a.width, count, parts);
         gelu_gradient_kernel<S, P, count><<<strips.grid, strips.threads, 0, on>>>(a);

@@ -1,12 +1,13 @@
-// Cross-entropy on a GPU without its probabilities: a block of threads reads a row of logits once for its loss, and
-// once more for the gradient.
+// Cross-entropy on a GPU without a tensor of probabilities: a block of threads reads a row of logits once for the loss
+// and once for the gradient.
 #include "nn/gpu_rows.cuh"
 
 namespace trainkit::detail::on_gpu {
 namespace {
 
-/// Calls many(place) for every `count` neighbours of a row that begin at 16 bytes and one(place) for those before and
-/// after, each from one thread of the block: rows of an odd width begin anywhere. @param row where it begins.
+/// Calls many(place) for each group of `count` values at a 16-byte boundary and one(place) for the values before and
+/// after them, each from one thread of the block. Rows of odd width start at any alignment. @param row start of the
+/// row.
 template <int count, typename T, typename Many, typename One>
 __device__ void for_row(const T* row, int64_t width, const Many& many, const One& one) {
   int64_t begin = 0, end = 0;
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kMostThreads) losses_kernel(CrossEntropyArgume
   }
 }
 
-/// One block: the order of the sum is that of its threads.
+/// Uses a single block, so that the order of the sum is fixed.
 template <typename Loss>
 __global__ void __launch_bounds__(kMostThreads) mean_kernel(CrossEntropyArguments a) {
   __shared__ float2 warps[2][kMostWarps];
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kMostThreads) mean_kernel(CrossEntropyArgument
   for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
     if (a.target[row] == a.ignore_index) continue;
     mine.x += a.losses[row];
-    mine.y += 1;  // exact up to 2^24 rows of a thread
+    mine.y += 1;  // exact up to 2^24 rows per thread
   }
   const float2 all = reduce.sums(mine);
   if (threadIdx.x > 0) return;
@@ -122,7 +123,7 @@ int run(const CrossEntropyGradientArguments& a, Numbers numbers, void* stream) {
   return for_numbers<__nv_bfloat16, __half>(numbers, [&](auto loss, auto logit) {
     using T = decltype(logit);
     constexpr int kMany = 16 / sizeof(T);
-    // Vectors of both at once only where both begin at the same place of 16 bytes.
+    // Vector loads and stores require that both pointers have the same offset from a 16-byte boundary.
     const auto place = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
     const unsigned blocks = blocks_for(a.rows), threads = threads_for(a.classes, kMany);
     if (place(a.logits) == place(a.d_logits)) {

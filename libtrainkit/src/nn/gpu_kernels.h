@@ -1,24 +1,24 @@
 #pragma once
-/// The kernels of fused_ops.h on plain memory: for a GPU, and the same arithmetic on the CPU.
+/// Kernels of fused_ops.h on raw pointers: for a GPU, and with the same arithmetic for the CPU.
 ///
-/// Nothing here allocates or synchronises: what a kernel needs besides its results is given to it, so that it can be
-/// captured in a CUDA graph and a step on the CPU takes the memory that it takes on a GPU. Sums over rows are added up
-/// in an order that depends on the shape alone. C++17 without LibTorch: nvcc compiles it, too.
+/// Nothing here allocates or synchronises. The caller provides all scratch memory, so that kernels can be captured in a
+/// CUDA graph and a step on the CPU allocates the memory of a step on a GPU. The order of sums over rows depends only
+/// on the shape. C++17 without LibTorch, since nvcc compiles it too.
 
 #include <cstdint>
 
 namespace trainkit::detail {
 
-/// What a tensor holds. Sums and everything in between are float32.
+/// Dtype of a tensor. Sums and intermediate values are float32.
 enum class Number : uint8_t { kFloat, kBFloat16, kHalf };
 
-/// Of one call: `stream` of the residual stream, weights and biases, `product` of what goes into or comes from a matrix
-/// product. They are the same, or the first is kFloat.
+/// Dtypes of one call: `stream` of the residual stream, weights and biases; `product` of the inputs and outputs of
+/// matrix products. They are equal, or `stream` is kFloat.
 struct Numbers {
   Number stream, product;
 };
 
-/// run(T of the stream, T of the product), with what the caller's side has for numbers of 16 bits.
+/// Calls run(T of the stream, T of the product), with the caller's types for 16-bit numbers.
 template <typename BFloat16, typename Half, typename Run>
 auto for_numbers(Numbers numbers, const Run& run) {
   if (numbers.stream == Number::kBFloat16) return run(BFloat16(), BFloat16());
@@ -30,22 +30,28 @@ auto for_numbers(Numbers numbers, const Run& run) {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Into how many parts sums over rows are divided at most: enough to keep a GPU busy, few enough to be small. So many
-/// have room in `parts`, whatever the number of rows: memory that is planned grows in proportion to the batch.
+// Note [Sums in parts]
+// ~~~~~~~~~~~~~~~~~~~~
+// Sums over rows (gradients of weights and biases) are computed in `parts_of` partial sums, which a second kernel adds
+// in order. No atomics are used, so results are bitwise repeatable. The buffer has room for `most_parts` parts,
+// whatever the number of rows: memory planning assumes that memory grows in proportion to the batch.
+
+/// Returns the maximum number of parts: enough to occupy a GPU, few enough for a small buffer. See
+/// Note [Sums in parts].
 constexpr int64_t most_parts(int64_t width) {
   constexpr int64_t kLeast = 128, kMost = 512, kValues = int64_t{1} << 20;
   const int64_t parts = kValues / width;
   return parts < kLeast ? kLeast : parts > kMost ? kMost : parts;
 }
 
-/// And into how many they are divided: each has some rows. Part p has the rows p, p + parts, p + 2 parts, ...
+/// Returns the number of parts, each with at least one row. Part p sums the rows p, p + parts, p + 2 parts, ...
 constexpr int64_t parts_of(int64_t rows, int64_t width) {
   constexpr int64_t kRows = 16;
   const int64_t worthwhile = ceil_div(rows, kRows), most = most_parts(width);
   return worthwhile < most ? worthwhile : most;
 }
 
-/// residual_layer_norm: sum = x + added, out = weight (sum - mean) inverse_std + bias, by row.
+/// Arguments of residual_layer_norm: sum = x + added, out = weight (sum - mean) inverse_std + bias, per row.
 struct NormArguments {
   int64_t rows, width;
   const void* x;      // (rows, width) of the stream
@@ -62,19 +68,19 @@ struct NormArguments {
 struct NormGradientArguments {
   int64_t rows, width;
   const void* d_out;       // (rows, width) of the product
-  const void* d_residual;  // (rows, width) of the stream, or null: what comes to `sum` past the norm
+  const void* d_residual;  // (rows, width) of the stream, or null: gradient of `sum` past the norm
   const void* sum;
   const void* weight;
   const float* mean;
   const float* inverse_std;
   void* d_sum;     // (rows, width) of the stream
-  void* d_added;   // the same of the product, or null
-  float* parts;    // (most_parts(width), 2, width), or 1 for 2 without d_bias
+  void* d_added;   // same in the product's dtype, or null
+  float* parts;    // (most_parts(width), 2, width); (most_parts(width), 1, width) without d_bias
   void* d_weight;  // (width) of the stream
   void* d_bias;    // or null
 };
 
-/// bias_gelu: out = gelu(x + bias).
+/// Arguments of bias_gelu: out = gelu(x + bias).
 struct GeluArguments {
   int64_t rows, width;
   bool by_tanh;
@@ -94,15 +100,15 @@ struct GeluGradientArguments {
   void* d_bias;  // (width) of the stream
 };
 
-/// cross_entropy: the mean of log sum e^logit - logit[target] over the rows whose target counts.
+/// Arguments of cross_entropy: the mean of log sum e^logit - logit[target] over the rows whose target is not ignored.
 struct CrossEntropyArguments {
   int64_t rows, classes, ignore_index;
   const void* logits;     // (rows, classes) of the product
-  const int64_t* target;  // (rows); one that is neither a class nor ignore_index is an error of the device
+  const int64_t* target;  // (rows); a value that is neither a class nor ignore_index is a device error
   float* log_sums;        // (rows, 2): the maximum of a row, and log sum e^(logit - maximum)
   float* losses;          // (rows)
-  float* inverse_count;   // one: 1 / rows that count
-  void* loss;             // one, of the stream
+  float* inverse_count;   // scalar: 1 / number of targets that are not ignored
+  void* loss;             // scalar, of the stream
 };
 
 struct CrossEntropyGradientArguments {
@@ -111,12 +117,12 @@ struct CrossEntropyGradientArguments {
   const int64_t* target;
   const float* log_sums;
   const float* inverse_count;
-  const void* d_loss;  // one, of the stream
+  const void* d_loss;  // scalar, of the stream
   void* d_logits;      // (rows, classes) of the product
 };
 
-/// Each starts its kernels on `stream` (a cudaStream_t of the current device) and returns their cudaError_t. Zero rows
-/// are no error; a width of zero is the caller's. None of it exists in a build without CUDA.
+/// Launch the kernels on `stream` (a cudaStream_t of the current device) and return their cudaError_t. Zero rows are
+/// allowed; the caller excludes zero width. Not available in a build without CUDA.
 namespace on_gpu {
 int run(const NormArguments& arguments, Numbers numbers, void* stream);
 int run(const NormGradientArguments& arguments, Numbers numbers, void* stream);
@@ -126,7 +132,7 @@ int run(const CrossEntropyArguments& arguments, Numbers numbers, void* stream);
 int run(const CrossEntropyGradientArguments& arguments, Numbers numbers, void* stream);
 }  // namespace on_gpu
 
-/// The same in memory of the CPU, by LibTorch's threads. A target out of range throws c10::IndexError.
+/// Compute the same in CPU memory, with LibTorch's threads. A target out of range throws c10::IndexError.
 namespace on_cpu {
 void run(const NormArguments& arguments, Numbers numbers);
 void run(const NormGradientArguments& arguments, Numbers numbers);

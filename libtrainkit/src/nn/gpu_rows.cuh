@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of rows have in common: values of 16 bytes at a time, sums over a block of threads.
+// Helpers of the row kernels: 16-byte loads and stores, sums over a block of threads.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 namespace trainkit::detail {
 
 constexpr int kWarp = 32;
-constexpr int kMostWarps = 16;  // of a block
+constexpr int kMostWarps = 16;  // per block
 constexpr int kMostThreads = kWarp * kMostWarps;
 
 __device__ inline float to_float(float x) { return x; }
@@ -35,7 +35,7 @@ __device__ inline __half from_float<__half>(float x) {
   return __float2half_rn(x);
 }
 
-/// Neighbours that are read and written at once.
+/// Values that are loaded and stored together.
 template <typename T, int count>
 struct alignas(sizeof(T) * count) Pack {
   T values[count];
@@ -56,20 +56,22 @@ __device__ inline void store(const float (&from)[count], T* to) {
   *reinterpret_cast<Pack<T, count>*>(to) = pack;
 }
 
-/// Two sums over all threads of a block, in an order that is always the same, so that each has the same bits.
+/// Computes two sums over all threads of a block, in a fixed order, so that results are bitwise repeatable.
 class BlockReducer {
  public:
-  /// @param shared two rows of kMostWarps.
+  /// @param shared two rows of kMostWarps values.
   __device__ explicit BlockReducer(float2 (*shared)[kMostWarps]) : shared_(shared) {}
 
-  /// merge(a, b) of all threads' values, whichever comes first. Every thread of the block calls it.
+  /// Merges the values of all threads with merge(a, b), which must be commutative. Every thread of the block must call
+  /// it.
   template <typename Merge>
   __device__ float2 operator()(float2 value, Merge merge) {
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       const float2 other = {__shfl_xor_sync(~0u, value.x, distance), __shfl_xor_sync(~0u, value.y, distance)};
       value = merge(value, other);
     }
-    // The row of the call before may still be read. Who writes it again has passed the barrier of this one.
+    // Two rows alternate: other threads may still read the row of the previous call. A thread that writes that row
+    // again has passed the barrier of this call.
     float2* warps = shared_[turn_ ^= 1];
     if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
     __syncthreads();
@@ -87,7 +89,7 @@ class BlockReducer {
   int turn_ = 0;
 };
 
-/// Threads for rows of which each takes `count` values at a time.
+/// Returns the number of threads for rows whose threads take `count` values at a time.
 inline unsigned threads_for(int64_t width, int count) {
   const int64_t warps = ceil_div(ceil_div(width, count), kWarp);
   return static_cast<unsigned>(kWarp * (warps < kMostWarps ? warps : kMostWarps));
@@ -106,11 +108,11 @@ bool are_aligned(int count, std::initializer_list<const void*> pointers) {
   return true;
 }
 
-/// Calls run(std::integral_constant of how many values are read at once): 16 bytes of the larger type, where all rows
-/// begin so, else one. Pointers may be null.
+/// Calls run(std::integral_constant of the values per load): 16 bytes of the larger type if all rows are aligned to it,
+/// else one. Pointers may be null.
 template <typename Stream, typename Product, typename Run>
-int for_count(int64_t width, std::initializer_list<const void*> stream, std::initializer_list<const void*> product,
-              const Run& run) {
+int for_vector_width(int64_t width, std::initializer_list<const void*> stream,
+                     std::initializer_list<const void*> product, const Run& run) {
   constexpr int kMany = 16 / (sizeof(Stream) > sizeof(Product) ? sizeof(Stream) : sizeof(Product));
   if (width % kMany == 0 && are_aligned<Stream>(kMany, stream) && are_aligned<Product>(kMany, product)) {
     run(std::integral_constant<int, kMany>{});

@@ -1,4 +1,4 @@
-// The kernels of gpu_kernels.h on the CPU. They are for the memory of a GPU's step and for tests, so they are plain.
+// The kernels of gpu_kernels.h on the CPU. Written for clarity: they serve memory recording and tests only.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -13,7 +13,7 @@
 namespace trainkit::detail::on_cpu {
 namespace {
 
-/// Calls work(index) for 0 .. count - 1 on all threads.
+/// Calls work(index) for 0 .. count - 1 in parallel.
 template <typename Work>
 void for_each(int64_t count, int64_t values_each, const Work& work) {
   constexpr int64_t kGrain = int64_t{1} << 14;

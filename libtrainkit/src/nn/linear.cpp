@@ -14,10 +14,10 @@
 namespace trainkit {
 namespace {
 
-/// As torch.nn.Linear: uniform in +-1/sqrt(in).
+/// Initialises as torch.nn.Linear: uniform in +-1/sqrt(in).
 void initialise_linear(at::Tensor& weight) { torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0)); }
 
-/// Gives the adapter's parameters the names of peft's files: lora_A.weight, lora_B.weight.
+/// Gives the adapter's parameters their names in peft's files: lora_A.weight, lora_B.weight.
 struct AdapterPartImpl : torch::nn::Module {};
 
 }  // namespace
@@ -40,7 +40,7 @@ at::Tensor AdaptableImpl::forward(const at::Tensor& x) {
 }
 
 void AdaptableImpl::add_adapter(int64_t rank, double scaling, double dropout) {
-  TORCH_CHECK(!lora_a_.defined(), "the layer has an adapter already");
+  TORCH_CHECK(!lora_a_.defined(), "the layer already has an adapter");
   TORCH_CHECK_VALUE(rank >= 1, "rank must be >= 1, got ", rank);
   TORCH_CHECK_VALUE(dropout >= 0 && dropout < 1, "dropout must be in [0, 1), got ", dropout);
   const auto add = [&](const char* name, at::Tensor values) {

@@ -14,7 +14,7 @@
 namespace trainkit {
 namespace {
 
-/// Above the width of any layer.
+/// Larger than the width of any layer.
 constexpr int64_t kMaxRank = 1 << 20;
 
 Error usage_error(std::string field, std::string problem) {
@@ -25,7 +25,7 @@ bool is_meant(std::string_view name, std::string_view target) {
   return name == target || (name.ends_with(target) && name[name.size() - target.size() - 1] == '.');
 }
 
-/// What a target that no layer has may have been meant to be: the last parts of the adaptable layers' names.
+/// Suggests a layer for a target that matches none, from the last parts of the adaptable layers' names.
 std::string nearest_layer(const torch::nn::Module& model, const std::string& target) {
   std::vector<std::string> names;
   for (const auto& item : model.named_modules()) {
@@ -68,7 +68,7 @@ absl::StatusOr<LoRALayers> find_lora_targets(torch::nn::Module& model, const LoR
 }
 
 void add_adapters(const LoRALayers& layers, const LoRAConfig& config) {
-  for (const auto& [name, layer] : layers) TORCH_CHECK(!layer->has_adapter(), name, " has an adapter already");
+  for (const auto& [name, layer] : layers) TORCH_CHECK(!layer->has_adapter(), name, " already has an adapter");
   const auto rank = static_cast<double>(config.rank);
   const double scaling = config.alpha / (config.rank_stabilized ? std::sqrt(rank) : rank);
   for (const auto& [name, layer] : layers) layer->add_adapter(config.rank, scaling, config.dropout);
@@ -97,8 +97,8 @@ absl::Status validate(const LoRAConfig& config) {
   if (!std::isfinite(config.alpha)) faults.push_back(fmt::format("alpha must be a number, got {}", config.alpha));
   if (!(config.dropout >= 0.0 && config.dropout < 1.0))
     faults.push_back(fmt::format("dropout must be in [0, 1), got {}", config.dropout));
-  if (config.targets.empty()) faults.push_back("targets must name a layer");
-  if (std::count(config.targets.begin(), config.targets.end(), "") > 0) faults.push_back("a target must have a name");
+  if (config.targets.empty()) faults.push_back("targets must contain a layer name");
+  if (std::count(config.targets.begin(), config.targets.end(), "") > 0) faults.push_back("a target must not be empty");
   if (faults.empty()) return absl::OkStatus();
   return to_status(usage_error({}, fmt::format("{}", fmt::join(faults, "; "))));
 }

@@ -1,4 +1,4 @@
-// Adapters as peft keeps them: adapter_config.json and adapter_model.safetensors.
+// Adapter files in peft's format: adapter_config.json and adapter_model.safetensors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,10 +19,10 @@ constexpr char kAdapterConfigName[] = "adapter_config.json";
 constexpr char kAdapterSafetensorsName[] = "adapter_model.safetensors";
 constexpr char kAdapterTorchName[] = "adapter_model.bin";
 constexpr std::string_view kPeftPrefix = "base_model.model.";
-/// Of a model with a head: GPT2LMHeadModel and the like.
+/// Name prefix in files of models with a head (GPT2LMHeadModel).
 constexpr std::string_view kAdapterBodyPrefix = "transformer.";
 
-/// Read below, or of no influence on what the adapters compute.
+/// Fields that are read below or do not affect the adapters' output.
 constexpr std::string_view kKnownFields[] = {"alpha_pattern",
                                              "auto_mapping",
                                              "base_model_name_or_path",
@@ -48,7 +48,7 @@ constexpr std::string_view kKnownFields[] = {"alpha_pattern",
                                              "corda_config",
                                              "lora_ga_config"};
 
-/// Whether a field of peft's says "not used".
+/// Returns whether the value disables a field of peft.
 bool is_off(const nlohmann::json& value) {
   return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
 }
@@ -59,7 +59,7 @@ absl::Status refuse_unknown(const nlohmann::json& json, const std::string& path)
     if (known && name != "alpha_pattern") continue;
     if (!is_off(value)) {
       return to_status(config_error(path, escape_text(name, 60), "is not supported: it may change what is computed",
-                                    detail::short_text(value), "null, false or nothing in it"));
+                                    detail::short_text(value), "null, false or empty"));
     }
   }
   return absl::OkStatus();
@@ -92,11 +92,11 @@ std::string config_json(const LoRAConfig& config, bool fan_in_fan_out) {
                                  {"target_modules", config.targets},
                                  {"task_type", nullptr},
                                  {"use_rslora", config.rank_stabilized}};
-  if (whole) json["lora_alpha"] = static_cast<int64_t>(config.alpha);  // peft's is an integer
+  if (whole) json["lora_alpha"] = static_cast<int64_t>(config.alpha);  // an integer in peft
   return json.dump(2) + "\n";
 }
 
-/// The adapters of the file by their names in the model.
+/// Returns the adapters of the file under their names in the model.
 absl::StatusOr<NamedTensors> read_adapters(const std::string& path, bool model_has_body, const Fs& fs) {
   TRAINKIT_ASSIGN_OR_RETURN(const WeightFile file, WeightFile::open(path, fs));
   TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors());
@@ -127,7 +127,7 @@ absl::StatusOr<LoRAConfig> parse_lora_config(std::string_view text, const std::s
   if (kind != "LORA") return to_status(config_error(path, "peft_type", "is another kind", escape_text(kind), "LORA"));
   if (bias != "none") return to_status(config_error(path, "bias", "is not supported", escape_text(bias), "none"));
   if (const auto at = json.find("init_lora_weights");
-      at != json.end() && at->is_string() && *at != "gaussian") {  // such as pissa, which changes the weights
+      at != json.end() && at->is_string() && *at != "gaussian") {  // for example pissa, which changes the weights
     return to_status(config_error(path, "init_lora_weights", "is not supported", detail::short_text(*at), "true"));
   }
   TRAINKIT_RETURN_IF_ERROR(refuse_unknown(json, path));
@@ -170,7 +170,7 @@ absl::StatusOr<LoRAConfig> load_lora(torch::nn::Module& model, const std::string
     const Error error = *error_of(found.status());
     return to_status(config_error(config_path, "target_modules", error.problem, error.got, error.expected));
   }
-  int64_t rows = 0;  // asked before so many are made
+  int64_t rows = 0;  // checked before adapters of this rank are allocated
   for (const auto& [name, tensor] : adapters) {
     if (name.ends_with(".lora_A.weight") && tensor.dim() == 2) rows = std::max(rows, tensor.size(0));
   }

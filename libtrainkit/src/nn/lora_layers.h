@@ -1,5 +1,5 @@
 #pragma once
-/// What applying adapters and reading them from files share.
+/// Functions shared by lora.cpp and lora_files.cpp.
 
 #include <absl/status/statusor.h>
 
@@ -14,16 +14,16 @@
 
 namespace trainkit::detail {
 
-/// Layers by their names in the model.
+/// Layers with their names in the model.
 using LoRALayers = std::vector<std::pair<std::string, AdaptableImpl*>>;
 
-/// The layers that the configuration means; every target means one at least.
+/// Returns the layers that match the targets. An error if a target matches no layer.
 absl::StatusOr<LoRALayers> find_lora_targets(torch::nn::Module& model, const LoRAConfig& config);
 
-/// Throws if one has an adapter already.
+/// Throws if a layer already has an adapter.
 void add_adapters(const LoRALayers& layers, const LoRAConfig& config);
 
-/// Whether a parameter of that name is an adapter's.
+/// Returns whether `name` is the name of an adapter's parameter.
 bool is_adapter(std::string_view name);
 NamedTensors adapter_tensors(const torch::nn::Module& model);
 void train_adapters_alone(torch::nn::Module& model);

@@ -13,12 +13,13 @@ MelSpectrogramOptions completed(MelSpectrogramOptions options) {
   TORCH_CHECK_VALUE(options.sample_rate >= 1, "sample_rate must be at least 1, got ", options.sample_rate);
   TORCH_CHECK_VALUE(options.n_fft >= 2, "n_fft must be at least 2, got ", options.n_fft);
   if (options.win_length == 0) options.win_length = options.n_fft;
-  TORCH_CHECK_VALUE(options.win_length >= 2 && options.win_length <= options.n_fft, "win_length is 2 to n_fft, got ",
-                    options.win_length);
+  TORCH_CHECK_VALUE(options.win_length >= 2 && options.win_length <= options.n_fft,
+                    "win_length must be in 2..n_fft, got ", options.win_length);
   if (options.hop_length == 0) options.hop_length = options.win_length / 2;
   TORCH_CHECK_VALUE(options.hop_length >= 1, "hop_length must be at least 1, got ", options.hop_length);
   if (options.f_max == 0) options.f_max = static_cast<double>(options.sample_rate / 2);
-  TORCH_CHECK_VALUE(options.f_min >= 0 && options.f_min < options.f_max, "f_min is 0 to f_max, got ", options.f_min);
+  TORCH_CHECK_VALUE(options.f_min >= 0 && options.f_min < options.f_max, "f_min must be in [0, f_max), got ",
+                    options.f_min);
   TORCH_CHECK_VALUE(options.n_mels >= 1, "n_mels must be at least 1, got ", options.n_mels);
   TORCH_CHECK_VALUE(options.log_floor >= 0, "log_floor must not be negative, got ", options.log_floor);
   return options;
@@ -26,8 +27,8 @@ MelSpectrogramOptions completed(MelSpectrogramOptions options) {
 
 double mel_of(double hertz) { return 2595.0 * std::log10(1.0 + hertz / 700.0); }
 
-/// (n_fft / 2 + 1, n_mels): how much of each frequency each filter lets through. In float32 as torchaudio computes it:
-/// the slopes' rounding is seen in the logarithm of faint sounds.
+/// Returns the filters' weights, (n_fft / 2 + 1, n_mels). Computed in float32 as torchaudio does: the rounding of the
+/// slopes is visible in the logarithm of quiet sounds.
 at::Tensor filter_bank(const MelSpectrogramOptions& options) {
   const at::Tensor frequencies =
       at::linspace(0, static_cast<double>(options.sample_rate / 2), options.n_fft / 2 + 1, at::kFloat);
@@ -48,9 +49,9 @@ MelSpectrogramImpl::MelSpectrogramImpl(const MelSpectrogramOptions& options) : o
 }
 
 at::Tensor MelSpectrogramImpl::forward(const at::Tensor& samples) {
-  TORCH_CHECK_VALUE(samples.dim() >= 1 && samples.scalar_type() == at::kFloat, "samples are (..., T) float32, got ",
+  TORCH_CHECK_VALUE(samples.dim() >= 1 && samples.scalar_type() == at::kFloat, "samples must be (..., T) float32, got ",
                     samples.sizes(), " ", samples.scalar_type());
-  TORCH_CHECK_VALUE(samples.size(-1) > options_.n_fft / 2, "there must be more than n_fft / 2 = ", options_.n_fft / 2,
+  TORCH_CHECK_VALUE(samples.size(-1) > options_.n_fft / 2, "expected more than n_fft / 2 = ", options_.n_fft / 2,
                     " samples, got ", samples.size(-1));
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::Tensor rows = samples.reshape({-1, samples.size(-1)});

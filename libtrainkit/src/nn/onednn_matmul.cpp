@@ -14,20 +14,21 @@
 #include <string_view>
 
 namespace at::native {
-/// result = beta * result + alpha * mat1 mat2. libtorch_cpu exports it (2.11); no header that it ships declares it.
+/// Computes result = beta * result + alpha * mat1 mat2. Exported by libtorch_cpu (2.11) but not declared in its
+/// headers.
 void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tensor& result, float beta, float alpha);
 }  // namespace at::native
 
 namespace trainkit {
 namespace {
 
-constexpr int64_t kLeastMultiplications = int64_t{1} << 20;  // below, oneDNN's preparations cost what it saves
+constexpr int64_t kLeastMultiplications = int64_t{1} << 20;  // below this, oneDNN's overhead exceeds its gain
 
 bool is_float_matrix(const at::Tensor& x) {
   return x.dim() == 2 && x.scalar_type() == at::kFloat && x.layout() == at::kStrided && x.device().is_cpu();
 }
 
-bool takes(const at::Tensor& a, const at::Tensor& b) {
+bool supports(const at::Tensor& a, const at::Tensor& b) {
   return is_float_matrix(a) && is_float_matrix(b) && a.size(1) == b.size(0) &&
          a.size(0) * a.size(1) * b.size(1) >= kLeastMultiplications && at::globalContext().userEnabledMkldnn();
 }
@@ -38,11 +39,11 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return out;
 }
 
-at::Tensor mm(const at::Tensor& a, const at::Tensor& b) { return takes(a, b) ? product(a, b) : at::cpu::mm(a, b); }
+at::Tensor mm(const at::Tensor& a, const at::Tensor& b) { return supports(a, b) ? product(a, b) : at::cpu::mm(a, b); }
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta,
                  const at::Scalar& alpha) {
-  if (!takes(a, b) || self.scalar_type() != at::kFloat || beta.toDouble() == 0) {
+  if (!supports(a, b) || self.scalar_type() != at::kFloat || beta.toDouble() == 0) {
     return at::cpu::addmm(self, a, b, beta, alpha);
   }
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
@@ -51,12 +52,12 @@ at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& 
   return out;
 }
 
-/// The largest error of a b, relative to the largest value.
+/// Returns the largest error of the product, relative to its largest value.
 double error_of(const at::Tensor& result, const at::Tensor& exact) {
   return ((result.to(at::kDouble) - exact).abs().max() / exact.abs().max()).item<double>();
 }
 
-/// Some processors compute what is asked for in float32 in bfloat16.
+/// Compares oneDNN with MKL on one product. On some processors oneDNN computes float32 products in bfloat16.
 bool is_accurate() {
   const c10::AutoGradMode no_grad(false);
   std::mt19937 random(1);
@@ -81,7 +82,7 @@ bool is_wanted() {
 #endif
 }
 
-/// LibTorch warns of a kernel that replaces its own.
+/// Suppresses LibTorch's warning about a kernel that replaces its own.
 struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

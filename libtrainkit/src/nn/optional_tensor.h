@@ -1,5 +1,5 @@
 #pragma once
-/// Arguments of an autograd Function that may be absent: an undefined tensor is not accepted, an empty optional is.
+/// Optional tensor arguments of autograd::Function, which accepts an empty optional but no undefined tensor.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 #pragma once
-/// The arithmetic of one row, for kernels on a GPU and for their twins on the CPU: float32 whatever the tensors hold.
+/// Arithmetic of one row, shared by the GPU kernels and their CPU counterparts. Float32 for all tensor dtypes.
 ///
-/// C++17 without LibTorch: nvcc compiles it, too.
+/// C++17 without LibTorch, since nvcc compiles it too.
 
 #include <cmath>
 
@@ -17,13 +17,14 @@ constexpr float kNormalDensityAtZero = 0.3989422804014327f;
 constexpr float kRootOfTwoOverPi = 0.7978845608028654f;
 constexpr float kGeluCubic = 0.044715f;
 
-/// x P(X <= x) of a standard normal X, or its approximation by tanh. Source: Hendrycks and Gimpel, arXiv 1606.08415.
+/// Computes x P(X <= x) of a standard normal X, or its tanh approximation. Source: Hendrycks and Gimpel, arXiv
+/// 1606.08415.
 TRAINKIT_HOST_DEVICE float gelu_of(float x, bool by_tanh) {
   if (!by_tanh) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
   return 0.5f * x * (1.0f + tanhf(kRootOfTwoOverPi * (x + kGeluCubic * x * x * x)));
 }
 
-/// Its derivative at x.
+/// Computes the derivative of gelu_of at x.
 TRAINKIT_HOST_DEVICE float gelu_slope_of(float x, bool by_tanh) {
   if (!by_tanh) {
     return 0.5f * (1.0f + erff(x * 0.70710678118654752f)) + x * kNormalDensityAtZero * expf(-0.5f * x * x);
@@ -33,34 +34,35 @@ TRAINKIT_HOST_DEVICE float gelu_slope_of(float x, bool by_tanh) {
   return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner_slope;
 }
 
-/// What a layer norm makes of a value.
+/// Normalises a value of a layer norm.
 TRAINKIT_HOST_DEVICE float normalised(float value, float mean, float inverse_std) {
   return (value - mean) * inverse_std;
 }
 
-/// Two sums over a row of a layer norm: of g = d_out weight, and of g n, n being the normalised values.
+/// Sums over a row of a layer norm: of g = d_out weight, and of g n, where n are the normalised values.
 struct NormSums {
   float g, g_n;
 };
 
-/// The gradient of a value whose normalised one is n: with means over its row, inverse_std (g - mean(g) - n mean(g n)).
+/// Computes the gradient of a value whose normalised value is n: inverse_std (g - mean(g) - n mean(g n)), with means
+/// over its row.
 TRAINKIT_HOST_DEVICE float norm_gradient(float g, float n, NormSums means, float inverse_std) {
   return inverse_std * (g - means.g - n * means.g_n);
 }
 
-/// The sum of e^(x - max) over values x, whose logarithm plus max is that of the sum of e^x: as exact for any x.
+/// The sum of e^(x - max) over values x. Its logarithm plus max is log sum e^x, without overflow for any x.
 struct ExpSum {
   float max = -INFINITY;
   float sum = 0;
 };
 
-/// e^(x - max) for x <= max; 1 where both are minus infinity. A NaN x gives NaN, and so does infinity.
+/// Computes e^(x - max) for x <= max; 1 if both are minus infinity. NaN and plus infinity give NaN.
 TRAINKIT_HOST_DEVICE float shifted_exp(float x, float max) {
   if (x == -INFINITY) return x == max ? 1.0f : 0.0f;
   return expf(x - max);
 }
 
-/// Of the values of both. A row of nothing but minus infinity comes to minus infinity.
+/// Merges the sums of two sets of values. A row of only minus infinity results in minus infinity.
 TRAINKIT_HOST_DEVICE ExpSum merged(ExpSum a, ExpSum b) {
   ExpSum all;
   all.max = fmaxf(a.max, b.max);
@@ -68,7 +70,7 @@ TRAINKIT_HOST_DEVICE ExpSum merged(ExpSum a, ExpSum b) {
   return all;
 }
 
-/// With `count` more values. Each costs one exponential, and each call one more.
+/// Adds `count` values. Costs one exponential per value and one per call.
 template <int count>
 TRAINKIT_HOST_DEVICE void add_values(ExpSum& all, const float (&values)[count]) {
   float max = all.max;
@@ -78,11 +80,11 @@ TRAINKIT_HOST_DEVICE void add_values(ExpSum& all, const float (&values)[count]) 
   for (int k = 0; k < count; ++k) all.sum += shifted_exp(values[k], max);
 }
 
-/// log softmax of a value, from the maximum of its row and the logarithm of the sum of e^(x - max). Not the sum of the
-/// two: that is rounded to a float of the maximum's size, 3e-5 apart at 256.
+/// Computes log softmax of a value from the maximum of its row and log sum e^(x - max). max + log_sum is not formed: it
+/// would be rounded to a float of the maximum's size (spacing 3e-5 at 256).
 TRAINKIT_HOST_DEVICE float log_softmax(float value, float max, float log_sum) { return (value - max) - log_sum; }
 
-/// The gradient of -log softmax(logits)[target] in a logit, times `scale`.
+/// Computes the gradient of -log softmax(logits)[target] with respect to one logit, times `scale`.
 TRAINKIT_HOST_DEVICE float cross_entropy_slope(float log_softmax_of_logit, bool is_target, float scale) {
   return scale * (expf(log_softmax_of_logit) - (is_target ? 1.0f : 0.0f));
 }

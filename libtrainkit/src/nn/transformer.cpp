@@ -112,13 +112,14 @@ at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, KeyValueCache& 
     if (!layers[layer].defined()) {
       layers[layer] = at::empty({fresh.size(0), n_heads_, block_size_, fresh.size(3)}, fresh.options());
     }
-    TORCH_CHECK_VALUE(layers[layer].size(0) == fresh.size(0), "the cache has seen ", layers[layer].size(0),
-                      " sequences, not ", fresh.size(0));
+    TORCH_CHECK_VALUE(layers[layer].size(0) == fresh.size(0), "the cache contains ", layers[layer].size(0),
+                      " sequences, got ", fresh.size(0));
     layers[layer].narrow(2, cache.length, time).copy_(fresh);
     return layers[layer].narrow(2, 0, end);
   };
   const at::Tensor keys = extend(cache.keys, heads(qkv[1])), values = extend(cache.values, heads(qkv[2]));
-  // Of several positions each sees the ones before it; `is_causal` would align them with the first key.
+  // Each of several new positions attends to the earlier ones. `is_causal` would align the first query with the first
+  // key.
   std::optional<at::Tensor> mask;
   if (time > 1) mask = at::ones({time, end}, x.options().dtype(at::kBool)).tril_(cache.length);
   return project(at::scaled_dot_product_attention(heads(qkv[0]), keys, values, mask, is_training() ? dropout_ : 0.0));
@@ -126,7 +127,7 @@ at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, KeyValueCache& 
 
 namespace {
 
-/// Only groups two layers under the name "mlp", as nanoGPT's parameters are named.
+/// Groups two layers under the name "mlp", as in nanoGPT.
 class MlpImpl : public torch::nn::Module {};
 
 }  // namespace
@@ -141,7 +142,7 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
   c_proj_ = mlp->register_module("c_proj", linear(4 * config.hidden_dim, config.hidden_dim, config.bias));
 }
 
-/// Nothing if it has to be computed by separate operations.
+/// Returns nullopt if separate operations must be used.
 std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x) {
   if (!is_fused_) return std::nullopt;
   if (detail::runs_gpu_operations(x)) return gpu_forward(x);

@@ -1,5 +1,5 @@
 #pragma once
-/// The model on the devices that train it.
+/// Replicates a model over devices and reduces its gradients.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -25,62 +25,63 @@ class Module;
 
 namespace trainkit {
 
-/// How the model is spread over devices.
+/// Selects how the model is placed on devices.
 enum class Strategy {
   kAuto,          ///< kDistributed with a process group, kDataParallel with several devices, else kSingle.
   kSingle,        ///< One model on one device.
-  kDataParallel,  ///< One process; a replica and a thread for each device.
-  kDistributed    ///< A process for each device.
+  kDataParallel,  ///< One process with one replica and one thread per device.
+  kDistributed    ///< One process per device.
 };
 
-/// What gradients are rounded to on their way between processes; sums are taken in that type.
+/// Selects the dtype in which gradients are sent between processes. Sums are computed in that dtype.
 enum class GradientCompression { kNone, kFp16, kBf16 };
 
 struct DeviceReplicatorOptions {
   Strategy strategy = Strategy::kAuto;
-  /// The device; of kDataParallel its type, and the index is not looked at. Unset: that of the process group; else the
-  /// first GPU (of gpu_ids) if there is one and cpu_replicas is 1; else the CPU. DeviceReplicator::device() says which.
+  /// Device of the model. kDataParallel uses only its type and ignores the index. If unset: the device of the process
+  /// group; else the first GPU (of gpu_ids) if there is one and cpu_replicas is 1; else the CPU.
+  /// DeviceReplicator::device() returns the choice.
   std::optional<at::Device> device = std::nullopt;
-  /// kDataParallel on CUDA: the GPUs, in the order of the replicas. Empty: all that are visible.
+  /// GPUs of kDataParallel on CUDA, in the order of the replicas. Empty means all visible GPUs.
   std::vector<int64_t> gpu_ids = {};
-  /// kDataParallel on the CPU: logical replicas, each with its share of the intra-op threads.
+  /// Number of logical replicas of kDataParallel on the CPU. The intra-op threads are divided among them.
   int64_t cpu_replicas = 1;
-  /// Replicas on one device use the same memory for their weights, so that there is one copy to update. false gives
-  /// each its own, as several devices have.
+  /// Replicas on one device share the memory of their weights, so that the optimizer updates one copy. false gives each
+  /// replica its own weights, as on several devices.
   bool share_weights = true;
 
-  /// kDistributed: the ranks.
+  /// Ranks of kDistributed.
   std::shared_ptr<ProcessGroup> process_group = nullptr;
   GradientCompression gradient_compression = GradientCompression::kNone;
-  /// Gradients are reduced in buckets of this size while backward goes on; the first that is ready is small, so that
-  /// communication begins early. PyTorch's DistributedDataParallel has the same values.
+  /// Size of the buckets in which gradients are reduced during backward. The first bucket is small, so that
+  /// communication starts early. Defaults of torch.nn.parallel.DistributedDataParallel.
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  /// kDistributed: some parameters may have no gradient in a step. Costs a walk over the graph at each step.
+  /// Allows parameters without a gradient in a step (kDistributed). Costs one traversal of the autograd graph per step.
   bool find_unused_parameters = false;
 };
 
-/// One or more replicas of a model, each on a device, whose gradients are those of one model on all the rows.
+/// Runs one or more replicas of a model and reduces their gradients to those of one model on all rows.
 ///
 ///   auto devices = DeviceReplicator::create([] { return Classifier(64, 10); }, {.cpu_replicas = 2}).value();
 ///   devices->run([&](int64_t replica) { return loss(devices->module(replica), shard[replica]) * share[replica]; });
 ///
-/// All replicas begin with the weights of the first replica of rank 0, and stay equal to the bit as long as each is
-/// updated alike from the gradients that run leaves. Random numbers that a body draws from LibTorch's default
-/// generators (dropout) come from a generator of the replica's own, which run derives from the default generator:
-/// saving that one saves all.
+/// All replicas start with the weights of the first replica of rank 0. They stay bitwise equal as long as each applies
+/// the same update to the gradients that run() leaves. Random numbers that a body draws from LibTorch's default
+/// generators (dropout) come from a generator of the replica. run() seeds it from the default generator, so saving the
+/// default generator is enough to resume.
 ///
-/// Threads: one thread owns it and calls; `body` is called from a thread per replica.
+/// Threads: one thread owns the object and calls it; `body` is called from one thread per replica.
 class DeviceReplicator {
  public:
-  /// The differentiable loss of one replica, a scalar; undefined if the replica has nothing to learn from.
+  /// Returns the differentiable loss of one replica, a scalar, or an undefined tensor if the replica has no rows.
   using Body = std::function<at::Tensor(int64_t replica)>;
 
-  /// `factory` makes one model: a module holder (TORCH_MODULE) or a std::shared_ptr to a torch::nn::Module. It is
-  /// called once per replica in this process, and the module is moved to its device. Errors:
-  ///   kInvalidArgument    the device is not there, or the strategy does not fit (exit code 2)
+  /// Creates the replicas. `factory` makes one model: a module holder (TORCH_MODULE) or a std::shared_ptr to a
+  /// torch::nn::Module. It is called once per replica in this process, and the module is moved to its device. Errors:
+  ///   kInvalidArgument    the device does not exist, or the strategy does not fit the devices (exit code 2)
   ///   kResourceExhausted  the model does not fit into the device's memory (exit code 7)
-  ///   kUnavailable        ranks differ in parameters, or one is lost (exit code 8)
+  ///   kUnavailable        ranks have different parameters, or a rank is lost (exit code 8)
   template <class Factory>
   static absl::StatusOr<std::unique_ptr<DeviceReplicator>> create(Factory factory,
                                                                   const DeviceReplicatorOptions& options = {}) {
@@ -89,51 +90,51 @@ class DeviceReplicator {
 
   virtual ~DeviceReplicator() = default;
 
-  /// Replicas in this process, and over all processes.
+  /// Number of replicas in this process, and in all processes.
   virtual int64_t replicas() const = 0;
   virtual int64_t world_replicas() const = 0;
-  /// Copies of the weights in this process: the replicas below this number have one each, all others use that of
-  /// replica 0. Each copy needs the optimizer's update.
+  /// Number of copies of the weights in this process. Replicas below this number own a copy; the others use the copy of
+  /// replica 0. The optimizer updates each copy.
   virtual int64_t weight_copies() const { return 1; }
   virtual at::Device device(int64_t replica = 0) const = 0;
   virtual const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const = 0;
-  /// The ranks of kDistributed; else nullptr.
+  /// Ranks of kDistributed, else nullptr.
   virtual ProcessGroup* process_group() const { return nullptr; }
-  /// For exchanges inside a body.
+  /// Collectives for use inside a body.
   virtual ReplicaGroup& group() = 0;
 
-  /// Called by run, when all that this rank has for the others is on its way and nothing has come back yet.
+  /// Called by run() once this rank has sent its last bucket, while the reduction is still in progress.
   using OnSent = std::function<void()>;
 
-  /// Calls `body(replica)` for every replica here and backward() on what it returns. Then, with `reduce_gradients`,
-  /// every replica holds the sum of the gradients of all replicas, those of earlier runs without reduction included:
-  /// let a body scale its loss by its share. Pass false while gradients accumulate, true on the last micro-batch of a
-  /// step. Blocks the host until every replica is done; never synchronises a GPU.
+  /// Calls `body(replica)` for every replica in this process, and backward() on each loss. With `reduce_gradients`,
+  /// every replica then holds the sum of the gradients of all replicas, including those of earlier runs without
+  /// reduction; each body therefore scales its loss by its share of the rows. Pass false while gradients accumulate and
+  /// true on the last micro-batch of a step. Blocks the host until every replica is done; never synchronises a GPU.
   ///
-  /// An exception of a body is thrown on when every replica is done; gradients are then to be dropped before the next
-  /// step. Other ranks do not wait for a body that throws: they get a sum without this rank, and TrainStep's agreement
-  /// tells them to drop it. (A body with exchanges of its own, SyncBatchNorm's, cannot be helped so: there the others
-  /// fail when this process ends.) A lost rank is thrown as absl::BadStatusOrAccess with the Error of ProcessGroup.
+  /// Rethrows an exception of a body once every replica is done; discard the gradients before the next step. Other
+  /// ranks do not wait for a body that throws: they get a sum without this rank, and StepConsensus tells them to
+  /// discard it. A body with its own collectives (SyncBatchNorm) is the exception: there the other ranks fail when this
+  /// process ends. A lost rank is thrown as absl::BadStatusOrAccess with the Error of ProcessGroup.
   ///
-  /// `on_sent` is called once during backward, from the thread that this goes on in; not at all without other ranks,
-  /// where a rank has no loss, or with find_unused_parameters.
+  /// `on_sent` is called once during backward, from the thread that runs backward. It is not called without other
+  /// ranks, on a rank without a loss, or with find_unused_parameters.
   virtual void run(const Body& body, bool reduce_gradients = true, const OnSent& on_sent = nullptr) = 0;
 
-  /// Takes part in the reduction of a step that this rank cannot finish: adds zero. Nothing without other ranks.
+  /// Contributes zeros to the reduction of a step that this rank cannot finish. Does nothing without other ranks.
   virtual void skip_reduction() {}
 
-  /// Forgets a step that failed on some rank; called on every rank, before the next run.
+  /// Discards a step that failed on some rank. Call it on every rank before the next run().
   virtual void abandon_step() {}
 
-  /// Gives every replica the weights and buffers of the first replica of rank 0: after something was loaded there.
+  /// Copies the weights and buffers of the first replica of rank 0 to every replica. Call it after loading weights.
   virtual void synchronize() = 0;
 
-  /// Time in which run() did nothing but reduce gradients, since the beginning: what backward did not hide. On GPUs it
-  /// is the host's time for queueing that work, as the device is not asked. Any thread.
+  /// Seconds that run() has spent in reduction that backward did not hide, since creation. On GPUs this is the host
+  /// time for queueing the work, since the device is not synchronised. Callable from any thread.
   double reduce_seconds() const { return 1e-9 * static_cast<double>(reduce_time_.load(std::memory_order_relaxed)); }
 
  protected:
-  /// Counts the time since `begin` as reduction.
+  /// Adds the time since `begin` to reduce_seconds().
   void add_reduction_since(std::chrono::steady_clock::time_point begin) {
     const std::chrono::nanoseconds time = std::chrono::steady_clock::now() - begin;
     reduce_time_.fetch_add(time.count(), std::memory_order_relaxed);

@@ -1,5 +1,5 @@
 #pragma once
-/// What ranks decide together after each step.
+/// Agreement of the ranks after each step.
 
 #include <absl/status/statusor.h>
 
@@ -12,57 +12,58 @@
 
 namespace trainkit {
 
-/// What one rank has to say about its step.
+/// Reports the outcome of one rank's step.
 struct StepVote {
-  /// A number of the caller's, 0 for none: the signal that asks this rank to stop. The largest is agreed on.
+  /// Stop request of the caller, 0 for none: the signal that asks this rank to stop. The ranks agree on the largest.
   int stop = 0;
-  /// This rank asks for a checkpoint.
+  /// Checkpoint request of this rank.
   bool save = false;
-  /// Gradients that are not finite.
+  /// Some gradient is not finite.
   bool found_inf = false;
-  /// The step failed here for want of memory and can be taken again in smaller parts, or failed for good.
+  /// The step ran out of memory here and can be retried in smaller parts, or failed permanently.
   bool out_of_memory = false;
   bool failed = false;
-  /// What this rank's gradient and loss count (rows, tokens).
+  /// Rows or tokens that this rank's gradient and loss represent.
   double weight = 0;
-  /// Why the step failed, for the others' messages.
+  /// Cause of the failure, for the messages of the other ranks.
   std::string reason = {};
 };
 
-/// What all ranks said, the same on each.
+/// Combines the votes of all ranks; equal on each rank.
 struct StepVerdict {
   int stop = 0;
   bool save = false;
   bool found_inf = false;
-  /// Ranks whose step failed, those out of memory among them.
+  /// Ranks that ran out of memory, and all ranks whose step failed (including those).
   std::vector<int64_t> out_of_memory = {};
   std::vector<int64_t> failed = {};
-  /// Of the first rank that failed.
+  /// Reason of the first rank that failed.
   std::string reason = {};
   double weight = 0;
 
   bool ok() const { return out_of_memory.empty() && failed.empty(); }
-  /// Nobody failed for good: all take the step again.
+  /// No rank failed permanently: all ranks retry the step.
   bool again = false;
 };
 
-/// One small all-reduce per step (3 + ranks doubles, on the host), so that ranks act alike: they stop after the same
-/// step, skip the same step, and none leaves a step that the others go on with.
+/// Agrees on the outcome of each step with one small all-reduce (3 + ranks doubles, on the host). All ranks then stop
+/// after the same step and skip the same step, and no rank leaves a step that the others continue. See
+/// Note [Step consensus].
 class StepConsensus {
  public:
   explicit StepConsensus(ProcessGroup& group);
   ~StepConsensus();
 
-  /// Sends this rank's vote on `step` and returns at once, so that it travels while gradients do. Any error shows in
-  /// wait().
+  /// Sends this rank's vote on `step` and returns at once, so that it overlaps the reduction of gradients. wait()
+  /// returns any error.
   void send(int64_t step, const StepVote& vote);
-  /// Whether a vote is on its way that nobody has waited for.
+  /// Returns whether a vote was sent whose result has not been read by wait().
   bool sent() const { return sent_ != nullptr; }
-  /// Blocks until every rank has voted on the step of send(). Besides the errors of ProcessGroup, dist.order (exit code
-  /// 8) if a rank is at another step.
+  /// Blocks until every rank has voted on the step of send(). Returns the errors of ProcessGroup, or dist.order (exit
+  /// code 8) if a rank is at a different step.
   absl::StatusOr<StepVerdict> wait();
 
-  /// send(), then wait().
+  /// Calls send(), then wait().
   absl::StatusOr<StepVerdict> operator()(int64_t step, const StepVote& vote) {
     send(step, vote);
     return wait();

@@ -16,21 +16,22 @@ struct SyncBatchNormOptions {
   /// C of an input (N, C, ...).
   int64_t num_features = 0;
   double eps = 1e-5;
-  /// Share of the new batch in the running statistics.
+  /// Weight of the new batch in the running statistics.
   double momentum = 0.1;
-  /// false: the rows of each replica alone, as in torch::nn::BatchNorm; synchronize_batch_norm switches it later.
+  /// Use the rows of all replicas. false uses only those of each replica, as in torch::nn::BatchNorm;
+  /// synchronize_batch_norm changes it later.
   bool synchronize = true;
 };
 
-/// BatchNorm whose mean and variance are taken over the rows of all replicas, in forward and in backward: N replicas
-/// give the output, the gradient and the running statistics of one model on all rows. Input (N, C) or (N, C, ...),
-/// floating-point, on the CPU or on CUDA; statistics are float32 (float64 for float64 input). Parameters and buffers
+/// Normalises with mean and variance over the rows of all replicas, in forward and in backward. N replicas give the
+/// output, the gradient and the running statistics of one model on all rows. Input: (N, C) or (N, C, ...),
+/// floating-point, on the CPU or on CUDA. Statistics are float32 (float64 for float64 input). Parameters and buffers
 /// are those of BatchNorm ("weight", "bias", "running_mean", "running_var", "num_batches_tracked").
 ///
-/// DeviceReplicator tells each replica's layers who the others are; outside one, and in evaluation, the layer is an
-/// ordinary BatchNorm. While training each call exchanges 2 C + 1 numbers, and its backward 2 C; all replicas make the
-/// same calls. Where another replica fails, the call throws (absl::BadStatusOrAccess). At most one replica per GPU: two
-/// would wait for each other in its one backward thread.
+/// DeviceReplicator binds each replica's layers to the group of replicas. Unbound, and in evaluation, the layer is an
+/// ordinary BatchNorm. In training each forward exchanges 2 C + 1 numbers and each backward 2 C; all replicas make the
+/// same calls. If another replica fails, the call throws absl::BadStatusOrAccess. Use at most one replica per GPU:
+/// autograd has one backward thread per GPU, so two replicas would deadlock.
 ///
 /// Source: torch.nn.SyncBatchNorm (PyTorch 2.11), which has no CPU kernels and is not in LibTorch.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
@@ -40,13 +41,12 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 
   void reset() override;
   at::Tensor forward(const at::Tensor& input);
-  /// relu(forward(input) + residual). While training on the CPU with the channels beside each other in memory
-  /// (channels_last, or 2-D) that is one pass over the memory instead of three, which is also what makes `forward` fast
-  /// there; then the gradient has no gradient of its own. @param residual of the shape and dtype of `input`; undefined:
-  /// nothing is added.
+  /// Computes relu(forward(input) + residual). In training on the CPU with the channels innermost in memory
+  /// (channels_last, or 2-D) this is one pass over memory instead of three. `forward` uses the same kernel there. The
+  /// fused kernel has no second derivative. @param residual shape and dtype of `input`; undefined adds nothing.
   at::Tensor forward_relu(const at::Tensor& input, const at::Tensor& residual = {});
 
-  /// Called by DeviceReplicator. `group` must outlive every forward in training.
+  /// Sets the group; called by DeviceReplicator. `group` must outlive every forward in training.
   void bind(ReplicaGroup* group, int64_t replica);
 
   SyncBatchNormOptions options;
@@ -65,9 +65,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Lets every SyncBatchNorm inside `module` take its statistics over all replicas, or (false) over its own rows. A
-/// layer of LibTorch cannot be exchanged inside its owner: a model that is to be converted is built of ours, with
-/// synchronize = false. @return how many there are. Throws c10::ValueError if there is a torch::nn::BatchNorm.
+/// Switches every SyncBatchNorm inside `module` to statistics over all replicas, or (false) over its own rows. A layer
+/// of LibTorch cannot be replaced inside its owner, so build a convertible model from SyncBatchNorm with synchronize =
+/// false. @return the number of layers. Throws c10::ValueError if the module contains a torch::nn::BatchNorm.
 int64_t synchronize_batch_norm(torch::nn::Module& module, bool synchronize = true);
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory for time: activations that are computed again in backward instead of kept.
+/// Activation checkpointing: recomputes activations in backward instead of keeping them.
 
 #include <ATen/core/Tensor.h>
 
@@ -10,36 +10,36 @@
 namespace trainkit {
 
 struct ActivationCheckpointOptions {
-  /// Give the second computation the random numbers of the first. Off saves copying the generators' states; right only
-  /// where nothing random happens.
+  /// Restore the random generators before recomputation, so that it draws the same numbers. false saves copying the
+  /// generators' states; valid only for functions without random operations.
   bool preserve_rng_state = true;
 };
 
-/// function(input), keeping only `input` for backward: there, function runs a second time.
+/// Computes function(input) and keeps only `input` for backward, which runs the function again.
 ///
 ///   x = checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x, block->parameters());
 ///
-/// `parameters` are all tensors that need gradients and that `function` uses besides its input; a needed one that is
-/// left out gets no gradient. The gradients are those of the plain call, bit for bit where the kernels are
-/// deterministic: the second run sees the same random numbers (CPU and the input's device), autocast state and input.
+/// `parameters` lists all tensors other than the input that `function` uses and that require gradients; a tensor that
+/// is missing gets no gradient. The gradients are bitwise those of the plain call if the kernels are deterministic:
+/// recomputation sees the same random numbers (CPU and the input's device), autocast state and input.
 ///
-/// Does not mutate gradients itself, so hooks, torch::autograd::grad and gradient reduction work as usual; may be
-/// nested. Not for double backward (an error says so). While grad mode is off it is the plain call. During the second
-/// run no other thread may draw from the default generators. Source: torch.utils.checkpoint.checkpoint (PyTorch 2.11,
-/// use_reentrant=True), whose autograd.grad form this is.
+/// Hooks, torch::autograd::grad and gradient reduction work as usual, because the function does not accumulate
+/// gradients itself. Calls can be nested. Double backward is an error. With grad mode off it is the plain call. During
+/// recomputation no other thread may draw from the default generators. Source: torch.utils.checkpoint.checkpoint
+/// (PyTorch 2.11, use_reentrant=True), in its autograd.grad form.
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function, const at::Tensor& input,
                       std::vector<at::Tensor> parameters, ActivationCheckpointOptions options = {});
 
-/// One of several functions that follow each other, as the blocks of a model do.
+/// One function in a sequence, such as a block of a model.
 struct CheckpointedLayer {
   std::function<at::Tensor(const at::Tensor&)> function;
-  /// As for checkpoint().
+  /// Parameters of the function; see checkpoint().
   std::vector<at::Tensor> parameters = {};
 };
 
-/// input through all layers, which are divided into `segments` runs of consecutive ones, as long as each other or one
-/// shorter: all but the last keep only their input, as checkpoint() does. 1 segment keeps everything. With S of n
-/// layers about n / S of them are in memory at a time, and (S - 1) / S of forward is computed twice. Throws
+/// Applies all layers to the input, divided into `segments` consecutive segments whose lengths differ by at most one.
+/// All segments but the last keep only their input, as checkpoint() does; 1 segment keeps everything. With S segments
+/// of n layers about n / S layers are in memory at a time, and (S - 1) / S of forward is recomputed. Throws
 /// c10::ValueError unless 1 <= segments <= layers. Source: torch.utils.checkpoint.checkpoint_sequential (PyTorch 2.11).
 at::Tensor checkpoint_sequential(const std::vector<CheckpointedLayer>& layers, int64_t segments,
                                  const at::Tensor& input, ActivationCheckpointOptions options = {});

@@ -1,5 +1,5 @@
 #pragma once
-/// ResNet18, layer for layer and name for name torchvision's.
+/// ResNet18 with torchvision's layers and names.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -17,15 +17,15 @@ namespace trainkit {
 struct ResNet18Options {
   int64_t num_classes = 1000;
   int64_t in_channels = 3;
-  /// Statistics of batch normalisation over the rows of all replicas; synchronize_batch_norm(model) switches it later.
+  /// Use batch-normalisation statistics over the rows of all replicas; synchronize_batch_norm(model) changes it later.
   bool sync_batch_norm = false;
 };
 
-/// Two 3x3 convolutions around which the input goes unchanged, or through a 1x1 convolution where the shape changes.
+/// Two 3x3 convolutions with a shortcut: the identity, or a 1x1 convolution if the shape changes.
 class BasicBlockImpl : public torch::nn::Module {
  public:
   BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride, bool sync_batch_norm);
-  /// (N, in, H, W) to (N, out, H / stride, W / stride).
+  /// Maps (N, in, H, W) to (N, out, H / stride, W / stride).
   at::Tensor forward(const at::Tensor& x);
 
  private:
@@ -33,25 +33,25 @@ class BasicBlockImpl : public torch::nn::Module {
   SyncBatchNorm bn1_{nullptr};
   torch::nn::Conv2d conv2_{nullptr};
   SyncBatchNorm bn2_{nullptr};
-  torch::nn::Sequential downsample_{nullptr};  // null where the shape stays
+  torch::nn::Sequential downsample_{nullptr};  // null if the shape does not change
 };
 TORCH_MODULE(BasicBlock);
 
-/// Images to class scores: (N, in_channels, H, W), from 32 pixels a side on, to (N, num_classes).
+/// Maps images (N, in_channels, H, W), H and W at least 32, to class scores (N, num_classes).
 ///
 ///   ResNet18 model(ResNet18Options{.num_classes = 7});
 ///   at::Tensor loss = at::cross_entropy_loss(model->forward(images), labels);
 ///
-/// Parameters and buffers have torchvision's names and shapes ("layer2.0.downsample.1.running_var"), so that its
-/// state_dict fits. Initialised as there: convolutions normal with variance 2 / fan_out, BatchNorm 1 and 0, the linear
-/// layer as torch.nn.Linear. Throws c10::ValueError if there is no class or no channel.
-/// Source: He et al. 2015, arXiv 1512.03385; torchvision.models.resnet18 (0.26).
+/// Parameters and buffers have torchvision's names and shapes ("layer2.0.downsample.1.running_var"), so its state_dict
+/// can be loaded. Initialisation as in torchvision: convolutions normal with variance 2 / fan_out, BatchNorm 1 and 0,
+/// the linear layer as torch.nn.Linear. Throws c10::ValueError if num_classes or in_channels is not positive. Source:
+/// He et al. 2015, arXiv 1512.03385; torchvision.models.resnet18 (0.26).
 class ResNet18Impl : public torch::nn::Module {
  public:
   explicit ResNet18Impl(const ResNet18Options& options = {});
 
   at::Tensor forward(const at::Tensor& images) { return fc_->forward(features(images)); }
-  /// What the last layer sees: (N, 512).
+  /// Returns the input of the last layer: (N, 512).
   at::Tensor features(const at::Tensor& images);
 
   const ResNet18Options& options() const { return options_; }
