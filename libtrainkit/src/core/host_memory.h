@@ -6,15 +6,7 @@
 
 #include "trainkit/core/processors.h"
 
-<<<<<<< HEAD
 namespace trainkit {
-=======
-struct HostMemory {
-  int64_t total_bytes = 0;
-  /// Memory that can be allocated without swapping. Files in the kernel's page cache count as free.
-  int64_t available_bytes = 0;
-};
->>>>>>> e3
 
 /// Returns the memory of the machine, or of the control group (container) with the least available memory. Zeros if the
 /// kernel does not report it. Reads several files of /proc and /sys: about ten microseconds.
