@@ -26,16 +26,16 @@ std::string normalized(std::string_view name) {
   return text;
 }
 
-/// One flag of the command line, or one key of the file.
+/// A flag of the command line, or a key of the file.
 struct Given {
   Option* option = nullptr;
   RawValue value = {};
   Layer layer = Layer::kFlag;
-  /// What `source` will say: the flag as it was typed, or file:line:column.
+  /// Source of the value: the flag as typed, or file:line:column.
   std::string source = {};
 };
 
-/// An error about `field`: of the command line if `file` is empty, else at that place of the file.
+/// Returns an error about `field`, at `where` in the file, or on the command line if `where` is empty.
 absl::Status error(ExitCode code, std::string id, std::string where, std::string field, Fault fault) {
   return to_status({.exit_code = code,
                     .id = std::move(id),
@@ -53,7 +53,7 @@ absl::Status flag_error(std::string id, std::string_view flag, Fault fault) {
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& names, const char* prefix) {
   std::string nearest = nearest_name(name, names);
-  if (nearest.empty() && !name.empty()) {  // a prefix is not taken for the whole, but it is a good guess
+  if (nearest.empty() && !name.empty()) {  // an abbreviation is an error, but a good guess for the hint
     const auto begins =
         std::find_if(names.begin(), names.end(), [&](const auto& known) { return known.starts_with(name); });
     if (begins != names.end()) nearest = *begins;
@@ -61,13 +61,13 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return nearest.empty() ? "--help lists all" : "did you mean " + std::string(prefix) + nearest + "?";
 }
 
-/// True for --name and -h; "-1" and "-" are values.
+/// Whether `argument` is --name or -h. "-1" and "-" are values.
 bool is_flag(std::string_view argument) {
   return (argument.size() > 2 && argument.starts_with("--") && !(argument[2] >= '0' && argument[2] <= '9')) ||
          argument == "-h";
 }
 
-/// "0,1,2" as a list of texts.
+/// Splits "0,1,2" into a list of texts.
 RawValue split_list(const std::string& text) {
   RawValue list{.kind = Kind::kList};
   for (size_t begin = 0; begin <= text.size();) {
@@ -78,12 +78,12 @@ RawValue split_list(const std::string& text) {
   return list;
 }
 
-/// A text from a preset or a default as the value of `option`.
+/// Converts a text from a preset or a default to a raw value of `option`.
 RawValue text_value(const Option& option, const std::string& text) {
   return option.binding->is_list() ? split_list(text) : RawValue{.text = text};
 }
 
-/// A relative path of a file starts at the file's folder; one to write to may not climb out of it.
+/// Makes a path from a file absolute, starting at the file's folder. An output path may not contain "..".
 std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::path& folder, RawValue& value) {
   for (RawValue& item : value.items) {
     if (auto fault = anchor_path(spec, folder, item)) return fault;
@@ -105,10 +105,10 @@ std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::
   return std::nullopt;
 }
 
-/// The part of a flag that an error shows.
+/// Shortens a flag for an error message.
 std::string shown(std::string_view flag) { return std::string(flag.substr(0, 200)); }
 
-/// Turns the command line's words into flags with values: names and arity, nothing of types.
+/// Splits the command line into flags with raw values. Checks names and the number of values, not types.
 class CommandLine {
  public:
   CommandLine(const ConfigParser::State& state, const std::vector<std::string>& arguments)
@@ -148,7 +148,7 @@ class CommandLine {
       flag.value = text_value(*flag.option, argument.substr(equals + 1));
     } else if (no_value || flag.option->binding->is_bool()) {
       flag.value.text = negated ? "false" : "true";
-      // A word after a boolean can only be its value: there are no positional arguments.
+      // There are no positional arguments, so a word after a boolean is its value.
       if (!no_value && has_word()) flag.value.text = arguments_[at_++];
     } else if (!has_word()) {
       return missing(flag);
@@ -192,7 +192,7 @@ class CommandLine {
   size_t at_ = 0;
 };
 
-/// Stores a value unless a stronger source gave one; a value that loses is checked all the same.
+/// Checks a value, and stores it unless a source of higher precedence gave one.
 absl::Status store(const Given& given, const std::string& config_file) {
   Option& option = *given.option;
   const bool commit = given.layer > option.layer;
@@ -210,7 +210,7 @@ absl::Status store(const Given& given, const std::string& config_file) {
   return absl::OkStatus();
 }
 
-/// One key of the file as an option with a value.
+/// Converts a key of the file to an option with a value.
 absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::string& path, std::set<const Option*>& seen,
                                FileEntry entry) {
   Given given{.option = state.find(entry.key), .value = std::move(entry.value), .layer = Layer::kFile};
@@ -236,7 +236,7 @@ absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::stri
   return given;
 }
 
-/// Reads the file's settings, in its order: the first fault is the one that is reported, in YAML and in JSON alike.
+/// Reads the file's settings in order, so that YAML and JSON report the same first error.
 absl::Status read_file(const ConfigParser::State& state, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(auto entries, detail::read_config_file(path));
   std::set<const Option*> seen;

@@ -12,7 +12,7 @@ namespace {
 using detail::Option;
 constexpr size_t kWidth = 100, kIndent = 30;
 
-/// `text` in lines of at most kWidth, each but the first indented to kIndent.
+/// Wraps `text` at kWidth columns and indents all lines except the first by kIndent.
 std::string wrapped(const std::string& text) {
   std::string out;
   size_t column = kIndent;
@@ -33,7 +33,7 @@ std::string wrapped(const std::string& text) {
   return out;
 }
 
-/// "default: 4 (cpu); also --epoch" or nothing.
+/// Formats remarks such as "default: 4 (cpu); also --epoch". Empty if there are none.
 std::string remarks(const Option& option) {
   std::vector<std::string> parts;
   const std::string value = option.binding->to_text();

@@ -42,13 +42,13 @@ absl::Status check_text(const std::string& path, int64_t line, std::string_view 
 
 }  // namespace
 
-/// libcsv finds fields and rows; this knows the lines.
+/// Builds a CsvFile from libcsv's callbacks and tracks line numbers, which libcsv does not report.
 class CsvParser {
  public:
   CsvParser(CsvFile& file, const CsvOptions& options) : file_(file), options_(options) {
     if (csv_init(&parser_, CSV_STRICT | CSV_STRICT_FINI) != 0) throw std::bad_alloc();
     csv_set_delim(&parser_, static_cast<unsigned char>(options.delimiter));
-    csv_set_space_func(&parser_, [](unsigned char) { return 0; });  // blanks belong to their field
+    csv_set_space_func(&parser_, [](unsigned char) { return 0; });  // blanks are part of their field
   }
   ~CsvParser() { csv_free(&parser_); }
   CsvParser(const CsvParser&) = delete;
@@ -138,7 +138,7 @@ class CsvParser {
   const CsvOptions& options_;
   csv_parser parser_;
   absl::Status status_;
-  size_t fields_ = 0;  // of the present row
+  size_t fields_ = 0;  // fields of the current row
   bool row_open_ = false;
   int64_t row_line_ = 0;
 };

@@ -53,7 +53,7 @@ struct Field {
 };
 using Fields = std::map<std::string, Field>;
 
-/// Lines of `name = value`; a value in braces may go over several lines.
+/// Parses lines of `name = value`. A value in braces may span several lines.
 absl::StatusOr<Fields> parse_header(const std::string& path, std::string_view text) {
   const std::string_view first = trimmed(text.substr(0, text.find('\n')));
   if (first != "ENVI") return bad(path + ":1", "", "not an ENVI header", std::string(first.substr(0, 40)), "ENVI");
@@ -65,7 +65,7 @@ absl::StatusOr<Fields> parse_header(const std::string& path, std::string_view te
     std::string_view row = text.substr(0, end + 1);
     const size_t equals = row.find('=');
     const std::string where = fmt::format("{}:{}", path, line);
-    if (equals == row.npos || trimmed(row).starts_with(';')) {  // a comment, or nothing
+    if (equals == row.npos || trimmed(row).starts_with(';')) {  // a comment or an empty line
       text.remove_prefix(row.size());
       continue;
     }
@@ -147,7 +147,7 @@ class HeaderReader {
   const Fields& fields_;
 };
 
-/// The header and the data file of either.
+/// Finds the header and the data file, given either of them.
 absl::StatusOr<std::pair<std::string, std::string>> find_pair(const std::string& path) {
   const Fs& fs = Fs::posix();
   const size_t dot = path.find_last_of("./");

@@ -15,7 +15,9 @@
 namespace trainkit::detail {
 namespace {
 
-/// The character that stands for each byte in GPT-2's files: printable ones for themselves, the others from U+0100 on.
+/// Character that represents each byte in GPT-2's files: printable bytes represent themselves, the others use U+0100
+/// and up.
+///
 /// Source: bytes_to_unicode in openai/gpt-2, src/encoder.py.
 constexpr std::array<uint32_t, 256> kByteCharacters = [] {
   std::array<uint32_t, 256> table = {};
@@ -27,7 +29,7 @@ constexpr std::array<uint32_t, 256> kByteCharacters = [] {
   return table;
 }();
 
-/// The inverse; -1 for a character that stands for no byte.
+/// Inverse of kByteCharacters. -1 for a character that represents no byte.
 constexpr std::array<int, 324> kCharacterBytes = [] {
   std::array<int, 324> table = {};
   for (int& byte : table) byte = -1;
@@ -35,7 +37,7 @@ constexpr std::array<int, 324> kCharacterBytes = [] {
   return table;
 }();
 
-/// The bytes that `word` stands for; nullopt if a character of it is not in the table.
+/// Converts the characters of `word` to bytes. nullopt if a character is not in the table.
 std::optional<std::string> to_bytes(std::string_view word) {
   std::string bytes;
   while (!word.empty()) {
@@ -54,7 +56,7 @@ std::string to_characters(std::string_view bytes) {
   return word;
 }
 
-/// Reads {"token": id, ...} strictly: the usual reader keeps the last of two equal keys in silence.
+/// Parses {"token": id, ...} and rejects duplicate keys, of which nlohmann's DOM parser would keep the last.
 class VocabReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::unordered_map<std::string, int64_t> ids;

@@ -23,7 +23,7 @@ constexpr int64_t kHeaderBytes = 128;
 constexpr uint32_t kComplexFlag = 0x0800, kLogicalFlag = 0x0200;
 constexpr size_t kMostVariables = 10'000, kMostDimensions = 32, kMostNameBytes = 4096;
 
-/// Types of stored numbers, by their number in the file.
+/// Storage types, indexed by their number in the file.
 struct StorageType {
   std::string_view name;
   int bytes = 0;
@@ -47,7 +47,7 @@ constexpr uint32_t kInt32 = 5, kUint32 = 6;
 
 StorageType storage_type(uint32_t type) { return type < kStorage.size() ? kStorage[type] : StorageType{}; }
 
-/// Whether an array of `dtype` may keep its numbers as `stored`: MATLAB writes the smallest type that holds them all.
+/// Whether an array of `dtype` may be stored as `stored`: MATLAB uses the smallest type that holds all values.
 bool may_hold(at::ScalarType dtype, const StorageType& stored) {
   if (dtype == at::kBool) return stored.bytes == 1;
   if (dtype == at::kDouble) return true;
@@ -59,7 +59,7 @@ bool may_hold(at::ScalarType dtype, const StorageType& stored) {
   return is_signed && stored.bytes < bytes;
 }
 
-/// All that stands before an array's data, as the file has it and as it is meant.
+/// The header of an array before its data, raw and decoded.
 struct Head {
   uint32_t flags = 0;
   int class_number = 0;
@@ -121,7 +121,7 @@ MatVariable describe(const Head& head) {
   return variable;
 }
 
-/// A whole file of one variable, uncompressed, as libmatio is given it: in the byte order of the file it comes from.
+/// Builds a complete, uncompressed file with one variable for libmatio, in the byte order of the original file.
 class PlainFile {
  public:
   PlainFile(MemoryFile& memory, std::span<const std::byte> header, bool swap) : memory_(memory), swap_(swap) {
@@ -183,7 +183,7 @@ class Mat5 final : public MatSource {
     const Element& element = elements_[index];
     ElementReader reader(element, swap_);
     auto tensor = read(reader, variables()[index]);
-    TRAINKIT_RETURN_IF_ERROR(file_->check());  // before anything is said of bytes that were not there any more
+    TRAINKIT_RETURN_IF_ERROR(file_->check());  // before reporting on bytes that may be missing
     if (tensor.ok() || error_of(tensor.status())) return tensor;
     return mat_error({.path = path(),
                       .offset = reader.offset(),
@@ -245,7 +245,7 @@ class Mat5 final : public MatSource {
   MatOptions options_;
 };
 
-/// The top-level element at `offset`.
+/// Returns the top-level element at `offset`.
 absl::StatusOr<Element> element_at(std::span<const std::byte> bytes, int64_t offset, bool swap) {
   const int64_t left = static_cast<int64_t>(bytes.size()) - offset;
   if (left < kMatTagBytes)
@@ -286,7 +286,7 @@ absl::StatusOr<std::shared_ptr<const MatSource>> open_mat5(std::shared_ptr<const
     if (status.ok()) status = read_head(reader, swap, head);
     if (!status.ok()) return fail(status, reader.offset(), head.name);
     offset = element->offset + kMatTagBytes + static_cast<int64_t>(element->bytes.size());
-    if (head.name.empty()) continue;  // what MATLAB keeps for its own objects
+    if (head.name.empty()) continue;  // MATLAB's internal objects
     if (variables.size() == kMostVariables)
       return fail(absl::InvalidArgumentError(fmt::format("more than {} variables", kMostVariables)), element->offset,
                   "");

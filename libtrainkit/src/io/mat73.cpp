@@ -23,13 +23,25 @@ namespace {
 
 constexpr size_t kUserBlock = 512;
 constexpr int64_t kMostVariables73 = 10'000, kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
-constexpr hsize_t kMostPlainChunks = 4096;  // without a filter; HDF5 walks the index anew for each
+constexpr hsize_t kMostPlainChunks = 4096;  // without a filter; HDF5 searches the index again for each chunk
 constexpr int kMostDimensions73 = 32;
 
 absl::Status damaged(const std::string& problem) { return absl::DataLossError(problem); }
 absl::Status refused(const std::string& problem) { return absl::InvalidArgumentError(problem); }
 
-/// The file's end, as its superblock has it.
+// Note [Checking HDF5 chunks before reading]
+//
+// HDF5 1.10 trusts the sizes in a file. check_dataset verifies a dataset before H5Dread:
+//   Filters: only shuffle and deflate, which MATLAB uses, with deflate last.
+//   Compressed chunks: each is decompressed here first and must give exactly the size of a chunk. HDF5 itself grows
+//   its buffer until the stream ends, without a limit.
+//   Chunks without a filter: HDF5 allocates by the chunk index but copies by the dataset. check_index compares both,
+//   because H5Dget_chunk_storage_size does not read the index.
+//   Other layouts: the stored size must equal the size of the array.
+// Everything runs in a forked copy, see Note [Reading in a forked copy]: HDF5 1.10 uses freed memory when it closes
+// some damaged files.
+
+/// Checks HDF5's superblock, including the end of file stored in it.
 absl::Status check_superblock(std::string_view text) {
   constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
   if (text.size() < kUserBlock + 64) {
@@ -59,7 +71,7 @@ absl::Status check_superblock(std::string_view text) {
   return absl::OkStatus();
 }
 
-/// Text of a string attribute of fixed length, at most 64 bytes; empty if there is none.
+/// Returns a fixed-length string attribute of at most 64 bytes. Empty if there is none.
 std::string attribute(hid_t object, const char* name) {
   if (H5Aexists(object, name) <= 0) return {};
   const Hdf5Handle found(H5Aopen(object, name, H5P_DEFAULT));
@@ -72,7 +84,7 @@ std::string attribute(hid_t object, const char* name) {
   return text.substr(0, text.find('\0'));
 }
 
-/// The class of MATLAB that an object says it has; 0 if it is none of numbers.
+/// Returns the number of a MATLAB class name. 0 if unknown.
 int class_number(const std::string& name) {
   for (int number = 1; number <= static_cast<int>(MatClass::kOpaque); ++number) {
     if (mat_class_name(number) == name) return number;
@@ -80,7 +92,7 @@ int class_number(const std::string& name) {
   return 0;
 }
 
-/// How HDF5 names a dtype: in memory, and in a file in either byte order. Below 0 if MATLAB has none.
+/// HDF5's types for a dtype: in memory, and in files of either byte order. Negative if MATLAB has none.
 struct Hdf5Types {
   hid_t memory = -1, little = -1, big = -1;
 };
@@ -117,7 +129,7 @@ bool stored_as(hid_t type, at::ScalarType dtype) {
   return types.memory >= 0 && (H5Tequal(type, types.little) > 0 || H5Tequal(type, types.big) > 0);
 }
 
-/// MATLAB's sizes, the reverse of HDF5's; empty if there are none.
+/// Returns MATLAB's sizes, which are HDF5's reversed. Empty if there are none.
 std::vector<int64_t> sizes_of(hid_t dataset) {
   const Hdf5Handle space(H5Dget_space(dataset));
   if (!space || H5Sget_simple_extent_type(space) != H5S_SIMPLE) return {};
@@ -137,7 +149,7 @@ MatVariable describe(hid_t root, const std::string& name) {
   H5L_info_t link;
   if (H5Lget_info(root, name.c_str(), &link, H5P_DEFAULT) < 0) return variable;
   if (link.type != H5L_TYPE_HARD) {
-    variable.type = "link";  // to another file, perhaps
+    variable.type = "link";  // possibly to another file
     return variable;
   }
   const Hdf5Handle object(H5Oopen(root, name.c_str(), H5P_DEFAULT));
@@ -176,18 +188,18 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
     if (length <= 0 || length > 4096) return damaged("HDF5 cannot read the name of a variable");
     std::string name(static_cast<size_t>(length), '\0');
     if (copy(name.data(), name.size() + 1) < 0) return damaged("HDF5 cannot read the name of a variable");
-    if (name[0] != '#') variables.push_back(describe(root, name));  // '#refs#' and the like are MATLAB's own
+    if (name[0] != '#') variables.push_back(describe(root, name));  // names such as '#refs#' are internal to MATLAB
   }
   return variables;
 }
 
-/// How the chunks of a dataset are stored.
+/// Storage of a dataset's chunks.
 struct Chunks {
-  std::vector<hsize_t> sizes;  // of the dataset, as HDF5 has them
+  std::vector<hsize_t> sizes;  // sizes of the dataset in HDF5's order
   std::vector<hsize_t> chunk;
-  int64_t bytes = 0;  // of a chunk once it is inflated
+  int64_t bytes = 0;  // size of an uncompressed chunk
   int filters = 0;
-  unsigned deflate_bit = 0;  // in the mask of filters that a chunk leaves out; 0: nothing is compressed
+  unsigned deflate_bit = 0;  // deflate's bit in a chunk's mask of skipped filters; 0 without compression
 };
 
 absl::Status check_filters(hid_t properties, Chunks& chunks) {
@@ -209,7 +221,7 @@ absl::Status wrong_size(hsize_t size, int64_t needed) {
   return damaged(fmt::format("a chunk has {} bytes, {} are needed", size, needed));
 }
 
-/// HDF5 would inflate without end.
+/// Checks that a compressed chunk has exactly `bytes` bytes. See Note [Checking HDF5 chunks before reading].
 absl::Status check_inflated(const std::vector<char>& stored, int64_t bytes) {
   Inflater inflater(std::as_bytes(std::span(stored)));
   std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(bytes, 1 << 18)));
@@ -236,12 +248,11 @@ absl::Status check_chunk(hid_t dataset, const Chunks& chunks, const std::vector<
   if (H5Dread_chunk(dataset, H5P_DEFAULT, at.data(), &left_out, stored.data()) < 0)
     return damaged("HDF5 cannot read a chunk of it");
   if ((left_out & chunks.deflate_bit) == 0) return check_inflated(stored, chunks.bytes);
-  // Data that does not shrink is stored as it is.
+  // Incompressible data is stored uncompressed.
   return size == static_cast<hsize_t>(chunks.bytes) ? absl::OkStatus() : wrong_size(size, chunks.bytes);
 }
 
-/// Without filters HDF5 takes memory by the index, which H5Dget_chunk_storage_size does not look at, and copies by the
-/// dataset. Whatever it finds there must have the right size.
+/// Checks the chunk index of a dataset without filters. See Note [Checking HDF5 chunks before reading].
 absl::Status check_index(hid_t dataset, const Chunks& chunks) {
   const Hdf5Handle space(H5Dget_space(dataset));
   hsize_t count = 0;
@@ -335,7 +346,7 @@ MatVariable next_variable(Message& message) {
   return variable;
 }
 
-/// HDF5 1.10 uses memory that it gave back when it closes some damaged files: it reads in a copy of this process.
+/// Lists the variables in a forked copy. See Note [Checking HDF5 chunks before reading].
 absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
   const Hdf5Session session;
   TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
@@ -378,7 +389,7 @@ class Mat73 final : public MatSource {
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
     const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
-    const bool may_be = bytes > 0 && bytes <= options_.max_variable_bytes;  // else the copy says what it is
+    const bool may_be = bytes > 0 && bytes <= options_.max_variable_bytes;  // otherwise the copy reports the error
     const SharedPages pages(may_be ? static_cast<size_t>(bytes) : 1);
     if (!pages.data()) return absl::ResourceExhaustedError("no memory for " + describe_bytes(bytes));
     const Hdf5Session session;
@@ -394,7 +405,8 @@ class Mat73 final : public MatSource {
     return rows.const_data_ptr() == pages.data() ? rows.clone() : rows;
   }
 
-  /// In the copy. Not by libmatio, which looks at every variable that stands before this one, checked or not.
+  /// Reads a variable; runs in the forked copy. Does not use libmatio, which reads every preceding variable, checked or
+  /// not.
   absl::Status read_columns(const MatVariable& variable, void* to) const {
     const Hdf5Handle file = open_mapped(*file_);
     const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);

@@ -40,7 +40,7 @@ absl::Status no_memory_file(const std::string& what) {
 // libmatio's own messages would go to stderr; ours name the file.
 void be_silent() {
   static const int done = [] {
-    const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use has to be ours
+    const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use must be in an Hdf5Session
     return Mat_LogInitFunc("trainkit", [](int, char*) {});
   }();
   (void)done;
@@ -133,8 +133,8 @@ absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVaria
   if (!agrees(*found, variable)) {
     return absl::DataLossError("libmatio reads other sizes or another type than the file says");
   }
-  // The memory is ours and zero: nothing that libmatio leaves out can be what was there before. It counts with int, and
-  // an array of version 5 has fewer bytes than that.
+  // The buffer is ours and zeroed, so bytes that libmatio does not write are 0, not old memory. libmatio counts with
+  // int; an array of version 5 has fewer bytes than that.
   const at::Tensor columns = column_major(variable);
   const int all = static_cast<int>(columns.numel());
   if (Mat_VarReadDataLinear(mat.get(), found.get(), columns.data_ptr(), 0, 1, all) != 0) {

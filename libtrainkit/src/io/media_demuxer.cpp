@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kBufferBytes = 1 << 15;
 
-/// A file in memory, as FFmpeg reads one. Opens nothing.
+/// Provides a file in memory to FFmpeg. Opens nothing.
 class MemoryInput {
  public:
   explicit MemoryInput(std::span<const std::byte> file) : file_(file) {
@@ -64,7 +64,7 @@ class MemoryInput {
 int refuse_to_open(AVFormatContext*, AVIOContext**, const char*, int, AVDictionary**) { return AVERROR(EPERM); }
 int is_too_late(void* deadline) { return static_cast<const Deadline*>(deadline)->passed(); }
 
-/// "mov,mp4,m4a,3gp,3g2,mj2" is called "mov".
+/// Shortens the name of a format: "mov,mp4,m4a,3gp,3g2,mj2" becomes "mov".
 std::string short_name(const AVInputFormat& format) {
   const std::string_view name = format.name;
   return std::string(name.substr(0, name.find(',')));
@@ -109,7 +109,7 @@ absl::Status Demuxer::open() {
   format_->flags |= AVFMT_FLAG_CUSTOM_IO;
   format_->max_streams = source_.options.max_streams;
   format_->interrupt_callback = {.callback = is_too_late, .opaque = &deadline_};
-  // What it is, by its bytes alone: a name ending in .mp4 makes no playlist a film.
+  // Probe the content only: a playlist named *.mp4 must not be opened as a playlist or as a video.
   const AVInputFormat* kind = nullptr;
   if (av_probe_input_buffer2(format_->pb, &kind, "", nullptr, 0, 0) < 0 || !kind) {
     return source_.error("is no video or audio file");
@@ -211,7 +211,7 @@ absl::Status Demuxer::read_packets() {
   }
   for (const auto* stream : {&source_.video, &source_.audio}) {
     if (!*stream) continue;
-    // the demuxer may know more now than at the header
+    // The demuxer may have filled in more than the header had.
     const AVCodecParameters* parameters = format_->streams[(*stream)->index]->codecpar;
     auto& copy = const_cast<MediaStream&>(**stream).parameters;
     copy.reset(avcodec_parameters_alloc());

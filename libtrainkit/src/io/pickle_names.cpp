@@ -137,7 +137,7 @@ class Namer {
   const Unpickler& pickle_;
   const std::string& path_;
   std::string name_;
-  std::vector<size_t> container_bytes_;  // length of the name of each container around
+  std::vector<size_t> container_bytes_;  // name lengths of the enclosing containers
   size_t visits_ = 0, all_names_bytes_ = 0;
   std::unordered_set<std::string> seen_, containers_;
 };

@@ -12,11 +12,24 @@
 #include <cstdint>
 #include <cstring>
 
-/// A fuzzer's, if this is one: it would take the end of a copy for its own.
+/// Defined in fuzzers, which would take the end of the copy for their own end.
 extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
 
 namespace trainkit::detail {
 namespace {
+
+// Note [Reading in a forked copy]
+//
+// A library that crashes or corrupts memory on damaged input runs in a forked copy, so that this process survives.
+//   The result starts with its length. A copy that dies while writing leaves a shorter message, which is not mistaken
+//   for a complete one. The parent reads until the end of the pipe before it calls waitpid, so a large result cannot
+//   block the copy.
+//   The copy leaves with _exit: no destructors, exit handlers or stdio buffers of the parent run twice.
+//   PR_SET_PDEATHSIG kills the copy with the parent. If the parent died before that call, getppid() has changed.
+//   RLIMIT_CPU stops endless loops, and core dumps are disabled. stderr goes to /dev/null, because HDF5 and glibc print
+//   there when they fail.
+//   SIGINT, SIGTERM, SIGUSR1 and SIGPIPE are reset, so that the program's handlers do not run in the copy.
+//   Only the calling thread exists in the copy. A lock held by another thread during fork stays locked there forever.
 
 constexpr rlim_t kMostSeconds = 300;
 
@@ -42,7 +55,7 @@ std::string read_all(int descriptor) {
   }
 }
 
-/// In the copy. What it has to say begins with its length, so that a part of it is not taken for all.
+/// Runs `work` in the copy and sends its result to `to`. See Note [Reading in a forked copy].
 [[noreturn]] void run_here(const std::function<std::string()>& work, int to, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -52,15 +65,15 @@ std::string read_all(int descriptor) {
   const rlimit seconds{kMostSeconds, kMostSeconds}, no_core{0, 0};
   ::setrlimit(RLIMIT_CPU, &seconds);
   ::setrlimit(RLIMIT_CORE, &no_core);
-  bool told = false;
+  bool sent = false;
   try {
     const std::string text = work();
     const uint64_t length = text.size();
-    told =
+    sent =
         write_all(to, reinterpret_cast<const char*>(&length), sizeof length) && write_all(to, text.data(), text.size());
   } catch (...) {
   }
-  ::_exit(told ? 0 : 1);
+  ::_exit(sent ? 0 : 1);
 }
 
 std::string describe_end(int status) {

@@ -118,7 +118,7 @@ absl::StatusOr<at::Tensor> SafetensorsFile::read(const SafetensorsEntry& entry) 
   if (auto status = file_->read_at(data_begin_ + entry.begin, tensor.data_ptr(), size); !status.ok()) {
     return reclassify(status, ExitCode::kWeights, "weights.file");
   }
-  // A bool whose byte is neither 0 nor 1 is undefined behaviour for whoever computes with it.
+  // A bool with a byte other than 0 and 1 would be undefined behaviour.
   if (*scalar_type == at::kBool) tensor = tensor.view(at::kByte).ne(0);
   return tensor;
 }

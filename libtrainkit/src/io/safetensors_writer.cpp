@@ -14,7 +14,7 @@ namespace {
 
 using detail::SafetensorsDtype;
 
-/// Header and order of a file.
+/// Header and tensor order of a file to write.
 struct Plan {
   std::string header;
   std::vector<const std::pair<std::string, at::Tensor>*> order;
@@ -47,7 +47,7 @@ absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMet
     TRAINKIT_RETURN_IF_ERROR(check(named.first, named.second));
     plan.order.push_back(&named);
   }
-  // The widest types first keeps every tensor aligned; the reference sorts so too.
+  // Writing the widest types first aligns every tensor; the reference uses the same order.
   const auto rank = [](const auto* named) { return detail::find_dtype(named->second.scalar_type()); };
   std::sort(plan.order.begin(), plan.order.end(),
             [&](const auto* a, const auto* b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a->first < b->first; });

@@ -49,11 +49,11 @@ struct TokenHeader {
 };
 static_assert(sizeof(TokenHeader) == 80);
 
-/// After the last token and zeros up to a multiple of 8.
+/// Trailer, after the last token and zeros up to a multiple of 8 bytes.
 struct Trailer {
   uint64_t count;
-  DigestBytes contents_digest;  // of everything before the trailer
-  DigestBytes ends_digest;      // of the header and the fields above
+  DigestBytes contents_digest;  // digest of everything before the trailer
+  DigestBytes ends_digest;      // digest of the header and the fields above
   char magic[8];
 };
 static_assert(sizeof(Trailer) == 48);
@@ -79,7 +79,7 @@ DigestBytes ends_digest(const TokenHeader& header, const Trailer& trailer) {
   return from_hex(digest.hex());
 }
 
-/// 2 bytes hold every id of a vocabulary of at most 65,536.
+/// Returns the size of a stored token. 2 bytes suffice for a vocabulary of at most 65,536.
 uint32_t bytes_per_token(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
 
 uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -118,7 +118,7 @@ absl::Status check_ends(const std::string& path, const TokenHeader& header, cons
   return absl::OkStatus();
 }
 
-/// out[i] = in[i]; returns the greatest.
+/// Copies in[i] to out[i] and returns the maximum.
 template <class Stored>
 inline Stored widen(const Stored* in, int64_t* out, int64_t count) {
   Stored greatest = 0;
@@ -131,7 +131,7 @@ inline Stored widen(const Stored* in, int64_t* out, int64_t count) {
 TRAINKIT_WIDE uint32_t widen_16(const uint16_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 TRAINKIT_WIDE uint32_t widen_32(const uint32_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 
-/// Appends tokens in the width of the file and checks each.
+/// Appends tokens in the file's token size and checks each of them.
 class Appender {
  public:
   Appender(WritableFile& file, const TokenHeader& header) : file_(file), header_(header) {}
@@ -153,7 +153,7 @@ class Appender {
     return file_.append(narrow_.data(), narrow_.size() * sizeof(uint16_t));
   }
 
-  /// The zeros after the last token and the trailer.
+  /// Writes the zeros after the last token, and the trailer.
   absl::Status finish() {
     const uint64_t bytes = count_ * header_.token_bytes;
     const uint64_t zeros = 0;

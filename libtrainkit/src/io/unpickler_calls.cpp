@@ -11,7 +11,7 @@
 namespace trainkit::detail {
 namespace {
 
-/// What REDUCE may "call": nothing of it runs anything but the code below.
+/// Functions that REDUCE may "call". None of them runs anything except the code below; see Note [Restricted unpickler].
 enum class Function : int64_t {
   kOrderedDict,
   kSize,
@@ -93,7 +93,7 @@ absl::Status Unpickler::call() {
   return refuse("what is called is no function");
 }
 
-/// OrderedDict() or, as Python 2 wrote it, OrderedDict([[key, value], ...]).
+/// Creates an OrderedDict from OrderedDict() or, in files of Python 2, OrderedDict([[key, value], ...]).
 absl::Status Unpickler::call_ordered_dict(const PickleValue& arguments) {
   std::vector<PickleValue> items;
   if (arguments.size > 1 || (arguments.size == 1 && tuple(arguments)->kind != Kind::kList))
@@ -111,7 +111,8 @@ absl::Status Unpickler::call_ordered_dict(const PickleValue& arguments) {
   return push_list(Kind::kDict, std::move(items));
 }
 
-/// An object's attributes: of an OrderedDict alone, whose `_metadata` (versions of modules) is not weights.
+/// Handles BUILD, which sets attributes. Accepted only for an OrderedDict, and ignored: its `_metadata` (versions of
+/// modules) is not weights.
 absl::Status Unpickler::build() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue state, pop());
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) return refuse("a value is missing on the stack");
@@ -120,7 +121,8 @@ absl::Status Unpickler::build() {
   return absl::OkStatus();
 }
 
-/// ("storage", type, key, device, elements), of old files with a sixth: None or (key, offset, elements) of a view.
+/// Reads a reference to a storage: ("storage", type, key, device, elements). Old files have a sixth item: None, or
+/// (key, offset, elements) for a view.
 absl::Status Unpickler::persistent_load() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue id, pop());
   const PickleValue* parts = tuple(id);
@@ -168,8 +170,8 @@ absl::StatusOr<uint32_t> Unpickler::add_storage(std::string_view key, const Torc
   return at->second;
 }
 
-/// (storage, offset, sizes, strides), from version 2 on with requires_grad and hooks, in version 3 with a dtype; then
-/// perhaps {"conj": bool, "neg": bool}.
+/// Creates a tensor from (storage, offset, sizes, strides). Version 2 adds requires_grad and hooks, version 3 also a
+/// dtype. {"conj": bool, "neg": bool} may follow.
 absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) {
   constexpr std::array<uint32_t, 3> kCounts = {4, 6, 7};
   const uint32_t count = kCounts.at(static_cast<size_t>(version - 1));
@@ -224,7 +226,7 @@ absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) 
   return push(reference(Kind::kTensor, tensors_.size() - 1));
 }
 
-/// Every element must lie in the view; offset still counts from the view's start.
+/// Checks that every element lies in the view. `offset` still counts from the start of the view.
 absl::Status Unpickler::check_bounds(const PickledView& view, const PickledTensor& tensor) const {
   const uint64_t element = c10::elementSize(torch_dtypes()[tensor.dtype].type);
   const int64_t* sizes = dims_.data() + tensor.dims;

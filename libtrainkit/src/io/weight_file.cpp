@@ -29,7 +29,7 @@ Error index_error(const std::string& path, std::string field, std::string proble
           .problem = std::move(problem)};
 }
 
-/// The file that holds each tensor, by the tensor's name.
+/// Returns the file name of each tensor, by tensor name.
 absl::StatusOr<std::map<std::string, std::string>> read_index(const ReadableFile& index) {
   const std::string& path = index.path();
   if (index.size_bytes() > kMaxIndexBytes) return to_status(index_error(path, {}, "is too long for an index"));
@@ -132,7 +132,7 @@ absl::StatusOr<NamedTensors> WeightFile::tensors(std::string_view prefix) const 
   for (const Part& part : parts_) {
     if (const auto* torch = std::get_if<TorchFile>(&part)) {
       if (parts_.size() == 1) return torch->tensors(prefix);
-      TRAINKIT_ASSIGN_OR_RETURN(NamedTensors all, torch->tensors());  // which may share storages
+      TRAINKIT_ASSIGN_OR_RETURN(NamedTensors all, torch->tensors());  // all, because tensors may share storages
       for (auto& [name, tensor] : all) {
         if (name.starts_with(start)) some.emplace_back(name.substr(start.size()), std::move(tensor));
       }

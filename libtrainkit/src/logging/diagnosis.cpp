@@ -16,7 +16,7 @@ constexpr double kLittleMemory = 0.05, kNearTimeout = 0.5;
 constexpr int64_t kFewBatches = 10;
 constexpr int kMaxPrefetchFactor = 64;
 
-/// The figures, and what follows from them at once.
+/// The measurements and the values derived from them.
 struct Case {
   const Observation& seen;
   const LoaderSettings& settings;
@@ -26,17 +26,17 @@ struct Case {
 
   bool waits() const { return split.wait >= kWorthSaying; }
   bool readers_busy() const { return seen.loader.read_seconds >= kBusy * workers * seen.seconds; }
-  /// Share of their reads in which the readers stood still.
+  /// Share of the readers' time in which they were blocked: neither on a CPU nor queueing for one.
   double blocked() const {
     const double read = std::max(seen.loader.read_seconds, 1e-9);
     return 1 - (seen.readers.cpu_seconds + seen.readers.queued_seconds) / read;
   }
-  /// Readers that would have kept up with the steps if a read took `seconds` in all.
+  /// Number of readers that can keep up with the steps if all reads take `seconds` in total.
   int readers_for(double seconds, int most) const {
     const double step_seconds = std::max((1 - split.wait) * seen.seconds, 0.01 * seen.seconds);
     return static_cast<int>(std::clamp<double>(std::ceil(seconds / step_seconds), 1, most));
   }
-  /// "data wait 43%: the 2 readers are".
+  /// Formats "data wait 43%: the 2 readers are".
   std::string readers() const {
     return fmt::format("data wait {:.0f}%: {}", 100 * split.wait,
                        workers == 1 ? "the reader is" : fmt::format("the {} readers are", workers));
@@ -97,7 +97,7 @@ Advice too_few_readers(const Case& c) {
                         "move the data to a faster disk",
                         c.readers(), 100 * c.blocked(), c.raise_workers(more))};
   }
-  // With as many readers as processors, each still has its own.
+  // Up to one reader per CPU, each has a CPU of its own.
   const double cost = c.seen.readers.cpu_seconds > 0 ? c.seen.readers.cpu_seconds : c.seen.loader.read_seconds;
   const int needed = c.readers_for(cost, c.cpus + 1);
   if (c.workers < c.cpus && needed <= c.cpus) {
@@ -112,7 +112,7 @@ Advice too_few_readers(const Case& c) {
                   c.workers < c.cpus ? ", and " + c.raise_workers(c.cpus) : "")};
 }
 
-/// Why the step waits for data.
+/// Returns the reason why the step waits for data.
 std::optional<Advice> starved(const Case& c) {
   if (!c.waits()) return std::nullopt;
   const double wait = 100 * c.split.wait;

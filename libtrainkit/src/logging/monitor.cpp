@@ -92,7 +92,7 @@ class Monitor::Impl {
   }
 
  private:
-  /// What any thread may ask.
+  /// Takes the part of a sample that any thread may read.
   MonitorSample look() const {
     MonitorSample sample;
     sample.seconds = now();
@@ -145,8 +145,8 @@ class Monitor::Impl {
   const MonitorOptions options_;
 
   mutable std::mutex mutex_;
-  MonitorSeries series_;    // guarded by mutex_, as all up to rows_
-  MonitorSample recorded_;  // of the last append_values; seconds is training time
+  MonitorSeries series_;    // guarded by mutex_, as the members up to rows_
+  MonitorSample recorded_;  // sample of the last append_values; seconds is training time
   double gpu_utilisation_ = -1;
   int64_t resident_bytes_ = 0;
   int64_t closed_ = 0, shown_ = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMostWindows = 600;
 
-/// Mean over the GPUs; negative if one of them does not tell.
+/// Returns the mean over the GPUs. Negative if one of them does not report its utilisation.
 double utilisation_of(const std::vector<GpuUsage>& gpus) {
   double sum = 0;
   for (const GpuUsage& gpu : gpus) {
@@ -73,7 +73,7 @@ void MonitorSeries::close_window(const MonitorSample& sample) {
   window_of_gpus_ = window_gpu_samples_ > 0;
   const double utilisation =
       window_of_gpus_ ? window_gpu_sum_ / static_cast<double>(window_gpu_samples_) : 1 - window_split_.wait;
-  // A look that comes late stands for all windows that it has missed, so that the axis of time stays even.
+  // A late sample counts for every window it missed, so that the time axis stays even.
   const double length = (sample.seconds - window_start_.seconds) / window_seconds_;
   windows_.insert(windows_.end(), static_cast<size_t>(std::clamp(std::round(length), 1.0, 60.0)), utilisation);
   if (windows_.size() > kMostWindows) {

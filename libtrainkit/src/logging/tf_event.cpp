@@ -62,8 +62,8 @@ bool get_varint(std::string_view bytes, size_t& offset, uint64_t& value) {
   return false;
 }
 
-/// Calls visit(number, value if it is a varint, bytes if it has a length) for each field of `message`. @return whether
-/// all of it is in protobuf's wire format.
+/// Calls visit(number, value of a varint, bytes of a length-delimited field) for each field of `message`. Returns
+/// whether the whole message is in protobuf's wire format.
 template <typename Visit>
 bool for_each_field(std::string_view message, const Visit& visit) {
   for (size_t offset = 0; offset < message.size();) {
