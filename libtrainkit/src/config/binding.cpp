@@ -270,7 +270,7 @@ std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, std::vec
       return fault;
     }
     if (spec.unique_items && std::find(value.begin(), value.end(), element) != value.end()) {
-      return refuse(item, "an element stands twice", item.text, "different elements");
+      return refuse(item, "duplicate element", item.text, "unique elements");
     }
     value.push_back(std::move(element));
   }

@@ -58,7 +58,7 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
         std::find_if(names.begin(), names.end(), [&](const auto& known) { return known.starts_with(name); });
     if (begins != names.end()) nearest = *begins;
   }
-  return nearest.empty() ? "--help lists all" : "did you mean " + std::string(prefix) + nearest + "?";
+  return nearest.empty() ? "see --help" : "did you mean " + std::string(prefix) + nearest + "?";
 }
 
 /// Whether `argument` is --name or -h. "-1" and "-" are values.
@@ -95,10 +95,10 @@ std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::
   }
   const std::filesystem::path path(value.text);
   if (spec.path == PathKind::kOutput && std::find(path.begin(), path.end(), "..") != path.end()) {
-    return Fault{.problem = "a path to write to climbs out with '..'",
+    return Fault{.problem = "output path contains '..'",
                  .got = value.text,
                  .expected = "an absolute path, or one below the file's folder",
-                 .hint = "or give it as a flag",
+                 .hint = "give it as a flag instead",
                  .wrong_type = false};
   }
   if (path.is_relative()) value.text = detail::plain_path(folder / path);
@@ -122,7 +122,7 @@ class CommandLine {
       const auto [first, is_new] = seen.emplace(flag.option, flag.source);
       if (!is_new) {
         const std::string also = first->second == flag.source ? "" : " (also as " + first->second + ")";
-        return flag_error("duplicate", flag.source, {.problem = "given twice" + also, .hint = "a flag may stand once"});
+        return flag_error("duplicate", flag.source, {.problem = "given twice" + also, .hint = "give each flag once"});
       }
       flags.push_back(std::move(flag));
     }
@@ -170,13 +170,13 @@ class CommandLine {
     return flag_error("missing", flag.source,
                       {.problem = "no value",
                        .expected = flag.option->binding->metavar(flag.option->spec),
-                       .hint = "a value that begins with -- is written " + flag.source + "=VALUE"});
+                       .hint = "write a value that begins with -- as " + flag.source + "=VALUE"});
   }
 
   absl::Status unknown(const std::string& argument) const {
     if (!argument.starts_with('-') || argument.size() < 2 || !is_flag(argument)) {
       return flag_error("positional", shown(argument),
-                        {.problem = "belongs to no flag", .hint = "values follow their flag"});
+                        {.problem = "unexpected argument", .hint = "put a value after its flag"});
     }
     const std::string name = normalized(shown(argument.substr(2, argument.find('=') - 2)));
     std::vector<std::string> names = state_.names();
@@ -221,7 +221,7 @@ absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::stri
   if (given.option == nullptr) {
     const bool section = given.value.kind == Kind::kMap;
     return refuse("config.key", {.problem = "no such key",
-                                 .hint = section ? "keys are the flags' names, without sections"
+                                 .hint = section ? "keys are flag names, without sections"
                                                  : did_you_mean(normalized(entry.key), state.names(), "")});
   }
   if (given.option->spec.flag_only) return refuse("config.key", {.problem = "can only be given as a flag"});
@@ -254,13 +254,14 @@ ConfigParser::ConfigParser(ProgramInfo program) : state_(std::make_unique<State>
   const auto flag = [](const char* help) {
     return OptionSpec{.help = help, .group = "Configuration", .flag_only = true};
   };
-  OptionSpec file = flag("YAML or JSON file of settings; its keys are the names of the flags.");
+  OptionSpec file = flag("YAML or JSON configuration file. Its keys are flag names.");
   file.path = PathKind::kInput;
   add("config", &state_->config_file, file);
-  add("preset", &state_->preset, {.help = "Settings by name, see below.", .group = "Configuration", .metavar = "NAME"});
-  add("print_config", &state_->print_config, flag("Print each value and where it came from, and exit."));
-  add("help", &state_->help, flag("Print this, and exit (-h)."));
-  add("version", &state_->version, flag("Print the version, and exit."));
+  add("preset", &state_->preset,
+      {.help = "Preset of settings, listed below.", .group = "Configuration", .metavar = "NAME"});
+  add("print_config", &state_->print_config, flag("Print each value and its source, then exit."));
+  add("help", &state_->help, flag("Print this help and exit (-h)."));
+  add("version", &state_->version, flag("Print the version and exit."));
   for (const char* name : {"print_config", "help", "version"}) state_->at(name).is_switch = true;
 }
 
@@ -276,7 +277,7 @@ void ConfigParser::add_option(std::string name, std::unique_ptr<detail::Binding>
     const std::string key = normalized(alias);
     const bool valid = key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
     TORCH_CHECK(valid && !key.empty() && !key.starts_with("no_"), "not a name for an option: '", alias, "'");
-    TORCH_CHECK(state_->by_name.emplace(key, option.get()).second, "option ", alias, " is there already");
+    TORCH_CHECK(state_->by_name.emplace(key, option.get()).second, "option ", alias, " was already added");
   }
   state_->options.push_back(std::move(option));
 }
@@ -298,7 +299,7 @@ absl::StatusOr<Request> ConfigParser::parse(int argc, const char* const* argv) {
 
 absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& arguments) {
   State& state = *state_;
-  TORCH_CHECK(!std::exchange(state.parsed, true), "parse() is called once");
+  TORCH_CHECK(!std::exchange(state.parsed, true), "parse() may be called only once");
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") return Request::kHelp;
     if (argument == "--version") return Request::kVersion;
@@ -336,7 +337,7 @@ absl::Status ConfigParser::check_complete() const {
       const bool has_file = !state_->config_file.empty();
       return error(has_file ? ExitCode::kConfig : ExitCode::kUsage, has_file ? "config.missing" : "cli.missing",
                    has_file ? state_->config_file : "", has_file ? option->name : "--" + option->name,
-                   {.problem = "has to be given", .expected = option->binding->metavar(option->spec)});
+                   {.problem = "required option is not given", .expected = option->binding->metavar(option->spec)});
     }
     if (!option->refusal.empty() && option->binding->to_yaml(option->spec) != option->default_yaml) {
       return blame(*option, "unsupported", {.problem = "not supported", .hint = option->refusal});
@@ -381,7 +382,7 @@ Option* ConfigParser::State::find(std::string_view name) const {
 
 Option& ConfigParser::State::at(std::string_view name) const {
   Option* option = find(name);
-  TORCH_CHECK(option != nullptr, "no option is called '", std::string(name), "'");
+  TORCH_CHECK(option != nullptr, "there is no option '", std::string(name), "'");
   return *option;
 }
 

@@ -229,7 +229,7 @@ class YamlEvents : public YAML::EventHandler {
 
   void begin(Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
     check(mark, tag, anchor);
-    if (expects_key()) throw FileFault{"config.syntax", at(mark), "a key is not a word", "'name: value'"};
+    if (expects_key()) throw FileFault{"config.syntax", at(mark), "a key is not a scalar", "'name: value'"};
     builder_.begin(kind, at(mark));
     open_.push_back({kind == Kind::kMap, kind == Kind::kMap});
   }

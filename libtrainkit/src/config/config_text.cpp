@@ -84,9 +84,8 @@ std::string ConfigParser::help() const {
     text += head + wrapped(preset.help + (preset.help.empty() ? "" : ":") + settings) + "\n";
   }
   text +=
-      "\n'-' and '_' are alike in names, and --flag=value is --flag value. Sources of a value, the stronger the "
-      "later:\n"
-      "defaults, preset, file, flags.\n";
+      "\nUse '-' or '_' in names. --flag=value is the same as --flag value.\n"
+      "Precedence: flags > file > preset > defaults.\n";
   if (!program.examples.empty()) text += "\nExamples:\n";
   for (const std::string& example : program.examples) text += fmt::format("  {}\n", example);
   return text;

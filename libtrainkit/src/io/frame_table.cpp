@@ -43,7 +43,8 @@ absl::Status list_by_decoding(MediaSource& source) {
 absl::Status set_durations(MediaSource& source) {
   auto& frames = source.frames;
   for (const FrameEntry& frame : frames) {
-    if (std::abs(frame.pts) > kFarthest || frame.duration > kFarthest) return source.error("time stamps are absurd");
+    if (std::abs(frame.pts) > kFarthest || frame.duration > kFarthest)
+      return source.error("time stamps are out of range");
   }
   for (size_t i = 0; i + 1 < frames.size(); ++i) frames[i].duration = frames[i + 1].pts - frames[i].pts;
   if (auto& last = frames.back(); last.duration <= 0) {

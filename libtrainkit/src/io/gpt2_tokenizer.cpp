@@ -104,7 +104,7 @@ class Gpt2Tokenizer::Impl {
         return to_status({.exit_code = ExitCode::kData,
                           .id = "data.tokens",
                           .where = fmt::format("@{:#x}", at),
-                          .problem = "a run of characters without a place to split",
+                          .problem = "a run of characters that cannot be split",
                           .got = fmt::format("{} bytes", length),
                           .expected = fmt::format("at most {}", kMaxPiece)});
       }

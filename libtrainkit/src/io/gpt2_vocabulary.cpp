@@ -139,7 +139,7 @@ class Parser {
 
   absl::Status parse_merges(std::string_view text) {
     if (text.starts_with("{")) {
-      return merges_error(1, "not a list of merges", "JSON", "two tokens a line",
+      return merges_error(1, "not a list of merges", "JSON", "two tokens per line",
                           "this looks like the vocabulary: are --vocab and --merges swapped?");
     }
     std::vector<bool> made(vocabulary_.tokens.size());
@@ -155,7 +155,8 @@ class Parser {
       if (words.empty() && text.empty()) break;
       TRAINKIT_RETURN_IF_ERROR(add_merge(words, line, made));
     }
-    if (vocabulary_.merges.empty()) return merges_error(1, "there is no merge", "an empty file", "two tokens a line");
+    if (vocabulary_.merges.empty())
+      return merges_error(1, "there are no merges", "an empty file", "two tokens per line");
     return absl::OkStatus();
   }
 
@@ -192,7 +193,7 @@ class Parser {
     }
     auto bytes = to_bytes(word);
     if (!bytes || bytes->empty()) {
-      return vocab_error("a token has a character that stands for no byte", word, "GPT-2's 256 byte characters");
+      return vocab_error("a token has a character that represents no byte", word, "GPT-2's 256 byte characters");
     }
     ids_.emplace(*bytes, id);
     vocabulary_.tokens[id] = std::move(*bytes);
@@ -219,7 +220,7 @@ class Parser {
     const auto left = to_bytes(words.substr(0, space));
     const auto right = to_bytes(words.substr(space + 1));
     if (!left || !right) {
-      return merges_error(line, "a character stands for no byte", words, "GPT-2's 256 byte characters");
+      return merges_error(line, "a character represents no byte", words, "GPT-2's 256 byte characters");
     }
     const auto left_id = ids_.find(*left);
     const auto right_id = ids_.find(*right);

@@ -80,7 +80,7 @@ absl::Status check_names(const std::string& path, const std::vector<MatVariable>
   std::set<std::string_view> seen;
   for (const MatVariable& variable : variables) {
     if (!seen.insert(variable.name).second) {
-      return detail::mat_error({.path = path, .variable = variable.name, .problem = "the name stands twice"});
+      return detail::mat_error({.path = path, .variable = variable.name, .problem = "duplicate variable name"});
     }
   }
   return absl::OkStatus();
@@ -105,7 +105,7 @@ absl::Status check_writable(const std::string& path, const std::string& name, co
   const auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   if (name.empty() || name.size() > 63 || !std::isalpha(static_cast<unsigned char>(name[0])) ||
       !std::all_of(name.begin(), name.end(), letter)) {
-    return bad("is no name of a MATLAB variable", name);
+    return bad("is not a MATLAB variable name", name);
   }
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_meta()) return bad("holds no data", "no array");
   const at::ScalarType dtype = tensor.scalar_type();
@@ -190,7 +190,7 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
   std::set<std::string_view> seen;
   for (const auto& [name, tensor] : variables) {
     TRAINKIT_RETURN_IF_ERROR(check_writable(path, name, tensor, version));
-    if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": '" + name + "' stands twice");
+    if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": duplicate variable name '" + name + "'");
   }
   // libmatio does not report write errors of the disk. So write to a temporary file and read it back.
   const auto [folder, file_name] = split_path(path);

@@ -78,7 +78,7 @@ std::vector<Number> numbers_in(const std::string& bytes, bool swap) {
 absl::Status read_sizes(ElementReader& reader, bool swap, Head& head) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto sizes, reader.read_small("sizes", kMostDimensions * sizeof(int32_t)));
   if (sizes.first != kInt32 || sizes.second.size() % sizeof(int32_t) != 0) {
-    return absl::InvalidArgumentError("the sizes are no list of miINT32");
+    return absl::InvalidArgumentError("the sizes are not a list of miINT32");
   }
   for (const int32_t size : numbers_in<int32_t>(sizes.second, swap)) head.sizes.push_back(size);
   if (head.sizes.size() < 2)
@@ -226,7 +226,7 @@ class Mat5 final : public MatSource {
     const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
     const std::string sizes = describe_sizes(variable.sizes);
     if (bytes < 0) return absl::InvalidArgumentError(fmt::format("a size of {} overflows", sizes));
-    if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} holds nothing", sizes));
+    if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} is empty", sizes));
     if (bytes > std::min<int64_t>(options_.max_variable_bytes, std::numeric_limits<int32_t>::max())) {
       return absl::InvalidArgumentError(fmt::format("an array of {} takes {}, more than version 5 and the limit allow",
                                                     sizes, describe_bytes(bytes)));
@@ -255,7 +255,7 @@ absl::StatusOr<Element> element_at(std::span<const std::byte> bytes, int64_t off
   if (swap) tag = {swapped(tag[0]), swapped(tag[1])};
   const auto [type, claimed] = tag;
   if (type != kMatMatrix && type != kMatCompressed)
-    return absl::InvalidArgumentError(fmt::format("element of type {} is no variable", type));
+    return absl::InvalidArgumentError(fmt::format("element of type {} is not a variable", type));
   if (claimed > left - kMatTagBytes) {
     return absl::DataLossError(
         fmt::format("element claims {} bytes, {} remain (truncated?)", claimed, left - kMatTagBytes));

@@ -50,7 +50,7 @@ class ElementReader {
     if (!element_.compressed) return absl::OkStatus();
     TRAINKIT_ASSIGN_OR_RETURN(const auto tag, (read_numbers<uint32_t, 2>()));
     if (tag[0] != kMatMatrix)
-      return absl::InvalidArgumentError(fmt::format("compressed data of type {} is no array", tag[0]));
+      return absl::InvalidArgumentError(fmt::format("compressed data of type {} is not an array", tag[0]));
     remaining_ = tag[1];
     if (remaining_ > most_bytes) {
       return absl::InvalidArgumentError(

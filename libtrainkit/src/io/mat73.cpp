@@ -62,11 +62,12 @@ absl::Status check_superblock(std::string_view text) {
   const size_t first = version == 0 ? 24 : version == 1 ? 28 : 12;
   const uint64_t base = address(first), end = address(first + 16);
   constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
-  if (base != kUserBlock) return refused(fmt::format("HDF5 begins at {} by its own account, not at 512", base));
+  if (base != kUserBlock) return refused(fmt::format("the superblock gives a base address of {}, not 512", base));
   if (old && address(first + 24) != kNone)
-    return refused("the HDF5 part asks for a driver, which may name other files");
+    return refused("the HDF5 part requires a driver, which may refer to other files");
   if (end == kNone || end > text.size()) {
-    return damaged(fmt::format("ends at byte {} by its own account, the file has {} (truncated?)", end, text.size()));
+    return damaged(
+        fmt::format("the superblock gives an end at byte {}, the file has {} (truncated?)", end, text.size()));
   }
   return absl::OkStatus();
 }
@@ -256,7 +257,7 @@ absl::Status check_chunk(hid_t dataset, const Chunks& chunks, const std::vector<
 absl::Status check_index(hid_t dataset, const Chunks& chunks) {
   const Hdf5Handle space(H5Dget_space(dataset));
   hsize_t count = 0;
-  if (!space || H5Dget_num_chunks(dataset, space, &count) < 0) return damaged("HDF5 cannot read where its chunks are");
+  if (!space || H5Dget_num_chunks(dataset, space, &count) < 0) return damaged("HDF5 cannot read its chunk index");
   if (count > kMostPlainChunks) return refused(fmt::format("more than {} chunks without a filter", kMostPlainChunks));
   std::vector<hsize_t> at(chunks.sizes.size());
   for (hsize_t i = 0; i < count; ++i) {
@@ -264,7 +265,7 @@ absl::Status check_index(hid_t dataset, const Chunks& chunks) {
     haddr_t address = 0;
     hsize_t size = 0;
     if (H5Dget_chunk_info(dataset, space, i, at.data(), &left_out, &address, &size) < 0)
-      return damaged("HDF5 cannot read where its chunks are");
+      return damaged("HDF5 cannot read its chunk index");
     if (size != static_cast<hsize_t>(chunks.bytes)) return wrong_size(size, chunks.bytes);
   }
   return absl::OkStatus();
@@ -302,18 +303,18 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
   const Hdf5Handle type(H5Dget_type(dataset)), properties(H5Dget_create_plist(dataset));
   if (!type || !properties) return damaged("HDF5 cannot read its description");
   if (!stored_as(type, *variable.dtype))
-    return refused(fmt::format("not stored as the class {} that it says", variable.type));
+    return refused(fmt::format("its stored type does not match its class {}", variable.type));
   if (variable.sizes.size() < 2)
     return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions73));
   const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
   const std::string sizes = describe_sizes(variable.sizes);
   if (bytes < 0) return refused(fmt::format("a size of {} overflows", sizes));
-  if (bytes == 0) return refused(fmt::format("an array of {} holds nothing", sizes));
+  if (bytes == 0) return refused(fmt::format("an array of {} is empty", sizes));
   if (bytes > options.max_variable_bytes) {
     return refused(fmt::format("an array of {} takes {}, the limit is {}", sizes, describe_bytes(bytes),
                                describe_bytes(options.max_variable_bytes)));
   }
-  if (H5Pget_external_count(properties) != 0) return refused("its data lies in other files");
+  if (H5Pget_external_count(properties) != 0) return refused("its data is in other files");
   switch (H5Pget_layout(properties)) {
     case H5D_CHUNKED:
       return check_chunks(dataset, properties, variable, file_bytes);
@@ -321,7 +322,7 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
     case H5D_COMPACT:
       break;
     default:
-      return refused("its data is put together from other datasets");
+      return refused("its data is a virtual view of other datasets");
   }
   if (static_cast<int64_t>(H5Dget_storage_size(dataset)) != bytes) {
     return damaged(fmt::format("an array of {} needs {} bytes of data, the file has {}", sizes, bytes,
@@ -355,7 +356,7 @@ absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
                                 const Hdf5Handle hdf5 = open_mapped(file);
                                 if (!hdf5) return damaged("HDF5 cannot open it: damaged or not HDF5");
                                 auto variables = list_variables(hdf5);
-                                if (file.damaged()) return damaged("was cut while it was read");
+                                if (file.damaged()) return damaged("was truncated while it was read");
                                 return variables;
                               };
                               const auto variables = list();
@@ -396,7 +397,7 @@ class Mat73 final : public MatSource {
     TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
                                 Message message;
                                 absl::Status status = read_columns(variable, pages.data());
-                                if (file_->damaged()) status = damaged("was cut while it was read");
+                                if (file_->damaged()) status = damaged("was truncated while it was read");
                                 message.put(status);
                                 return message.take();
                               }));

@@ -101,7 +101,7 @@ at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
 
 absl::StatusOr<MemoryFile> MemoryFile::create() {
   const int descriptor = ::memfd_create("trainkit", MFD_CLOEXEC);
-  if (descriptor < 0) return no_memory_file("no file in memory");
+  if (descriptor < 0) return no_memory_file("cannot create a file in memory");
   return MemoryFile(descriptor);
 }
 
@@ -115,7 +115,7 @@ absl::Status MemoryFile::append(const void* data, size_t size) {
   for (const char* at = static_cast<const char*>(data); size > 0;) {
     const ssize_t written = ::write(descriptor_, at, size);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return no_memory_file("no room for a file in memory");
+    if (written <= 0) return no_memory_file("not enough memory for a file in memory");
     at += written;
     size -= static_cast<size_t>(written);
   }
@@ -131,7 +131,7 @@ absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVaria
   const Variable found(Mat_VarReadInfo(mat.get(), variable.name.c_str()));
   if (!found) return absl::DataLossError("libmatio does not find the variable");
   if (!agrees(*found, variable)) {
-    return absl::DataLossError("libmatio reads other sizes or another type than the file says");
+    return absl::DataLossError("libmatio reads other sizes or another type than the file states");
   }
   // The buffer is ours and zeroed, so bytes that libmatio does not write are 0, not old memory. libmatio counts with
   // int; an array of version 5 has fewer bytes than that.
@@ -152,7 +152,7 @@ absl::Status write_by_matio(const std::string& path, std::span<const std::pair<s
   if (version == MatVersion::k73) session.emplace();
   Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit",
                         version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
-  if (!mat) return absl::InternalError("libmatio cannot make a file");
+  if (!mat) return absl::InternalError("libmatio cannot create a file");
   for (const auto& [name, tensor] : variables) {
     at::Tensor columns = turned(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
     const bool logical = columns.scalar_type() == at::kBool;
@@ -162,7 +162,7 @@ absl::Status write_by_matio(const std::string& path, std::span<const std::pair<s
     const Variable variable(Mat_VarCreate(name.c_str(), class_type, type_of(class_type), static_cast<int>(sizes.size()),
                                           sizes.data(), columns.data_ptr(),
                                           MAT_F_DONT_COPY_DATA | (logical ? MAT_F_LOGICAL : 0)));
-    if (!variable) return absl::ResourceExhaustedError("libmatio cannot make variable '" + name + "'");
+    if (!variable) return absl::ResourceExhaustedError("libmatio cannot create variable '" + name + "'");
     if (Mat_VarWrite(mat.get(), variable.get(), MAT_COMPRESSION_ZLIB) != 0) {
       return absl::InternalError("libmatio cannot write variable '" + name + "'");
     }

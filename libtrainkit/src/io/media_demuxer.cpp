@@ -112,7 +112,7 @@ absl::Status Demuxer::open() {
   // Probe the content only: a playlist named *.mp4 must not be opened as a playlist or as a video.
   const AVInputFormat* kind = nullptr;
   if (av_probe_input_buffer2(format_->pb, &kind, "", nullptr, 0, 0) < 0 || !kind) {
-    return source_.error("is no video or audio file");
+    return source_.error("is not a video or audio file");
   }
   const auto& allowed = source_.options.formats;
   if (std::none_of(allowed.begin(), allowed.end(),
@@ -148,7 +148,7 @@ absl::StatusOr<AVStream*> Demuxer::wanted_stream(std::optional<int> number, AVMe
   }
   if (number && !best) {
     return source_.error(
-        fmt::format("stream {} is no {} stream of this file", *number, av_get_media_type_string(type)));
+        fmt::format("stream {} of this file is not of type {}", *number, av_get_media_type_string(type)));
   }
   return best;
 }

@@ -108,9 +108,8 @@ absl::Status check_wave_format(const Bytes& file, uint64_t at) {
   const bool plain = tag == kPcm || tag == kFloat;
   if (channels == 0 || rate == 0 || rate > kMostHertz ||
       (plain && (bits == 0 || bits % 8 != 0 || block != channels * bits / 8))) {
-    return absl::DataLossError(
-        fmt::format("the 'fmt ' chunk makes no sense: {} channels, {} Hz, {} bits, blocks of {} bytes", channels, rate,
-                    bits, block));
+    return absl::DataLossError(fmt::format(
+        "the 'fmt ' chunk is invalid: {} channels, {} Hz, {} bits, blocks of {} bytes", channels, rate, bits, block));
   }
   return absl::OkStatus();
 }

@@ -55,7 +55,7 @@ class MediaSource {
   absl::Status error(const std::string& problem, const std::string& got = "", const std::string& expected = "") const;
   absl::Status too_slow() const;
   /// Error for FFmpeg's ENOMEM: one of FFmpeg's limits, or a block over 256 MiB.
-  absl::Status too_large() const { return error("asks for more than is allowed"); }
+  absl::Status too_large() const { return error("exceeds a limit"); }
   /// Creates a decoder for `stream`. Error if its codec is unknown, not allowed, or rejects the stream.
   absl::StatusOr<FfmpegPtr<AVCodecContext>> make_decoder(const MediaStream& stream) const;
 

@@ -69,7 +69,7 @@ class Namer {
         const std::string_view text = pickle_.text(key);
         const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
         if (find_invalid_utf8(text) != text.size() || std::any_of(text.begin(), text.end(), is_control))
-          return refuse("has a key with control characters or that is no UTF-8", escape_text(text));
+          return refuse("has a key with control characters or invalid UTF-8", escape_text(text));
         TRAINKIT_RETURN_IF_ERROR(visit_child(text, items[i + 1], depth));
       } else if (key.kind == Kind::kInt) {
         TRAINKIT_RETURN_IF_ERROR(visit_child(std::to_string(key.integer), items[i + 1], depth));
@@ -95,7 +95,7 @@ class Namer {
   }
 
   absl::Status add_tensor(const PickleValue& value) {
-    if (!seen_.insert(name_).second) return refuse("stands twice");
+    if (!seen_.insert(name_).second) return refuse("is a duplicate");
     all_names_bytes_ += name_.size();
     if (names.tensors.size() == kMaxNamedTensors || all_names_bytes_ > kMaxAllNamesBytes)
       return refuse("holds too many tensors", "", fmt::format("at most {}", kMaxNamedTensors));

@@ -78,7 +78,7 @@ std::string read_all(int descriptor) {
 
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) return std::string("its reader was ended by ") + ::strsignal(WTERMSIG(status));
-  return "its reader gave up";
+  return "its reader failed";
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ std::string describe_end(int status) {
 absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return absl::ResourceExhaustedError(std::string("no pipe can be made: ") + std::strerror(errno));
+    return absl::ResourceExhaustedError(std::string("cannot create a pipe: ") + std::strerror(errno));
   }
   const pid_t parent = ::getpid(), copy = ::fork();
   if (copy == 0) {
@@ -98,7 +98,7 @@ absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work)
   std::string bytes;
   if (copy > 0) bytes = read_all(ends[0]);
   ::close(ends[0]);
-  if (copy < 0) return absl::ResourceExhaustedError(std::string("no process can be made: ") + std::strerror(why));
+  if (copy < 0) return absl::ResourceExhaustedError(std::string("cannot create a process: ") + std::strerror(why));
   int status = 0;
   while (::waitpid(copy, &status, 0) < 0 && errno == EINTR) {
   }

@@ -60,15 +60,15 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (skip_depth_ > 0) return true;
     if (depth_ == 1) {
       in_metadata_ = name == "__metadata__";
-      if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "stands twice") : true;
+      if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "is a duplicate") : true;
       if (entries.size() == kMaxListedTensors)
         return refuse_number("header", "lists too many tensors", kMaxListedTensors);
       entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
       const std::string& added = entries.back().name;
-      return names_.insert(added).second ? true : refuse(added, "stands twice");
+      return names_.insert(added).second ? true : refuse(added, "is a duplicate");
     }
     if (in_metadata_) {
-      if (metadata.contains(name)) return refuse("__metadata__." + name, "stands twice");
+      if (metadata.contains(name)) return refuse("__metadata__." + name, "is a duplicate");
       if (metadata.size() == kMaxMetadata) return refuse_number("__metadata__", "has too many entries", kMaxMetadata);
     } else if (!seen_in_entry(name)) {
       return refuse(entries.back().name, "has its '" + name + "' twice");
@@ -104,7 +104,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   // Called only for numbers with a minus sign, including "-0", which the reference also refuses.
   bool number_integer(int64_t) override { return value("a negative number"); }
   bool number_float(double, const std::string& text) override { return value("the number " + text); }
-  bool boolean(bool) override { return value("a truth value"); }
+  bool boolean(bool) override { return value("a boolean"); }
   bool binary(nlohmann::json::binary_t&) override { return value("bytes"); }
   bool null() override {
     // The reference accepts null metadata as no metadata.
@@ -139,7 +139,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (depth_ == 0) return refuse("header", "is not an object", kind);
     if (depth_ == 1) return refuse(in_metadata_ ? "__metadata__" : entries.back().name, "is not an object", kind);
     if (in_metadata_) return refuse("__metadata__." + key_, "is not a string", kind);
-    if (list_) return refuse(entries.back().name, key_ + " holds what is no number from 0 to 2^64 - 1", kind);
+    if (list_)
+      return refuse(entries.back().name, key_ + " has an element that is not an integer from 0 to 2^64 - 1", kind);
     if (known_key()) return refuse(entries.back().name, key_ + " is of the wrong type", kind);
     return true;
   }

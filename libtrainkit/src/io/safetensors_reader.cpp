@@ -45,7 +45,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::open(ReadableFile file) {
   uint64_t header_bytes = 0;
   if (auto status = file.read_at(0, &header_bytes, 8); !status.ok()) return blame(status);
   if (header_bytes > detail::kMaxHeaderBytes) {
-    return not_safetensors(file, "is no safetensors file: its header would be too long",
+    return not_safetensors(file, "is not a safetensors file: its header would be too long",
                            fmt::format("{} bytes", header_bytes), fmt::format("at most {}", detail::kMaxHeaderBytes));
   }
   if (header_bytes > bytes - 8) {

@@ -92,7 +92,7 @@ absl::Status bad_file(const std::string& path, const std::string& problem, const
                     .problem = problem,
                     .got = got,
                     .expected = expected,
-                    .hint = "delete the file: it is made again from the text"});
+                    .hint = "delete the file; it is rebuilt from the text"});
 }
 
 absl::Status check_header(const std::string& path, const TokenHeader& header) {
@@ -112,7 +112,7 @@ absl::Status check_ends(const std::string& path, const TokenHeader& header, cons
                     header.token_bytes == bytes_per_token(static_cast<int64_t>(header.vocab_size));
   if (!sane) return bad_file(path, "the header contradicts itself");
   if (trailer.count > between / header.token_bytes || padded(trailer.count * header.token_bytes) != between) {
-    return bad_file(path, "not of the size that it says", fmt::format("{} bytes of tokens", between),
+    return bad_file(path, "the size differs from the header", fmt::format("{} bytes of tokens", between),
                     fmt::format("{} tokens of {} bytes", trailer.count, header.token_bytes));
   }
   return absl::OkStatus();
@@ -219,7 +219,7 @@ absl::Status TokenFile::check_origin(const TokenFileOrigin& expected) const {
                                       : fmt::format("a vocabulary of {}", origin_.vocab_size),
                     .expected = other_text ? fmt::format("the text of {} bytes as it is now", expected.source_bytes)
                                            : fmt::format("the vocabulary of {} in use", expected.vocab_size),
-                    .hint = "delete the file: it is made again from the text"},
+                    .hint = "delete the file; it is rebuilt from the text"},
                    absl::StatusCode::kFailedPrecondition);
 }
 

@@ -88,7 +88,7 @@ class Archive {
     const std::string folder = entries.empty() ? "" : entries[0].name.substr(0, entries[0].name.find('/') + 1);
     for (ZipEntry& entry : entries) {
       if (folder.empty() || !entry.name.starts_with(folder))
-        return refuse(file, "weights.zip", entry.name, "is not in the archive's one folder", "", folder);
+        return refuse(file, "weights.zip", entry.name, "is not in the archive's single folder", "", folder);
       // torch.serialization.set_crc32_options(False) writes 0 for every CRC.
       archive.has_crc_ = archive.has_crc_ || entry.crc != 0;
       std::string name = entry.name.substr(folder.size());
@@ -108,7 +108,7 @@ class Archive {
 
   absl::StatusOr<std::string> read(const std::string& name, uint64_t max_bytes) const {
     const ZipEntry* entry = find(name);
-    if (!entry) return refuse(file_, "weights.zip", name, "is not in the archive: no file of torch.save");
+    if (!entry) return refuse(file_, "weights.zip", name, "is not in the archive: not a torch.save file");
     if (entry->size > max_bytes) {
       return refuse(file_, "weights.zip", name, "is too long", fmt::format("{} bytes", entry->size),
                     fmt::format("at most {}", max_bytes));
@@ -166,7 +166,7 @@ absl::StatusOr<TorchLayout> read_zip(const ReadableFile& file) {
     const ZipEntry* entry = archive.find(name);
     if (!entry) return refuse(file, "weights.zip", name, "is not in the archive, but tensors refer to it");
     if (entry->size != storage.bytes) {
-      return refuse(file, "weights.zip", name, "is not as long as its tensors say",
+      return refuse(file, "weights.zip", name, "does not have the size that its tensors state",
                     fmt::format("{} bytes", entry->size), fmt::format("{}", storage.bytes));
     }
     if (layout.is_big_endian && !storage.dtype) {
@@ -217,7 +217,7 @@ absl::Status place_storages(const ReadableFile& file, PickleInput& input, Unpick
     const auto at = key.kind == Kind::kText ? index.find(pickle.text(key)) : index.end();
     if (at == index.end()) return to_status(input.error(keys_at, "a storage that no tensor refers to"));
     StoragePlace& place = layout.storages[at->second];
-    if (place.offset >= 0) return refuse(file, "weights.pickle", place.name, "stands twice");
+    if (place.offset >= 0) return refuse(file, "weights.pickle", place.name, "is a duplicate");
     const int64_t left = file.size_bytes() - position - 8;
     int64_t elements = 0;
     if (left < 0) return refuse(file, "weights.pickle", place.name, "is missing: the file is cut short");
@@ -226,7 +226,7 @@ absl::Status place_storages(const ReadableFile& file, PickleInput& input, Unpick
     const auto element = static_cast<int64_t>(place.dtype ? c10::elementSize(place.dtype->type) : 1);
     const auto bytes = static_cast<int64_t>(pickle.storages()[at->second].bytes);
     if (elements < 0 || elements != bytes / element) {
-      return refuse(file, "weights.pickle", place.name, "is not as long as its tensors say",
+      return refuse(file, "weights.pickle", place.name, "does not have the size that its tensors state",
                     fmt::format("{} elements", elements), fmt::format("{}", bytes / element));
     }
     if (bytes > left) {
@@ -281,7 +281,7 @@ absl::StatusOr<TorchLayout> read_torch_layout(const ReadableFile& file) {
     TRAINKIT_RETURN_IF_ERROR(check_copies(file, layout));
     return layout;
   }
-  return refuse(file, "weights.pickle", {}, "is no file of torch.save", "", "a zip archive or a pickle",
+  return refuse(file, "weights.pickle", {}, "is not a torch.save file", "", "a zip archive or a pickle",
                 content_hint(content));
 }
 

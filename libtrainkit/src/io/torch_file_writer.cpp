@@ -36,10 +36,10 @@ absl::Status check(const NamedTensors& tensors) {
   std::unordered_set<std::string_view> names;
   for (const auto& [name, tensor] : tensors) {
     if (find_invalid_utf8(name) != name.size()) return refuse_tensor(escape_text(name), "is not UTF-8");
-    if (!names.insert(name).second) return refuse_tensor(name, "stands twice");
+    if (!names.insert(name).second) return refuse_tensor(name, "is a duplicate");
     if (!tensor.defined()) return refuse_tensor(name, "is an undefined tensor");
     if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
-      return refuse_tensor(name, "has no plain data in memory");
+      return refuse_tensor(name, "has no dense data in memory");
     if (!detail::find_torch_dtype(tensor.scalar_type()))
       return refuse_tensor(name, "has a dtype that PyTorch's files lack", c10::toString(tensor.scalar_type()));
   }
@@ -181,7 +181,7 @@ absl::Status gather(const TorchValue& value, const std::string& name, int depth,
   for (size_t i = 0; i < value.items().size(); ++i) {
     const bool is_dict = value.kind() == TorchValue::Kind::kDict;
     const std::string key = is_dict ? value.keys()[i] : std::to_string(i);
-    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse_tensor(start + key, "stands twice");
+    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse_tensor(start + key, "is a duplicate");
     if (find_invalid_utf8(key) != key.size()) return refuse_tensor(start + escape_text(key), "is not UTF-8");
     TRAINKIT_RETURN_IF_ERROR(gather(value.items()[i], start + key, depth + 1, tensors));
   }

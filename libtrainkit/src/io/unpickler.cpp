@@ -90,9 +90,9 @@ absl::Status Unpickler::refuse(std::string problem, std::string got, std::string
 }
 
 std::string Unpickler::describe(const PickleValue& value) const {
-  constexpr std::array kNames = {
-      "None",   "a truth value", "an integer", "a float", "a large integer", "text",      "bytes",    "a tuple",
-      "a list", "a dict",        "a function", "a dtype", "a storage type",  "a storage", "a tensor", "nothing"};
+  constexpr std::array kNames = {"None",           "a boolean", "an integer", "a float", "a large integer", "text",
+                                 "bytes",          "a tuple",   "a list",     "a dict",  "a function",      "a dtype",
+                                 "a storage type", "a storage", "a tensor",   "nothing"};
   return kNames.at(static_cast<size_t>(value.kind));
 }
 
@@ -113,7 +113,7 @@ absl::StatusOr<PickleValue> Unpickler::load() {
     TRAINKIT_RETURN_IF_ERROR(run(static_cast<uint8_t>(opcode)));
   }
   if (stack_.size() != 1 || !marks_.empty())
-    return refuse("the pickle ends with other than one value", fmt::format("{}", stack_.size()));
+    return refuse("the pickle does not end with exactly one value", fmt::format("{}", stack_.size()));
   return stack_.back();
 }
 
@@ -291,7 +291,7 @@ absl::Status Unpickler::add_items(Kind kind, size_t from) {
   if (from == 0 || from - 1 < floor) return refuse("a value is missing on the stack");
   const PickleValue target = stack_[from - 1];
   if (target.kind != kind)
-    return refuse("items are added to what does not hold them", describe(target),
+    return refuse("items are added to a value that is not a container", describe(target),
                   kind == Kind::kDict ? "a dict" : "a list");
   if (kind == Kind::kDict && (stack_.size() - from) % 2 != 0) return refuse("a key has no value");
   auto& items = lists_[target.offset];
@@ -363,7 +363,7 @@ absl::Status Unpickler::remember(uint64_t index) {
 
 absl::Status Unpickler::recall(uint64_t index) {
   if (index >= memo_.size() || memo_[index].kind == Kind::kUnset)
-    return refuse("nothing was put into the memo there", fmt::format("entry {}", index));
+    return refuse("the memo entry was never stored", fmt::format("entry {}", index));
   return push(memo_[index]);
 }
 

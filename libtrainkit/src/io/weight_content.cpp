@@ -27,7 +27,7 @@ std::string content_hint(WeightContent content) {
     case WeightContent::kPickle:
       return "this is a pickle, as older torch.save wrote";
     case WeightContent::kTar:
-      return "this is a tar file, as PyTorch 0.1 wrote: load and save it again with a PyTorch since";
+      return "this is a tar file of PyTorch 0.1: load and save it again with a later PyTorch";
     case WeightContent::kLfsPointer:
       return "this is a Git LFS pointer: fetch the file itself with 'git lfs pull'";
     case WeightContent::kIndex:

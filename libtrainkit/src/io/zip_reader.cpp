@@ -207,7 +207,7 @@ class ZipReader {
     const std::string_view name = fields.take(name_bytes);
     TRAINKIT_RETURN_IF_ERROR(check_name(at, name));
     one.entry.name = name;
-    if (!names.insert(name).second) return refuse(at, one.entry.name, "stands twice in the archive");
+    if (!names.insert(name).second) return refuse(at, one.entry.name, "is a duplicate name in the archive");
     if (!read_extra_64(fields.take(extra_bytes), one.entry.size, stored, one.header))
       return refuse(at, one.entry.name, "has a damaged extra field");
     fields.skip(comment_bytes);
@@ -249,7 +249,7 @@ class ZipReader {
     if (name.empty() || name.size() > kMaxEntryNameBytes) {
       problem = "is empty or too long for an entry's name";
     } else if (find_invalid_utf8(name) != name.size() || std::any_of(name.begin(), name.end(), is_control)) {
-      problem = "holds control characters or is no UTF-8";
+      problem = "has control characters or is not UTF-8";
     } else if (name.front() == '/' || name.back() == '/' || name.find('\\') != name.npos ||
                fmt::format("/{}/", name).find("/../") != std::string::npos) {
       problem = "leaves the archive's folder";

@@ -111,7 +111,7 @@ absl::Status AppendFile::flush() {
     return to_status({.exit_code = ExitCode::kStorage,
                       .id = "log.lost",
                       .where = path_,
-                      .problem = "records were lost while the disk did not take them",
+                      .problem = "records were lost because the disk rejected writes",
                       .got = std::to_string(std::exchange(lost_, 0)) + " records"});
   }
   return absl::OkStatus();
@@ -120,7 +120,7 @@ absl::Status AppendFile::flush() {
 absl::Status AppendFile::truncate(int64_t size) {
   pending_.clear();
   error_ = 0;
-  if (::ftruncate(fd_, size) != 0) return storage_error(path_, "cannot cut to its last good record", errno);
+  if (::ftruncate(fd_, size) != 0) return storage_error(path_, "cannot truncate to the last complete record", errno);
   size_ = size;
   return absl::OkStatus();
 }

@@ -50,17 +50,16 @@ std::optional<Advice> memory(const Case& c) {
   };
   if (const auto& gpu = c.seen.gpu; gpu && (gpu->retries > 0 || short_of(gpu->free_bytes, gpu->total_bytes))) {
     const int64_t less = std::max<int64_t>(c.settings.batch_size / 2, 1);
-    return Advice{
-        Bottleneck::kMemory, "--batch_size",
-        fmt::format("memory short: {} of {} free on a GPU{}; lower --batch_size from {} to {} (and double "
-                    "--grad_accum_steps)",
-                    format_size(gpu->free_bytes), format_size(gpu->total_bytes),
-                    gpu->retries > 0 ? fmt::format(", its allocator had to try again {} times", gpu->retries) : "",
-                    c.settings.batch_size, less)};
+    return Advice{Bottleneck::kMemory, "--batch_size",
+                  fmt::format("low memory: {} of {} free on a GPU{}; lower --batch_size from {} to {} (and double "
+                              "--grad_accum_steps)",
+                              format_size(gpu->free_bytes), format_size(gpu->total_bytes),
+                              gpu->retries > 0 ? fmt::format(", {} allocation retries", gpu->retries) : "",
+                              c.settings.batch_size, less)};
   }
   const HostMemory& host = c.seen.host;
   if (!short_of(host.available_bytes, host.total_bytes)) return std::nullopt;
-  const std::string what = fmt::format("memory short: {} of {} free on the host; ", format_size(host.available_bytes),
+  const std::string what = fmt::format("low memory: {} of {} free on the host; ", format_size(host.available_bytes),
                                        format_size(host.total_bytes));
   if (c.workers > 1) {
     return Advice{Bottleneck::kMemory, "--num_workers",
@@ -93,7 +92,7 @@ Advice too_few_readers(const Case& c) {
   if (c.blocked() >= kBlocked) {
     const int more = std::max(c.readers_for(c.seen.loader.read_seconds, 4 * c.cpus), c.workers + 1);
     return {Bottleneck::kSlowStorage, "--num_workers",
-            fmt::format("{} waiting for storage {:.0f}% of the time; {} (they need no processor while they wait), or "
+            fmt::format("{} waiting for storage {:.0f}% of the time; {} (waiting readers need no CPU), or "
                         "move the data to a faster disk",
                         c.readers(), 100 * c.blocked(), c.raise_workers(more))};
   }
@@ -104,12 +103,11 @@ Advice too_few_readers(const Case& c) {
     return {Bottleneck::kTooFewWorkers, "--num_workers",
             fmt::format("{} always busy; {}", c.readers(), c.raise_workers(std::max(needed, c.workers + 1)))};
   }
-  return {
-      Bottleneck::kSlowDecode, c.workers < c.cpus ? "--num_workers" : "",
-      fmt::format("{} always busy decoding, and {} processor{} cannot keep up; make a row cheaper to read (store it "
-                  "decoded, cache it){}",
-                  c.readers(), c.cpus, c.cpus == 1 ? "" : "s",
-                  c.workers < c.cpus ? ", and " + c.raise_workers(c.cpus) : "")};
+  return {Bottleneck::kSlowDecode, c.workers < c.cpus ? "--num_workers" : "",
+          fmt::format("{} always busy decoding, and {} CPU{} cannot keep up; make rows cheaper to read (store them "
+                      "decoded, cache them){}",
+                      c.readers(), c.cpus, c.cpus == 1 ? "" : "s",
+                      c.workers < c.cpus ? ", and " + c.raise_workers(c.cpus) : "")};
 }
 
 /// Returns the reason why the step waits for data.
@@ -124,9 +122,8 @@ std::optional<Advice> starved(const Case& c) {
   if (c.readers_busy()) return too_few_readers(c);
   const bool epochs = c.settings.batches_per_epoch > 0 && c.seen.loader.batches >= 2 * c.settings.batches_per_epoch;
   if (!c.settings.persistent_workers && epochs) {
-    return Advice{
-        Bottleneck::kEpochStart, "--persistent_workers",
-        fmt::format("data wait {:.0f}%: the readers begin anew with each epoch; set --persistent_workers", wait)};
+    return Advice{Bottleneck::kEpochStart, "--persistent_workers",
+                  fmt::format("data wait {:.0f}%: the readers restart at each epoch; set --persistent_workers", wait)};
   }
   if (c.seen.swing) {
     return Advice{Bottleneck::kSwing, "--num_workers",
@@ -160,7 +157,7 @@ std::optional<Advice> small_batch(const Case& c) {
   const double update = c.split.update / std::max(c.split.compute, 1e-9);
   if (c.settings.on_gpu || update < kMuchUpdate) return std::nullopt;
   return advice(
-      fmt::format("updating the weights takes {:.0f}% of the computing, whatever the number of rows; ", 100 * update));
+      fmt::format("updating the weights takes {:.0f}% of the compute time, for any batch size; ", 100 * update));
 }
 
 }  // namespace

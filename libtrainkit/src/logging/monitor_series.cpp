@@ -174,7 +174,7 @@ std::string MonitorSeries::table_row() const {
 }
 
 std::string describe(const MonitorReport& report) {
-  if (report.seconds <= 0) return "the run was too short to watch";
+  if (report.seconds <= 0) return "the run was too short to measure";
   std::string text =
       fmt::format("{} {}", report.of_gpus ? "GPU utilisation" : "utilisation", percent(report.utilisation));
   if (report.swing) {

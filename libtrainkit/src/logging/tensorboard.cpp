@@ -113,7 +113,7 @@ class TensorBoardLogger::Impl {
       return absl::OkStatus();
     }
     if (keep < bytes.size() && ::truncate(path.c_str(), static_cast<off_t>(keep)) != 0) {
-      return detail::storage_error(path, "cannot cut to its last good record", errno);
+      return detail::storage_error(path, "cannot truncate to the last complete record", errno);
     }
     return absl::OkStatus();
   }

@@ -123,7 +123,7 @@ absl::Status client_error(std::string problem, const std::string& log) {
   return to_status({.exit_code = ExitCode::kBug,
                     .id = "log.wandb",
                     .problem = std::move(problem),
-                    .hint = "training goes on without W&B; see " + log},
+                    .hint = "training continues without W&B; see " + log},
                    absl::StatusCode::kUnavailable);
 }
 
@@ -228,7 +228,7 @@ class WandbLogger::Impl {
     if (closed_ || !status_.ok()) return;
     line += '\n';
     if (pending_.size() + line.size() > kMaxPending) {
-      status_ = client_error("the client does not keep up; records are left out from here on", log_);
+      status_ = client_error("the W&B client is too slow; later records are dropped", log_);
       return;
     }
     pending_ += line;
@@ -262,7 +262,7 @@ class WandbLogger::Impl {
       push();
     }
     if (status_.ok() && !done_) {
-      return client_error("W&B was not done in time; the client goes on by itself", log_);
+      return client_error("W&B did not finish in time; the client continues in the background", log_);
     }
     return status_;
   }
@@ -328,7 +328,7 @@ absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOpti
 
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return client_error(std::string("no socket for the W&B client: ") + std::strerror(errno), "ulimit -n");
+    return client_error(std::string("cannot create a socket for the W&B client: ") + std::strerror(errno), "ulimit -n");
   }
   const std::string python = interpreter(options);
   pid_t child = 0;
@@ -336,8 +336,8 @@ absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOpti
   ::close(ends[1]);
   if (failed != 0) {
     ::close(ends[0]);
-    return usage_error("no Python interpreter for the W&B client: " + std::string(std::strerror(failed)), python,
-                       "install python3 and `pip install wandb`, or name an interpreter in TRAINKIT_PYTHON");
+    return usage_error("cannot start Python for the W&B client: " + std::string(std::strerror(failed)), python,
+                       "install python3 and `pip install wandb`, or set TRAINKIT_PYTHON to an interpreter");
   }
   auto impl = std::make_unique<Impl>(ends[0], child, options);
   impl->send(start_line(options, id));
