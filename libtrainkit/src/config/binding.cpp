@@ -1,5 +1,5 @@
-// From the characters of a value to the variable of its option, strictly: what is not exactly a value of the type is a
-// fault. No locale, no hexadecimal or octal, no spaces, no underscores, no infinities.
+// Converts the text of a value to the type of its option. Strict: no locale, hexadecimal, octal, spaces, underscores or
+// infinities.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -168,8 +168,8 @@ requires(std::is_arithmetic_v<T> &&
 }
 
 std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, bool& value) {
-  const bool may_be = raw.kind == Kind::kText || raw.kind == Kind::kBool;
-  if (!may_be || (raw.text != "true" && raw.text != "false")) return type_fault<bool>(raw, spec);
+  const bool allowed_kind = raw.kind == Kind::kText || raw.kind == Kind::kBool;
+  if (!allowed_kind || (raw.text != "true" && raw.text != "false")) return type_fault<bool>(raw, spec);
   value = raw.text == "true";
   return std::nullopt;
 }
@@ -231,9 +231,9 @@ Reading read_seconds(std::string_view text, double& seconds) {
 }
 
 std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, Seconds& value) {
-  const bool may_be = raw.kind == Kind::kText || raw.kind == Kind::kNumber || raw.kind == Kind::kString;
+  const bool allowed_kind = raw.kind == Kind::kText || raw.kind == Kind::kNumber || raw.kind == Kind::kString;
   double seconds = 0;
-  if (!may_be || raw.text.empty()) return type_fault<Seconds>(raw, spec);
+  if (!allowed_kind || raw.text.empty()) return type_fault<Seconds>(raw, spec);
   if (auto fault = reading_fault<Seconds>(read_seconds(raw.text, seconds), raw, spec)) return fault;
   value = Seconds(seconds);
   return range_fault<Seconds>(seconds, raw, spec);

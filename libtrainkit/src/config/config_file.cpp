@@ -1,7 +1,11 @@
-// Reads a configuration file as a flat list of keys and values. YAML is read from yaml-cpp's events, never as its graph
-// of nodes, because the graph hides what we have to refuse: it keeps the first of two equal keys, follows cyclic
-// aliases, reads 010 as 8, takes invalid UTF-8 and ignores a second document. JSON goes through nlohmann's SAX
-// interface for the same reason, with a scanner beside it that knows where each token stands.
+// Reads a configuration file as a flat list of keys and values.
+//
+// Note [Strict configuration files]
+//
+// YAML is read from yaml-cpp's events instead of its node graph, which hides errors: it keeps the first of two equal
+// keys, follows cyclic aliases, reads 010 as 8, accepts invalid UTF-8 and ignores a second document. JSON is read from
+// nlohmann's SAX events for the same reason. Those have no positions, so JsonTokens scans the same text in step with
+// the parser.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

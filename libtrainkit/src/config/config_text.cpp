@@ -1,4 +1,4 @@
-// What a parser prints: help, version, and the resolved configuration.
+// Formats the parser's output: help, version and the resolved configuration.
 #include <fmt/format.h>
 
 #include <algorithm>

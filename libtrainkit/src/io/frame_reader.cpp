@@ -1,4 +1,4 @@
-// Decoded frames to red, green and blue of the size that is wanted.
+// Converts decoded frames to RGB at the requested size.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 

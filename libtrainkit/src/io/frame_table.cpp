@@ -1,4 +1,4 @@
-// Which frames a video stream shows, and when.
+// Lists the displayed frames of a video stream and their times.
 #include <fmt/format.h>
 
 #include <algorithm>

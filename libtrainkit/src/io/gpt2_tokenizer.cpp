@@ -185,14 +185,14 @@ class Gpt2Tokenizer::Impl {
       if (const Merge merge = merges_.find(left, right); merge.rank != kNoRank) queue.push({merge, at, left, right});
     };
     for (uint32_t i = 0; i + 1 < end; ++i) consider(i);
-    constexpr TokenId kGone = ~TokenId{0};
+    constexpr TokenId kRemoved = ~TokenId{0};
     while (!queue.empty()) {
       const Candidate best = queue.top();
       queue.pop();
       Part& part = parts[best.at];
       if (part.token != best.left || part.next == end || parts[part.next].token != best.right) continue;
       part.token = best.merge.token;
-      parts[part.next].token = kGone;
+      parts[part.next].token = kRemoved;
       part.next = parts[part.next].next;
       if (part.next != end) parts[part.next].previous = best.at;
       consider(best.at);

@@ -198,7 +198,7 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
   const std::string temporary = temporary_name(file_name), beside = folder + "/" + temporary;
   const auto write = [&,
                       &name = file_name]() -> absl::Status {  // clang 14 cannot capture a structured binding directly
-    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_by_matio(beside, variables, version), path));
+    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_with_matio(beside, variables, version), path));
     TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(beside));
     TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(beside));
     return write_file_atomically(directory, name, bytes->text());

@@ -1,4 +1,4 @@
-// Files of version 5: every byte that libmatio will see is read here first.
+// Reads MAT files of version 5. Checks every byte before libmatio sees it.
 // Source: "MAT-File Format", The MathWorks, R2019b.
 #include <fmt/format.h>
 
@@ -214,7 +214,7 @@ class Mat5 final : public MatSource {
     TRAINKIT_RETURN_IF_ERROR(plain.end(tag.bytes));
     TRAINKIT_RETURN_IF_ERROR(reader.skip_padding(tag));
     TRAINKIT_RETURN_IF_ERROR(reader.finish());
-    return read_by_matio(memory.path(), variable);
+    return read_with_matio(memory.path(), variable);
   }
 
   absl::Status check_data(const ElementReader::Tag& tag, const MatVariable& variable) const {

@@ -1,4 +1,4 @@
-// Files of version 7.3: HDF5 after a block of 512 bytes. HDF5 reads the structure; what it would believe is checked.
+// Reads MAT files of version 7.3: HDF5 after a block of 512 bytes. Checks the structure before HDF5 reads data from it.
 // Source: "HDF5 File Format Specification", version 3.0, The HDF Group.
 #include <fmt/format.h>
 
@@ -350,7 +350,7 @@ MatVariable next_variable(Message& message) {
 /// Lists the variables in a forked copy. See Note [Checking HDF5 chunks before reading].
 absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
   const Hdf5Session session;
-  TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
+  TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
                               Message message;
                               const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
                                 const Hdf5Handle hdf5 = open_mapped(file);
@@ -366,7 +366,7 @@ absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
                               for (const MatVariable& variable : *variables) put(message, variable);
                               return message.take();
                             }));
-  Message message(std::move(told));
+  Message message(std::move(reply));
   TRAINKIT_RETURN_IF_ERROR(message.status());
   std::vector<MatVariable> variables(static_cast<size_t>(message.number()));
   for (MatVariable& variable : variables) variable = next_variable(message);
@@ -390,18 +390,18 @@ class Mat73 final : public MatSource {
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
     const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
-    const bool may_be = bytes > 0 && bytes <= options_.max_variable_bytes;  // otherwise the copy reports the error
-    const SharedPages pages(may_be ? static_cast<size_t>(bytes) : 1);
+    const bool readable = bytes > 0 && bytes <= options_.max_variable_bytes;  // otherwise the copy reports the error
+    const SharedPages pages(readable ? static_cast<size_t>(bytes) : 1);
     if (!pages.data()) return absl::ResourceExhaustedError("no memory for " + describe_bytes(bytes));
     const Hdf5Session session;
-    TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
+    TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
                                 Message message;
                                 absl::Status status = read_columns(variable, pages.data());
                                 if (file_->damaged()) status = damaged("was truncated while it was read");
                                 message.put(status);
                                 return message.take();
                               }));
-    TRAINKIT_RETURN_IF_ERROR(Message(std::move(told)).status());
+    TRAINKIT_RETURN_IF_ERROR(Message(std::move(reply)).status());
     const at::Tensor rows = row_major(column_major(variable, pages.data()), variable);
     return rows.const_data_ptr() == pages.data() ? rows.clone() : rows;
   }

@@ -37,7 +37,7 @@ absl::Status no_memory_file(const std::string& what) {
                    absl::StatusCode::kResourceExhausted);
 }
 
-// libmatio's own messages would go to stderr; ours name the file.
+// Silences libmatio, which prints to stderr; our errors name the file.
 void be_silent() {
   static const int done = [] {
     const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use must be in an Hdf5Session
@@ -81,7 +81,7 @@ matio_types type_of(matio_classes class_type) {
 
 }  // namespace
 
-at::Tensor turned(const at::Tensor& tensor) {
+at::Tensor reverse_dims(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
   std::iota(order.rbegin(), order.rend(), 0);
   return tensor.permute(order);
@@ -95,7 +95,7 @@ at::Tensor column_major(const MatVariable& variable, void* data) {
 at::Tensor column_major(const MatVariable& variable) { return column_major(variable, nullptr); }
 
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
-  const at::Tensor rows = turned(columns);
+  const at::Tensor rows = reverse_dims(columns);
   return (*variable.dtype == at::kBool ? rows.ne(0) : rows).contiguous();
 }
 
@@ -124,7 +124,7 @@ absl::Status MemoryFile::append(const void* data, size_t size) {
 
 std::string MemoryFile::path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
 
-absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVariable& variable) try {
+absl::StatusOr<at::Tensor> read_with_matio(const std::string& path, const MatVariable& variable) try {
   be_silent();
   const Mat mat(Mat_Open(path.c_str(), MAT_ACC_RDONLY));
   if (!mat) return absl::DataLossError("libmatio cannot open the file");
@@ -145,8 +145,8 @@ absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVaria
   return status_from_current_exception();
 }
 
-absl::Status write_by_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                            MatVersion version) {
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
+                              MatVersion version) {
   be_silent();
   std::optional<Hdf5Session> session;
   if (version == MatVersion::k73) session.emplace();
@@ -154,7 +154,7 @@ absl::Status write_by_matio(const std::string& path, std::span<const std::pair<s
                         version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
   if (!mat) return absl::InternalError("libmatio cannot create a file");
   for (const auto& [name, tensor] : variables) {
-    at::Tensor columns = turned(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
+    at::Tensor columns = reverse_dims(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
     const bool logical = columns.scalar_type() == at::kBool;
     if (logical) columns = columns.to(at::kByte);
     const auto class_type = static_cast<matio_classes>(mat_class_of(columns.scalar_type()));

@@ -31,7 +31,7 @@ class MemoryFile {
 };
 
 /// Returns `tensor` with its dimensions reversed.
-at::Tensor turned(const at::Tensor& tensor);
+at::Tensor reverse_dims(const at::Tensor& tensor);
 
 /// Convert between file order, in which MATLAB's first dimension varies fastest, and tensors.
 ///
@@ -42,10 +42,10 @@ at::Tensor column_major(const MatVariable& variable, void* data);
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
 
 /// Reads the only variable of the complete version 5 file at `path`. kDataLoss if libmatio rejects the file.
-absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVariable& variable);
+absl::StatusOr<at::Tensor> read_with_matio(const std::string& path, const MatVariable& variable);
 
 /// Writes `variables` to `path`. The caller has checked that all of them can be stored.
-absl::Status write_by_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                            MatVersion version);
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
+                              MatVersion version);
 
 }  // namespace trainkit::detail

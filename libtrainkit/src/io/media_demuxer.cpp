@@ -1,4 +1,4 @@
-// The container: which one it is, its streams, and all packets of the two that are read.
+// Detects the container, selects its streams, and reads all packets of the selected ones.
 extern "C" {
 #include <libavutil/avstring.h>
 }
@@ -91,8 +91,8 @@ class Demuxer {
   absl::Status take(FfmpegPtr<AVPacket> packet);
   absl::StatusOr<AVStream*> wanted_stream(std::optional<int> number, AVMediaType type) const;
   absl::Status failed(const std::string& problem, int code) const {
-    if (code == AVERROR(ENOMEM)) return source_.too_large();
-    return deadline_.passed() ? source_.too_slow() : source_.error(problem);
+    if (code == AVERROR(ENOMEM)) return source_.limit_error();
+    return deadline_.passed() ? source_.timeout_error() : source_.error(problem);
   }
 
   MediaSource& source_;
@@ -204,7 +204,7 @@ absl::Status Demuxer::read_packets() {
     FfmpegPtr<AVPacket> packet(av_packet_alloc());
     if (!packet) return absl::ResourceExhaustedError(source_.path + ": out of memory");
     const int code = av_read_frame(format_, packet.get());
-    if (deadline_.passed()) return source_.too_slow();
+    if (deadline_.passed()) return source_.timeout_error();
     if (code == AVERROR_EOF) break;
     if (code < 0) return failed("is damaged or cut", code);
     TRAINKIT_RETURN_IF_ERROR(take(std::move(packet)));

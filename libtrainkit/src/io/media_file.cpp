@@ -23,7 +23,7 @@ absl::Status MediaSource::error(const std::string& problem, const std::string& g
                     .expected = expected});
 }
 
-absl::Status MediaSource::too_slow() const {
+absl::Status MediaSource::timeout_error() const {
   return to_status({.exit_code = ExitCode::kStalledWorker,
                     .id = "data.timeout",
                     .where = path,

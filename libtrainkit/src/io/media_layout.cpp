@@ -42,7 +42,7 @@ absl::Status too_long(std::string_view what, uint64_t at, uint64_t claimed, uint
       fmt::format("{} at 0x{:x} claims {} bytes, {} remain (truncated?)", what, at, claimed, remain));
 }
 
-// ---- mp4: boxes of a size, a name and what is in them -----------------------------------------------------------
+// ---- mp4: boxes with a size, a name and a content ---------------------------------------------------------------
 
 bool holds_boxes(std::string_view name) {
   constexpr std::string_view kContainers[] = {"moov", "trak", "mdia", "minf", "stbl", "edts", "udta", "moof", "traf"};

@@ -53,9 +53,9 @@ class MediaSource {
 
   /// Returns `data.media` for this file. Appends FFmpeg's message to the problem.
   absl::Status error(const std::string& problem, const std::string& got = "", const std::string& expected = "") const;
-  absl::Status too_slow() const;
+  absl::Status timeout_error() const;
   /// Error for FFmpeg's ENOMEM: one of FFmpeg's limits, or a block over 256 MiB.
-  absl::Status too_large() const { return error("exceeds a limit"); }
+  absl::Status limit_error() const { return error("exceeds a limit"); }
   /// Creates a decoder for `stream`. Error if its codec is unknown, not allowed, or rejects the stream.
   absl::StatusOr<FfmpegPtr<AVCodecContext>> make_decoder(const MediaStream& stream) const;
 

@@ -23,7 +23,7 @@ const std::map<std::string_view, at::ScalarType>& dtypes() {
   return known;
 }
 
-// Reads a Python literal from left to right.
+// Parses a Python literal from left to right.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxNestedNames = 64;
 constexpr size_t kMaxPickledNameBytes = 65535;
-// A container may stand in many others, so that a small pickle can have any number of names.
+// The same container can be in many others, so a small pickle could expand to any number of names.
 constexpr size_t kMaxVisits = 4'000'000;
 constexpr size_t kMaxNamedTensors = 1 << 18;
 constexpr size_t kMaxAllNamesBytes = 64 << 20;

@@ -56,7 +56,7 @@ std::string read_all(int descriptor) {
 }
 
 /// Runs `work` in the copy and sends its result to `to`. See Note [Reading in a forked copy].
-[[noreturn]] void run_here(const std::function<std::string()>& work, int to, pid_t parent) {
+[[noreturn]] void run_child(const std::function<std::string()>& work, int to, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_DFL);
@@ -91,7 +91,7 @@ absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work)
   const pid_t parent = ::getpid(), copy = ::fork();
   if (copy == 0) {
     ::close(ends[0]);
-    run_here(work, ends[1], parent);
+    run_child(work, ends[1], parent);
   }
   const int why = errno;
   ::close(ends[1]);

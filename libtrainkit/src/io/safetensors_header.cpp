@@ -19,7 +19,7 @@ namespace {
 constexpr int kMaxHeaderDepth = 16;
 constexpr size_t kMaxTensorRank = 64;
 constexpr size_t kMaxTensorNameBytes = 65535;
-// Far above any model; with them a header of the longest length takes less than 256 MiB.
+// Limits far above any model. With them, parsing the longest header takes less than 256 MiB.
 constexpr size_t kMaxListedTensors = 1 << 18;
 constexpr size_t kMaxMetadata = 1 << 18;
 constexpr size_t kMaxTextBytes = 16 << 20;

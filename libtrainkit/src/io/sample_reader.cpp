@@ -1,4 +1,4 @@
-// The audio stream: decoded, mixed and resampled.
+// Decodes, mixes and resamples the audio stream.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -134,9 +134,9 @@ absl::StatusOr<AudioSamples> read_samples(const MediaSource& source, const Audio
       if (!begin) begin = frame->pts == AV_NOPTS_VALUE ? 0 : frame->pts;
       TRAINKIT_RETURN_IF_ERROR(resampler.add(*frame));
     }
-    if (code == AVERROR(ENOMEM)) return source.too_large();
+    if (code == AVERROR(ENOMEM)) return source.limit_error();
     if (code != AVERROR(EAGAIN) && code != AVERROR_EOF) return source.error("audio is damaged");
-    return deadline.passed() ? source.too_slow() : absl::OkStatus();
+    return deadline.passed() ? source.timeout_error() : absl::OkStatus();
   };
   for (const auto& packet : stream.packets) TRAINKIT_RETURN_IF_ERROR(feed(packet.get()));
   TRAINKIT_RETURN_IF_ERROR(feed(nullptr));

@@ -15,8 +15,8 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
-// The copy runs at the speed of memory only with wide vectors; the dynamic linker picks the version for this processor.
-// Sanitizers are not ready when it does: they get the plain version, and so does clang, which hides that it has one.
+// widen() reaches memory speed only with wide vectors, so the dynamic linker selects a version for this CPU. Sanitizers
+// are not initialised at that time and get the default version, as does clang, which does not report the selected one.
 #if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TRAINKIT_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

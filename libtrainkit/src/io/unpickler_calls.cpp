@@ -1,4 +1,4 @@
-// The names that a pickle may speak of, and what they make: containers, storages, tensors.
+// Implements the names allowed in a pickle, and the containers, storages and tensors that they create.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -58,7 +58,7 @@ class Decoder {
     const AVPacket* packet = source_->video->packets[number].get();
     const bool can_tell = context_->codec_id == AV_CODEC_ID_H264;  // only its nal_ref_idc of 0 guarantees that
     context_->skip_frame = may_leave_out && can_tell ? AVDISCARD_NONREF : AVDISCARD_DEFAULT;
-    if (deadline_.passed()) return source_->too_slow();
+    if (deadline_.passed()) return source_->timeout_error();
     return feed(packet, sink);
   }
 
@@ -90,7 +90,7 @@ class Decoder {
 
   absl::Status check(int code, const AVPacket* packet) const {
     if (code >= 0) return absl::OkStatus();
-    if (code == AVERROR(ENOMEM)) return source_->too_large();
+    if (code == AVERROR(ENOMEM)) return source_->limit_error();
     const bool timed = packet && packet->pts != AV_NOPTS_VALUE;
     const std::string at =
         timed ? fmt::format(" at {:.3f} s", static_cast<double>(packet->pts) * av_q2d(source_->video->time_base)) : "";
@@ -120,19 +120,19 @@ class Wanted {
  public:
   Wanted(const MediaSource& source, std::span<const int64_t> wanted) {
     for (const int64_t index : wanted) {
-      open_[source.frames[index].pts] = index;
+      missing_[source.frames[index].pts] = index;
       packets_.push_back(source.frames[index].packet);
     }
     std::sort(packets_.begin(), packets_.end());
   }
   const std::vector<int64_t>& packets() const { return packets_; }
   bool has(int64_t packet) const { return std::binary_search(packets_.begin(), packets_.end(), packet); }
-  bool all_came() const { return open_.empty(); }
+  bool complete() const { return missing_.empty(); }
   absl::Status take(const AVFrame& frame, const FrameSink& sink) {
-    const auto found = open_.find(frame.pts);
-    if (found == open_.end()) return absl::OkStatus();
+    const auto found = missing_.find(frame.pts);
+    if (found == missing_.end()) return absl::OkStatus();
     const int64_t index = found->second;
-    open_.erase(found);
+    missing_.erase(found);
     sink_status_ = sink(frame, index);
     return sink_status_;
   }
@@ -141,8 +141,8 @@ class Wanted {
 
  private:
   absl::Status sink_status_;
-  std::unordered_map<int64_t, int64_t> open_;  // time stamp to index of a missing frame
-  std::vector<int64_t> packets_;               // ascending
+  std::unordered_map<int64_t, int64_t> missing_;  // time stamp to index of a missing frame
+  std::vector<int64_t> packets_;                  // ascending
 };
 
 absl::Status decode_requested_frames(const MediaSource& source, Wanted& wanted, const FrameSink& sink,
@@ -181,7 +181,7 @@ absl::StatusOr<int64_t> decode_frames(const MediaSource& source, std::span<const
   int64_t decoded = 0;
   if (source.timed) {
     const absl::Status status = decode_requested_frames(source, wanted, sink, decoded);
-    if (status.ok() && wanted.all_came()) return decoded;
+    if (status.ok() && wanted.complete()) return decoded;
     TRAINKIT_RETURN_IF_ERROR(wanted.sink_status());
     if (absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status)) return status;
   }
@@ -191,7 +191,7 @@ absl::StatusOr<int64_t> decode_frames(const MediaSource& source, std::span<const
     if (source.timed) return wanted.take(frame, sink);
     return std::binary_search(indices.begin(), indices.end(), count) ? sink(frame, count) : absl::OkStatus();
   }));
-  if (source.timed && !wanted.all_came()) return source.error("a frame is missing from the video");
+  if (source.timed && !wanted.complete()) return source.error("a frame is missing from the video");
   return decoded;
 }
 

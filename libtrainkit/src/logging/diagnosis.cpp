@@ -10,21 +10,21 @@
 namespace trainkit {
 namespace {
 
-constexpr double kWorthSaying = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
+constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
 constexpr double kMuchUpdate = 0.4, kMuchReduction = 0.3;
-constexpr double kLittleMemory = 0.05, kNearTimeout = 0.5;
+constexpr double kLowMemory = 0.05, kNearTimeout = 0.5;
 constexpr int64_t kFewBatches = 10;
 constexpr int kMaxPrefetchFactor = 64;
 
 /// The measurements and the values derived from them.
-struct Case {
+struct Measurements {
   const Observation& seen;
   const LoaderSettings& settings;
   StepSplit split = split_of(seen.seconds, seen.loader, seen.steps);
   int workers = settings.num_workers;
   int cpus = std::max(settings.cpus, 1);
 
-  bool waits() const { return split.wait >= kWorthSaying; }
+  bool waits() const { return split.wait >= kMinShare; }
   bool readers_busy() const { return seen.loader.read_seconds >= kBusy * workers * seen.seconds; }
   /// Share of the readers' time in which they were blocked: neither on a CPU nor queueing for one.
   double blocked() const {
@@ -44,9 +44,9 @@ struct Case {
   std::string raise_workers(int to) const { return fmt::format("raise --num_workers from {} to {}", workers, to); }
 };
 
-std::optional<Advice> memory(const Case& c) {
+std::optional<Advice> memory_advice(const Measurements& c) {
   const auto short_of = [](int64_t free, int64_t total) {
-    return total > 0 && static_cast<double>(free) < kLittleMemory * static_cast<double>(total);
+    return total > 0 && static_cast<double>(free) < kLowMemory * static_cast<double>(total);
   };
   if (const auto& gpu = c.seen.gpu; gpu && (gpu->retries > 0 || short_of(gpu->free_bytes, gpu->total_bytes))) {
     const int64_t less = std::max<int64_t>(c.settings.batch_size / 2, 1);
@@ -70,7 +70,7 @@ std::optional<Advice> memory(const Case& c) {
                                    std::max<int64_t>(c.settings.batch_size / 2, 1))};
 }
 
-std::optional<Advice> timeout(const Case& c) {
+std::optional<Advice> timeout_advice(const Measurements& c) {
   const double limit = c.settings.timeout_seconds, longest = c.seen.loader.longest_wait_seconds;
   if (limit <= 0 || longest < kNearTimeout * limit) return std::nullopt;
   return Advice{Bottleneck::kTimeout, "--timeout",
@@ -78,17 +78,17 @@ std::optional<Advice> timeout(const Case& c) {
                             limit, 2 * std::max(longest, limit))};
 }
 
-std::optional<Advice> pinned_memory(const Case& c) {
+std::optional<Advice> pinned_memory_advice(const Measurements& c) {
   if (!c.settings.on_gpu || c.settings.pinned) return std::nullopt;
   const bool unsaturated = c.seen.gpu_utilisation >= 0 && c.seen.gpu_utilisation < kSaturated;
-  if (!unsaturated && c.split.copy < kWorthSaying) return std::nullopt;
+  if (!unsaturated && c.split.copy < kMinShare) return std::nullopt;
   return Advice{Bottleneck::kPinnedMemory, "--pin_memory",
                 fmt::format("copies to the GPU come from memory that is not page-locked ({:.0f}% of the step); set "
                             "--pin_memory",
                             100 * c.split.copy)};
 }
 
-Advice too_few_readers(const Case& c) {
+Advice busy_readers_advice(const Measurements& c) {
   if (c.blocked() >= kBlocked) {
     const int more = std::max(c.readers_for(c.seen.loader.read_seconds, 4 * c.cpus), c.workers + 1);
     return {Bottleneck::kSlowStorage, "--num_workers",
@@ -111,7 +111,7 @@ Advice too_few_readers(const Case& c) {
 }
 
 /// Returns the reason why the step waits for data.
-std::optional<Advice> starved(const Case& c) {
+std::optional<Advice> data_wait_advice(const Measurements& c) {
   if (!c.waits()) return std::nullopt;
   const double wait = 100 * c.split.wait;
   if (c.workers == 0) {
@@ -119,7 +119,7 @@ std::optional<Advice> starved(const Case& c) {
                   fmt::format("data wait {:.0f}%: the training thread reads the rows itself; set --num_workers to {}",
                               wait, c.readers_for(c.seen.loader.read_seconds, c.cpus))};
   }
-  if (c.readers_busy()) return too_few_readers(c);
+  if (c.readers_busy()) return busy_readers_advice(c);
   const bool epochs = c.settings.batches_per_epoch > 0 && c.seen.loader.batches >= 2 * c.settings.batches_per_epoch;
   if (!c.settings.persistent_workers && epochs) {
     return Advice{Bottleneck::kEpochStart, "--persistent_workers",
@@ -138,7 +138,7 @@ std::optional<Advice> starved(const Case& c) {
                             c.readers(), factor, std::min(std::max(4, 2 * factor), kMaxPrefetchFactor))};
 }
 
-std::optional<Advice> small_batch(const Case& c) {
+std::optional<Advice> small_batch_advice(const Measurements& c) {
   if (c.waits()) return std::nullopt;
   const std::string change =
       fmt::format("raise --batch_size from {} to {}", c.settings.batch_size, 2 * c.settings.batch_size);
@@ -240,9 +240,10 @@ const char* to_string(Bottleneck row) {
 
 std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& settings) {
   if (seen.loader.batches < kFewBatches || seen.seconds <= 0) return {};
-  const Case c{seen, settings};
+  const Measurements c{seen, settings};
   std::vector<Advice> rows;
-  for (const auto& row : {memory(c), timeout(c), pinned_memory(c), starved(c), small_batch(c)}) {
+  for (const auto& row :
+       {memory_advice(c), timeout_advice(c), pinned_memory_advice(c), data_wait_advice(c), small_batch_advice(c)}) {
     if (row) rows.push_back(*row);
   }
   return rows;

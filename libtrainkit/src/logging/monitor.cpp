@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-constexpr int kLooksPerWindow = 4;
+constexpr int kSamplesPerWindow = 4;
 constexpr int kRowsPerHeading = 20;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -26,7 +26,7 @@ class Monitor::Impl {
         options_(options),
         series_(settings_of(loader, !sources_.cuda_devices.empty(), options.cpus > 0 ? options.cpus : available_cpus()),
                 std::chrono::duration<double>(options.window).count()),
-        recorded_(look()) {
+        recorded_(read_counters()) {
     add(recorded_);
     const detail::BlockSignals block;
     thread_ = std::thread([this] { watch(); });
@@ -43,7 +43,7 @@ class Monitor::Impl {
     series_.resume(now());
   }
 
-  void begin() { add(look()); }
+  void begin() { add(read_counters()); }
 
   void append_values(std::vector<std::pair<std::string, double>>& values) {
     const double time = now();
@@ -87,13 +87,13 @@ class Monitor::Impl {
 
   MonitorReport stop() {
     end();
-    add(look());
+    add(read_counters());
     return report();
   }
 
  private:
   /// Takes the part of a sample that any thread may read.
-  MonitorSample look() const {
+  MonitorSample read_counters() const {
     MonitorSample sample;
     sample.seconds = now();
     sample.loader = loader_.stats();
@@ -120,14 +120,14 @@ class Monitor::Impl {
     std::unique_lock lock(stop_mutex_);
     for (int64_t i = 0; !stopping_; ++i) {
       lock.unlock();
-      MonitorSample sample = look();
-      sample.host = i % kLooksPerWindow == 0 ? host_memory() : HostMemory{};
+      MonitorSample sample = read_counters();
+      sample.host = i % kSamplesPerWindow == 0 ? host_memory() : HostMemory{};
       sample.resident_bytes = ResourceMonitor::resident_bytes();
       if (driver) sample.gpus = driver->gpus_of(sources_.cuda_devices);
       if (driver && sources_.allocators) sample.allocators = sources_.allocators();
       add(sample);
       lock.lock();
-      stop_.wait_for(lock, options_.window / kLooksPerWindow, [this] { return stopping_; });
+      stop_.wait_for(lock, options_.window / kSamplesPerWindow, [this] { return stopping_; });
     }
   }
 

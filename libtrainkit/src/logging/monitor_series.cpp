@@ -45,7 +45,7 @@ bool MonitorSeries::add(const MonitorSample& sample) {
   MonitorSample now = sample;
   now.seconds = training_time(sample.seconds);
   if (sample.loader.prefetch_factor > 0) settings_.prefetch_factor = sample.loader.prefetch_factor;
-  note_memory(now);
+  update_memory_extremes(now);
   if (!first_) {
     if (now.loader.batches > *batches_before_) first_ = last_ = window_start_ = now;
     return false;
@@ -88,7 +88,7 @@ void MonitorSeries::close_window(const MonitorSample& sample) {
   window_gpu_samples_ = 0;
 }
 
-void MonitorSeries::note_memory(const MonitorSample& sample) {
+void MonitorSeries::update_memory_extremes(const MonitorSample& sample) {
   resident_bytes_ = std::max(resident_bytes_, sample.resident_bytes);
   const HostMemory& host = sample.host;
   if (host.total_bytes > 0 && (least_host_.total_bytes == 0 || host.available_bytes < least_host_.available_bytes)) {

@@ -42,7 +42,7 @@ std::vector<Series> collect(const std::vector<LogRecord>& records, std::string_v
 }
 
 /// Reduces the points to one per pixel: the mean of its finite values. A pixel without finite values stays non-finite.
-std::vector<Point> thin(const std::vector<Point>& points) {
+std::vector<Point> average_per_pixel(const std::vector<Point>& points) {
   const size_t pixels = static_cast<size_t>(kRight - kLeft);
   if (points.size() <= pixels) return points;
   std::vector<Point> thinned;
@@ -109,7 +109,7 @@ void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) 
 void draw_series(Chart& chart, const Series& series, const char* color, bool evaluation) {
   std::string line;
   bool drawing = false;
-  const std::vector<Point> points = thin(series.points);
+  const std::vector<Point> points = average_per_pixel(series.points);
   for (const Point& point : points) {
     if (!std::isfinite(point.value)) {
       chart.add(R"(<text class="gap" x="{:.1f}" y="{}" text-anchor="middle" font-weight="700" fill="{}">×</text>)",

@@ -40,7 +40,7 @@ bool write_all(int fd, std::string_view text) {
   return ok;
 }
 
-bool speaks_utf8() {
+bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(name);
     if (value && *value) return ::strcasestr(value, "utf-8") || ::strcasestr(value, "utf8");
@@ -48,7 +48,7 @@ bool speaks_utf8() {
   return false;
 }
 
-bool is_smart_terminal(int fd) {
+bool can_move_cursor(int fd) {
   const char* term = std::getenv("TERM");
   return ::isatty(fd) && term && *term && std::strcmp(term, "dumb") != 0;
 }
@@ -68,9 +68,9 @@ std::string throughput(const LogRecord& record) {
 class ConsoleProgress::Impl {
  public:
   Impl(std::FILE* stream, ProgressOptions options)
-      : stream_(stream), fd_(::fileno(stream)), options_(std::move(options)), utf8_(speaks_utf8()) {
+      : stream_(stream), fd_(::fileno(stream)), options_(std::move(options)), utf8_(locale_is_utf8()) {
     using Style = ProgressOptions::Style;
-    bar_ = options_.style == Style::kBar || (options_.style == Style::kAuto && is_smart_terminal(fd_));
+    bar_ = options_.style == Style::kBar || (options_.style == Style::kAuto && can_move_cursor(fd_));
     if (!options_.clock) options_.clock = steady_seconds;
     started_ = options_.clock();
   }

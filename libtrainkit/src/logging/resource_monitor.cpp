@@ -45,7 +45,8 @@ bool same_place(const std::string& a, const std::string& b) {
 }  // namespace
 
 /// The NVML functions used here, with the structures of its ABI.
-///  Source: nvml.h of the CUDA toolkit (nvmlMemory_t, nvmlUtilization_t, nvmlProcessInfo_t, nvmlPciInfo_t; the _v2 and
+///
+/// Source: nvml.h of the CUDA toolkit (nvmlMemory_t, nvmlUtilization_t, nvmlProcessInfo_t, nvmlPciInfo_t; the _v2 and
 /// _v3 entry points).
 class ResourceMonitor::Nvml {
  public:

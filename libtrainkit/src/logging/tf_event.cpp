@@ -33,7 +33,7 @@ T get(std::string_view bytes, size_t offset) {
   return value;
 }
 
-// Protobuf: a field is (number << 3 | wire type) and its value.
+// In protobuf, a field is (number << 3 | wire type) followed by its value.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void put_varint(std::string& out, uint64_t value) {

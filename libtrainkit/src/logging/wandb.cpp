@@ -53,7 +53,7 @@ constexpr char kClient[] = R"python(
 import html, importlib.util, json, netrc, os, socket, sys, urllib.parse
 
 if sys.path and sys.path[0] == "":
-    del sys.path[0]  # a folder named wandb in the working directory is not the package
+    del sys.path[0]  # do not import a folder named wandb in the working directory
 link = socket.socket(fileno=os.dup(0))
 lines = link.makefile("r", encoding="utf-8")
 

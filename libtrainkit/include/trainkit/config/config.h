@@ -43,7 +43,7 @@ concept OptionType = std::same_as<T, bool> || std::same_as<T, int> || std::same_
 enum class PathKind {
   kNone,    ///< Not a path.
   kInput,   ///< An input path.
-  kOutput,  ///< An output path. In a file it may not contain "..": a file from elsewhere writes only below its folder.
+  kOutput,  ///< An output path. In a file it may not contain "..": absolute, or below the file's folder.
 };
 
 /// Help text and validation rules of an option. Every member is optional.

@@ -32,8 +32,8 @@ struct WeightEntry {
 class WeightFile {
  public:
   /// Opens and checks a file, or an index and the files it lists. These must be in the folder of the index, and each
-  /// tensor must be exactly in the file that the index names. Errors have exit code 5 (kNotFound if a file does not
-  /// exist).
+  /// tensor must be in the file named by the index and in no other. Errors have exit code 5 (kNotFound if a file does
+  /// not exist).
   static absl::StatusOr<WeightFile> open(const std::string& path, const Fs& fs = Fs::posix());
 
   /// Returns "safetensors", "PyTorch zip" or "PyTorch legacy". For several files, the format of the first.

@@ -111,7 +111,11 @@ struct Advice {
 ///   Too few readers: readers are busy for more than 80 % of the time.
 ///   Slow storage: busy readers are blocked (neither on a CPU nor queueing for one) for more than half of that time.
 ///   Slow decoding: all CPUs together could not decode fast enough.
-///   Short ring: the step waits for data although the readers are not busy. Rows of uneven cost need a longer ring.
+///   Epoch start: readers are not busy, stop after each epoch, and at least two epochs were seen.
+///   Swing: readers are not busy, and the utilisation swings.
+///   Short ring: readers are not busy for another reason. Rows of uneven cost need a longer ring.
+///   Pinned memory: batches for a GPU are not page-locked, and copies take at least 5 % of the step or the GPU idles
+///   for more than 30 % of the time.
 ///   Small batch: the step does not wait for data, and one of these holds: the GPU idles for more than 30 % of the
 ///   time, the update takes more than 40 % of the compute time, or reducing gradients takes more than 30 % of the step.
 ///   Memory: less than a twentieth is free, or LibTorch's allocator had to retry.

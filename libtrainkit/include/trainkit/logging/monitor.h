@@ -119,7 +119,7 @@ class MonitorSeries {
 
  private:
   void close_window(const MonitorSample& sample);
-  void note_memory(const MonitorSample& sample);
+  void update_memory_extremes(const MonitorSample& sample);
 
   LoaderSettings settings_;
   double window_seconds_;
