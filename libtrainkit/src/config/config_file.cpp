@@ -139,7 +139,7 @@ class EntryBuilder {
     if (depth_ == 0 && kind != Kind::kMap) refuse_root(at);
     has_root_ = true;
     if (++depth_ > kMaxDepth) {
-      throw FileFault{"config.syntax", at, "nested too deep", "at most " + std::to_string(kMaxDepth) + " levels"};
+      throw FileFault{"config.syntax", at, "nested too deeply", "at most " + std::to_string(kMaxDepth) + " levels"};
     }
     if (depth_ > 1) add(RawValue{.kind = kind, .line = at.line, .column = at.column});
   }
@@ -291,7 +291,7 @@ void read_yaml(std::string text, EntryBuilder& builder) {
     while (parser.HandleNextDocument(events)) {
     }
   } catch (const YAML::DeepRecursion& fault) {
-    throw FileFault{"config.syntax", {fault.mark.line + 1, fault.mark.column + 1}, "nested too deep"};
+    throw FileFault{"config.syntax", {fault.mark.line + 1, fault.mark.column + 1}, "nested too deeply"};
   } catch (const YAML::Exception& fault) {
     throw FileFault{"config.syntax", {fault.mark.line + 1, fault.mark.column + 1}, "not valid YAML: " + fault.msg};
   }

@@ -53,7 +53,7 @@ class TokenFile {
   /// or with data.damaged if the file became shorter.
   void read(int64_t begin, std::span<int64_t> out) const;
 
-  /// Starts reading tokens [begin, begin + count) into memory. Does not block.
+  /// Prefetches tokens [begin, begin + count) into the CPU cache. Does not block.
   void prefetch(int64_t begin, int64_t count) const;
 
   /// Reads the whole file and verifies the digest of its contents. Error data.tokens or data.damaged.

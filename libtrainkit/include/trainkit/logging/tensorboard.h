@@ -13,8 +13,9 @@ namespace trainkit {
 /// Writes scalars and texts to a folder that `tensorboard --logdir` opens.
 ///
 /// Tags: value "loss" of split "train" is "train/loss". The learning rate is "train/lr", or "train/lr/0", "train/lr/1",
-/// ... if there are several groups. The epoch is "train/epoch", memory is "train/gpu_memory_bytes/0". A text keeps its
-/// own tag. Tags are escaped (escape_text in core/error.h). Scalars are single precision, as in TensorBoard.
+/// ... if there are several groups. The epoch is "train/epoch". GPUs have "train/gpu_memory_bytes/0" and
+/// "train/gpu_utilisation/0". A text keeps its own tag. Tags are escaped (escape_text in core/error.h). Scalars are
+/// single precision, as in TensorBoard.
 ///
 /// The file is `events.out.tfevents.<seconds>.<host>.<pid>.trainkit`. It is opened at the first record, with a name
 /// that sorts after the other files of the folder. Each event is one write, framed as a TFRecord:
