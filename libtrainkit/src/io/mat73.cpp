@@ -411,7 +411,7 @@ class Mat73 final : public MatSource {
   absl::Status read_columns(const MatVariable& variable, void* to) const {
     const Hdf5Handle file = open_mapped(*file_);
     const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
-    if (!dataset) return damaged("HDF5 cannot open it any more");
+    if (!dataset) return damaged("HDF5 can no longer open it");
     if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
     TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
     const hid_t type = hdf5_types(*variable.dtype).memory;

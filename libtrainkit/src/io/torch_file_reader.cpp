@@ -104,7 +104,7 @@ absl::StatusOr<std::string> TorchFile::state_dict_prefix() const {
   const size_t shown = std::min<size_t>(containers.size(), 8);
   error.got = fmt::format("{}{}", fmt::join(containers.begin(), containers.begin() + static_cast<int64_t>(shown), ", "),
                           shown < containers.size() ? ", ..." : "");
-  error.expected = "the name of one";
+  error.expected = "the name of one of them";
   return to_status(error, absl::StatusCode::kInvalidArgument);
 }
 

@@ -59,7 +59,7 @@ class Logger {
  public:
   virtual ~Logger() = default;
 
-  /// Starts or resumes a run. Only displays need it.
+  /// Announces the start or the resumption of a run. Only displays need it.
   virtual void begin(const RunPlan& plan);
   virtual void log(const LogRecord& record) = 0;
   virtual void log_text(const LogText& text);
