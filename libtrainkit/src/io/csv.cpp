@@ -42,7 +42,11 @@ absl::Status check_text(const std::string& path, int64_t line, std::string_view 
 
 }  // namespace
 
-/// Builds a CsvFile from libcsv's callbacks and tracks line numbers, which libcsv does not report.
+/// Builds a CsvFile from libcsv's callbacks.
+///
+/// Passes the text to libcsv line by line, because libcsv does not report line numbers. `row_open_` is true while a
+/// quoted field continues on the next line; row_line_ then stays at the first line of the row. Checking each line
+/// against max_row_bytes before parsing limits the memory for a file without line ends or with an unclosed quote.
 class CsvParser {
  public:
   CsvParser(CsvFile& file, const CsvOptions& options) : file_(file), options_(options) {

@@ -195,12 +195,12 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
   // libmatio does not report write errors of the disk. So write to a temporary file and read it back.
   const auto [folder, file_name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
-  const std::string temporary = temporary_name(file_name), beside = folder + "/" + temporary;
-  const auto write = [&,
-                      &name = file_name]() -> absl::Status {  // clang 14 cannot capture a structured binding directly
-    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_with_matio(beside, variables, version), path));
-    TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(beside));
-    TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(beside));
+  const std::string temporary = temporary_name(file_name), temporary_path = folder + "/" + temporary;
+  // `name`: clang 14 cannot capture a structured binding directly.
+  const auto write = [&, &name = file_name]() -> absl::Status {
+    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_with_matio(temporary_path, variables, version), path));
+    TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(temporary_path));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(temporary_path));
     return write_file_atomically(directory, name, bytes->text());
   };
   absl::Status status = write();

@@ -121,7 +121,16 @@ MatVariable describe(const Head& head) {
   return variable;
 }
 
-/// Builds a complete, uncompressed file with one variable for libmatio, in the byte order of the original file.
+// Note [Checked files for libmatio]
+//
+// libmatio never sees the user's file. read() decodes one variable with ElementReader, which checks every size against
+// the remaining bytes, and writes it as a new file with only this variable into memory (MemoryFile). The new file is
+// uncompressed and has freshly written tags, so its sizes are consistent even if the input was crafted. libmatio then
+// only converts the stored numbers to the class of the array; read_with_matio first compares the sizes and the type
+// that libmatio reports with those of the scan.
+
+/// Builds a complete, uncompressed file with one variable, in the byte order of the original file. See Note [Checked
+/// files for libmatio].
 class PlainFile {
  public:
   PlainFile(MemoryFile& memory, std::span<const std::byte> header, bool swap) : memory_(memory), swap_(swap) {

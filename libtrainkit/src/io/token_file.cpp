@@ -35,6 +35,17 @@ constexpr uint32_t kOtherByteOrder = 0x04030201;
 
 using DigestBytes = std::array<uint8_t, 16>;
 
+// Note [Two digests of a token file]
+//
+// A token file may have many gigabytes, so open() must not read all of it. It checks only the two ends:
+//   The trailer is the last thing written, so a truncated file has none.
+//   ends_digest covers the header and the trailer. It detects damage in the fields that open() relies on, such as the
+//   number of tokens, before they are used in arithmetic.
+//   The size of the file must equal the size computed from these fields.
+// contents_digest covers everything before the trailer and is compared only by verify(). read() checks the tokens it
+// copies against the vocabulary, because an unverified file may have damaged tokens: widen() returns their maximum, so
+// the check costs no second pass.
+
 struct TokenHeader {
   char magic[8];
   uint32_t version;

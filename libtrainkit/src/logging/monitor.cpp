@@ -18,6 +18,17 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 }  // namespace
 
+// Note [Monitor threads]
+//
+// watch() runs in its own thread and samples kSamplesPerWindow times per window. The training thread also adds samples,
+// in begin() and stop().
+//   Counters of the loader and the step are read before mutex_ is taken, so that no thread waits for a sample. A sample
+//   may therefore be older than one already added; MonitorSeries::add ignores it.
+//   mutex_ guards the series and the other results. stop_mutex_ guards only stopping_, so that end() can wake the
+//   thread at once.
+//   has_rows_ lets the training thread skip take_rows() without a lock in almost every step.
+//   The thread opens the driver's library itself, so that the constructor does not wait for it.
+
 class Monitor::Impl {
  public:
   Impl(const Prefetcher& loader, MonitorSources sources, const MonitorOptions& options)

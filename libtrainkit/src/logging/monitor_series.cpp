@@ -50,6 +50,7 @@ bool MonitorSeries::add(const MonitorSample& sample) {
     if (now.loader.batches > *batches_before_) first_ = last_ = window_start_ = now;
     return false;
   }
+  // Older than a sample of another thread, see Note [Monitor threads].
   if (now.seconds < last_.seconds) return false;
   last_ = now;
   if (!now.gpus.empty()) window_gpus_.resize(now.gpus.size());

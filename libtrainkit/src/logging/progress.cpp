@@ -98,6 +98,7 @@ class ConsoleProgress::Impl {
     std::string line = format_text(text);
     if (line.empty() || line.back() != '\n') line += '\n';
     if (!bar_ || !drawn_) return write(line);
+    // Erase the bar, print the line in its place, and draw the bar below it.
     write("\r\x1b[K" + line);
     redraw(true);
   }
