@@ -107,7 +107,7 @@ TEST_CASE("A bad pair is refused with the header's line", "[io][envi]") {
       {with("data type = 1", "data type = 6"), "s.hdr:10: data type: not supported (got '6'"},
       {with("interleave = bsq", "interleave = bsx"), "s.hdr:11: interleave: not known"},
       {with("byte order = 0", "byte order = 2"), "s.hdr:12: byte order: not a number in range"},
-      {good + "LINES = 3\n", "s.hdr:16: lines: stands twice"},
+      {good + "LINES = 3\n", "s.hdr:16: lines: is a duplicate"},
       {good + "names = {a,\nb", "s.hdr:16: names: the brace is not closed"},
       {with("lines = 2", "lines = 2147483648"), "shorter than its header says"},
       {with("bands = 4", "bands = 3"), "longer than its header says"},
@@ -123,10 +123,9 @@ TEST_CASE("A bad pair is refused with the header's line", "[io][envi]") {
   }
   write_bytes(folder / "s.hdr", good);
   write_bytes(folder / "s.img", std::string(24, '\1'));
-  CHECK(error_line(read_envi(folder / "s.hdr").status()).find("more than one file could be its data") !=
-        std::string::npos);
+  CHECK(error_line(read_envi(folder / "s.hdr").status()).find("more than one possible data file") != std::string::npos);
   CHECK(read_envi(folder / "s.dat").ok());
   write_bytes(folder / "alone.hdr", good);
-  CHECK(error_line(read_envi(folder / "alone.hdr").status()).find("no data file beside it") != std::string::npos);
-  CHECK(error_line(read_envi(folder / "none.img").status()).find("no header beside it") != std::string::npos);
+  CHECK(error_line(read_envi(folder / "alone.hdr").status()).find("no data file next to it") != std::string::npos);
+  CHECK(error_line(read_envi(folder / "none.img").status()).find("no header next to it") != std::string::npos);
 }

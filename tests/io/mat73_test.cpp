@@ -111,7 +111,7 @@ TEST_CASE("A cut file of version 7.3 is a named error at every length that was t
   write_bytes(folder / "part.mat", bytes.substr(0, bytes.size() - 1));
   const absl::Status status = MatFile::open(folder / "part.mat").status();
   INFO(error_line(status));
-  CHECK(error_line(status).find("by its own account, the file has") != std::string::npos);
+  CHECK(error_line(status).find("the superblock gives an end at byte") != std::string::npos);
 }
 
 TEST_CASE("What a file of version 7.3 must not have is refused by name", "[io][mat]") {
@@ -126,7 +126,7 @@ TEST_CASE("What a file of version 7.3 must not have is refused by name", "[io][m
   const auto dataset = [](const DatasetOptions& options) { return [=](hid_t file) { add_dataset(file, options); }; };
   const auto deflated = [](hid_t p) { chunk(p, 3, 2), H5Pset_deflate(p, 5); };
   const std::vector<Fault> faults = {
-      {"its data lies in other files",
+      {"its data is in other files",
        dataset(
            {.properties = [&](hid_t p) { H5Pset_external(p, (folder / "numbers").c_str(), 0, 6); }, .write = false})},
       {"(got 'link'",
@@ -134,15 +134,15 @@ TEST_CASE("What a file of version 7.3 must not have is refused by name", "[io][m
          H5Lcreate_external((folder / "other.mat").c_str(), "/x", file, "x", H5P_DEFAULT, H5P_DEFAULT);
        }},
       {"(got 'link'", [&](hid_t file) { H5Lcreate_soft("/nowhere", file, "x", H5P_DEFAULT, H5P_DEFAULT); }},
-      {"put together from other datasets", dataset({.properties =
-                                                        [&](hid_t p) {
-                                                          const hsize_t sizes[] = {3, 2};
-                                                          const hid_t space = H5Screate_simple(2, sizes, nullptr);
-                                                          H5Pset_virtual(p, space, (folder / "other.mat").c_str(), "/x",
-                                                                         space);
-                                                          H5Sclose(space);
-                                                        },
-                                                    .write = false})},
+      {"virtual view of other datasets", dataset({.properties =
+                                                      [&](hid_t p) {
+                                                        const hsize_t sizes[] = {3, 2};
+                                                        const hid_t space = H5Screate_simple(2, sizes, nullptr);
+                                                        H5Pset_virtual(p, space, (folder / "other.mat").c_str(), "/x",
+                                                                       space);
+                                                        H5Sclose(space);
+                                                      },
+                                                  .write = false})},
       {"filter 3 of HDF5 is not used", dataset({.properties = [](hid_t p) { chunk(p, 3, 2), H5Pset_fletcher32(p); }})},
       {"another filter follows",
        dataset({.properties = [](hid_t p) { chunk(p, 3, 2), H5Pset_deflate(p, 5), H5Pset_shuffle(p); }})},
@@ -157,9 +157,9 @@ TEST_CASE("What a file of version 7.3 must not have is refused by name", "[io][m
            {.sizes = {1 << 15, 1 << 15}, .properties = [](hid_t p) { chunk(p, 1 << 15, 1 << 15); }, .write = false})},
       {"more than 1000000 chunks",
        dataset({.sizes = {2000, 2000}, .properties = [](hid_t p) { chunk(p, 1, 1); }, .write = false})},
-      {"holds nothing", dataset({.sizes = {0, 3}, .write = false})},
+      {"is empty", dataset({.sizes = {0, 3}, .write = false})},
       {"has 1 dimensions", dataset({.sizes = {6}})},
-      {"not stored as the class double", dataset({.class_name = "double"})},
+      {"its stored type does not match its class double", dataset({.class_name = "double"})},
       {"without a class of MATLAB", dataset({.class_name = ""})},
       {"(got 'char'", dataset({.type = H5T_STD_U16LE, .class_name = "char"})},
       {"(got 'struct'", [](hid_t file) { H5Gclose(H5Gcreate2(file, "x", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT)); }},
@@ -185,9 +185,9 @@ TEST_CASE("A superblock that lies is refused", "[io][mat]") {
       {8, "\x09", "superblock of version 9"},
       {13, "\x04", "addresses are not of 8 bytes"},
       {24, number(0), "begins at 0 by its own account"},
-      {40, number(bytes.size() + 1), "by its own account, the file has"},
-      {40, number(~uint64_t{0}), "by its own account, the file has"},
-      {48, number(96), "asks for a driver"},
+      {40, number(bytes.size() + 1), "the superblock gives an end at byte"},
+      {40, number(~uint64_t{0}), "the superblock gives an end at byte"},
+      {48, number(96), "requires a driver"},
       {0, "\x88", "no HDF5 at byte 512"},
   };
   for (const auto& [at, value, problem] : faults) {
@@ -214,7 +214,7 @@ TEST_CASE("A chunk that inflates beyond its size is refused before HDF5 inflates
   });
   const absl::Status status = read_x(path);
   INFO(error_line(status));
-  CHECK(error_line(status).find("the compressed data goes on beyond the variable") != std::string::npos);
+  CHECK(error_line(status).find("the compressed data continues after the variable") != std::string::npos);
 }
 
 TEST_CASE("A chunk that is not as long as its dataset needs is refused, though nothing says how it is packed",

@@ -202,13 +202,13 @@ TEST_CASE("A clip over a limit is refused with the limit", "[io][media]") {
     const char* says;
   } rows[] = {
       {{.max_file_bytes = 1000}, "is too large (got '"},
-      {{.max_streams = 1}, "asks for more than is allowed: Number of streams exceeds max_streams parameter (1)"},
+      {{.max_streams = 1}, "exceeds a limit: Number of streams exceeds max_streams parameter (1)"},
       {{.max_seconds = 1.5}, "is too long (got '2 s', expected at most 2 s)"},
       {{.max_pixels = 4000}, "pictures are too large (got '64 x 64', expected at most 4000 pixels)"},
       {{.formats = {"wav", "matroska"}}, "container is not allowed (got 'mov', expected wav, matroska)"},
       {{.codecs = {"vp9"}}, "codec is not allowed (got 'h264', expected vp9)"},
-      {{.video_stream = 1}, "stream 1 is no video stream of this file"},
-      {{.audio_stream = 7}, "stream 7 is no audio stream of this file"},
+      {{.video_stream = 1}, "stream 1 of this file is not of type video"},
+      {{.audio_stream = 7}, "stream 7 of this file is not of type audio"},
       {{.timeout = std::chrono::milliseconds(-1)}, "error[data.timeout]"},
   };
   for (const auto& row : rows) {

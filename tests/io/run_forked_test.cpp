@@ -48,8 +48,8 @@ TEST_CASE("Work that does not come to its end is an error that says what ended i
           std::signal(SIGSEGV, SIG_DFL), std::raise(SIGSEGV);
           return "";
         }) == "its reader was ended by Segmentation fault");
-  CHECK(problem([]() -> std::string { ::_exit(0); }) == "its reader gave up");
-  CHECK(problem([]() -> std::string { throw std::runtime_error("torn"); }) == "its reader gave up");
+  CHECK(problem([]() -> std::string { ::_exit(0); }) == "its reader failed");
+  CHECK(problem([]() -> std::string { throw std::runtime_error("torn"); }) == "its reader failed");
   CHECK(problem([]() -> std::string {
           const rlimit one{1, 1};
           ::setrlimit(RLIMIT_CPU, &one);

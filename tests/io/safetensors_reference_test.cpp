@@ -27,7 +27,7 @@ std::string read(const std::string& path) { return Fs::posix().read_file(path, i
 /// What we refuse on purpose though the reference accepts it.
 bool is_stricter(const std::string& line) {
   for (const char* reason :
-       {"stands twice", "has its '", "does not start with '{'", "is nested deeper", "name holds control characters",
+       {"is a duplicate", "has its '", "does not start with '{'", "is nested deeper", "name holds control characters",
         "is not an object (got 'a list')", "make no whole number of bytes below 2^64"}) {
     if (line.find(reason) != std::string::npos) return true;
   }

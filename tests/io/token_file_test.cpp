@@ -164,10 +164,10 @@ TEST_CASE("What is not a token file is refused by name and reason", "[io][token_
       {file(ends(1000, 300, 2, 1, 7), tokens), "contradicts itself"},
       {file(ends(1000, 300, 4), tokens), "contradicts itself"},  // four bytes read as two, or two as four
       {file(ends(1000, 0, 2), tokens), "contradicts itself"},
-      {file(ends(1004, 300, 2), tokens), "not of the size"},  // more than there is
-      {file(ends(996, 300, 2), tokens), "not of the size"},
-      {file(ends(uint64_t{1} << 63, 300, 2), tokens), "not of the size"},  // times 2 is 0
-      {file(ends(1000, 300, 2), tokens + "x"), "not of the size"},         // an odd byte
+      {file(ends(1004, 300, 2), tokens), "the size differs from the header"},  // more than there is
+      {file(ends(996, 300, 2), tokens), "the size differs from the header"},
+      {file(ends(uint64_t{1} << 63, 300, 2), tokens), "the size differs from the header"},  // times 2 is 0
+      {file(ends(1000, 300, 2), tokens + "x"), "the size differs from the header"},         // an odd byte
   };
   for (const auto& [bytes, problem] : faults) {
     write(path, bytes);

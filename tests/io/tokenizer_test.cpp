@@ -173,7 +173,7 @@ TEST_CASE("A long run of letters costs n log n and gives what short runs give", 
   for (size_t i = 0; i < tokens.size(); i += 2) REQUIRE((tokens[i] == 257 && tokens[i + 1] == 256));
   const absl::Status status = tokenizer->encode(std::string(5 << 20, 'a')).status();
   CHECK(id_of(status) == "data.tokens");
-  CHECK(error_line(status).find("without a place to split") != std::string::npos);
+  CHECK(error_line(status).find("that cannot be split") != std::string::npos);
 }
 
 TEST_CASE("Tokens arrive in order however long the text, and progress can stop them", "[io][tokenizer]") {
@@ -227,8 +227,8 @@ TEST_CASE("A bad vocabulary is refused by file and rule", "[io][tokenizer]") {
       {vocab({"ab", "abc"}, "<|endoftext|>", "\"zz\": null, "), "an id is not a number"},
       {vocab({"ab", "abc"}, "<|endoftext|>", "\"zz\": [[]], "), "an id is not a number"},
       {vocab({"ab", "abc"}, "<|endoftext|>", "\"zz\": {}, "), "an id is not a number"},
-      {vocab({"ab", "\u4e2d"}), "stands for no byte"},
-      {vocab({"ab", ""}), "stands for no byte"},
+      {vocab({"ab", "\u4e2d"}), "represents no byte"},
+      {vocab({"ab", ""}), "represents no byte"},
       {vocab({"ab", "abc"}, "the_end"), "no token <|endoftext|>"},
       {"{\"<|endoftext|>\": 0}", "no token for a byte"},
       {std::string(100'000, '{'), "not JSON"},
@@ -246,8 +246,8 @@ TEST_CASE("A bad vocabulary is refused by file and rule", "[io][tokenizer]") {
 
 TEST_CASE("Bad merges are refused by line and rule; a missing header and CRLF are accepted", "[io][tokenizer]") {
   const std::vector<std::tuple<std::string, std::string, int>> faults = {
-      {"", "there is no merge", 1},
-      {"#version: 0.2\n", "there is no merge", 1},
+      {"", "there are no merges", 1},
+      {"#version: 0.2\n", "there are no merges", 1},
       {"#version: 0.3\na b\n", "unknown version", 1},
       {"#version: 0.2\na\n", "not two tokens", 2},
       {"#version: 0.2\na b\nab c d\n", "not two tokens", 3},
@@ -258,8 +258,8 @@ TEST_CASE("Bad merges are refused by line and rule; a missing header and CRLF ar
       {"a b\nb c\n", "not in the vocabulary", 2},  // the result
       {"a b\nabc d\n", "not in the vocabulary", 2},
       {"a b\nxy c\n", "not in the vocabulary", 2},  // a half
-      {"a \u4e2d\n", "stands for no byte", 1},
-      {"a \xff\n", "stands for no byte", 1},
+      {"a \u4e2d\n", "represents no byte", 1},
+      {"a \xff\n", "represents no byte", 1},
       {vocab(), "not a list of merges", 1},
   };
   for (const auto& [merges, problem, line] : faults) {

@@ -65,7 +65,7 @@ TEST_CASE("A value that a PyTorch file cannot hold is named by its keys", "[io][
   };
   TorchValue inner = TorchValue::dict();
   inner.set("x", 1), inner.set("x", 2);
-  CHECK_THAT(saved(TorchValue::list({inner})), Catch::Contains("0.x: stands twice"));
+  CHECK_THAT(saved(TorchValue::list({inner})), Catch::Contains("0.x: is a duplicate"));
   CHECK_THAT(saved(TorchValue::list({1, "\xff"})), Catch::Contains("1: is text that is not UTF-8"));
   CHECK_THAT(saved(TorchValue::list({at::Tensor()})), Catch::Contains("0: is an undefined tensor"));
   TorchValue deep = TorchValue::list();

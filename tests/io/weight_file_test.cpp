@@ -64,12 +64,11 @@ TEST_CASE("An index that is wrong is refused with the tensor at fault", "[io][we
   const std::string one = R"("a.weight": "one.safetensors", "b": "one.safetensors")", all = one + R"(, "c": )";
   const std::pair<std::string, std::string> rows[] = {
       {"{" + all + R"("three.safetensors"})", "three.safetensors"},
-      {"{" + all + R"("../outside.safetensors"})",
-       "c: is in a file that does not lie beside the index (got '../outside"},
-      {"{" + all + R"("/etc/passwd"})", "c: is in a file that does not lie beside the index"},
-      {"{" + all + R"(".."})", "c: is in a file that does not lie beside the index"},
-      {"{" + all + R"("a\\b"})", "c: is in a file that does not lie beside the index"},
-      {"{" + all + R"("a\u0000b"})", "c: is in a file that does not lie beside the index"},
+      {"{" + all + R"("../outside.safetensors"})", "c: is in a file outside the index's folder (got '../outside"},
+      {"{" + all + R"("/etc/passwd"})", "c: is in a file outside the index's folder"},
+      {"{" + all + R"(".."})", "c: is in a file outside the index's folder"},
+      {"{" + all + R"("a\\b"})", "c: is in a file outside the index's folder"},
+      {"{" + all + R"("a\u0000b"})", "c: is in a file outside the index's folder"},
       {"{" + all + R"("one.safetensors"})", "c: is not in one.safetensors"},
       {"{" + all + "3}", "c: has no file name"},
       {"{" + one + R"(, "c": "two.safetensors", "d": "two.safetensors"})", "d: is not in two.safetensors"},
@@ -91,7 +90,8 @@ TEST_CASE("An index that is wrong is refused with the tensor at fault", "[io][we
   // A tensor that stands in both files.
   REQUIRE(save_safetensors(Fs::posix(), dir / "two.safetensors", {{"b", torch::ones({2})}, {"c", torch::zeros({2, 2})}})
               .ok());
-  CHECK_THAT(refusal(path), Catch::Contains("b: is in another file than the index says, in two, or not listed"));
+  CHECK_THAT(refusal(path),
+             Catch::Contains("b: is in another file than the index states, in two files, or not listed"));
   // A file of the index that is an index.
   std::filesystem::copy_file(path, dir / "two.safetensors", std::filesystem::copy_options::overwrite_existing);
   CHECK_THAT(refusal(path), Catch::Contains("two.safetensors"));

@@ -38,14 +38,14 @@ TEST_CASE("Why a step waits for data is told in one sentence with the setting to
   CHECK(text(seen(0.10, 10, 10), {.num_workers = 1, .cpus = 2}) ==
         "data wait 10%: the reader is always busy; raise --num_workers from 1 to 2");
   CHECK(text(seen(0.50, 19, 19), {.num_workers = 2, .cpus = 2}) ==
-        "data wait 50%: the 2 readers are always busy decoding, and 2 processors cannot keep up; make a row cheaper to "
-        "read (store it decoded, cache it)");
+        "data wait 50%: the 2 readers are always busy decoding, and 2 CPUs cannot keep up; make rows cheaper to "
+        "read (store them decoded, cache them)");
   CHECK(text(seen(0.95, 20, 20), {.num_workers = 2, .cpus = 8}) ==
-        "data wait 95%: the 2 readers are always busy decoding, and 8 processors cannot keep up; make a row cheaper to "
-        "read (store it decoded, cache it), and raise --num_workers from 2 to 8");
+        "data wait 95%: the 2 readers are always busy decoding, and 8 CPUs cannot keep up; make rows cheaper to "
+        "read (store them decoded, cache them), and raise --num_workers from 2 to 8");
   CHECK(text(seen(0.50, 20, 2), {.num_workers = 2, .cpus = 2}) ==
-        "data wait 50%: the 2 readers are waiting for storage 90% of the time; raise --num_workers from 2 to 4 (they "
-        "need no processor while they wait), or move the data to a faster disk");
+        "data wait 50%: the 2 readers are waiting for storage 90% of the time; raise --num_workers from 2 to 4 "
+        "(waiting readers need no CPU), or move the data to a faster disk");
   CHECK(text(seen(0.20, 8, 8), {.num_workers = 4, .prefetch_factor = 2, .cpus = 8}) ==
         "data wait 20%: the 4 readers are idle at times, the ring is too short for rows of uneven cost; raise "
         "--prefetch_factor from 2 to 4");
@@ -96,7 +96,7 @@ TEST_CASE("Short memory wants a smaller batch, or fewer workers where it is the 
   observation.host.available_bytes = int64_t{3} << 30;
   CHECK(text(observation, settings).ends_with("lower --num_workers from 8 to 4, or --batch_size"));
   observation.gpu->retries = 3;
-  CHECK(text(observation, settings).find("its allocator had to try again 3 times; lower --batch_size from 32 to 16") !=
+  CHECK(text(observation, settings).find("3 allocation retries; lower --batch_size from 32 to 16") !=
         std::string::npos);
   observation.gpu = GpuMemory{.total_bytes = int64_t{80} << 30, .free_bytes = int64_t{3} << 30};
   CHECK(rows(observation, settings) == "memory --batch_size");

@@ -59,7 +59,7 @@ TEST_CASE("A steady run has no swing and no advice", "[logging][monitor]") {
 TEST_CASE("Waiting for the first batch is the start of a run and not part of it", "[logging][monitor]") {
   PretendedRun run;
   CHECK(run.series.report().seconds == 0);
-  CHECK(describe(run.series.report()) == "the run was too short to watch");
+  CHECK(describe(run.series.report()) == "the run was too short to measure");
   run.pass(0.25, 0);
   const MonitorReport report = run.series.report();
   CHECK(report.seconds == Approx(0.25));

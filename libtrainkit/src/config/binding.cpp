@@ -1,5 +1,5 @@
-// From the characters of a value to the variable of its option, strictly: what is not exactly a value of the type is a
-// fault. No locale, no hexadecimal or octal, no spaces, no underscores, no infinities.
+// Converts the text of a value to the type of its option. Strict: no locale, hexadecimal, octal, spaces, underscores or
+// infinities.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Digits without a needless zero in front, which YAML 1.1 would have read as octal.
+/// Whether `text` is digits without a leading zero, which YAML 1.1 would read as octal.
 bool is_integer_part(std::string_view text) { return all_digits(text) && (text.size() == 1 || text[0] != '0'); }
 
 enum class Reading { kOk, kSyntax, kRange, kNotFinite };
@@ -31,7 +31,7 @@ Reading read_number(std::string_view text, T& value) {
   const std::string_view digits = text.starts_with('-') ? text.substr(1) : text;
   if (!is_integer_part(digits)) return Reading::kSyntax;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-  // A minus sign is no syntax of an unsigned type: from_chars stops before it.
+  // from_chars stops before a minus sign if the type is unsigned.
   return result.ec == std::errc() && result.ptr == text.data() + text.size() ? Reading::kOk : Reading::kRange;
 }
 
@@ -79,7 +79,7 @@ constexpr const char* type_name() {
     return "a list";
 }
 
-/// The rule that a value of type T has to keep, in words: "1..1048576", "> 0", "fail, skip or replace".
+/// Describes the rule for a value of type T: "1..1048576", "> 0", "fail, skip or replace".
 template <class T>
 std::string rule(const OptionSpec& spec) {
   if (!spec.choices.empty()) return join(spec.choices, ", ", " or ");
@@ -131,7 +131,7 @@ const char* kind_name(Kind kind) {
 template <class T>
 Fault type_fault(const RawValue& raw, const OptionSpec& spec) {
   Fault fault{.problem = fmt::format("not {}", type_name<T>()), .got = raw.text, .expected = rule<T>(spec)};
-  // A bare word or number shows itself; of anything else the kind is the news.
+  // Show a word or a number itself, and the kind of any other value.
   if (raw.kind != Kind::kText && raw.kind != Kind::kNumber) {
     fault.problem = fmt::format("{}, {}", kind_name(raw.kind), fault.problem);
   }
@@ -168,8 +168,8 @@ requires(std::is_arithmetic_v<T> &&
 }
 
 std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, bool& value) {
-  const bool may_be = raw.kind == Kind::kText || raw.kind == Kind::kBool;
-  if (!may_be || (raw.text != "true" && raw.text != "false")) return type_fault<bool>(raw, spec);
+  const bool allowed_kind = raw.kind == Kind::kText || raw.kind == Kind::kBool;
+  if (!allowed_kind || (raw.text != "true" && raw.text != "false")) return type_fault<bool>(raw, spec);
   value = raw.text == "true";
   return std::nullopt;
 }
@@ -209,7 +209,7 @@ std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, IntOrAut
   return range_fault<IntOrAuto>(static_cast<double>(number), raw, spec);
 }
 
-/// "90" or "1h30m": numbers with units, largest first is not demanded.
+/// Parses "90" or "1h30m". Units may come in any order.
 Reading read_seconds(std::string_view text, double& seconds) {
   const Reading plain = read_number(text, seconds);
   if (plain != Reading::kSyntax || text.size() > kLongestNumber) return plain;
@@ -231,9 +231,9 @@ Reading read_seconds(std::string_view text, double& seconds) {
 }
 
 std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, Seconds& value) {
-  const bool may_be = raw.kind == Kind::kText || raw.kind == Kind::kNumber || raw.kind == Kind::kString;
+  const bool allowed_kind = raw.kind == Kind::kText || raw.kind == Kind::kNumber || raw.kind == Kind::kString;
   double seconds = 0;
-  if (!may_be || raw.text.empty()) return type_fault<Seconds>(raw, spec);
+  if (!allowed_kind || raw.text.empty()) return type_fault<Seconds>(raw, spec);
   if (auto fault = reading_fault<Seconds>(read_seconds(raw.text, seconds), raw, spec)) return fault;
   value = Seconds(seconds);
   return range_fault<Seconds>(seconds, raw, spec);
@@ -270,7 +270,7 @@ std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, std::vec
       return fault;
     }
     if (spec.unique_items && std::find(value.begin(), value.end(), element) != value.end()) {
-      return refuse(item, "an element stands twice", item.text, "different elements");
+      return refuse(item, "duplicate element", item.text, "unique elements");
     }
     value.push_back(std::move(element));
   }
@@ -288,7 +288,7 @@ std::string yaml(const std::string& value, const OptionSpec& spec) {
   if (spec.path == PathKind::kNone || std::find(words.begin(), words.end(), value) != words.end()) {
     return yaml_string(value);
   }
-  std::error_code failed;  // the working directory is gone: leave the path as it is
+  std::error_code failed;  // the working directory no longer exists: keep the path
   const auto absolute = std::filesystem::absolute(value, failed);
   return yaml_string(failed ? value : plain_path(absolute));
 }
@@ -439,7 +439,7 @@ bool looks_like_number(const std::string& text) {
   if (digits.starts_with("0x") || digits.starts_with("0o")) {
     return digits.size() > 2 && digits.find_first_not_of("0123456789abcdefABCDEF", 2) == std::string_view::npos;
   }
-  // Leading zeros are digits too here, so that 010 is a wrong number rather than a word.
+  // Accept leading zeros here, so that 010 is reported as a wrong number instead of a word.
   while (digits.size() > 1 && digits[0] == '0' && digits[1] >= '0' && digits[1] <= '9') digits.remove_prefix(1);
   return is_decimal(digits) && digits[0] != '-';
 }

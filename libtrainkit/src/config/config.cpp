@@ -26,16 +26,16 @@ std::string normalized(std::string_view name) {
   return text;
 }
 
-/// One flag of the command line, or one key of the file.
+/// A flag of the command line, or a key of the file.
 struct Given {
   Option* option = nullptr;
   RawValue value = {};
   Layer layer = Layer::kFlag;
-  /// What `source` will say: the flag as it was typed, or file:line:column.
+  /// Source of the value: the flag as typed, or file:line:column.
   std::string source = {};
 };
 
-/// An error about `field`: of the command line if `file` is empty, else at that place of the file.
+/// Returns an error about `field`, at `where` in the file, or on the command line if `where` is empty.
 absl::Status error(ExitCode code, std::string id, std::string where, std::string field, Fault fault) {
   return to_status({.exit_code = code,
                     .id = std::move(id),
@@ -53,21 +53,21 @@ absl::Status flag_error(std::string id, std::string_view flag, Fault fault) {
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& names, const char* prefix) {
   std::string nearest = nearest_name(name, names);
-  if (nearest.empty() && !name.empty()) {  // a prefix is not taken for the whole, but it is a good guess
+  if (nearest.empty() && !name.empty()) {  // an abbreviation is an error, but a good guess for the hint
     const auto begins =
         std::find_if(names.begin(), names.end(), [&](const auto& known) { return known.starts_with(name); });
     if (begins != names.end()) nearest = *begins;
   }
-  return nearest.empty() ? "--help lists all" : "did you mean " + std::string(prefix) + nearest + "?";
+  return nearest.empty() ? "see --help" : "did you mean " + std::string(prefix) + nearest + "?";
 }
 
-/// True for --name and -h; "-1" and "-" are values.
+/// Whether `argument` is --name or -h. "-1" and "-" are values.
 bool is_flag(std::string_view argument) {
   return (argument.size() > 2 && argument.starts_with("--") && !(argument[2] >= '0' && argument[2] <= '9')) ||
          argument == "-h";
 }
 
-/// "0,1,2" as a list of texts.
+/// Splits "0,1,2" into a list of texts.
 RawValue split_list(const std::string& text) {
   RawValue list{.kind = Kind::kList};
   for (size_t begin = 0; begin <= text.size();) {
@@ -78,12 +78,12 @@ RawValue split_list(const std::string& text) {
   return list;
 }
 
-/// A text from a preset or a default as the value of `option`.
+/// Converts a text from a preset or a default to a raw value of `option`.
 RawValue text_value(const Option& option, const std::string& text) {
   return option.binding->is_list() ? split_list(text) : RawValue{.text = text};
 }
 
-/// A relative path of a file starts at the file's folder; one to write to may not climb out of it.
+/// Makes a path from a file absolute, starting at the file's folder. An output path may not contain "..".
 std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::path& folder, RawValue& value) {
   for (RawValue& item : value.items) {
     if (auto fault = anchor_path(spec, folder, item)) return fault;
@@ -95,20 +95,20 @@ std::optional<Fault> anchor_path(const OptionSpec& spec, const std::filesystem::
   }
   const std::filesystem::path path(value.text);
   if (spec.path == PathKind::kOutput && std::find(path.begin(), path.end(), "..") != path.end()) {
-    return Fault{.problem = "a path to write to climbs out with '..'",
+    return Fault{.problem = "output path contains '..'",
                  .got = value.text,
                  .expected = "an absolute path, or one below the file's folder",
-                 .hint = "or give it as a flag",
+                 .hint = "give it as a flag instead",
                  .wrong_type = false};
   }
   if (path.is_relative()) value.text = detail::plain_path(folder / path);
   return std::nullopt;
 }
 
-/// The part of a flag that an error shows.
+/// Shortens a flag for an error message.
 std::string shown(std::string_view flag) { return std::string(flag.substr(0, 200)); }
 
-/// Turns the command line's words into flags with values: names and arity, nothing of types.
+/// Splits the command line into flags with raw values. Checks names and the number of values, not types.
 class CommandLine {
  public:
   CommandLine(const ConfigParser::State& state, const std::vector<std::string>& arguments)
@@ -122,7 +122,7 @@ class CommandLine {
       const auto [first, is_new] = seen.emplace(flag.option, flag.source);
       if (!is_new) {
         const std::string also = first->second == flag.source ? "" : " (also as " + first->second + ")";
-        return flag_error("duplicate", flag.source, {.problem = "given twice" + also, .hint = "a flag may stand once"});
+        return flag_error("duplicate", flag.source, {.problem = "given twice" + also, .hint = "give each flag once"});
       }
       flags.push_back(std::move(flag));
     }
@@ -148,7 +148,7 @@ class CommandLine {
       flag.value = text_value(*flag.option, argument.substr(equals + 1));
     } else if (no_value || flag.option->binding->is_bool()) {
       flag.value.text = negated ? "false" : "true";
-      // A word after a boolean can only be its value: there are no positional arguments.
+      // There are no positional arguments, so a word after a boolean is its value.
       if (!no_value && has_word()) flag.value.text = arguments_[at_++];
     } else if (!has_word()) {
       return missing(flag);
@@ -170,13 +170,13 @@ class CommandLine {
     return flag_error("missing", flag.source,
                       {.problem = "no value",
                        .expected = flag.option->binding->metavar(flag.option->spec),
-                       .hint = "a value that begins with -- is written " + flag.source + "=VALUE"});
+                       .hint = "write a value that begins with -- as " + flag.source + "=VALUE"});
   }
 
   absl::Status unknown(const std::string& argument) const {
     if (!argument.starts_with('-') || argument.size() < 2 || !is_flag(argument)) {
       return flag_error("positional", shown(argument),
-                        {.problem = "belongs to no flag", .hint = "values follow their flag"});
+                        {.problem = "unexpected argument", .hint = "put a value after its flag"});
     }
     const std::string name = normalized(shown(argument.substr(2, argument.find('=') - 2)));
     std::vector<std::string> names = state_.names();
@@ -192,7 +192,7 @@ class CommandLine {
   size_t at_ = 0;
 };
 
-/// Stores a value unless a stronger source gave one; a value that loses is checked all the same.
+/// Checks a value, and stores it unless a source of higher precedence gave one.
 absl::Status store(const Given& given, const std::string& config_file) {
   Option& option = *given.option;
   const bool commit = given.layer > option.layer;
@@ -210,7 +210,7 @@ absl::Status store(const Given& given, const std::string& config_file) {
   return absl::OkStatus();
 }
 
-/// One key of the file as an option with a value.
+/// Converts a key of the file to an option with a value.
 absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::string& path, std::set<const Option*>& seen,
                                FileEntry entry) {
   Given given{.option = state.find(entry.key), .value = std::move(entry.value), .layer = Layer::kFile};
@@ -221,7 +221,7 @@ absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::stri
   if (given.option == nullptr) {
     const bool section = given.value.kind == Kind::kMap;
     return refuse("config.key", {.problem = "no such key",
-                                 .hint = section ? "keys are the flags' names, without sections"
+                                 .hint = section ? "keys are flag names, without sections"
                                                  : did_you_mean(normalized(entry.key), state.names(), "")});
   }
   if (given.option->spec.flag_only) return refuse("config.key", {.problem = "can only be given as a flag"});
@@ -236,7 +236,7 @@ absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::stri
   return given;
 }
 
-/// Reads the file's settings, in its order: the first fault is the one that is reported, in YAML and in JSON alike.
+/// Reads the file's settings in order, so that YAML and JSON report the same first error.
 absl::Status read_file(const ConfigParser::State& state, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(auto entries, detail::read_config_file(path));
   std::set<const Option*> seen;
@@ -254,13 +254,14 @@ ConfigParser::ConfigParser(ProgramInfo program) : state_(std::make_unique<State>
   const auto flag = [](const char* help) {
     return OptionSpec{.help = help, .group = "Configuration", .flag_only = true};
   };
-  OptionSpec file = flag("YAML or JSON file of settings; its keys are the names of the flags.");
+  OptionSpec file = flag("YAML or JSON configuration file. Its keys are flag names.");
   file.path = PathKind::kInput;
   add("config", &state_->config_file, file);
-  add("preset", &state_->preset, {.help = "Settings by name, see below.", .group = "Configuration", .metavar = "NAME"});
-  add("print_config", &state_->print_config, flag("Print each value and where it came from, and exit."));
-  add("help", &state_->help, flag("Print this, and exit (-h)."));
-  add("version", &state_->version, flag("Print the version, and exit."));
+  add("preset", &state_->preset,
+      {.help = "Preset of settings, listed below.", .group = "Configuration", .metavar = "NAME"});
+  add("print_config", &state_->print_config, flag("Print each value and its source, then exit."));
+  add("help", &state_->help, flag("Print this help and exit (-h)."));
+  add("version", &state_->version, flag("Print the version and exit."));
   for (const char* name : {"print_config", "help", "version"}) state_->at(name).is_switch = true;
 }
 
@@ -276,7 +277,7 @@ void ConfigParser::add_option(std::string name, std::unique_ptr<detail::Binding>
     const std::string key = normalized(alias);
     const bool valid = key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
     TORCH_CHECK(valid && !key.empty() && !key.starts_with("no_"), "not a name for an option: '", alias, "'");
-    TORCH_CHECK(state_->by_name.emplace(key, option.get()).second, "option ", alias, " is there already");
+    TORCH_CHECK(state_->by_name.emplace(key, option.get()).second, "option ", alias, " was already added");
   }
   state_->options.push_back(std::move(option));
 }
@@ -298,7 +299,7 @@ absl::StatusOr<Request> ConfigParser::parse(int argc, const char* const* argv) {
 
 absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& arguments) {
   State& state = *state_;
-  TORCH_CHECK(!std::exchange(state.parsed, true), "parse() is called once");
+  TORCH_CHECK(!std::exchange(state.parsed, true), "parse() may be called only once");
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") return Request::kHelp;
     if (argument == "--version") return Request::kVersion;
@@ -336,7 +337,7 @@ absl::Status ConfigParser::check_complete() const {
       const bool has_file = !state_->config_file.empty();
       return error(has_file ? ExitCode::kConfig : ExitCode::kUsage, has_file ? "config.missing" : "cli.missing",
                    has_file ? state_->config_file : "", has_file ? option->name : "--" + option->name,
-                   {.problem = "has to be given", .expected = option->binding->metavar(option->spec)});
+                   {.problem = "required option is not given", .expected = option->binding->metavar(option->spec)});
     }
     if (!option->refusal.empty() && option->binding->to_yaml(option->spec) != option->default_yaml) {
       return blame(*option, "unsupported", {.problem = "not supported", .hint = option->refusal});
@@ -381,7 +382,7 @@ Option* ConfigParser::State::find(std::string_view name) const {
 
 Option& ConfigParser::State::at(std::string_view name) const {
   Option* option = find(name);
-  TORCH_CHECK(option != nullptr, "no option is called '", std::string(name), "'");
+  TORCH_CHECK(option != nullptr, "there is no option '", std::string(name), "'");
   return *option;
 }
 

@@ -1,7 +1,11 @@
-// Reads a configuration file as a flat list of keys and values. YAML is read from yaml-cpp's events, never as its graph
-// of nodes, because the graph hides what we have to refuse: it keeps the first of two equal keys, follows cyclic
-// aliases, reads 010 as 8, takes invalid UTF-8 and ignores a second document. JSON goes through nlohmann's SAX
-// interface for the same reason, with a scanner beside it that knows where each token stands.
+// Reads a configuration file as a flat list of keys and values.
+//
+// Note [Strict configuration files]
+//
+// YAML is read from yaml-cpp's events instead of its node graph, which hides errors: it keeps the first of two equal
+// keys, follows cyclic aliases, reads 010 as 8, accepts invalid UTF-8 and ignores a second document. JSON is read from
+// nlohmann's SAX events for the same reason. Those have no positions, so JsonTokens scans the same text in step with
+// the parser.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,14 +29,14 @@ namespace trainkit::detail {
 namespace {
 
 using Kind = RawValue::Kind;
-constexpr size_t kMaxFileBytes = 1 << 20;  // a configuration is a few kilobytes; yaml-cpp takes seconds for 50 MB
-constexpr size_t kMaxDepth = 16;           // two levels have a meaning, the rest is for a good message
+constexpr size_t kMaxFileBytes = 1 << 20;  // configurations have a few kilobytes; yaml-cpp needs seconds for 50 MB
+constexpr size_t kMaxDepth = 16;           // two levels are valid; deeper ones are parsed for a better message
 
 struct Position {
   int line = 1, column = 1;
 };
 
-/// A fault in the file's text, on its way out of a parser's callback.
+/// A fault in the file's text, thrown out of a parser's callback.
 struct FileFault {
   std::string id;
   Position at;
@@ -58,7 +62,7 @@ absl::Status to_status_at(const std::string& path, const FileFault& fault) {
                     fault.hint);
 }
 
-/// Columns count bytes, as compilers do.
+/// Converts an offset to a position. Columns count bytes, as in compilers.
 Position position_of(std::string_view text, size_t offset) {
   Position at;
   for (const char c : text.substr(0, offset)) {
@@ -70,7 +74,7 @@ Position position_of(std::string_view text, size_t offset) {
 
 absl::StatusOr<std::string> read_text(const std::string& path) {
   const auto failed = [&](const char* problem) { return file_error(path, "config.file", problem); };
-  // O_NONBLOCK: opening a pipe without a writer would wait for ever.
+  // O_NONBLOCK: opening a pipe without a writer would block forever.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return failed(std::strerror(errno));
   struct Closer {
@@ -97,7 +101,7 @@ absl::StatusOr<std::string> read_text(const std::string& path) {
   return text;
 }
 
-/// What neither format may hold, seen before its parser runs.
+/// Refuses bytes that are invalid in both formats, before a parser runs.
 void check_bytes(std::string_view text) {
   if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff") ||
       (text.size() > 1 && (text[0] == 0) != (text[1] == 0))) {
@@ -128,32 +132,32 @@ void check_indentation(std::string_view text) {
   }
 }
 
-/// Builds the root's entries from a parser's events; what is common to both formats.
+/// Builds the entries of the root from a parser's events, for both formats.
 class EntryBuilder {
  public:
   void begin(Kind kind, Position at) {
     if (depth_ == 0 && kind != Kind::kMap) refuse_root(at);
     has_root_ = true;
     if (++depth_ > kMaxDepth) {
-      throw FileFault{"config.syntax", at, "nested too deep", "at most " + std::to_string(kMaxDepth) + " levels"};
+      throw FileFault{"config.syntax", at, "nested too deeply", "at most " + std::to_string(kMaxDepth) + " levels"};
     }
     if (depth_ > 1) add(RawValue{.kind = kind, .line = at.line, .column = at.column});
   }
   void end() { --depth_; }
 
-  /// A scalar that is no key.
+  /// Adds a scalar that is not a key.
   void scalar(Kind kind, std::string text, Position at) {
-    if (depth_ == 0 && kind == Kind::kNull) return;  // as good as an empty file
+    if (depth_ == 0 && kind == Kind::kNull) return;  // equivalent to an empty file
     if (depth_ == 0) refuse_root(at);
     add(RawValue{.kind = kind, .text = std::move(text), .line = at.line, .column = at.column});
   }
 
-  /// A key of the root; the keys of inner mappings have no meaning.
+  /// Adds a key of the root. Keys of nested mappings are ignored.
   void key(std::string text, Position at) {
     if (depth_ == 1) entries_.push_back({.key = std::move(text), .line = at.line, .column = at.column});
   }
 
-  /// False for a file of comments, or none.
+  /// Whether the file has content other than comments.
   bool has_root() const { return has_root_; }
   std::vector<FileEntry> take() { return std::move(entries_); }
 
@@ -162,14 +166,14 @@ class EntryBuilder {
     throw FileFault{"config.type", at, "the file is not a mapping", "lines of 'name: value'"};
   }
 
-  /// Kept are the root's values and the elements of its lists: a value deeper down is never valid.
+  /// Keeps values of the root and elements of its lists. Deeper values are never valid, so only their parent is kept.
   void add(RawValue value) {
     const bool opens = value.kind == Kind::kList || value.kind == Kind::kMap;
     const size_t level = opens ? depth_ - 1 : depth_;
     if (level == 1) {
       FileEntry& entry = entries_.back();
       entry.value = std::move(value);
-      // YAML finds a value that is left out where the next key begins.
+      // yaml-cpp reports a missing value at the position of the next key.
       if (entry.value.line != entry.line && entry.value.kind == Kind::kNull) {
         entry.value.line = entry.line;
         entry.value.column = entry.column;
@@ -229,7 +233,7 @@ class YamlEvents : public YAML::EventHandler {
 
   void begin(Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
     check(mark, tag, anchor);
-    if (expects_key()) throw FileFault{"config.syntax", at(mark), "a key is not a word", "'name: value'"};
+    if (expects_key()) throw FileFault{"config.syntax", at(mark), "a key is not a scalar", "'name: value'"};
     builder_.begin(kind, at(mark));
     open_.push_back({kind == Kind::kMap, kind == Kind::kMap});
   }
@@ -253,7 +257,7 @@ class YamlEvents : public YAML::EventHandler {
     value_done();
   }
 
-  /// YAML 1.2's core schema. Only true and false are booleans, as in JSON.
+  /// Returns the kind of an unquoted scalar in YAML 1.2's core schema. Only true and false are booleans, as in JSON.
   static Kind plain_kind(const std::string& text) {
     if (text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL") return Kind::kNull;
     if (text == "true" || text == "false") return Kind::kBool;
@@ -276,8 +280,8 @@ class YamlEvents : public YAML::EventHandler {
 
 void read_yaml(std::string text, EntryBuilder& builder) {
   check_indentation(text);
-  // yaml-cpp 0.7 takes a quote that is still open at the end of a line at the end of the file for closed. A comment as
-  // the last line changes nothing else.
+  // yaml-cpp 0.7 accepts an unclosed quote at the end of the last line. A comment as the last line prevents that and
+  // changes nothing else.
   if (text.ends_with('\n')) text += '#';
   if (text.ends_with(' ') || text.ends_with('\t')) text += "\n#";
   try {
@@ -287,7 +291,7 @@ void read_yaml(std::string text, EntryBuilder& builder) {
     while (parser.HandleNextDocument(events)) {
     }
   } catch (const YAML::DeepRecursion& fault) {
-    throw FileFault{"config.syntax", {fault.mark.line + 1, fault.mark.column + 1}, "nested too deep"};
+    throw FileFault{"config.syntax", {fault.mark.line + 1, fault.mark.column + 1}, "nested too deeply"};
   } catch (const YAML::Exception& fault) {
     throw FileFault{"config.syntax", {fault.mark.line + 1, fault.mark.column + 1}, "not valid YAML: " + fault.msg};
   }
@@ -295,12 +299,12 @@ void read_yaml(std::string text, EntryBuilder& builder) {
 
 // ---- JSON
 
-/// Finds where the tokens of a JSON text begin and end. Only asked about tokens that nlohmann has accepted.
+/// Finds the positions of the tokens of a JSON text that nlohmann's parser accepted.
 class JsonTokens {
  public:
   explicit JsonTokens(std::string_view text) : text_(text) {}
 
-  /// The next token that is no comma or colon.
+  /// Returns the next token other than a comma or a colon.
   std::string_view next() {
     at_ = std::min(text_.find_first_not_of(" \t\r\n,:", at_), text_.size());
     begin_ = at_;
@@ -319,7 +323,7 @@ class JsonTokens {
     return text_.substr(begin_, at_ - begin_);
   }
 
-  /// Where the token of the last next() begins. Amortised over the file: it never looks back.
+  /// Position of the token returned by next(). Linear over the whole file: it never goes back.
   Position position() {
     for (; counted_ < begin_; ++counted_) {
       ++position_.column;
@@ -362,7 +366,8 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t offset, const std::string&, const nlohmann::json::exception& fault) override {
     const std::string_view token = tokens_.next();
     const Position at = tokens_.position();
-    // A number that no double can hold, and the NaN and Infinity of other writers, are faults of the value.
+    // A number out of a double's range, and NaN and Infinity from other writers, are errors of the value, not of the
+    // syntax.
     const bool is_name = token == "NaN" || token == "Infinity" || token == "-Infinity";
     const bool is_value = std::string_view(fault.what()).find("while parsing value") != std::string_view::npos;
     if (fault.id == 406 || (is_name && is_value)) {

@@ -1,4 +1,4 @@
-// What a parser prints: help, version, and the resolved configuration.
+// Formats the parser's output: help, version and the resolved configuration.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 using detail::Option;
 constexpr size_t kWidth = 100, kIndent = 30;
 
-/// `text` in lines of at most kWidth, each but the first indented to kIndent.
+/// Wraps `text` at kWidth columns and indents all lines except the first by kIndent.
 std::string wrapped(const std::string& text) {
   std::string out;
   size_t column = kIndent;
@@ -33,7 +33,7 @@ std::string wrapped(const std::string& text) {
   return out;
 }
 
-/// "default: 4 (cpu); also --epoch" or nothing.
+/// Formats remarks such as "default: 4 (cpu); also --epoch". Empty if there are none.
 std::string remarks(const Option& option) {
   std::vector<std::string> parts;
   const std::string value = option.binding->to_text();
@@ -84,9 +84,8 @@ std::string ConfigParser::help() const {
     text += head + wrapped(preset.help + (preset.help.empty() ? "" : ":") + settings) + "\n";
   }
   text +=
-      "\n'-' and '_' are alike in names, and --flag=value is --flag value. Sources of a value, the stronger the "
-      "later:\n"
-      "defaults, preset, file, flags.\n";
+      "\nUse '-' or '_' in names. --flag=value is the same as --flag value.\n"
+      "Precedence: flags > file > preset > defaults.\n";
   if (!program.examples.empty()) text += "\nExamples:\n";
   for (const std::string& example : program.examples) text += fmt::format("  {}\n", example);
   return text;

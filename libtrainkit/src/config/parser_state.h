@@ -1,5 +1,5 @@
 #pragma once
-/// What a ConfigParser knows: its options, its presets, and where each value came from.
+/// Holds the state of a ConfigParser: options, presets, and the source of each value.
 
 #include <map>
 #include <memory>
@@ -13,22 +13,22 @@
 namespace trainkit {
 namespace detail {
 
-/// The sources of a value, the stronger the later.
+/// Sources of a value, in ascending precedence.
 enum class Layer { kDefault, kPreset, kFile, kFlag };
 
 struct Option {
   std::string name;
   OptionSpec spec;
   std::unique_ptr<Binding> binding;
-  /// --help and --version: no value, no --no- form.
+  /// Whether the option takes no value and has no --no- form: --help and --version.
   bool is_switch = false;
-  /// Set by refuse().
+  /// Reason given to refuse(). Empty if supported.
   std::string refusal = {};
-  /// The default as YAML, at add() or after set_defaults().
+  /// Default as YAML, from add() or set_defaults().
   std::string default_yaml = {};
 
   Layer layer = Layer::kDefault;
-  /// "default", "default (cpu)", "preset small", "run.yaml:3:1", "--batch-size".
+  /// Source of the value: "default", "default (cpu)", "preset small", "run.yaml:3:1", "--batch-size".
   std::string source = "default";
 };
 
@@ -42,20 +42,20 @@ struct Preset {
 
 struct ConfigParser::State {
   ProgramInfo program;
-  /// In the order of add(); --help keeps it.
+  /// Options in the order of add(), which is also the order of --help.
   std::vector<std::unique_ptr<detail::Option>> options;
-  /// Every name and alias, with '_' for '-'.
+  /// All names and aliases, with '-' replaced by '_'.
   std::map<std::string, detail::Option*, std::less<>> by_name;
   std::vector<detail::Preset> presets;
-  // The parser's own options.
+  // Built-in options.
   std::string config_file;
   std::string preset;
   bool print_config = false, help = false, version = false;
   bool parsed = false;
 
-  /// The option called `name`, with '-' and '_' alike; nullptr if there is none.
+  /// Returns the option named `name` ('-' and '_' are equivalent), or nullptr.
   detail::Option* find(std::string_view name) const;
-  /// The same for names that the program itself writes: throws c10::Error if there is none.
+  /// Same, for names written in the program: throws c10::Error if there is none.
   detail::Option& at(std::string_view name) const;
   std::vector<std::string> names() const;
 };

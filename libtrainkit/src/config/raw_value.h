@@ -1,5 +1,5 @@
 #pragma once
-/// What the sources of settings give, before an option makes a typed value of it.
+/// Represents values of settings before an option converts them to its type.
 
 #include <cstdint>
 #include <filesystem>
@@ -11,27 +11,28 @@
 
 namespace trainkit::detail {
 
-/// A value as it was written. A flag's is kText, which may become any type; a file's has the kind that YAML 1.2 and
-/// JSON give it.
+/// A value as written. Values of flags are kText, which converts to any type. Values of files have the kind given by
+/// YAML 1.2 or JSON.
 struct RawValue {
   enum class Kind { kText, kNull, kBool, kNumber, kString, kList, kMap };
   Kind kind = Kind::kText;
-  /// The characters of a scalar, unquoted.
+  /// Text of a scalar, unquoted.
   std::string text = {};
-  /// A list's elements.
+  /// Elements of a list.
   std::vector<RawValue> items = {};
-  /// Where it begins in its file, from 1.
+  /// Position in its file, from 1.
   int line = 0, column = 0;
 };
 
-/// Why a value cannot be taken. `wrong_type` parts cli.value/config.type from config.value (a rule of its own).
+/// Reason for rejecting a value. `wrong_type` selects cli.value or config.type; otherwise the id is config.value (a
+/// broken rule).
 struct Fault {
   std::string problem = {};
   std::string got = {};
   std::string expected = {};
   std::string hint = {};
   bool wrong_type = true;
-  /// The element of a list at fault, where a file has it.
+  /// Position of the faulty list element, if it comes from a file.
   int line = 0, column = 0;
 };
 
@@ -42,24 +43,24 @@ struct FileEntry {
   int line = 0, column = 0;
 };
 
-/// Reads the mapping at the root of a YAML file, or of a JSON file if its name ends in ".json". Keys are as written, in
-/// the file's order; a key may stand twice.
+/// Reads the mapping at the root of a YAML file, or of a JSON file if the name ends in ".json". Keys are unchanged and
+/// in file order; duplicates are possible.
 absl::StatusOr<std::vector<FileEntry>> read_config_file(const std::string& path);
 
-/// "<path>:<line>:<column>".
+/// Formats "<path>:<line>:<column>".
 std::string file_position(const std::string& path, int line, int column);
 
-/// "a, b or c" with `between` = ", " and `last` = " or ".
+/// Joins words: "a, b or c" with `between` = ", " and `last` = " or ".
 std::string join(const std::vector<std::string>& words, const char* between, const char* last);
 
-/// True for what YAML 1.2's core schema reads as a number, unquoted, 0x10, .inf and .nan among them.
+/// Whether YAML 1.2's core schema reads the unquoted `text` as a number, including 0x10, .inf and .nan.
 bool looks_like_number(const std::string& text);
 
-/// `path` without ".", "//" and ".."; as it is where a ".." behind a link leads elsewhere than the letters say. Looks
-/// at the disk.
+/// Removes ".", "//" and ".." from `path`. Returns it unchanged if a ".." after a symbolic link would then lead
+/// elsewhere. Reads the file system.
 std::string plain_path(const std::filesystem::path& path);
 
-/// `text` as a YAML scalar that reads as a string, quoted where it has to be.
+/// Formats `text` as a YAML string scalar, quoted if necessary.
 std::string yaml_string(const std::string& text);
 
 }  // namespace trainkit::detail

@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<CharTokenizer>> CharTokenizer::from_text(std::str
 }
 
 absl::StatusOr<std::unique_ptr<CharTokenizer>> CharTokenizer::from_characters(std::vector<uint32_t> characters) {
-  if (characters.empty()) return bad_characters("there is none");
+  if (characters.empty()) return bad_characters("the list is empty");
   for (size_t i = 0; i < characters.size(); ++i) {
     const uint32_t c = characters[i];
     if (c >= kCodePoints || (c >= 0xd800 && c < 0xe000))

@@ -35,20 +35,24 @@ absl::Status check_text(const std::string& path, int64_t line, std::string_view 
   }
   const size_t back = text.find('\r');
   if (back != text.npos && text.substr(back) != "\r\n" && text.substr(back) != "\r") {
-    return bad_line(path, line, "a carriage return that ends no line", "\r", "line ends of LF or CRLF");
+    return bad_line(path, line, "a carriage return without a line feed", "\r", "line ends of LF or CRLF");
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-/// libcsv finds fields and rows; this knows the lines.
+/// Builds a CsvFile from libcsv's callbacks.
+///
+/// Passes the text to libcsv line by line, because libcsv does not report line numbers. `row_open_` is true while a
+/// quoted field continues on the next line; row_line_ then stays at the first line of the row. Checking each line
+/// against max_row_bytes before parsing limits the memory for a file without line ends or with an unclosed quote.
 class CsvParser {
  public:
   CsvParser(CsvFile& file, const CsvOptions& options) : file_(file), options_(options) {
     if (csv_init(&parser_, CSV_STRICT | CSV_STRICT_FINI) != 0) throw std::bad_alloc();
     csv_set_delim(&parser_, static_cast<unsigned char>(options.delimiter));
-    csv_set_space_func(&parser_, [](unsigned char) { return 0; });  // blanks belong to their field
+    csv_set_space_func(&parser_, [](unsigned char) { return 0; });  // blanks are part of their field
   }
   ~CsvParser() { csv_free(&parser_); }
   CsvParser(const CsvParser&) = delete;
@@ -73,7 +77,7 @@ class CsvParser {
     }
     TRAINKIT_RETURN_IF_ERROR(status_);
     if (file_.columns_.empty()) return bad_line(file_.path_, 0, "no header", "", "a line with the columns' names");
-    if (file_.lines_.empty()) return bad_line(file_.path_, 0, "a header alone", "0 rows", "at least 1 row");
+    if (file_.lines_.empty()) return bad_line(file_.path_, 0, "no rows after the header", "0 rows", "at least 1 row");
     return absl::OkStatus();
   }
 
@@ -111,7 +115,7 @@ class CsvParser {
     for (const size_t end : file_.ends_) {
       std::string name = file_.text_.substr(begin, end - begin);
       begin = end;
-      if (file_.contains(name)) return bad_line(file_.path_, row_line_, "two columns of one name", name);
+      if (file_.contains(name)) return bad_line(file_.path_, row_line_, "duplicate column name", name);
       file_.columns_.push_back(std::move(name));
     }
     file_.text_.clear();
@@ -119,7 +123,7 @@ class CsvParser {
     const std::string& first = file_.columns_.front();
     const size_t other = first.find_first_of(";\t,");
     if (file_.columns_.size() == 1 && other != first.npos) {
-      return bad_line(file_.path_, row_line_, "another delimiter than was asked for", first.substr(other, 1),
+      return bad_line(file_.path_, row_line_, "unexpected delimiter", first.substr(other, 1),
                       std::string(1, options_.delimiter));
     }
     return absl::OkStatus();
@@ -127,7 +131,7 @@ class CsvParser {
 
   absl::Status take_row() {
     if (fields_ != file_.columns_.size()) {
-      return bad_line(file_.path_, row_line_, "another number of fields than the header has", std::to_string(fields_),
+      return bad_line(file_.path_, row_line_, "the number of fields differs from the header", std::to_string(fields_),
                       std::to_string(file_.columns_.size()));
     }
     file_.lines_.push_back(row_line_);
@@ -138,7 +142,7 @@ class CsvParser {
   const CsvOptions& options_;
   csv_parser parser_;
   absl::Status status_;
-  size_t fields_ = 0;  // of the present row
+  size_t fields_ = 0;  // fields of the current row
   bool row_open_ = false;
   int64_t row_line_ = 0;
 };
@@ -179,7 +183,7 @@ absl::StatusOr<int64_t> CsvFile::integer(int64_t row, int64_t column) const {
   const std::string_view field = at(row, column);
   int64_t number = 0;
   const auto [stopped, error] = std::from_chars(field.data(), field.data() + field.size(), number);
-  if (error == std::errc::result_out_of_range) return bad(row, column, "does not fit", "a number of 64 bits");
+  if (error == std::errc::result_out_of_range) return bad(row, column, "out of range", "a 64-bit integer");
   if (error != std::errc() || stopped != field.data() + field.size()) {
     return bad(row, column, "not a whole number", "digits");
   }

@@ -53,7 +53,7 @@ struct Field {
 };
 using Fields = std::map<std::string, Field>;
 
-/// Lines of `name = value`; a value in braces may go over several lines.
+/// Parses lines of `name = value`. A value in braces may span several lines.
 absl::StatusOr<Fields> parse_header(const std::string& path, std::string_view text) {
   const std::string_view first = trimmed(text.substr(0, text.find('\n')));
   if (first != "ENVI") return bad(path + ":1", "", "not an ENVI header", std::string(first.substr(0, 40)), "ENVI");
@@ -65,7 +65,7 @@ absl::StatusOr<Fields> parse_header(const std::string& path, std::string_view te
     std::string_view row = text.substr(0, end + 1);
     const size_t equals = row.find('=');
     const std::string where = fmt::format("{}:{}", path, line);
-    if (equals == row.npos || trimmed(row).starts_with(';')) {  // a comment, or nothing
+    if (equals == row.npos || trimmed(row).starts_with(';')) {  // a comment or an empty line
       text.remove_prefix(row.size());
       continue;
     }
@@ -78,7 +78,7 @@ absl::StatusOr<Fields> parse_header(const std::string& path, std::string_view te
       value = text.substr(equals + 1, close - equals);
     }
     if (!fields.emplace(name, Field{std::string(value), line}).second) {
-      return bad(where, name.substr(0, 40), "stands twice");
+      return bad(where, name.substr(0, 40), "is a duplicate");
     }
     line += std::count(row.begin(), row.end(), '\n') - 1;
     text.remove_prefix(row.size());
@@ -147,7 +147,7 @@ class HeaderReader {
   const Fields& fields_;
 };
 
-/// The header and the data file of either.
+/// Finds the header and the data file, given either of them.
 absl::StatusOr<std::pair<std::string, std::string>> find_pair(const std::string& path) {
   const Fs& fs = Fs::posix();
   const size_t dot = path.find_last_of("./");
@@ -157,7 +157,7 @@ absl::StatusOr<std::pair<std::string, std::string>> find_pair(const std::string&
     for (const std::string& header : {stem + ".hdr", path + ".hdr", stem + ".HDR", path + ".HDR"}) {
       if (fs.exists(header)) return std::pair(header, path);
     }
-    return bad(path, "", "no header beside it", "", stem + ".hdr");
+    return bad(path, "", "no header next to it", "", stem + ".hdr");
   }
   std::vector<std::string> found;
   for (const char* extension : {"", ".dat", ".img", ".raw", ".bsq", ".bil", ".bip", ".bin", ".DAT", ".IMG", ".RAW",
@@ -166,10 +166,10 @@ absl::StatusOr<std::pair<std::string, std::string>> find_pair(const std::string&
   }
   if (found.size() == 1) return std::pair(path, found[0]);
   if (found.empty()) {
-    return bad(path, "", "no data file beside it", "",
+    return bad(path, "", "no data file next to it", "",
                "the same name with no extension, .dat, .img, .raw, .bsq, .bil, .bip or .bin");
   }
-  return bad(path, "", "more than one file could be its data", fmt::format("{}", fmt::join(found, ", ")),
+  return bad(path, "", "more than one possible data file", fmt::format("{}", fmt::join(found, ", ")),
              "one: name it instead of the header");
 }
 

@@ -9,21 +9,32 @@
 namespace trainkit::detail {
 namespace {
 
+// Note [FFmpeg's log as errors]
+//
+// FFmpeg has one log callback per process, called on any thread: ours, a codec's own threads, or a thread of another
+// FFmpeg user. log_of() selects the FfmpegLog in this order:
+//   1. the Scope of the calling thread (thread_local `current`), for demuxers, scalers and resamplers;
+//   2. the `opaque` pointer of a codec context, for messages from the codec's threads.
+// A codec thread may still log while its MediaFile is being destroyed, and another user's `opaque` may be any pointer.
+// So an `opaque` is used only if it is registered in registered_logs(), under `mutex`, which ~FfmpegLog takes to
+// unregister. Messages without a log go to FFmpeg's default callback.
+
 constexpr size_t kLargestBlock = size_t{256} << 20;
 
-std::mutex mutex;            // of `living` and of all texts
-std::set<void*>& living() {  // never destroyed: FFmpeg's threads may log while the program ends
+std::mutex mutex;                     // guards registered_logs() and every FfmpegLog::first_
+std::set<void*>& registered_logs() {  // never destroyed: FFmpeg's threads may log during program exit
   static auto* logs = new std::set<void*>;
   return *logs;
 }
 thread_local FfmpegLog* current = nullptr;
 
-/// The log that `object`'s messages go to; null for an object of somebody else. Call with the mutex held.
+/// Returns the log for messages of `object`, or nullptr if another user owns it. Requires `mutex`; see Note [FFmpeg's
+/// log as errors].
 FfmpegLog* log_of(void* object) {
   if (current) return current;
   if (!object || *static_cast<const AVClass**>(object) != avcodec_get_class()) return nullptr;
   void* opaque = static_cast<AVCodecContext*>(object)->opaque;
-  return living().contains(opaque) ? static_cast<FfmpegLog*>(opaque) : nullptr;
+  return registered_logs().contains(opaque) ? static_cast<FfmpegLog*>(opaque) : nullptr;
 }
 
 }  // namespace
@@ -50,12 +61,12 @@ FfmpegLog::FfmpegLog() {
     av_max_alloc(kLargestBlock);
   });
   const std::lock_guard lock(mutex);
-  living().insert(this);
+  registered_logs().insert(this);
 }
 
 FfmpegLog::~FfmpegLog() {
   const std::lock_guard lock(mutex);
-  living().erase(this);
+  registered_logs().erase(this);
 }
 
 std::string FfmpegLog::take() {

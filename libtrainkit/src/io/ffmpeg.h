@@ -1,5 +1,5 @@
 #pragma once
-// FFmpeg's objects with owners, and its log as text.
+// Owns FFmpeg's objects and captures FFmpeg's log as text.
 
 extern "C" {
 #include <libavcodec/avcodec.h>
@@ -25,10 +25,10 @@ struct FfmpegDeleter {
 template <class T>
 using FfmpegPtr = std::unique_ptr<T, FfmpegDeleter>;
 
-/// What FFmpeg said that went wrong.
+/// Captures FFmpeg's error messages.
 ///
-/// Between construction and destruction of a Scope, errors that FFmpeg logs in this thread are kept here. A codec
-/// context whose `opaque` is the log brings what the codec's own threads say.
+/// Stores the errors that FFmpeg logs in this thread while a Scope exists. A codec context whose `opaque` points to the
+/// log also delivers the messages of the codec's own threads.
 class FfmpegLog {
  public:
   FfmpegLog();
@@ -47,7 +47,7 @@ class FfmpegLog {
     FfmpegLog* before_;
   };
 
-  /// The first error since the last call; empty if there was none.
+  /// Returns and clears the first error since the last call. Empty if there was none.
   std::string take();
 
  private:
@@ -55,7 +55,7 @@ class FfmpegLog {
   std::string first_;
 };
 
-/// `code` in words.
+/// Returns FFmpeg's description of error `code`.
 std::string ffmpeg_error(int code);
 
 }  // namespace trainkit::detail

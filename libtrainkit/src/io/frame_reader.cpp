@@ -1,4 +1,4 @@
-// Decoded frames to red, green and blue of the size that is wanted.
+// Converts decoded frames to RGB at the requested size.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -12,15 +12,15 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int64_t kPadding = 64;  // swscale may write over the end of a row
+constexpr int64_t kPadding = 64;  // swscale may write past the end of a row
 
-/// Scales and converts, as swscale does with its bilinear filter: the same as torchcodec.
+/// Scales and converts pictures with swscale's bilinear filter, as torchcodec does.
 class FrameConverter {
  public:
   FrameConverter(const MediaSource& source, const FrameOptions& options)
       : source_(source), options_(options), orientation_(orientation_of(source.video->display_matrix)) {}
 
-  /// The picture, upright, as a new (height, width, 3) tensor's bytes in `out`, which is made by the first call.
+  /// Writes the upright picture to slot `slot` of `out`, (slots, height, width, 3). The first call allocates `out`.
   absl::Status convert(const AVFrame& frame, int64_t slots, int64_t slot, at::Tensor& out) {
     const bool turned = orientation_.transposed;
     int64_t height = turned ? options_.width : options_.height, width = turned ? options_.height : options_.width;
@@ -61,7 +61,7 @@ class FrameConverter {
     return absl::OkStatus();
   }
 
-  /// Turns what was scaled upright.
+  /// Copies the scaled picture to `out`, rotated and flipped to be upright.
   void place(int64_t width, int64_t height, uint8_t* out) const {
     const uint8_t* rows = scaled_.data();
     const auto [transposed, flip_x, flip_y] = orientation_;

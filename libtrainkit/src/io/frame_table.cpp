@@ -1,4 +1,4 @@
-// Which frames a video stream shows, and when.
+// Lists the displayed frames of a video stream and their times.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void list_from_packets(MediaSource& source) {
   source.frames.erase(std::unique(source.frames.begin(), source.frames.end(), same), source.frames.end());
 }
 
-/// Of containers without time stamps of display: decodes everything to know.
+/// Lists the frames of a container without presentation times by decoding everything.
 absl::Status list_by_decoding(MediaSource& source) {
   return decode_all_frames(source, [&](const AVFrame& frame, int64_t count) {
     const auto& frames = source.frames;
@@ -38,11 +38,13 @@ absl::Status list_by_decoding(MediaSource& source) {
   });
 }
 
-/// A frame is shown until the next; the last as long as the container or the frame before it says.
+/// Sets the durations: a frame lasts until the next one. The last frame lasts as long as the container says, else as
+/// long as the frame before it.
 absl::Status set_durations(MediaSource& source) {
   auto& frames = source.frames;
   for (const FrameEntry& frame : frames) {
-    if (std::abs(frame.pts) > kFarthest || frame.duration > kFarthest) return source.error("time stamps are absurd");
+    if (std::abs(frame.pts) > kFarthest || frame.duration > kFarthest)
+      return source.error("time stamps are out of range");
   }
   for (size_t i = 0; i + 1 < frames.size(); ++i) frames[i].duration = frames[i + 1].pts - frames[i].pts;
   if (auto& last = frames.back(); last.duration <= 0) {
@@ -71,7 +73,7 @@ int Orientation::rotation() const {
 
 Orientation orientation_of(const std::optional<std::array<int32_t, 9>>& matrix) {
   if (!matrix) return {};
-  // shown x = a x + c y, shown y = b x + d y
+  // displayed x = a x + c y, displayed y = b x + d y
   const int64_t a = (*matrix)[0], b = (*matrix)[1], c = (*matrix)[3], d = (*matrix)[4];
   if (std::abs(a) >= std::abs(b)) return {.transposed = false, .flip_x = a < 0, .flip_y = d < 0};
   return {.transposed = true, .flip_x = b < 0, .flip_y = c < 0};
@@ -79,7 +81,7 @@ Orientation orientation_of(const std::optional<std::array<int32_t, 9>>& matrix) 
 
 absl::Status list_frames(MediaSource& source) {
   const MediaStream& stream = *source.video;
-  // AVI has only the order of decoding
+  // AVI stores only the decoding order.
   source.timed = source.has_pts && std::all_of(stream.packets.begin(), stream.packets.end(),
                                                [](auto& packet) { return packet->pts != AV_NOPTS_VALUE; });
   if (source.timed) {

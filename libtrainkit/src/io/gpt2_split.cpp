@@ -34,7 +34,7 @@ constexpr std::array<Class, 128> kAscii = [] {
   return table;
 }();
 
-/// The class of the character at text[at] and, in `length`, its bytes.
+/// Returns the class of the character at text[at], and its size in bytes in `length`.
 Class classify(std::string_view text, size_t at, size_t& length) {
   const auto first = static_cast<unsigned char>(text[at]);
   if (first < 0x80) return length = 1, kAscii[first];
@@ -43,7 +43,7 @@ Class classify(std::string_view text, size_t at, size_t& length) {
   return length == 0 ? kInvalid : search(code_point);
 }
 
-/// End of the run of `wanted` characters that begins at `at`.
+/// Returns the end of the run of `wanted` characters that begins at `at`.
 size_t run_end(std::string_view text, size_t at, Class wanted) {
   size_t length = 0;
   while (at < text.size() && classify(text, at, length) == wanted) at += length;
@@ -68,13 +68,13 @@ size_t gpt2_piece(std::string_view text, size_t at) {
   if (first == kInvalid) return 0;
   if (first != kSpace) return run_end(text, at, first) - at;
 
-  // One space goes with the word after it.
+  // One space is part of the next word.
   if (text[at] == ' ' && at + 1 < text.size()) {
     const Class next = classify(text, at + 1, length);
     if (next == kInvalid) return 1;
     if (next != kSpace) return run_end(text, at + 1, next) - at;
   }
-  // Of several, the last is left for the word; \s+(?!\S) gives one character back.
+  // The last of several spaces belongs to the next word: \s+(?!\S) backtracks by one character.
   size_t end = at;
   size_t last = at;
   while (end < text.size() && classify(text, end, length) == kSpace) {

@@ -20,17 +20,17 @@ namespace trainkit {
 namespace {
 
 constexpr uint32_t kNoRank = ~uint32_t{0};
-constexpr size_t kLongPiece = 128;             // beyond it the queue is faster than the scan
-constexpr size_t kMaxPiece = size_t{4} << 20;  // bounds the memory that merging takes
+constexpr size_t kLongPiece = 128;             // longer pieces are faster with the queue than with the scan
+constexpr size_t kMaxPiece = size_t{4} << 20;  // limits the memory for merging
 constexpr size_t kMaxCachedPieces = size_t{1} << 18;
 
-/// A merge of two neighbours: the lower the rank, the earlier.
+/// A merge of two neighbouring tokens. A lower rank is merged first.
 struct Merge {
   uint32_t rank = kNoRank;
   TokenId token = 0;
 };
 
-/// Pairs of neighbours to the merge that joins them: open addressing, at most half full.
+/// Maps pairs of neighbouring tokens to their merge: open addressing, at most half full.
 class MergeTable {
  public:
   explicit MergeTable(size_t pairs) : entries_(std::bit_ceil(2 * pairs + 1)) {}
@@ -83,7 +83,7 @@ class Gpt2Tokenizer::Impl {
   }
 
  private:
-  /// What pieces became, for one call: words come again and again. Keys are parts of the text.
+  /// Cache of encoded pieces for one call, because words repeat. Keys are views of the text.
   struct Cache {
     struct Place {
       size_t begin;
@@ -93,7 +93,7 @@ class Gpt2Tokenizer::Impl {
     std::vector<TokenId> tokens;
   };
 
-  /// text[at, end) without special tokens.
+  /// Encodes text[at, end), which has no special tokens.
   absl::Status encode_ordinary(std::string_view text, size_t at, size_t end, Cache& cache,
                                detail::TokenBuffer& buffer) const {
     const std::string_view part = text.substr(0, end);
@@ -104,7 +104,7 @@ class Gpt2Tokenizer::Impl {
         return to_status({.exit_code = ExitCode::kData,
                           .id = "data.tokens",
                           .where = fmt::format("@{:#x}", at),
-                          .problem = "a run of characters without a place to split",
+                          .problem = "a run of characters that cannot be split",
                           .got = fmt::format("{} bytes", length),
                           .expected = fmt::format("at most {}", kMaxPiece)});
       }
@@ -133,10 +133,11 @@ class Gpt2Tokenizer::Impl {
     }
   }
 
-  /// Joins the pair of lowest rank, the leftmost of equals, until none is left: n rounds over n parts.
+  /// Merges the pair of lowest rank, the leftmost of equals, until no pair can be merged. O(n^2) in the size of the
+  /// piece.
   void merge_by_scan(std::string_view piece, std::vector<TokenId>& out) const {
     TokenId parts[kLongPiece];
-    Merge joins[kLongPiece];  // joins[i]: of parts i and i + 1
+    Merge joins[kLongPiece];  // joins[i] merges parts i and i + 1
     size_t count = piece.size();
     for (size_t i = 0; i < count; ++i) parts[i] = vocabulary_.byte_ids[static_cast<unsigned char>(piece[i])];
     for (size_t i = 0; i + 1 < count; ++i) joins[i] = merges_.find(parts[i], parts[i + 1]);
@@ -155,7 +156,8 @@ class Gpt2Tokenizer::Impl {
     out.insert(out.end(), parts, parts + count);
   }
 
-  /// The same with a queue over a linked list: n log n.
+  /// Same, in O(n log n), with a priority queue over a linked list of parts. A merge does not remove the queued
+  /// candidates of its neighbours: a popped candidate is skipped if its two tokens are no longer there.
   void merge_by_queue(std::string_view piece, std::vector<TokenId>& out) const {
     struct Part {
       TokenId token;
@@ -165,7 +167,7 @@ class Gpt2Tokenizer::Impl {
     struct Candidate {
       Merge merge;
       uint32_t at;
-      TokenId left, right;  // stale once a neighbour has changed
+      TokenId left, right;  // tokens when queued; if they differ now, the candidate is stale
       bool operator<(const Candidate& other) const {
         return merge.rank != other.merge.rank ? merge.rank > other.merge.rank : at > other.at;
       }
@@ -183,14 +185,14 @@ class Gpt2Tokenizer::Impl {
       if (const Merge merge = merges_.find(left, right); merge.rank != kNoRank) queue.push({merge, at, left, right});
     };
     for (uint32_t i = 0; i + 1 < end; ++i) consider(i);
-    constexpr TokenId kGone = ~TokenId{0};
+    constexpr TokenId kRemoved = ~TokenId{0};
     while (!queue.empty()) {
       const Candidate best = queue.top();
       queue.pop();
       Part& part = parts[best.at];
       if (part.token != best.left || part.next == end || parts[part.next].token != best.right) continue;
       part.token = best.merge.token;
-      parts[part.next].token = kGone;
+      parts[part.next].token = kRemoved;
       part.next = parts[part.next].next;
       if (part.next != end) parts[part.next].previous = best.at;
       consider(best.at);
@@ -199,8 +201,8 @@ class Gpt2Tokenizer::Impl {
     for (uint32_t at = 0; at != end; at = parts[at].next) out.push_back(parts[at].token);
   }
 
-  /// As in tiktoken, two neighbours may be joined whenever their bytes together are a token that some merge makes, not
-  /// only by the two halves that the file names.
+  /// Builds the table of merges. As in tiktoken, two neighbours can be merged whenever their joined bytes are the
+  /// result of a merge, not only if they are the two halves listed in the file.
   MergeTable make_merges() {
     for (TokenId id : vocabulary_.byte_ids) ids_.emplace(vocabulary_.tokens[id], id);
     for (TokenId id : vocabulary_.merged) ids_.emplace(vocabulary_.tokens[id], id);
@@ -225,7 +227,7 @@ class Gpt2Tokenizer::Impl {
 
   detail::Gpt2Vocabulary vocabulary_;
   Gpt2TokenizerOptions options_;
-  std::unordered_map<std::string_view, TokenId> ids_;  // bytes and merges, not the special token
+  std::unordered_map<std::string_view, TokenId> ids_;  // single bytes and merges, without the special token
   MergeTable merges_;
 };
 

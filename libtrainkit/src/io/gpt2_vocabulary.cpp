@@ -15,7 +15,9 @@
 namespace trainkit::detail {
 namespace {
 
-/// The character that stands for each byte in GPT-2's files: printable ones for themselves, the others from U+0100 on.
+/// Character that represents each byte in GPT-2's files: printable bytes represent themselves, the others use U+0100
+/// and up.
+///
 /// Source: bytes_to_unicode in openai/gpt-2, src/encoder.py.
 constexpr std::array<uint32_t, 256> kByteCharacters = [] {
   std::array<uint32_t, 256> table = {};
@@ -27,7 +29,7 @@ constexpr std::array<uint32_t, 256> kByteCharacters = [] {
   return table;
 }();
 
-/// The inverse; -1 for a character that stands for no byte.
+/// Inverse of kByteCharacters. -1 for a character that represents no byte.
 constexpr std::array<int, 324> kCharacterBytes = [] {
   std::array<int, 324> table = {};
   for (int& byte : table) byte = -1;
@@ -35,7 +37,7 @@ constexpr std::array<int, 324> kCharacterBytes = [] {
   return table;
 }();
 
-/// The bytes that `word` stands for; nullopt if a character of it is not in the table.
+/// Converts the characters of `word` to bytes. nullopt if a character is not in the table.
 std::optional<std::string> to_bytes(std::string_view word) {
   std::string bytes;
   while (!word.empty()) {
@@ -54,7 +56,7 @@ std::string to_characters(std::string_view bytes) {
   return word;
 }
 
-/// Reads {"token": id, ...} strictly: the usual reader keeps the last of two equal keys in silence.
+/// Parses {"token": id, ...} and rejects duplicate keys, of which nlohmann's DOM parser would keep the last.
 class VocabReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::unordered_map<std::string, int64_t> ids;
@@ -137,7 +139,7 @@ class Parser {
 
   absl::Status parse_merges(std::string_view text) {
     if (text.starts_with("{")) {
-      return merges_error(1, "not a list of merges", "JSON", "two tokens a line",
+      return merges_error(1, "not a list of merges", "JSON", "two tokens per line",
                           "this looks like the vocabulary: are --vocab and --merges swapped?");
     }
     std::vector<bool> made(vocabulary_.tokens.size());
@@ -153,7 +155,8 @@ class Parser {
       if (words.empty() && text.empty()) break;
       TRAINKIT_RETURN_IF_ERROR(add_merge(words, line, made));
     }
-    if (vocabulary_.merges.empty()) return merges_error(1, "there is no merge", "an empty file", "two tokens a line");
+    if (vocabulary_.merges.empty())
+      return merges_error(1, "there are no merges", "an empty file", "two tokens per line");
     return absl::OkStatus();
   }
 
@@ -190,7 +193,7 @@ class Parser {
     }
     auto bytes = to_bytes(word);
     if (!bytes || bytes->empty()) {
-      return vocab_error("a token has a character that stands for no byte", word, "GPT-2's 256 byte characters");
+      return vocab_error("a token has a character that represents no byte", word, "GPT-2's 256 byte characters");
     }
     ids_.emplace(*bytes, id);
     vocabulary_.tokens[id] = std::move(*bytes);
@@ -217,7 +220,7 @@ class Parser {
     const auto left = to_bytes(words.substr(0, space));
     const auto right = to_bytes(words.substr(space + 1));
     if (!left || !right) {
-      return merges_error(line, "a character stands for no byte", words, "GPT-2's 256 byte characters");
+      return merges_error(line, "a character represents no byte", words, "GPT-2's 256 byte characters");
     }
     const auto left_id = ids_.find(*left);
     const auto right_id = ids_.find(*right);

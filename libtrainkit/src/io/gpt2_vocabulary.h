@@ -1,5 +1,5 @@
 #pragma once
-/// GPT-2's vocabulary and merges, read from files that strangers wrote.
+/// Reads GPT-2's vocabulary and merges from untrusted files.
 
 #include <absl/status/statusor.h>
 
@@ -15,12 +15,12 @@
 namespace trainkit::detail {
 
 struct Gpt2Vocabulary {
-  /// The bytes of each token, by id.
+  /// Bytes of each token, indexed by id.
   std::vector<std::string> tokens;
   std::array<TokenId, 256> byte_ids;
-  /// The tokens that are made of two others, best first.
+  /// Pairs of tokens to merge, best first.
   std::vector<std::pair<TokenId, TokenId>> merges;
-  /// The token each merge makes.
+  /// Result token of each merge.
   std::vector<TokenId> merged;
   TokenId end_of_text = 0;
 };
@@ -29,7 +29,7 @@ struct Gpt2Vocabulary {
 absl::StatusOr<Gpt2Vocabulary> parse_gpt2_vocabulary(std::string_view vocab_json, std::string_view merges,
                                                      const std::string& vocab_path, const std::string& merges_path);
 
-/// The two texts that parse_gpt2_vocabulary reads, in one canonical form.
+/// Write the two texts that parse_gpt2_vocabulary reads, in a canonical form.
 std::string gpt2_vocab_json(const Gpt2Vocabulary& vocabulary);
 std::string gpt2_merges_text(const Gpt2Vocabulary& vocabulary);
 

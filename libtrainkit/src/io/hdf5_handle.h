@@ -1,5 +1,5 @@
 #pragma once
-/// HDF5's C interface, made safe to leave early.
+/// RAII wrappers for HDF5's C interface.
 
 #include <hdf5.h>
 
@@ -8,9 +8,11 @@
 
 namespace trainkit::detail {
 
-/// HDF5 is not safe for threads, and tells its errors to stderr unless it is told not to. At the end of the process it
-/// would say there, too, what it lost of a damaged file: the first session, if nobody used HDF5 before, has it leave
-/// without tidying up.
+/// Locks HDF5 and silences its error output while it lives. HDF5 is not thread-safe and prints errors to stderr by
+/// default.
+///
+/// HDF5's exit handler would also print errors about a damaged file. If HDF5 was not used before, the first session
+/// disables that handler.
 class Hdf5Session {
  public:
   Hdf5Session() : lock_(mutex()) {
@@ -32,7 +34,7 @@ class Hdf5Session {
   void* data_ = nullptr;
 };
 
-/// A handle of HDF5; below 0 if there is none.
+/// An owned HDF5 handle. Negative if invalid.
 class Hdf5Handle {
  public:
   explicit Hdf5Handle(hid_t id) : id_(id) {}

@@ -5,14 +5,24 @@
 namespace trainkit::detail {
 namespace {
 
-/// What HDF5 keeps of an open file; its own part comes first.
+// Note [HDF5 from memory]
+//
+// HDF5 1.10's own file drivers collect small metadata reads in a cache (H5FD_FEAT_ACCUMULATE_METADATA). If a damaged
+// file contains an address near 2^64, that code copies from invalid memory. This driver reports no features in query(),
+// so HDF5 passes every read to read(), which checks it against the mapping.
+//
+// The driver refuses writes and reads past the end of the file. It also cannot open a second file: it ignores names and
+// uses only the MappedFile in the property list. A file that another process truncates reads as zeros; see Note [SIGBUS
+// on mapped files].
+
+/// The driver's state of an open file. HDF5's part must come first.
 struct Open {
   H5FD_t base = {};
   const MappedFile* file = nullptr;
-  haddr_t end = 0;  // of what HDF5 believes to be in use
+  haddr_t end = 0;  // end of the address space that HDF5 considers in use
 };
 
-/// The driver's setting in a property list: the file itself.
+/// The driver's entry in a property list: the file.
 struct Setting {
   const MappedFile* file = nullptr;
 };
@@ -32,7 +42,7 @@ herr_t close(H5FD_t* file) {
 }
 
 herr_t query(const H5FD_t*, unsigned long* flags) {
-  if (flags != nullptr) *flags = 0;  // neither metadata nor data is gathered
+  if (flags != nullptr) *flags = 0;  // no caches, see Note [HDF5 from memory]
   return 0;
 }
 
@@ -54,7 +64,7 @@ herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t at, size_t size, void* out)
 
 herr_t write(H5FD_t*, H5FD_mem_t, hid_t, haddr_t, size_t, const void*) { return -1; }
 
-/// Registers the driver, anew if HDF5 was shut down meanwhile.
+/// Registers the driver, again if HDF5 was shut down since the last call.
 hid_t driver() {
   static hid_t id = -1;
   if (id >= 0 && H5Iget_type(id) == H5I_VFL) return id;

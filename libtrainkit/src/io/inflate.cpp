@@ -43,9 +43,10 @@ absl::StatusOr<size_t> Inflater::read(void* out, size_t size) {
 }
 
 absl::Status Inflater::finish() {
+  // zlib verifies the checksum when it reaches the end of the stream, which may need a read beyond the last byte.
   char beyond;
   TRAINKIT_ASSIGN_OR_RETURN(const size_t more, read(&beyond, 1));
-  if (more != 0) return absl::DataLossError("the compressed data goes on beyond the variable");
+  if (more != 0) return absl::DataLossError("the compressed data continues after the variable");
   const size_t left = stream_.avail_in + rest_.size();
   if (left > 0) return absl::DataLossError(std::to_string(left) + " bytes follow the compressed data");
   return absl::OkStatus();

@@ -1,5 +1,5 @@
 #pragma once
-/// zlib streams, read forward and never beyond what the caller asks for.
+/// Decompresses zlib streams incrementally, never beyond the number of bytes requested.
 
 #include <absl/status/statusor.h>
 #include <zlib.h>
@@ -10,7 +10,7 @@
 
 namespace trainkit::detail {
 
-/// Inflates `compressed`, which must outlive it. One thread.
+/// Decompresses `compressed`, which must outlive this object. Not thread-safe.
 class Inflater {
  public:
   explicit Inflater(std::span<const std::byte> compressed);
@@ -18,17 +18,17 @@ class Inflater {
   Inflater(const Inflater&) = delete;
   Inflater& operator=(const Inflater&) = delete;
 
-  /// Fills `out` as far as the stream goes and returns how many bytes that is: fewer only at its end. kDataLoss says
-  /// what is wrong with the stream, also when the compressed bytes end before it does.
+  /// Decompresses up to `size` bytes to `out` and returns their number. It is smaller only at the end of the stream.
+  /// kDataLoss if the stream is damaged or the compressed bytes end too early.
   absl::StatusOr<size_t> read(void* out, size_t size);
 
-  /// OK if the stream ends here, its checksum is right and no compressed byte is left over.
+  /// Returns OK if the stream ends here, its checksum is correct and no compressed byte is left.
   absl::Status finish();
 
  private:
   absl::Status failure(int code) const;
   z_stream stream_ = {};
-  std::span<const std::byte> rest_;  // what zlib, whose counts have 32 bits, was not given yet
+  std::span<const std::byte> rest_;  // input not yet passed to zlib, whose counts have 32 bits
   bool ended_ = false;
 };
 

@@ -16,10 +16,23 @@
 
 namespace trainkit {
 
-/// Where a map lies. The handler walks the list without a lock, so entries are never freed, only used again.
+// Note [SIGBUS on mapped files]
+//
+// Reading a mapped page past the end of a truncated file raises SIGBUS in the reading thread. The handler finds the
+// mapping of the faulting address, replaces its pages from there to the end by zeros, and sets `damaged`. The read then
+// continues with zeros, and check() reports the damage.
+//
+// A signal handler may not take locks or allocate, so:
+//   The guards are a linked list of atomics that only grows. Guards are never deleted; a released one (end == 0) is
+//   reused, so the list is as long as the largest number of mappings at one time.
+//   acquire() stores `begin` before `end`, and release() clears `end`: the handler never matches half-written bounds.
+//   acquire() runs under a mutex, because two threads could otherwise reuse the same guard.
+// Faults outside all guards go to the handler that was installed before ours.
+
+/// Address range of a mapping; see Note [SIGBUS on mapped files].
 struct MappedFile::Guard {
   std::atomic<uintptr_t> begin{0};
-  std::atomic<uintptr_t> end{0};  // 0: free
+  std::atomic<uintptr_t> end{0};  // 0 if the guard is free
   std::atomic<bool> damaged{false};
   Guard* next = nullptr;
 
@@ -43,7 +56,7 @@ void forward_signal(int signal, siginfo_t* info, void* context) {
   if (previous_handler.sa_flags & SA_SIGINFO) {
     previous_handler.sa_sigaction(signal, info, context);
   } else if (previous_handler.sa_handler == SIG_DFL || previous_handler.sa_handler == SIG_IGN) {
-    ::signal(signal, SIG_DFL);  // the instruction faults again and the default action follows
+    ::signal(signal, SIG_DFL);  // the instruction faults again, now with the default action
   } else {
     previous_handler.sa_handler(signal);
   }
@@ -105,7 +118,8 @@ MappedFile::Guard* MappedFile::Guard::find(uintptr_t address) {
   return nullptr;
 }
 
-// Only what is safe in a signal handler: atomics and mmap, which is a plain system call on Linux.
+// Uses only operations that are safe in a signal handler: atomics and mmap, a plain system call on Linux. See Note
+// [SIGBUS on mapped files].
 void MappedFile::Guard::handle(int signal, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -136,7 +150,7 @@ void MappedFile::Guard::install_handler() {
 }
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& path) {
-  // O_NONBLOCK: opening a pipe must not wait for a writer.
+  // O_NONBLOCK: opening a pipe would wait for a writer.
   Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (descriptor.value < 0) return file_error(path, errno);
   struct stat info = {};

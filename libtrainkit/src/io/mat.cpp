@@ -80,7 +80,7 @@ absl::Status check_names(const std::string& path, const std::vector<MatVariable>
   std::set<std::string_view> seen;
   for (const MatVariable& variable : variables) {
     if (!seen.insert(variable.name).second) {
-      return detail::mat_error({.path = path, .variable = variable.name, .problem = "the name stands twice"});
+      return detail::mat_error({.path = path, .variable = variable.name, .problem = "duplicate variable name"});
     }
   }
   return absl::OkStatus();
@@ -105,7 +105,7 @@ absl::Status check_writable(const std::string& path, const std::string& name, co
   const auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   if (name.empty() || name.size() > 63 || !std::isalpha(static_cast<unsigned char>(name[0])) ||
       !std::all_of(name.begin(), name.end(), letter)) {
-    return bad("is no name of a MATLAB variable", name);
+    return bad("is not a MATLAB variable name", name);
   }
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_meta()) return bad("holds no data", "no array");
   const at::ScalarType dtype = tensor.scalar_type();
@@ -137,7 +137,7 @@ absl::StatusOr<MatFile> MatFile::open(const std::string& path, const MatOptions&
   if (text.size() < kHeaderBytes) {
     return fail("cut short", fmt::format("{} bytes", text.size()), "a header of 128 bytes");
   }
-  // Version 4 has no header: it begins with a small number, one of whose bytes is zero.
+  // Version 4 has no header: it begins with a small number, which has a zero byte.
   if (text.substr(0, 4).find('\0') != text.npos) {
     return fail("not a MATLAB file of version 5 or 7.3", "", "",
                 "save it again with save('file.mat', '-v7'): files of version 4 are not read");
@@ -181,7 +181,7 @@ absl::StatusOr<at::Tensor> MatFile::read(std::string_view name) const try {
                              absl::StatusCode::kUnimplemented);
   }
   return source_->read(static_cast<size_t>(at - all.begin()));
-} catch (...) {  // no memory for it
+} catch (...) {  // out of memory
   return annotate(status_from_current_exception(), path());
 }
 
@@ -190,20 +190,21 @@ absl::Status write_mat(const std::string& path, std::span<const std::pair<std::s
   std::set<std::string_view> seen;
   for (const auto& [name, tensor] : variables) {
     TRAINKIT_RETURN_IF_ERROR(check_writable(path, name, tensor, version));
-    if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": '" + name + "' stands twice");
+    if (!seen.insert(name).second) return absl::InvalidArgumentError(path + ": duplicate variable name '" + name + "'");
   }
-  // libmatio does not say whether the disk took what it wrote: it writes beside the place, and what it wrote is read.
+  // libmatio does not report write errors of the disk. So write to a temporary file and read it back.
   const auto [folder, file_name] = split_path(path);
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
-  const std::string temporary = temporary_name(file_name), beside = folder + "/" + temporary;
-  const auto write = [&, &name = file_name]() -> absl::Status {  // clang 14 captures no structured binding by itself
-    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_by_matio(beside, variables, version), path));
-    TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(beside));
-    TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(beside));
+  const std::string temporary = temporary_name(file_name), temporary_path = folder + "/" + temporary;
+  // `name`: clang 14 cannot capture a structured binding directly.
+  const auto write = [&, &name = file_name]() -> absl::Status {
+    TRAINKIT_RETURN_IF_ERROR(annotate(detail::write_with_matio(temporary_path, variables, version), path));
+    TRAINKIT_ASSIGN_OR_RETURN(const MatFile written, MatFile::open(temporary_path));
+    TRAINKIT_ASSIGN_OR_RETURN(const auto bytes, MappedFile::open(temporary_path));
     return write_file_atomically(directory, name, bytes->text());
   };
   absl::Status status = write();
-  directory.remove_file(temporary).IgnoreError();  // there may be none
+  directory.remove_file(temporary).IgnoreError();  // it may not exist
   if (!status.ok() && exit_code(status) != ExitCode::kStorage) {
     status = reclassify(status, ExitCode::kStorage, "storage.write");
   }

@@ -1,4 +1,4 @@
-// Files of version 5: every byte that libmatio will see is read here first.
+// Reads MAT files of version 5. Checks every byte before libmatio sees it.
 // Source: "MAT-File Format", The MathWorks, R2019b.
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ constexpr int64_t kHeaderBytes = 128;
 constexpr uint32_t kComplexFlag = 0x0800, kLogicalFlag = 0x0200;
 constexpr size_t kMostVariables = 10'000, kMostDimensions = 32, kMostNameBytes = 4096;
 
-/// Types of stored numbers, by their number in the file.
+/// Storage types, indexed by their number in the file.
 struct StorageType {
   std::string_view name;
   int bytes = 0;
@@ -47,7 +47,7 @@ constexpr uint32_t kInt32 = 5, kUint32 = 6;
 
 StorageType storage_type(uint32_t type) { return type < kStorage.size() ? kStorage[type] : StorageType{}; }
 
-/// Whether an array of `dtype` may keep its numbers as `stored`: MATLAB writes the smallest type that holds them all.
+/// Whether an array of `dtype` may be stored as `stored`: MATLAB uses the smallest type that holds all values.
 bool may_hold(at::ScalarType dtype, const StorageType& stored) {
   if (dtype == at::kBool) return stored.bytes == 1;
   if (dtype == at::kDouble) return true;
@@ -59,7 +59,7 @@ bool may_hold(at::ScalarType dtype, const StorageType& stored) {
   return is_signed && stored.bytes < bytes;
 }
 
-/// All that stands before an array's data, as the file has it and as it is meant.
+/// The header of an array before its data, raw and decoded.
 struct Head {
   uint32_t flags = 0;
   int class_number = 0;
@@ -78,7 +78,7 @@ std::vector<Number> numbers_in(const std::string& bytes, bool swap) {
 absl::Status read_sizes(ElementReader& reader, bool swap, Head& head) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto sizes, reader.read_small("sizes", kMostDimensions * sizeof(int32_t)));
   if (sizes.first != kInt32 || sizes.second.size() % sizeof(int32_t) != 0) {
-    return absl::InvalidArgumentError("the sizes are no list of miINT32");
+    return absl::InvalidArgumentError("the sizes are not a list of miINT32");
   }
   for (const int32_t size : numbers_in<int32_t>(sizes.second, swap)) head.sizes.push_back(size);
   if (head.sizes.size() < 2)
@@ -121,7 +121,16 @@ MatVariable describe(const Head& head) {
   return variable;
 }
 
-/// A whole file of one variable, uncompressed, as libmatio is given it: in the byte order of the file it comes from.
+// Note [Checked files for libmatio]
+//
+// libmatio never sees the user's file. read() decodes one variable with ElementReader, which checks every size against
+// the remaining bytes, and writes it as a new file with only this variable into memory (MemoryFile). The new file is
+// uncompressed and has freshly written tags, so its sizes are consistent even if the input was crafted. libmatio then
+// only converts the stored numbers to the class of the array; read_with_matio first compares the sizes and the type
+// that libmatio reports with those of the scan.
+
+/// Builds a complete, uncompressed file with one variable, in the byte order of the original file. See Note [Checked
+/// files for libmatio].
 class PlainFile {
  public:
   PlainFile(MemoryFile& memory, std::span<const std::byte> header, bool swap) : memory_(memory), swap_(swap) {
@@ -183,7 +192,7 @@ class Mat5 final : public MatSource {
     const Element& element = elements_[index];
     ElementReader reader(element, swap_);
     auto tensor = read(reader, variables()[index]);
-    TRAINKIT_RETURN_IF_ERROR(file_->check());  // before anything is said of bytes that were not there any more
+    TRAINKIT_RETURN_IF_ERROR(file_->check());  // before reporting on bytes that may be missing
     if (tensor.ok() || error_of(tensor.status())) return tensor;
     return mat_error({.path = path(),
                       .offset = reader.offset(),
@@ -214,7 +223,7 @@ class Mat5 final : public MatSource {
     TRAINKIT_RETURN_IF_ERROR(plain.end(tag.bytes));
     TRAINKIT_RETURN_IF_ERROR(reader.skip_padding(tag));
     TRAINKIT_RETURN_IF_ERROR(reader.finish());
-    return read_by_matio(memory.path(), variable);
+    return read_with_matio(memory.path(), variable);
   }
 
   absl::Status check_data(const ElementReader::Tag& tag, const MatVariable& variable) const {
@@ -226,7 +235,7 @@ class Mat5 final : public MatSource {
     const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
     const std::string sizes = describe_sizes(variable.sizes);
     if (bytes < 0) return absl::InvalidArgumentError(fmt::format("a size of {} overflows", sizes));
-    if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} holds nothing", sizes));
+    if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} is empty", sizes));
     if (bytes > std::min<int64_t>(options_.max_variable_bytes, std::numeric_limits<int32_t>::max())) {
       return absl::InvalidArgumentError(fmt::format("an array of {} takes {}, more than version 5 and the limit allow",
                                                     sizes, describe_bytes(bytes)));
@@ -245,7 +254,7 @@ class Mat5 final : public MatSource {
   MatOptions options_;
 };
 
-/// The top-level element at `offset`.
+/// Returns the top-level element at `offset`.
 absl::StatusOr<Element> element_at(std::span<const std::byte> bytes, int64_t offset, bool swap) {
   const int64_t left = static_cast<int64_t>(bytes.size()) - offset;
   if (left < kMatTagBytes)
@@ -255,7 +264,7 @@ absl::StatusOr<Element> element_at(std::span<const std::byte> bytes, int64_t off
   if (swap) tag = {swapped(tag[0]), swapped(tag[1])};
   const auto [type, claimed] = tag;
   if (type != kMatMatrix && type != kMatCompressed)
-    return absl::InvalidArgumentError(fmt::format("element of type {} is no variable", type));
+    return absl::InvalidArgumentError(fmt::format("element of type {} is not a variable", type));
   if (claimed > left - kMatTagBytes) {
     return absl::DataLossError(
         fmt::format("element claims {} bytes, {} remain (truncated?)", claimed, left - kMatTagBytes));
@@ -286,7 +295,7 @@ absl::StatusOr<std::shared_ptr<const MatSource>> open_mat5(std::shared_ptr<const
     if (status.ok()) status = read_head(reader, swap, head);
     if (!status.ok()) return fail(status, reader.offset(), head.name);
     offset = element->offset + kMatTagBytes + static_cast<int64_t>(element->bytes.size());
-    if (head.name.empty()) continue;  // what MATLAB keeps for its own objects
+    if (head.name.empty()) continue;  // MATLAB's internal objects
     if (variables.size() == kMostVariables)
       return fail(absl::InvalidArgumentError(fmt::format("more than {} variables", kMostVariables)), element->offset,
                   "");

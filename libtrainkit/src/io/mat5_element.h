@@ -1,5 +1,5 @@
 #pragma once
-/// The parts that a variable of a version 5 file is made of.
+/// Reads the elements of a variable in a version 5 MAT file.
 
 #include <absl/status/statusor.h>
 #include <fmt/format.h>
@@ -29,27 +29,28 @@ Number swapped(Number value) {
   return std::bit_cast<Number>(bytes);
 }
 
-/// What a top-level element says of itself.
+/// A top-level element as described by its tag.
 struct Element {
-  int64_t offset = 0;  // of its tag
+  int64_t offset = 0;  // offset of its tag in the file
   std::span<const std::byte> bytes;
   bool compressed = false;
 };
 
-/// Reads the sub-elements of one variable from its first to its last byte.
+/// Reads the sub-elements of one variable from its first to its last byte, decompressing if needed. Every read is
+/// checked against the remaining size of the element.
 class ElementReader {
  public:
   ElementReader(const Element& element, bool swap) : element_(element), swap_(swap) {
     if (element.compressed) inflater_.emplace(element.bytes);
   }
 
-  /// Reads the tag that a compressed variable begins with. Before all else.
+  /// Reads the tag at the start of a compressed variable. Call it first.
   absl::Status open(int64_t most_bytes) {
     remaining_ = element_.compressed ? kMatTagBytes : static_cast<int64_t>(element_.bytes.size());
     if (!element_.compressed) return absl::OkStatus();
     TRAINKIT_ASSIGN_OR_RETURN(const auto tag, (read_numbers<uint32_t, 2>()));
     if (tag[0] != kMatMatrix)
-      return absl::InvalidArgumentError(fmt::format("compressed data of type {} is no array", tag[0]));
+      return absl::InvalidArgumentError(fmt::format("compressed data of type {} is not an array", tag[0]));
     remaining_ = tag[1];
     if (remaining_ > most_bytes) {
       return absl::InvalidArgumentError(
@@ -71,7 +72,7 @@ class ElementReader {
     return absl::OkStatus();
   }
 
-  /// kDataLoss if `size` more bytes are not there.
+  /// Returns kDataLoss if fewer than `size` bytes remain.
   absl::Status claim(int64_t size) const {
     if (size <= remaining_) return absl::OkStatus();
     return absl::DataLossError(fmt::format("element claims {} bytes, {} remain (truncated?)", size, remaining_));
@@ -85,7 +86,7 @@ class ElementReader {
     return numbers;
   }
 
-  /// Type and size of the next sub-element. Up to 4 bytes may stand within the tag itself.
+  /// Type and size of the next sub-element. Data of up to 4 bytes is stored inside the tag ("small element").
   struct Tag {
     uint32_t type = 0;
     int64_t bytes = 0;
@@ -100,7 +101,7 @@ class ElementReader {
     return Tag{first[0], second[0], (8 - static_cast<int64_t>(second[0] % 8)) % 8};
   }
 
-  /// A whole sub-element of at most `most` bytes, in the order of the file.
+  /// Reads a whole sub-element of at most `most` bytes, in the byte order of the file.
   absl::StatusOr<std::pair<uint32_t, std::string>> read_small(const std::string& what, size_t most) {
     TRAINKIT_ASSIGN_OR_RETURN(const Tag tag, read_tag());
     if (tag.bytes > static_cast<int64_t>(most)) {
@@ -114,7 +115,7 @@ class ElementReader {
 
   absl::Status skip_padding(const Tag& tag) {
     std::array<char, 8> zeros;
-    return read(zeros.data(), std::min(tag.padding, remaining_));  // some writers leave out the last
+    return read(zeros.data(), std::min(tag.padding, remaining_));  // some writers omit the last padding
   }
 
   absl::Status finish() {
@@ -122,7 +123,7 @@ class ElementReader {
     return inflater_ ? inflater_->finish() : absl::OkStatus();
   }
 
-  /// As far as it is known where in the file this is.
+  /// Current position in the file. For compressed variables, the position of the element.
   int64_t offset() const { return element_.offset + (inflater_ ? 0 : kMatTagBytes + position_); }
 
  private:

@@ -1,4 +1,4 @@
-// Files of version 7.3: HDF5 after a block of 512 bytes. HDF5 reads the structure; what it would believe is checked.
+// Reads MAT files of version 7.3: HDF5 after a block of 512 bytes. Checks the structure before HDF5 reads data from it.
 // Source: "HDF5 File Format Specification", version 3.0, The HDF Group.
 #include <fmt/format.h>
 
@@ -23,13 +23,25 @@ namespace {
 
 constexpr size_t kUserBlock = 512;
 constexpr int64_t kMostVariables73 = 10'000, kMostChunks = 1'000'000, kMostChunkBytes = int64_t{256} << 20;
-constexpr hsize_t kMostPlainChunks = 4096;  // without a filter; HDF5 walks the index anew for each
+constexpr hsize_t kMostPlainChunks = 4096;  // without a filter; HDF5 searches the index again for each chunk
 constexpr int kMostDimensions73 = 32;
 
 absl::Status damaged(const std::string& problem) { return absl::DataLossError(problem); }
 absl::Status refused(const std::string& problem) { return absl::InvalidArgumentError(problem); }
 
-/// The file's end, as its superblock has it.
+// Note [Checking HDF5 chunks before reading]
+//
+// HDF5 1.10 trusts the sizes in a file. check_dataset verifies a dataset before H5Dread:
+//   Filters: only shuffle and deflate, which MATLAB uses, with deflate last.
+//   Compressed chunks: each is decompressed here first and must give exactly the size of a chunk. HDF5 itself grows
+//   its buffer until the stream ends, without a limit.
+//   Chunks without a filter: HDF5 allocates by the chunk index but copies by the dataset. check_index compares both,
+//   because H5Dget_chunk_storage_size does not read the index.
+//   Other layouts: the stored size must equal the size of the array.
+// Everything runs in a forked copy, see Note [Reading in a forked copy]: HDF5 1.10 uses freed memory when it closes
+// some damaged files.
+
+/// Checks HDF5's superblock, including the end of file stored in it.
 absl::Status check_superblock(std::string_view text) {
   constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
   if (text.size() < kUserBlock + 64) {
@@ -50,16 +62,17 @@ absl::Status check_superblock(std::string_view text) {
   const size_t first = version == 0 ? 24 : version == 1 ? 28 : 12;
   const uint64_t base = address(first), end = address(first + 16);
   constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
-  if (base != kUserBlock) return refused(fmt::format("HDF5 begins at {} by its own account, not at 512", base));
+  if (base != kUserBlock) return refused(fmt::format("the superblock gives a base address of {}, not 512", base));
   if (old && address(first + 24) != kNone)
-    return refused("the HDF5 part asks for a driver, which may name other files");
+    return refused("the HDF5 part requires a driver, which may refer to other files");
   if (end == kNone || end > text.size()) {
-    return damaged(fmt::format("ends at byte {} by its own account, the file has {} (truncated?)", end, text.size()));
+    return damaged(
+        fmt::format("the superblock gives an end at byte {}, the file has {} (truncated?)", end, text.size()));
   }
   return absl::OkStatus();
 }
 
-/// Text of a string attribute of fixed length, at most 64 bytes; empty if there is none.
+/// Returns a fixed-length string attribute of at most 64 bytes. Empty if there is none.
 std::string attribute(hid_t object, const char* name) {
   if (H5Aexists(object, name) <= 0) return {};
   const Hdf5Handle found(H5Aopen(object, name, H5P_DEFAULT));
@@ -72,7 +85,7 @@ std::string attribute(hid_t object, const char* name) {
   return text.substr(0, text.find('\0'));
 }
 
-/// The class of MATLAB that an object says it has; 0 if it is none of numbers.
+/// Returns the number of a MATLAB class name. 0 if unknown.
 int class_number(const std::string& name) {
   for (int number = 1; number <= static_cast<int>(MatClass::kOpaque); ++number) {
     if (mat_class_name(number) == name) return number;
@@ -80,7 +93,7 @@ int class_number(const std::string& name) {
   return 0;
 }
 
-/// How HDF5 names a dtype: in memory, and in a file in either byte order. Below 0 if MATLAB has none.
+/// HDF5's types for a dtype: in memory, and in files of either byte order. Negative if MATLAB has none.
 struct Hdf5Types {
   hid_t memory = -1, little = -1, big = -1;
 };
@@ -117,7 +130,7 @@ bool stored_as(hid_t type, at::ScalarType dtype) {
   return types.memory >= 0 && (H5Tequal(type, types.little) > 0 || H5Tequal(type, types.big) > 0);
 }
 
-/// MATLAB's sizes, the reverse of HDF5's; empty if there are none.
+/// Returns MATLAB's sizes, which are HDF5's reversed. Empty if there are none.
 std::vector<int64_t> sizes_of(hid_t dataset) {
   const Hdf5Handle space(H5Dget_space(dataset));
   if (!space || H5Sget_simple_extent_type(space) != H5S_SIMPLE) return {};
@@ -137,7 +150,7 @@ MatVariable describe(hid_t root, const std::string& name) {
   H5L_info_t link;
   if (H5Lget_info(root, name.c_str(), &link, H5P_DEFAULT) < 0) return variable;
   if (link.type != H5L_TYPE_HARD) {
-    variable.type = "link";  // to another file, perhaps
+    variable.type = "link";  // possibly to another file
     return variable;
   }
   const Hdf5Handle object(H5Oopen(root, name.c_str(), H5P_DEFAULT));
@@ -176,18 +189,18 @@ absl::StatusOr<std::vector<MatVariable>> list_variables(hid_t file) {
     if (length <= 0 || length > 4096) return damaged("HDF5 cannot read the name of a variable");
     std::string name(static_cast<size_t>(length), '\0');
     if (copy(name.data(), name.size() + 1) < 0) return damaged("HDF5 cannot read the name of a variable");
-    if (name[0] != '#') variables.push_back(describe(root, name));  // '#refs#' and the like are MATLAB's own
+    if (name[0] != '#') variables.push_back(describe(root, name));  // names such as '#refs#' are internal to MATLAB
   }
   return variables;
 }
 
-/// How the chunks of a dataset are stored.
+/// Storage of a dataset's chunks.
 struct Chunks {
-  std::vector<hsize_t> sizes;  // of the dataset, as HDF5 has them
+  std::vector<hsize_t> sizes;  // sizes of the dataset in HDF5's order
   std::vector<hsize_t> chunk;
-  int64_t bytes = 0;  // of a chunk once it is inflated
+  int64_t bytes = 0;  // size of an uncompressed chunk
   int filters = 0;
-  unsigned deflate_bit = 0;  // in the mask of filters that a chunk leaves out; 0: nothing is compressed
+  unsigned deflate_bit = 0;  // deflate's bit in a chunk's mask of skipped filters; 0 without compression
 };
 
 absl::Status check_filters(hid_t properties, Chunks& chunks) {
@@ -209,7 +222,7 @@ absl::Status wrong_size(hsize_t size, int64_t needed) {
   return damaged(fmt::format("a chunk has {} bytes, {} are needed", size, needed));
 }
 
-/// HDF5 would inflate without end.
+/// Checks that a compressed chunk has exactly `bytes` bytes. See Note [Checking HDF5 chunks before reading].
 absl::Status check_inflated(const std::vector<char>& stored, int64_t bytes) {
   Inflater inflater(std::as_bytes(std::span(stored)));
   std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(bytes, 1 << 18)));
@@ -236,16 +249,15 @@ absl::Status check_chunk(hid_t dataset, const Chunks& chunks, const std::vector<
   if (H5Dread_chunk(dataset, H5P_DEFAULT, at.data(), &left_out, stored.data()) < 0)
     return damaged("HDF5 cannot read a chunk of it");
   if ((left_out & chunks.deflate_bit) == 0) return check_inflated(stored, chunks.bytes);
-  // Data that does not shrink is stored as it is.
+  // Incompressible data is stored uncompressed.
   return size == static_cast<hsize_t>(chunks.bytes) ? absl::OkStatus() : wrong_size(size, chunks.bytes);
 }
 
-/// Without filters HDF5 takes memory by the index, which H5Dget_chunk_storage_size does not look at, and copies by the
-/// dataset. Whatever it finds there must have the right size.
+/// Checks the chunk index of a dataset without filters. See Note [Checking HDF5 chunks before reading].
 absl::Status check_index(hid_t dataset, const Chunks& chunks) {
   const Hdf5Handle space(H5Dget_space(dataset));
   hsize_t count = 0;
-  if (!space || H5Dget_num_chunks(dataset, space, &count) < 0) return damaged("HDF5 cannot read where its chunks are");
+  if (!space || H5Dget_num_chunks(dataset, space, &count) < 0) return damaged("HDF5 cannot read its chunk index");
   if (count > kMostPlainChunks) return refused(fmt::format("more than {} chunks without a filter", kMostPlainChunks));
   std::vector<hsize_t> at(chunks.sizes.size());
   for (hsize_t i = 0; i < count; ++i) {
@@ -253,7 +265,7 @@ absl::Status check_index(hid_t dataset, const Chunks& chunks) {
     haddr_t address = 0;
     hsize_t size = 0;
     if (H5Dget_chunk_info(dataset, space, i, at.data(), &left_out, &address, &size) < 0)
-      return damaged("HDF5 cannot read where its chunks are");
+      return damaged("HDF5 cannot read its chunk index");
     if (size != static_cast<hsize_t>(chunks.bytes)) return wrong_size(size, chunks.bytes);
   }
   return absl::OkStatus();
@@ -291,18 +303,18 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
   const Hdf5Handle type(H5Dget_type(dataset)), properties(H5Dget_create_plist(dataset));
   if (!type || !properties) return damaged("HDF5 cannot read its description");
   if (!stored_as(type, *variable.dtype))
-    return refused(fmt::format("not stored as the class {} that it says", variable.type));
+    return refused(fmt::format("its stored type does not match its class {}", variable.type));
   if (variable.sizes.size() < 2)
     return refused(fmt::format("has {} dimensions, 2 to {} are possible", variable.sizes.size(), kMostDimensions73));
   const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
   const std::string sizes = describe_sizes(variable.sizes);
   if (bytes < 0) return refused(fmt::format("a size of {} overflows", sizes));
-  if (bytes == 0) return refused(fmt::format("an array of {} holds nothing", sizes));
+  if (bytes == 0) return refused(fmt::format("an array of {} is empty", sizes));
   if (bytes > options.max_variable_bytes) {
     return refused(fmt::format("an array of {} takes {}, the limit is {}", sizes, describe_bytes(bytes),
                                describe_bytes(options.max_variable_bytes)));
   }
-  if (H5Pget_external_count(properties) != 0) return refused("its data lies in other files");
+  if (H5Pget_external_count(properties) != 0) return refused("its data is in other files");
   switch (H5Pget_layout(properties)) {
     case H5D_CHUNKED:
       return check_chunks(dataset, properties, variable, file_bytes);
@@ -310,7 +322,7 @@ absl::Status check_dataset(hid_t dataset, const MatVariable& variable, int64_t f
     case H5D_COMPACT:
       break;
     default:
-      return refused("its data is put together from other datasets");
+      return refused("its data is a virtual view of other datasets");
   }
   if (static_cast<int64_t>(H5Dget_storage_size(dataset)) != bytes) {
     return damaged(fmt::format("an array of {} needs {} bytes of data, the file has {}", sizes, bytes,
@@ -335,16 +347,16 @@ MatVariable next_variable(Message& message) {
   return variable;
 }
 
-/// HDF5 1.10 uses memory that it gave back when it closes some damaged files: it reads in a copy of this process.
+/// Lists the variables in a forked copy. See Note [Checking HDF5 chunks before reading].
 absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
   const Hdf5Session session;
-  TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
+  TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
                               Message message;
                               const auto list = [&]() -> absl::StatusOr<std::vector<MatVariable>> {
                                 const Hdf5Handle hdf5 = open_mapped(file);
                                 if (!hdf5) return damaged("HDF5 cannot open it: damaged or not HDF5");
                                 auto variables = list_variables(hdf5);
-                                if (file.damaged()) return damaged("was cut while it was read");
+                                if (file.damaged()) return damaged("was truncated while it was read");
                                 return variables;
                               };
                               const auto variables = list();
@@ -354,7 +366,7 @@ absl::StatusOr<std::vector<MatVariable>> list_in_copy(const MappedFile& file) {
                               for (const MatVariable& variable : *variables) put(message, variable);
                               return message.take();
                             }));
-  Message message(std::move(told));
+  Message message(std::move(reply));
   TRAINKIT_RETURN_IF_ERROR(message.status());
   std::vector<MatVariable> variables(static_cast<size_t>(message.number()));
   for (MatVariable& variable : variables) variable = next_variable(message);
@@ -378,27 +390,28 @@ class Mat73 final : public MatSource {
  private:
   absl::StatusOr<at::Tensor> read(const MatVariable& variable) const {
     const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
-    const bool may_be = bytes > 0 && bytes <= options_.max_variable_bytes;  // else the copy says what it is
-    const SharedPages pages(may_be ? static_cast<size_t>(bytes) : 1);
+    const bool readable = bytes > 0 && bytes <= options_.max_variable_bytes;  // otherwise the copy reports the error
+    const SharedPages pages(readable ? static_cast<size_t>(bytes) : 1);
     if (!pages.data()) return absl::ResourceExhaustedError("no memory for " + describe_bytes(bytes));
     const Hdf5Session session;
-    TRAINKIT_ASSIGN_OR_RETURN(std::string told, run_forked([&] {
+    TRAINKIT_ASSIGN_OR_RETURN(std::string reply, run_forked([&] {
                                 Message message;
                                 absl::Status status = read_columns(variable, pages.data());
-                                if (file_->damaged()) status = damaged("was cut while it was read");
+                                if (file_->damaged()) status = damaged("was truncated while it was read");
                                 message.put(status);
                                 return message.take();
                               }));
-    TRAINKIT_RETURN_IF_ERROR(Message(std::move(told)).status());
+    TRAINKIT_RETURN_IF_ERROR(Message(std::move(reply)).status());
     const at::Tensor rows = row_major(column_major(variable, pages.data()), variable);
     return rows.const_data_ptr() == pages.data() ? rows.clone() : rows;
   }
 
-  /// In the copy. Not by libmatio, which looks at every variable that stands before this one, checked or not.
+  /// Reads a variable; runs in the forked copy. Does not use libmatio, which reads every preceding variable, checked or
+  /// not.
   absl::Status read_columns(const MatVariable& variable, void* to) const {
     const Hdf5Handle file = open_mapped(*file_);
     const Hdf5Handle dataset(file ? H5Dopen2(file, variable.name.c_str(), H5P_DEFAULT) : -1);
-    if (!dataset) return damaged("HDF5 cannot open it any more");
+    if (!dataset) return damaged("HDF5 can no longer open it");
     if (sizes_of(dataset) != variable.sizes) return damaged("changed while it was read");
     TRAINKIT_RETURN_IF_ERROR(check_dataset(dataset, variable, static_cast<int64_t>(file_->bytes().size()), options_));
     const hid_t type = hdf5_types(*variable.dtype).memory;

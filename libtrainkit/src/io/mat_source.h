@@ -1,5 +1,5 @@
 #pragma once
-/// What the two kinds of `.mat` file have in common.
+/// Declares the parts shared by both kinds of `.mat` files.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -16,7 +16,7 @@
 
 namespace trainkit::detail {
 
-/// MATLAB's classes, as version 5 numbers them.
+/// MATLAB's classes, with the numbers of version 5.
 enum class MatClass : int {
   kCell = 1,
   kStruct,
@@ -37,19 +37,19 @@ enum class MatClass : int {
   kOpaque,
 };
 
-/// "uint8"; empty for what is no class.
+/// Returns the name of a class, for example "uint8". Empty for an unknown class.
 std::string_view mat_class_name(int number);
 
-/// The dtype of an array of this class; nullopt if it is none of numbers.
+/// Returns the dtype for arrays of this class. nullopt for a class that is not numeric.
 std::optional<at::ScalarType> mat_class_dtype(int number);
 
-/// The class of a dtype; 0 if MATLAB has none.
+/// Returns the MATLAB class for a dtype. 0 if MATLAB has none.
 int mat_class_of(at::ScalarType dtype);
 
-/// One fault of a file: `data.mat`, exit code 4.
+/// A fault of a file: `data.mat`, exit code 4.
 struct MatFault {
   std::string path;
-  int64_t offset = -1;  ///< -1: not known
+  int64_t offset = -1;  ///< -1 if unknown
   std::string variable = {};
   std::string problem;
   std::string got = {};
@@ -58,10 +58,10 @@ struct MatFault {
 };
 absl::Status mat_error(const MatFault& fault, absl::StatusCode code = absl::StatusCode::kInvalidArgument);
 
-/// "145 x 145 x 200".
+/// Formats sizes, for example "145 x 145 x 200".
 std::string describe_sizes(const std::vector<int64_t>& sizes);
 
-/// A file whose variables are listed and can be read one by one.
+/// A file with a list of variables that are read one by one.
 class MatSource {
  public:
   MatSource(std::string path, std::vector<MatVariable> variables)
@@ -69,7 +69,7 @@ class MatSource {
   virtual ~MatSource() = default;
   const std::string& path() const { return path_; }
   const std::vector<MatVariable>& variables() const { return variables_; }
-  /// Variable `index`, which has a dtype.
+  /// Reads variable `index`, which must have a dtype.
   virtual absl::StatusOr<at::Tensor> read(size_t index) const = 0;
 
  private:

@@ -37,10 +37,10 @@ absl::Status no_memory_file(const std::string& what) {
                    absl::StatusCode::kResourceExhausted);
 }
 
-// libmatio's own messages would go to stderr; ours name the file.
+// Silences libmatio, which prints to stderr; our errors name the file.
 void be_silent() {
   static const int done = [] {
-    const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use has to be ours
+    const Hdf5Session session;  // Mat_LogInitFunc calls HDF5, whose first use must be in an Hdf5Session
     return Mat_LogInitFunc("trainkit", [](int, char*) {});
   }();
   (void)done;
@@ -81,7 +81,7 @@ matio_types type_of(matio_classes class_type) {
 
 }  // namespace
 
-at::Tensor turned(const at::Tensor& tensor) {
+at::Tensor reverse_dims(const at::Tensor& tensor) {
   std::vector<int64_t> order(tensor.dim());
   std::iota(order.rbegin(), order.rend(), 0);
   return tensor.permute(order);
@@ -95,13 +95,13 @@ at::Tensor column_major(const MatVariable& variable, void* data) {
 at::Tensor column_major(const MatVariable& variable) { return column_major(variable, nullptr); }
 
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
-  const at::Tensor rows = turned(columns);
+  const at::Tensor rows = reverse_dims(columns);
   return (*variable.dtype == at::kBool ? rows.ne(0) : rows).contiguous();
 }
 
 absl::StatusOr<MemoryFile> MemoryFile::create() {
   const int descriptor = ::memfd_create("trainkit", MFD_CLOEXEC);
-  if (descriptor < 0) return no_memory_file("no file in memory");
+  if (descriptor < 0) return no_memory_file("cannot create a file in memory");
   return MemoryFile(descriptor);
 }
 
@@ -115,7 +115,7 @@ absl::Status MemoryFile::append(const void* data, size_t size) {
   for (const char* at = static_cast<const char*>(data); size > 0;) {
     const ssize_t written = ::write(descriptor_, at, size);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return no_memory_file("no room for a file in memory");
+    if (written <= 0) return no_memory_file("not enough memory for a file in memory");
     at += written;
     size -= static_cast<size_t>(written);
   }
@@ -124,17 +124,17 @@ absl::Status MemoryFile::append(const void* data, size_t size) {
 
 std::string MemoryFile::path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
 
-absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVariable& variable) try {
+absl::StatusOr<at::Tensor> read_with_matio(const std::string& path, const MatVariable& variable) try {
   be_silent();
   const Mat mat(Mat_Open(path.c_str(), MAT_ACC_RDONLY));
   if (!mat) return absl::DataLossError("libmatio cannot open the file");
   const Variable found(Mat_VarReadInfo(mat.get(), variable.name.c_str()));
   if (!found) return absl::DataLossError("libmatio does not find the variable");
   if (!agrees(*found, variable)) {
-    return absl::DataLossError("libmatio reads other sizes or another type than the file says");
+    return absl::DataLossError("libmatio reads other sizes or another type than the file states");
   }
-  // The memory is ours and zero: nothing that libmatio leaves out can be what was there before. It counts with int, and
-  // an array of version 5 has fewer bytes than that.
+  // The buffer is ours and zeroed, so bytes that libmatio does not write are 0, not old memory. libmatio counts with
+  // int; an array of version 5 has fewer bytes than that.
   const at::Tensor columns = column_major(variable);
   const int all = static_cast<int>(columns.numel());
   if (Mat_VarReadDataLinear(mat.get(), found.get(), columns.data_ptr(), 0, 1, all) != 0) {
@@ -145,16 +145,16 @@ absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVaria
   return status_from_current_exception();
 }
 
-absl::Status write_by_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                            MatVersion version) {
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
+                              MatVersion version) {
   be_silent();
   std::optional<Hdf5Session> session;
   if (version == MatVersion::k73) session.emplace();
   Mat mat(Mat_CreateVer(path.c_str(), "MATLAB MAT-file, written by trainkit",
                         version == MatVersion::k5 ? MAT_FT_MAT5 : MAT_FT_MAT73));
-  if (!mat) return absl::InternalError("libmatio cannot make a file");
+  if (!mat) return absl::InternalError("libmatio cannot create a file");
   for (const auto& [name, tensor] : variables) {
-    at::Tensor columns = turned(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
+    at::Tensor columns = reverse_dims(tensor.dim() < 2 ? tensor.reshape({1, -1}) : tensor).cpu().contiguous();
     const bool logical = columns.scalar_type() == at::kBool;
     if (logical) columns = columns.to(at::kByte);
     const auto class_type = static_cast<matio_classes>(mat_class_of(columns.scalar_type()));
@@ -162,7 +162,7 @@ absl::Status write_by_matio(const std::string& path, std::span<const std::pair<s
     const Variable variable(Mat_VarCreate(name.c_str(), class_type, type_of(class_type), static_cast<int>(sizes.size()),
                                           sizes.data(), columns.data_ptr(),
                                           MAT_F_DONT_COPY_DATA | (logical ? MAT_F_LOGICAL : 0)));
-    if (!variable) return absl::ResourceExhaustedError("libmatio cannot make variable '" + name + "'");
+    if (!variable) return absl::ResourceExhaustedError("libmatio cannot create variable '" + name + "'");
     if (Mat_VarWrite(mat.get(), variable.get(), MAT_COMPRESSION_ZLIB) != 0) {
       return absl::InternalError("libmatio cannot write variable '" + name + "'");
     }

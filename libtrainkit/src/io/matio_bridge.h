@@ -1,5 +1,5 @@
 #pragma once
-/// The only place that calls libmatio. What it is given was checked before: see mat.h.
+/// Calls libmatio. No other file does; all its input was checked before, see mat.h.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -14,7 +14,7 @@
 
 namespace trainkit::detail {
 
-/// A file in memory, without a name in any folder; libraries that want a path get one of /proc.
+/// An anonymous file in memory (memfd). path() is in /proc, for libraries that open files by name.
 class MemoryFile {
  public:
   static absl::StatusOr<MemoryFile> create();
@@ -30,20 +30,22 @@ class MemoryFile {
   int descriptor_;
 };
 
-/// `tensor` with its dimensions in the other order.
-at::Tensor turned(const at::Tensor& tensor);
+/// Returns `tensor` with its dimensions reversed.
+at::Tensor reverse_dims(const at::Tensor& tensor);
 
-/// Zeros for the numbers of a variable in the order of a file, which has MATLAB's first dimension vary fastest;
-/// logicals as uint8. Or the numbers at `data`, which are not copied. And the variable's tensor once they are there.
+/// Convert between file order, in which MATLAB's first dimension varies fastest, and tensors.
+///
+/// column_major returns a tensor for the numbers of a variable in file order: zeros, or a view of the numbers at
+/// `data`. Logicals are uint8. row_major returns the variable's tensor from the filled `columns`.
 at::Tensor column_major(const MatVariable& variable);
 at::Tensor column_major(const MatVariable& variable, void* data);
 at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable);
 
-/// The only variable of a file of version 5 at `path`, which is whole. kDataLoss if libmatio finds it otherwise.
-absl::StatusOr<at::Tensor> read_by_matio(const std::string& path, const MatVariable& variable);
+/// Reads the only variable of the complete version 5 file at `path`. kDataLoss if libmatio rejects the file.
+absl::StatusOr<at::Tensor> read_with_matio(const std::string& path, const MatVariable& variable);
 
-/// Writes variables that can be written.
-absl::Status write_by_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
-                            MatVersion version);
+/// Writes `variables` to `path`. The caller has checked that all of them can be stored.
+absl::Status write_with_matio(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
+                              MatVersion version);
 
 }  // namespace trainkit::detail

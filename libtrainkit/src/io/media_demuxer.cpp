@@ -1,4 +1,4 @@
-// The container: which one it is, its streams, and all packets of the two that are read.
+// Detects the container, selects its streams, and reads all packets of the selected ones.
 extern "C" {
 #include <libavutil/avstring.h>
 }
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kBufferBytes = 1 << 15;
 
-/// A file in memory, as FFmpeg reads one. Opens nothing.
+/// Provides a file in memory to FFmpeg. Opens nothing.
 class MemoryInput {
  public:
   explicit MemoryInput(std::span<const std::byte> file) : file_(file) {
@@ -64,7 +64,7 @@ class MemoryInput {
 int refuse_to_open(AVFormatContext*, AVIOContext**, const char*, int, AVDictionary**) { return AVERROR(EPERM); }
 int is_too_late(void* deadline) { return static_cast<const Deadline*>(deadline)->passed(); }
 
-/// "mov,mp4,m4a,3gp,3g2,mj2" is called "mov".
+/// Shortens the name of a format: "mov,mp4,m4a,3gp,3g2,mj2" becomes "mov".
 std::string short_name(const AVInputFormat& format) {
   const std::string_view name = format.name;
   return std::string(name.substr(0, name.find(',')));
@@ -91,8 +91,8 @@ class Demuxer {
   absl::Status take(FfmpegPtr<AVPacket> packet);
   absl::StatusOr<AVStream*> wanted_stream(std::optional<int> number, AVMediaType type) const;
   absl::Status failed(const std::string& problem, int code) const {
-    if (code == AVERROR(ENOMEM)) return source_.too_large();
-    return deadline_.passed() ? source_.too_slow() : source_.error(problem);
+    if (code == AVERROR(ENOMEM)) return source_.limit_error();
+    return deadline_.passed() ? source_.timeout_error() : source_.error(problem);
   }
 
   MediaSource& source_;
@@ -109,10 +109,10 @@ absl::Status Demuxer::open() {
   format_->flags |= AVFMT_FLAG_CUSTOM_IO;
   format_->max_streams = source_.options.max_streams;
   format_->interrupt_callback = {.callback = is_too_late, .opaque = &deadline_};
-  // What it is, by its bytes alone: a name ending in .mp4 makes no playlist a film.
+  // Probe the content only: a playlist named *.mp4 must not be opened as a playlist or as a video.
   const AVInputFormat* kind = nullptr;
   if (av_probe_input_buffer2(format_->pb, &kind, "", nullptr, 0, 0) < 0 || !kind) {
-    return source_.error("is no video or audio file");
+    return source_.error("is not a video or audio file");
   }
   const auto& allowed = source_.options.formats;
   if (std::none_of(allowed.begin(), allowed.end(),
@@ -148,7 +148,7 @@ absl::StatusOr<AVStream*> Demuxer::wanted_stream(std::optional<int> number, AVMe
   }
   if (number && !best) {
     return source_.error(
-        fmt::format("stream {} is no {} stream of this file", *number, av_get_media_type_string(type)));
+        fmt::format("stream {} of this file is not of type {}", *number, av_get_media_type_string(type)));
   }
   return best;
 }
@@ -204,14 +204,14 @@ absl::Status Demuxer::read_packets() {
     FfmpegPtr<AVPacket> packet(av_packet_alloc());
     if (!packet) return absl::ResourceExhaustedError(source_.path + ": out of memory");
     const int code = av_read_frame(format_, packet.get());
-    if (deadline_.passed()) return source_.too_slow();
+    if (deadline_.passed()) return source_.timeout_error();
     if (code == AVERROR_EOF) break;
     if (code < 0) return failed("is damaged or cut", code);
     TRAINKIT_RETURN_IF_ERROR(take(std::move(packet)));
   }
   for (const auto* stream : {&source_.video, &source_.audio}) {
     if (!*stream) continue;
-    // the demuxer may know more now than at the header
+    // The demuxer may have filled in more than the header had.
     const AVCodecParameters* parameters = format_->streams[(*stream)->index]->codecpar;
     auto& copy = const_cast<MediaStream&>(**stream).parameters;
     copy.reset(avcodec_parameters_alloc());

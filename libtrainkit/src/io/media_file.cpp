@@ -23,7 +23,7 @@ absl::Status MediaSource::error(const std::string& problem, const std::string& g
                     .expected = expected});
 }
 
-absl::Status MediaSource::too_slow() const {
+absl::Status MediaSource::timeout_error() const {
   return to_status({.exit_code = ExitCode::kStalledWorker,
                     .id = "data.timeout",
                     .where = path,
@@ -97,7 +97,7 @@ absl::StatusOr<FrameBatch> MediaFile::spread_frames(int64_t count, const FrameOp
   const __int128 begin = frames.front().pts, length = frames.back().pts + frames.back().duration - begin;
   std::vector<int64_t> indices;
   for (int64_t i = 0, frame = 0; i < count; ++i) {
-    // the last frame whose time is at or before begin + (i + 1/2) / count * length
+    // The last frame with a time of at most begin + (i + 1/2) / count * length.
     const auto is_shown = [&](int64_t f) {
       return __int128{2} * count * (frames[f].pts - begin) <= __int128{2 * i + 1} * length;
     };

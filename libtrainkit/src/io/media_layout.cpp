@@ -15,7 +15,7 @@ namespace {
 constexpr int kDeepestBox = 16;
 constexpr uint64_t kUnknown = ~uint64_t{0};
 
-/// Numbers and names at any place of the file; what lies beyond its end is 0.
+/// Reads numbers and names at any offset. Bytes past the end of the file read as 0.
 class Bytes {
  public:
   explicit Bytes(std::span<const std::byte> file) : text_(reinterpret_cast<const char*>(file.data()), file.size()) {}
@@ -42,14 +42,14 @@ absl::Status too_long(std::string_view what, uint64_t at, uint64_t claimed, uint
       fmt::format("{} at 0x{:x} claims {} bytes, {} remain (truncated?)", what, at, claimed, remain));
 }
 
-// ---- mp4: boxes of a size, a name and what is in them -----------------------------------------------------------
+// ---- mp4: boxes with a size, a name and a content ---------------------------------------------------------------
 
 bool holds_boxes(std::string_view name) {
   constexpr std::string_view kContainers[] = {"moov", "trak", "mdia", "minf", "stbl", "edts", "udta", "moof", "traf"};
   return std::find(std::begin(kContainers), std::end(kContainers), name) != std::end(kContainers);
 }
 
-/// A table of `count` entries, each of `entry` bytes, must fit into its box.
+/// Checks that a table of `count` entries of `entry` bytes fits into its box.
 absl::Status check_table(const Bytes& file, std::string_view name, uint64_t body, uint64_t end) {
   const auto overfull = [&](uint64_t count, std::string_view rule) {
     return absl::DataLossError(
@@ -86,7 +86,7 @@ absl::Status check_boxes(const Bytes& file, uint64_t begin, uint64_t end, int de
       header = 16;
       size = file.big(at + 8, 8);
     } else if (size == 0) {
-      if (depth > 0) break;  // the end of a list, in QuickTime
+      if (depth > 0) break;  // end of a list in QuickTime
       size = end - at;       // to the end of the file
     }
     if (size < header) return absl::DataLossError(fmt::format("box at 0x{:x} has size {}", at, size));
@@ -100,7 +100,7 @@ absl::Status check_boxes(const Bytes& file, uint64_t begin, uint64_t end, int de
 
 // ---- RIFF: wav and avi ------------------------------------------------------------------------------------------
 
-/// What FFmpeg would guess at.
+/// Checks the fields that FFmpeg would otherwise guess.
 absl::Status check_wave_format(const Bytes& file, uint64_t at) {
   constexpr uint64_t kPcm = 1, kFloat = 3, kMostHertz = 768'000;
   const uint64_t tag = file.little(at, 2), channels = file.little(at + 2, 2), rate = file.little(at + 4, 4);
@@ -108,15 +108,14 @@ absl::Status check_wave_format(const Bytes& file, uint64_t at) {
   const bool plain = tag == kPcm || tag == kFloat;
   if (channels == 0 || rate == 0 || rate > kMostHertz ||
       (plain && (bits == 0 || bits % 8 != 0 || block != channels * bits / 8))) {
-    return absl::DataLossError(
-        fmt::format("the 'fmt ' chunk makes no sense: {} channels, {} Hz, {} bits, blocks of {} bytes", channels, rate,
-                    bits, block));
+    return absl::DataLossError(fmt::format(
+        "the 'fmt ' chunk is invalid: {} channels, {} Hz, {} bits, blocks of {} bytes", channels, rate, bits, block));
   }
   return absl::OkStatus();
 }
 
-/// Chunks of RIFF and RF64. Of a stream that was written to a pipe the sizes are 0xffffffff: nothing says whether all
-/// of it is there.
+/// Checks the chunks of RIFF and RF64. A stream written to a pipe has sizes of 0xffffffff, so truncation cannot be
+/// detected.
 absl::Status check_riff(const Bytes& file) {
   const bool wave = file.name(8) == "WAVE", rf64 = file.name(0) == "RF64";
   const uint64_t size = file.little(4, 4);
@@ -146,7 +145,7 @@ absl::Status check_riff(const Bytes& file) {
 
 // ---- EBML: matroska and webm ------------------------------------------------------------------------------------
 
-/// A number of 1 to 8 bytes whose leading zeros say how many; all ones: unknown.
+/// Reads an EBML size of 1 to 8 bytes. The leading zero bits give its length; all ones mean unknown.
 uint64_t ebml_size(const Bytes& file, uint64_t& at) {
   const uint64_t first = file.byte(at);
   int length = 1;
@@ -165,10 +164,10 @@ absl::Status check_ebml(const Bytes& file) {
   }
   at += header;
   constexpr uint64_t kSegment = 0x18538067;
-  if (file.big(at, 4) != kSegment) return absl::OkStatus();  // FFmpeg will say
+  if (file.big(at, 4) != kSegment) return absl::OkStatus();  // FFmpeg reports the error
   const uint64_t begin = at;
   at += 4;
-  const uint64_t size = ebml_size(file, at);  // of a live recording: unknown
+  const uint64_t size = ebml_size(file, at);  // unknown in live recordings
   if (size == kUnknown || (at <= file.size() && size <= file.size() - at)) return absl::OkStatus();
   return too_long("the segment", begin, size, file.size() - std::min(at, file.size()));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A media file as packets in memory, and the decoders over them.
+// Holds a media file as packets in memory, and declares its demuxer and decoders.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -18,7 +18,7 @@
 
 namespace trainkit::detail {
 
-/// The end of a call's time.
+/// The deadline of a call.
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout) : end_(std::chrono::steady_clock::now() + timeout) {}
@@ -28,7 +28,7 @@ class Deadline {
   std::chrono::steady_clock::time_point end_;
 };
 
-/// One stream: what the container says of it, and its packets in the order of decoding.
+/// A stream: its description in the container, and its packets in decoding order.
 struct MediaStream {
   int index = 0;
   std::string codec;
@@ -38,62 +38,63 @@ struct MediaStream {
   std::vector<FfmpegPtr<AVPacket>> packets;
 };
 
-/// A frame that the stream shows: when, in units of its time base, and the packet that brings it.
+/// A displayed frame: presentation time and duration in units of the stream's time base, and the index of its packet.
 struct FrameEntry {
   int64_t pts = 0;
   int64_t duration = 0;
   int64_t packet = 0;
 };
 
-/// What both decoders need.
+/// State shared by the video and the audio decoder.
 class MediaSource {
  public:
   /// Reads the whole file. Errors: those of MediaFile::open.
   static absl::StatusOr<std::unique_ptr<MediaSource>> open(const std::string& path, const MediaOptions& options);
 
-  /// `data.media` about this file; what FFmpeg said is added to the problem.
+  /// Returns `data.media` for this file. Appends FFmpeg's message to the problem.
   absl::Status error(const std::string& problem, const std::string& got = "", const std::string& expected = "") const;
-  absl::Status too_slow() const;
-  /// FFmpeg says that there is no memory: a limit of its own, or the file asks for a block over 256 MiB.
-  absl::Status too_large() const { return error("asks for more than is allowed"); }
-  /// A decoder of `stream`, opened. Error: its codec is unknown, not allowed or does not take the stream.
+  absl::Status timeout_error() const;
+  /// Error for FFmpeg's ENOMEM: one of FFmpeg's limits, or a block over 256 MiB.
+  absl::Status limit_error() const { return error("exceeds a limit"); }
+  /// Creates a decoder for `stream`. Error if its codec is unknown, not allowed, or rejects the stream.
   absl::StatusOr<FfmpegPtr<AVCodecContext>> make_decoder(const MediaStream& stream) const;
 
   std::string path;
   MediaOptions options;
-  /// Whether packets of this container say when their frames are shown.
+  /// Whether packets of this container have presentation times.
   bool has_pts = true;
   std::optional<MediaStream> video, audio;
   std::optional<VideoStreamMetadata> video_metadata;
   std::optional<AudioStreamMetadata> audio_metadata;
-  /// Frames of the video, in the order in which they are shown.
+  /// Video frames in display order.
   std::vector<FrameEntry> frames;
-  /// Whether the time stamps come from the container. If not, a frame is known by its place in the order of decoding,
+  /// Whether the time stamps come from the container. If not, a frame is identified by its position in decoding order,
   /// and everything is decoded.
   bool timed = true;
   mutable FfmpegLog log;
 };
 
-/// What media_demuxer.cpp does: fills video and audio from the file.
+/// Fills video and audio from the file (media_demuxer.cpp).
 absl::Status demux(MediaSource& source);
-/// What frame_table.cpp does: fills frames, timed and video_metadata from the packets.
+/// Fills frames, timed and video_metadata from the packets (frame_table.cpp).
 absl::Status list_frames(MediaSource& source);
 
-/// Whether the packet brings a frame that is shown; of the codecs that have other packets, VP8's are told apart.
+/// Whether the packet contains a displayed frame. Checked only for VP8, which has invisible frames; true for other
+/// codecs.
 bool is_shown(const MediaStream& stream, const AVPacket& packet);
 
 absl::StatusOr<FrameBatch> read_frames(const MediaSource& source, std::span<const int64_t> indices,
                                        const FrameOptions& options);
 absl::StatusOr<AudioSamples> read_samples(const MediaSource& source, const AudioOptions& options);
 
-/// How a display matrix turns the stored picture: pixel (x, y) that is shown is the stored pixel (x, y), or (y, x) if
-/// `transposed`, counted from the other end in x or y of the stored picture if flipped. Angles are taken to the
-/// nearest right one.
+/// Orientation of the stored picture given by a display matrix. The displayed pixel (x, y) is the stored pixel (x, y),
+/// or (y, x) if `transposed`. flip_x and flip_y count from the other end of the stored picture. Angles are rounded to
+/// the nearest right angle.
 struct Orientation {
   bool transposed = false;
   bool flip_x = false;
   bool flip_y = false;
-  /// Degrees counter-clockwise; mirroring is not told by it.
+  /// Rotation in degrees counter-clockwise, ignoring mirroring.
   int rotation() const;
 };
 Orientation orientation_of(const std::optional<std::array<int32_t, 9>>& matrix);

@@ -47,16 +47,16 @@ void check_arguments(const at::Tensor& frames, const at::Tensor& samples, const 
   }
 }
 
-/// A stream that is being written.
+/// A stream during writing.
 struct Track {
   FfmpegPtr<AVCodecContext> encoder;
   FfmpegPtr<AVFrame> frame;
   AVStream* stream = nullptr;
-  int64_t next = 0;  // frame or sample
+  int64_t next = 0;  // next frame or sample to encode
   double seconds() const { return static_cast<double>(next) * av_q2d(encoder->time_base); }
 };
 
-/// One file in memory, and the two encoders that write into it.
+/// Encodes video and audio into one mp4 file in memory.
 class Mp4 {
  public:
   explicit Mp4(const MediaWriterOptions& options) : options_(options), scope_(log_) {}
@@ -163,7 +163,7 @@ class Mp4 {
     return check(av_frame_get_buffer(&frame, 0));
   }
 
-  /// Whichever is behind comes next, so that the file's tracks are interleaved.
+  /// Encodes the track that is behind in time first, so that the file's tracks are interleaved.
   absl::Status encode_both(const at::Tensor& frames, const at::Tensor& samples) {
     const int64_t pictures = video_ ? frames.size(0) : 0, length = audio_ ? samples.size(1) : 0;
     while ((video_ && video_->next < pictures) || (audio_ && audio_->next < length)) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What one process tells another that is a copy of it, as bytes.
+/// Serialises values for transfer between a process and its forked copy.
 
 #include <absl/status/status.h>
 
@@ -11,8 +11,8 @@
 
 namespace trainkit::detail {
 
-/// Numbers, texts and statuses behind each other, in the byte order of this machine. Taken out in the order in which
-/// they were put; what a message that was cut lacks is 0 and empty.
+/// A sequence of numbers, texts and statuses in the byte order of this machine. Values are read in the order of
+/// writing. Values missing from a truncated message are read as 0 or empty.
 class Message {
  public:
   Message() = default;

@@ -22,7 +22,7 @@ bool convertible(at::ScalarType from, at::ScalarType to) {
          (at::isIntegralType(from, false) && at::isIntegralType(to, false));
 }
 
-/// Faults of one kind: all are counted, the first ones named.
+/// Collects faults of one kind: counts all of them and names the first ones.
 class Faults {
  public:
   void add(std::string name) {

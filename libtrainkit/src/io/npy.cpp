@@ -36,7 +36,7 @@ absl::StatusOr<at::Tensor> read_npy(const std::string& path) try {
   if (*bytes > 0)
     std::memcpy(tensor.data_ptr(), file->bytes().data() + header->data_offset, static_cast<size_t>(*bytes));
   TRAINKIT_RETURN_IF_ERROR(file->check());
-  // A bool whose byte is neither 0 nor 1 is undefined behaviour for whoever computes with it.
+  // A bool with a byte other than 0 and 1 would be undefined behaviour.
   if (header->dtype == at::kBool) tensor = tensor.view(at::kByte).ne(0);
   if (!header->fortran_order) return tensor;
   std::vector<int64_t> order(shape.size());
@@ -54,10 +54,10 @@ absl::Status write_npy(const std::string& path, const at::Tensor& tensor) {
   const std::string comma = tensor.dim() == 1 ? "," : "";
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", dtype,
                                    fmt::join(tensor.sizes(), ", "), comma);
-  constexpr size_t kBefore = 10, kAlignment = 64;  // of numpy.lib.format
+  constexpr size_t kBefore = 10, kAlignment = 64;  // as in numpy.lib.format
   header.append((kAlignment - (kBefore + header.size() + 1) % kAlignment) % kAlignment, ' ');
   header += '\n';
-  const auto length = static_cast<uint16_t>(header.size());  // of at most 64 dimensions: far below 65,536
+  const auto length = static_cast<uint16_t>(header.size());  // far below 65,536: at most 64 dimensions
   std::string begin = "\x93NUMPY";
   begin += {'\x01', '\x00', static_cast<char>(length & 0xff), static_cast<char>(length >> 8)};
   begin += header;

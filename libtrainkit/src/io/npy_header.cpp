@@ -23,7 +23,7 @@ const std::map<std::string_view, at::ScalarType>& dtypes() {
   return known;
 }
 
-// Reads a Python literal from left to right.
+// Parses a Python literal from left to right.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
@@ -51,7 +51,7 @@ class Reader {
     const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), value);
     if (error != std::errc() || value < 0) return std::nullopt;
     text_.remove_prefix(end - text_.data());
-    take("L");  // as Python 2 wrote them
+    take("L");  // suffix of Python 2
     return value;
   }
 

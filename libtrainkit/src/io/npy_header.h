@@ -1,5 +1,5 @@
 #pragma once
-/// The header of a NumPy file.
+/// Parses the header of a NumPy file.
 
 #include <absl/status/statusor.h>
 #include <c10/core/ScalarType.h>
@@ -14,19 +14,20 @@ namespace trainkit::detail {
 struct NpyHeader {
   at::ScalarType dtype;
   std::vector<int64_t> shape;
-  bool fortran_order;   ///< the first dimension varies fastest
-  int64_t data_offset;  ///< of the array, from the beginning of the file
+  bool fortran_order;   ///< whether the first dimension varies fastest
+  int64_t data_offset;  ///< offset of the array in the file
 };
 
-/// Reads the header at the beginning of `bytes`. kInvalidArgument says what is wrong with it.
-/// Source: numpy.lib.format. The header is a Python literal; this reads the three entries that NumPy writes, in any
-/// order.
+/// Parses the header at the start of `bytes`. kInvalidArgument describes the fault.
+///
+/// The header is a Python literal; the three entries that NumPy writes are accepted in any order. Source:
+/// numpy.lib.format.
 absl::StatusOr<NpyHeader> parse_npy_header(std::string_view bytes);
 
-/// Bytes of the array; kInvalidArgument says what is wrong if that does not fit 63 bits or the `available` bytes.
+/// Returns the size of the array in bytes. kInvalidArgument if it exceeds 63 bits or the `available` bytes.
 absl::StatusOr<int64_t> npy_array_bytes(const NpyHeader& header, int64_t available);
 
-/// The name of a dtype, "<f4"; empty if NumPy has none.
+/// Returns NumPy's name of a dtype, for example "<f4". Empty if NumPy has none.
 std::string_view npy_dtype_name(at::ScalarType dtype);
 
 }  // namespace trainkit::detail

@@ -28,6 +28,8 @@ Error PickleInput::error(uint64_t offset, std::string problem) const {
 }
 
 absl::Status PickleInput::fill(uint64_t end) {
+  // Bytes are kept until the end, because values of the pickle refer to them by offset. kMaxPickleBytes limits that
+  // memory.
   if (end <= bytes_.size()) return absl::OkStatus();
   if (end > kMaxPickleBytes) {
     Error error = this->error(position_, "the pickle is too long");

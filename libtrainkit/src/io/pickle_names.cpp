@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxNestedNames = 64;
 constexpr size_t kMaxPickledNameBytes = 65535;
-// A container may stand in many others, so that a small pickle can have any number of names.
+// The same container can be in many others, so a small pickle could expand to any number of names.
 constexpr size_t kMaxVisits = 4'000'000;
 constexpr size_t kMaxNamedTensors = 1 << 18;
 constexpr size_t kMaxAllNamesBytes = 64 << 20;
@@ -69,7 +69,7 @@ class Namer {
         const std::string_view text = pickle_.text(key);
         const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
         if (find_invalid_utf8(text) != text.size() || std::any_of(text.begin(), text.end(), is_control))
-          return refuse("has a key with control characters or that is no UTF-8", escape_text(text));
+          return refuse("has a key with control characters or invalid UTF-8", escape_text(text));
         TRAINKIT_RETURN_IF_ERROR(visit_child(text, items[i + 1], depth));
       } else if (key.kind == Kind::kInt) {
         TRAINKIT_RETURN_IF_ERROR(visit_child(std::to_string(key.integer), items[i + 1], depth));
@@ -95,7 +95,7 @@ class Namer {
   }
 
   absl::Status add_tensor(const PickleValue& value) {
-    if (!seen_.insert(name_).second) return refuse("stands twice");
+    if (!seen_.insert(name_).second) return refuse("is a duplicate");
     all_names_bytes_ += name_.size();
     if (names.tensors.size() == kMaxNamedTensors || all_names_bytes_ > kMaxAllNamesBytes)
       return refuse("holds too many tensors", "", fmt::format("at most {}", kMaxNamedTensors));
@@ -137,7 +137,7 @@ class Namer {
   const Unpickler& pickle_;
   const std::string& path_;
   std::string name_;
-  std::vector<size_t> container_bytes_;  // length of the name of each container around
+  std::vector<size_t> container_bytes_;  // name lengths of the enclosing containers
   size_t visits_ = 0, all_names_bytes_ = 0;
   std::unordered_set<std::string> seen_, containers_;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// From a pickle's nested containers to names with dots.
+/// Flattens a pickle's nested containers into names joined by dots.
 
 #include <absl/status/statusor.h>
 
@@ -14,14 +14,14 @@ namespace trainkit::detail {
 struct PickleNames {
   /// Values of kind kTensor and kStorage.
   std::vector<std::pair<std::string, PickleValue>> tensors;
-  /// Everything else but containers, as text.
+  /// All other values except containers, as text.
   std::vector<std::pair<std::string, std::string>> values;
-  /// Names of the containers that directly hold a tensor, in the order of the file.
+  /// Names of the containers with a tensor as a direct child, in file order.
   std::vector<std::string> containers;
 };
 
-/// Names all that `root` holds. Errors name the place: keys that are neither text nor integer, names that stand twice,
-/// containers nested deeper than 64 (one that holds itself, too), more names than a limit.
+/// Names all values in `root`. An error gives the location of: a key that is neither text nor an integer, a duplicate
+/// name, containers nested deeper than 64 (also a container that contains itself), or too many names.
 absl::StatusOr<PickleNames> name_values(const Unpickler& pickle, const PickleValue& root, const std::string& path);
 
 }  // namespace trainkit::detail

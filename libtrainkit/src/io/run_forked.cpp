@@ -12,11 +12,24 @@
 #include <cstdint>
 #include <cstring>
 
-/// A fuzzer's, if this is one: it would take the end of a copy for its own.
+/// Defined in fuzzers, which would take the end of the copy for their own end.
 extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
 
 namespace trainkit::detail {
 namespace {
+
+// Note [Reading in a forked copy]
+//
+// A library that crashes or corrupts memory on damaged input runs in a forked copy, so that this process survives.
+//   The result starts with its length. A copy that dies while writing leaves a shorter message, which is not mistaken
+//   for a complete one. The parent reads until the end of the pipe before it calls waitpid, so a large result cannot
+//   block the copy.
+//   The copy leaves with _exit: no destructors, exit handlers or stdio buffers of the parent run twice.
+//   PR_SET_PDEATHSIG kills the copy with the parent. If the parent died before that call, getppid() has changed.
+//   RLIMIT_CPU stops endless loops, and core dumps are disabled. stderr goes to /dev/null, because HDF5 and glibc print
+//   there when they fail.
+//   SIGINT, SIGTERM, SIGUSR1 and SIGPIPE are reset, so that the program's handlers do not run in the copy.
+//   Only the calling thread exists in the copy. A lock held by another thread during fork stays locked there forever.
 
 constexpr rlim_t kMostSeconds = 300;
 
@@ -42,8 +55,8 @@ std::string read_all(int descriptor) {
   }
 }
 
-/// In the copy. What it has to say begins with its length, so that a part of it is not taken for all.
-[[noreturn]] void run_here(const std::function<std::string()>& work, int to, pid_t parent) {
+/// Runs `work` in the copy and sends its result to `to`. See Note [Reading in a forked copy].
+[[noreturn]] void run_child(const std::function<std::string()>& work, int to, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_DFL);
@@ -52,20 +65,20 @@ std::string read_all(int descriptor) {
   const rlimit seconds{kMostSeconds, kMostSeconds}, no_core{0, 0};
   ::setrlimit(RLIMIT_CPU, &seconds);
   ::setrlimit(RLIMIT_CORE, &no_core);
-  bool told = false;
+  bool sent = false;
   try {
     const std::string text = work();
     const uint64_t length = text.size();
-    told =
+    sent =
         write_all(to, reinterpret_cast<const char*>(&length), sizeof length) && write_all(to, text.data(), text.size());
   } catch (...) {
   }
-  ::_exit(told ? 0 : 1);
+  ::_exit(sent ? 0 : 1);
 }
 
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) return std::string("its reader was ended by ") + ::strsignal(WTERMSIG(status));
-  return "its reader gave up";
+  return "its reader failed";
 }
 
 }  // namespace
@@ -73,19 +86,19 @@ std::string describe_end(int status) {
 absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return absl::ResourceExhaustedError(std::string("no pipe can be made: ") + std::strerror(errno));
+    return absl::ResourceExhaustedError(std::string("cannot create a pipe: ") + std::strerror(errno));
   }
   const pid_t parent = ::getpid(), copy = ::fork();
   if (copy == 0) {
     ::close(ends[0]);
-    run_here(work, ends[1], parent);
+    run_child(work, ends[1], parent);
   }
   const int why = errno;
   ::close(ends[1]);
   std::string bytes;
   if (copy > 0) bytes = read_all(ends[0]);
   ::close(ends[0]);
-  if (copy < 0) return absl::ResourceExhaustedError(std::string("no process can be made: ") + std::strerror(why));
+  if (copy < 0) return absl::ResourceExhaustedError(std::string("cannot create a process: ") + std::strerror(why));
   int status = 0;
   while (::waitpid(copy, &status, 0) < 0 && errno == EINTR) {
   }

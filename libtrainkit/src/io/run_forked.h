@@ -1,5 +1,5 @@
 #pragma once
-/// Libraries that a damaged file can bring down, at arm's length.
+/// Isolates libraries that a damaged file can crash.
 
 #include <absl/status/statusor.h>
 
@@ -8,17 +8,21 @@
 
 namespace trainkit::detail {
 
-/// What `work` returns, called in a copy of this process (fork): whatever it does to its memory, this process goes on.
-/// The copy has this thread alone, so `work` takes no lock that another thread may hold; it hears no more of stderr,
-/// dies with this process, and after five minutes on the processor. Memory that was mapped MAP_SHARED before is shared.
-/// Blocks until `work` is done. Any thread. kDataLoss, with what ended it, if it does not come to its end;
-/// kResourceExhausted if there can be no copy.
+/// Calls `work` in a forked copy of this process and returns its result; see Note [Reading in a forked copy]. A crash
+/// in `work` does not affect this process.
+///
+/// The copy has only the calling thread, so `work` must not take a lock that another thread may hold. Its stderr is
+/// discarded. It is killed with this process, and after five minutes of CPU time. Memory mapped with MAP_SHARED before
+/// the call is shared.
+///
+/// Blocks until `work` ends. Thread-safe. kDataLoss, with the cause, if `work` does not finish; kResourceExhausted if
+/// fork fails.
 absl::StatusOr<std::string> run_forked(const std::function<std::string()>& work);
 
-/// Memory that a copy of this process shares, zeroed.
+/// Zeroed memory shared with forked copies of this process.
 class SharedPages {
  public:
-  /// nullptr in data() if there is no memory.
+  /// Allocates `bytes` bytes. data() is nullptr if that fails.
   explicit SharedPages(size_t bytes);
   ~SharedPages();
   SharedPages(const SharedPages&) = delete;

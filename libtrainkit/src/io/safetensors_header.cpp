@@ -19,13 +19,21 @@ namespace {
 constexpr int kMaxHeaderDepth = 16;
 constexpr size_t kMaxTensorRank = 64;
 constexpr size_t kMaxTensorNameBytes = 65535;
-// Far above any model; with them a header of the longest length takes less than 256 MiB.
+// Limits far above any model. With them, parsing the longest header takes less than 256 MiB.
 constexpr size_t kMaxListedTensors = 1 << 18;
 constexpr size_t kMaxMetadata = 1 << 18;
 constexpr size_t kMaxTextBytes = 16 << 20;
 constexpr uint64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 
-/// A tensor as the header states it, not yet checked.
+// Note [Parsing hostile safetensors headers]
+//
+// A header of up to 100 MB comes from untrusted files. HeaderReader uses nlohmann's SAX interface, so no JSON tree,
+// which would need many times the header's size, is built. Before parsing, has_short_texts() bounds every string,
+// because the parser keeps a copy of the current one. Counts of tensors, dimensions and metadata are checked as they
+// grow, not afterwards. check_entry() then checks each tensor alone, and check_layout() checks that all tensors
+// together cover the data exactly. No tensor is allocated before that.
+
+/// A tensor as stated in the header, unchecked.
 struct RawEntry {
   std::string name;
   std::optional<std::string> dtype;
@@ -33,13 +41,13 @@ struct RawEntry {
   std::optional<std::vector<uint64_t>> offsets;
 };
 
-/// Builds raw entries while nlohmann's parser reads: no tree of the header is ever made. Depth 1 is the root object,
-/// depth 2 a tensor or the metadata, depth 3 a list; anything below an unknown key is passed over.
+/// Builds raw entries from the parser's events; see Note [Parsing hostile safetensors headers]. Depth 1 is the root
+/// object, depth 2 a tensor or the metadata, depth 3 a list. Values of unknown keys are skipped.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderReader(const std::string& path) : path_(path) {}
 
-  std::deque<RawEntry> entries;  // which stay where they are: names_ looks at their names
+  std::deque<RawEntry> entries;  // a deque: names_ has views of their names, which must not move
   SafetensorsMetadata metadata;
   absl::Status status;
 
@@ -52,15 +60,15 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (skip_depth_ > 0) return true;
     if (depth_ == 1) {
       in_metadata_ = name == "__metadata__";
-      if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "stands twice") : true;
+      if (in_metadata_) return std::exchange(has_metadata_, true) ? refuse(name, "is a duplicate") : true;
       if (entries.size() == kMaxListedTensors)
         return refuse_number("header", "lists too many tensors", kMaxListedTensors);
       entries.push_back({.name = std::move(name), .dtype = {}, .shape = {}, .offsets = {}});
       const std::string& added = entries.back().name;
-      return names_.insert(added).second ? true : refuse(added, "stands twice");
+      return names_.insert(added).second ? true : refuse(added, "is a duplicate");
     }
     if (in_metadata_) {
-      if (metadata.contains(name)) return refuse("__metadata__." + name, "stands twice");
+      if (metadata.contains(name)) return refuse("__metadata__." + name, "is a duplicate");
       if (metadata.size() == kMaxMetadata) return refuse_number("__metadata__", "has too many entries", kMaxMetadata);
     } else if (!seen_in_entry(name)) {
       return refuse(entries.back().name, "has its '" + name + "' twice");
@@ -85,7 +93,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(uint64_t number) override {
     if (skip_depth_ > 0) return true;
     if (list_) {
-      // one more than is allowed is kept, and refused with the rest of the entry
+      // one more than allowed is kept; check_entry refuses it with the whole entry
       if (list_->size() > kMaxTensorRank)
         return refuse_number(entries.back().name, key_ + " is too long", kMaxTensorRank);
       list_->push_back(number);
@@ -93,20 +101,21 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     }
     return value("a number");
   }
-  // Only a number with a minus sign comes here: "-0" too, which the reference refuses as well.
+  // Called only for numbers with a minus sign, including "-0", which the reference also refuses.
   bool number_integer(int64_t) override { return value("a negative number"); }
   bool number_float(double, const std::string& text) override { return value("the number " + text); }
-  bool boolean(bool) override { return value("a truth value"); }
+  bool boolean(bool) override { return value("a boolean"); }
   bool binary(nlohmann::json::binary_t&) override { return value("bytes"); }
   bool null() override {
-    // The reference takes a null in place of the metadata as none.
+    // The reference accepts null metadata as no metadata.
     return depth_ == 1 && in_metadata_ && skip_depth_ == 0 ? true : value("null");
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
     Error problem = safetensors_error(path_, "header", "is not valid JSON: " + json_problem(error));
-    problem.where +=
-        fmt::format("@0x{:x}", 8 + position - std::min<size_t>(position, 1));  // bytes read, the bad one last
+    problem.where += fmt::format(
+        "@0x{:x}",
+        8 + position - std::min<size_t>(position, 1));  // position counts the bytes read, including the bad one
     status = to_status(problem);
     return false;
   }
@@ -124,13 +133,14 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return refuse(field, problem, fmt::format("more than {}", most), fmt::format("at most {}", most));
   }
 
-  /// A value where none of its kind belongs; passed over below unknown keys.
+  /// Refuses a value of the wrong kind. Below unknown keys all values are skipped.
   bool value(const std::string& kind) {
     if (skip_depth_ > 0) return true;
     if (depth_ == 0) return refuse("header", "is not an object", kind);
     if (depth_ == 1) return refuse(in_metadata_ ? "__metadata__" : entries.back().name, "is not an object", kind);
     if (in_metadata_) return refuse("__metadata__." + key_, "is not a string", kind);
-    if (list_) return refuse(entries.back().name, key_ + " holds what is no number from 0 to 2^64 - 1", kind);
+    if (list_)
+      return refuse(entries.back().name, key_ + " has an element that is not an integer from 0 to 2^64 - 1", kind);
     if (known_key()) return refuse(entries.back().name, key_ + " is of the wrong type", kind);
     return true;
   }
@@ -155,7 +165,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
         list_ = &list.emplace();
       } else {
         if (!value(kind)) return false;
-        skip_depth_ = depth_;  // passed over until this bracket closes
+        skip_depth_ = depth_;  // skip until this bracket closes
       }
     }
     ++depth_;
@@ -179,9 +189,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool has_metadata_ = false;
 };
 
-/// Whether every text of the JSON is of a length that the parser, which keeps copies of one, may have.
+/// Whether every string of the JSON is short enough. The parser keeps a copy of the current one.
 bool has_short_texts(std::string_view json) {
-  size_t begin = json.npos;  // of the text that is open
+  size_t begin = json.npos;  // start of the current string
   for (size_t i = 0; i < json.size(); ++i) {
     if (json[i] == '\\') {
       ++i;
@@ -194,7 +204,7 @@ bool has_short_texts(std::string_view json) {
   return true;
 }
 
-/// Number of bytes of a tensor; nullopt if 64 bits cannot hold it or it ends within a byte.
+/// Returns the size of a tensor in bytes. nullopt if it exceeds 64 bits or is not a whole number of bytes.
 std::optional<uint64_t> tensor_bytes(const std::vector<uint64_t>& shape, int bits) {
   uint64_t count = 1;
   for (const uint64_t dimension : shape) {
@@ -204,7 +214,7 @@ std::optional<uint64_t> tensor_bytes(const std::vector<uint64_t>& shape, int bit
   return count / 8;
 }
 
-/// Checks one entry by itself.
+/// Checks one entry without the others.
 absl::StatusOr<SafetensorsEntry> check_entry(RawEntry&& raw, const std::string& path) {
   const auto refuse = [&](const std::string& problem, std::string got = {}, std::string expected = {}) {
     Error error = safetensors_error(path, raw.name, problem);
@@ -248,7 +258,7 @@ absl::StatusOr<SafetensorsEntry> check_entry(RawEntry&& raw, const std::string& 
                           .end = static_cast<int64_t>(end)};
 }
 
-/// Checks that entries, sorted, cover the data without a gap or an overlap.
+/// Checks that the sorted entries cover the data without a gap or an overlap.
 absl::Status check_layout(const std::vector<SafetensorsEntry>& entries, uint64_t data_bytes, const std::string& path) {
   int64_t covered = 0;
   for (const SafetensorsEntry& entry : entries) {
@@ -325,7 +335,7 @@ absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view text
     error.got = text.substr(0, 1);
     return to_status(error);
   }
-  if (text.find('\0') != std::string_view::npos) {  // where nlohmann's parser would see the end of the text
+  if (text.find('\0') != std::string_view::npos) {  // nlohmann's parser would treat it as the end
     return to_status(safetensors_error(path, "header", "is not valid JSON: it holds a NUL byte"));
   }
   if (!has_short_texts(text)) return to_status(safetensors_error(path, "header", "holds a text of over 16 MiB"));

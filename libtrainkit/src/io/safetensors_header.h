@@ -1,5 +1,5 @@
 #pragma once
-/// The header of a safetensors file and the table of its dtypes.
+/// Parses the header of a safetensors file and defines its dtypes.
 
 #include <c10/core/ScalarType.h>
 
@@ -15,29 +15,29 @@ namespace trainkit::detail {
 struct SafetensorsDtype {
   std::string_view name;
   int bits;
-  /// The type that holds it in LibTorch, if there is one.
+  /// LibTorch's type; nullopt if there is none.
   std::optional<c10::ScalarType> scalar_type;
 };
 
-/// In the reference's order, by which its writer sorts.
+/// All dtypes in the reference's order, which its writer uses for sorting.
 const std::vector<SafetensorsDtype>& safetensors_dtypes();
-/// nullptr if there is none.
+/// Return the dtype, or nullptr if there is none.
 const SafetensorsDtype* find_dtype(std::string_view name);
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // in the order of the data
+  std::vector<SafetensorsEntry> entries;  // in the order of their data
   SafetensorsMetadata metadata;
 };
 
-/// Length of the header at most; the reference's limit.
+/// Maximum header length in bytes, the same as the reference's.
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-/// Parses and checks the header `text` of the file `path`, whose data has `data_bytes` bytes.
+/// Parses and checks the header `text` of file `path`, whose data section has `data_bytes` bytes.
 absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view text, uint64_t data_bytes,
                                                            const std::string& path);
 
-/// An error about a safetensors file, exit code 5.
+/// Returns an error about a safetensors file, exit code 5.
 Error safetensors_error(const std::string& path, std::string field, std::string problem);
 
 }  // namespace trainkit::detail

@@ -45,7 +45,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::open(ReadableFile file) {
   uint64_t header_bytes = 0;
   if (auto status = file.read_at(0, &header_bytes, 8); !status.ok()) return blame(status);
   if (header_bytes > detail::kMaxHeaderBytes) {
-    return not_safetensors(file, "is no safetensors file: its header would be too long",
+    return not_safetensors(file, "is not a safetensors file: its header would be too long",
                            fmt::format("{} bytes", header_bytes), fmt::format("at most {}", detail::kMaxHeaderBytes));
   }
   if (header_bytes > bytes - 8) {
@@ -118,7 +118,7 @@ absl::StatusOr<at::Tensor> SafetensorsFile::read(const SafetensorsEntry& entry) 
   if (auto status = file_->read_at(data_begin_ + entry.begin, tensor.data_ptr(), size); !status.ok()) {
     return reclassify(status, ExitCode::kWeights, "weights.file");
   }
-  // A bool whose byte is neither 0 nor 1 is undefined behaviour for whoever computes with it.
+  // A bool with a byte other than 0 and 1 would be undefined behaviour.
   if (*scalar_type == at::kBool) tensor = tensor.view(at::kByte).ne(0);
   return tensor;
 }

@@ -14,7 +14,7 @@ namespace {
 
 using detail::SafetensorsDtype;
 
-/// Header and order of a file.
+/// Header and tensor order of a file to write.
 struct Plan {
   std::string header;
   std::vector<const std::pair<std::string, at::Tensor>*> order;
@@ -33,7 +33,7 @@ absl::Status refuse_entry(const std::string& name, std::string problem, std::str
 absl::Status check(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) return refuse_entry(name, "is an undefined tensor");
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
-    return refuse_entry(name, "has no plain data in memory");
+    return refuse_entry(name, "has no dense data in memory");
   if (!detail::find_dtype(tensor.scalar_type())) {
     return refuse_entry(name, "has a dtype that safetensors lacks", c10::toString(tensor.scalar_type()));
   }
@@ -47,7 +47,7 @@ absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMet
     TRAINKIT_RETURN_IF_ERROR(check(named.first, named.second));
     plan.order.push_back(&named);
   }
-  // The widest types first keeps every tensor aligned; the reference sorts so too.
+  // Writing the widest types first aligns every tensor; the reference uses the same order.
   const auto rank = [](const auto* named) { return detail::find_dtype(named->second.scalar_type()); };
   std::sort(plan.order.begin(), plan.order.end(),
             [&](const auto* a, const auto* b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a->first < b->first; });
@@ -71,7 +71,7 @@ absl::StatusOr<Plan> make_plan(const NamedTensors& tensors, const SafetensorsMet
     }
     std::sort(names.begin(), names.end());
     if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end()) {
-      return refuse_entry(std::string(*twice), "stands twice");
+      return refuse_entry(std::string(*twice), "is a duplicate");
     }
   } catch (const nlohmann::json::type_error&) {
     return refuse_entry("names and metadata", "hold text that is not UTF-8");

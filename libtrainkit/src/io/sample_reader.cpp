@@ -1,4 +1,4 @@
-// The audio stream: decoded, mixed and resampled.
+// Decodes, mixes and resamples the audio stream.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
@@ -12,9 +12,9 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int kMostChannels = 64;  // of libswresample
+constexpr int kMostChannels = 64;  // limit of libswresample
 
-/// Gathers frames of one format after another at the rate and number of channels that are wanted.
+/// Collects audio frames, which may change their format, at the requested rate and number of channels.
 class Resampler {
  public:
   Resampler(const MediaSource& source, const AudioOptions& options)
@@ -36,7 +36,7 @@ class Resampler {
     return convert(const_cast<const uint8_t**>(frame.extended_data), frame.nb_samples, room);
   }
 
-  /// Takes what the filter still holds.
+  /// Flushes the samples remaining in the filter.
   absl::Status finish() {
     if (!resampler_) return absl::OkStatus();
     const int64_t room = av_rescale_rnd(swr_get_delay(resampler_.get(), in_rate_), rate_, in_rate_, AV_ROUND_UP) + 32;
@@ -70,7 +70,7 @@ class Resampler {
     int code = swr_alloc_set_opts2(&made, &out, AV_SAMPLE_FMT_FLTP, rate_, &in, static_cast<AVSampleFormat>(in_format_),
                                    in_rate_, 0, nullptr);
     resampler_.reset(made);
-    // Channels of which nobody says where they stand: each is as loud as the others.
+    // Channels without a known position are mixed with equal weight.
     if (code >= 0 && in.order == AV_CHANNEL_ORDER_UNSPEC && channels_ == 1) {
       const std::vector<double> mean(static_cast<size_t>(in_channels_), 1.0 / in_channels_);
       code = swr_set_matrix(made, mean.data(), in_channels_);
@@ -134,9 +134,9 @@ absl::StatusOr<AudioSamples> read_samples(const MediaSource& source, const Audio
       if (!begin) begin = frame->pts == AV_NOPTS_VALUE ? 0 : frame->pts;
       TRAINKIT_RETURN_IF_ERROR(resampler.add(*frame));
     }
-    if (code == AVERROR(ENOMEM)) return source.too_large();
+    if (code == AVERROR(ENOMEM)) return source.limit_error();
     if (code != AVERROR(EAGAIN) && code != AVERROR_EOF) return source.error("audio is damaged");
-    return deadline.passed() ? source.too_slow() : absl::OkStatus();
+    return deadline.passed() ? source.timeout_error() : absl::OkStatus();
   };
   for (const auto& packet : stream.packets) TRAINKIT_RETURN_IF_ERROR(feed(packet.get()));
   TRAINKIT_RETURN_IF_ERROR(feed(nullptr));

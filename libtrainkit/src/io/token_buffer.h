@@ -1,5 +1,5 @@
 #pragma once
-/// Gathers tokens for a TokenSink and reports progress, so that a sink is not called for each token.
+/// Buffers tokens for a TokenSink and reports progress, so that the sink is not called for each token.
 
 #include <cstdint>
 #include <vector>
@@ -17,7 +17,7 @@ class TokenBuffer {
 
   std::vector<TokenId>& tokens() { return tokens_; }
 
-  /// To be called between pieces with the bytes of text done so far.
+  /// Flushes the buffer if it is full or progress is due. Call it between pieces, with the bytes of text done so far.
   absl::Status advance(size_t done_bytes) {
     if (tokens_.size() < kTokens && done_bytes - reported_bytes_ < kBytes) return absl::OkStatus();
     return flush(done_bytes);
@@ -44,7 +44,7 @@ class TokenBuffer {
   size_t reported_bytes_ = 0;
 };
 
-/// data.encoding at byte `offset`.
+/// Returns data.encoding for byte `offset`.
 absl::Status invalid_utf8(std::string_view text, size_t offset);
 
 }  // namespace trainkit::detail

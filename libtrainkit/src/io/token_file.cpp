@@ -15,8 +15,8 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
-// The copy runs at the speed of memory only with wide vectors; the dynamic linker picks the version for this processor.
-// Sanitizers are not ready when it does: they get the plain version, and so does clang, which hides that it has one.
+// widen() reaches memory speed only with wide vectors, so the dynamic linker selects a version for this CPU. Sanitizers
+// are not initialised at that time and get the default version, as does clang, which does not report the selected one.
 #if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TRAINKIT_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -35,6 +35,17 @@ constexpr uint32_t kOtherByteOrder = 0x04030201;
 
 using DigestBytes = std::array<uint8_t, 16>;
 
+// Note [Two digests of a token file]
+//
+// A token file may have many gigabytes, so open() must not read all of it. It checks only the two ends:
+//   The trailer is the last thing written, so a truncated file has none.
+//   ends_digest covers the header and the trailer. It detects damage in the fields that open() relies on, such as the
+//   number of tokens, before they are used in arithmetic.
+//   The size of the file must equal the size computed from these fields.
+// contents_digest covers everything before the trailer and is compared only by verify(). read() checks the tokens it
+// copies against the vocabulary, because an unverified file may have damaged tokens: widen() returns their maximum, so
+// the check costs no second pass.
+
 struct TokenHeader {
   char magic[8];
   uint32_t version;
@@ -49,11 +60,11 @@ struct TokenHeader {
 };
 static_assert(sizeof(TokenHeader) == 80);
 
-/// After the last token and zeros up to a multiple of 8.
+/// Trailer, after the last token and zeros up to a multiple of 8 bytes.
 struct Trailer {
   uint64_t count;
-  DigestBytes contents_digest;  // of everything before the trailer
-  DigestBytes ends_digest;      // of the header and the fields above
+  DigestBytes contents_digest;  // digest of everything before the trailer
+  DigestBytes ends_digest;      // digest of the header and the fields above
   char magic[8];
 };
 static_assert(sizeof(Trailer) == 48);
@@ -79,7 +90,7 @@ DigestBytes ends_digest(const TokenHeader& header, const Trailer& trailer) {
   return from_hex(digest.hex());
 }
 
-/// 2 bytes hold every id of a vocabulary of at most 65,536.
+/// Returns the size of a stored token. 2 bytes suffice for a vocabulary of at most 65,536.
 uint32_t bytes_per_token(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
 
 uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -92,7 +103,7 @@ absl::Status bad_file(const std::string& path, const std::string& problem, const
                     .problem = problem,
                     .got = got,
                     .expected = expected,
-                    .hint = "delete the file: it is made again from the text"});
+                    .hint = "delete the file; it is rebuilt from the text"});
 }
 
 absl::Status check_header(const std::string& path, const TokenHeader& header) {
@@ -112,13 +123,13 @@ absl::Status check_ends(const std::string& path, const TokenHeader& header, cons
                     header.token_bytes == bytes_per_token(static_cast<int64_t>(header.vocab_size));
   if (!sane) return bad_file(path, "the header contradicts itself");
   if (trailer.count > between / header.token_bytes || padded(trailer.count * header.token_bytes) != between) {
-    return bad_file(path, "not of the size that it says", fmt::format("{} bytes of tokens", between),
+    return bad_file(path, "the size differs from the header", fmt::format("{} bytes of tokens", between),
                     fmt::format("{} tokens of {} bytes", trailer.count, header.token_bytes));
   }
   return absl::OkStatus();
 }
 
-/// out[i] = in[i]; returns the greatest.
+/// Copies in[i] to out[i] and returns the maximum.
 template <class Stored>
 inline Stored widen(const Stored* in, int64_t* out, int64_t count) {
   Stored greatest = 0;
@@ -131,7 +142,7 @@ inline Stored widen(const Stored* in, int64_t* out, int64_t count) {
 TRAINKIT_WIDE uint32_t widen_16(const uint16_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 TRAINKIT_WIDE uint32_t widen_32(const uint32_t* in, int64_t* out, int64_t count) { return widen(in, out, count); }
 
-/// Appends tokens in the width of the file and checks each.
+/// Appends tokens in the file's token size and checks each of them.
 class Appender {
  public:
   Appender(WritableFile& file, const TokenHeader& header) : file_(file), header_(header) {}
@@ -153,7 +164,7 @@ class Appender {
     return file_.append(narrow_.data(), narrow_.size() * sizeof(uint16_t));
   }
 
-  /// The zeros after the last token and the trailer.
+  /// Writes the zeros after the last token, and the trailer.
   absl::Status finish() {
     const uint64_t bytes = count_ * header_.token_bytes;
     const uint64_t zeros = 0;
@@ -219,7 +230,7 @@ absl::Status TokenFile::check_origin(const TokenFileOrigin& expected) const {
                                       : fmt::format("a vocabulary of {}", origin_.vocab_size),
                     .expected = other_text ? fmt::format("the text of {} bytes as it is now", expected.source_bytes)
                                            : fmt::format("the vocabulary of {} in use", expected.vocab_size),
-                    .hint = "delete the file: it is made again from the text"},
+                    .hint = "delete the file; it is rebuilt from the text"},
                    absl::StatusCode::kFailedPrecondition);
 }
 

@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> load_tokenizer(const std::string& pat
     std::vector<uint32_t> code_points;
     for (size_t at = 0; at < characters.size();) {
       uint32_t code_point = 0;
-      at += decode_utf8(std::string_view(characters).substr(at), code_point);  // the JSON parser checked it
+      at += decode_utf8(std::string_view(characters).substr(at), code_point);  // valid: the JSON parser checked it
       code_points.push_back(code_point);
     }
     return CharTokenizer::from_characters(std::move(code_points));

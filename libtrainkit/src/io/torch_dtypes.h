@@ -1,5 +1,5 @@
 #pragma once
-/// PyTorch's names of dtypes and of the storages that hold them.
+/// Maps PyTorch's names of dtypes and storages to LibTorch's types.
 
 #include <c10/core/ScalarType.h>
 
@@ -10,14 +10,15 @@ namespace trainkit::detail {
 
 struct TorchDtype {
   std::string_view name;  ///< "float32"
-  /// "FloatStorage"; empty for a type that has none: torch.save writes it as UntypedStorage and a dtype.
+  /// Name of the storage class, "FloatStorage". Empty for a type without one; torch.save writes it as UntypedStorage
+  /// and a dtype.
   std::string_view storage;
   c10::ScalarType type;
 };
 
-/// All that can be read and written; the quantised types are not among them.
+/// All supported dtypes, without the quantised ones.
 const std::vector<TorchDtype>& torch_dtypes();
-/// nullptr if there is none.
+/// Return the dtype, or nullptr if there is none.
 const TorchDtype* find_torch_dtype(std::string_view name);
 const TorchDtype* find_torch_dtype(c10::ScalarType type);
 const TorchDtype* find_torch_storage(std::string_view storage);

@@ -16,7 +16,7 @@
 namespace trainkit::detail {
 namespace {
 
-/// torch.serialization.MAGIC_NUMBER, as LONG1 has it, and PROTOCOL_VERSION.
+/// torch.serialization.MAGIC_NUMBER in LONG1 encoding, and PROTOCOL_VERSION.
 constexpr std::string_view kMagic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 constexpr int64_t kLegacyVersion = 1001;
 /// Versions of the archive that PyTorch 2.11 reads: kMinSupportedFileFormatVersion, kMaxSupportedFileFormatVersion.
@@ -47,7 +47,7 @@ TorchEntry entry_of(const Unpickler& pickle, std::string name, const PickleValue
     for (const int64_t size : entry.shape) elements *= size;
     entry.storage = tensor.storage;
     entry.storage_offset = static_cast<int64_t>(tensor.offset);
-  } else {  // a storage alone is shown as the vector that it is
+  } else {  // a bare storage is listed as a vector
     const PickledView& view = pickle.views()[value.offset];
     dtype = pickle.storages()[view.storage].dtype;
     if (!dtype) dtype = find_torch_dtype("uint8");
@@ -63,7 +63,7 @@ TorchEntry entry_of(const Unpickler& pickle, std::string name, const PickleValue
   return entry;
 }
 
-/// Takes over everything from the pickle but where the storages lie.
+/// Copies everything from the pickle to `layout` except the locations of the storages.
 absl::Status add_names(const Unpickler& pickle, const PickleValue& root, const std::string& path, TorchLayout& layout) {
   TRAINKIT_ASSIGN_OR_RETURN(PickleNames names, name_values(pickle, root, path));
   for (auto& [name, value] : names.tensors) {
@@ -79,7 +79,7 @@ absl::Status add_names(const Unpickler& pickle, const PickleValue& root, const s
 
 // --- zip ---------------------------------------------------------------------------------------------------------
 
-/// The entries of an archive by their names in its one folder.
+/// Finds the entries of an archive by their names within its single folder.
 class Archive {
  public:
   static absl::StatusOr<Archive> open(const ReadableFile& file) {
@@ -88,8 +88,8 @@ class Archive {
     const std::string folder = entries.empty() ? "" : entries[0].name.substr(0, entries[0].name.find('/') + 1);
     for (ZipEntry& entry : entries) {
       if (folder.empty() || !entry.name.starts_with(folder))
-        return refuse(file, "weights.zip", entry.name, "is not in the archive's one folder", "", folder);
-      // torch.serialization.set_crc32_options(False) writes 0 everywhere.
+        return refuse(file, "weights.zip", entry.name, "is not in the archive's single folder", "", folder);
+      // torch.serialization.set_crc32_options(False) writes 0 for every CRC.
       archive.has_crc_ = archive.has_crc_ || entry.crc != 0;
       std::string name = entry.name.substr(folder.size());
       archive.entries_.emplace(std::move(name), std::move(entry));
@@ -108,7 +108,7 @@ class Archive {
 
   absl::StatusOr<std::string> read(const std::string& name, uint64_t max_bytes) const {
     const ZipEntry* entry = find(name);
-    if (!entry) return refuse(file_, "weights.zip", name, "is not in the archive: no file of torch.save");
+    if (!entry) return refuse(file_, "weights.zip", name, "is not in the archive: not a torch.save file");
     if (entry->size > max_bytes) {
       return refuse(file_, "weights.zip", name, "is too long", fmt::format("{} bytes", entry->size),
                     fmt::format("at most {}", max_bytes));
@@ -166,7 +166,7 @@ absl::StatusOr<TorchLayout> read_zip(const ReadableFile& file) {
     const ZipEntry* entry = archive.find(name);
     if (!entry) return refuse(file, "weights.zip", name, "is not in the archive, but tensors refer to it");
     if (entry->size != storage.bytes) {
-      return refuse(file, "weights.zip", name, "is not as long as its tensors say",
+      return refuse(file, "weights.zip", name, "does not have the size that its tensors state",
                     fmt::format("{} bytes", entry->size), fmt::format("{}", storage.bytes));
     }
     if (layout.is_big_endian && !storage.dtype) {
@@ -196,11 +196,12 @@ absl::Status read_legacy_start(PickleInput& input, Unpickler& pickle) {
     error.expected = fmt::format("{}", kLegacyVersion);
     return to_status(error);
   }
-  // The sizes of types and the byte order of the machine: PyTorch's writer makes the data little-endian whatever it is.
+  // Skips the type sizes and the byte order of the writing machine. PyTorch's writer stores data in little-endian on
+  // every machine.
   return pickle.load().status();
 }
 
-/// The list of keys, then for each its number of elements and its bytes.
+/// Locates the storages of a legacy file: a list of keys, then the number of elements and the bytes of each storage.
 absl::Status place_storages(const ReadableFile& file, PickleInput& input, Unpickler& pickle, TorchLayout& layout) {
   using Kind = PickleValue::Kind;
   const uint64_t keys_at = input.position();
@@ -216,7 +217,7 @@ absl::Status place_storages(const ReadableFile& file, PickleInput& input, Unpick
     const auto at = key.kind == Kind::kText ? index.find(pickle.text(key)) : index.end();
     if (at == index.end()) return to_status(input.error(keys_at, "a storage that no tensor refers to"));
     StoragePlace& place = layout.storages[at->second];
-    if (place.offset >= 0) return refuse(file, "weights.pickle", place.name, "stands twice");
+    if (place.offset >= 0) return refuse(file, "weights.pickle", place.name, "is a duplicate");
     const int64_t left = file.size_bytes() - position - 8;
     int64_t elements = 0;
     if (left < 0) return refuse(file, "weights.pickle", place.name, "is missing: the file is cut short");
@@ -225,7 +226,7 @@ absl::Status place_storages(const ReadableFile& file, PickleInput& input, Unpick
     const auto element = static_cast<int64_t>(place.dtype ? c10::elementSize(place.dtype->type) : 1);
     const auto bytes = static_cast<int64_t>(pickle.storages()[at->second].bytes);
     if (elements < 0 || elements != bytes / element) {
-      return refuse(file, "weights.pickle", place.name, "is not as long as its tensors say",
+      return refuse(file, "weights.pickle", place.name, "does not have the size that its tensors state",
                     fmt::format("{} elements", elements), fmt::format("{}", bytes / element));
     }
     if (bytes > left) {
@@ -257,8 +258,8 @@ absl::StatusOr<TorchLayout> read_legacy(const ReadableFile& file) {
   return layout;
 }
 
-/// Most tensors are views of a storage. Those that are computed from it take memory of their own, and strides of 0
-/// could make them any size: together they may be twice what the file holds.
+/// Limits the memory of tensors that are computed from a storage instead of being views of it. Strides of 0 could give
+/// them any size, so together they may have at most twice the size of the file.
 absl::Status check_copies(const ReadableFile& file, const TorchLayout& layout) {
   int64_t left = 2 * std::min(file.size_bytes(), std::numeric_limits<int64_t>::max() / 2);
   for (size_t i = 0; i < layout.entries.size(); ++i) {
@@ -280,7 +281,7 @@ absl::StatusOr<TorchLayout> read_torch_layout(const ReadableFile& file) {
     TRAINKIT_RETURN_IF_ERROR(check_copies(file, layout));
     return layout;
   }
-  return refuse(file, "weights.pickle", {}, "is no file of torch.save", "", "a zip archive or a pickle",
+  return refuse(file, "weights.pickle", {}, "is not a torch.save file", "", "a zip archive or a pickle",
                 content_hint(content));
 }
 

@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "numbers of PyTorch's 
 struct TorchFile::Contents {
   ReadableFile file;
   detail::TorchLayout layout;
-  std::vector<uint32_t> by_name;  // positions in layout.entries
+  std::vector<uint32_t> by_name;  // indices into layout.entries, sorted by name
 };
 
 namespace {
@@ -37,15 +37,15 @@ void swap_bytes(char* bytes, size_t count, size_t element) {
   for (size_t i = 0; i + element <= count; i += element) std::reverse(bytes + i, bytes + i + element);
 }
 
-/// The storage's own values made those of this machine.
+/// Converts a storage's values to this machine's representation.
 void convert(at::Tensor& storage, const detail::TorchDtype* dtype, bool is_big_endian) {
   if (!dtype) return;
   auto* bytes = static_cast<char*>(storage.mutable_data_ptr());
   const size_t count = storage.nbytes();
-  // A complex number is two, each swapped by itself.
+  // A complex number consists of two numbers, swapped separately.
   const size_t element = c10::elementSize(dtype->type) / (c10::isComplexType(dtype->type) ? 2 : 1);
   if (is_big_endian) swap_bytes(bytes, count, element);
-  // A bool whose byte is neither 0 nor 1 is undefined behaviour for whoever computes with it.
+  // A bool with a byte other than 0 and 1 would be undefined behaviour.
   if (dtype->type == at::kBool) std::transform(bytes, bytes + count, bytes, [](char b) { return b != 0; });
 }
 
@@ -104,7 +104,7 @@ absl::StatusOr<std::string> TorchFile::state_dict_prefix() const {
   const size_t shown = std::min<size_t>(containers.size(), 8);
   error.got = fmt::format("{}{}", fmt::join(containers.begin(), containers.begin() + static_cast<int64_t>(shown), ", "),
                           shown < containers.size() ? ", ..." : "");
-  error.expected = "the name of one";
+  error.expected = "the name of one of them";
   return to_status(error, absl::StatusCode::kInvalidArgument);
 }
 

@@ -36,17 +36,17 @@ absl::Status check(const NamedTensors& tensors) {
   std::unordered_set<std::string_view> names;
   for (const auto& [name, tensor] : tensors) {
     if (find_invalid_utf8(name) != name.size()) return refuse_tensor(escape_text(name), "is not UTF-8");
-    if (!names.insert(name).second) return refuse_tensor(name, "stands twice");
+    if (!names.insert(name).second) return refuse_tensor(name, "is a duplicate");
     if (!tensor.defined()) return refuse_tensor(name, "is an undefined tensor");
     if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
-      return refuse_tensor(name, "has no plain data in memory");
+      return refuse_tensor(name, "has no dense data in memory");
     if (!detail::find_torch_dtype(tensor.scalar_type()))
       return refuse_tensor(name, "has a dtype that PyTorch's files lack", c10::toString(tensor.scalar_type()));
   }
   return absl::OkStatus();
 }
 
-/// Number of the storage of each tensor; equal for those that are the same view of the same memory.
+/// Assigns a storage index to each tensor. Tensors that are the same view of the same memory share one.
 std::vector<size_t> number_storages(const NamedTensors& tensors) {
   using View = std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>, bool, bool>;
   std::map<View, size_t> views;
@@ -67,7 +67,7 @@ std::vector<size_t> number_storages(const NamedTensors& tensors) {
   return numbers;
 }
 
-/// The opcodes that torch.save writes, in protocol 2, which torch.load(weights_only=True) asks for.
+/// Writes the opcodes of torch.save in protocol 2, which torch.load(weights_only=True) requires.
 class Pickler {
  public:
   Pickler() { out_ = "\x80\x02"; }
@@ -82,7 +82,7 @@ class Pickler {
     put(static_cast<uint32_t>(text.size()));
     out_ += text;
   }
-  /// A text that comes again and again.
+  /// Writes a repeated string once, and then by reference to the memo.
   void word(std::string_view word) {
     if (recall(std::string(word))) return;
     text(word);
@@ -100,7 +100,7 @@ class Pickler {
       put(value);
     }
   }
-  void real(double value) {  // big-endian, as nothing else
+  void real(double value) {  // big-endian, unlike all other values
     uint64_t bits = std::bit_cast<uint64_t>(value);
     out_ += 'G';
     for (int shift = 56; shift >= 0; shift -= 8) out_ += static_cast<char>(bits >> shift);
@@ -125,7 +125,7 @@ class Pickler {
     out_ += static_cast<char>(at->second);
     return true;
   }
-  /// The memo's next entry; there are fewer than 256: types and a few words.
+  /// Stores the top of the stack as the next memo entry. There are fewer than 256 entries: types and a few words.
   void remember() {
     out_ += 'q';
     out_ += static_cast<char>(memo_.size() - 1);
@@ -171,7 +171,7 @@ std::string pickle(const NamedTensors& tensors, const std::vector<size_t>& stora
   return pickler.bytes();
 }
 
-/// The tensors below `value`, depth first, under the names that TorchFile gives them.
+/// Collects the tensors below `value`, depth first, with the names that TorchFile gives them.
 absl::Status gather(const TorchValue& value, const std::string& name, int depth, NamedTensors& tensors) {
   constexpr int kMostLevels = 60;
   if (depth > kMostLevels) return refuse_tensor(name, "is nested too deeply");
@@ -181,7 +181,7 @@ absl::Status gather(const TorchValue& value, const std::string& name, int depth,
   for (size_t i = 0; i < value.items().size(); ++i) {
     const bool is_dict = value.kind() == TorchValue::Kind::kDict;
     const std::string key = is_dict ? value.keys()[i] : std::to_string(i);
-    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse_tensor(start + key, "stands twice");
+    if (is_dict && !keys.insert(value.keys()[i]).second) return refuse_tensor(start + key, "is a duplicate");
     if (find_invalid_utf8(key) != key.size()) return refuse_tensor(start + escape_text(key), "is not UTF-8");
     TRAINKIT_RETURN_IF_ERROR(gather(value.items()[i], start + key, depth + 1, tensors));
   }
@@ -190,7 +190,7 @@ absl::Status gather(const TorchValue& value, const std::string& name, int depth,
   return absl::OkStatus();
 }
 
-/// `next` counts tensors in the order of gather().
+/// Writes `value`. `next` counts tensors in the order of gather().
 void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<size_t>& storages, size_t& next) {
   using Kind = TorchValue::Kind;
   const auto items = [&] {
@@ -221,7 +221,7 @@ void pickle_value(Pickler& pickler, const TorchValue& value, const std::vector<s
   }
 }
 
-/// The archive: the pickle, then each storage once.
+/// Writes the archive: the pickle, then each storage once.
 absl::Status write_archive(WritableFile& file, const std::string& pickled, const NamedTensors& tensors,
                            const std::vector<size_t>& storages) {
   if (pickled.size() > detail::kMaxPickleBytes)
@@ -229,7 +229,7 @@ absl::Status write_archive(WritableFile& file, const std::string& pickled, const
   detail::ZipWriter zip(file);
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/data.pkl", pickled));
   TRAINKIT_RETURN_IF_ERROR(zip.add("archive/byteorder", "little"));
-  std::vector<size_t> first;  // of each storage; its others are written with it
+  std::vector<size_t> first;  // first tensor of each storage
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (storages[i] == first.size()) first.push_back(i);
   }

@@ -1,4 +1,4 @@
-// The machine: opcodes, stack, memo and containers.
+// Implements the unpickler's stack machine: opcodes, stack, memo and containers.
 #include "io/unpickler.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,21 @@
 namespace trainkit::detail {
 namespace {
 
-/// The opcodes that torch.save may write, in protocols 2 to 5. Source: CPython's Lib/pickle.py.
+// Note [Restricted unpickler]
+//
+// In Python, unpickling runs code: GLOBAL imports any name and REDUCE calls it. Here, names are looked up in a fixed
+// list (push_global) and REDUCE selects one of a few built-in functions (Unpickler::call), which only create values. An
+// unknown name or opcode ends the load with an error.
+//
+// Values are 16-byte structs that refer to each other by index, not by pointer. So copying shared containers is cheap,
+// and a container that contains itself cannot cause recursion here; pickle_names.cpp limits its depth.
+//
+// One byte of input can create a value, a list or a memo entry, so every container has a limit (unpickler_limits.h),
+// together below 200 MiB. The stack below the last mark must not be touched: opcodes check against marks_.back() before
+// they pop. Sizes, strides and offsets are checked with overflow-safe arithmetic against the storage (check_bounds),
+// and storages against the file (torch_file_layout.cpp), before any tensor exists.
+
+/// Opcodes that torch.save may write, in protocols 2 to 5. Source: CPython's Lib/pickle.py.
 enum Opcode : uint8_t {
   kMark = '(',
   kStop = '.',
@@ -76,9 +90,9 @@ absl::Status Unpickler::refuse(std::string problem, std::string got, std::string
 }
 
 std::string Unpickler::describe(const PickleValue& value) const {
-  constexpr std::array kNames = {
-      "None",   "a truth value", "an integer", "a float", "a large integer", "text",      "bytes",    "a tuple",
-      "a list", "a dict",        "a function", "a dtype", "a storage type",  "a storage", "a tensor", "nothing"};
+  constexpr std::array kNames = {"None",           "a boolean", "an integer", "a float", "a large integer", "text",
+                                 "bytes",          "a tuple",   "a list",     "a dict",  "a function",      "a dtype",
+                                 "a storage type", "a storage", "a tensor",   "nothing"};
   return kNames.at(static_cast<size_t>(value.kind));
 }
 
@@ -99,7 +113,7 @@ absl::StatusOr<PickleValue> Unpickler::load() {
     TRAINKIT_RETURN_IF_ERROR(run(static_cast<uint8_t>(opcode)));
   }
   if (stack_.size() != 1 || !marks_.empty())
-    return refuse("the pickle ends with other than one value", fmt::format("{}", stack_.size()));
+    return refuse("the pickle does not end with exactly one value", fmt::format("{}", stack_.size()));
   return stack_.back();
 }
 
@@ -140,7 +154,7 @@ absl::Status Unpickler::run(uint8_t opcode) {
     case kBinPersistentId:
       return persistent_load();
     case kFrame:
-      return number(8).status();  // a hint for reading ahead
+      return number(8).status();  // the frame size only helps to read ahead
     case kGlobal: {
       TRAINKIT_ASSIGN_OR_RETURN(const std::string_view line, input_.line());
       const std::string module(line);
@@ -195,7 +209,7 @@ absl::Status Unpickler::push_integer(std::string_view little_endian) {
 
 absl::Status Unpickler::run_text(uint8_t opcode) {
   switch (opcode) {
-    case kShortBinString:  // a str of Python 2
+    case kShortBinString:  // str of Python 2
     case kShortBinUnicode:
       return push_text(Kind::kText, 1);
     case kBinString:
@@ -277,7 +291,7 @@ absl::Status Unpickler::add_items(Kind kind, size_t from) {
   if (from == 0 || from - 1 < floor) return refuse("a value is missing on the stack");
   const PickleValue target = stack_[from - 1];
   if (target.kind != kind)
-    return refuse("items are added to what does not hold them", describe(target),
+    return refuse("items are added to a value that is not a container", describe(target),
                   kind == Kind::kDict ? "a dict" : "a list");
   if (kind == Kind::kDict && (stack_.size() - from) % 2 != 0) return refuse("a key has no value");
   auto& items = lists_[target.offset];
@@ -338,7 +352,7 @@ absl::Status Unpickler::run_memo(uint8_t opcode) {
 
 absl::Status Unpickler::remember(uint64_t index) {
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) return refuse("a value is missing on the stack");
-  // Python counts upwards from 0 (from 1, once); a number far ahead only asks for memory.
+  // Python numbers memo entries upwards from 0 (or from 1). An index far ahead could only serve to request memory.
   if (index >= kMaxMemo || index > memo_.size() + 1) {
     return refuse("the memo has a hole", fmt::format("entry {}", index), fmt::format("at most {}", memo_.size() + 1));
   }
@@ -349,7 +363,7 @@ absl::Status Unpickler::remember(uint64_t index) {
 
 absl::Status Unpickler::recall(uint64_t index) {
   if (index >= memo_.size() || memo_[index].kind == Kind::kUnset)
-    return refuse("nothing was put into the memo there", fmt::format("entry {}", index));
+    return refuse("the memo entry was never stored", fmt::format("entry {}", index));
   return push(memo_[index]);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// The restricted reader of pickles: a machine for the opcodes that build data, and for the handful of names that
-/// torch.save writes. It calls nothing: a name outside the list ends it.
+/// Reads pickles with a restricted stack machine: only opcodes that build data, and only the few names that torch.save
+/// writes. It calls nothing; see Note [Restricted unpickler].
 
 #include <absl/status/statusor.h>
 
@@ -15,7 +15,7 @@
 
 namespace trainkit::detail {
 
-/// One value of a pickle; 16 bytes.
+/// A value of a pickle; 16 bytes.
 struct PickleValue {
   enum class Kind : uint8_t {
     kNone,
@@ -26,11 +26,11 @@ struct PickleValue {
     kText,         ///< size bytes from offset
     kBytes,        ///< size bytes from offset
     kTuple,        ///< size values from offset, in tuples()
-    kList,         ///< lists()[offset]; a set too
+    kList,         ///< lists()[offset]; also a set
     kDict,         ///< lists()[offset]: key, value, key, value, ...
     kFunction,     ///< integer is a Function
     kDtype,        ///< torch_dtypes()[integer]
-    kStorageType,  ///< torch_dtypes()[integer], or -1: untyped
+    kStorageType,  ///< torch_dtypes()[integer]; -1 if untyped
     kStorage,      ///< views()[offset]
     kTensor,       ///< tensors()[offset]
     kUnset
@@ -44,14 +44,14 @@ struct PickleValue {
   };
 };
 
-/// A storage that the pickle speaks of; its bytes are elsewhere.
+/// A storage that the pickle refers to. Its bytes are outside the pickle.
 struct PickledStorage {
   std::string key;
   const TorchDtype* dtype;  // nullptr: untyped
   uint64_t bytes;
 };
 
-/// A part of a storage.
+/// A range of a storage.
 struct PickledView {
   uint32_t storage;
   uint64_t begin, end;  // bytes
@@ -62,19 +62,20 @@ struct PickledTensor {
   uint16_t dtype;  // torch_dtypes()[dtype]
   bool conjugated = false, negated = false;
   uint32_t rank;
-  /// In elements from the storage's start.
+  /// Offset from the start of the storage, in elements.
   uint64_t offset;
-  /// rank sizes, then rank strides, in dims().
+  /// Index in dims() of `rank` sizes followed by `rank` strides.
   uint64_t dims;
 };
 
-/// Reads pickles one after the other from one input; storages and tensors of all are kept. Every limit is there because
-/// a small file could otherwise ask for a lot of memory: see unpickler.cpp.
+/// Reads consecutive pickles from one input and keeps the storages and tensors of all of them. Limits memory use; see
+/// Note [Restricted unpickler].
 class Unpickler {
  public:
   explicit Unpickler(PickleInput& input) : input_(input) {}
 
-  /// One pickle, up to and with its STOP. Errors: weights.pickle, exit code 5, with the offset of the opcode.
+  /// Reads one pickle, up to and including its STOP opcode. Errors: weights.pickle, exit code 5, with the offset of the
+  /// opcode.
   absl::StatusOr<PickleValue> load();
 
   const PickleInput& input() const { return input_; }
@@ -112,7 +113,7 @@ class Unpickler {
   absl::StatusOr<PickleValue> pop();
   absl::StatusOr<size_t> pop_mark();
   absl::StatusOr<uint64_t> number(int bytes);
-  /// A tuple's first value; nullptr for what is no tuple.
+  /// Returns a tuple's first value, or nullptr if `value` is not a tuple.
   const PickleValue* tuple(const PickleValue& value) const {
     return value.kind == Kind::kTuple ? tuples_.data() + value.offset : nullptr;
   }

@@ -1,4 +1,4 @@
-// The names that a pickle may speak of, and what they make: containers, storages, tensors.
+// Implements the names allowed in a pickle, and the containers, storages and tensors that they create.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace trainkit::detail {
 namespace {
 
-/// What REDUCE may "call": nothing of it runs anything but the code below.
+/// Functions that REDUCE may "call". None of them runs anything except the code below; see Note [Restricted unpickler].
 enum class Function : int64_t {
   kOrderedDict,
   kSize,
@@ -71,14 +71,14 @@ absl::Status Unpickler::push_global(std::string_view module, std::string_view na
 absl::Status Unpickler::call() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue arguments, pop());
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue function, pop());
-  if (function.kind != Kind::kFunction) return refuse("what is called is no function", describe(function));
+  if (function.kind != Kind::kFunction) return refuse("the called object is not a function", describe(function));
   if (arguments.kind != Kind::kTuple) return refuse("a function's arguments are no tuple", describe(arguments));
   switch (static_cast<Function>(function.integer)) {
     case Function::kOrderedDict:
       return call_ordered_dict(arguments);
     case Function::kSize:
       if (arguments.size != 1 || tuple(arguments)->kind != Kind::kTuple)
-        return refuse("torch.Size of other than a tuple");
+        return refuse("torch.Size of a value that is not a tuple");
       return push(*tuple(arguments));
     case Function::kRebuildTensor:
       return call_rebuild(1, arguments);
@@ -90,19 +90,19 @@ absl::Status Unpickler::call() {
       if (arguments.size != 3 || tuple(arguments)->kind != Kind::kTensor) return refuse("a parameter without a tensor");
       return push(*tuple(arguments));
   }
-  return refuse("what is called is no function");
+  return refuse("the called object is not a function");
 }
 
-/// OrderedDict() or, as Python 2 wrote it, OrderedDict([[key, value], ...]).
+/// Creates an OrderedDict from OrderedDict() or, in files of Python 2, OrderedDict([[key, value], ...]).
 absl::Status Unpickler::call_ordered_dict(const PickleValue& arguments) {
   std::vector<PickleValue> items;
   if (arguments.size > 1 || (arguments.size == 1 && tuple(arguments)->kind != Kind::kList))
-    return refuse("an OrderedDict of other than a list");
+    return refuse("an OrderedDict of a value that is not a list");
   if (arguments.size == 1) {
     for (const PickleValue& pair : lists_[tuple(arguments)->offset]) {
       const bool is_list = pair.kind == Kind::kList, is_tuple = pair.kind == Kind::kTuple;
       const size_t count = is_list ? lists_[pair.offset].size() : is_tuple ? pair.size : 0;
-      if (count != 2) return refuse("an OrderedDict of other than pairs", describe(pair));
+      if (count != 2) return refuse("an OrderedDict of items that are not pairs", describe(pair));
       const PickleValue* first = is_list ? lists_[pair.offset].data() : tuple(pair);
       items.insert(items.end(), first, first + 2);
     }
@@ -111,23 +111,26 @@ absl::Status Unpickler::call_ordered_dict(const PickleValue& arguments) {
   return push_list(Kind::kDict, std::move(items));
 }
 
-/// An object's attributes: of an OrderedDict alone, whose `_metadata` (versions of modules) is not weights.
+/// Handles BUILD, which sets attributes. Accepted only for an OrderedDict, and ignored: its `_metadata` (versions of
+/// modules) is not weights.
 absl::Status Unpickler::build() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue state, pop());
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) return refuse("a value is missing on the stack");
   if (state.kind != Kind::kDict || stack_.back().kind != Kind::kDict)
-    return refuse("attributes are set on what has none", describe(stack_.back()), "an OrderedDict", kSaveAgain);
+    return refuse("attributes are set on an object without attributes", describe(stack_.back()), "an OrderedDict",
+                  kSaveAgain);
   return absl::OkStatus();
 }
 
-/// ("storage", type, key, device, elements), of old files with a sixth: None or (key, offset, elements) of a view.
+/// Reads a reference to a storage: ("storage", type, key, device, elements). Old files have a sixth item: None, or
+/// (key, offset, elements) for a view.
 absl::Status Unpickler::persistent_load() {
   TRAINKIT_ASSIGN_OR_RETURN(const PickleValue id, pop());
   const PickleValue* parts = tuple(id);
   if (id.kind != Kind::kTuple || id.size == 0 || parts[0].kind != Kind::kText || text(parts[0]) != "storage") {
     const bool module =
         id.kind == Kind::kTuple && id.size > 0 && parts[0].kind == Kind::kText && text(parts[0]) == "module";
-    return refuse(module ? "holds a whole model, whose classes are code" : "a reference to other than a storage", "",
+    return refuse(module ? "holds a whole model, whose classes are code" : "a persistent id that is not a storage", "",
                   "", kSaveAgain);
   }
   const bool typed = (id.size == 5 || id.size == 6) && parts[1].kind == Kind::kStorageType &&
@@ -164,12 +167,12 @@ absl::StatusOr<uint32_t> Unpickler::add_storage(std::string_view key, const Torc
   }
   const PickledStorage& known = storages_[at->second];
   if (known.dtype != dtype || known.bytes != bytes)
-    return refuse("a storage that stands twice, differently", escape_text(key));
+    return refuse("a storage is declared twice with different types or sizes", escape_text(key));
   return at->second;
 }
 
-/// (storage, offset, sizes, strides), from version 2 on with requires_grad and hooks, in version 3 with a dtype; then
-/// perhaps {"conj": bool, "neg": bool}.
+/// Creates a tensor from (storage, offset, sizes, strides). Version 2 adds requires_grad and hooks, version 3 also a
+/// dtype. {"conj": bool, "neg": bool} may follow.
 absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) {
   constexpr std::array<uint32_t, 3> kCounts = {4, 6, 7};
   const uint32_t count = kCounts.at(static_cast<size_t>(version - 1));
@@ -177,7 +180,7 @@ absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) 
   const bool shaped = (arguments.size == count || (version > 1 && arguments.size == count + 1)) &&
                       parts[0].kind == Kind::kStorage && parts[1].kind == Kind::kInt && parts[2].kind == Kind::kTuple &&
                       parts[3].kind == Kind::kTuple && (version < 3 || parts[6].kind == Kind::kDtype);
-  if (!shaped) return refuse("a tensor with other than a storage, an offset, sizes and strides");
+  if (!shaped) return refuse("a tensor without a storage, an offset, sizes and strides");
   const PickledView& view = views_[parts[0].offset];
   const TorchDtype* dtype =
       version == 3 ? &torch_dtypes()[static_cast<size_t>(parts[6].integer)] : storages_[view.storage].dtype;
@@ -196,8 +199,9 @@ absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) 
     for (uint32_t i = 0; i < tensor.rank; ++i) {
       const PickleValue& dim = tuple(*list)[i];
       if (dim.kind != Kind::kInt || dim.integer < 0)
-        return refuse(list == &parts[2] ? "a size that is no count" : "a stride that is no count",
-                      dim.kind == Kind::kInt ? fmt::format("{}", dim.integer) : describe(dim));
+        return refuse(
+            list == &parts[2] ? "a size is not a non-negative integer" : "a stride is not a non-negative integer",
+            dim.kind == Kind::kInt ? fmt::format("{}", dim.integer) : describe(dim));
       dims_.push_back(dim.integer);
     }
   }
@@ -224,7 +228,7 @@ absl::Status Unpickler::call_rebuild(int version, const PickleValue& arguments) 
   return push(reference(Kind::kTensor, tensors_.size() - 1));
 }
 
-/// Every element must lie in the view; offset still counts from the view's start.
+/// Checks that every element lies in the view. `offset` still counts from the start of the view.
 absl::Status Unpickler::check_bounds(const PickledView& view, const PickledTensor& tensor) const {
   const uint64_t element = c10::elementSize(torch_dtypes()[tensor.dtype].type);
   const int64_t* sizes = dims_.data() + tensor.dims;

@@ -1,11 +1,11 @@
 #pragma once
-/// What both halves of the unpickler share.
+/// Declares limits and helpers shared by both source files of the unpickler.
 
 #include "io/unpickler.h"
 
 namespace trainkit::detail {
 
-// What a hostile pickle could multiply: one byte makes a value, a list, a memo entry. Together below 200 MiB.
+// Limits against hostile pickles, in which one byte creates a value, a list or a memo entry. Together below 200 MiB.
 inline constexpr uint64_t kMaxValues = 2'000'000;
 inline constexpr uint64_t kMaxLists = 1'000'000;
 inline constexpr uint64_t kMaxMemo = 2'000'000;

@@ -10,10 +10,26 @@
 namespace trainkit::detail {
 namespace {
 
-constexpr int kMostReordered = 16;  // frames, of H.264 and HEVC
+// Note [Decoding only the requested frames]
+//
+// The result must be bit-identical to decoding the whole stream, so each requested frame starts at a safe key frame.
+// first_packet() takes the last key frame before it in decoding order that is also not displayed after it. Frames that
+// come after a key frame in decoding order but are displayed before it (leading pictures of an open GOP) may refer to
+// frames before the key frame.
+//
+// Packets between two requested frames are decoded, not skipped, if the second has no later key frame: the decoder
+// continues. Only H.264 frames with nal_ref_idc 0 are skipped, as the format guarantees that no frame refers to them.
+//
+// FFmpeg learns the reordering depth while decoding and drops frames until it knows it. Therefore has_b_frames is set
+// from the time stamps in advance (reordered_frames).
+//
+// If a requested frame is still missing (a wrong key-frame flag, duplicate time stamps) or decoding fails, the whole
+// stream is decoded once, and that result decides. Errors of the sink, timeouts and lack of memory are final.
 
-/// How many frames at most come before one that is shown earlier. FFmpeg learns it by and by, and drops frames until
-/// it knows; the container's time stamps tell it.
+constexpr int kMostReordered = 16;  // frames; limit of H.264 and HEVC
+
+/// Returns the largest number of frames that precede a frame displayed earlier. See Note [Decoding only the requested
+/// frames].
 int reordered_frames(const MediaStream& stream) {
   const auto& packets = stream.packets;
   int64_t most = 0;
@@ -36,16 +52,17 @@ class Decoder {
     return Decoder(source, std::move(context));
   }
 
-  /// Decodes packet `number` and hands over what comes. A frame that nothing refers to may be left out.
+  /// Decodes packet `number` and passes the resulting frames to `sink`. `may_leave_out` allows skipping a frame that no
+  /// frame refers to.
   absl::Status send(int64_t number, bool may_leave_out, const std::function<absl::Status(const AVFrame&)>& sink) {
     const AVPacket* packet = source_->video->packets[number].get();
-    const bool can_tell = context_->codec_id == AV_CODEC_ID_H264;  // nal_ref_idc of 0 is a promise of the format
+    const bool can_tell = context_->codec_id == AV_CODEC_ID_H264;  // only its nal_ref_idc of 0 guarantees that
     context_->skip_frame = may_leave_out && can_tell ? AVDISCARD_NONREF : AVDISCARD_DEFAULT;
-    if (deadline_.passed()) return source_->too_slow();
+    if (deadline_.passed()) return source_->timeout_error();
     return feed(packet, sink);
   }
 
-  /// Hands over what is still to come, and forgets everything.
+  /// Passes the remaining frames to `sink` and resets the decoder.
   absl::Status finish(const std::function<absl::Status(const AVFrame&)>& sink) {
     absl::Status status = feed(nullptr, sink);
     avcodec_flush_buffers(context_.get());
@@ -73,7 +90,7 @@ class Decoder {
 
   absl::Status check(int code, const AVPacket* packet) const {
     if (code >= 0) return absl::OkStatus();
-    if (code == AVERROR(ENOMEM)) return source_->too_large();
+    if (code == AVERROR(ENOMEM)) return source_->limit_error();
     const bool timed = packet && packet->pts != AV_NOPTS_VALUE;
     const std::string at =
         timed ? fmt::format(" at {:.3f} s", static_cast<double>(packet->pts) * av_q2d(source_->video->time_base)) : "";
@@ -86,8 +103,8 @@ class Decoder {
   Deadline deadline_;
 };
 
-/// The key frame that decoding must begin with for the frame of packet `wanted`. One that is shown after it will not
-/// do: frames between a key frame and its packet that are shown before it may refer to what stands before it.
+/// Returns the key frame at which decoding must begin for the frame of packet `wanted`. See Note [Decoding only the
+/// requested frames].
 int64_t first_packet(const MediaStream& stream, int64_t wanted) {
   for (int64_t i = wanted; i > 0; --i) {
     const AVPacket& packet = *stream.packets[i];
@@ -98,37 +115,38 @@ int64_t first_packet(const MediaStream& stream, int64_t wanted) {
   return 0;
 }
 
-/// Which frames of a call have been handed over.
+/// Tracks which requested frames were passed to the sink.
 class Wanted {
  public:
   Wanted(const MediaSource& source, std::span<const int64_t> wanted) {
     for (const int64_t index : wanted) {
-      open_[source.frames[index].pts] = index;
+      missing_[source.frames[index].pts] = index;
       packets_.push_back(source.frames[index].packet);
     }
     std::sort(packets_.begin(), packets_.end());
   }
   const std::vector<int64_t>& packets() const { return packets_; }
   bool has(int64_t packet) const { return std::binary_search(packets_.begin(), packets_.end(), packet); }
-  bool all_came() const { return open_.empty(); }
+  bool complete() const { return missing_.empty(); }
   absl::Status take(const AVFrame& frame, const FrameSink& sink) {
-    const auto found = open_.find(frame.pts);
-    if (found == open_.end()) return absl::OkStatus();
+    const auto found = missing_.find(frame.pts);
+    if (found == missing_.end()) return absl::OkStatus();
     const int64_t index = found->second;
-    open_.erase(found);
+    missing_.erase(found);
     sink_status_ = sink(frame, index);
     return sink_status_;
   }
-  /// What the sink said last: decoding again does not mend its errors.
+  /// Last status of the sink. Decoding again would not fix its errors.
   const absl::Status& sink_status() const { return sink_status_; }
 
  private:
   absl::Status sink_status_;
-  std::unordered_map<int64_t, int64_t> open_;  // by time stamp
-  std::vector<int64_t> packets_;               // ascending
+  std::unordered_map<int64_t, int64_t> missing_;  // time stamp to index of a missing frame
+  std::vector<int64_t> packets_;                  // ascending
 };
 
-absl::Status decode_what_is_needed(const MediaSource& source, Wanted& wanted, const FrameSink& sink, int64_t& decoded) {
+absl::Status decode_requested_frames(const MediaSource& source, Wanted& wanted, const FrameSink& sink,
+                                     int64_t& decoded) {
   TRAINKIT_ASSIGN_OR_RETURN(Decoder decoder, Decoder::open(source));
   const auto take = [&](const AVFrame& frame) {
     ++decoded;
@@ -162,18 +180,18 @@ absl::StatusOr<int64_t> decode_frames(const MediaSource& source, std::span<const
   Wanted wanted(source, indices);
   int64_t decoded = 0;
   if (source.timed) {
-    const absl::Status status = decode_what_is_needed(source, wanted, sink, decoded);
-    if (status.ok() && wanted.all_came()) return decoded;
+    const absl::Status status = decode_requested_frames(source, wanted, sink, decoded);
+    if (status.ok() && wanted.complete()) return decoded;
     TRAINKIT_RETURN_IF_ERROR(wanted.sink_status());
     if (absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status)) return status;
   }
-  // A key frame that is none, or time stamps that do not tell the frames apart: the whole stream gives the verdict.
+  // Wrong key-frame flags or duplicate time stamps: decode the whole stream.
   TRAINKIT_RETURN_IF_ERROR(decode_all_frames(source, [&](const AVFrame& frame, int64_t count) -> absl::Status {
     ++decoded;
     if (source.timed) return wanted.take(frame, sink);
     return std::binary_search(indices.begin(), indices.end(), count) ? sink(frame, count) : absl::OkStatus();
   }));
-  if (source.timed && !wanted.all_came()) return source.error("a frame is missing from the video");
+  if (source.timed && !wanted.complete()) return source.error("a frame is missing from the video");
   return decoded;
 }
 

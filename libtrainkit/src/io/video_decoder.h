@@ -1,5 +1,5 @@
 #pragma once
-// The frames of a stream that are wanted, and no more work than they need.
+// Decodes requested frames of a video stream with as little work as possible.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -11,15 +11,16 @@
 
 namespace trainkit::detail {
 
-/// Called with a decoded frame and its place in MediaSource::frames.
+/// Receives a decoded frame and its index in MediaSource::frames.
 using FrameSink = std::function<absl::Status(const AVFrame& frame, int64_t index)>;
 
-/// Decodes `wanted` (places in source.frames, ascending, each once) and hands each to `sink` once, in any order.
-/// Returns how many frames were decoded. Error: a frame that is needed is damaged, or does not come.
+/// Decodes the frames `wanted` (unique, ascending indices into source.frames) and passes each to `sink` once, in any
+/// order. Returns the number of decoded frames. Error if a needed frame is damaged or missing. See Note [Decoding only
+/// the requested frames].
 absl::StatusOr<int64_t> decode_frames(const MediaSource& source, std::span<const int64_t> wanted,
                                       const FrameSink& sink);
 
-/// Decodes everything and hands over each frame that comes, counted.
+/// Decodes the whole stream and passes each frame with its number to `sink`.
 absl::Status decode_all_frames(const MediaSource& source, const FrameSink& sink);
 
 }  // namespace trainkit::detail

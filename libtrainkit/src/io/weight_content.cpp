@@ -9,7 +9,7 @@ WeightContent weight_content(const ReadableFile& file) {
   if (!file.read_at(0, start.data(), start.size()).ok()) return WeightContent::kOther;
   const std::string_view text = start;
   if (text.starts_with("PK\x03\x04") || text.starts_with("PK\x05\x06")) return WeightContent::kZip;
-  // A safetensors file may begin so too: with the length of a header of 640 bytes.
+  // A safetensors file may begin with the same bytes: the length of a header of 640 bytes.
   const bool is_header = text.size() > 8 && text.substr(4, 4) == std::string_view("\0\0\0\0", 4) && text[8] == '{';
   if (text.size() >= 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5 && !is_header)
     return WeightContent::kPickle;
@@ -27,7 +27,7 @@ std::string content_hint(WeightContent content) {
     case WeightContent::kPickle:
       return "this is a pickle, as older torch.save wrote";
     case WeightContent::kTar:
-      return "this is a tar file, as PyTorch 0.1 wrote: load and save it again with a PyTorch since";
+      return "this is a tar file of PyTorch 0.1: load and save it again with a later PyTorch";
     case WeightContent::kLfsPointer:
       return "this is a Git LFS pointer: fetch the file itself with 'git lfs pull'";
     case WeightContent::kIndex:

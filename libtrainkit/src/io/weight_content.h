@@ -1,5 +1,5 @@
 #pragma once
-/// What a file of weights is, by its first bytes and not by its name.
+/// Detects the format of a weight file from its first bytes, not from its name.
 
 #include <string>
 #include <string_view>
@@ -12,7 +12,7 @@ enum class WeightContent { kZip, kPickle, kTar, kLfsPointer, kIndex, kOther };
 
 WeightContent weight_content(const ReadableFile& file);
 
-/// A hint for a file that is none of a format's; empty if nothing is known.
+/// Returns a hint for a file that was opened as the wrong format. Empty if its content is unknown.
 std::string content_hint(WeightContent content);
 
 }  // namespace trainkit::detail

@@ -29,7 +29,7 @@ Error index_error(const std::string& path, std::string field, std::string proble
           .problem = std::move(problem)};
 }
 
-/// The file that holds each tensor, by the tensor's name.
+/// Returns the file name of each tensor, by tensor name.
 absl::StatusOr<std::map<std::string, std::string>> read_index(const ReadableFile& index) {
   const std::string& path = index.path();
   if (index.size_bytes() > kMaxIndexBytes) return to_status(index_error(path, {}, "is too long for an index"));
@@ -38,7 +38,7 @@ absl::StatusOr<std::map<std::string, std::string>> read_index(const ReadableFile
     return reclassify(status, ExitCode::kWeights, "weights.file");
   TRAINKIT_ASSIGN_OR_RETURN(const nlohmann::json json, detail::parse_strict_json(text, index_error(path, {}, {})));
   if (!json.contains("weight_map") || !json["weight_map"].is_object() || json["weight_map"].empty())
-    return to_status(index_error(path, "weight_map", "is missing, empty or no object: no index of weights"));
+    return to_status(index_error(path, "weight_map", "is missing, empty or not an object: not an index of weights"));
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string()) return to_status(index_error(path, tensor, "has no file name"));
@@ -46,7 +46,7 @@ absl::StatusOr<std::map<std::string, std::string>> read_index(const ReadableFile
     const bool plain = !name.empty() && name != "." && name != ".." && name.find_first_of("/\\") == name.npos &&
                        name.find('\0') == name.npos;
     if (!plain) {
-      Error error = index_error(path, tensor, "is in a file that does not lie beside the index");
+      Error error = index_error(path, tensor, "is in a file outside the index's folder");
       error.got = name;
       return to_status(error);
     }
@@ -105,7 +105,7 @@ absl::StatusOr<WeightFile> WeightFile::open_index(const ReadableFile& index, con
     for (const std::string& tensor : std::visit([](const auto& f) { return f.names(); }, part)) {
       const auto listed = file_of.extract(tensor);
       if (listed && listed.mapped() == name) continue;
-      Error error = index_error(path, tensor, "is in another file than the index says, in two, or not listed");
+      Error error = index_error(path, tensor, "is in another file than the index states, in two files, or not listed");
       error.got = name;
       error.expected = listed ? listed.mapped() : "";
       return to_status(error);
@@ -132,7 +132,7 @@ absl::StatusOr<NamedTensors> WeightFile::tensors(std::string_view prefix) const 
   for (const Part& part : parts_) {
     if (const auto* torch = std::get_if<TorchFile>(&part)) {
       if (parts_.size() == 1) return torch->tensors(prefix);
-      TRAINKIT_ASSIGN_OR_RETURN(NamedTensors all, torch->tensors());  // which may share storages
+      TRAINKIT_ASSIGN_OR_RETURN(NamedTensors all, torch->tensors());  // all, because tensors may share storages
       for (auto& [name, tensor] : all) {
         if (name.starts_with(start)) some.emplace_back(name.substr(start.size()), std::move(tensor));
       }

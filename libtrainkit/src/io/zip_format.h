@@ -1,5 +1,5 @@
 #pragma once
-/// Numbers of the zip format. Source: PKWARE's APPNOTE.TXT 6.3.10.
+/// Defines the constants of the zip format. Source: PKWARE's APPNOTE.TXT 6.3.10.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +18,12 @@ inline constexpr size_t kEndBytes = 22;
 inline constexpr size_t kEnd64Bytes = 56;
 inline constexpr size_t kLocator64Bytes = 20;
 
-/// Sizes and offsets follow the data, in a descriptor.
+/// Flag: sizes and CRC follow the data, in a descriptor.
 inline constexpr uint16_t kDescriptorFlag = 0x0008;
 inline constexpr uint16_t kUtf8Flag = 0x0800;
-/// Extra field with the numbers that do not fit in 32 bits.
+/// Id of the extra field with numbers that exceed 32 bits.
 inline constexpr uint16_t kZip64Id = 0x0001;
-/// In place of a number that stands in the 64-bit record.
+/// Placeholder for a number that is in the 64-bit record.
 inline constexpr uint16_t kSee64In16 = 0xffff;
 inline constexpr uint32_t kSee64In32 = 0xffffffff;
 

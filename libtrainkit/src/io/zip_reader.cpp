@@ -15,12 +15,22 @@
 namespace trainkit::detail {
 namespace {
 
-// Bounds for hostile files: far above any model, and together below 100 MiB of memory.
+// Note [Zip archives without gaps]
+//
+// A zip file lists its entries twice: in the directory at the end and in a header before each entry. Readers that trust
+// different copies can see different contents in the same file, which hides data from a scanner. Therefore:
+//   Exactly one end record, at the very end of the file. Nothing follows it, and no comment.
+//   The directory ends where the end record begins, and agrees with every local header.
+//   Sorted by position, each entry begins where the one before it ends, except for a data descriptor of a known size.
+// So every byte of the file belongs to exactly one entry or header. All numbers come from the file: each is compared
+// with the remaining size before it is used, in 64 bits.
+
+// Limits against hostile files, far above any model. Together below 100 MiB of memory.
 constexpr uint64_t kMaxDirectoryBytes = 32 << 20;
 constexpr uint64_t kMaxEntries = 1 << 18;
 constexpr size_t kMaxEntryNameBytes = 255;
 
-/// Little-endian numbers, one after the other. The caller has checked that they are there.
+/// Reads consecutive little-endian numbers. The caller has checked the size.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -46,14 +56,14 @@ class Fields {
   std::string_view bytes_;
 };
 
-/// Where the directory lies.
+/// Location of the directory.
 struct Extent {
   uint64_t entries = 0, bytes = 0, offset = 0;
 };
 
-/// An entry as the directory states it.
+/// An entry as stated in the directory.
 struct Listed {
-  ZipEntry entry;  // without its offset
+  ZipEntry entry;  // `offset` is not set
   uint64_t header = 0;
   uint16_t flags = 0;
 };
@@ -137,7 +147,7 @@ class ZipReader {
     return extent;
   }
 
-  /// Replaces `extent` by that of the 64-bit end record, if there is one.
+  /// Replaces `extent` with the values of the 64-bit end record and returns true, if there is one.
   absl::StatusOr<bool> read_end_64(uint64_t end_at, Extent& extent) const {
     if (end_at < zip::kLocator64Bytes + zip::kEnd64Bytes) return false;
     const uint64_t record_at = end_at - zip::kLocator64Bytes - zip::kEnd64Bytes;
@@ -197,7 +207,7 @@ class ZipReader {
     const std::string_view name = fields.take(name_bytes);
     TRAINKIT_RETURN_IF_ERROR(check_name(at, name));
     one.entry.name = name;
-    if (!names.insert(name).second) return refuse(at, one.entry.name, "stands twice in the archive");
+    if (!names.insert(name).second) return refuse(at, one.entry.name, "is a duplicate name in the archive");
     if (!read_extra_64(fields.take(extra_bytes), one.entry.size, stored, one.header))
       return refuse(at, one.entry.name, "has a damaged extra field");
     fields.skip(comment_bytes);
@@ -212,7 +222,8 @@ class ZipReader {
     return one;
   }
 
-  /// Takes over the numbers that stand in the 64-bit extra field; false if it is damaged or missing.
+  /// Replaces placeholders with the numbers of the 64-bit extra field. Returns false if the field is damaged or
+  /// missing.
   static bool read_extra_64(std::string_view extra, uint64_t& size, uint64_t& stored, uint64_t& header) {
     bool seen = false;
     Fields fields(extra);
@@ -238,7 +249,7 @@ class ZipReader {
     if (name.empty() || name.size() > kMaxEntryNameBytes) {
       problem = "is empty or too long for an entry's name";
     } else if (find_invalid_utf8(name) != name.size() || std::any_of(name.begin(), name.end(), is_control)) {
-      problem = "holds control characters or is no UTF-8";
+      problem = "has control characters or is not UTF-8";
     } else if (name.front() == '/' || name.back() == '/' || name.find('\\') != name.npos ||
                fmt::format("/{}/", name).find("/../") != std::string::npos) {
       problem = "leaves the archive's folder";
@@ -246,11 +257,12 @@ class ZipReader {
     return problem ? refuse(at, std::string(name.substr(0, kMaxEntryNameBytes)), problem) : absl::OkStatus();
   }
 
-  /// `header` must follow at once on what ends at `free_from`, but for the descriptor that may stand there.
+  /// Checks that `header` begins at `free_from`, or after a data descriptor there. See Note [Zip archives without
+  /// gaps].
   absl::Status check_start(const std::string& name, uint64_t header, uint64_t free_from, bool descriptor) const {
     if (header < free_from) return refuse(header, name, "overlaps the entry before");
     const uint64_t gap = header - free_from;
-    // With or without signature, sizes of 32 or 64 bits.
+    // A descriptor with or without signature, with sizes of 32 or 64 bits.
     if (gap == 0 || (descriptor && (gap == 12 || gap == 16 || gap == 20 || gap == 24))) return absl::OkStatus();
     return refuse(free_from, name, "has bytes before it that belong to no entry", fmt::format("{} bytes", gap));
   }
@@ -264,7 +276,7 @@ class ZipReader {
     const bool is_header = fields.next<uint32_t>() == zip::kLocalSignature;
     fields.skip(2);
     const auto flags = fields.next<uint16_t>(), method = fields.next<uint16_t>();
-    fields.skip(16);  // what the directory says as well
+    fields.skip(16);  // already known from the directory
     const auto name_bytes = fields.next<uint16_t>(), extra_bytes = fields.next<uint16_t>();
     if (!is_header || flags != one.flags || method != 0 || name_bytes != name.size() || fields.take(name_bytes) != name)
       return refuse(one.header, name, "has a header that contradicts the directory");

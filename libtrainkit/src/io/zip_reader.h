@@ -1,6 +1,6 @@
 #pragma once
-/// The table of contents of a zip archive, read with every bound checked. Only what torch.save writes is accepted:
-/// entries that are stored, one after the other from the start of the file, then one directory, then the end.
+/// Reads the directory of a zip archive and checks every bound. Accepts only archives as written by torch.save: stored
+/// entries one after the other from the start of the file, then one directory, then the end record.
 
 #include <absl/status/statusor.h>
 
@@ -14,17 +14,17 @@ namespace trainkit::detail {
 
 struct ZipEntry {
   std::string name;
-  uint64_t offset = 0;  ///< Of the data, in the file.
+  uint64_t offset = 0;  ///< Offset of the data in the file.
   uint64_t size = 0;
   uint32_t crc = 0;
 };
 
-/// The entries in the order of the data. What lies in the file lies in exactly one of them (or is a header): overlaps,
-/// gaps, bytes before the first or after the end record, a second end record, compressed or encrypted entries, names
-/// that stand twice or leave the folder are errors of exit code 5.
+/// Returns the entries in the order of their data; see Note [Zip archives without gaps]. Errors of exit code 5:
+/// overlaps, gaps, bytes before the first entry or after the end record, a second end record, compressed or encrypted
+/// entries, names that are duplicates or leave the folder.
 absl::StatusOr<std::vector<ZipEntry>> read_zip_directory(const ReadableFile& file);
 
-/// zlib's CRC-32 of more bytes after those whose CRC is `crc`.
+/// Extends `crc`, a zlib CRC-32, by `size` bytes.
 uint32_t crc32(uint32_t crc, const void* data, size_t size);
 
 }  // namespace trainkit::detail

@@ -7,9 +7,9 @@ namespace trainkit::detail {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
-constexpr uint16_t kVersion = 45;  // the first with 64-bit fields
-constexpr uint16_t kDate = 0x21;   // 1 January 1980: the same bytes on every day
-/// Extra field of bytes that only fill; the id is that of PyTorch's writer, "FB".
+constexpr uint16_t kVersion = 45;  // the first version with 64-bit fields
+constexpr uint16_t kDate = 0x21;   // 1 January 1980, so that the bytes do not depend on the date
+/// Id of the padding extra field, "FB" as in PyTorch's writer.
 constexpr uint16_t kPaddingId = 0x4246;
 
 template <class T>
@@ -21,7 +21,7 @@ uint32_t or_see_64(uint64_t value, uint64_t zip64_from) {
   return value < zip64_from ? static_cast<uint32_t>(value) : zip::kSee64In32;
 }
 
-/// What a local header and one of the directory have in common, from the version needed to the size.
+/// Returns the fields shared by local headers and directory entries, from the version needed to the size.
 std::string common_fields(uint32_t crc, uint64_t size, uint64_t zip64_from) {
   std::string text;
   put<uint16_t>(text, kVersion);

@@ -1,5 +1,5 @@
 #pragma once
-/// Writes zip archives as PyTorch reads them: stored entries whose data begins at multiples of 64.
+/// Writes zip archives for PyTorch: stored entries with data aligned to multiples of 64.
 
 #include <absl/status/status.h>
 
@@ -15,12 +15,12 @@ namespace trainkit::detail {
 
 class ZipWriter {
  public:
-  /// `zip64_from`: numbers from this one on go into 64-bit fields. Lower in tests, which make no files of 4 GiB.
+  /// `zip64_from`: smallest number that goes into 64-bit fields. Tests use a lower one to avoid files of 4 GiB.
   explicit ZipWriter(WritableFile& file, uint64_t zip64_from = 0xffffffff) : file_(file), zip64_from_(zip64_from) {}
 
   absl::Status add(std::string_view name, const void* data, size_t size);
   absl::Status add(std::string_view name, std::string_view bytes) { return add(name, bytes.data(), bytes.size()); }
-  /// The directory. Nothing may be added after it.
+  /// Writes the directory. No entry may be added after it.
   absl::Status finish();
 
  private:

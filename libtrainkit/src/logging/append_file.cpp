@@ -11,6 +11,17 @@
 
 namespace trainkit::detail {
 
+// Note [Appending whole records]
+//
+// A record must be in the file completely or not at all, even on a full disk. The file is opened with O_APPEND, and
+// size_ is the number of bytes up to the end of the last complete record.
+//   append() adds the record to pending_ and tries to write all of pending_.
+//   If a write fails after writing a part, the file is truncated to size_. pending_ stays complete, and the next
+//   append() or flush() retries it in order.
+//   pending_ is limited to kMaxPending. Later records are counted in lost_ and reported once by flush().
+// A killed process can lose only records that are not yet written. The write of a record is one system call, so the
+// kill does not split it.
+
 namespace {
 constexpr size_t kMaxPending = 4 << 20;
 }
@@ -32,7 +43,7 @@ absl::StatusOr<std::string> read_file(const std::string& path) {
   if (fd < 0) return storage_error(path, "cannot open", errno);
   struct stat info {};
   ::fstat(fd, &info);
-  std::string bytes(static_cast<size_t>(info.st_size) + 1, '\0');  // one more, so that the end is seen at once
+  std::string bytes(static_cast<size_t>(info.st_size) + 1, '\0');  // one more byte, to see the end at once
   for (size_t used = 0;;) {
     if (used == bytes.size()) bytes.resize(2 * used);
     const ssize_t count = ::read(fd, bytes.data() + used, bytes.size() - used);
@@ -80,7 +91,7 @@ void AppendFile::write_pending() {
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       error_ = count < 0 ? errno : EIO;
-      if (done > 0 && ::ftruncate(fd_, size_) != 0) error_ = errno;  // no half record stays behind
+      if (done > 0 && ::ftruncate(fd_, size_) != 0) error_ = errno;  // leave no partial record
       return;
     }
     done += static_cast<size_t>(count);
@@ -93,14 +104,14 @@ void AppendFile::write_pending() {
 absl::Status AppendFile::flush() {
   write_pending();
   if (error_ != 0) return storage_error(path_, "cannot write", error_);
-  // A pipe or a device cannot be synchronised, and need not be.
+  // EINVAL, EROFS: a pipe or a device, which cannot be synchronised.
   if (::fdatasync(fd_) != 0 && errno != EINVAL && errno != EROFS)
     return storage_error(path_, "cannot synchronise", errno);
   if (lost_ > 0) {
     return to_status({.exit_code = ExitCode::kStorage,
                       .id = "log.lost",
                       .where = path_,
-                      .problem = "records were lost while the disk did not take them",
+                      .problem = "records were lost because the disk rejected writes",
                       .got = std::to_string(std::exchange(lost_, 0)) + " records"});
   }
   return absl::OkStatus();
@@ -109,7 +120,7 @@ absl::Status AppendFile::flush() {
 absl::Status AppendFile::truncate(int64_t size) {
   pending_.clear();
   error_ = 0;
-  if (::ftruncate(fd_, size) != 0) return storage_error(path_, "cannot cut to its last good record", errno);
+  if (::ftruncate(fd_, size) != 0) return storage_error(path_, "cannot truncate to the last complete record", errno);
   size_ = size;
   return absl::OkStatus();
 }

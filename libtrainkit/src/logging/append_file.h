@@ -1,5 +1,5 @@
 #pragma once
-/// A file that only grows, by whole records, whatever the disk does.
+/// Appends whole records to a file, even if the disk is full for a while.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -10,8 +10,8 @@
 
 namespace trainkit::detail {
 
-/// Appends records. A record that could not be written whole is taken back from the file, kept (up to 4 MiB of them)
-/// and written by the next append() or flush() that succeeds; so a disk that was full for a while costs nothing.
+/// Appends records to a file; see Note [Appending whole records]. A record that cannot be written completely is removed
+/// from the file, kept in memory (up to 4 MiB in total) and retried by the next append() or flush().
 class AppendFile {
  public:
   /// Opens or creates `path` for appending (O_APPEND, mode 0644). Exit code 6 if that fails.
@@ -21,9 +21,9 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
 
   void append(std::string_view record);
-  /// Everything to the disk (fdatasync), or the failure that kept a record from the file.
+  /// Writes everything to the disk (fdatasync), or returns the error of the first record that could not be written.
   absl::Status flush();
-  /// Cuts the file to `size` bytes and forgets what was kept.
+  /// Truncates the file to `size` bytes and discards pending records.
   absl::Status truncate(int64_t size);
 
   const std::string& path() const { return path_; }
@@ -34,16 +34,16 @@ class AppendFile {
 
   std::string path_;
   int fd_;
-  int64_t size_;  // bytes of whole records
+  int64_t size_;  // bytes of complete records
   std::string pending_;
   int error_ = 0;
   int64_t lost_ = 0;
 };
 
-/// The Status of a failed system call on `path`: exit code 6 and what to do about it.
+/// Returns the Status of a failed system call on `path`: exit code 6, with a remedy.
 absl::Status storage_error(const std::string& path, std::string_view what, int error);
 
-/// The whole of a file. Exit code 6 if it cannot be read; kNotFound if it is not there.
+/// Reads a whole file. Exit code 6 if it cannot be read; kNotFound if it does not exist.
 absl::StatusOr<std::string> read_file(const std::string& path);
 
 }  // namespace trainkit::detail

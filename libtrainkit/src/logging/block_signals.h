@@ -1,13 +1,13 @@
 #pragma once
-// For threads of the library, on which a program's signal handlers must not run.
+// Keeps a program's signal handlers off the library's threads.
 
 #include <pthread.h>
 #include <signal.h>
 
 namespace trainkit::detail {
 
-/// Blocks the signals that programs handle while it lives: threads made meanwhile inherit that, so handlers run
-/// elsewhere.
+/// Blocks the signals that programs handle while this object lives. Threads created meanwhile inherit the mask, so
+/// handlers run on other threads.
 class BlockSignals {
  public:
   BlockSignals() {

@@ -10,33 +10,33 @@
 namespace trainkit {
 namespace {
 
-constexpr double kWorthSaying = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
+constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
 constexpr double kMuchUpdate = 0.4, kMuchReduction = 0.3;
-constexpr double kLittleMemory = 0.05, kNearTimeout = 0.5;
+constexpr double kLowMemory = 0.05, kNearTimeout = 0.5;
 constexpr int64_t kFewBatches = 10;
 constexpr int kMaxPrefetchFactor = 64;
 
-/// The figures, and what follows from them at once.
-struct Case {
+/// The measurements and the values derived from them.
+struct Measurements {
   const Observation& seen;
   const LoaderSettings& settings;
   StepSplit split = split_of(seen.seconds, seen.loader, seen.steps);
   int workers = settings.num_workers;
   int cpus = std::max(settings.cpus, 1);
 
-  bool waits() const { return split.wait >= kWorthSaying; }
+  bool waits() const { return split.wait >= kMinShare; }
   bool readers_busy() const { return seen.loader.read_seconds >= kBusy * workers * seen.seconds; }
-  /// Share of their reads in which the readers stood still.
+  /// Share of the readers' time in which they were blocked: neither on a CPU nor queueing for one.
   double blocked() const {
     const double read = std::max(seen.loader.read_seconds, 1e-9);
     return 1 - (seen.readers.cpu_seconds + seen.readers.queued_seconds) / read;
   }
-  /// Readers that would have kept up with the steps if a read took `seconds` in all.
+  /// Number of readers that can keep up with the steps if all reads take `seconds` in total.
   int readers_for(double seconds, int most) const {
     const double step_seconds = std::max((1 - split.wait) * seen.seconds, 0.01 * seen.seconds);
     return static_cast<int>(std::clamp<double>(std::ceil(seconds / step_seconds), 1, most));
   }
-  /// "data wait 43%: the 2 readers are".
+  /// Formats "data wait 43%: the 2 readers are".
   std::string readers() const {
     return fmt::format("data wait {:.0f}%: {}", 100 * split.wait,
                        workers == 1 ? "the reader is" : fmt::format("the {} readers are", workers));
@@ -44,23 +44,22 @@ struct Case {
   std::string raise_workers(int to) const { return fmt::format("raise --num_workers from {} to {}", workers, to); }
 };
 
-std::optional<Advice> memory(const Case& c) {
+std::optional<Advice> memory_advice(const Measurements& c) {
   const auto short_of = [](int64_t free, int64_t total) {
-    return total > 0 && static_cast<double>(free) < kLittleMemory * static_cast<double>(total);
+    return total > 0 && static_cast<double>(free) < kLowMemory * static_cast<double>(total);
   };
   if (const auto& gpu = c.seen.gpu; gpu && (gpu->retries > 0 || short_of(gpu->free_bytes, gpu->total_bytes))) {
     const int64_t less = std::max<int64_t>(c.settings.batch_size / 2, 1);
-    return Advice{
-        Bottleneck::kMemory, "--batch_size",
-        fmt::format("memory short: {} of {} free on a GPU{}; lower --batch_size from {} to {} (and double "
-                    "--grad_accum_steps)",
-                    format_size(gpu->free_bytes), format_size(gpu->total_bytes),
-                    gpu->retries > 0 ? fmt::format(", its allocator had to try again {} times", gpu->retries) : "",
-                    c.settings.batch_size, less)};
+    return Advice{Bottleneck::kMemory, "--batch_size",
+                  fmt::format("low memory: {} of {} free on a GPU{}; lower --batch_size from {} to {} (and double "
+                              "--grad_accum_steps)",
+                              format_size(gpu->free_bytes), format_size(gpu->total_bytes),
+                              gpu->retries > 0 ? fmt::format(", {} allocation retries", gpu->retries) : "",
+                              c.settings.batch_size, less)};
   }
   const HostMemory& host = c.seen.host;
   if (!short_of(host.available_bytes, host.total_bytes)) return std::nullopt;
-  const std::string what = fmt::format("memory short: {} of {} free on the host; ", format_size(host.available_bytes),
+  const std::string what = fmt::format("low memory: {} of {} free on the host; ", format_size(host.available_bytes),
                                        format_size(host.total_bytes));
   if (c.workers > 1) {
     return Advice{Bottleneck::kMemory, "--num_workers",
@@ -71,7 +70,7 @@ std::optional<Advice> memory(const Case& c) {
                                    std::max<int64_t>(c.settings.batch_size / 2, 1))};
 }
 
-std::optional<Advice> timeout(const Case& c) {
+std::optional<Advice> timeout_advice(const Measurements& c) {
   const double limit = c.settings.timeout_seconds, longest = c.seen.loader.longest_wait_seconds;
   if (limit <= 0 || longest < kNearTimeout * limit) return std::nullopt;
   return Advice{Bottleneck::kTimeout, "--timeout",
@@ -79,41 +78,40 @@ std::optional<Advice> timeout(const Case& c) {
                             limit, 2 * std::max(longest, limit))};
 }
 
-std::optional<Advice> pinned_memory(const Case& c) {
+std::optional<Advice> pinned_memory_advice(const Measurements& c) {
   if (!c.settings.on_gpu || c.settings.pinned) return std::nullopt;
   const bool unsaturated = c.seen.gpu_utilisation >= 0 && c.seen.gpu_utilisation < kSaturated;
-  if (!unsaturated && c.split.copy < kWorthSaying) return std::nullopt;
+  if (!unsaturated && c.split.copy < kMinShare) return std::nullopt;
   return Advice{Bottleneck::kPinnedMemory, "--pin_memory",
                 fmt::format("copies to the GPU come from memory that is not page-locked ({:.0f}% of the step); set "
                             "--pin_memory",
                             100 * c.split.copy)};
 }
 
-Advice too_few_readers(const Case& c) {
+Advice busy_readers_advice(const Measurements& c) {
   if (c.blocked() >= kBlocked) {
     const int more = std::max(c.readers_for(c.seen.loader.read_seconds, 4 * c.cpus), c.workers + 1);
     return {Bottleneck::kSlowStorage, "--num_workers",
-            fmt::format("{} waiting for storage {:.0f}% of the time; {} (they need no processor while they wait), or "
+            fmt::format("{} waiting for storage {:.0f}% of the time; {} (waiting readers need no CPU), or "
                         "move the data to a faster disk",
                         c.readers(), 100 * c.blocked(), c.raise_workers(more))};
   }
-  // With as many readers as processors, each still has its own.
+  // Up to one reader per CPU, each has a CPU of its own.
   const double cost = c.seen.readers.cpu_seconds > 0 ? c.seen.readers.cpu_seconds : c.seen.loader.read_seconds;
   const int needed = c.readers_for(cost, c.cpus + 1);
   if (c.workers < c.cpus && needed <= c.cpus) {
     return {Bottleneck::kTooFewWorkers, "--num_workers",
             fmt::format("{} always busy; {}", c.readers(), c.raise_workers(std::max(needed, c.workers + 1)))};
   }
-  return {
-      Bottleneck::kSlowDecode, c.workers < c.cpus ? "--num_workers" : "",
-      fmt::format("{} always busy decoding, and {} processor{} cannot keep up; make a row cheaper to read (store it "
-                  "decoded, cache it){}",
-                  c.readers(), c.cpus, c.cpus == 1 ? "" : "s",
-                  c.workers < c.cpus ? ", and " + c.raise_workers(c.cpus) : "")};
+  return {Bottleneck::kSlowDecode, c.workers < c.cpus ? "--num_workers" : "",
+          fmt::format("{} always busy decoding, and {} CPU{} cannot keep up; make rows cheaper to read (store them "
+                      "decoded, cache them){}",
+                      c.readers(), c.cpus, c.cpus == 1 ? "" : "s",
+                      c.workers < c.cpus ? ", and " + c.raise_workers(c.cpus) : "")};
 }
 
-/// Why the step waits for data.
-std::optional<Advice> starved(const Case& c) {
+/// Returns the reason why the step waits for data.
+std::optional<Advice> data_wait_advice(const Measurements& c) {
   if (!c.waits()) return std::nullopt;
   const double wait = 100 * c.split.wait;
   if (c.workers == 0) {
@@ -121,12 +119,11 @@ std::optional<Advice> starved(const Case& c) {
                   fmt::format("data wait {:.0f}%: the training thread reads the rows itself; set --num_workers to {}",
                               wait, c.readers_for(c.seen.loader.read_seconds, c.cpus))};
   }
-  if (c.readers_busy()) return too_few_readers(c);
+  if (c.readers_busy()) return busy_readers_advice(c);
   const bool epochs = c.settings.batches_per_epoch > 0 && c.seen.loader.batches >= 2 * c.settings.batches_per_epoch;
   if (!c.settings.persistent_workers && epochs) {
-    return Advice{
-        Bottleneck::kEpochStart, "--persistent_workers",
-        fmt::format("data wait {:.0f}%: the readers begin anew with each epoch; set --persistent_workers", wait)};
+    return Advice{Bottleneck::kEpochStart, "--persistent_workers",
+                  fmt::format("data wait {:.0f}%: the readers restart at each epoch; set --persistent_workers", wait)};
   }
   if (c.seen.swing) {
     return Advice{Bottleneck::kSwing, "--num_workers",
@@ -141,7 +138,7 @@ std::optional<Advice> starved(const Case& c) {
                             c.readers(), factor, std::min(std::max(4, 2 * factor), kMaxPrefetchFactor))};
 }
 
-std::optional<Advice> small_batch(const Case& c) {
+std::optional<Advice> small_batch_advice(const Measurements& c) {
   if (c.waits()) return std::nullopt;
   const std::string change =
       fmt::format("raise --batch_size from {} to {}", c.settings.batch_size, 2 * c.settings.batch_size);
@@ -160,7 +157,7 @@ std::optional<Advice> small_batch(const Case& c) {
   const double update = c.split.update / std::max(c.split.compute, 1e-9);
   if (c.settings.on_gpu || update < kMuchUpdate) return std::nullopt;
   return advice(
-      fmt::format("updating the weights takes {:.0f}% of the computing, whatever the number of rows; ", 100 * update));
+      fmt::format("updating the weights takes {:.0f}% of the compute time, for any batch size; ", 100 * update));
 }
 
 }  // namespace
@@ -243,9 +240,10 @@ const char* to_string(Bottleneck row) {
 
 std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& settings) {
   if (seen.loader.batches < kFewBatches || seen.seconds <= 0) return {};
-  const Case c{seen, settings};
+  const Measurements c{seen, settings};
   std::vector<Advice> rows;
-  for (const auto& row : {memory(c), timeout(c), pinned_memory(c), starved(c), small_batch(c)}) {
+  for (const auto& row :
+       {memory_advice(c), timeout_advice(c), pinned_memory_advice(c), data_wait_advice(c), small_batch_advice(c)}) {
     if (row) rows.push_back(*row);
   }
   return rows;

@@ -7,7 +7,7 @@
 
 namespace trainkit::detail {
 
-/// A name as loggers write it: escaped, and whole however long, because names that begin alike are still two.
+/// Escapes a name for loggers without shortening it, because long names may differ only at the end.
 inline std::string escape_name(std::string_view name) { return escape_text(name, std::string::npos); }
 
 }  // namespace trainkit::detail

@@ -53,9 +53,9 @@ std::optional<double> to_number(const nlohmann::json& value) {
   return std::nullopt;
 }
 
-/// The record of a line, or nullopt if it is not one.
+/// Parses a line. nullopt if it is not a record.
 std::optional<LogRecord> parse_record(std::string_view line) {
-  if (detail::holds_nul(line)) return std::nullopt;  // what a power cut leaves
+  if (detail::holds_nul(line)) return std::nullopt;  // a power cut can leave NUL bytes
   const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
   const auto step = json.is_object() && json.contains("step") ? detail::json_integer(json["step"]) : std::nullopt;
   if (!step) return std::nullopt;
@@ -80,8 +80,8 @@ std::optional<LogRecord> parse_record(std::string_view line) {
   return record;
 }
 
-/// Calls `each` with every record from the start until it returns false, a line is torn or is not a record.
-/// Returns the number of bytes before that line.
+/// Calls `each` with every record from the start, until `each` returns false or a line is torn or not a record. Returns
+/// the number of bytes before that line.
 template <class Each>
 size_t for_each_record(std::string_view bytes, Each each) {
   size_t begin = 0;
@@ -107,7 +107,7 @@ std::string to_json(const LogRecord& record) {
   for (const auto& [name, value] : record.values) {
     const bool fixed = std::find(kFixedFields.begin(), kFixedFields.end(), name) != kFixedFields.end();
     std::string written = detail::escape_name(name) + (fixed ? "_" : "");
-    if (std::find(names.begin(), names.end(), written) != names.end()) continue;  // a second value of that name
+    if (std::find(names.begin(), names.end(), written) != names.end()) continue;  // duplicate name
     out += ',';
     append_string(out, written);
     names.push_back(std::move(written));

@@ -31,11 +31,26 @@ bool Logger::optional() const { return false; }
 
 namespace {
 
-/// A queued event. Slots are swapped in and out of the ring so that their strings and vectors keep their memory.
+// Note [Log writer]
+//
+// The training thread calls push(), which copies an event into a slot of a ring under queue_mutex_. The writer thread
+// wakes up every drain_every, or when the ring is half full, and passes the events to the sinks.
+//   Locks: sinks_mutex_ protects the sinks and current_, queue_mutex_ the ring. A thread that needs both takes
+//   sinks_mutex_ first. push() takes only queue_mutex_, and no sink runs under it, so a slow sink never blocks a step.
+//   Memory: drain() swaps a slot with current_, and push() assigns into the old one. The strings and vectors keep their
+//   capacity, so logging does not allocate after warm-up.
+//   System calls: push() notifies the writer only when the ring becomes half full, once per filling.
+//   A full ring: training records follow `when_full`; for all other events the ring doubles.
+//   Order: flush(), rewind(), begin() and add() drain the queue under sinks_mutex_ first, so they apply after every
+//   event logged before them. add() drains before it adds the sink, which therefore misses the earlier events.
+//   Errors: call() catches exceptions of sinks and reports the first error of each sink as a warning on the others.
+// stop() sets stopped_ under queue_mutex_, joins the writer, and only then drains the rest and closes the sinks.
+
+/// A queued event.
 struct Event {
   enum class Kind { kRecord, kText, kLine } kind = Kind::kRecord;
   LogRecord record = {};
-  LogText text = {};  // a line is a text without a tag
+  LogText text = {};  // a line is stored as a text without a tag
 };
 
 }  // namespace
@@ -51,11 +66,11 @@ class RunLogger::Impl {
 
   void add(std::unique_ptr<Logger> sink) {
     std::lock_guard lock(sinks_mutex_);
-    drain();  // what was logged before is not the new sink's
+    drain();  // earlier events are not for the new sink
     sinks_.push_back({.logger = std::move(sink)});
   }
 
-  /// Queues what `fill` writes into a slot.
+  /// Queues an event: `fill` writes it into a slot. See Note [Log writer].
   template <class Fill>
   void push(bool droppable, Fill fill) {
     bool wake = false;
@@ -65,7 +80,7 @@ class RunLogger::Impl {
       if (size_ == ring_.size() && !make_room(lock, droppable)) return;
       fill(ring_[(head_ + size_) % ring_.size()]);
       ++size_;
-      wake = size_ == ring_.size() / 2;  // once per filling; otherwise the writer comes by itself
+      wake = size_ == ring_.size() / 2;  // once per filling; otherwise the writer wakes up by itself
     }
     if (wake) wake_writer_.notify_one();
   }
@@ -107,7 +122,7 @@ class RunLogger::Impl {
     bool failed = false;
   };
 
-  /// A full ring: drops, waits or grows. False: the event is to be left out.
+  /// Handles a full ring: drops, waits or grows. Returns false if the event must be dropped.
   bool make_room(std::unique_lock<std::mutex>& lock, bool droppable) {
     if (!droppable) {
       std::vector<Event> larger(ring_.size() * 2);
@@ -132,7 +147,7 @@ class RunLogger::Impl {
       {
         std::unique_lock lock(queue_mutex_);
         wake_writer_.wait_for(lock, options_.drain_every, [this] { return stopped_ || size_ >= ring_.size() / 2; });
-        if (stopped_) return;  // stop() writes the rest
+        if (stopped_) return;  // stop() drains the queue
       }
       std::lock_guard lock(sinks_mutex_);
       drain();
@@ -148,7 +163,7 @@ class RunLogger::Impl {
     }
   }
 
-  /// Hands every queued event to every sink. Needs sinks_mutex_.
+  /// Passes every queued event to every sink. Requires sinks_mutex_.
   void drain() {
     for (;;) {
       {
@@ -174,7 +189,7 @@ class RunLogger::Impl {
     }
   }
 
-  /// Calls a sink and takes note of its failure, thrown or returned.
+  /// Calls a sink and records its error, whether thrown or returned.
   template <class Call>
   void call(Sink& sink, Call function) {
     absl::Status status;
@@ -224,7 +239,7 @@ class RunLogger::Impl {
 
   const RunLoggerOptions options_;
 
-  std::mutex queue_mutex_;  // taken after sinks_mutex_, never before
+  std::mutex queue_mutex_;  // taken after sinks_mutex_, see Note [Log writer]
   std::condition_variable wake_writer_, room_;
   std::vector<Event> ring_;
   size_t head_ = 0;

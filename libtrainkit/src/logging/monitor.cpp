@@ -12,12 +12,23 @@
 namespace trainkit {
 namespace {
 
-constexpr int kLooksPerWindow = 4;
+constexpr int kSamplesPerWindow = 4;
 constexpr int kRowsPerHeading = 20;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
+
+// Note [Monitor threads]
+//
+// watch() runs in its own thread and samples kSamplesPerWindow times per window. The training thread also adds samples,
+// in begin() and stop().
+//   Counters of the loader and the step are read before mutex_ is taken, so that no thread waits for a sample. A sample
+//   may therefore be older than one already added; MonitorSeries::add ignores it.
+//   mutex_ guards the series and the other results. stop_mutex_ guards only stopping_, so that end() can wake the
+//   thread at once.
+//   has_rows_ lets the training thread skip take_rows() without a lock in almost every step.
+//   The thread opens the driver's library itself, so that the constructor does not wait for it.
 
 class Monitor::Impl {
  public:
@@ -27,7 +38,7 @@ class Monitor::Impl {
         options_(options),
         series_(settings_of(loader, !sources_.cuda_devices.empty(), options.cpus > 0 ? options.cpus : available_cpus()),
                 std::chrono::duration<double>(options.window).count()),
-        recorded_(look()) {
+        recorded_(read_counters()) {
     add(recorded_);
     const detail::BlockSignals block;
     thread_ = std::thread([this] { watch(); });
@@ -44,7 +55,7 @@ class Monitor::Impl {
     series_.resume(now());
   }
 
-  void begin() { add(look()); }
+  void begin() { add(read_counters()); }
 
   void append_values(std::vector<std::pair<std::string, double>>& values) {
     const double time = now();
@@ -88,13 +99,13 @@ class Monitor::Impl {
 
   MonitorReport stop() {
     end();
-    add(look());
+    add(read_counters());
     return report();
   }
 
  private:
-  /// What any thread may ask.
-  MonitorSample look() const {
+  /// Takes the part of a sample that any thread may read.
+  MonitorSample read_counters() const {
     MonitorSample sample;
     sample.seconds = now();
     sample.loader = loader_.stats();
@@ -121,14 +132,14 @@ class Monitor::Impl {
     std::unique_lock lock(stop_mutex_);
     for (int64_t i = 0; !stopping_; ++i) {
       lock.unlock();
-      MonitorSample sample = look();
-      sample.host = i % kLooksPerWindow == 0 ? host_memory() : HostMemory{};
+      MonitorSample sample = read_counters();
+      sample.host = i % kSamplesPerWindow == 0 ? host_memory() : HostMemory{};
       sample.resident_bytes = ResourceMonitor::resident_bytes();
       if (driver) sample.gpus = driver->gpus_of(sources_.cuda_devices);
       if (driver && sources_.allocators) sample.allocators = sources_.allocators();
       add(sample);
       lock.lock();
-      stop_.wait_for(lock, options_.window / kLooksPerWindow, [this] { return stopping_; });
+      stop_.wait_for(lock, options_.window / kSamplesPerWindow, [this] { return stopping_; });
     }
   }
 
@@ -146,8 +157,8 @@ class Monitor::Impl {
   const MonitorOptions options_;
 
   mutable std::mutex mutex_;
-  MonitorSeries series_;    // guarded by mutex_, as all up to rows_
-  MonitorSample recorded_;  // of the last append_values; seconds is training time
+  MonitorSeries series_;    // guarded by mutex_, as the members up to rows_
+  MonitorSample recorded_;  // sample of the last append_values; seconds is training time
   double gpu_utilisation_ = -1;
   int64_t resident_bytes_ = 0;
   int64_t closed_ = 0, shown_ = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMostWindows = 600;
 
-/// Mean over the GPUs; negative if one of them does not tell.
+/// Returns the mean over the GPUs. Negative if one of them does not report its utilisation.
 double utilisation_of(const std::vector<GpuUsage>& gpus) {
   double sum = 0;
   for (const GpuUsage& gpu : gpus) {
@@ -45,11 +45,12 @@ bool MonitorSeries::add(const MonitorSample& sample) {
   MonitorSample now = sample;
   now.seconds = training_time(sample.seconds);
   if (sample.loader.prefetch_factor > 0) settings_.prefetch_factor = sample.loader.prefetch_factor;
-  note_memory(now);
+  update_memory_extremes(now);
   if (!first_) {
     if (now.loader.batches > *batches_before_) first_ = last_ = window_start_ = now;
     return false;
   }
+  // Older than a sample of another thread, see Note [Monitor threads].
   if (now.seconds < last_.seconds) return false;
   last_ = now;
   if (!now.gpus.empty()) window_gpus_.resize(now.gpus.size());
@@ -73,7 +74,7 @@ void MonitorSeries::close_window(const MonitorSample& sample) {
   window_of_gpus_ = window_gpu_samples_ > 0;
   const double utilisation =
       window_of_gpus_ ? window_gpu_sum_ / static_cast<double>(window_gpu_samples_) : 1 - window_split_.wait;
-  // A look that comes late stands for all windows that it has missed, so that the axis of time stays even.
+  // A late sample counts for every window it missed, so that the time axis stays even.
   const double length = (sample.seconds - window_start_.seconds) / window_seconds_;
   windows_.insert(windows_.end(), static_cast<size_t>(std::clamp(std::round(length), 1.0, 60.0)), utilisation);
   if (windows_.size() > kMostWindows) {
@@ -88,7 +89,7 @@ void MonitorSeries::close_window(const MonitorSample& sample) {
   window_gpu_samples_ = 0;
 }
 
-void MonitorSeries::note_memory(const MonitorSample& sample) {
+void MonitorSeries::update_memory_extremes(const MonitorSample& sample) {
   resident_bytes_ = std::max(resident_bytes_, sample.resident_bytes);
   const HostMemory& host = sample.host;
   if (host.total_bytes > 0 && (least_host_.total_bytes == 0 || host.available_bytes < least_host_.available_bytes)) {
@@ -174,7 +175,7 @@ std::string MonitorSeries::table_row() const {
 }
 
 std::string describe(const MonitorReport& report) {
-  if (report.seconds <= 0) return "the run was too short to watch";
+  if (report.seconds <= 0) return "the run was too short to measure";
   std::string text =
       fmt::format("{} {}", report.of_gpus ? "GPU utilisation" : "utilisation", percent(report.utilisation));
   if (report.swing) {

@@ -17,7 +17,7 @@ namespace trainkit {
 namespace {
 
 constexpr double kLeft = 72, kRight = 776, kTop = 56, kBottom = 392;
-/// Colours that the colour-blind can tell apart (Okabe and Ito, 2008).
+/// Colours that people with colour blindness can distinguish (Okabe and Ito, 2008).
 constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7"};
 
 struct Point {
@@ -41,8 +41,8 @@ std::vector<Series> collect(const std::vector<LogRecord>& records, std::string_v
   return all;
 }
 
-/// At most one point per pixel: the mean of the finite values of each pixel; a pixel without any stays not finite.
-std::vector<Point> thin(const std::vector<Point>& points) {
+/// Reduces the points to one per pixel: the mean of its finite values. A pixel without finite values stays non-finite.
+std::vector<Point> average_per_pixel(const std::vector<Point>& points) {
   const size_t pixels = static_cast<size_t>(kRight - kLeft);
   if (points.size() <= pixels) return points;
   std::vector<Point> thinned;
@@ -60,11 +60,11 @@ std::vector<Point> thin(const std::vector<Point>& points) {
   return thinned;
 }
 
-/// A range of one axis with round numbers at its marks.
+/// The range of an axis, with round numbers at its marks.
 struct Axis {
   double low = 0, high = 1, mark = 0.5;
 
-  /// The range that holds [low, high], with about `marks` marks at 1, 2 or 5 times a power of ten.
+  /// Returns a range that contains [low, high], with about `marks` marks at 1, 2 or 5 times a power of ten.
   static Axis around(double low, double high, int marks) {
     if (!(low < high)) high = low + (low == 0 ? 1 : std::abs(low) * 0.1);
     const double raw = (high - low) / marks, power = std::pow(10, std::floor(std::log10(raw)));
@@ -109,7 +109,7 @@ void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) 
 void draw_series(Chart& chart, const Series& series, const char* color, bool evaluation) {
   std::string line;
   bool drawing = false;
-  const std::vector<Point> points = thin(series.points);
+  const std::vector<Point> points = average_per_pixel(series.points);
   for (const Point& point : points) {
     if (!std::isfinite(point.value)) {
       chart.add(R"(<text class="gap" x="{:.1f}" y="{}" text-anchor="middle" font-weight="700" fill="{}">×</text>)",
@@ -131,7 +131,7 @@ void draw_series(Chart& chart, const Series& series, const char* color, bool eva
   }
 }
 
-/// "val 1.4697 (best 1.4601 at step 1800)".
+/// Formats "val 1.4697 (best 1.4601 at step 1800)".
 std::string legend_text(const Series& series, bool evaluation) {
   std::string text = svg_text(series.split) + " " + format_number(series.points.back().value);
   const Point* best = nullptr;

@@ -27,20 +27,20 @@ double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Writes all of `text`; a reader that is gone is a return value and not a signal.
+/// Writes all of `text`. If the reader has exited, returns false instead of raising SIGPIPE.
 bool write_all(int fd, std::string_view text) {
   const detail::SigpipeBlocked blocked;
   bool ok = true;
   while (ok && !text.empty()) {
     const ssize_t count = ::write(fd, text.data(), text.size());
     if (count > 0) text.remove_prefix(static_cast<size_t>(count));
-    if (count < 0 && errno == EAGAIN) break;  // a terminal that is stopped: this text is left out
+    if (count < 0 && errno == EAGAIN) break;  // the terminal is stopped: skip this text
     ok = count > 0 || (count < 0 && errno == EINTR);
   }
   return ok;
 }
 
-bool speaks_utf8() {
+bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(name);
     if (value && *value) return ::strcasestr(value, "utf-8") || ::strcasestr(value, "utf8");
@@ -48,12 +48,12 @@ bool speaks_utf8() {
   return false;
 }
 
-bool is_smart_terminal(int fd) {
+bool can_move_cursor(int fd) {
   const char* term = std::getenv("TERM");
   return ::isatty(fd) && term && *term && std::strcmp(term, "dumb") != 0;
 }
 
-/// "1234.6k" of the first throughput that the record has.
+/// Formats the first throughput in the record, for example "12.3k tokens/s".
 std::string throughput(const LogRecord& record) {
   for (const char* unit : {"tokens", "samples"}) {
     if (const double* rate = record.find(std::string(unit) + "_per_second")) {
@@ -68,9 +68,9 @@ std::string throughput(const LogRecord& record) {
 class ConsoleProgress::Impl {
  public:
   Impl(std::FILE* stream, ProgressOptions options)
-      : stream_(stream), fd_(::fileno(stream)), options_(std::move(options)), utf8_(speaks_utf8()) {
+      : stream_(stream), fd_(::fileno(stream)), options_(std::move(options)), utf8_(locale_is_utf8()) {
     using Style = ProgressOptions::Style;
-    bar_ = options_.style == Style::kBar || (options_.style == Style::kAuto && is_smart_terminal(fd_));
+    bar_ = options_.style == Style::kBar || (options_.style == Style::kAuto && can_move_cursor(fd_));
     if (!options_.clock) options_.clock = steady_seconds;
     started_ = options_.clock();
   }
@@ -98,6 +98,7 @@ class ConsoleProgress::Impl {
     std::string line = format_text(text);
     if (line.empty() || line.back() != '\n') line += '\n';
     if (!bar_ || !drawn_) return write(line);
+    // Erase the bar, print the line in its place, and draw the bar below it.
     write("\r\x1b[K" + line);
     redraw(true);
   }
@@ -120,7 +121,7 @@ class ConsoleProgress::Impl {
     const double now = options_.clock();
     if (step <= step_) return;
     if (rate_time_ >= 0) {
-      // Steps over seconds, both forgotten at the same pace.
+      // Exponentially weighted steps and seconds, with the same decay; their ratio is the speed.
       const double passed = now - rate_time_, keep = std::exp(-passed / kRateMemorySeconds);
       rate_steps_ = rate_steps_ * keep + static_cast<double>(step - step_);
       rate_seconds_ = rate_seconds_ * keep + passed;
@@ -172,7 +173,7 @@ class ConsoleProgress::Impl {
     write(fmt::format("\r{}\x1b[K", bar_line(time)));
   }
 
-  /// At most columns() - 1 wide: a full last column would move some terminals to the next line.
+  /// Returns the bar, at most columns() - 1 wide. Some terminals wrap if the last column is full.
   std::string bar_line(double time) const {
     const size_t room = static_cast<size_t>(std::max(columns() - 1, 1));
     const auto left = seconds_left();
@@ -196,7 +197,7 @@ class ConsoleProgress::Impl {
 
   void write(std::string_view text) {
     if (silent_) return;
-    std::fflush(stream_);  // what the program itself printed comes first
+    std::fflush(stream_);  // keep the order with the program's own output
     silent_ = !write_all(fd_, text);
   }
 

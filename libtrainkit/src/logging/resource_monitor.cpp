@@ -21,7 +21,8 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// The place of cuda:`device` on the bus, as the CUDA driver writes it ("0000:01:00.0"); empty if it does not tell.
+/// Returns the PCI bus id of cuda:`device` from the CUDA driver ("0000:01:00.0"). Empty if the driver does not report
+/// it.
 std::string bus_id_of(const std::string& library, int device) {
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return "";
@@ -33,7 +34,7 @@ std::string bus_id_of(const std::string& library, int device) {
   return text;
 }
 
-/// Whether two texts name one place on the bus: the domain has four or eight digits, letters either case.
+/// Whether two texts are the same PCI bus id. The domain has four or eight digits; case is ignored.
 bool same_place(const std::string& a, const std::string& b) {
   const size_t common = std::min(a.size(), b.size());
   return common >= 12 &&
@@ -43,7 +44,8 @@ bool same_place(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-/// The functions of NVML that we call, with the structures of its ABI.
+/// The NVML functions used here, with the structures of its ABI.
+///
 /// Source: nvml.h of the CUDA toolkit (nvmlMemory_t, nvmlUtilization_t, nvmlProcessInfo_t, nvmlPciInfo_t; the _v2 and
 /// _v3 entry points).
 class ResourceMonitor::Nvml {
@@ -68,7 +70,7 @@ class ResourceMonitor::Nvml {
       char name[96] = "";
       Memory memory{};
       Utilization utilization{};
-      if (device_(i, &device) != 0 || memory_(device, &memory) != 0) continue;  // not ours to see
+      if (device_(i, &device) != 0 || memory_(device, &memory) != 0) continue;  // no permission for this GPU
       if (name_(device, name, sizeof name) != 0) name[0] = '\0';
       const bool known = utilization_(device, &utilization) == 0;
       Pci pci{};
@@ -136,7 +138,7 @@ class ResourceMonitor::Nvml {
                find(device_, "nvmlDeviceGetHandleByIndex_v2") && find(name_, "nvmlDeviceGetName") &&
                find(memory_, "nvmlDeviceGetMemoryInfo") && find(utilization_, "nvmlDeviceGetUtilizationRates") &&
                start() == 0;
-    find(processes_, "nvmlDeviceGetComputeRunningProcesses_v3");  // drivers before 510 lack it
+    find(processes_, "nvmlDeviceGetComputeRunningProcesses_v3");  // missing in drivers before 510
     find(pci_, "nvmlDeviceGetPciInfo_v3");
     return started_;
   }

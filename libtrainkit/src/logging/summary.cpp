@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// JSON has no word for them; the same spelling as in metrics.jsonl.
+/// Converts a number. NaN and infinity, which JSON lacks, become the strings used in metrics.jsonl.
 Json number(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
@@ -33,7 +33,7 @@ Json metrics(const std::vector<std::pair<std::string, double>>& values) {
 }  // namespace
 
 std::map<std::string, std::string> library_versions() {
-#ifdef __clang__  // it calls itself GNU C 4.2.1, too
+#ifdef __clang__  // checked first: clang also defines __GNUC__
   const std::string compiler = fmt::format("clang++ {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
 #else
   const std::string compiler = fmt::format("g++ {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);

@@ -13,7 +13,7 @@ double percentile(std::vector<double> values, double share) {
   return *at;
 }
 
-/// Pearson's correlation of the series with itself `lag` values later; 0 where one of the two does not vary.
+/// Returns Pearson's correlation of the series with itself shifted by `lag`. 0 if one of the two parts is constant.
 double correlation(std::span<const double> values, size_t lag) {
   const size_t count = values.size() - lag;
   double x = 0, y = 0, xx = 0, yy = 0, xy = 0;
@@ -26,8 +26,8 @@ double correlation(std::span<const double> values, size_t lag) {
   return vary > 1e-12 ? (n * xy - x * y) / std::sqrt(vary) : 0;
 }
 
-/// The top of the parabola through three values at -1, 0 and 1.
-double top(double before, double here, double after) {
+/// Returns the position of the maximum of the parabola through three values at -1, 0 and 1.
+double peak_offset(double before, double here, double after) {
   const double bend = before - 2 * here + after;
   return bend < 0 ? std::clamp(0.5 * (before - after) / bend, -0.5, 0.5) : 0;
 }
@@ -45,14 +45,14 @@ std::optional<Swing> find_swing(std::span<const double> values, double least) {
   std::vector<double> r(longest + 2, 0.0);
   for (size_t lag = 1; lag < r.size(); ++lag) r[lag] = correlation(values, lag);
   const double strongest = *std::max_element(r.begin() + 2, r.end());
-  bool fell = false;  // a slow drift correlates at every short lag: that is no rhythm
+  bool dropped = false;  // a slow drift correlates at every short lag and is not periodic
   for (size_t lag = 1; lag <= longest; ++lag) {
     const double error = 1 / std::sqrt(static_cast<double>(values.size() - lag));
-    fell = fell || r[lag] < error;
-    // A multiple of the period correlates as well; a fraction of it does so only weakly.
+    dropped = dropped || r[lag] < error;
+    // A multiple of the period correlates as well, a fraction of it only weakly.
     const bool peak = lag >= 2 && r[lag] >= r[lag - 1] && r[lag] >= r[lag + 1];
-    if (fell && peak && r[lag] >= std::max(0.5, 3.5 * error) && r[lag] >= 0.6 * strongest) {
-      swing.period = static_cast<double>(lag) + top(r[lag - 1], r[lag], r[lag + 1]);
+    if (dropped && peak && r[lag] >= std::max(0.5, 3.5 * error) && r[lag] >= 0.6 * strongest) {
+      swing.period = static_cast<double>(lag) + peak_offset(r[lag - 1], r[lag], r[lag + 1]);
       return swing;
     }
   }

@@ -26,7 +26,7 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Names of event files in `folder`, in the order in which TensorBoard reads them.
+/// Returns the names of the event files in `folder`, in the order in which TensorBoard reads them.
 std::vector<std::string> event_files(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code ignored;
@@ -38,7 +38,7 @@ std::vector<std::string> event_files(const std::string& folder) {
   return names;
 }
 
-/// A name that sorts behind `names`, even if the clock went backwards or two files are opened within a second.
+/// Returns a name that sorts after `names`, even if the clock went backwards or two files are opened within a second.
 std::string next_file_name(const std::vector<std::string>& names) {
   int64_t seconds = static_cast<int64_t>(wall_time());
   for (const std::string& name : names) {
@@ -99,9 +99,9 @@ class TensorBoardLogger::Impl {
   static absl::Status rewind_file(const std::string& path, int64_t step) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(path));
     size_t offset = 0, keep = 0;
-    bool is_first = true;  // the file version, which nobody misses
+    bool is_first = true;  // the file version; a file with only that is removed
     while (const auto event = detail::next_record(bytes, offset)) {
-      // The mark of a restart is of the step after the one that the run went on from, which may be evaluated yet.
+      // A restart mark has the step after the one that the run resumed from, so it is kept at step + 1.
       const bool is_mark = detail::event_is_session(*event);
       const int64_t at = detail::event_step(*event).value_or(step + 1);
       if (at > step + (is_mark ? 1 : 0) || (at == step && detail::event_is_of(*event, "test"))) break;
@@ -113,7 +113,7 @@ class TensorBoardLogger::Impl {
       return absl::OkStatus();
     }
     if (keep < bytes.size() && ::truncate(path.c_str(), static_cast<off_t>(keep)) != 0) {
-      return detail::storage_error(path, "cannot cut to its last good record", errno);
+      return detail::storage_error(path, "cannot truncate to the last complete record", errno);
     }
     return absl::OkStatus();
   }

@@ -33,7 +33,7 @@ T get(std::string_view bytes, size_t offset) {
   return value;
 }
 
-// Protobuf: a field is (number << 3 | wire type) and its value.
+// In protobuf, a field is (number << 3 | wire type) followed by its value.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void put_varint(std::string& out, uint64_t value) {
@@ -62,8 +62,8 @@ bool get_varint(std::string_view bytes, size_t& offset, uint64_t& value) {
   return false;
 }
 
-/// Calls visit(number, value if it is a varint, bytes if it has a length) for each field of `message`. @return whether
-/// all of it is in protobuf's wire format.
+/// Calls visit(number, value of a varint, bytes of a length-delimited field) for each field of `message`. Returns
+/// whether the whole message is in protobuf's wire format.
 template <typename Visit>
 bool for_each_field(std::string_view message, const Visit& visit) {
   for (size_t offset = 0; offset < message.size();) {

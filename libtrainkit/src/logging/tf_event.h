@@ -1,7 +1,6 @@
 #pragma once
-/// The few fields of TensorFlow's Event that we write, in protobuf's wire format, and the record framing of event
-/// files. Encoded by hand: it is 60 lines, and LibTorch carries a protobuf of its own with which a second one would
-/// clash.
+/// Encodes the fields of TensorFlow's Event used here in protobuf's wire format, and the record framing of event files.
+/// Encoded by hand: it takes 60 lines, and a second protobuf would clash with the one inside LibTorch.
 
 #include <cstdint>
 #include <optional>
@@ -10,29 +9,29 @@
 
 namespace trainkit::detail {
 
-/// CRC-32C (Castagnoli), as in RFC 3720.
+/// Computes CRC-32C (Castagnoli), as in RFC 3720.
 uint32_t crc32c(std::string_view bytes);
 
-/// `data` as a TFRecord: length, masked CRC of the length, data, masked CRC of the data.
+/// Frames `data` as a TFRecord: length, masked CRC of the length, data, masked CRC of the data.
 std::string frame_record(std::string_view data);
 
-/// The data of the record that starts at `offset`, which moves behind it. nullopt (and offset as it was) at the end of
-/// `bytes` and for a record that is torn or whose CRC is wrong.
+/// Returns the data of the record at `offset` and moves `offset` past it. Returns nullopt and keeps `offset` at the end
+/// of `bytes` and for a record that is torn or has a wrong CRC.
 std::optional<std::string_view> next_record(std::string_view bytes, size_t& offset);
 
-/// A tensorflow.Event being built.
+/// Builds a tensorflow.Event.
 class EventBuilder {
  public:
   EventBuilder(double wall_time, int64_t step);
-  /// Event.file_version; the first event of every file.
+  /// Sets Event.file_version, which the first event of every file has.
   void file_version();
-  /// Event.session_log with status START: readers forget what they have of this step and later ones.
+  /// Sets Event.session_log with status START: readers drop their events of this step and later ones.
   void session_start();
-  /// Summary.Value with simple_value.
+  /// Adds a Summary.Value with simple_value.
   void scalar(std::string_view tag, float value);
-  /// Summary.Value with a string tensor of shape [1] for the text plugin.
+  /// Adds a Summary.Value with a string tensor of shape [1] for the text plugin.
   void text(std::string_view tag, std::string_view text);
-  /// The serialised Event.
+  /// Returns the serialised Event.
   std::string finish() const;
 
  private:
@@ -40,13 +39,13 @@ class EventBuilder {
   std::string summary_;
 };
 
-/// Event.step of a serialised Event; 0 if it has none. nullopt if `event` is not in protobuf's wire format.
+/// Returns Event.step of a serialised Event, or 0 if it has none. nullopt if `event` is not in protobuf's wire format.
 std::optional<int64_t> event_step(std::string_view event);
 
-/// Whether a serialised Event has a session_log, as session_start() makes it.
+/// Whether a serialised Event has a session_log, as written by session_start().
 bool event_is_session(std::string_view event);
 
-/// Whether a serialised Event has a value of `split`: its tag is that, or begins with it and a slash.
+/// Whether a serialised Event has a value of `split`: a tag equal to it, or starting with it and a slash.
 bool event_is_of(std::string_view event, std::string_view split);
 
 }  // namespace trainkit::detail

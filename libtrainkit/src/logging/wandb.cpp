@@ -32,16 +32,28 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
+// Note [W&B client process]
+//
+// The client is a Python child process connected by one socket pair, which is its standard input.
+//   Protocol: the first line has the options of wandb.init. The client answers one line: `ready`, `missing` (no wandb
+//   package) or `no_credentials`. Then come records as in metrics.jsonl and texts, and at last `finish`. The client
+//   answers `done`, or `failed` at any time.
+//   No call waits, except create() and close(): sends and receives use MSG_DONTWAIT. Unsent lines are kept in pending_,
+//   up to kMaxPending; beyond that the logger fails once and drops records.
+//   Before `wandb` is imported, the client answers `ready`, because the import and the connection take seconds.
+//   Signals: the child gets its own process group, an empty signal mask and default handlers, so Ctrl+C does not reach
+//   it and it can finish the upload. If this process dies, the client reads the end of the socket and closes the run.
+//   Credentials stay in the environment. Settings with a secret name are sent as "***".
+
 constexpr size_t kMaxPending = 4 << 20;
 constexpr std::chrono::seconds kStartTimeout{120};
 
-/// The child. It reads lines from the socket that is its standard input: first the options of wandb.init, then records
-/// as in metrics.jsonl and commands; it answers with lines of JSON on the same socket.
+/// Program of the child; see Note [W&B client process].
 constexpr char kClient[] = R"python(
 import html, importlib.util, json, netrc, os, socket, sys, urllib.parse
 
 if sys.path and sys.path[0] == "":
-    del sys.path[0]  # a folder named wandb in the working directory is not the package
+    del sys.path[0]  # do not import a folder named wandb in the working directory
 link = socket.socket(fileno=os.dup(0))
 lines = link.makefile("r", encoding="utf-8")
 
@@ -111,7 +123,7 @@ absl::Status client_error(std::string problem, const std::string& log) {
   return to_status({.exit_code = ExitCode::kBug,
                     .id = "log.wandb",
                     .problem = std::move(problem),
-                    .hint = "training goes on without W&B; see " + log},
+                    .hint = "training continues without W&B; see " + log},
                    absl::StatusCode::kUnavailable);
 }
 
@@ -121,7 +133,7 @@ std::string interpreter(const WandbOptions& options) {
   return python && *python ? python : "python3";
 }
 
-/// Eight letters and digits, as W&B's own ids.
+/// Returns eight random letters and digits, like W&B's own ids.
 std::string random_id() {
   static constexpr char kLetters[] = "0123456789abcdefghijklmnopqrstuvwxyz";
   std::random_device random;
@@ -130,7 +142,7 @@ std::string random_id() {
   return id;
 }
 
-/// The id of this run: that of the run which it goes on with, or a new one that the next resume will find.
+/// Returns the id of this run: the stored id on resume, or a new one, which is stored for the next resume.
 absl::StatusOr<std::string> run_id(const WandbOptions& options) {
   const std::string path = options.dir + "/wandb/run_id";
   std::string id;
@@ -154,8 +166,8 @@ std::string start_line(const WandbOptions& options, const std::string& id) {
   return start.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// Starts the client with `socket` as its standard input and `log` as its output, in a process group of its own and
-/// with signals as a new program has them. Returns errno.
+/// Starts the client with `socket` as its standard input and `log` as its output. Returns errno, or 0. See Note [W&B
+/// client process].
 int spawn_client(const std::string& python, int socket, const std::string& log, pid_t& child) {
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
@@ -195,7 +207,7 @@ class WandbLogger::Impl {
     ::waitpid(child_, nullptr, WNOHANG);
   }
 
-  /// The client's first answer.
+  /// Waits for the client's first answer.
   absl::Status wait_until_ready(const std::string& python) {
     const auto reply = wait_for_reply(Clock::now() + kStartTimeout);
     if (reply && reply->contains("ready")) {
@@ -216,14 +228,14 @@ class WandbLogger::Impl {
     if (closed_ || !status_.ok()) return;
     line += '\n';
     if (pending_.size() + line.size() > kMaxPending) {
-      status_ = client_error("the client does not keep up; records are left out from here on", log_);
+      status_ = client_error("the W&B client is too slow; later records are dropped", log_);
       return;
     }
     pending_ += line;
     push();
   }
 
-  /// Sends what the socket takes and hears what the client says; never waits.
+  /// Sends as many pending bytes as the socket accepts and reads the client's answers. Never waits.
   void push() {
     while (!pending_.empty()) {
       const ssize_t count = ::send(socket_, pending_.data(), pending_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -250,7 +262,7 @@ class WandbLogger::Impl {
       push();
     }
     if (status_.ok() && !done_) {
-      return client_error("W&B was not done in time; the client goes on by itself", log_);
+      return client_error("W&B did not finish in time; the client continues in the background", log_);
     }
     return status_;
   }
@@ -274,7 +286,8 @@ class WandbLogger::Impl {
     }
   }
 
-  /// The next whole line from the client, if one has come. The end of the socket is a failure unless the run is done.
+  /// Returns the next complete line from the client, if there is one. The end of the socket is an error unless the run
+  /// is done.
   std::optional<json> next_reply() {
     char buffer[4096];
     while (received_.find('\n') == std::string::npos) {
@@ -315,7 +328,7 @@ absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOpti
 
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return client_error(std::string("no socket for the W&B client: ") + std::strerror(errno), "ulimit -n");
+    return client_error(std::string("cannot create a socket for the W&B client: ") + std::strerror(errno), "ulimit -n");
   }
   const std::string python = interpreter(options);
   pid_t child = 0;
@@ -323,8 +336,8 @@ absl::StatusOr<std::unique_ptr<WandbLogger>> WandbLogger::create(const WandbOpti
   ::close(ends[1]);
   if (failed != 0) {
     ::close(ends[0]);
-    return usage_error("no Python interpreter for the W&B client: " + std::string(std::strerror(failed)), python,
-                       "install python3 and `pip install wandb`, or name an interpreter in TRAINKIT_PYTHON");
+    return usage_error("cannot start Python for the W&B client: " + std::string(std::strerror(failed)), python,
+                       "install python3 and `pip install wandb`, or set TRAINKIT_PYTHON to an interpreter");
   }
   auto impl = std::make_unique<Impl>(ends[0], child, options);
   impl->send(start_line(options, id));

@@ -1,5 +1,5 @@
 #pragma once
-/// Options under one heading of --help.
+/// Groups options under one heading of --help.
 
 #include <string>
 #include <utility>
@@ -8,16 +8,16 @@
 
 namespace trainkit {
 
-/// Adds options to a parser, all under `heading`:
+/// Adds options to a parser under `heading`:
 ///
 ///   const OptionGroup add(parser, "Model");
 ///   add("dropout", &options.dropout, {.help = "Share of values dropped.", .min = 0, .max = 0.99});
 class OptionGroup {
  public:
-  /// `parser` must outlive it.
+  /// `parser` must outlive this object.
   OptionGroup(ConfigParser& parser, std::string heading) : parser_(parser), heading_(std::move(heading)) {}
 
-  /// ConfigParser::add; the heading stands in the place of spec.group.
+  /// Calls ConfigParser::add with `heading` as spec.group.
   template <class T>
   void operator()(const std::string& name, T* variable, OptionSpec spec) const {
     spec.group = heading_;

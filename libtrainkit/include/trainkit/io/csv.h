@@ -1,5 +1,5 @@
 #pragma once
-/// Tables of text: comma-separated values, RFC 4180.
+/// Reads tables of comma-separated values (RFC 4180).
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -13,39 +13,42 @@ namespace trainkit {
 
 struct CsvOptions {
   char delimiter = ',';
-  /// A row may not be longer; a file without line ends is then no reason to read all of it.
+  /// Longest row in bytes. Stops early on a file without line ends.
   int64_t max_row_bytes = int64_t{16} << 20;
 };
 
-/// A whole csv file in memory: a header, then rows of as many fields, each of which can be blamed.
+/// Holds a whole csv file in memory: a header, then rows with the same number of fields. Errors name the line of a
+/// field.
 ///
-/// Quoted fields may hold delimiters, quotes (doubled) and line ends. Blanks belong to their field. A byte order mark
-/// and a last line without an end are taken; empty lines are left out. Threads: concurrent reads are safe.
+/// Quoted fields may contain delimiters, doubled quotes and line ends. Blanks are part of a field. Accepts a byte order
+/// mark and a last line without a line end; skips empty lines. Thread-safe for concurrent reads.
 class CsvFile {
  public:
-  /// Errors of exit code 4: those of MappedFile::open, and data.csv with the line for: an empty file, one without rows,
-  /// gzip, UTF-16, text that is not UTF-8, a NUL, a quote inside a bare field, one that is never closed, a line that
-  /// ends in a carriage return alone, a row of another number of fields, one longer than max_row_bytes, two columns of
-  /// one name. data.damaged if the file shrank meanwhile.
+  /// Opens and parses a file. Errors have exit code 4: those of MappedFile::open, and data.csv with the line for these
+  /// faults:
+  ///   an empty file, or one without rows; gzip, UTF-16, invalid UTF-8, a NUL byte
+  ///   a quote inside an unquoted field; a quote that is never closed; a line that ends in a carriage return alone
+  ///   a row whose number of fields differs from the header; a row over max_row_bytes; duplicate column names
+  /// data.damaged if the file became shorter during the read.
   static absl::StatusOr<CsvFile> open(const std::string& path, const CsvOptions& options = {});
 
   const std::string& path() const { return path_; }
   const std::vector<std::string>& columns() const { return columns_; }
   int64_t rows() const { return static_cast<int64_t>(lines_.size()); }
 
-  /// The position of a column. data.csv, which lists the columns and names the nearest, if there is none.
+  /// Returns the position of a column. Error data.csv if there is none; it lists the columns and the nearest name.
   absl::StatusOr<int64_t> column(std::string_view name) const;
   bool contains(std::string_view name) const;
 
-  /// A field, without its quotes.
+  /// Returns a field without its quotes.
   std::string_view at(int64_t row, int64_t column) const;
-  /// The line of the file on which `row` begins, from 1.
+  /// Line of the file, from 1, on which `row` begins.
   int64_t line(int64_t row) const { return lines_[static_cast<size_t>(row)]; }
 
-  /// A field as a number, all of it. data.csv with file, line and column if it is none or does not fit.
+  /// Parses a whole field as an integer. Error data.csv with file, line and column if it is not one or exceeds 64 bits.
   absl::StatusOr<int64_t> integer(int64_t row, int64_t column) const;
 
-  /// The Status for what is wrong with a field: `got` is the field itself.
+  /// Returns the Status for an invalid field; its text becomes `got`.
   absl::Status bad(int64_t row, int64_t column, const std::string& problem, const std::string& expected = "",
                    const std::string& hint = "") const;
 
@@ -55,12 +58,12 @@ class CsvFile {
 
   std::string path_;
   std::vector<std::string> columns_;
-  std::string text_;            // of all fields, one after the other
-  std::vector<size_t> ends_;    // of each field in text_
-  std::vector<int64_t> lines_;  // on which each row begins
+  std::string text_;            // text of all fields, concatenated
+  std::vector<size_t> ends_;    // end of each field in text_
+  std::vector<int64_t> lines_;  // first line of each row
 };
 
-/// `text` as a field of a comma-separated file that is written: quoted where it must be.
+/// Formats `text` as a csv field; quotes it if necessary.
 std::string csv_field(std::string_view text);
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// Image cubes in ENVI's format: a text header `scene.hdr` and a file of plain numbers beside it.
+/// Reads image cubes in ENVI format: a text header `scene.hdr` and a file of raw numbers next to it.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -8,14 +8,16 @@
 
 namespace trainkit {
 
-/// A new contiguous tensor (height, width, bands) on the CPU, of the file's own type. `path` is the header, or the data
-/// file whose header is beside it. The data file is the header's name without ".hdr", or with .dat, .img, .raw, .bsq,
-/// .bil, .bip or .bin in its place; two of them are an error.
+/// Reads an image cube into a new contiguous CPU tensor (height, width, bands) with the data type of the file.
 ///
-/// Understood: samples, lines, bands, header offset, data type (1 to 5 and 12 to 15: all but the complex ones),
-/// interleave (bsq, bil, bip), byte order. Other fields are passed over. Errors (exit code 4): those of
-/// MappedFile::open; data.envi, which names the header's line or says how many bytes the data file lacks or has too
-/// many. Source: "ENVI Header Files", NV5 Geospatial documentation.
+/// `path` is the header, or the data file whose header is next to it. The name of the data file is the header's without
+/// ".hdr", or with .dat, .img, .raw, .bsq, .bil, .bip or .bin instead. Two matching data files are an error.
+///
+/// Supported fields: samples, lines, bands, header offset, data type (1 to 5 and 12 to 15: all except the complex
+/// types), interleave (bsq, bil, bip), byte order. Other fields are ignored.
+///
+/// Errors (exit code 4): those of MappedFile::open; data.envi, with the line of the header, or the number of bytes by
+/// which the data file is too short or too long. Source: "ENVI Header Files", NV5 Geospatial documentation.
 absl::StatusOr<at::Tensor> read_envi(const std::string& path);
 
 }  // namespace trainkit

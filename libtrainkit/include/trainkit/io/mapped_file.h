@@ -1,5 +1,5 @@
 #pragma once
-/// Files read through memory, without a copy and without fear of a file that shrinks.
+/// Maps files into memory and survives a file that another process truncates.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -12,20 +12,19 @@
 
 namespace trainkit {
 
-/// A whole file mapped read-only.
+/// Maps a whole file read-only.
 ///
-/// A file that another process cuts short while it is mapped would end the process with SIGBUS at the next read. Here
-/// the pages that are gone read as zeros and the map is marked as damaged: whoever has read from it asks check() before
-/// it uses what it read.
+/// Reading past the end of a truncated mapping raises SIGBUS, which would end the process. Here the missing pages read
+/// as zeros and the mapping is marked as damaged. Call check() after reading and before using the data.
 ///
-/// The first map installs a handler for SIGBUS that is kept for the life of the process. A fault outside our maps goes
-/// to the handler that was there before. A program that installs a handler of its own later must chain to ours.
+/// The first mapping installs a SIGBUS handler for the rest of the process. Faults outside these mappings go to the
+/// handler that was installed before. A program that installs its own SIGBUS handler later must chain to this one.
 ///
-/// Threads: everything may be called from any thread.
+/// Thread-safe.
 class MappedFile {
  public:
-  /// Maps `path`, which must be an ordinary file; an empty one gives an empty span. Errors, exit code 4:
-  ///   data.missing     there is no such file (kNotFound)
+  /// Maps `path`, which must be a regular file. An empty file gives an empty span. Errors, exit code 4:
+  ///   data.missing     the file does not exist (kNotFound)
   ///   data.unreadable  no permission, a folder, a pipe, a device, or the system refuses the map
   static absl::StatusOr<std::shared_ptr<const MappedFile>> open(const std::string& path);
 
@@ -34,18 +33,19 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Opens the same file for a library that wants a path, whatever was put in its place since. Valid as long as this
-  /// object lives, in this process.
+  /// Path for a library that opens files by name. It refers to the mapped file even if `path` was replaced. Valid in
+  /// this process while this object lives.
   std::string same_file_path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
-  /// The bytes, valid as long as this object lives.
+  /// The mapped bytes. Valid while this object lives.
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
-  /// True once a read met a page that was gone. One load; cheap enough for every batch.
+  /// Whether a read hit a missing page. One atomic load: cheap enough for every batch.
   bool damaged() const;
 
-  /// data.damaged (kDataLoss, exit code 4) if the file is shorter than it was or a read met a page that was gone. One
-  /// system call: it also sees the rest of the last page, which reads as zeros without a fault.
+  /// Returns data.damaged (kDataLoss, exit code 4) if the file became shorter or a read hit a missing page.
+  ///
+  /// Makes one system call, because a file truncated within its last page reads as zeros there without a fault.
   absl::Status check() const;
 
  private:
@@ -56,7 +56,7 @@ class MappedFile {
   const std::byte* data_;
   size_t size_;
   struct Guard;
-  Guard* guard_ = nullptr;  // the entry in the table that the signal handler reads
+  Guard* guard_ = nullptr;  // entry in the list read by the signal handler
 };
 
 }  // namespace trainkit

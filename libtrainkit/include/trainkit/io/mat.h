@@ -1,5 +1,5 @@
 #pragma once
-/// Arrays in MATLAB's `.mat` files, version 5 (MATLAB 6 and 7, Octave, SciPy) and 7.3 (HDF5).
+/// Reads and writes arrays in MATLAB `.mat` files, version 5 (MATLAB 6 and 7, Octave, SciPy) and 7.3 (HDF5).
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -21,53 +21,56 @@ namespace detail {
 class MatSource;
 }
 
-/// One variable of a file.
+/// A variable of a file.
 struct MatVariable {
   std::string name;
-  /// MATLAB's class, for messages: "uint8", "double", "logical", "struct", "cell", "char", "sparse", "complex double",
+  /// MATLAB class, for messages: "uint8", "double", "logical", "struct", "cell", "char", "sparse", "complex double",
   /// ...
   std::string type;
-  /// What read() gives; nullopt for a variable that is no array of real numbers or logicals.
+  /// Dtype of the tensor from read(). nullopt if the variable is not an array of real numbers or logicals.
   std::optional<at::ScalarType> dtype;
-  /// MATLAB's size(), at least two numbers; empty where the variable has none that is known.
+  /// MATLAB's size(), at least two numbers. Empty if unknown.
   std::vector<int64_t> sizes;
 };
 
 struct MatOptions {
-  /// Variables of more bytes are refused, so that a small file cannot claim all of the memory. 4 GiB.
+  /// Largest accepted variable in bytes, 4 GiB by default. Prevents a small file from requesting all memory.
   int64_t max_variable_bytes = int64_t{4} << 30;
 };
 
-/// A `.mat` file that was opened for reading.
+/// A `.mat` file opened for reading.
 ///
 ///   auto file = MatFile::open("Indian_pines_corrected.mat").value();
 ///   at::Tensor cube = file.read("indian_pines_corrected").value();   // (145, 145, 200) uint16
 ///
-/// libmatio trusts what it reads: given a file that was cut, it returns memory that nobody wrote, and some files end
-/// the process. So nothing reaches it that was not checked before. Of a file of version 5 our own scanner reads every
-/// byte of a variable first: tags, claimed sizes, the zlib stream and its checksum. libmatio is then given that
-/// variable alone, in the plainest form. Of a file of version 7.3 the end that it claims is compared with its size;
-/// type, sizes, layout, filters and every chunk of the variable are checked, what leads to other files (external
-/// storage, links, virtual datasets) is refused, and HDF5 reads that one dataset without libmatio, in a copy of this
-/// process (fork): what a damaged file does to it ends as an error.
+/// libmatio trusts its input: a truncated file gives uninitialised memory, and some files crash the process. Therefore
+/// only checked data reaches it. For version 5, our own scanner first reads every byte of a variable: tags, claimed
+/// sizes, the zlib stream and its checksum. libmatio then receives only that variable, uncompressed.
 ///
-/// Errors (exit code 4) name file, offset and variable: those of MappedFile::open; `data.mat`. Threads: everything may
-/// be called from any thread; HDF5 has one lock for the process.
+/// Version 7.3 is read by HDF5 without libmatio, one dataset at a time, in a forked copy of this process. A crash there
+/// becomes an error here. Checked first: the end of file stored in the header against the real size, and type, sizes,
+/// layout, filters and every chunk of the variable. References to other files (external storage, links, virtual
+/// datasets) are refused.
+///
+/// Errors (exit code 4) name file, offset and variable: those of MappedFile::open; `data.mat`. Thread-safe; HDF5 is
+/// serialised by one lock per process.
 class MatFile {
  public:
-  /// Opens a file and lists its variables; no array is read. Errors: above; also a name that stands twice.
+  /// Opens a file and lists its variables without reading arrays. Errors: see above; also duplicate variable names.
   static absl::StatusOr<MatFile> open(const std::string& path, const MatOptions& options = {});
 
-  /// In the order of the file.
+  /// Variables in file order.
   const std::vector<MatVariable>& variables() const;
   const std::string& path() const;
 
-  /// A new contiguous tensor on the CPU, of MATLAB's sizes and the variable's own type: element (i, j, k) is MATLAB's
-  /// (i+1, j+1, k+1). kNotFound lists the names there are; kUnimplemented for what is no array of real numbers (struct,
-  /// cell, char, sparse, complex, ...); kDataLoss for a file that was cut or changed meanwhile.
+  /// Reads a variable into a new contiguous CPU tensor with MATLAB's sizes and the variable's own type. Element (i, j,
+  /// k) is MATLAB's (i+1, j+1, k+1).
+  ///
+  /// kNotFound if there is no such variable; the message lists the names. kUnimplemented for a variable that is not an
+  /// array of real numbers (struct, cell, char, sparse, complex, ...). kDataLoss if the file was truncated or changed.
   absl::StatusOr<at::Tensor> read(std::string_view name) const;
 
-  /// `data.mat` about variable `name` of this file, for a caller who finds fault with its contents.
+  /// Returns `data.mat` for variable `name` of this file, for a caller that rejects its contents.
   absl::Status error(std::string_view name, const std::string& problem, const std::string& got = "",
                      const std::string& expected = "") const;
 
@@ -77,14 +80,15 @@ class MatFile {
 };
 
 enum class MatVersion {
-  k5,   ///< At most 2 GiB a variable. Compressed.
+  k5,   ///< Compressed. At most 2 GiB per variable.
   k73,  ///< HDF5.
 };
 
-/// Writes a file atomically (write_file_atomically) with these variables, in this order. A tensor of one dimension is
-/// written as a row, as SciPy does. kInvalidArgument names a tensor that a file cannot hold: a name that is no MATLAB
-/// identifier of at most 63 letters or stands twice, a dtype that MATLAB lacks (half, bfloat16, complex), no element.
-/// Errors of the disk: exit code 6.
+/// Writes the variables to a file in this order, atomically (write_file_atomically). A tensor of one dimension becomes
+/// a row, as in SciPy.
+///
+/// kInvalidArgument names a tensor that cannot be stored: its name is a duplicate or not a MATLAB identifier of at most
+/// 63 letters, MATLAB has no such dtype (half, bfloat16, complex), or it has no element. Disk errors: exit code 6.
 absl::Status write_mat(const std::string& path, std::span<const std::pair<std::string, at::Tensor>> variables,
                        MatVersion version = MatVersion::k5);
 

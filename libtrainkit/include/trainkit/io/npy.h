@@ -1,5 +1,5 @@
 #pragma once
-/// Whole arrays as NumPy's `.npy` files. Rows of one that is larger than memory: data/mapped_array_dataset.h.
+/// Reads and writes whole arrays as NumPy `.npy` files. For arrays larger than memory see data/mapped_array_dataset.h.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -9,13 +9,15 @@
 
 namespace trainkit {
 
-/// A new contiguous tensor on the CPU (format 1.0 to 3.0; C or Fortran order; little-endian numbers or bool). Errors
-/// (exit code 4): those of MappedFile::open; data.npy, which names what is wrong with the file or is not supported
-/// (big-endian, objects: those would be pickles). Source: numpy.lib.format, NumPy 2.4.
+/// Reads an array into a new contiguous CPU tensor. Supports formats 1.0 to 3.0, C and Fortran order, little-endian
+/// numbers and bool.
+///
+/// Errors (exit code 4): those of MappedFile::open; data.npy for an invalid or unsupported file (big-endian; objects,
+/// which would be pickles). Source: numpy.lib.format, NumPy 2.4.
 absl::StatusOr<at::Tensor> read_npy(const std::string& path);
 
-/// Writes format 1.0, C order, atomically (write_file_atomically); the bytes are those of numpy.save. kInvalidArgument
-/// for a dtype that NumPy lacks. Errors of the disk: exit code 6.
+/// Writes format 1.0 in C order, atomically (write_file_atomically). The bytes equal those of numpy.save.
+/// kInvalidArgument for a dtype that NumPy lacks. Disk errors: exit code 6.
 absl::Status write_npy(const std::string& path, const at::Tensor& tensor);
 
 }  // namespace trainkit

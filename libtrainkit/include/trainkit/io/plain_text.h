@@ -1,5 +1,5 @@
 #pragma once
-/// The text of a file, if it is text at all.
+/// Checks that a file is plain text.
 
 #include <absl/status/statusor.h>
 
@@ -10,8 +10,8 @@
 
 namespace trainkit {
 
-/// The bytes of `file` without a byte order mark. An error "data.<kind>" of exit code 4 for a file that is empty,
-/// compressed by gzip, or UTF-16; the rest is not looked at.
+/// Returns the bytes of `file` without a byte order mark. Error "data.<kind>" with exit code 4 if the file is empty,
+/// compressed with gzip, or UTF-16. Other encodings are not checked.
 absl::StatusOr<std::string_view> plain_text(const MappedFile& file, const std::string& kind);
 
 }  // namespace trainkit

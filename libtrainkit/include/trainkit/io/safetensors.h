@@ -1,6 +1,7 @@
 #pragma once
-/// Weights in and out as safetensors, the format that Python's `safetensors` reads and writes: a JSON header, then the
-/// bytes of the tensors, little-endian and row-major. Nothing in a file can run code.
+/// Reads and writes weights as safetensors, the format of Python's `safetensors`: a JSON header, then the bytes of the
+/// tensors, little-endian and row-major. Nothing in a file can run code.
+///
 /// Source: https://github.com/huggingface/safetensors (format and checks of version 0.8).
 
 #include <ATen/core/Tensor.h>
@@ -19,53 +20,55 @@
 
 namespace trainkit {
 
-/// Tensors by name, in an order that matters only to the reader of a listing.
+/// Named tensors. The order only affects listings.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Free text about a file; the header's "__metadata__".
+/// Text entries about a file: the header's "__metadata__".
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-/// One tensor of a file.
+/// A tensor of a file.
 struct SafetensorsEntry {
   std::string name;
-  /// As in the file: "F32", "BF16", "I64", "BOOL", ...
+  /// Dtype as in the file: "F32", "BF16", "I64", "BOOL", ...
   std::string dtype;
   std::vector<int64_t> shape;
-  /// Bytes [begin, end) of the data, which starts after the header.
+  /// Byte range [begin, end) within the data, which starts after the header.
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-/// A safetensors file that was opened for reading.
+/// A safetensors file opened for reading.
 ///
 ///   auto file = SafetensorsFile::open("model.safetensors").value();
 ///   at::Tensor weight = file.tensor("fc.weight").value();   // (10, 64) float32, on the CPU
 ///
-/// open() checks the whole header against the file's size before anything is allocated for a tensor: what it accepts
-/// can be read. It gives the reference's verdict on every file, and also refuses duplicate names, white space before
-/// the header, nesting deeper than 16, more than 64 dimensions, dimensions over 2^63 - 1, names that hold control
-/// characters or more than 65,535 bytes, more than 262,144 tensors or entries of metadata, and texts of over 16 MiB.
+/// open() checks the whole header against the file size before it allocates any tensor, so every accepted file can be
+/// read. It accepts and rejects the same files as the reference, but also rejects:
+///   duplicate names; white space before the header; nesting deeper than 16
+///   more than 64 dimensions; dimensions over 2^63 - 1
+///   names with control characters or more than 65,535 bytes; strings over 16 MiB
+///   more than 262,144 tensors or metadata entries
 ///
-/// Data is read by pread straight into the tensor's memory and not mapped: a file that shrinks meanwhile is an error
-/// and no SIGBUS, and tensors are aligned whatever the offsets are. Any number of threads may read.
+/// Data is read with pread directly into the tensor's memory, not mapped. So a file that becomes shorter is an error
+/// instead of a SIGBUS, and tensors are aligned for any offset. Thread-safe for concurrent reads.
 class SafetensorsFile {
  public:
-  /// Opens and checks a file. Errors are of exit code 5 (kNotFound if there is no such file) and name the tensor and
-  /// its offsets where one is at fault.
+  /// Opens and checks a file. Errors have exit code 5 (kNotFound if the file does not exist) and name the faulty tensor
+  /// and its offsets.
   static absl::StatusOr<SafetensorsFile> open(const std::string& path, const Fs& fs = Fs::posix());
   static absl::StatusOr<SafetensorsFile> open(ReadableFile file);
 
-  /// In the order of the data.
+  /// Entries in the order of their data.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   std::vector<std::string> names() const;
   bool contains(std::string_view name) const { return find(name) != nullptr; }
   const SafetensorsMetadata& metadata() const { return metadata_; }
   const std::string& path() const { return file_->path(); }
 
-  /// A new contiguous tensor on the CPU. kNotFound with the nearest name; kUnimplemented for F4, F6_E2M3 and F6_E3M2,
-  /// which LibTorch cannot hold one by one; kResourceExhausted if there is no memory; kDataLoss if the file was cut.
+  /// Reads a tensor into new contiguous CPU memory. kNotFound with the nearest name; kUnimplemented for F4, F6_E2M3 and
+  /// F6_E3M2, which LibTorch lacks; kResourceExhausted if out of memory; kDataLoss if the file was truncated.
   absl::StatusOr<at::Tensor> tensor(std::string_view name) const;
-  /// All of them.
+  /// Reads all tensors.
   absl::StatusOr<NamedTensors> tensors() const;
 
  private:
@@ -80,26 +83,27 @@ class SafetensorsFile {
   SafetensorsMetadata metadata_;
 };
 
-/// Bytes that write_safetensors will append: for asking whether they fit before the first is written.
+/// Returns the number of bytes that write_safetensors will append, to check the free space first.
 absl::StatusOr<int64_t> safetensors_bytes(const NamedTensors& tensors, const SafetensorsMetadata& metadata = {});
 
-/// Appends tensors to a new file. The bytes depend on names, values and metadata alone, not on the order given, and are
-/// those that Python's `safetensors.torch.save_file` writes. A tensor that is on a device or not contiguous is copied,
-/// one at a time; no other memory is used. Synchronises with the device of each such tensor.
+/// Appends tensors to a new file. The bytes depend only on names, values and metadata, not on the order, and equal
+/// those of Python's `safetensors.torch.save_file`. A tensor on a device or not contiguous is copied first, one at a
+/// time; no other memory is used. Synchronises with the device of each such tensor.
 ///
-/// kInvalidArgument names a tensor with no data in memory (undefined, meta, sparse, quantised), of a dtype that the
-/// format lacks, a name that stands twice or is no UTF-8.
+/// kInvalidArgument names a tensor without data in memory (undefined, meta, sparse, quantised), with a dtype that the
+/// format lacks, or with a name that is a duplicate or not UTF-8.
 absl::Status write_safetensors(WritableFile& file, const NamedTensors& tensors,
                                const SafetensorsMetadata& metadata = {});
 
-/// Writes a file atomically (write_file_atomically): a file of that name is replaced as a whole or left as it was.
+/// Writes a file atomically (write_file_atomically): an existing file is replaced completely or stays unchanged.
 absl::Status save_safetensors(const Fs& fs, const std::string& path, const NamedTensors& tensors,
                               const SafetensorsMetadata& metadata = {});
 
-/// Copies every tensor of `source` into the tensor of the same name in `target`, in place and without autograd. All is
-/// checked first: nothing is copied if a name is missing or left over or a shape differs, and the error (exit code 5)
-/// counts them and names up to 20. Values are converted between floating-point types; between integers and floats is an
-/// error. `where` is the file to blame.
+/// Copies every tensor of `source` into the tensor of the same name in `target`, in place and without autograd.
+///
+/// Everything is checked first. If a name is missing or unexpected or a shape differs, nothing is copied; the error
+/// (exit code 5) gives the count and up to 20 names. Converts between floating-point types; a conversion between
+/// integers and floats is an error. `where` is the file named in errors.
 absl::Status copy_named_tensors(const NamedTensors& source, const NamedTensors& target, const std::string& where);
 
 }  // namespace trainkit

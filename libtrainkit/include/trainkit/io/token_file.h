@@ -1,5 +1,5 @@
 #pragma once
-/// Token ids in a memory-mapped file. The format is docs/formats/token-file.md.
+/// Stores token ids in a memory-mapped file. The format is described in docs/formats/token-file.md.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -15,7 +15,7 @@
 
 namespace trainkit {
 
-/// What the tokens were made from and with; a file is stale when it differs.
+/// Source text and tokenizer of a token file. The file is stale if they differ.
 struct TokenFileOrigin {
   int64_t vocab_size = 0;
   std::string tokenizer_digest = {};  ///< Tokenizer::digest(), 32 hexadecimal digits.
@@ -24,40 +24,42 @@ struct TokenFileOrigin {
   friend bool operator==(const TokenFileOrigin&, const TokenFileOrigin&) = default;
 };
 
-/// The origin that tokens of `text` made by `tokenizer` have. Reads all of the text.
+/// Computes the origin for tokens of `text` made by `tokenizer`. Reads the whole text.
 TokenFileOrigin origin_of(std::string_view text, const Tokenizer& tokenizer);
 
-/// Tokens, read through memory. Copies share the map.
+/// Memory-mapped tokens. Copies share the mapping.
 ///
-/// Threads: everything may be called from any thread.
+/// Thread-safe.
 class TokenFile {
  public:
-  /// Maps `path` and checks its ends and its size; the tokens themselves are checked when they are read. Errors (exit
-  /// code 4): those of MappedFile::open, and data.tokens, which says what is wrong with the file.
+  /// Maps `path` and checks its header, trailer and size. The tokens are checked when they are read. Errors (exit code
+  /// 4): those of MappedFile::open; data.tokens for an invalid file.
   static absl::StatusOr<TokenFile> open(const std::string& path);
 
-  /// Tokens in the file; may exceed 2^31.
+  /// Number of tokens. May exceed 2^31.
   int64_t size() const { return size_; }
   int64_t vocab_size() const { return origin_.vocab_size; }
   const TokenFileOrigin& origin() const { return origin_; }
   const std::string& path() const { return file_->path(); }
 
-  /// data.stale (kFailedPrecondition) naming the difference if the file was made from another text or by another
-  /// tokenizer.
+  /// Returns data.stale (kFailedPrecondition) if the file was made from another text or by another tokenizer. The
+  /// message names the difference.
   absl::Status check_origin(const TokenFileOrigin& expected) const;
 
-  /// Writes tokens [begin, begin + out.size()) to `out`, as a model wants its indices. 0 <= begin, begin + out.size()
-  /// <= size(), else c10::IndexError. Throws absl::BadStatusOrAccess with data.tokens if one is outside the vocabulary
-  /// (its offset is named), with data.damaged if the file shrank under the map.
+  /// Copies tokens [begin, begin + out.size()) to `out` as int64, the index type of models. Throws c10::IndexError
+  /// unless 0 <= begin and begin + out.size() <= size().
+  ///
+  /// Throws absl::BadStatusOrAccess with data.tokens if a token is outside the vocabulary (the message has its offset),
+  /// or with data.damaged if the file became shorter.
   void read(int64_t begin, std::span<int64_t> out) const;
 
-  /// Asks for the memory of tokens [begin, begin + count) without waiting for it.
+  /// Prefetches tokens [begin, begin + count) into the CPU cache. Does not block.
   void prefetch(int64_t begin, int64_t count) const;
 
-  /// Reads everything once and compares the digest of the contents. Error data.tokens or data.damaged.
+  /// Reads the whole file and verifies the digest of its contents. Error data.tokens or data.damaged.
   absl::Status verify() const;
 
-  /// data.damaged if the file is shorter than when it was opened; see MappedFile::check.
+  /// Returns data.damaged if the file became shorter since it was opened; see MappedFile::check.
   absl::Status check() const { return file_->check(); }
 
  private:
@@ -71,18 +73,18 @@ class TokenFile {
   int token_bytes_;
 };
 
-/// Writes a token file piece by piece, in constant memory.
+/// Writes a token file incrementally in constant memory.
 ///
 ///   auto tokens = write_token_file(path, origin, [&](const TokenSink& sink) { return tokenizer.encode(text, sink); });
 ///
-/// `produce` hands the tokens to the sink. Nothing is at `path` until all of them are on the disk; then the file is
-/// whole. Errors: what `produce` returns; data.tokens for an id outside the vocabulary; those of write_file_atomically.
+/// `produce` passes the tokens to the sink. The file appears at `path` only when it is complete and on disk. Errors:
+/// those of `produce` and write_file_atomically; data.tokens for an id outside the vocabulary.
 absl::Status write_token_file(const std::string& path, const TokenFileOrigin& origin,
                               const std::function<absl::Status(const TokenSink&)>& produce);
 
-/// The tokens of `text`, from the file at `path` if it was made from this text by this tokenizer, else made now and
-/// kept there. A file that is damaged or of other contents is replaced. Errors of Tokenizer::encode and
-/// write_token_file; kCancelled if `progress` returned false.
+/// Returns the tokens of `text` from the file at `path` if it was made from this text by this tokenizer. Otherwise
+/// tokenizes the text and writes the file; a damaged or different file is replaced. Errors: those of Tokenizer::encode
+/// and write_token_file; kCancelled if `progress` returned false.
 absl::StatusOr<TokenFile> cached_tokens(const std::string& path, std::string_view text, const Tokenizer& tokenizer,
                                         const TokenizeProgress& progress = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Text to token ids and back.
+/// Converts text to token ids and back.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -16,13 +16,13 @@ namespace trainkit {
 
 using TokenId = uint32_t;
 
-/// Takes tokens as they are made; an error ends the encoding and is returned by it.
+/// Receives tokens during encoding. An error stops the encoding, which returns it.
 using TokenSink = std::function<absl::Status(std::span<const TokenId>)>;
 
-/// Called now and then with the bytes of text done so far and in all. False ends the work with kCancelled.
+/// Reports progress: bytes of text done and in total. Returning false stops the work with kCancelled.
 using TokenizeProgress = std::function<bool(int64_t done_bytes, int64_t total_bytes)>;
 
-/// A fixed vocabulary of byte strings. Immutable: every method may be called from any thread.
+/// A fixed vocabulary of byte strings. Immutable and thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -33,48 +33,50 @@ class Tokenizer {
   /// Ids are 0 .. vocab_size() - 1.
   virtual int64_t vocab_size() const = 0;
 
-  /// Hands the tokens of `text`, which must be UTF-8, to `sink`, some thousands at a time: the text may be larger than
-  /// memory (a MappedFile). The ids do not depend on how they are handed out. Errors (exit code 4):
+  /// Passes the tokens of `text`, which must be UTF-8, to `sink` in batches of some thousands. So the text may be
+  /// larger than memory (a MappedFile). The ids do not depend on the batching. Errors (exit code 4):
   ///   data.encoding  the text is not UTF-8; `where` has the offset
   ///   data.tokens    a character is not in the vocabulary (char tokenizer)
   virtual absl::Status encode(std::string_view text, const TokenSink& sink,
                               const TokenizeProgress& progress = {}) const = 0;
 
-  /// The same, gathered.
+  /// Same, but returns all tokens.
   absl::StatusOr<std::vector<TokenId>> encode(std::string_view text) const;
 
-  /// The bytes of one token. Throws c10::IndexError if `id` is not in the vocabulary.
+  /// Returns the bytes of one token. Throws c10::IndexError if `id` is not in the vocabulary.
   virtual std::string_view token_bytes(TokenId id) const = 0;
 
-  /// The bytes of `ids`, one after another. Part of a character of several tokens decodes to part of its bytes: use
-  /// replace_invalid_utf8 to print it. Error data.tokens if an id is not in the vocabulary.
+  /// Returns the concatenated bytes of `ids`. A character may span several tokens, so the result may end or begin
+  /// within a character: use replace_invalid_utf8 to print it. Error data.tokens if an id is not in the vocabulary.
   absl::StatusOr<std::string> decode(std::span<const TokenId> ids) const;
 
-  /// 32 hexadecimal digits (Digest of to_json()): equal for tokenizers that give the same ids for every text, and in
-  /// practice only for those.
+  /// Returns 32 hexadecimal digits (Digest of to_json()). Equal for tokenizers that give the same ids for every text,
+  /// and in practice only for those.
   std::string digest() const;
 
-  /// All of the tokenizer as JSON: what save_tokenizer writes and load_tokenizer reads.
+  /// Returns the whole tokenizer as JSON: the format of save_tokenizer and load_tokenizer.
   virtual std::string to_json() const = 0;
 };
 
-/// Writes `tokenizer` to `path` atomically; errors are those of write_file_atomically (exit code 6). A run keeps its
-/// tokenizer beside its weights, so that resuming and sampling use the ids that it was trained with.
+/// Writes `tokenizer` to `path` atomically. Errors: those of write_file_atomically (exit code 6). A run stores its
+/// tokenizer next to its weights, so that resuming and sampling use the same ids as training.
 absl::Status save_tokenizer(const Tokenizer& tokenizer, const std::string& path);
 
-/// A tokenizer that save_tokenizer wrote. Errors: those of MappedFile::open, data.vocabulary (the file is not one).
+/// Loads a tokenizer written by save_tokenizer. Errors: those of MappedFile::open; data.vocabulary if the file is not a
+/// tokenizer.
 absl::StatusOr<std::unique_ptr<Tokenizer>> load_tokenizer(const std::string& path);
 
-/// `text` with each byte that is not part of UTF-8 replaced by U+FFFD.
+/// Returns `text` with each byte that is not valid UTF-8 replaced by U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
 
-/// One token per character (Unicode code point), in the order of the code points.
+/// Tokenizes by character (Unicode code point). Ids are in code point order.
+///
 /// Source: nanoGPT, data/shakespeare_char/prepare.py.
 class CharTokenizer final : public Tokenizer {
  public:
-  /// The characters of `text`. Errors: data.encoding if it is not UTF-8, data.empty if it has no character.
+  /// Uses the characters of `text`. Errors: data.encoding if it is not UTF-8, data.empty if it has no character.
   static absl::StatusOr<std::unique_ptr<CharTokenizer>> from_text(std::string_view text);
-  /// Exactly these code points, ascending; at least one. Error data.vocabulary.
+  /// Uses exactly these code points, in ascending order; at least one. Error data.vocabulary.
   static absl::StatusOr<std::unique_ptr<CharTokenizer>> from_characters(std::vector<uint32_t> characters);
 
   std::string name() const override { return "char"; }
@@ -90,28 +92,31 @@ class CharTokenizer final : public Tokenizer {
 
   std::vector<uint32_t> characters_;
   std::vector<std::string> bytes_;
-  std::vector<TokenId> low_ids_;  // of code points below 2^16; kUnknown where there is none
+  std::vector<TokenId> low_ids_;  // ids of code points below 2^16; kUnknown if not in the vocabulary
 };
 
 struct Gpt2TokenizerOptions {
-  /// Read "<|endoftext|>" in a text as the one token that ends a document. Otherwise it is text like any other.
+  /// Encode "<|endoftext|>" as the token that ends a document. If false, it is ordinary text.
   bool special_tokens = true;
 };
 
-/// GPT-2's byte-level byte-pair encoding. Gives the ids of tiktoken's "gpt2" encoding built from the same files.
-/// Source: https://github.com/openai/gpt-2/blob/master/src/encoder.py; the classes of characters that the splitting
-/// pattern uses are those of the Unicode version of tiktoken 0.14 (16.0).
+/// Implements GPT-2's byte-level byte-pair encoding. Gives the ids of tiktoken's "gpt2" encoding for the same files.
+///
+/// Source: https://github.com/openai/gpt-2/blob/master/src/encoder.py. The character classes of the splitting pattern
+/// are those of the Unicode version of tiktoken 0.14 (16.0).
 class Gpt2Tokenizer final : public Tokenizer {
  public:
   static constexpr std::string_view kEndOfText = "<|endoftext|>";
 
-  /// Reads a vocabulary ("encoder.json", "vocab.json": {"token": id, ...}, ids 0 .. n - 1 each once) and its merges
-  /// ("vocab.bpe", "merges.txt": two tokens a line, best first, after an optional line "#version: 0.2").
-  /// Errors: those of MappedFile::open; data.vocabulary and data.merges name the file, the line and the rule it breaks.
+  /// Reads a vocabulary and its merges. The vocabulary ("encoder.json", "vocab.json") is {"token": id, ...} with each
+  /// id from 0 to n - 1 once. The merges ("vocab.bpe", "merges.txt") have two tokens per line, best first, after an
+  /// optional line "#version: 0.2".
+  ///
+  /// Errors: those of MappedFile::open; data.vocabulary and data.merges name the file, the line and the broken rule.
   static absl::StatusOr<std::unique_ptr<Gpt2Tokenizer>> open(const std::string& vocab_path,
                                                              const std::string& merges_path,
                                                              Gpt2TokenizerOptions options = {});
-  /// The same from text; the paths are only for messages.
+  /// Same, from text. The paths are used only in messages.
   static absl::StatusOr<std::unique_ptr<Gpt2Tokenizer>> parse(std::string_view vocab_json, std::string_view merges,
                                                               const std::string& vocab_path,
                                                               const std::string& merges_path,

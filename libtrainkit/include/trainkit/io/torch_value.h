@@ -1,5 +1,5 @@
 #pragma once
-/// PyTorch files of more than a flat dict of tensors: checkpoints with numbers, lists and dicts in dicts.
+/// Writes PyTorch files with nested values: checkpoints of numbers, lists and dicts, not only flat dicts of tensors.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -15,7 +15,7 @@
 
 namespace trainkit {
 
-/// A value as Python has it: None, a truth value, a number, text, a tensor, or a list, tuple or dict of values.
+/// A Python value: None, bool, int, float, str, a tensor, or a list, tuple or dict of values.
 ///
 ///   TorchValue checkpoint = TorchValue::dict();
 ///   checkpoint.set("epoch", 3);
@@ -37,17 +37,18 @@ class TorchValue {
   static TorchValue tuple(std::vector<TorchValue> items) { return {Kind::kTuple, std::move(items)}; }
   static TorchValue dict() { return {Kind::kDict, {}}; }
 
-  /// Adds to a list. Returns the value where it now is, valid until the next is added. c10::Error for any other kind.
+  /// Appends to a list. Returns a reference to the added value, valid until the next one is added. Throws c10::Error
+  /// for any other kind.
   TorchValue& add(TorchValue value);
-  /// Adds to a dict, in the order given. As add().
+  /// Adds an entry to a dict. Entries keep their order of insertion. Returns and throws as add().
   TorchValue& set(std::string key, TorchValue value);
 
   Kind kind() const { return kind_; }
-  /// Of the kind that kind() says.
+  /// Value of a kind other than list, tuple and dict; the alternative follows kind().
   const std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor>& plain() const { return plain_; }
-  /// Of a list, a tuple or a dict.
+  /// Items of a list, a tuple or a dict.
   const std::vector<TorchValue>& items() const { return items_; }
-  /// Of a dict, as many as items().
+  /// Keys of a dict, one for each of items().
   const std::vector<std::string>& keys() const { return keys_; }
 
  private:
@@ -58,9 +59,11 @@ class TorchValue {
   std::vector<std::string> keys_;
 };
 
-/// Writes `value` atomically (write_file_atomically) as torch.save does; Python reads it by torch.load(path,
-/// weights_only=True). Of tensors, the rules of write_torch_file hold. kInvalidArgument names by its keys and positions
-/// what cannot be written: those of write_torch_file, and nesting over 60 levels.
+/// Writes `value` atomically (write_file_atomically) in the format of torch.save. Python loads it with torch.load(path,
+/// weights_only=True). Tensors follow the rules of write_torch_file.
+///
+/// kInvalidArgument names the keys and positions of a value that cannot be written: see write_torch_file; also nesting
+/// over 60 levels.
 absl::Status save_torch_value(const Fs& fs, const std::string& path, const TorchValue& value);
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// A file of weights of whatever format: safetensors or PyTorch's, told apart by content and not by name.
+/// Reads weights from safetensors or PyTorch files. The content decides the format, not the name.
 
 #include <absl/status/statusor.h>
 
@@ -18,34 +18,36 @@ namespace trainkit {
 
 struct WeightEntry {
   std::string name;
-  /// PyTorch's name, "float32"; as in the file ("F4") for what LibTorch has no type for.
+  /// PyTorch's name of the dtype, "float32". The name in the file ("F4") if LibTorch has no such type.
   std::string dtype;
   std::vector<int64_t> shape;
   int64_t bytes = 0;
 };
 
-/// A file of weights that was opened for reading, and checked as SafetensorsFile and TorchFile do; or several, by the
-/// index that Hugging Face's libraries write beside them (model.safetensors.index.json, pytorch_model.bin.index.json).
+/// A weight file opened for reading and checked like SafetensorsFile and TorchFile. Also several files listed in a
+/// Hugging Face index next to them (model.safetensors.index.json, pytorch_model.bin.index.json).
 ///
 ///   auto file = WeightFile::open("pytorch_model.bin").value();
 ///   NamedTensors weights = file.tensors(file.state_dict_prefix().value()).value();
 class WeightFile {
  public:
-  /// Opens and checks a file, and those that an index names, which must lie beside it: each tensor in the one that the
-  /// index says and in no other. Errors are of exit code 5 (kNotFound if there is no such file).
+  /// Opens and checks a file, or an index and the files it lists. These must be in the folder of the index, and each
+  /// tensor must be in the file named by the index and in no other. Errors have exit code 5 (kNotFound if a file does
+  /// not exist).
   static absl::StatusOr<WeightFile> open(const std::string& path, const Fs& fs = Fs::posix());
 
-  /// "safetensors", "PyTorch zip" or "PyTorch legacy"; of several files that of the first.
+  /// Returns "safetensors", "PyTorch zip" or "PyTorch legacy". For several files, the format of the first.
   std::string_view format() const;
-  /// The file or the index.
+  /// Path of the file or the index.
   const std::string& path() const { return path_; }
   const std::vector<WeightEntry>& entries() const { return entries_; }
-  /// What is not a tensor: the metadata of a safetensors file, TorchFile::values().
+  /// Values other than tensors: the metadata of a safetensors file, or TorchFile::values().
   const std::vector<std::pair<std::string, std::string>>& values() const { return values_; }
 
-  /// TorchFile::state_dict_prefix(); "" for safetensors.
+  /// Returns TorchFile::state_dict_prefix(), or "" for safetensors.
   absl::StatusOr<std::string> state_dict_prefix() const;
-  /// All tensors whose names begin with `prefix` and a dot, without these; all if it is empty.
+  /// Reads all tensors whose names begin with `prefix` and a dot, and removes both from the names. Reads all tensors if
+  /// `prefix` is empty.
   absl::StatusOr<NamedTensors> tensors(std::string_view prefix = {}) const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// From what was measured to the setting to change: the tuning table as a function.
+/// Turns measurements of a run into advice: the tuning table (docs/tuning.md) as a pure function.
 
 #include <cstdint>
 #include <optional>
@@ -13,88 +13,88 @@
 
 namespace trainkit {
 
-/// What happened between two moments of a Prefetcher: `after` minus `before`. longest_wait_seconds is that of `after`.
+/// Counts and times between two snapshots: `after` minus `before`. longest_wait_seconds is taken from `after`.
 PrefetcherStats difference(const PrefetcherStats& after, const PrefetcherStats& before);
 ReaderTimes difference(const ReaderTimes& after, const ReaderTimes& before);
 StepTimes difference(const StepTimes& after, const StepTimes& before);
 
-/// Where the time of the steps went, as shares of 1.
+/// Shares of the step time, each from 0 to 1.
 struct StepSplit {
-  /// Waiting for data; bringing it to the device; reducing gradients. The host's time each.
+  /// Host time spent waiting for data, copying it to the device, and reducing gradients.
   double wait = 0;
   double copy = 0;
   double reduce = 0;
-  /// The rest: forward, backward, update, and the loop itself.
+  /// Forward, backward, update and the loop itself: the remaining time.
   double compute = 0;
-  /// The part of `compute` that updates the weights, which costs the same for any number of rows.
+  /// The part of `compute` spent updating the weights. Independent of the batch size.
   double update = 0;
 };
 
-/// Of `seconds` that passed while all this happened.
+/// Computes the shares of `seconds`, the wall time over which `loader` and `steps` were measured.
 StepSplit split_of(double seconds, const PrefetcherStats& loader, const StepTimes& steps);
 
-/// What the advice depends on besides the figures.
+/// Settings of the loader and the machine that diagnose() uses.
 struct LoaderSettings {
   int64_t batch_size = 1;
   int num_workers = 0;
   int prefetch_factor = 2;
   bool persistent_workers = true;
-  /// Longest wait for a batch; 0 is for ever.
+  /// Longest wait for a batch. 0 means unlimited.
   double timeout_seconds = 0;
-  /// Batches of an epoch; 0 if it is not known.
+  /// Batches per epoch. 0 if unknown.
   int64_t batches_per_epoch = 0;
-  /// Trains on a GPU; and host memory that batches are copied from is page-locked.
+  /// Whether training runs on a GPU, and whether batches are in page-locked (pinned) memory.
   bool on_gpu = false;
   bool pinned = false;
-  /// Processors that this process may use.
+  /// CPUs available to this process.
   int cpus = 1;
 };
 
-/// Those of a loader that feeds `on_gpu`.
+/// Returns the settings of `loader`.
 LoaderSettings settings_of(const Prefetcher& loader, bool on_gpu, int cpus);
 
 /// Memory of one GPU.
 struct GpuMemory {
   int64_t total_bytes = 0;
-  /// Free for other tensors: with the driver, or kept by LibTorch's allocator.
+  /// Bytes free for new tensors: free in the driver, or cached by LibTorch's allocator.
   int64_t free_bytes = 0;
-  /// Times that LibTorch's allocator found no memory, gave up what it had kept and tried again.
+  /// Allocation retries: LibTorch's allocator found no memory, freed its cache and tried again.
   int64_t retries = 0;
 };
 
-/// A stretch of training.
+/// Measurements over a period of training.
 struct Observation {
-  /// Its length, without evaluations and saves.
+  /// Wall time, without evaluations and checkpoints.
   double seconds = 0;
   PrefetcherStats loader = {};
   ReaderTimes readers = {};
   StepTimes steps = {};
-  /// Mean share of the time that the GPUs worked; negative if nobody tells.
+  /// Mean GPU utilisation from 0 to 1. Negative if no driver reports it.
   double gpu_utilisation = -1;
-  /// Of the utilisation over time.
+  /// Periodic swing of the utilisation, if there is one.
   std::optional<Swing> swing = {};
-  /// The least that was left.
+  /// Host memory at its lowest free amount.
   HostMemory host = {};
   std::optional<GpuMemory> gpu = {};
 };
 
-/// The rows of the tuning table (docs/tuning.md).
+/// Causes of slow training: the rows of the tuning table (docs/tuning.md).
 enum class Bottleneck {
-  kMemory,         ///< The GPU's memory, or the host's, is nearly used up.
-  kTimeout,        ///< Waits for a batch come near the loader's timeout.
-  kPinnedMemory,   ///< Copies to the GPU come from memory that is not page-locked.
+  kMemory,         ///< GPU or host memory is nearly exhausted.
+  kTimeout,        ///< A wait for a batch came close to the loader's timeout.
+  kPinnedMemory,   ///< Batches are copied to the GPU from memory that is not page-locked.
   kNoWorkers,      ///< The training thread reads the rows itself.
-  kEpochStart,     ///< Worker threads end with each epoch, and the next begins without a batch.
-  kSwing,          ///< The load swings between waiting and working in a steady rhythm.
-  kSlowStorage,    ///< Readers stand still until the disk or the network answers.
-  kSlowDecode,     ///< Rows cost more processor time than there is.
-  kTooFewWorkers,  ///< Readers are always busy, and processors are left for more.
-  kShortRing,      ///< Readers keep up on the whole, but too few batches are kept ready.
-  kSmallBatch,     ///< What every step costs for any number of rows outweighs the rows.
+  kEpochStart,     ///< Worker threads stop after each epoch, so the next epoch starts with an empty ring.
+  kSwing,          ///< Utilisation swings periodically between waiting and working.
+  kSlowStorage,    ///< Readers are blocked on the disk or the network.
+  kSlowDecode,     ///< Decoding needs more CPU time than the machine has.
+  kTooFewWorkers,  ///< Readers are always busy, and CPUs are free for more of them.
+  kShortRing,      ///< Readers keep up on average, but too few batches are prefetched.
+  kSmallBatch,     ///< The fixed cost of a step is larger than the cost of its rows.
 };
 const char* to_string(Bottleneck row);
 
-/// One row that applies.
+/// One recommendation.
 struct Advice {
   Bottleneck row;
   /// The flag to change: "--num_workers". Empty if no flag helps.
@@ -103,16 +103,23 @@ struct Advice {
   std::string text;
 };
 
-/// The rows that apply, the most urgent first; none if all is well or fewer than 10 batches were seen. Of the rows that
-/// explain why the step waits for data, at most one.
+/// Returns the recommendations that apply, most urgent first. Empty if nothing is wrong or if fewer than 10 batches
+/// were seen. At most one recommendation explains why the step waits for data.
 ///
-/// A pure function. A step that waits for data less than 5 % of the time does not wait. Readers that are busy for more
-/// than 80 % of the time are too few; unless they stand still for more than half of that time (neither on a processor
-/// nor queueing for one), which is the storage's fault, or all processors together could not decode fast enough.
-/// Readers that are not busy are held up by a ring too short for rows of uneven cost. A batch is too small if the step
-/// does not wait for data, and the GPU idles for more than 30 % of the time all the same, or the update takes more than
-/// 40 % of the computing, or reducing gradients more than 30 % of the step. Memory is short if less than a twentieth of
-/// it is free, or LibTorch's allocator had to try again; a timeout is near if a wait took half of it.
+/// A pure function. The rules:
+///   Data wait: a step waits for data if it spends at least 5 % of the time waiting.
+///   Too few readers: readers are busy for more than 80 % of the time.
+///   Slow storage: busy readers are blocked (neither on a CPU nor queueing for one) for more than half of that time.
+///   Slow decoding: all CPUs together could not decode fast enough.
+///   Epoch start: readers are not busy, stop after each epoch, and at least two epochs were seen.
+///   Swing: readers are not busy, and the utilisation swings.
+///   Short ring: readers are not busy for another reason. Rows of uneven cost need a longer ring.
+///   Pinned memory: batches for a GPU are not page-locked, and copies take at least 5 % of the step or the GPU idles
+///   for more than 30 % of the time.
+///   Small batch: the step does not wait for data, and one of these holds: the GPU idles for more than 30 % of the
+///   time, the update takes more than 40 % of the compute time, or reducing gradients takes more than 30 % of the step.
+///   Memory: less than a twentieth is free, or LibTorch's allocator had to retry.
+///   Timeout: a wait took at least half of the timeout.
 std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& settings);
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// metrics.jsonl: a run's numbers as one JSON object per line, for programs and for `jq`.
+/// Writes and reads metrics.jsonl: the metrics of a run, one JSON object per line.
 
 #include <absl/status/statusor.h>
 
@@ -16,24 +16,25 @@ namespace trainkit {
 ///   {"step":20,"epoch":0.25,"split":"train","loss":2.31,"grad_norm":0.71,"samples_per_second":812.4,
 ///    "data_wait_fraction":0.02,"lr":[0.001],"gpu_memory_bytes":[1073741824]}
 ///
-/// step, epoch and split come first, then the record's values in their order, then lr, gpu_memory_bytes and
-/// gpu_utilisation if there are any. Numbers are written in the fewest digits that read back to the same double. Not a
-/// number and infinity, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity" (as in protobuf's JSON
-/// mapping; float() in Python and Number() in JavaScript read them). A value named like one of the six fixed fields
-/// gets a "_" behind its name; of two values of one name the first counts.
+/// Order: step, epoch, split, the record's values in their order, then lr, gpu_memory_bytes and gpu_utilisation if
+/// present. Numbers have the fewest digits that read back to the same double.
 ///
-/// Each line is one write to a file opened with O_APPEND, so a kill leaves whole lines, but for a power cut; flush()
-/// also synchronises the file with the disk (fdatasync). A full disk (exit code 6) leaves no half line, and what it
-/// refused is written once there is room again.
+/// JSON has no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON
+/// mapping. Python's float() and JavaScript's Number() read them. A value named like one of the six fixed fields gets
+/// the suffix "_". If two values have the same name, the first is written.
+///
+/// Each line is one write to a file opened with O_APPEND, so a killed process leaves whole lines. A power cut can tear
+/// the last one. flush() also synchronises the file with the disk (fdatasync). A full disk (exit code 6) leaves no
+/// partial line. The refused lines are written as soon as there is space again.
 class JsonlLogger final : public Logger {
  public:
-  /// Appends to `path`, creating it if need be. Exit code 6 if it cannot be written to.
+  /// Opens `path` for appending and creates it if necessary. Exit code 6 if it is not writable.
   static absl::StatusOr<std::unique_ptr<JsonlLogger>> open(const std::string& path);
   ~JsonlLogger() override;
 
   void log(const LogRecord& record) override;
   absl::Status flush() override;
-  /// Cuts the file before the first line that is torn or of a later step. rewind(-1) empties it.
+  /// Truncates the file before the first line that is torn or belongs to a step after `step`. rewind(-1) empties it.
   absl::Status rewind(int64_t step) override;
 
  private:
@@ -42,11 +43,11 @@ class JsonlLogger final : public Logger {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The line of a record, without its line end.
+/// Returns the JSON line of a record, without the line end.
 std::string to_json(const LogRecord& record);
 
-/// The records of a metrics.jsonl, in order, up to the first line that is torn or not a record. Fields that are neither
-/// numbers nor known are left out. kNotFound if there is no such file, else exit code 6.
+/// Reads the records of a metrics.jsonl in order, up to the first line that is torn or not a record. Skips unknown
+/// fields that are not numbers. kNotFound if the file does not exist; exit code 6 for other errors.
 absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path);
 
 }  // namespace trainkit

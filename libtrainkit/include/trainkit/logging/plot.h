@@ -1,5 +1,5 @@
 #pragma once
-/// loss.svg: the curve of a run, for people who would rather look than read.
+/// Draws loss.svg, the loss curve of a run.
 
 #include <absl/status/status.h>
 
@@ -11,20 +11,22 @@
 
 namespace trainkit {
 
-/// An SVG picture, 800 x 450, of the value `metric` over the steps: a line for each split, with its last value in the
-/// legend, and for evaluations the best one too and where it was. Long training curves are averaged to a point per
-/// pixel; values that are not finite leave a gap and a mark at the foot of the axis.
+/// Draws the value `metric` over the steps as an SVG of 800 x 450 pixels, with one line per split.
 ///
-/// With another `x_label` the records are not those of a run: `step` is what the label says, and the legend shows the
-/// last values alone.
+/// The legend shows the last value of each line and, for evaluations, the best value and its step. Long training curves
+/// are averaged to one point per pixel. A non-finite value leaves a gap in the line and a mark at the bottom of the
+/// axis.
+///
+/// With another `x_label` the records need not come from a run: `step` is the quantity that the label names, and the
+/// legend shows only the last values.
 std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric = "loss",
                      std::string_view x_label = "step");
 
-/// Text inside of an SVG picture: escape_text(text, max_bytes), with what is markup written as entities.
+/// Escapes text for an SVG: escape_text(text, max_bytes), with markup characters as entities.
 std::string svg_text(std::string_view text, size_t max_bytes = 40);
 
-/// Draws `<output_dir>/loss.svg` from `<output_dir>/metrics.jsonl`, as a whole or not at all. Exit code 6; kNotFound if
-/// there is no metrics.jsonl.
+/// Draws `<output_dir>/loss.svg` from `<output_dir>/metrics.jsonl`. The file is replaced atomically. Exit code 6 if it
+/// cannot be written; kNotFound if there is no metrics.jsonl.
 absl::Status write_loss_plot(const std::string& output_dir);
 
 }  // namespace trainkit

@@ -1,5 +1,5 @@
 #pragma once
-/// What the person who watches a run sees: a bar on a terminal, plain lines elsewhere.
+/// Shows progress to the user: a bar on a terminal, plain lines elsewhere.
 
 #include <cstdio>
 #include <functional>
@@ -11,42 +11,41 @@ namespace trainkit {
 
 struct ProgressOptions {
   enum class Style {
-    kAuto,  ///< A bar if the stream is a terminal that can move its cursor (TERM is set and not "dumb"), else lines.
+    kAuto,  ///< A bar on a terminal that can move its cursor (TERM is set and not "dumb"), otherwise lines.
     kBar,
     kLines
   };
   Style style = Style::kAuto;
-  /// Columns of the bar; 0 asks the terminal before each drawing, so that the bar follows the window.
+  /// Width of the bar in columns. 0 asks the terminal before each drawing, so the bar follows the window size.
   int width = 0;
-  /// Seconds from any start, for tests; the steady clock if empty.
+  /// Clock in seconds with any origin, for tests. The steady clock if empty.
   std::function<double()> clock = {};
 };
 
-/// Shows records on a stream that the program hands over. On a terminal one line is redrawn, at most ten times a
-/// second:
+/// Shows records on a stream provided by the program. On a terminal it redraws one line, at most ten times per second:
 ///
 ///    37% ━━━━━━━━━━──────────────── 740/2000 [0:41<1:10] epoch 1.85/5 loss 2.1034 lr 0.000955 12.3k tokens/s
 ///
-/// elsewhere every training record is a line:
+/// Elsewhere it prints one line per training record:
 ///
 ///   step 740/2000 | epoch 1.85/5 | loss 2.1034 | lr 0.000955 | 12.3k tokens/s | left 1:10
 ///
-/// Evaluations, printed lines and warnings stay above the bar. A narrow terminal loses the bar first, then fields from
-/// the right. The time left follows the speed of the last half minute. A share of time that the step waited for data is
-/// shown from 10 % on ("data wait 43%").
+/// Evaluations, printed lines and warnings stay above the bar. On a narrow terminal the bar is omitted first, then
+/// fields from the right. The remaining time follows the speed of the last half minute. The data wait is shown from 10
+/// % on ("data wait 43%").
 ///
-/// Text is escaped and secrets are masked (format_text in format.h). If the stream is closed or its reader gone (EPIPE,
-/// for which no SIGPIPE is raised), the display is silent from then on; it is optional() and never ends a run.
+/// Escapes text and masks secrets (format_text in format.h). If the stream is closed or its reader has exited (EPIPE,
+/// without raising SIGPIPE), the display stays silent. It is optional() and never ends a run.
 class ConsoleProgress final : public Logger {
  public:
-  /// `stream` stays the caller's and must outlive this; it is flushed before each drawing.
+  /// Does not take ownership of `stream`, which must outlive this object. Flushes it before each drawing.
   explicit ConsoleProgress(std::FILE* stream, ProgressOptions options = {});
-  /// Leaves the last bar standing on a line of its own.
+  /// Ends the last bar with a line end, so that it stays visible.
   ~ConsoleProgress() override;
 
   void begin(const RunPlan& plan) override;
   void log(const LogRecord& record) override;
-  /// The text, under its tag.
+  /// Prints the text below its tag.
   void log_text(const LogText& text) override;
   void print(std::string_view line) override;
   void tick(int64_t step) override;

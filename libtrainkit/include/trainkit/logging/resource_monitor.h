@@ -1,5 +1,5 @@
 #pragma once
-/// What this process and the GPUs use, asked of the kernel and of NVIDIA's driver.
+/// Reads the resource usage of this process from the kernel and of the GPUs from NVIDIA's driver.
 
 #include <cstdint>
 #include <memory>
@@ -9,52 +9,56 @@
 
 namespace trainkit {
 
-/// A GPU as its driver sees it: of the whole machine, whoever uses it.
+/// Usage of one GPU by all processes of the machine, as reported by the driver.
 struct GpuUsage {
   std::string name = {};
   int64_t used_bytes = 0;
   int64_t total_bytes = 0;
-  /// Share of the driver's last sampling period (up to a second) in which a kernel ran, 0 to 1; negative where the
-  /// driver does not tell (a slice of a GPU, MIG).
+  /// Share of the driver's last sampling period (up to a second) in which a kernel ran, 0 to 1. Negative if the driver
+  /// does not report it (a MIG slice).
   double utilization = -1;
-  /// "00000000:01:00.0"; empty where the driver does not tell.
+  /// PCI bus id, "00000000:01:00.0". Empty if the driver does not report it.
   std::string pci_bus_id = {};
 };
 
-/// A process that holds memory of a GPU, of whatever user.
+/// A process of any user that has allocated memory on a GPU.
 struct GpuProcess {
-  /// In the driver's order, as in ResourceMonitor::gpus().
+  /// Index of the GPU in the driver's order, as in ResourceMonitor::gpus().
   int gpu = 0;
   int64_t pid = 0;
-  /// The program's name; empty if it cannot be seen (another container's).
+  /// Name of the program. Empty if it is not visible (another container).
   std::string name = {};
-  /// -1 where the driver does not tell.
+  /// Bytes used by the process. -1 if the driver does not report it.
   int64_t used_bytes = -1;
 };
 
-/// The driver's libraries, opened with dlopen; where they are missing there are no GPUs.
+/// Names of the driver's libraries, opened with dlopen. If one is missing, no GPUs are reported.
 struct DriverLibraries {
   std::string nvml = "libnvidia-ml.so.1";
   std::string cuda = "libcuda.so.1";
 };
 
-/// Reads this process's memory and processor time from /proc, and the GPUs from NVIDIA's driver if its library is
-/// there. One thread at a time. A sample takes some microseconds, with GPUs up to a millisecond: not for every step.
+/// Reads memory and CPU time of this process from /proc, and GPU usage from NVIDIA's driver if its library is
+/// installed.
+///
+/// Used by one thread at a time. A sample takes some microseconds, with GPUs up to a millisecond: too slow for every
+/// step.
 class ResourceMonitor {
  public:
   explicit ResourceMonitor(DriverLibraries libraries = {});
   ~ResourceMonitor();
 
-  /// Bytes of memory that this process holds (resident set).
+  /// Resident set size of this process in bytes.
   static int64_t resident_bytes();
-  /// Share of its available_cpus() that this process used since the last call (the first: since the start), 0 to 1.
+  /// Share of available_cpus() used by this process since the last call, 0 to 1. The first call counts from
+  /// construction.
   double cpu_share();
-  /// In the driver's order, which CUDA_VISIBLE_DEVICES does not change.
+  /// Usage of all GPUs in the driver's order, which CUDA_VISIBLE_DEVICES does not change.
   std::vector<GpuUsage> gpus() const;
-  /// Those of LibTorch's devices cuda:N, in the order asked for. They are found by their place on the bus, so
-  /// CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER do not matter. One that cannot be told is left out. CUDA is in use.
+  /// Usage of LibTorch's devices cuda:N, in the given order. Matches devices by PCI bus id, so CUDA_VISIBLE_DEVICES and
+  /// CUDA_DEVICE_ORDER do not matter. Omits a device that cannot be identified. Requires initialised CUDA.
   std::vector<GpuUsage> gpus_of(const std::vector<int>& cuda_devices) const;
-  /// Who holds memory of the GPUs. Empty where the driver does not tell.
+  /// Processes that have memory on the GPUs. Empty if the driver does not report them.
   std::vector<GpuProcess> gpu_processes() const;
 
  private:

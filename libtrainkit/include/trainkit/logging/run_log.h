@@ -1,5 +1,5 @@
 #pragma once
-/// The sinks of a run as the flags of every trainer ask for them, in one call.
+/// Opens all log sinks of a run, as selected by the trainers' flags, in one call.
 
 #include <absl/status/statusor.h>
 
@@ -14,27 +14,27 @@
 namespace trainkit {
 
 struct RunLogOptions {
-  /// Holds metrics.jsonl; made if it is not there.
+  /// Folder of metrics.jsonl. Created if it does not exist.
   std::string output_dir = {};
-  /// Where progress is shown; nullptr shows none.
+  /// Stream for progress. nullptr disables it.
   std::FILE* console = nullptr;
   bool use_tensorboard = true;
-  /// Empty: `<output_dir>/tensorboard`.
+  /// TensorBoard folder. Default if empty: `<output_dir>/tensorboard`.
   std::string tensorboard_dir = {};
   bool use_wandb = false;
-  /// `dir` and `resume` are filled in.
+  /// W&B options. open_run_log sets `dir` and `resume`.
   WandbOptions wandb = {};
-  /// The step of the checkpoint that the run goes on from: what was logged after it is cut off. -1: a new run, whose
-  /// files start empty.
+  /// Step of the checkpoint from which the run resumes; later records are removed. -1 starts a new run with empty
+  /// files.
   int64_t resume_step = -1;
   RunLoggerOptions queue = {};
 };
 
-/// Opens console, metrics.jsonl, TensorBoard and W&B as asked for.
+/// Opens the selected sinks among console, metrics.jsonl, TensorBoard and W&B.
 ///
 ///   auto log = open_run_log({.output_dir = dir, .console = stdout}).value();
 ///
-/// Exit code 6: a file cannot be written; 2: W&B cannot start (see WandbLogger::create).
+/// Exit code 6 if a file is not writable, 2 if W&B does not start (see WandbLogger::create).
 absl::StatusOr<std::unique_ptr<RunLogger>> open_run_log(const RunLogOptions& options);
 
 }  // namespace trainkit

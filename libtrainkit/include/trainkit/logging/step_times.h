@@ -1,15 +1,16 @@
 #pragma once
-/// Where the time of training steps went, as the host sees it.
+/// Host-side times of training steps.
 
 namespace trainkit {
 
-/// Seconds since the beginning, of all steps together. On a GPU they are those of the host, which runs ahead.
+/// Total seconds of all steps since the start. On a GPU these are host times; the host runs ahead of the device.
 struct StepTimes {
-  /// Bringing rows from the host to the devices; what the Prefetcher copies ahead is in its own statistics.
+  /// Copying rows from the host to the devices. Copies made ahead by the Prefetcher are in its own statistics.
   double copy_seconds = 0;
-  /// Reducing gradients between devices and ranks, not hidden behind backward, and agreeing on the step.
+  /// Reducing gradients between devices and ranks, as far as it does not overlap with backward, and agreeing on the
+  /// step.
   double reduce_seconds = 0;
-  /// Clipping, optimizer and schedule: what costs the same for any number of rows. A part of computing.
+  /// Clipping, optimizer and schedule: the part of the compute time that does not depend on the batch size.
   double update_seconds = 0;
 };
 
