@@ -4,6 +4,7 @@
 
 #include "trainkit/core/status.h"
 #include "trainkit/optim/adam.h"
+#include "transformer/sampling.h"
 
 namespace trainkit::transformer {
 
