@@ -44,7 +44,7 @@ EpochTime predict_epoch(const Json& plan, const EpochTimeOptions& options) {
   const auto devices = plan.at("devices").get<int64_t>();
   EpochTime time;
   for (const auto& [name, bytes] : plan.at("weight_bytes").items()) time.gradient_bytes += bytes.get<double>();
-  // The last step of an epoch is smaller: the mean one.
+  // The last step of an epoch may have fewer rows, so this is the mean over the steps.
   time.step_seconds = rows / steps / static_cast<double>(devices) * number("row_flops") /
                       (options.gpu.flops_per_second * options.efficiency);
   time.computing = steps * time.step_seconds;

@@ -11,9 +11,9 @@ constexpr double kMegabyte = 1e6;  // the guides' MB
 
 struct Line {
   std::string name;
-  /// In the guide's MB.
+  /// Smallest and largest value in the guide, in MB (1e6 bytes).
   double least, most;
-  /// Of a plan's "largest_bytes" (all: "peak_bytes"), or else modules of "weight_bytes".
+  /// Key of the plan's "largest_bytes" ("total": of "peak_bytes"). If empty, `modules` are summed from "weight_bytes".
   std::string kind = {};
   std::vector<std::string> modules = {};
 };

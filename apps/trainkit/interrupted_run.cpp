@@ -126,7 +126,7 @@ absl::StatusOr<std::unique_ptr<InterruptedRuns::Process>> InterruptedRuns::Proce
   argv.push_back(nullptr);
   const pid_t parent = getpid();
   int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
+  if (pipe2(report, O_CLOEXEC) != 0) return absl::InternalError("cannot create a pipe");
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t pid = fork();
   if (pid == 0) {  // nothing here allocates

@@ -146,6 +146,6 @@ TEST_CASE("doctor checks a data set with its trainer, and quotes what is wrong w
 TEST_CASE("a trainer that is not there is a mistake in the command") {
   const Doctor doctor({"--quick", "--app", "transformr"});
   CHECK(doctor.code == 2);
-  CHECK_THAT(doctor.errors, Catch::Contains("no such trainer beside this program (got 'transformr'") &&
+  CHECK_THAT(doctor.errors, Catch::Contains("no such trainer in this program's folder (got 'transformr'") &&
                                 Catch::Contains("did you mean --app transformer?"));
 }
