@@ -45,10 +45,30 @@ EnvironmentVariables rank_environment(const LaunchOptions& options, int64_t loca
 /// have lost a peer, so the peers get one second to end by themselves first. If this process is killed, the kernel kills
 /// the ranks (PR_SET_PDEATHSIG).
 ///
-/// Signal handling is process-wide: call it from the main thread, once at a time.
+/// Blocks these signals in the calling thread while it runs: call it from the only thread, once at a time.
 ///
 /// @return 0 if every rank returned 0; 128 + n if signal n stopped them. Or an Error with the exit code of the rank that
-///   failed first (8 if it was killed), kUsage if the program cannot be started, kDistributed if there is no port.
+///   failed first (8 if it was killed), kUsage if the program cannot be started, kDistributed if the port cannot be
+///   used.
+///
+// Note [Ending of ranks]
+//
+// A trainer that gets SIGTERM saves a checkpoint and ends with 128 + 15. A second SIGTERM makes it leave at once, without
+// the checkpoint. So the launcher must not send SIGTERM to a rank that is stopping already.
+//
+// 1. Each rank leads its own process group (setpgid). Ctrl+C in a terminal reaches the launcher only, which forwards it
+//    once. A signal to the group also reaches processes that the rank has started.
+// 2. Two times control the end: at `terminate_at_` every running rank gets SIGTERM, at `kill_at_` SIGKILL. terminate()
+//    sets kill_at_ to `grace` later. A second stop signal of the user sets only kill_at_.
+// 3. The end of a rank sets `terminate_at_` to now plus a delay; the smallest one counts:
+//      failed by itself                0
+//      exit code 8                     1 s: it may only have lost a peer whose own failure shows a moment later
+//      any failure after a stop signal `grace`: the ranks are stopping
+//      stopped by a signal             `stop_timeout`: the ranks end one after the other, and rank 0 still saves
+// 4. The error names the rank that caused the end. Order: failed by itself, exit code 8, signalled by the launcher,
+//    stopped by the user. Among equals the first to end wins, since `endings_` is in order of time.
+// 5. A child of a rank may keep the rank's output pipes open. After the last rank has ended, the launcher reads for at
+//    most kDrainSeconds more, then returns.
 absl::StatusOr<int> launch(LaunchOptions options, const std::vector<std::string>& program);
 
 }  // namespace trainkit::tool
