@@ -64,8 +64,8 @@ struct EpochTime {
   std::string bound() const;
 };
 
-/// Predicts an epoch from the "plan" of a trainer's dry run. Reads "rows", "row_flops", "row_bytes", "grad_accum_steps",
-/// "devices", "steps_per_epoch" and "weight_bytes".
+/// Predicts an epoch from the "plan" of a trainer's dry run. Reads "rows", "row_flops", "row_bytes",
+/// "grad_accum_steps", "devices", "steps_per_epoch" and "weight_bytes".
 EpochTime predict_epoch(const nlohmann::ordered_json& plan, const EpochTimeOptions& options);
 
 /// Formats the prediction as lines, each figure with its source. With several devices the last line is the

@@ -101,9 +101,10 @@ absl::StatusOr<int> inspect_command(const Arguments& given) {
   ConfigParser parser(
       {.name = "trainkit inspect FILE",
        .version = library_versions()["trainkit"],
-       .description = "Lists names, dtypes, shapes and bytes of the tensors in a weight file (safetensors, or PyTorch's "
-                      ".pt, .pth, .bin;\ndetected by content) or in a checkpoint folder, whose digests it verifies. "
-                      "Never executes code from a file.",
+       .description =
+           "Lists names, dtypes, shapes and bytes of the tensors in a weight file (safetensors, or PyTorch's "
+           ".pt, .pth, .bin;\ndetected by content) or in a checkpoint folder, whose digests it verifies. "
+           "Never executes code from a file.",
        .examples = {"trainkit inspect model.safetensors", "trainkit inspect pytorch_model.bin --json",
                     "trainkit inspect runs/transformer"}});
   bool as_json = false;

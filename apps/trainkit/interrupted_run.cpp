@@ -281,8 +281,8 @@ absl::Status InterruptedRuns::run_interrupted(const std::string& output_dir, con
         progressed = true;
         counted = Clock::now();
       }
-      const bool now = progressed ? seconds_since(counted) >= after_progress
-                                  : while_loading && seconds_since(begin) >= after_start;
+      const bool now =
+          progressed ? seconds_since(counted) >= after_progress : while_loading && seconds_since(begin) >= after_start;
       if (now && left > 0 && (!interrupted || !ends)) {
         trained = saved_step(output_dir) >= times.steps;
         process->signal(options_.signal);

@@ -343,7 +343,8 @@ absl::StatusOr<int> Job::result() const {
               .problem = exited ? fmt::format("ended with exit code {}", code)
                                 : fmt::format("was killed by signal {} ({})", code - 128, strsignal(code - 128))};
   if (exited) error.hint = fmt::format("its error is in the lines above that begin with [rank {}]", cause->rank);
-  if (!exited && code == 128 + SIGKILL) error.hint = "the kernel may have run out of memory; check its log: dmesg | grep -i oom";
+  if (!exited && code == 128 + SIGKILL)
+    error.hint = "the kernel may have run out of memory; check its log: dmesg | grep -i oom";
   return to_status(error);
 }
 

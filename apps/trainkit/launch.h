@@ -41,20 +41,21 @@ EnvironmentVariables rank_environment(const LaunchOptions& options, int64_t loca
 /// ignored (nohup). SIGUSR1 is forwarded unchanged. After a second stop signal, ranks still running after `grace` are
 /// killed.
 ///
-/// Failures: when a rank fails, the other ranks get SIGTERM, and SIGKILL after `grace`. A rank that ends with 8 may only
-/// have lost a peer, so the peers get one second to end by themselves first. If this process is killed, the kernel kills
-/// the ranks (PR_SET_PDEATHSIG).
+/// Failures: when a rank fails, the other ranks get SIGTERM, and SIGKILL after `grace`. A rank that ends with 8 may
+/// only have lost a peer, so the peers get one second to end by themselves first. If this process is killed, the kernel
+/// kills the ranks (PR_SET_PDEATHSIG).
 ///
 /// Blocks these signals in the calling thread while it runs: call it from the only thread, once at a time.
 ///
-/// @return 0 if every rank returned 0; 128 + n if signal n stopped them. Or an Error with the exit code of the rank that
+/// @return 0 if every rank returned 0; 128 + n if signal n stopped them. Or an Error with the exit code of the rank
+/// that
 ///   failed first (8 if it was killed), kUsage if the program cannot be started, kDistributed if the port cannot be
 ///   used.
 ///
 // Note [Ending of ranks]
 //
-// A trainer that gets SIGTERM saves a checkpoint and ends with 128 + 15. A second SIGTERM makes it leave at once, without
-// the checkpoint. So the launcher must not send SIGTERM to a rank that is stopping already.
+// A trainer that gets SIGTERM saves a checkpoint and ends with 128 + 15. A second SIGTERM makes it leave at once,
+// without the checkpoint. So the launcher must not send SIGTERM to a rank that is stopping already.
 //
 // 1. Each rank leads its own process group (setpgid). Ctrl+C in a terminal reaches the launcher only, which forwards it
 //    once. A signal to the group also reaches processes that the rank has started.

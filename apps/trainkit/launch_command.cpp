@@ -21,7 +21,10 @@ struct LaunchFlags {
 
 void add_flags(ConfigParser& parser, LaunchFlags& flags) {
   parser.add("nproc_per_node", &flags.nproc_per_node,
-             {.help = "Ranks on this machine. auto: one per GPU, or 1 without a GPU.", .group = "Ranks", .min = 1, .max = 4096});
+             {.help = "Ranks on this machine. auto: one per GPU, or 1 without a GPU.",
+              .group = "Ranks",
+              .min = 1,
+              .max = 4096});
   parser.add("nnodes", &flags.nnodes, {.help = "Number of machines.", .group = "Ranks", .min = 1, .max = 65536});
   parser.add("node_rank", &flags.node_rank,
              {.help = "Index of this machine, from 0.", .group = "Ranks", .min = 0, .max = 65535});
@@ -35,7 +38,9 @@ void add_flags(ConfigParser& parser, LaunchFlags& flags) {
               .min = 0,
               .max = 65535});
   parser.add("grace", &flags.grace,
-             {.help = "Time between SIGTERM and SIGKILL for the other ranks after one has failed.", .group = "Ending", .min = 0});
+             {.help = "Time between SIGTERM and SIGKILL for the other ranks after one has failed.",
+              .group = "Ending",
+              .min = 0});
   parser.add(
       "stop_timeout", &flags.stop_timeout,
       {.help = "Time for the other ranks to save after a signal has stopped one rank.", .group = "Ending", .min = 0});

@@ -10,8 +10,7 @@ int main(int argc, char** argv) {
       {"plan", "predicts a trainer's memory and batch size on other devices", plan_command},
       {"scale", "predicts the speed-up on more devices and machines", scale_command},
       {"inspect", "lists the tensors of a weight file or checkpoint", inspect_command},
-      {"verify-resume", "compares runs interrupted at random times with an uninterrupted run",
-       verify_resume_command},
+      {"verify-resume", "compares runs interrupted at random times with an uninterrupted run", verify_resume_command},
       {"export", "exports a checkpoint's weights to a file for Python", export_command},
   };
   return trainkit::run_program([&](trainkit::Program&) { return dispatch({argv + 1, argv + argc}, commands); });

@@ -26,8 +26,8 @@ void probe_gpus(Report& report, bool quick);
 /// Adds the line "kernels" of a GPU: which of `codes` (nvcc's names, separated by spaces) runs on compute capability
 /// `capability` (10 major + minor). Without a match it says that LibTorch's operations are used.
 void add_kernels(Report& report, const std::string& section, const std::string& codes, int capability);
-/// Adds free space, file-system type and the speed of reading uncached files. Reads the largest files of `folder`, up to
-/// 256 MiB. If they have less than 16 MiB, writes and reads a temporary file of 128 MiB. `what` is the section.
+/// Adds free space, file-system type and the speed of reading uncached files. Reads the largest files of `folder`, up
+/// to 256 MiB. If they have less than 16 MiB, writes and reads a temporary file of 128 MiB. `what` is the section.
 void probe_disk(Report& report, const std::string& what, const std::string& folder);
 /// Adds the time of all-reduce over two ranks on the CPU (Gloo), and over all GPUs (NCCL) if there are several.
 void probe_all_reduce(Report& report);

@@ -20,8 +20,8 @@ struct Compared {
 
 /// Compares the output folders of two runs that have ended. Returns one entry per kind:
 ///
-///   weights, optimizer, order of rows, other state   every checkpoint that both runs have; the last one must be in both
-///   logged scalars   every record of metrics.jsonl, without measured values (rates, fractions, seconds, bytes,
+///   weights, optimizer, order of rows, other state   every checkpoint that both runs have; the last one must be in
+///   both logged scalars   every record of metrics.jsonl, without measured values (rates, fractions, seconds, bytes,
 ///                    utilisation, queue depth) and without the names in `ignored`
 ///   TensorBoard      the step of every event, in order: no duplicates, no gaps
 ///   files            every other file directly in the folder, except config.yaml, summary.json, error.json and

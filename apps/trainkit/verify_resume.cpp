@@ -31,22 +31,27 @@ struct VerifyResumeFlags {
 };
 
 void add_flags(ConfigParser& parser, VerifyResumeFlags& flags) {
-  parser.add(
-      "kills", &flags.kills,
-      {.help = "Number of interruptions before the last checkpoint, over as many runs as needed.", .min = 1, .max = 1e6});
+  parser.add("kills", &flags.kills,
+             {.help = "Number of interruptions before the last checkpoint, over as many runs as needed.",
+              .min = 1,
+              .max = 1e6});
   parser.add("seed", &flags.seed, {.help = "Random seed of the interruption times and of --vary."});
-  parser.add("signal", &flags.signal,
-             {.help = "Signal to send. SIGKILL kills all processes; SIGTERM and SIGINT save and stop; SIGUSR1 saves and "
-                     "continues.",
-              .choices = {"SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1"}});
+  parser.add(
+      "signal", &flags.signal,
+      {.help = "Signal to send. SIGKILL kills all processes; SIGTERM and SIGINT save and stop; SIGUSR1 saves and "
+               "continues.",
+       .choices = {"SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1"}});
   parser.add("vary", &flags.vary,
              {.help = "Flags that get another value at each start of the interrupted runs: num_workers=0:2:4.",
               .metavar = "FLAG=A:B"});
-  parser.add("ignore", &flags.ignore,
-             {.help = "Further values of metrics.jsonl that may differ. Rates, fractions, seconds and bytes always may.",
-              .metavar = "NAME"});
+  parser.add(
+      "ignore", &flags.ignore,
+      {.help = "Further values of metrics.jsonl that may differ. Rates, fractions, seconds and bytes always may.",
+       .metavar = "NAME"});
   parser.add("folder", &flags.folder,
-             {.help = "Folder for the runs; must be empty. Default: a temporary folder.", .path = PathKind::kOutput, .metavar = "DIR"});
+             {.help = "Folder for the runs; must be empty. Default: a temporary folder.",
+              .path = PathKind::kOutput,
+              .metavar = "DIR"});
   parser.add("keep", &flags.keep, {.help = "Keep the folders of the runs. They are always kept after a failure."});
 }
 
@@ -79,7 +84,8 @@ absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Ve
     for (size_t at = equals; at != std::string::npos; at = text.find(':', at + 1)) {
       values.push_back(text.substr(at + 1, text.find(':', at + 1) - at - 1));
     }
-    if (equals == 0 || values.empty()) return parser.invalid("vary", "not a flag with values", "such as num_workers=0:2:4");
+    if (equals == 0 || values.empty())
+      return parser.invalid("vary", "not a flag with values", "such as num_workers=0:2:4");
     options.varied.emplace_back(text.substr(0, equals), std::move(values));
   }
   return options;
@@ -162,7 +168,7 @@ absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOption
   log_line("uninterrupted run: " + fmt::format("{}", fmt::join(options.program, " ")));
   TRAINKIT_ASSIGN_OR_RETURN(const RunTimes times, runs.run_uninterrupted(reference));
   log_line(fmt::format("{} steps in {:.1f} s, first checkpoint after {:.1f} s", times.steps, times.end,
-                   times.first_checkpoint));
+                       times.first_checkpoint));
   Findings findings;
   // A run may finish its last step before the drawn time. Stop if that happens 20 times in a row: the run is too short.
   for (int64_t fruitless = 0; runs.counts().interruptions < flags.kills;) {
@@ -172,7 +178,7 @@ absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOption
     TRAINKIT_ASSIGN_OR_RETURN(const auto compared, compare_runs(reference, run, flags.ignore));
     findings.add(run, compared);
     log_line(fmt::format("run {} ended: {} of {} interruptions{}", runs.counts().runs, runs.counts().interruptions,
-                     flags.kills, findings.differing() == run ? ", differs" : ""));
+                         flags.kills, findings.differing() == run ? ", differs" : ""));
     if (findings.differing() != run && !flags.keep) fs::remove_all(run);
     fruitless = runs.counts().interruptions > before ? 0 : fruitless + 1;
     if (fruitless < 20) continue;
