@@ -27,9 +27,8 @@ using Clock = std::chrono::steady_clock;
 //
 // Ranks of a run and other runs may want the same cache at once. Each folder has a lock file.
 //
-// 1. The first process of a run checks the free space and takes the free locks in the order of the parts, up to the
-// first
-//    one that another run holds.
+// 1. The first process of a run checks the free space. Then it takes the free locks in the order of the parts, up to
+//    the first one that another run holds.
 // 2. Then the ranks meet at the barrier. Without it another rank could take a lock before the first process, and decode
 //    without the check of the free space.
 // 3. Every process then waits for its remaining locks, in the same order, so no two processes wait for each other.

@@ -22,15 +22,13 @@ namespace {
 // Note [BPR backward]
 //
 // A user or an item occurs in many triplets of a batch, so a loop over triplets that adds to the gradients would race,
-// and atomic additions would make the sums depend on the order of the threads. The kernel loops over rows of the
-// tables:
+// and atomic additions would make the sums depend on the order of the threads. So backward loops over rows of tables:
 //
 // 1. Forward keeps the slope of each triplet: the derivative of the loss by its margin. Backward multiplies it by the
 //    upstream gradient.
 // 2. Occurrences lists the triplets of each row by a counting sort, which keeps their order in the batch.
 // 3. Each thread owns a range of rows. It clears a row and adds its triplets in that order. So every row is written
-// once,
-//    by one thread, in a fixed order, and rows without a triplet become zero without a separate pass.
+//    once, by one thread, in a fixed order, and rows without a triplet become zero without a separate pass.
 //
 // Backward runs once: release_variables() drops the saved tensors.
 constexpr int64_t kTripletGrain = 256;

@@ -37,8 +37,8 @@ struct Gpt2RecommenderOptions {
 // cache() fills the cache at the first use and whenever encoder_version() or the device has changed. encoder_version()
 // sums the version counters of GPT-2's parameters, which every in-place write increments: a loaded checkpoint is
 // noticed without a call from outside. Each counter adds 1 more, so that an added or removed parameter changes the sum
-// too. GPT-2 is frozen and in evaluation mode, so there is no dropout and the cache is exact. The token ids are needed
-// only to fill the cache. They leave the device afterwards and are copied again when needed.
+// too. GPT-2 is frozen and in evaluation mode, without dropout, so the cached values equal computed ones. The token ids
+// are needed only to fill the cache. They leave the device afterwards and are copied again when needed.
 class Gpt2Recommender final : public Recommender {
  public:
   /// Registers `gpt2` as "gpt2". Replicas share `metadata`; it is copied to the model's device when needed. Throws

@@ -17,8 +17,7 @@ namespace trainkit::rec::detail {
 // devices, and a run can resume at any row. key = hash_key(seed, epoch).
 //
 // 1. Try i (0 <= i < kNegativeTries) uses the key itself for i = 0, else attempt_key(key, i). row_bits mixes it with
-// the
-//    row to 32 bits, and scale_to maps these to an item (uniform) or to a training row whose item is taken
+//    the row to 32 bits. scale_to maps them to an item (uniform), or to a row of the data set whose item is taken
 //    (popularity).
 // 2. The first item that the user has not chosen is the negative.
 // 3. If every try fails, the next higher item number that the user has not chosen is taken, with wrap-around.

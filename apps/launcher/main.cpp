@@ -11,8 +11,7 @@
 // 3. It puts LibTorch's folders first in LD_LIBRARY_PATH, saves the old value in TRAINKIT_LD_LIBRARY_PATH, and replaces
 //    itself by the program (execv).
 // 4. Before main, the program restores LD_LIBRARY_PATH (restore_environment.cpp). Otherwise its child processes, such
-// as
-//    python3 or git, would load LibTorch's copies of libraries.
+//    as python3 or git, would load LibTorch's copies of libraries.
 //
 // The launcher links neither LibTorch nor our library.
 

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 //
 // 1. The first start is never interrupted before its first checkpoint: nothing could be resumed.
 // 2. One resumed start in kLoadingShare may be interrupted while it loads, at a time drawn from [0, first_progress].
-//    The other starts are interrupted only after they show progress (RunProgress). Otherwise a slow start would be
+//    The other starts are interrupted only after they show progress (ProgressWatch). Otherwise a slow start would be
 //    interrupted again and again without a step.
 // 3. While steps are left, the time after the first progress is drawn from [0, kBeyondTraining x the remaining training
 //    time]. The factor is above 1, so some starts finish their training.
@@ -61,9 +61,9 @@ std::string last_line(const std::string& text) {
 }
 
 /// Watches the files of a run for progress.
-class RunProgress {
+class ProgressWatch {
  public:
-  explicit RunProgress(std::string output_dir) : output_dir_(std::move(output_dir)) { has_advanced(); }
+  explicit ProgressWatch(std::string output_dir) : output_dir_(std::move(output_dir)) { has_advanced(); }
 
   std::string latest() const { return detail::read_text(output_dir_ + "/checkpoints/latest"); }
 
@@ -197,7 +197,7 @@ std::vector<std::string> InterruptedRuns::command(const std::string& output_dir,
 }
 
 absl::StatusOr<RunTimes> InterruptedRuns::run_uninterrupted(const std::string& output_dir) {
-  RunProgress progress(output_dir);
+  ProgressWatch progress(output_dir);
   TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(command(output_dir, /*resume=*/false), output_dir + ".log"));
   const Clock::time_point begin = Clock::now();
   RunTimes times;
@@ -254,7 +254,7 @@ absl::Status InterruptedRuns::run_interrupted(const std::string& output_dir, con
     for (const auto& [flag, values] : options_.varied) {
       words.insert(words.end(), {"--" + flag, values[random_() % values.size()]});
     }
-    RunProgress progress(output_dir);
+    ProgressWatch progress(output_dir);
     const int64_t from = saved_step(output_dir);
     TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(words, output_dir + ".log"));
     ++counts_.starts;

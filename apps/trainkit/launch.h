@@ -47,11 +47,9 @@ EnvironmentVariables rank_environment(const LaunchOptions& options, int64_t loca
 ///
 /// Blocks these signals in the calling thread while it runs: call it from the only thread, once at a time.
 ///
-/// @return 0 if every rank returned 0; 128 + n if signal n stopped them. Or an Error with the exit code of the rank
-/// that
-///   failed first (8 if it was killed), kUsage if the program cannot be started, kDistributed if the port cannot be
-///   used.
-///
+/// @return 0 if every rank returned 0; 128 + n if signal n stopped them. Or an Error: the exit code of the rank that
+///   failed first (8 if it was killed), kUsage if the program cannot be started, kDistributed without a usable port.
+//
 // Note [Ending of ranks]
 //
 // A trainer that gets SIGTERM saves a checkpoint and ends with 128 + 15. A second SIGTERM makes it leave at once,

@@ -203,7 +203,7 @@ absl::StatusOr<Compared> compare_records(const std::string& reference, const std
   return compared;
 }
 
-/// Returns the step of every event with data in a folder of TensorBoard event files, in order. -1 stands for an
+/// Returns the step of every event with data in a folder of TensorBoard event files, in order. -1 marks an
 /// incomplete event at the end of a file. Leaves out the two marks that each file starts with (version, session start).
 std::vector<int64_t> event_steps(const std::string& folder) {
   const auto is_mark = [](std::string_view event, int64_t step) {

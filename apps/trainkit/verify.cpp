@@ -112,7 +112,7 @@ const std::vector<std::string>& check_names() {
 int verify_devices(Report& report, const VerifyOptions& options) {
   const int gpus = static_cast<int>(torch::cuda::device_count());
   if (gpus == 0) {
-    report.add("verify cpu", "devices", 0, "LibTorch can use no GPU: the checks run on the CPU", Verdict::kNote);
+    report.add("verify cpu", "devices", 0, "no GPU that LibTorch can use: the checks run on the CPU", Verdict::kNote);
   }
   const std::vector<Check> checks = all_checks(gpus, options.only);
   const auto begin = Clock::now();
