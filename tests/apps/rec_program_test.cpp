@@ -143,7 +143,7 @@ TEST_CASE("2048 rows a step are shared among the devices, and what rounding lose
   CHECK_THAT(plan({"--parallel", "3"}),
              Catch::Contains("2048 rows per step over 3 devices: 682 per device, 2 fewer by rounding"));
   CHECK_THAT(plan({"--parallel", "3", "--global_batch_size", "2"}),
-             Catch::Contains("are 1 on each of 3 devices: 1 won"));
+             Catch::Contains("2 rows per step over 3 devices: 1 per device, 1 more by rounding"));
   CHECK_THAT(plan({"--batch_size", "512"}), Catch::Contains("512") && !Catch::Contains("2048"));
   CHECK_THAT(plan({"--batch_size", "512", "--global_batch_size", "2048"}), Catch::Contains("2048"));
   CHECK(nlohmann::json::parse(plan({"--json"})).contains("protocol"));
