@@ -25,7 +25,7 @@ std::string help(const std::vector<Command>& commands) {
       "  trainkit doctor --app transformer -- --input book.txt\n"
       "  trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt\n"
       "  trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3\n"
-      "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink --between eth100\n"
+      "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 --between eth100\n"
       "  trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20\n"
       "  trainkit inspect pytorch_model.bin\n"
       "  trainkit export runs/transformer model.pt\n";
