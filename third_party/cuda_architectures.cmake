@@ -1,9 +1,10 @@
-# The GPUs that CUDA kernels are compiled for. Functions alone: tests/lint/cuda_architectures_test.cmake calls them, too.
+# Selects the GPU architectures for CUDA kernels. Defines only functions, since tests/lint/cuda_architectures_test.cmake
+# also calls them.
 
-# The default, least first: Turing, A100, RTX 30, RTX 40, H100, B200, RTX 50. PTX of the last serves later ones.
+# Default architectures, ascending: Turing, A100, RTX 30, RTX 40, H100, B200, RTX 50. Later GPUs use the PTX of the last.
 set(TRAINKIT_DEFAULT_ARCHITECTURES 7.5 8.0 8.6 8.9 9.0 10.0 12.0)
 
-# Numbers of the architectures that nvcc compiles for: "75;80;...".
+# Sets OUT to the architectures that nvcc can compile for: "75;80;...".
 function(trainkit_nvcc_architectures NVCC OUT)
   execute_process(COMMAND ${NVCC} --list-gpu-code OUTPUT_VARIABLE text ERROR_VARIABLE error RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
@@ -15,14 +16,14 @@ function(trainkit_nvcc_architectures NVCC OUT)
   set(${OUT} ${known} PARENT_SCOPE)
 endfunction()
 
-# "12.0" of 120.
+# Sets OUT to the names of architectures: 120 becomes "12.0".
 function(trainkit_architecture_text NUMBERS OUT)
   string(REGEX REPLACE "([0-9])([af]?)(;|$)" ".\\1\\2\\3" text "${NUMBERS}")
   string(REPLACE ";" " " text "${text}")
   set(${OUT} "${text}" PARENT_SCOPE)
 endfunction()
 
-# The default list without the architectures that this nvcc does not know, as TORCH_CUDA_ARCH_LIST names them.
+# Sets OUT to the default list, in the format of TORCH_CUDA_ARCH_LIST, without architectures that this nvcc does not know.
 function(trainkit_default_architectures NVCC OUT)
   trainkit_nvcc_architectures(${NVCC} known)
   set(all)
@@ -39,11 +40,11 @@ function(trainkit_default_architectures NVCC OUT)
   set(${OUT} "${all}+PTX" PARENT_SCOPE)
 endfunction()
 
-# From nvcc's flags for an architecture list, as LibTorch's package makes them: the flags to use, and the codes that come out
-# of them ("sm_75 sm_80 compute_80", separated by spaces). Stops if nvcc does not know an architecture.
+# Converts nvcc's architecture flags, as LibTorch's package makes them: sets OUT_FLAGS to the flags to use, and OUT_CODES
+# to the resulting codes ("sm_75 sm_80 compute_80", separated by spaces). Fails if nvcc does not know an architecture.
 #
-# Architectures of one major version share the PTX of the first: nvcc's front end, which takes more than half of the time,
-# runs once for 8.0, 8.6 and 8.9. No kernel may depend on the minor version.
+# Architectures of one major version share the PTX of the first one. So nvcc's front end, which takes more than half of the
+# time, runs once for 8.0, 8.6 and 8.9. Therefore no kernel may depend on the minor version.
 function(trainkit_kernel_flags NVCC FLAGS OUT_FLAGS OUT_CODES)
   trainkit_nvcc_architectures(${NVCC} known)
   string(REGEX MATCHALL "arch=compute_[0-9]+[af]?,code=[a-z]+_[0-9]+[af]?" pairs "${FLAGS}")

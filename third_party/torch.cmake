@@ -1,18 +1,19 @@
-# LibTorch, and whether CUDA and NCCL are used: where LibTorch was built with them, unless switched off.
+# Finds LibTorch. CUDA and NCCL are used by default if LibTorch was built with them.
 if(NOT CUDA_TOOLKIT_ROOT_DIR AND DEFINED ENV{CUDA_TOOLKIT_ROOT_DIR})
-  # a toolkit in an unusual place; LibTorch's package asks the variable alone
+  # For a toolkit in a non-standard place: LibTorch's package reads only the CMake variable.
   set(CUDA_TOOLKIT_ROOT_DIR $ENV{CUDA_TOOLKIT_ROOT_DIR} CACHE PATH "CUDA toolkit")
 endif()
-# The user's list of GPUs, or the default one of cuda_architectures.cmake, which asks nvcc. LibTorch's package finds nvcc
-# and wants some list before that; its own has architectures that CUDA 13 no longer knows.
+# Architectures: the user's list, or the default list of cuda_architectures.cmake, which needs nvcc. LibTorch's package
+# finds nvcc but needs a list before that, and its own list has architectures that CUDA 13 has dropped. So pass one
+# architecture for now.
 include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
 set(default_architectures OFF)
 if(NOT TORCH_CUDA_ARCH_LIST AND "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
   set(default_architectures ON)
   set(TORCH_CUDA_ARCH_LIST 9.0+PTX)
 endif()
-# nvcc compiles the host's code with g++, also where clang compiles the rest, unless the user names another compiler.
-# Before LibTorch's package, which overwrites the user's variable with clang.
+# nvcc compiles host code with g++, even if clang compiles the rest, unless the user names another compiler. This must
+# come before LibTorch's package, which overwrites the user's variable with clang.
 set(TRAINKIT_CUDA_HOST_COMPILER ${CMAKE_CUDA_HOST_COMPILER})
 if(NOT TRAINKIT_CUDA_HOST_COMPILER)
   set(TRAINKIT_CUDA_HOST_COMPILER $ENV{CUDAHOSTCXX})
@@ -28,8 +29,8 @@ if(NOT TRAINKIT_CUDA_HOST_COMPILER)
 endif()
 find_package(Torch 2.11 REQUIRED)
 if(NOT Torch_VERSION VERSION_LESS 2.12)
-  message(FATAL_ERROR "LibTorch ${Torch_VERSION} in ${Torch_DIR}: later series than 2.11 changed the classes of autograd. "
-    "Name a LibTorch 2.11 by Torch_DIR, or let ./dev setup fetch one.")
+  message(FATAL_ERROR "LibTorch ${Torch_VERSION} in ${Torch_DIR}: got a later series than 2.11, which has other autograd classes. "
+    "Set Torch_DIR to a LibTorch 2.11, or install one with ./dev setup.")
 endif()
 
 set(torch_has_cuda OFF)
@@ -38,7 +39,7 @@ if(TARGET torch_cuda)
   set(torch_has_cuda ON)
   get_target_property(definitions torch_cuda INTERFACE_COMPILE_DEFINITIONS)
   if("USE_C10D_NCCL" IN_LIST definitions)
-    # nccl.h stands in the toolkit, or beside torch among the Python packages
+    # nccl.h is in the toolkit, or in a Python package next to torch.
     get_target_property(torch_library_file torch LOCATION)
     get_filename_component(torch_package ${torch_library_file}/../.. ABSOLUTE)
     find_path(TRAINKIT_NCCL_INCLUDE_DIR nccl.h HINTS ${torch_package}/../nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS})
@@ -56,8 +57,8 @@ if(TRAINKIT_WITH_NCCL AND NOT (torch_has_nccl AND TRAINKIT_WITH_CUDA))
   message(FATAL_ERROR "TRAINKIT_WITH_NCCL is on, but it needs TRAINKIT_WITH_CUDA, a LibTorch with NCCL, and nccl.h")
 endif()
 
-set(TRAINKIT_KERNEL_FLAGS)  # of nvcc
-set(TRAINKIT_KERNEL_CODES)  # what it makes: "sm_75 sm_80 ... compute_120"
+set(TRAINKIT_KERNEL_FLAGS)  # flags of nvcc
+set(TRAINKIT_KERNEL_CODES)  # codes in the objects: "sm_75 sm_80 ... compute_120"
 if(TRAINKIT_WITH_CUDA)
   if(default_architectures)
     trainkit_default_architectures(${CMAKE_CUDA_COMPILER} TORCH_CUDA_ARCH_LIST)
@@ -70,8 +71,8 @@ if(TRAINKIT_WITH_CUDA)
   message(STATUS "trainkit: CUDA kernels for ${TRAINKIT_KERNEL_CODES}")
 endif()
 
-# What a target links that calls them; each defines the macro of its name (TRAINKIT_WITH_CUDA, TRAINKIT_WITH_NCCL) for
-# that target's sources, and is empty where it is off.
+# Targets to link for code that calls CUDA or NCCL. Each defines its macro (TRAINKIT_WITH_CUDA, TRAINKIT_WITH_NCCL) for
+# the sources of the linking target. If CUDA or NCCL is off, the target is empty.
 add_library(trainkit_cuda INTERFACE)
 add_library(trainkit_nccl INTERFACE)
 if(TRAINKIT_WITH_CUDA)

@@ -8,7 +8,9 @@ namespace trainkit::emotion {
 
 AppInfo EmotionApp::info() const {
   return {.name = "trainkit-emotion",
-          .description = "Recognises emotions in clips, by faces (ResNet18 on frames) and voices (mel spectrograms).",
+          .description =
+              "Trains a model that recognises emotions in clips from faces (ResNet18) and voices (mel "
+              "spectrograms).",
           .examples = {"trainkit-emotion --data_dir MELD.Raw --visual_weights resnet18.pth",
                        "trainkit-emotion --data_dir MELD.Raw --preset multi_gpu_3x4090",
                        "trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "

@@ -1,5 +1,5 @@
 #pragma once
-/// The emotion trainer as an App.
+/// Implements the emotion trainer as an App.
 
 #include <memory>
 #include <optional>
@@ -32,7 +32,7 @@ class EmotionApp final : public App {
   std::optional<Session> session_;
   std::shared_ptr<EvaluationCounts> counts_;
   const Placement* placement_ = nullptr;
-  int64_t tested_step_ = -1;  // of the weights that were tested; -1: the last ones
+  int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones
   std::string output_dir_;
 };
 

@@ -23,13 +23,27 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
+// Note [Filling of the cache]
+//
+// Ranks of a run and other runs may want the same cache at once. Each folder has a lock file.
+//
+// 1. The first process of a run checks the free space. Then it takes the free locks in the order of the parts, up to
+//    the first one that another run holds.
+// 2. Then the ranks meet at the barrier. Without it another rank could take a lock before the first process, and decode
+//    without the check of the free space.
+// 3. Every process then waits for its remaining locks, in the same order, so no two processes wait for each other.
+// 4. All locks are kept until every part is full. A process that has waited reopens the files and finds them full.
+//
+// A row is valid only with a matching digest, so a process may be killed at any time. bad.json is written also after a
+// stopped build, so that bad clips found so far are not opened again. The digest of origin_of() in `rows` and bad.json
+// makes both invalid when clips, options or decoding libraries change.
 constexpr auto kPollEvery = std::chrono::milliseconds(50);
-constexpr auto kTellEvery = std::chrono::seconds(2);
+constexpr auto kReportEvery = std::chrono::seconds(2);
 constexpr int64_t kMaxJsonBytes = int64_t{256} << 20;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// What is always the same of a clip that is bad.
+/// Returns whether an error is a lasting property of the clip: damaged or missing, not a timeout or a permission.
 bool is_lasting(const Error& error) { return error.id == "data.media" || error.id == "data.missing"; }
 
 std::string options_text(const ClipDatasetOptions& options) {
@@ -37,7 +51,7 @@ std::string options_text(const ClipDatasetOptions& options) {
                      options.frames, options.image_size, options.samples, options.sample_rate);
 }
 
-/// The folder of a part: the same as long as its table and the options are.
+/// Returns the folder of a part. It depends on the paths of its table and clips and on the options.
 std::string folder_of(const ClipPart& part, const std::string& folder) {
   const ClipList& list = part.clips->list();
   const std::string what = fmt::format("{}\n{}\n{}", fs::absolute(list.csv).string(),
@@ -45,7 +59,7 @@ std::string folder_of(const ClipPart& part, const std::string& folder) {
   return fmt::format("{}/{}-{}", folder, part.name, Digest::of(what).substr(0, 8));
 }
 
-/// Bytes of the part's file if it is not there yet.
+/// Returns the size of the part's file if it does not exist yet with its full size; otherwise 0.
 int64_t missing_bytes(const ClipPart& part, const std::string& folder) {
   std::error_code error;
   const int64_t bytes = DiskCachedDataset::file_bytes(*part.clips);
@@ -59,31 +73,32 @@ absl::Status check_room(const std::vector<ClipPart>& parts, const std::string& f
   TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().create_directories(folder));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t room, directory.free_bytes());
   if (room >= needed) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kStorage,
-                    .id = "storage.cache",
-                    .where = folder,
-                    .field = "cache_dir",
-                    .problem = "no room for " + describe_bytes(needed) + " of decoded clips",
-                    .got = describe_bytes(room) + " free",
-                    .expected = describe_bytes(needed - room) + " more",
-                    .hint = "fewer --frames or a smaller --image_size take less; without --cache_dir nothing is kept"},
-                   absl::StatusCode::kResourceExhausted);
+  return to_status(
+      {.exit_code = ExitCode::kStorage,
+       .id = "storage.cache",
+       .where = folder,
+       .field = "cache_dir",
+       .problem = "no room for " + describe_bytes(needed) + " of decoded clips",
+       .got = describe_bytes(room) + " free",
+       .expected = describe_bytes(needed - room) + " more",
+       .hint = "use fewer --frames or a smaller --image_size, or decode in each epoch without --cache_dir"},
+      absl::StatusCode::kResourceExhausted);
 }
 
-/// Waits for the lock of `directory` for as long as another process has it.
+/// Waits until this process has the lock of `directory`. kCancelled if options.stop returns true.
 absl::Status lock(const Directory& directory, const ClipCacheOptions& options) {
-  bool told = false;
+  bool reported = false;
   while (!directory.try_lock().ok()) {
     if (options.stop && options.stop()) return absl::CancelledError(directory.path() + ": stopped while waiting");
-    if (!told && options.say)
-      options.say(fmt::format("cache      another process fills {}; waiting", directory.path()));
-    told = true;
+    if (!reported && options.say)
+      options.say(fmt::format("cache      another process is filling {}; waiting", directory.path()));
+    reported = true;
     std::this_thread::sleep_for(kPollEvery);
   }
   return absl::OkStatus();
 }
 
-/// Decodes what is missing of a part, and writes down what cannot be read.
+/// Decodes the missing rows of a part and writes bad.json.
 absl::Status fill(const ClipPart& part, const RememberedClips& clips, const DiskCachedDataset& rows,
                   const Directory& directory, const std::string& origin, const ClipCacheOptions& options) {
   const auto say = [&](const std::string& text) {
@@ -91,25 +106,25 @@ absl::Status fill(const ClipPart& part, const RememberedClips& clips, const Disk
   };
   const int64_t there = rows.cached_rows();
   if (there + clips.bad() == rows.size()) {
-    say(fmt::format("{} clips are there, {} cannot be read", there, clips.bad()));
+    say(fmt::format("{} clips cached, {} cannot be read", there, clips.bad()));
     return absl::OkStatus();
   }
   const Clock::time_point start = Clock::now();
-  Clock::time_point told = start;
+  Clock::time_point reported = start;
   const auto built = rows.build(options.num_threads, [&](int64_t done, int64_t total) {
-    if (Clock::now() - told >= kTellEvery) {
-      told = Clock::now();
+    if (Clock::now() - reported >= kReportEvery) {
+      reported = Clock::now();
       const double rate = static_cast<double>(done) / seconds_since(start);
       say(fmt::format("{} of {} clips, {:.0f}/s, {} left", done, total, rate,
                       format_duration(static_cast<double>(total - done) / rate)));
     }
     return !options.stop || !options.stop();
   });
-  // What is known to be bad stays known where the build was stopped.
+  // Also after a stopped build. See Note [Filling of the cache].
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(directory, "bad.json", clips.to_json(origin)));
   TRAINKIT_RETURN_IF_ERROR(built.status());
   const double seconds = seconds_since(start);
-  say(fmt::format("{} clips decoded in {:.1f} s ({:.0f}/s), {} were there, {} cannot be read",
+  say(fmt::format("{} clips decoded in {:.1f} s ({:.0f}/s), {} cached before, {} cannot be read",
                   rows.cached_rows() - there, seconds, static_cast<double>(rows.cached_rows() - there) / seconds, there,
                   built->refused.size()));
   return absl::OkStatus();
@@ -193,7 +208,7 @@ std::string origin_of(const ClipDataset& clips) {
 
 absl::StatusOr<std::vector<std::shared_ptr<const Dataset>>> cache_clips(const std::vector<ClipPart>& parts,
                                                                         const ClipCacheOptions& options) {
-  std::vector<Directory> locked;  // until the end: who waits finds all of them full
+  std::vector<Directory> locked;  // see Note [Filling of the cache]
   if (options.first) TRAINKIT_RETURN_IF_ERROR(check_room(parts, options.folder));
   for (const ClipPart& part : parts) {
     TRAINKIT_ASSIGN_OR_RETURN(Directory directory, Fs::posix().create_directories(folder_of(part, options.folder)));
@@ -201,7 +216,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const Dataset>>> cache_clips(const st
   }
   size_t taken = 0;
   while (options.first && taken < locked.size() && locked[taken].try_lock().ok()) ++taken;
-  if (options.meet) TRAINKIT_RETURN_IF_ERROR(options.meet());
+  if (options.barrier) TRAINKIT_RETURN_IF_ERROR(options.barrier());
   for (; taken < locked.size(); ++taken) TRAINKIT_RETURN_IF_ERROR(lock(locked[taken], options));
 
   std::vector<std::shared_ptr<const Dataset>> cached;
@@ -225,7 +240,7 @@ std::string describe_cache(const std::vector<ClipPart>& parts, const std::string
     clips += part.clips->size();
   }
   return fmt::format("cache      {} for {} clips in {}{}\n", format_size(bytes), clips, folder,
-                     missing > 0 ? fmt::format(", {} of them to be made", format_size(missing)) : "");
+                     missing > 0 ? fmt::format(", {} of them not decoded yet", format_size(missing)) : "");
 }
 
 }  // namespace trainkit::emotion

@@ -1,5 +1,5 @@
 #pragma once
-/// Clips decoded once: --cache_dir.
+/// Decodes clips once and caches their rows on disk (--cache_dir).
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -18,8 +18,8 @@
 
 namespace trainkit::emotion {
 
-/// Clips, and what was wrong with those that cannot be read: such a clip is opened once, and its error given again.
-/// Any number of threads.
+/// Wraps a ClipDataset and remembers the errors of unreadable clips: each is opened once; later reads repeat the error.
+/// Thread-safe.
 class RememberedClips final : public Dataset {
  public:
   explicit RememberedClips(std::shared_ptr<const ClipDataset> clips) : clips_(std::move(clips)) {}
@@ -29,10 +29,12 @@ class RememberedClips final : public Dataset {
   void get(const RowKey& key, const BatchView& out, int64_t at) const override;
   std::string describe(int64_t index) const override { return clips_->describe(index); }
 
-  /// The clips that are known to be bad, as JSON, and the same from a file: empty, damaged or of other clips (`origin`)
-  /// is as if there were none. Only what the clip itself is to blame for is kept, no missing permission or timeout.
+  /// Returns the clips known to be bad, with their errors, as JSON. Includes only errors of the clip itself, not a
+  /// missing permission or a timeout. `origin` identifies the clips (origin_of).
   std::string to_json(const std::string& origin) const;
+  /// Adds the bad clips of such a JSON text. Ignores a text that is empty, damaged or has another origin.
   void read_json(const std::string& json, const std::string& origin);
+  /// Number of clips known to be bad.
   int64_t bad() const;
 
  private:
@@ -41,40 +43,44 @@ class RememberedClips final : public Dataset {
   mutable std::unordered_map<int64_t, absl::Status> bad_;
 };
 
-/// Everything that the rows of `clips` depend on: paths, sizes, times of change, labels, the options of decoding and
-/// the libraries that decode.
+/// Returns a text with everything that the rows of `clips` depend on: paths, sizes, modification times, labels,
+/// decoding options, and the versions of the decoding libraries.
 std::string origin_of(const ClipDataset& clips);
 
-/// A split that is to be cached, under the name of its file.
+/// A split to cache. `name` is the first part of its folder name.
 struct ClipPart {
   std::string name;
   std::shared_ptr<const ClipDataset> clips;
 };
 
 struct ClipCacheOptions {
+  /// Folder of all caches.
   std::string folder;
+  /// Threads that decode.
   int num_threads = 1;
-  /// Of the processes of a run on this machine the one that decodes, unless another run does so already.
+  /// Whether this process decodes; true for one process of a run on this machine. It still waits for another run that
+  /// decodes the same clips.
   bool first = true;
-  /// Called by all of them, once the first holds the locks that are free; the others take theirs after it.
-  std::function<absl::Status()> meet = {};
-  /// Takes lines for a person; may be empty.
+  /// Barrier over the processes of the run, called after the first one has taken the free locks. May be empty.
+  std::function<absl::Status()> barrier = {};
+  /// Prints a progress line. May be empty.
   std::function<void(const std::string&)> say = {};
-  /// Asked while clips are decoded or another process is waited for: whether to stop.
+  /// Returns whether to stop. Called while clips are decoded and while waiting for another process. May be empty.
   std::function<bool()> stop = {};
 };
 
-/// The rows of `parts`, in their order, from files below `folder`; what is not in them yet is decoded now. Each choice
-/// of clips and options has a folder of its own, <folder>/<name>-<digest>, with `rows` (docs/formats/row-cache.md) and
-/// `bad.json`. One process fills it at a time, under its lock; others wait and find it full. What a killed process has
-/// decoded is there for the next one.
+/// Opens the caches of `parts`, decodes missing clips, and returns the cached rows in the same order. Blocks.
 ///
-/// Errors: storage.cache (exit code 6), before anything is decoded if the disk is too small for all of it. kCancelled
-/// if `stop` said so.
+/// Each choice of clips and options has its own folder <folder>/<name>-<digest> with the files `rows`
+/// (docs/formats/row-cache.md) and `bad.json`. One process at a time fills it, under a lock; others wait and find it
+/// full. Rows that a killed process has decoded are used by the next one.
+///
+/// Errors: storage.cache (exit code 6) before decoding if the disk is too small for all rows; kCancelled if `stop`
+/// returned true.
 absl::StatusOr<std::vector<std::shared_ptr<const Dataset>>> cache_clips(const std::vector<ClipPart>& parts,
                                                                         const ClipCacheOptions& options);
 
-/// "cache      21.3 GiB for 13708 clips in /fast, 18.4 GiB of them to be made", with a line end.
+/// Describes the cache as a line: "cache      21.3 GiB for 13708 clips in /fast, 18.4 GiB of them not decoded yet".
 std::string describe_cache(const std::vector<ClipPart>& parts, const std::string& folder);
 
 }  // namespace trainkit::emotion

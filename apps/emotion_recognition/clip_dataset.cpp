@@ -8,8 +8,8 @@
 namespace trainkit::emotion {
 namespace {
 
-/// The middle of `sound` where it is longer than `count`, zeros behind it where it is shorter.
-void fit(const at::Tensor& sound, int64_t count, float* out) {
+/// Copies `count` samples: the middle of a longer `sound`, or a shorter one padded with zeros at the end.
+void crop_or_pad(const at::Tensor& sound, int64_t count, float* out) {
   const int64_t length = sound.size(1), taken = std::min(length, count);
   const float* from = sound.const_data_ptr<float>() + (length - taken) / 2;
   std::copy_n(from, taken, out);
@@ -45,7 +45,7 @@ void ClipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const
     const bool needed = options_.modality == Modality::kAudio;
     if (file.audio() || needed) {
       const AudioSamples sound = file.samples({.sample_rate = options_.sample_rate}).value();
-      fit(sound.data.contiguous(), options_.samples, audio);
+      crop_or_pad(sound.data.contiguous(), options_.samples, audio);
     } else {
       std::fill_n(audio, options_.samples, 0.0F);
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// Clips as rows: frames as bytes and sound as samples, decoded when they are asked for.
+/// Reads clips as rows of frames and sound.
 
 #include <cstdint>
 #include <memory>
@@ -15,25 +15,27 @@ namespace trainkit::emotion {
 
 struct ClipDatasetOptions {
   Modality modality = Modality::kBoth;
-  /// Frames spread over a clip, and their height and width in pixels.
+  /// Number of frames per clip, spread evenly over it.
   int64_t frames = 8;
+  /// Height and width of a frame in pixels.
   int64_t image_size = 224;
-  /// Samples of sound of each row: the middle of a clip that is longer, silence after one that is shorter.
+  /// Samples per second.
   int64_t sample_rate = 16'000;
+  /// Samples per row. A longer clip is cropped to its middle; a shorter one is padded with silence.
   int64_t samples = 5 * 16'000;
   MediaOptions media = {};
 };
 
-/// Row i is clip i of a list. Fields, in this order; those of a modality that is left out are missing:
+/// Decodes clip i of a list as row i, each time it is read. Fields, in this order, without those of an unused modality:
 ///
 ///   frames     (N, H, W, 3) uint8, red, green, blue
 ///   audio      (samples) float32, -1 to 1
-///   has_audio  () bool: whether there is any sound, which a track of zeros has not
+///   has_audio  () bool: whether any sample is not 0
 ///   label      () int64
 ///
-/// What MediaFile refuses throws its Status as absl::BadStatusOrAccess: the row is bad. So is one without the video
-/// that is asked for; without sound it is judged by its frames, unless the model has nothing else. Any number of
-/// threads.
+/// get() throws absl::BadStatusOrAccess with the Status of MediaFile for an unreadable clip, for a clip without video
+/// if the modality needs it, and for a clip without sound if the modality is kAudio. With kBoth a clip without sound
+/// has zeros. Thread-safe.
 class ClipDataset final : public Dataset {
  public:
   /// Throws c10::ValueError for sizes below 1.

@@ -28,10 +28,10 @@ absl::Status not_found(const std::string& data_dir, const std::string& what, con
                     .where = data_dir,
                     .problem = "no " + what,
                     .expected = fmt::format("one of {}", fmt::join(places, ", ")),
-                    .hint = "--make_demo_data DIR writes a small data set of that layout"});
+                    .hint = "to write a small data set with this layout: --make_demo_data DIR"});
 }
 
-/// The columns that are read, found once.
+/// Indices of the columns; -1 if unused.
 struct Columns {
   int64_t label = 0, dialogue = -1, utterance = -1, path = -1;
 };
@@ -54,7 +54,7 @@ absl::StatusOr<int64_t> id(const CsvFile& file, int64_t row, int64_t column) {
   return number;
 }
 
-/// The path of a row's clip below its folder.
+/// Returns the path of a row's clip below its folder.
 absl::StatusOr<std::string> clip_name(const CsvFile& file, int64_t row, const Columns& columns) {
   if (columns.path < 0) {
     TRAINKIT_ASSIGN_OR_RETURN(const int64_t dialogue, id(file, row, columns.dialogue));
@@ -62,9 +62,9 @@ absl::StatusOr<std::string> clip_name(const CsvFile& file, int64_t row, const Co
     return fmt::format("dia{}_utt{}.mp4", dialogue, utterance);
   }
   const fs::path path(file.at(row, columns.path));
-  if (path.empty()) return file.bad(row, columns.path, "empty", "the path of a clip");
+  if (path.empty()) return file.bad(row, columns.path, "empty", "path of a clip");
   const bool leaves = path.is_absolute() || std::find(path.begin(), path.end(), "..") != path.end();
-  if (leaves) return file.bad(row, columns.path, "leaves the folder of the clips", "a path below it");
+  if (leaves) return file.bad(row, columns.path, "path outside the folder of the clips", "a path below it");
   return path.lexically_normal().string();
 }
 
@@ -87,7 +87,8 @@ std::vector<std::string> labels_in(const CsvFile& file, int64_t column) {
   return {labels.begin(), labels.end()};
 }
 
-/// Whether the clip has a file, which must lie below `root`, a canonical path.
+/// Returns whether the clip has a file. Its real path must be below `root`, a canonical path: a symbolic link in an
+/// untrusted data set must not reach other files.
 absl::StatusOr<bool> has_file(const CsvFile& file, int64_t row, const Columns& columns, const std::string& path,
                               const fs::path& root) {
   std::error_code error;
@@ -95,7 +96,7 @@ absl::StatusOr<bool> has_file(const CsvFile& file, int64_t row, const Columns& c
   if (error) return false;
   if (std::mismatch(root.begin(), root.end(), real.begin(), real.end()).first != root.end()) {
     return file.bad(row, columns.path >= 0 ? columns.path : columns.utterance,
-                    "its clip is a link that leaves the folder of the clips", root.string());
+                    "the clip is a link that leaves the folder of the clips", root.string());
   }
   return true;
 }
@@ -128,7 +129,7 @@ absl::StatusOr<SplitFiles> find_split(const std::string& data_dir, const std::st
   for (const std::string& above : {std::string(), split + "/"}) {
     for (const std::string& name : names) places.push_back(above + name);
   }
-  // <split> itself comes last: it may hold one of the others.
+  // Try <split> itself after <split>/...: it may contain one of the other folders.
   std::rotate(places.begin() + 3, places.begin() + 4, places.end());
   for (const std::string& place : places) {
     if (files.folder.empty() && is_folder(root / place)) files.folder = (root / place).string();
@@ -152,7 +153,7 @@ absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& 
     const auto [first, is_new] = lines.emplace(name, file.line(row));
     if (!is_new) {
       return file.bad(row, columns.path >= 0 ? columns.path : columns.utterance,
-                      fmt::format("{} is also in line {}", name, first->second), "each clip once");
+                      fmt::format("{}: duplicate of line {}", name, first->second), "each clip once");
     }
     std::string path = (fs::path(files.folder) / name).string();
     TRAINKIT_ASSIGN_OR_RETURN(const bool there, has_file(file, row, columns, path, root));
@@ -163,7 +164,7 @@ absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& 
     return to_status({.exit_code = ExitCode::kData,
                       .id = "data.missing",
                       .where = files.folder,
-                      .problem = "none of the clips that " + files.csv + " lists is there",
+                      .problem = "none of the clips listed in " + files.csv + " exists here",
                       .expected = fs::path(list.clips.front().path).filename().string() + " and others"});
   }
   return list;

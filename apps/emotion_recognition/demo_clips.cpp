@@ -1,4 +1,4 @@
-// Clips in MELD's layout for demonstrations and tests: drawn faces that speak in vowels.
+// Writes clips in MELD's layout for demonstrations and tests: drawn faces that speak in vowels.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -25,15 +25,15 @@ namespace {
 constexpr int64_t kSide = 128, kFrames = 36, kRate = 16'000;
 constexpr double kFrameRate = 24, kSeconds = static_cast<double>(kFrames) / kFrameRate;
 
-/// How a label looks and sounds.
+/// Look and sound of a label.
 struct Expression {
-  double mouth;  // curvature: corners up are positive
-  double open;   // of the mouth while speaking
-  double brow;   // inner ends up are positive
-  double eyes;   // their height
+  double mouth;  // curvature; positive: corners up
+  double open;   // opening of the mouth while speaking
+  double brow;   // slope; positive: inner ends up
+  double eyes;   // height
   double pitch;  // hertz
   double vibrato;
-  double syllables;  // a second
+  double syllables;  // per second
 };
 constexpr Expression kExpressions[] = {
     {0.0, 0.3, 0.0, 1.0, 120, 0.01, 3},    // neutral
@@ -48,7 +48,7 @@ constexpr Expression kExpressions[] = {
 struct Person {
   double x, y, radius, sway;
   float skin[3], wall[3];
-  double voice;  // multiplies the pitch
+  double voice;  // factor of the pitch
 };
 
 Person draw_person(RandomStream& random) {
@@ -61,7 +61,7 @@ Person draw_person(RandomStream& random) {
   return person;
 }
 
-/// (3, side, side) float32.
+/// Draws a frame (3, kSide, kSide) float32, 0 to 255.
 at::Tensor draw_face(const Person& person, const Expression& expression, double seconds) {
   const at::Tensor at = (at::arange(kSide, at::kFloat) + 0.5F) / kSide;
   const double sway = person.sway * std::sin(2 * std::numbers::pi * seconds);
@@ -86,7 +86,7 @@ at::Tensor draw_face(const Person& person, const Expression& expression, double 
   return at::stack(colours);
 }
 
-/// (1, samples): a few harmonics, louder in each syllable, with breath.
+/// Synthesises sound (1, samples) float32: six harmonics, louder in each syllable, with a little noise.
 at::Tensor speak(const Person& person, const Expression& expression, RandomStream& random) {
   const auto count = static_cast<int64_t>(kSeconds * static_cast<double>(kRate));
   at::Tensor samples = at::zeros({1, count}, at::kFloat);
@@ -124,7 +124,7 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
   const struct {
     const char* split;
     const char* clips;
-    int64_t dialogues;  // of a clip for each label
+    int64_t dialogues;  // with one clip per label
   } parts[] = {
       {"train", "train_splits", 6}, {"dev", "dev_splits_complete", 1}, {"test", "output_repeated_splits_test", 2}};
   const bool shows = ::isatty(STDERR_FILENO) == 1;

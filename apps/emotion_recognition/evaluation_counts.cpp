@@ -21,7 +21,7 @@ void EvaluationCounts::add(const Batch& batch, const at::Tensor& scores) {
 }
 
 absl::StatusOr<at::Tensor> EvaluationCounts::take(ProcessGroup* group) {
-  const c10::InferenceMode inference;  // in which they were made
+  const c10::InferenceMode inference;  // the counts are inference tensors, which can be changed only in this mode
   const std::lock_guard lock(mutex_);
   ConfusionMatrix all(num_classes_);
   for (const Part& part : parts_) all.add(part.counts);

@@ -1,5 +1,5 @@
 #pragma once
-/// What a model says of the rows of an evaluation, counted.
+/// Counts the predictions of an evaluation.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -14,17 +14,18 @@
 
 namespace trainkit::emotion {
 
-/// Counts of (label, prediction) over all replicas, for scores that are no mean over the rows.
+/// Counts (label, prediction) pairs over all replicas, for scores that are not means over rows, such as F1.
+/// Thread-safe.
 class EvaluationCounts {
  public:
   explicit EvaluationCounts(int64_t num_classes) : num_classes_(num_classes) {}
 
-  /// Counts the rows of `batch`, by its "label" and the largest of `scores`, (B, C), but those that only repeat others.
-  /// Any thread; the host does not wait for the device.
+  /// Counts the rows of `batch` by its "label" and the largest of `scores` (B, C), without padding rows. Does not
+  /// synchronise.
   void add(const Batch& batch, const at::Tensor& scores);
 
-  /// (C, C) int64 on the CPU: the counts of all replicas and ranks, a row for each label; counts from zero afterwards.
-  /// All ranks call it. Errors: those of other ranks.
+  /// Returns the counts of all replicas and ranks, (C, C) int64 on the CPU with one row per label, and resets them. A
+  /// collective: all ranks call it. Synchronises. Errors: those of other ranks.
   absl::StatusOr<at::Tensor> take(ProcessGroup* group);
 
  private:
@@ -34,7 +35,7 @@ class EvaluationCounts {
   };
   int64_t num_classes_;
   std::mutex mutex_;
-  std::vector<Part> parts_;  // of each device
+  std::vector<Part> parts_;  // one per device
 };
 
 }  // namespace trainkit::emotion

@@ -1,4 +1,4 @@
-// trainkit-emotion: recognises emotions in clips of faces and voices.
+// Program trainkit-emotion: trains a model that recognises emotions in clips of faces and voices.
 #include "emotion_recognition/app.h"
 
 int main(int argc, char** argv) {

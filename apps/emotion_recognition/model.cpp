@@ -26,12 +26,13 @@ namespace {
 
 constexpr int64_t kHeadWidth = 64;
 
-// Of the voice's spectrogram, and about what speech at a usual loudness has in it: one scale for all clips, since how
-// loud a voice is belongs to its mood.
+// Filters of the spectrogram, and approximate mean and standard deviation of log-mel values of speech at normal
+// loudness. All clips use the same scale: loudness is a feature of the mood.
 constexpr int64_t kFilters = 64;
 constexpr double kSpeechMean = -6, kSpeechDeviation = 4;
 
-// Of ImageNet's images, as torchvision's weights expect: torchvision.transforms.Normalize in its reference training.
+// Mean and standard deviation of ImageNet, which torchvision's weights expect. Source: torchvision.transforms.Normalize
+// in torchvision's reference training.
 constexpr double kMean[] = {0.485, 0.456, 0.406};
 constexpr double kDeviation[] = {0.229, 0.224, 0.225};
 
@@ -133,15 +134,15 @@ Fusion::Fusion(const std::string& type, int64_t width) : type_(type), heads_(wid
   query_ = register_parameter("query", torch::nn::init::normal_(at::empty({heads_, 1, kHeadWidth}), 0, 0.02));
 }
 
-/// One vector of the tokens (B, 2, width), by how well each fits the query.
+/// Returns the attention-weighted sum (B, width) of the tokens (B, 2, width). Masks the audio token of silent clips.
 at::Tensor Fusion::attend(const at::Tensor& tokens, const at::Tensor& has_audio) {
   const int64_t clips = tokens.size(0), count = tokens.size(1);
   const auto parts = key_value_->forward(tokens).view({clips, count, 2, heads_, kHeadWidth}).permute({2, 0, 3, 1, 4});
   const at::Tensor keys = parts[0], values = parts[1];  // (B, heads, 2, 64)
-  at::Tensor fit = (keys * query_).sum(-1) / std::sqrt(static_cast<double>(kHeadWidth));
+  at::Tensor logits = (keys * query_).sum(-1) / std::sqrt(static_cast<double>(kHeadWidth));
   const at::Tensor silent = at::stack({at::zeros_like(has_audio), has_audio.logical_not()}, 1).unsqueeze(1);
-  fit = fit.masked_fill(silent, -std::numeric_limits<double>::infinity());
-  return (at::softmax(fit, -1).unsqueeze(-1) * values).sum(2).flatten(1);
+  logits = logits.masked_fill(silent, -std::numeric_limits<double>::infinity());
+  return (at::softmax(logits, -1).unsqueeze(-1) * values).sum(2).flatten(1);
 }
 
 at::Tensor Fusion::forward(const at::Tensor& visual, const at::Tensor& audio, const at::Tensor& has_audio) {
@@ -160,7 +161,7 @@ EmotionModel::EmotionModel(const EmotionModelOptions& options) : options_(option
   if (options.modality != Modality::kAudio) visual_ = register_module("visual", std::make_shared<VisualEncoder>(size));
   if (options.modality != Modality::kVisual)
     audio_ = register_module("audio", std::make_shared<AudioEncoder>(size, options.sample_rate));
-  // What follows the encoders learns at the fusion's rate, whatever it is given.
+  // "fusion" contains the classifier too, so that all layers after the encoders use lr_fusion for every modality.
   fusion_ = std::make_shared<Fusion>(options.fusion, size.width);
   auto head = std::make_shared<torch::nn::Module>("fusion");
   if (options.modality == Modality::kBoth) head->register_module("mixer", fusion_);

@@ -1,6 +1,6 @@
 #pragma once
-/// What a face shows and what a voice says, brought together: ResNet18 per frame, a convolutional network over the
-/// voice's mel spectrogram, and a fusion of the two.
+/// Defines the emotion model: ResNet18 per frame, a convolutional network over the mel spectrogram of the voice, and a
+/// fusion of the two.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -19,11 +19,11 @@
 
 namespace trainkit::emotion {
 
-/// What a model looks at.
+/// Inputs of a model.
 enum class Modality { kBoth, kVisual, kAudio };
 
 struct EmotionModelOptions {
-  /// simple, complex or huge; see size_of.
+  /// simple, complex or huge. See size_of.
   std::string size = "complex";
   /// attention, concat or gated.
   std::string fusion = "attention";
@@ -34,31 +34,32 @@ struct EmotionModelOptions {
   double dropout = 0.3;
 };
 
-/// What the names of sizes stand for. Heads of attention have 64 values each.
+/// Sizes of a model. Attention heads have 64 values each.
 struct EmotionModelSize {
-  /// Values of a frame's, of the voice's and of the whole clip's vector.
+  /// Length of the vectors of a frame, of the voice and of the clip.
   int64_t width;
-  /// Kernels of each 3x3 convolution over the spectrogram.
+  /// Output channels of each 3x3 convolution over the spectrogram.
   std::vector<int64_t> audio_channels;
-  /// Frames are pooled by attention, not by their mean.
+  /// Whether frames are pooled by attention instead of by their mean.
   bool attends_frames;
-  /// Transformer layers over the frames before they are pooled.
+  /// Number of Transformer layers over the frames before pooling.
   int64_t frame_layers;
 };
-/// simple: 128 wide, 3 convolutions, mean. complex: 256, 4, attention. huge: 512, 4 of twice as many kernels, attention
-/// after 2 layers. Throws c10::ValueError for another name.
+/// Returns the sizes of a name. simple: width 128, 3 convolutions, mean pooling. complex: width 256, 4 convolutions,
+/// attention pooling. huge: width 512, 4 convolutions with twice the channels, 2 Transformer layers and attention
+/// pooling. Throws c10::ValueError for another name.
 EmotionModelSize size_of(const std::string& name);
 const std::vector<std::string>& model_sizes();
 const std::vector<std::string>& fusion_types();
 
-/// Frames to a vector per clip. They travel as bytes, colours last, which is how convolutions like them; ImageNet's
-/// mean and deviation are taken on the device.
+/// Encodes the frames of a clip as a vector. Frames are copied to the device as bytes with channels last, the layout
+/// that convolutions prefer. The device normalises them with ImageNet's mean and standard deviation.
 class VisualEncoder final : public torch::nn::Module {
  public:
   explicit VisualEncoder(const EmotionModelSize& size);
-  /// (B, N, H, W, 3) uint8 to (B, width).
+  /// Maps frames (B, N, H, W, 3) uint8 to (B, width).
   at::Tensor forward(const at::Tensor& frames);
-  /// ResNet18 with torchvision's names below "backbone."; its last layer is as wide as the model.
+  /// ResNet18 with torchvision's parameter names below "backbone."; its last layer has `width` outputs.
   ResNet18 backbone() const { return backbone_; }
 
  private:
@@ -66,17 +67,21 @@ class VisualEncoder final : public torch::nn::Module {
 
   ResNet18 backbone_{nullptr};
   torch::nn::ModuleList layers_{nullptr};
-  torch::nn::Linear score_{nullptr};  // null: the mean
+  torch::nn::Linear score_{nullptr};  // null for mean pooling
   at::Tensor mean_, scale_;
 };
 
-/// Sound to a vector: log-mel spectrogram (64 filters, a column each 10 ms), made on the device; 3x3 convolutions, each
-/// with BN, ReLU and a 2x2 maximum; mean and deviation over the time of each value that is left (statistics pooling,
-/// Snyder et al. 2018, with the filters kept apart: where in the spectrum a voice moves is what tells moods); Linear.
+/// Encodes the sound of a clip as a vector:
+///   1. log-mel spectrogram, computed on the device: 64 filters, one column per 10 ms;
+///   2. 3x3 convolutions, each with batch normalisation, ReLU and 2x2 max pooling;
+///   3. mean and standard deviation over time, per channel and frequency band. Source: statistics pooling, Snyder et
+///   al.
+///      2018. Frequency bands stay separate here, because the place of a change in the spectrum tells moods apart;
+///   4. Linear.
 class AudioEncoder final : public torch::nn::Module {
  public:
   AudioEncoder(const EmotionModelSize& size, int64_t sample_rate);
-  /// (B, samples) float32, at least a quarter of a second, to (B, width).
+  /// Maps samples (B, T) float32, at least a quarter of a second, to (B, width).
   at::Tensor forward(const at::Tensor& samples);
 
  private:
@@ -85,14 +90,16 @@ class AudioEncoder final : public torch::nn::Module {
   torch::nn::Linear out_{nullptr};
 };
 
-/// Two vectors to one. concat: Linear over both, ReLU. gated: a share g = sigmoid(Linear) of the one and 1 - g of the
-/// other, value by value. attention: a learned query over the two, with heads, then Linear and ReLU. A clip without
-/// sound (`has_audio` false) is judged by its frames alone: its voice counts as zeros, gates are open for the frames,
-/// and attention does not look at it.
+/// Fuses two vectors into one.
+///   concat     ReLU(Linear([visual; audio]))
+///   gated      g * visual + (1 - g) * audio with g = sigmoid(Linear([visual; audio])), value by value
+///   attention  a learned query attends to the two with several heads; then Linear and ReLU
+/// A clip without sound (`has_audio` false) uses its frames only: its audio vector is zero, g is 1, and attention masks
+/// the audio.
 class Fusion final : public torch::nn::Module {
  public:
   Fusion(const std::string& type, int64_t width);
-  /// visual, audio (B, width), has_audio (B) bool, to (B, width).
+  /// Maps visual and audio (B, width) and has_audio (B) bool to (B, width).
   at::Tensor forward(const at::Tensor& visual, const at::Tensor& audio, const at::Tensor& has_audio);
 
  private:
@@ -104,18 +111,18 @@ class Fusion final : public torch::nn::Module {
   at::Tensor query_;
 };
 
-/// The whole: parameters below "visual.", "audio." and "fusion.", which have learning rates of their own.
+/// The complete model. Parameters are below "visual.", "audio." and "fusion.", which have separate learning rates.
 class EmotionModel final : public torch::nn::Module {
  public:
   /// Throws c10::ValueError for unknown names.
   explicit EmotionModel(const EmotionModelOptions& options);
 
-  /// frames (B, N, H, W, 3) uint8, samples (B, T) float32, has_audio (B) bool; what the modality leaves out may be
-  /// undefined. Class scores, (B, num_classes).
+  /// Returns class scores (B, num_classes) for frames (B, N, H, W, 3) uint8, samples (B, T) float32 and has_audio (B)
+  /// bool. Inputs that the modality does not use may be undefined.
   at::Tensor forward(const at::Tensor& frames, const at::Tensor& samples, const at::Tensor& has_audio);
 
   const EmotionModelOptions& options() const { return options_; }
-  /// Null if the model looks at the sound alone.
+  /// Encoder of the frames; null for Modality::kAudio.
   std::shared_ptr<VisualEncoder> visual() const { return visual_; }
 
  private:

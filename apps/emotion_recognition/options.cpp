@@ -10,28 +10,32 @@ namespace {
 void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
   const OptionGroup add(parser, "Clips");
   add("dataset", &options.dataset,
-      {.help = "MELD: its csv files and folders below --data_dir; csv: the tables that --train_csv and the like name.",
+      {.help =
+           "MELD: csv files and folders in MELD's layout below --data_dir. csv: the tables of --train_csv, --val_csv "
+           "and --test_csv.",
        .choices = {"MELD", "csv"}});
-  add("train_csv", &options.train_csv, {.help = "A table of clips to train on.", .path = PathKind::kInput});
-  add("val_csv", &options.val_csv, {.help = "One for validation.", .path = PathKind::kInput});
-  add("test_csv", &options.test_csv, {.help = "One for the test.", .path = PathKind::kInput});
+  add("train_csv", &options.train_csv, {.help = "Table of clips for training.", .path = PathKind::kInput});
+  add("val_csv", &options.val_csv, {.help = "Table of clips for validation.", .path = PathKind::kInput});
+  add("test_csv", &options.test_csv, {.help = "Table of clips for the test.", .path = PathKind::kInput});
   add("clip_dir", &options.clip_dir,
-      {.help = "The folder that their clips lie in; without it --data_dir.", .path = PathKind::kInput});
-  add("label_column", &options.label_column, {.help = "The column of the tables that has the label."});
+      {.help = "Folder of the clips of these tables. Default: --data_dir.", .path = PathKind::kInput});
+  add("label_column", &options.label_column, {.help = "Column with the label."});
   add("path_column", &options.path_column,
-      {.help = "The one that has a clip's path below its folder; without it dia<Dialogue_ID>_utt<Utterance_ID>.mp4."});
-  add("csv_delimiter", &options.csv_delimiter, {.help = "The character between two fields."});
-  add("frames", &options.frames, {.help = "Frames of each clip, spread over it.", .min = 1, .max = 1024});
-  add("image_size", &options.image_size, {.help = "Their height and width, in pixels.", .min = 32, .max = 1024});
+      {.help = "Column with the path of a clip below its folder. Default: MELD's names "
+               "dia<Dialogue_ID>_utt<Utterance_ID>.mp4."});
+  add("csv_delimiter", &options.csv_delimiter, {.help = "Field separator, one character."});
+  add("frames", &options.frames, {.help = "Number of frames per clip, spread evenly over it.", .min = 1, .max = 1024});
+  add("image_size", &options.image_size, {.help = "Height and width of a frame in pixels.", .min = 32, .max = 1024});
   add("audio_seconds", &options.audio_seconds,
-      {.help = "Sound of each clip: the middle of a longer one, silence after a shorter one.", .min = 0.5, .max = 120});
+      {.help = "Seconds of sound per clip: longer clips are cropped, shorter ones padded with silence.",
+       .min = 0.5,
+       .max = 120});
   add("cache_dir", &options.cache_dir,
-      {.help = "Decodes all clips once into a folder here, for this run and the next; the size is said before. Without "
-               "it clips are decoded in each epoch.",
+      {.help = "Folder for a cache of decoded clips, reused by later runs; its size is printed first. Default: decode "
+               "clips in each epoch.",
        .path = PathKind::kOutput});
   add("plan_data", &options.plan_data,
-      {.help =
-           "With --dry_run, instead of --data_dir: so many clips to train on, which need not be here; MELD has 9989.",
+      {.help = "Number of training clips for a --dry_run without --data_dir. MELD has 9989.",
        .min = 0,
        .max = 1e9,
        .metavar = "CLIPS",
@@ -40,24 +44,26 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
   const OptionGroup add(parser, "Model");
-  add("model_size", &options.model_size, {.help = "The size; see the page of this trainer.", .choices = model_sizes()});
-  add("fusion_type", &options.fusion_type,
-      {.help = "How frames and sound are brought together.", .choices = fusion_types()});
-  add("modality", &options.modality, {.help = "What the model looks at.", .choices = {"both", "visual", "audio"}});
+  add("model_size", &options.model_size, {.help = "Size of the model; see docs/emotion.md.", .choices = model_sizes()});
+  add("fusion_type", &options.fusion_type, {.help = "Fusion of frames and sound.", .choices = fusion_types()});
+  add("modality", &options.modality, {.help = "Inputs of the model.", .choices = {"both", "visual", "audio"}});
   add("dropout", &options.dropout, {.help = "Share of values dropped before the last layer.", .min = 0, .max = 0.99});
   add("visual_weights", &options.visual_weights,
-      {.help = "ResNet18's weights: torchvision's .pth, or safetensors; without it they start at random.",
+      {.help = "Weights of ResNet18: torchvision's .pth, or safetensors. Default: random weights.",
        .path = PathKind::kInput});
 }
 
 void add_learning_flags(ConfigParser& parser, EmotionOptions& options) {
   const OptionGroup add(parser, "Learning");
-  add("lr_visual", &options.lr_visual, {.help = "Learning rate of ResNet18; without it a tenth of --lr.", .above = 0});
-  add("lr_audio", &options.lr_audio, {.help = "That of the sound's network; without it a tenth of --lr.", .above = 0});
-  add("lr_fusion", &options.lr_fusion, {.help = "That of what follows the two; without it --lr.", .above = 0});
-  add("class_weights", &options.class_weights, {.help = "Rare labels count for more, in inverse proportion."});
+  add("lr_visual", &options.lr_visual,
+      {.help = "Learning rate of the frame encoder. Default: a tenth of --lr.", .above = 0});
+  add("lr_audio", &options.lr_audio,
+      {.help = "Learning rate of the audio encoder. Default: a tenth of --lr.", .above = 0});
+  add("lr_fusion", &options.lr_fusion,
+      {.help = "Learning rate of the fusion and the classifier. Default: --lr.", .above = 0});
+  add("class_weights", &options.class_weights, {.help = "Weight labels by the inverse of their frequency."});
   add("label_smoothing", &options.label_smoothing,
-      {.help = "Share of a label that is spread over all labels.", .min = 0, .max = 0.99});
+      {.help = "Label smoothing: share of the target that is spread over all labels.", .min = 0, .max = 0.99});
 }
 
 }  // namespace
@@ -80,7 +86,7 @@ void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
   add_learning_flags(parser, options);
 }
 
-// Source: config_3x4090.json and the training script of the guide on three RTX 4090.
+// Source: config_3x4090.json and the training script of the guide for three RTX 4090.
 void add_emotion_presets(ConfigParser& parser) {
   parser.add_preset("multi_gpu_3x4090",
                     {{"use_multi_gpu", "true"},
@@ -100,15 +106,15 @@ void add_emotion_presets(ConfigParser& parser) {
 }
 
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options) {
-  if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "as in ;");
+  if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "such as ;");
   if (options.plan_data > 0) {
     if (run.dry_run && run.data_dir.empty() && options.dataset == "MELD") return absl::OkStatus();
-    return parser.invalid("plan_data", "stands for --data_dir in a dry run", "--dry_run, and no --data_dir");
+    return parser.invalid("plan_data", "replaces --data_dir in a dry run", "--dry_run without --data_dir");
   }
   if (options.dataset == "MELD") {
     if (run.data_dir.empty()) {
       return parser.invalid("data_dir", "not given", "a folder with MELD's layout",
-                            "trainkit-emotion --make_demo_data DIR writes a small one");
+                            "to try it: trainkit-emotion --make_demo_data DIR");
     }
     return absl::OkStatus();
   }

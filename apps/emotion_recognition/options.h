@@ -1,5 +1,5 @@
 #pragma once
-/// The settings that are this trainer's own; those of every trainer are in trainkit/app/run_options.h.
+/// Declares this trainer's own settings. Settings of every trainer are in trainkit/app/run_options.h.
 
 #include <cstdint>
 #include <optional>
@@ -14,10 +14,10 @@
 
 namespace trainkit::emotion {
 
-/// One member per flag, under the flag's name.
+/// Values of the flags; each member has the name of its flag.
 struct EmotionOptions {
   // Clips
-  /// MELD, or csv for any other table.
+  /// MELD, or csv for other tables.
   std::string dataset = "MELD";
   std::string train_csv = {}, val_csv = {}, test_csv = {};
   std::string clip_dir = {};
@@ -28,7 +28,7 @@ struct EmotionOptions {
   int64_t image_size = 224;
   double audio_seconds = 5;
   std::string cache_dir = {};
-  /// Clips to plan for, which need not be here; 0: those of the data.
+  /// Number of clips to plan for without a data set. 0: read the data set.
   int64_t plan_data = 0;
 
   // Model
@@ -40,7 +40,7 @@ struct EmotionOptions {
   std::string visual_weights = {};
 
   // Learning
-  /// Unset: a tenth of --lr for the encoders, --lr for the fusion.
+  /// Learning rates. Unset: a tenth of --lr for the encoders, --lr for the fusion.
   std::optional<double> lr_visual = {}, lr_audio = {}, lr_fusion = {};
   bool class_weights = true;
   double label_smoothing = 0.1;
@@ -50,18 +50,19 @@ struct EmotionOptions {
   double used_lr_fusion(double lr) const { return lr_fusion.value_or(lr); }
 };
 
-/// The defaults of `run` that this trainer changes; to be called before add_run_flags.
+/// Sets this trainer's defaults of `run`. Call it before add_run_flags.
 void set_run_defaults(RunOptions& run);
 
 /// Adds every flag of EmotionOptions.
 void add_emotion_flags(ConfigParser& parser, EmotionOptions& options);
 
-/// multi_gpu_3x4090: the guide's training script.
+/// Adds the preset multi_gpu_3x4090, the guide's training script.
 void add_emotion_presets(ConfigParser& parser);
 
-/// Rules between the flags. Errors are blamed on where the value came from.
+/// Checks the rules between the flags. An error names the source of the value (flag, file, preset).
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options);
 
+// Options of the parts, from the flags.
 Modality modality_of(const EmotionOptions& options);
 EmotionModelOptions model_options(const EmotionOptions& options, int64_t num_classes);
 ClipDatasetOptions dataset_options(const EmotionOptions& options);

@@ -25,14 +25,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What one replica says of its clips.
+/// Predictions of one replica.
 class Predictions {
  public:
   void add(const Batch& batch, const at::Tensor& scores) {
     clips_.insert(clips_.end(), batch.row_indices().begin(), batch.row_indices().end());
     probabilities_.push_back(at::softmax(scores, 1, at::kFloat));
   }
-  /// Into the rows of these clips.
+  /// Copies the probabilities into the rows of these clips.
   void write(const at::Tensor& all) const {
     if (clips_.empty()) return;
     const c10::InferenceMode inference;
@@ -41,7 +41,7 @@ class Predictions {
 
  private:
   std::vector<int64_t> clips_;
-  std::vector<at::Tensor> probabilities_;  // on the device
+  std::vector<at::Tensor> probabilities_;  // on the device, so that add() does not synchronise
 };
 
 std::string predictions_csv(const ClipList& list, const at::Tensor& probabilities) {
@@ -202,8 +202,8 @@ std::string describe_result(const TrainerResult& result, const Metrics& scores, 
   }
   if (scores.empty()) return text;
   text += "test       " + describe_scores(scores) + "\n           ";
-  text += tested_step >= 0 ? fmt::format("by the weights of step {}, the best of validation\n", tested_step)
-                           : std::string("by the last weights\n");
+  text += tested_step >= 0 ? fmt::format("with the weights of step {}, the best in validation\n", tested_step)
+                           : std::string("with the last weights\n");
   return text + fmt::format("confusion  {0}/confusion.svg, each clip {0}/predictions.csv\n", output_dir);
 }
 

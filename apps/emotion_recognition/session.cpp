@@ -23,8 +23,8 @@
 namespace trainkit::emotion {
 namespace {
 
-/// A tensor on every device that asks for it. It is copied once to each, though the loss function that holds it is
-/// copied for each replica and micro-batch. Any thread.
+/// Copies a tensor once to every device that needs it. Shared by all copies of the loss function that holds it.
+/// Thread-safe.
 class OnDevices {
  public:
   explicit OnDevices(at::Tensor tensor) : copies_{std::move(tensor)} {}
@@ -58,7 +58,7 @@ std::string describe_list(const char* name, const ClipDataset& dataset) {
   return text;
 }
 
-/// Rows without clips, as large as theirs.
+/// Rows of zeros with the shapes of clips, for a plan without data.
 class PlannedRows final : public Dataset {
  public:
   explicit PlannedRows(std::shared_ptr<const ClipDataset> clips) : clips_(std::move(clips)) {}
@@ -86,12 +86,12 @@ at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
   return scores.argmax(1).eq(labels).to(at::kFloat).mean();
 }
 
-/// Without parameters.
+/// Makes AdamW without parameters.
 std::unique_ptr<AdamW> adamw(const RunOptions& run, int64_t replicas) {
   return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
-/// Weights of ResNet18 alone: only its last layer may differ.
+/// Loads weights of ResNet18. Only its last layer ("fc.") may differ.
 absl::Status load_visual_weights(ResNet18& backbone, const std::string& path) {
   TRAINKIT_ASSIGN_OR_RETURN(const LoadedWeights loaded, load_weights(*backbone, path, {.partial = true}));
   for (const auto* names : {&loaded.missing, &loaded.unexpected, &loaded.misshapen}) {
@@ -101,7 +101,7 @@ absl::Status load_visual_weights(ResNet18& backbone, const std::string& path) {
                         .id = "weights.match",
                         .where = path,
                         .field = name,
-                        .problem = "these are not the weights of a ResNet18",
+                        .problem = "not the weights of a ResNet18",
                         .expected = "torchvision's names and shapes"});
     }
   }
@@ -154,7 +154,7 @@ absl::StatusOr<int> Session::fill_cache(const Machine& machine, const Placement&
       parts(), {.folder = options_.cache_dir,
                 .num_threads = available_cpus(),
                 .first = machine.local_rank == 0,
-                .meet = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
+                .barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
                 .say = say,
                 .stop = [] { return SignalWatch::stop_signal() != 0; }});
   if (absl::IsCancelled(cached.status())) return 128 + SignalWatch::stop_signal();
@@ -205,7 +205,8 @@ LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) 
 }
 
 StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) const {
-  // The model that the optimizer is made for is not known yet: one of its size has the same groups.
+  // The parameter groups of make_optimizer() depend on the model, which the plan has not made yet. They do not change
+  // the size of the optimizer's state.
   StepRecipe recipe{.make_model = [this] { return create_model(); },
                     .make_optimizer = [run, replicas = placement.batch.replicas] { return adamw(run, replicas); },
                     .loss = loss(),
@@ -244,7 +245,7 @@ std::string Session::describe() const {
   if (options_.modality == "both") text += fmt::format(", fusion by {}", options_.fusion_type);
   if (options_.modality != "audio") {
     text += fmt::format("; {} frames of {} x {}", row.frames, row.image_size, row.image_size);
-    text += options_.visual_weights.empty() ? "; ResNet18 starts at random (--visual_weights FILE)"
+    text += options_.visual_weights.empty() ? "; ResNet18 with random weights (--visual_weights FILE)"
                                             : "; ResNet18 from " + options_.visual_weights;
   }
   text += "\n";

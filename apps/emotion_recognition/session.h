@@ -1,5 +1,5 @@
 #pragma once
-/// The clips of a run, and what a model learns from them.
+/// Prepares the clips of a run, and makes its models and losses.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -21,6 +21,7 @@
 
 namespace trainkit::emotion {
 
+/// Holds the splits of a run.
 class Session {
  public:
   /// Finds and reads the splits. Errors: those of find_split, read_clips and check_disjoint.
@@ -28,37 +29,40 @@ class Session {
 
   const std::shared_ptr<const ClipDataset>& train() const { return train_; }
   const std::shared_ptr<const ClipDataset>& validation() const { return validation_; }
-  /// Null if a table of another data set was not given.
+  /// Test clips; null if --dataset csv has no --test_csv.
   const std::shared_ptr<const ClipDataset>& test() const { return test_; }
-  /// Their rows, to be read: from --cache_dir once fill_cache() has been called, else decoded each time.
+  /// Rows of the splits. They are read from --cache_dir after fill_cache(), otherwise decoded at each read.
   const std::shared_ptr<const Dataset>& train_rows() const { return rows_[0]; }
   const std::shared_ptr<const Dataset>& validation_rows() const { return rows_[1]; }
   const std::shared_ptr<const Dataset>& test_rows() const { return rows_[2]; }
   const std::vector<std::string>& labels() const { return train_->list().labels; }
   const EmotionOptions& options() const { return options_; }
 
-  /// Decodes what --cache_dir does not have yet, in all processors, or waits for the process that does so: `first` of
-  /// the run's on this machine unless another run is at it. `say` takes lines. Returns 128 + the signal that stopped
-  /// it, else 0; nothing without --cache_dir. Errors: those of cache_clips and of other ranks.
+  /// Decodes the clips that --cache_dir lacks with all CPUs, or waits for the process that does so. Local rank 0
+  /// decodes, unless another run already does. `say` prints a line. Does nothing without --cache_dir.
+  ///
+  /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_clips and of other ranks.
   absl::StatusOr<int> fill_cache(const Machine& machine, const Placement& placement,
                                  const std::function<void(const std::string&)>& say);
-  /// "cache ..." with a line end; empty without --cache_dir.
+  /// Describes the cache as a line; empty without --cache_dir.
   std::string describe_cache() const;
 
-  /// A new model, with --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
+  /// Makes a new model and loads --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
 
-  /// Cross-entropy, smoothed and with the weights of the classes, and "accuracy". The mean is over the rows, so that
-  /// replicas add up to one process on all of them.
+  /// Returns the training loss, cross-entropy with label smoothing and class weights, and the metric "accuracy". The
+  /// sum is divided by the number of rows, not by the sum of the weights: so the replicas' losses combine to that of
+  /// one process on the whole batch.
   LossFunction loss() const;
 
-  /// The loss of an evaluation: plain cross-entropy, which can be compared over runs whatever they are trained with,
-  /// and "accuracy". What the model says of each row goes to `counts`.
+  /// Returns the evaluation loss: plain cross-entropy, comparable between runs with other loss settings, and
+  /// "accuracy". Adds the predictions to `counts`.
   static LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts);
 
+  /// Describes a training step to the memory planner. Valid as long as this session.
   StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
 
-  /// "clips ..." and what a person should know of them, for the first lines of a run, with line ends.
+  /// Describes the clips and the model, with warnings, as the first lines of a run.
   std::string describe() const;
 
  private:
@@ -76,17 +80,18 @@ class Session {
   std::array<std::shared_ptr<const Dataset>, 3> rows_;
 };
 
-/// The class scores of a batch of clips, (B, C): its fields are those that the model's modality needs.
+/// Returns class scores (B, C) of a batch. The batch needs only the fields of the model's modality.
 at::Tensor class_scores(EmotionModel& model, const Batch& batch);
 
-/// (C) float32: inversely as frequent as each label, with a mean of 1 over the clips; 0 for one that does not occur.
+/// Returns class weights (C) float32, inversely proportional to the label counts, with mean 1 over the clips; 0 for a
+/// label without clips.
 at::Tensor class_weights(const std::vector<int64_t>& counts);
 
-/// AdamW with a learning rate for each part of `model`: "visual", "audio", "fusion".
+/// Makes AdamW with separate learning rates for the parts of `model`: "visual", "audio", "fusion".
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,
                                           const torch::nn::Module& model, int64_t replicas);
 
-/// --make_demo_data: clips in MELD's layout, with faces whose mouth and voices whose tone depend on the label.
+/// Implements --make_demo_data: writes clips in MELD's layout. Faces and voices depend on the label.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
 }  // namespace trainkit::emotion

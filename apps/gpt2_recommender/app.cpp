@@ -5,14 +5,15 @@
 namespace trainkit::rec {
 
 AppInfo RecommenderApp::info() const {
-  return {.name = "trainkit-gpt2rec",
-          .description = "Trains a recommender on who chose what and what is known of both, by BPR, with GPT-2.",
-          .examples = {"trainkit-gpt2rec --data_dir ml-100k --model bpr_mf",
-                       "trainkit-gpt2rec --data_dir ml-100k --gpt2 tiny-gpt2 --use_cache",
-                       "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
-                       "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
-                       "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
-                       "trainkit-gpt2rec --data_dir ml-100k --resume latest"}};
+  return {
+      .name = "trainkit-gpt2rec",
+      .description = "Trains a recommender on user-item interactions and texts of users and items, with BPR and GPT-2.",
+      .examples = {"trainkit-gpt2rec --data_dir ml-100k --model bpr_mf",
+                   "trainkit-gpt2rec --data_dir ml-100k --gpt2 tiny-gpt2 --use_cache",
+                   "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
+                   "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
+                   "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
+                   "trainkit-gpt2rec --data_dir ml-100k --resume latest"}};
 }
 
 void RecommenderApp::add_flags(ConfigParser& parser) {
@@ -57,7 +58,7 @@ void RecommenderApp::configure(TrainerOptions& options, DeviceReplicator& device
     const bool left = leave_cache_mode(devices);
     if (left) {
       context_->print(
-          "out of memory: GPT-2's output is no longer kept; it runs in every step, and the loss is the same");
+          "out of memory: freed the cache of GPT-2's output; every step computes it now, with the same loss");
     }
     return left;
   };

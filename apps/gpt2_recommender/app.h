@@ -1,5 +1,5 @@
 #pragma once
-/// The recommender as an App.
+/// Implements the recommender as an App.
 
 #include <optional>
 #include <string>
@@ -30,7 +30,7 @@ class RecommenderApp final : public App {
 
  private:
   RecOptions options_;
-  std::string rounding_;  // a line about rows that rounding lost
+  std::string rounding_;  // line about rows that rounding adds or drops; empty if none
   std::optional<Session> session_;
   const RunContext* context_ = nullptr;
   TestScores scores_;

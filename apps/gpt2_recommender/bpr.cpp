@@ -19,18 +19,31 @@
 namespace trainkit::rec {
 namespace {
 
+// Note [BPR backward]
+//
+// A user or an item occurs in many triplets of a batch, so a loop over triplets that adds to the gradients would race,
+// and atomic additions would make the sums depend on the order of the threads. So backward loops over rows of tables:
+//
+// 1. Forward keeps the slope of each triplet: the derivative of the loss by its margin. Backward multiplies it by the
+//    upstream gradient.
+// 2. Occurrences lists the triplets of each row by a counting sort, which keeps their order in the batch.
+// 3. Each thread owns a range of rows. It clears a row and adds its triplets in that order. So every row is written
+//    once, by one thread, in a fixed order, and rows without a triplet become zero without a separate pass.
+//
+// Backward runs once: release_variables() drops the saved tensors.
 constexpr int64_t kTripletGrain = 256;
 constexpr int64_t kRowGrain = 512;
 constexpr int64_t kLanes = 16;
 
-/// The triplets of a batch, as the kernels read them.
+/// Columns of the triplets of a batch, as the kernels read them.
 struct TripletPointers {
   const int64_t* users;
   const int64_t* positives;
   const int64_t* negatives;
 };
 
-/// margins[i] = user . (positive - negative).
+/// Computes margins[i] = user . (positive - negative) for triplets [begin, end). Sums in kLanes partial sums, which the
+/// compiler keeps in vector registers, and then pairwise. The order of the additions is fixed.
 TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_table, int64_t dim,
                                      TripletPointers rows, int64_t begin, int64_t end, float* margins) {
   for (int64_t i = begin; i < end; ++i) {
@@ -50,8 +63,8 @@ TRAINKIT_VECTORIZED void add_margins(const float* user_table, const float* item_
   }
 }
 
-/// Which triplets name which row of a table, in their order: those of row r are entries[starts[r]] to
-/// entries[starts[r + 1]].
+/// Lists the triplets that use each row of a table, in the order of the batch. Those of row r are entries[starts[r]] to
+/// entries[starts[r + 1] - 1].
 struct Occurrences {
   Occurrences(std::initializer_list<const int64_t*> columns, int64_t count, int64_t rows) : starts(rows + 1) {
     for (const int64_t* column : columns) {
@@ -66,10 +79,10 @@ struct Occurrences {
     }
   }
   std::vector<int32_t> starts;
-  std::vector<int32_t> entries;  // number of the triplet; of the negatives, count more
+  std::vector<int32_t> entries;  // index of the triplet in its column, plus `count` in the second column (negatives)
 };
 
-/// Rows [begin, end) of the users' gradient: the sum of slope * (positive - negative).
+/// Writes rows [begin, end) of the users' gradient: the sum of slope * (positive - negative).
 TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, TripletPointers rows, const float* slopes,
                                        const int32_t* starts, const int32_t* entries, int64_t begin, int64_t end,
                                        float* gradient) {
@@ -86,7 +99,7 @@ TRAINKIT_VECTORIZED void add_user_rows(const float* item_table, int64_t dim, Tri
   }
 }
 
-/// Rows [begin, end) of the items' gradient: slope * user for positives, minus that for negatives.
+/// Writes rows [begin, end) of the items' gradient: the sum of slope * user over positives minus that over negatives.
 TRAINKIT_VECTORIZED void add_item_rows(const float* user_table, int64_t dim, TripletPointers rows, const float* slopes,
                                        int64_t count, const int32_t* starts, const int32_t* entries, int64_t begin,
                                        int64_t end, float* gradient) {
@@ -103,10 +116,11 @@ TRAINKIT_VECTORIZED void add_item_rows(const float* user_table, int64_t dim, Tri
   }
 }
 
+/// Backward of the fused bpr_loss. See Note [BPR backward].
 class BprBackward final : public torch::autograd::Node {
  public:
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    TORCH_CHECK(slopes.defined(), "bpr_loss: backward ran before; it keeps nothing to run again");
+    TORCH_CHECK(slopes.defined(), "bpr_loss: backward can run only once; its saved tensors are freed");
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(), "bpr_loss has no second derivative");
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     const int64_t count = slopes.numel(), dim = user_table.size(1);
@@ -156,7 +170,7 @@ void check_range(const at::Tensor& indices, int64_t rows, const char* name) {
   }
 }
 
-/// log(1 + e^-margin), without overflow.
+/// Returns log(1 + e^-margin) without overflow.
 double softplus_of_minus(double margin) { return std::max(-margin, 0.0) + std::log1p(std::exp(-std::abs(margin))); }
 
 }  // namespace

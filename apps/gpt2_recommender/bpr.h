@@ -1,5 +1,5 @@
 #pragma once
-/// Bayesian personalised ranking: the chosen item above the one that was not.
+/// Computes the loss of Bayesian personalised ranking (BPR): a chosen item should rank above one that was not chosen.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,30 +9,30 @@
 
 namespace trainkit::rec {
 
-/// Memory for the gradients of embedding tables, kept from step to step: tables of megabytes that the system hands out
-/// anew, page by page, would cost as much as the step. A tensor of it that is still referred to is left alone and
-/// another one made. One thread at a time.
+/// Reuses the memory of the embedding tables' gradients from step to step. The gradients have megabytes; memory that
+/// the system must map again page by page would cost as much as the step. A block that a tensor still refers to is not
+/// reused. Not thread-safe.
 class GradientBuffers {
  public:
-  /// Uninitialised, contiguous, of `like`'s shape and dtype, on the CPU.
+  /// Returns an uninitialised contiguous CPU tensor with the shape and dtype of `like`.
   at::Tensor take(const at::Tensor& like);
 
  private:
   std::vector<std::shared_ptr<std::vector<char>>> blocks_;
 };
 
-/// Mean over the rows of -log sigmoid(score of the positive - score of the negative), scalar, where a score is the
-/// inner product of a user's and an item's vector.
+/// Returns the scalar mean over the rows of -log sigmoid(positive score - negative score). A score is the inner product
+/// of a user's and an item's vector.
 /// Source: Rendle et al. 2009, "BPR: Bayesian personalized ranking from implicit feedback", UAI.
 at::Tensor bpr_loss(const at::Tensor& positive_scores, const at::Tensor& negative_scores);
 
-/// The same for rows of embedding tables: user_table (U, D), item_table (I, D), the rest (N) int64. Differentiable in
-/// the tables, once; their gradients are dense, as Adam needs them: rows that no triplet names are zero.
+/// Returns the same loss for rows of embedding tables: user_table (U, D), item_table (I, D), the rest (N) int64.
+/// Differentiable once in the tables. Gradients are dense, as Adam needs them: unused rows are zero.
 ///
-/// On the CPU with contiguous float32 tables forward and backward are one autograd node: each row of a gradient is
-/// written once, by one thread and in the order of the triplets, so that the result does not depend on the number of
-/// threads. The gradients lie in `buffers`, which must outlive the backward pass. Elsewhere LibTorch's operations do
-/// the same. Throws c10::IndexError for an index out of range.
+/// On the CPU with contiguous float32 tables, forward and backward are one fused autograd node, whose result does not
+/// depend on the number of threads (Note [BPR backward] in bpr.cpp). Its gradients use the memory of `buffers`, which
+/// must outlive the backward pass. Otherwise LibTorch's operations compute the loss. Throws c10::IndexError if an index
+/// is out of range.
 at::Tensor bpr_loss(const at::Tensor& user_table, const at::Tensor& item_table, const at::Tensor& users,
                     const at::Tensor& positives, const at::Tensor& negatives, GradientBuffers& buffers);
 

@@ -29,7 +29,7 @@ struct World {
   std::vector<Rating> ratings;  // grouped by user
 };
 
-constexpr int64_t kGenres = 19;  // of 100k, "unknown" first
+constexpr int64_t kGenres = 19;  // those of MovieLens 100k, "unknown" first
 
 std::vector<int64_t> pick_genres(RandomStream& random, int64_t count) {
   std::vector<int64_t> picked;
@@ -63,8 +63,8 @@ int64_t common_genres(const Person& person, const Movie& movie) {
   });
 }
 
-/// The movies that a person comes to rate: those with the largest log(weight) + Gumbel noise, where popular movies and
-/// movies of liked genres weigh more.
+/// Draws the movies that a person rates: those with the largest log weight plus Gumbel noise, which is a weighted draw
+/// without replacement. Popular movies and movies of liked genres weigh more.
 std::vector<Rating> rate(const World& world, int32_t user, RandomStream random, int64_t count) {
   const Person& person = world.people[user];
   std::vector<std::pair<double, int32_t>> wanted;

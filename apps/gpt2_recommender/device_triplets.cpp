@@ -41,7 +41,8 @@ class TripletRows final : public Dataset {
 template <class Word>
 at::Tensor as_tensor(std::span<const Word> words, at::ScalarType type) {
   static_assert(sizeof(Word) == 4 || sizeof(Word) == 8);
-  return at::from_blob(const_cast<Word*>(words.data()), {static_cast<int64_t>(words.size())}, type);  // of the data set
+  // A view: the data set owns the memory and outlives the tensor.
+  return at::from_blob(const_cast<Word*>(words.data()), {static_cast<int64_t>(words.size())}, type);
 }
 
 void draw_on_cpu(const detail::TripletTables& tables, const int64_t* rows, const int64_t* keys, int64_t count,
@@ -61,7 +62,8 @@ void draw_on_cpu(const detail::TripletTables& tables, const int64_t* rows, const
 
 DeviceTriplets::DeviceTriplets(std::shared_ptr<const TripletDataset> triplets, const std::vector<at::Device>& devices)
     : triplets_(std::move(triplets)) {
-  TORCH_CHECK_VALUE(!triplets_->history().bits().empty(), "the history of so many users and items has no bits");
+  TORCH_CHECK_VALUE(!triplets_->history().bits().empty(),
+                    "too many users and items to draw on the device: the history exceeds 256 MiB");
   const Tables here = {as_tensor(triplets_->pairs(), at::kLong), as_tensor(triplets_->history().bits(), at::kInt)};
   copies_.push_back(here);
   for (const at::Device device : devices) {
@@ -84,7 +86,7 @@ Triplets DeviceTriplets::draw(const Batch& batch) const {
 #ifdef TRAINKIT_WITH_CUDA
   has_kernel = device.is_cuda() && trainkit::detail::has_gpu_kernels(device);
 #endif
-  if (!has_kernel) {  // the same triplets, drawn on the host
+  if (!has_kernel) {  // draw the same triplets on the host
     rows = rows.cpu();
     keys = keys.cpu();
   }

@@ -12,7 +12,7 @@ namespace trainkit::rec::detail {
 namespace {
 
 constexpr const char* kNouns[] = {"user", "item"};
-/// Seconds stay below it until the year 5138, milliseconds were above it from 1973 on.
+/// Smallest time taken as milliseconds. Seconds reach it in the year 5138; milliseconds passed it in 1973.
 constexpr int64_t kMilliseconds = 100'000'000'000;
 
 }  // namespace
@@ -20,7 +20,7 @@ constexpr int64_t kMilliseconds = 100'000'000'000;
 absl::Status EntityTable::add(const LineFile& file, int64_t line, std::string_view id, std::string text) {
   const auto [at, is_new] = by_id_.emplace(std::string(id), rows_.size());
   if (!is_new) {
-    return file.bad(line, noun_, fmt::format("stands in line {} already", rows_[at->second].line), id, "each id once");
+    return file.bad(line, noun_, fmt::format("duplicate of line {}", rows_[at->second].line), id, "each id once");
   }
   rows_.push_back({{std::string(id), std::move(text)}, line});
   return absl::OkStatus();
@@ -63,7 +63,7 @@ absl::Status RatingsBuilder::add(int64_t line, std::string_view user, std::strin
   if (ratings_.rows.empty()) first_time_ = time;
   if ((time >= kMilliseconds) != (first_time_ >= kMilliseconds)) {
     return file_.bad(line, "timestamp",
-                     fmt::format("milliseconds beside seconds (line {} has {})", lines_.front(), first_time_),
+                     fmt::format("seconds and milliseconds are mixed (line {} has {})", lines_.front(), first_time_),
                      std::to_string(time), "one unit for the whole file");
   }
   ratings_.rows.push_back(row);
@@ -76,6 +76,7 @@ absl::Status RatingsBuilder::check_pairs() const {
   for (size_t i = 0; i < pairs.size(); ++i) {
     pairs[i] = {int64_t{ratings_.rows[i].user} << 32 | ratings_.rows[i].item, i};
   }
+  // Sorted by pair and then by row, so equal pairs are neighbours. Report the duplicate that is first in the file.
   std::sort(pairs.begin(), pairs.end());
   size_t first = pairs.size(), second = pairs.size();
   for (size_t i = 1; i < pairs.size(); ++i) {
@@ -86,14 +87,14 @@ absl::Status RatingsBuilder::check_pairs() const {
   if (second == pairs.size()) return absl::OkStatus();
   const Rating& row = ratings_.rows[second];
   return file_.bad(lines_[second], "",
-                   fmt::format("user {} and item {} stand in line {} already", ratings_.users[row.user].id,
+                   fmt::format("user {} and item {}: duplicate of line {}", ratings_.users[row.user].id,
                                ratings_.items[row.item].id, lines_[first]),
                    "", "each pair once");
 }
 
 absl::StatusOr<Ratings> RatingsBuilder::finish(std::string format) && {
   TRAINKIT_RETURN_IF_ERROR(check_pairs());
-  if (ratings_.rows.empty()) return file_.bad(0, "", "no rating");
+  if (ratings_.rows.empty()) return file_.bad(0, "", "the file has no rating");
   if (ratings_.users.size() < 2)
     return file_.bad(0, "user", "all ratings are of one user", ratings_.users[0].id, "two or more");
   if (ratings_.items.size() < 2)

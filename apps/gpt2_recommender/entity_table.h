@@ -1,5 +1,5 @@
 #pragma once
-/// What the readers of ratings share: ids on their way to numbers, and rows on their way into Ratings.
+/// Shares code between the readers of ratings: maps ids to numbers and collects rows into Ratings.
 
 #include <absl/status/status.h>
 
@@ -13,19 +13,20 @@
 
 namespace trainkit::rec::detail {
 
-/// The users or the items of a file that describes them, by id.
+/// Holds the users or items that a file describes, by id.
 class EntityTable {
  public:
-  /// `noun`: "user" or "item", for messages.
+  /// `noun` is "user" or "item", for messages.
   EntityTable(std::string noun, std::string path) : noun_(std::move(noun)), path_(std::move(path)) {}
 
-  /// The error is data.<kind of the file> for an id that stood before.
+  /// Adds an entity. Error data.<kind of the file> for a duplicate id.
   absl::Status add(const LineFile& file, int64_t line, std::string_view id, std::string text);
-  /// nullptr if there is no such id.
+  /// Returns the entity of that id; nullptr if there is none.
   const Entity* find(std::string_view id) const;
 
   const std::string& path() const { return path_; }
-  /// "users.dat:7: user 7 has no rating, and 5 more"; empty if all of `used` are there.
+  /// Describes entities of this table that are not in `used`: "users.dat:7: user 7 has no rating, and 5 more". Empty if
+  /// there are none.
   std::string unused_note(const std::vector<Entity>& used) const;
 
  private:
@@ -38,14 +39,15 @@ class EntityTable {
   std::unordered_map<std::string, size_t> by_id_;
 };
 
-/// Collects the rows of a ratings file. Without a table of users or items any id is taken.
+/// Collects the rows of a ratings file. Accepts any id if the table of users or items is nullptr.
 class RatingsBuilder {
  public:
   RatingsBuilder(const LineFile& file, const EntityTable* users, const EntityTable* items)
       : file_(file), tables_{users, items} {}
 
+  /// Adds a rating. Errors: an id that its table lacks, and seconds mixed with milliseconds.
   absl::Status add(int64_t line, std::string_view user, std::string_view item, double value, int64_t time);
-  /// The rules over the whole: no pair twice, one unit of time, two users and two items.
+  /// Checks the rules for the whole file and returns the ratings: no duplicate pair, at least two users and two items.
   absl::StatusOr<Ratings> finish(std::string format) &&;
 
  private:
@@ -60,13 +62,15 @@ class RatingsBuilder {
   int64_t first_time_ = 0;
 };
 
-/// An id of MovieLens: a whole number from 1 to 2^31 - 1; written without leading zeros.
+/// Parses an id of MovieLens: a whole number from 1 to 2^31 - 1. Returns it without leading zeros.
 absl::StatusOr<std::string> movielens_id(const LineFile& file, int64_t line, const char* noun, std::string_view text);
-/// A rating of MovieLens, 0.5 to 5.
+/// Parses a rating of MovieLens: 0.5 to 5.
 absl::StatusOr<double> movielens_rating(const LineFile& file, int64_t line, std::string_view text);
+/// Parses a time: seconds or milliseconds since 1970, 0 or more. Drops the fraction of a decimal number.
 absl::StatusOr<int64_t> rating_time(const LineFile& file, int64_t line, std::string_view text);
 
-/// `fields` has `expected`, which `layout` shows ("UserID::MovieID::Rating::Timestamp").
+/// Checks that `fields` equals `expected`. `layout` shows the fields in the error:
+/// "UserID::MovieID::Rating::Timestamp".
 absl::Status check_fields(const LineFile& file, int64_t line, std::string_view text, size_t fields, size_t expected,
                           const char* layout);
 

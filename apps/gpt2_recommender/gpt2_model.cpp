@@ -15,7 +15,7 @@
 namespace trainkit::rec {
 namespace {
 
-constexpr int64_t kTextChunk = 32;  // texts that GPT-2 reads at a time where nothing is kept for backward
+constexpr int64_t kTextChunk = 32;  // texts per pass of GPT-2 without gradients
 constexpr int64_t kVectorChunk = 4096;
 
 torch::nn::Sequential make_mlp(int64_t dim) {
@@ -24,7 +24,7 @@ torch::nn::Sequential make_mlp(int64_t dim) {
 
 torch::nn::Embedding make_embedding(int64_t rows, int64_t dim) {
   torch::nn::Embedding table(rows, dim);
-  torch::nn::init::xavier_normal_(table->weight);  // as BprMf's
+  torch::nn::init::xavier_normal_(table->weight);  // as in BprMf
   return table;
 }
 
@@ -35,10 +35,10 @@ Gpt2Recommender::Gpt2Recommender(GPT2Model gpt2, std::shared_ptr<const Metadata>
     : Recommender("Gpt2Recommender"), options_(options), metadata_(std::move(metadata)) {
   const GPT2Config& config = gpt2->config();
   TORCH_CHECK_VALUE(options.freeze_gpt2 || !options.use_cache, "a cache of GPT-2's output needs a frozen GPT-2");
-  TORCH_CHECK_VALUE(metadata_->vocab_size <= config.vocab_size, "tokens of ", metadata_->vocab_size,
-                    " kinds for a GPT-2 of ", config.vocab_size);
-  TORCH_CHECK_VALUE(metadata_->max_tokens() <= config.n_positions, "texts of ", metadata_->max_tokens(),
-                    " tokens for a GPT-2 of ", config.n_positions);
+  TORCH_CHECK_VALUE(metadata_->vocab_size <= config.vocab_size, "the texts need a vocabulary of ",
+                    metadata_->vocab_size, ", GPT-2 has ", config.vocab_size);
+  TORCH_CHECK_VALUE(metadata_->max_tokens() <= config.n_positions, "the texts have up to ", metadata_->max_tokens(),
+                    " tokens, GPT-2 has ", config.n_positions, " positions");
   const int64_t dim = options.embed_dim, num_users = metadata_->num_users;
   user_embedding_ = register_module("user_embedding", make_embedding(num_users, dim));
   item_embedding_ = register_module("item_embedding", make_embedding(metadata_->rows() - num_users, dim));
@@ -57,7 +57,7 @@ void Gpt2Recommender::train(bool on) {
   if (options_.freeze_gpt2) gpt2_->train(false);
 }
 
-void Gpt2Recommender::bring_metadata() {
+void Gpt2Recommender::move_metadata_to_device() {
   const at::Device device = projection_->weight.device();
   if (ids_.defined() && ids_.device() == device) return;
   ids_ = metadata_->ids.to(device);
@@ -84,7 +84,7 @@ at::Tensor Gpt2Recommender::encode_chunks(const at::Tensor& rows) {
     const int64_t size = std::min(hidden.size(0), rows.size(0) - begin);
     all.narrow(0, begin, size).copy_(hidden.narrow(0, 0, size));
   };
-  if (reads_little_) {
+  if (records_memory_) {
     const at::Tensor any = at::zeros({std::min(kTextChunk, metadata_->rows())}, rows.options());
     for (int i = 0; i < 2; ++i) encode_some(0, any);
     return all;
@@ -101,11 +101,12 @@ int64_t Gpt2Recommender::encoder_version() const {
   return version;
 }
 
+// See Note [Cache of GPT-2's output].
 const at::Tensor& Gpt2Recommender::cache() {
   const int64_t version = encoder_version();
   if (!cache_.defined() || cache_.device() != projection_->weight.device() || version != cached_version_) {
     cache_.reset();
-    bring_metadata();
+    move_metadata_to_device();
     cache_ = encode_chunks(first_rows(metadata_->rows()));
     ids_.reset();
     mask_.reset();
@@ -120,17 +121,17 @@ bool Gpt2Recommender::leave_cache_mode() {
   return std::exchange(options_.use_cache, false);
 }
 
-at::Tensor Gpt2Recommender::read_little() {
-  reads_little_ = true;
+at::Tensor Gpt2Recommender::fill_cache_for_recording() {
+  records_memory_ = true;
   return options_.use_cache ? cache() : at::Tensor();
 }
 
 at::Tensor Gpt2Recommender::hidden_of(const at::Tensor& rows) {
   if (options_.use_cache) return cache().index_select(0, rows);
-  bring_metadata();
-  const auto [different, where, counts] = at::_unique2(rows, /*sorted=*/true, /*return_inverse=*/true);
-  const bool keeps_nothing = options_.freeze_gpt2 || !c10::GradMode::is_enabled();
-  const at::Tensor hidden = keeps_nothing ? encode_chunks(different) : encode(different);
+  move_metadata_to_device();
+  const auto [distinct, where, counts] = at::_unique2(rows, /*sorted=*/true, /*return_inverse=*/true);
+  const bool no_gradients = options_.freeze_gpt2 || !c10::GradMode::is_enabled();
+  const at::Tensor hidden = no_gradients ? encode_chunks(distinct) : encode(distinct);
   return hidden.index_select(0, where);
 }
 

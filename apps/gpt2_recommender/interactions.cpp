@@ -18,7 +18,7 @@ absl::Status bad_data(const std::string& id, const std::string& where, const std
       {.exit_code = ExitCode::kData, .id = id, .where = where, .problem = problem, .expected = expected, .hint = hint});
 }
 
-/// Keeps only rows whose user and item have at least k of the rows that are kept.
+/// Removes rows until every remaining user and item has at least k rows (k-core).
 void prune(std::vector<const Rating*>& rows, size_t users, size_t items, int64_t k) {
   for (size_t before = rows.size() + 1; rows.size() < before;) {
     before = rows.size();
@@ -31,7 +31,7 @@ void prune(std::vector<const Rating*>& rows, size_t users, size_t items, int64_t
   }
 }
 
-/// The new number of `old`, which is given the next one if it is new.
+/// Returns the new number of `old`. Assigns the next free number at its first use.
 int32_t renumber(int32_t old, std::vector<int32_t>& numbers, const std::vector<Entity>& from, std::vector<Entity>& to) {
   if (numbers[old] < 0) {
     numbers[old] = static_cast<int32_t>(to.size());
@@ -40,14 +40,16 @@ int32_t renumber(int32_t old, std::vector<int32_t>& numbers, const std::vector<E
   return numbers[old];
 }
 
-/// Rows of each user, in the order of the file.
+/// Returns the rows of each user, in the order of the file.
 std::vector<std::vector<int64_t>> rows_by_user(const Interactions& interactions) {
   std::vector<std::vector<int64_t>> rows(interactions.users.size());
   for (int64_t i = 0; i < interactions.size(); ++i) rows[interactions.user[i]].push_back(i);
   return rows;
 }
 
-/// Rows for {training, validation, test} out of `rows` of one user, by RecBole's rule for 0.8, 0.1, 0.1.
+/// Returns how many of a user's `rows` go to {training, validation, test}, by RecBole's rule for 0.8, 0.1, 0.1. Each
+/// part is rounded down; the rest is for training. A part that got none takes one from training if more than one is
+/// left.
 std::array<int64_t, 3> ratio_counts(int64_t rows) {
   constexpr double kRatios[] = {0.8, 0.1, 0.1};
   std::array<int64_t, 3> counts{};
@@ -99,7 +101,7 @@ absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const Filter
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.value",
                       .where = "--min_rating",
-                      .problem = "there are no ratings in " + ratings.path,
+                      .problem = "no ratings in " + ratings.path,
                       .expected = "a column rating:float"});
   }
   std::vector<const Rating*> rows;
@@ -117,9 +119,9 @@ absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const Filter
   }
   if (kept.num_users() < 2 || kept.num_items() < 2) {
     return bad_data("data.ratings", ratings.path,
-                    fmt::format("{} of {} ratings are left, of {} users and {} items", rows.size(), ratings.rows.size(),
-                                kept.num_users(), kept.num_items()),
-                    "two or more of each", "lower --min_rating or --k_core");
+                    fmt::format("{} of {} ratings are left after filtering, of {} users and {} items", rows.size(),
+                                ratings.rows.size(), kept.num_users(), kept.num_items()),
+                    "at least two of each", "lower --min_rating or --k_core");
   }
   return kept;
 }
@@ -133,17 +135,17 @@ absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOp
   } else if (options.mode == "leave_one_out") {
     if (!interactions.has_times) {
       return bad_data("data.split", "leave_one_out", "the ratings have no times", "a column timestamp:float",
-                      "--split ratio needs none");
+                      "use --split ratio, which needs no times");
     }
     split = split_by_time(interactions);
   } else {
     TRAINKIT_ASSIGN_OR_RETURN(split, load_split(options.mode, interactions));
   }
   for (const auto& [part, name] :
-       {std::pair(Part::kTrain, "train"), {Part::kValidation, "validate"}, {Part::kTest, "test"}}) {
+       {std::pair(Part::kTrain, "training"), {Part::kValidation, "validation"}, {Part::kTest, "the test"}}) {
     if (split.count(part) > 0) continue;
-    return bad_data("data.split", options.mode, fmt::format("no interaction is left to {} on", name),
-                    "users with three interactions or more", "");
+    return bad_data("data.split", options.mode, fmt::format("no interactions for {}", name),
+                    "users with at least three interactions", "");
   }
   return split;
 }

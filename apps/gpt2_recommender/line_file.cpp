@@ -13,9 +13,24 @@
 namespace trainkit::rec {
 namespace {
 
+// Note [Checks of a text file]
+//
+// The file comes from outside: it may be binary, truncated, without line ends, or change while it is mapped.
+// check_lines() reads it once. Afterwards for_each_line() relies on these facts:
+//
+// 1. Every line, also the last, ends with '\n', so that find('\n') never returns npos.
+// 2. No line is longer than kLongestLine. The search for '\n' stops there; a large file without line ends costs 64 KiB,
+//    not a scan of the file for each error text.
+// 3. There are no control bytes except tab and a CR before LF, so that values in messages and logs are harmless.
+// 4. The file has one encoding. A line that is not valid UTF-8 makes it Latin-1; a line with valid multi-byte UTF-8 in
+//    the same file is an error, since its bytes would be read as other letters. The bytes 0x80 to 0x9f are no letters
+//    in Latin-1: they suggest CP1252.
+//
+// A file that shrinks while mapped is reported by MappedFile::check(), which open() and for_each() call at the end.
 constexpr size_t kLongestLine = size_t{64} << 10;
 
-/// Position of a byte that no text has, text.size() if there is none. Those from 0x80 on are the encoding's business.
+/// Returns the position of the first control byte; text.size() if there is none. Bytes from 0x80 on depend on the
+/// encoding and are checked elsewhere.
 size_t find_control(std::string_view text) {
   const auto bad = std::find_if(text.begin(), text.end(), [](char c) {
     const auto byte = static_cast<unsigned char>(c);
@@ -24,15 +39,15 @@ size_t find_control(std::string_view text) {
   return static_cast<size_t>(bad - text.begin());
 }
 
-/// A carriage return that is not the end's.
+/// Returns whether the line has a carriage return before its last byte.
 bool has_inner_return(std::string_view line) {
   const size_t at = line.find('\r');
   return at != line.npos && at + 1 != line.size();
 }
 
-/// Walks the lines of `text`, which ends with one.
+/// Calls `visit` for each line of `text`, which must end with '\n'. See Note [Checks of a text file].
 template <class Visit>
-absl::Status walk(std::string_view text, Visit visit) {
+absl::Status for_each_line(std::string_view text, Visit visit) {
   int64_t line = 0;
   while (!text.empty()) {
     const size_t end = text.find('\n');
@@ -63,7 +78,7 @@ absl::StatusOr<LineFile> LineFile::open(const std::string& path, std::string kin
 }
 
 absl::Status LineFile::check_lines() {
-  // One end of a line in every 64 KiB is all that the search for the next one may rely on.
+  // See Note [Checks of a text file].
   int64_t number = 0, utf8_line = 0, latin1_line = 0;
   for (std::string_view rest = text_; !rest.empty();) {
     ++number;
@@ -71,11 +86,11 @@ absl::Status LineFile::check_lines() {
     const std::string_view line = rest.substr(0, found ? static_cast<const char*>(found) - rest.data() : rest.size());
     if (!found && rest.size() > kLongestLine) return bad(number, "", "line too long", "", "at most 64 KiB");
     if (const size_t at = find_control(line); at < line.size() || has_inner_return(line)) {
-      return bad(number, "", "a control character", at < line.size() ? line.substr(at, 1) : "\r", "text");
+      return bad(number, "", "control character", at < line.size() ? line.substr(at, 1) : "\r", "text");
     }
     if (!found) {
-      return bad(number, "", "the last line has no end: the file was cut", line.substr(0, 60), "a line end",
-                 "if the file is whole, add one: echo >> FILE");
+      return bad(number, "", "the last line has no line end: the file may be truncated", line.substr(0, 60),
+                 "a line end", "if the file is complete, add a line end: echo >> FILE");
     }
     rest.remove_prefix(line.size() + 1);
     const bool ascii = std::none_of(line.begin(), line.end(), [](char c) { return c & 0x80; });
@@ -91,7 +106,7 @@ absl::Status LineFile::check_lines() {
   }
   if (utf8_line != 0 && latin1_line != 0) {
     return bad(std::max(utf8_line, latin1_line), "",
-               "another encoding than in line " + std::to_string(std::min(utf8_line, latin1_line)),
+               "encoding differs from line " + std::to_string(std::min(utf8_line, latin1_line)),
                utf8_line > latin1_line ? "UTF-8" : "Latin-1", "one encoding for the whole file");
   }
   latin1_ = latin1_line != 0;
@@ -99,7 +114,7 @@ absl::Status LineFile::check_lines() {
 }
 
 absl::Status LineFile::for_each(const std::function<absl::Status(int64_t line, std::string_view text)>& visit) const {
-  TRAINKIT_RETURN_IF_ERROR(walk(text_, visit));
+  TRAINKIT_RETURN_IF_ERROR(for_each_line(text_, visit));
   return file_->check();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Text files of lines, each of which can be blamed.
+/// Reads text files line by line, with errors that name file and line.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -16,22 +16,25 @@
 
 namespace trainkit::rec {
 
-/// A file of lines, in UTF-8 or Latin-1, mapped and checked before the first line is looked at.
+/// A memory-mapped text file in UTF-8 or Latin-1. open() checks the whole file. See Note [Checks of a text file] in
+/// line_file.cpp.
 class LineFile {
  public:
-  /// Errors of exit code 4: those of MappedFile::open; "data.<kind>" with the line for a file that is empty, compressed
-  /// or UTF-16, for a last line without its end (the file was cut), a NUL or another control byte, a line over 64 KiB,
-  /// and for lines in UTF-8 beside lines in Latin-1.
+  /// Opens and checks a file.
+  ///
+  /// Errors, exit code 4: those of MappedFile::open; data.<kind> for a file that is empty, compressed or UTF-16, for a
+  /// last line without a line end (a truncated file), a NUL or other control byte, a line over 64 KiB, and for UTF-8
+  /// mixed with Latin-1.
   static absl::StatusOr<LineFile> open(const std::string& path, std::string kind);
 
-  /// Calls `visit` with every line, from number 1, without its end (LF or CRLF); the first error ends it and is
-  /// returned. data.damaged if the file shrank meanwhile.
+  /// Calls `visit` with every line without its line end (LF or CRLF). Line numbers start at 1. Stops at the first error
+  /// and returns it. data.damaged if the file shrank while it was read.
   absl::Status for_each(const std::function<absl::Status(int64_t line, std::string_view text)>& visit) const;
 
-  /// A piece of a line as UTF-8.
+  /// Converts a piece of a line to UTF-8.
   std::string to_utf8(std::string_view text) const;
 
-  /// The Status for what is wrong with `line` (0: the file as a whole).
+  /// Makes an error about `line`; 0 means the whole file.
   absl::Status bad(int64_t line, const std::string& field, const std::string& problem, std::string_view got = {},
                    const std::string& expected = "", const std::string& hint = "") const;
 
@@ -48,13 +51,12 @@ class LineFile {
   bool latin1_ = false;
 };
 
-/// The pieces of `text` between occurrences of `separator`; one more than there are of them. Into `fields`, which keeps
-/// its memory.
+/// Splits `text` at each `separator`: n separators give n + 1 fields. Reuses the memory of `fields`.
 void split_fields(std::string_view text, std::string_view separator, std::vector<std::string_view>& fields);
 
-/// All of `text` as a number, written as C++ writes it; false if it is not one or does not fit.
+/// Parses all of `text` as a number (std::from_chars). Returns false if it is not a number or out of range.
 bool parse_number(std::string_view text, int64_t& number);
-/// Finite.
+/// The same for a finite number.
 bool parse_number(std::string_view text, double& number);
 
 }  // namespace trainkit::rec

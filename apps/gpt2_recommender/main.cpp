@@ -1,4 +1,4 @@
-// trainkit-gpt2rec: recommends items to users.
+// Program trainkit-gpt2rec: trains a recommender.
 #include "gpt2_recommender/app.h"
 
 int main(int argc, char** argv) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The recommenders.
+/// Declares the recommender models.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -20,20 +20,20 @@ struct RankingVectors {
   at::Tensor items;  ///< (I, D)
 };
 
-/// What scores a pair of a user and an item by the inner product of their vectors.
+/// Scores a pair of a user and an item by the inner product of their vectors.
 class Recommender : public torch::nn::Module {
  public:
   explicit Recommender(std::string name) : torch::nn::Module(std::move(name)) {}
 
-  /// The BPR loss of triplets, each (N) int64: a scalar, the mean over the rows.
+  /// Returns the scalar BPR loss of triplets, each (N) int64: the mean over the rows.
   virtual at::Tensor loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) = 0;
 
-  /// All vectors, for a ranking; without gradients, in evaluation mode.
+  /// Returns all vectors for a ranking, without gradients and in evaluation mode.
   virtual RankingVectors vectors() = 0;
 };
 
-/// Matrix factorisation: the vectors are the parameters. Xavier-normal at first.
-/// Source: RecBole 1.2.1, recbole/model/general_recommender/bpr.py, whose initialisation is kept.
+/// Matrix factorisation: the vectors are the parameters, initialised with Xavier normal.
+/// Source: RecBole 1.2.1, recbole/model/general_recommender/bpr.py, with the same initialisation.
 class BprMf final : public Recommender {
  public:
   BprMf(int64_t num_users, int64_t num_items, int64_t embed_dim);

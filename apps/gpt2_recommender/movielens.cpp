@@ -1,4 +1,4 @@
-// MovieLens' own files. Source: the README files of ml-1m and ml-100k (GroupLens, University of Minnesota).
+// Reads MovieLens files. Source: the README files of ml-1m and ml-100k (GroupLens, University of Minnesota).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -91,7 +91,7 @@ absl::StatusOr<std::string> describe_user_1m(const LineFile& file, int64_t line,
   return fmt::format("{}, age {}, {}", sex, bracket->second, occupations[occupation]);
 }
 
-// 100k has flags for the genres, in an order of its own.
+// MovieLens 100k has one flag per genre, in this order.
 constexpr const char* kGenres100k[] = {"unknown",   "Action",   "Adventure",   "Animation", "Children's",
                                        "Comedy",    "Crime",    "Documentary", "Drama",     "Fantasy",
                                        "Film-Noir", "Horror",   "Musical",     "Mystery",   "Romance",
@@ -105,7 +105,7 @@ absl::StatusOr<std::string> describe_movie_100k(const LineFile& file, int64_t li
     if (flag != "0" && flag != "1") return file.bad(line, kGenres100k[i], "not a flag", flag, "0 or 1");
     if (flag == "1") genres.emplace_back(kGenres100k[i]);
   }
-  if (genres.empty()) return file.bad(line, "genre", "none of the flags is set", "", "one or more");
+  if (genres.empty()) return file.bad(line, "genre", "none of the flags is set", "", "at least one");
   return item_text(title, genres);
 }
 
@@ -132,7 +132,7 @@ absl::StatusOr<Ratings> read(const std::string& path, std::string_view separator
 const std::vector<std::string>& movielens_genres() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all(std::begin(kGenres100k), std::end(kGenres100k));
-    all.insert(all.end(), {"IMAX", "(no genres listed)"});  // of 10M
+    all.insert(all.end(), {"IMAX", "(no genres listed)"});  // in MovieLens 10M
     return all;
   }();
   return names;
@@ -186,7 +186,7 @@ absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder) {
       const EntityTable items,
       read_table(folder + "/u.item", "items", "item", "|", 24,
                  "movie id | title | release date | video release date | URL | 19 genres", describe_movie_100k));
-  return read(folder + "/u.data", "\t", "user id, item id, rating, timestamp, with tabs between", users, items,
+  return read(folder + "/u.data", "\t", "user id, item id, rating, timestamp, separated by tabs", users, items,
               "ml-100k");
 }
 

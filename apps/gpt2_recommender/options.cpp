@@ -17,30 +17,27 @@ constexpr int64_t kMostPlanned = 1 << 24;
 void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Interactions");
   add("data_format", &options.data_format,
-      {.help = "Whose files are in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data) or RecBole (one .inter).",
+      {.help = "Format of the files in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data) or RecBole (one .inter).",
        .choices = ratings_formats()});
-  add("min_rating", &options.min_rating, {.help = "A lower rating is no interaction; 0: all are.", .min = 0});
+  add("min_rating", &options.min_rating,
+      {.help = "Smallest rating that counts as an interaction. 0: all ratings.", .min = 0});
   add("k_core", &options.k_core,
-      {.help = "Leave out users and items with fewer interactions, until there are none; 0 keeps all.",
-       .min = 0,
-       .max = 1 << 20});
+      {.help = "Remove users and items with fewer interactions, repeatedly. 0: keep all.", .min = 0, .max = 1 << 20});
   add("split", &options.split,
-      {.help = "ratio: a tenth of each user's interactions at random for the test, a tenth for validation; "
-               "leave_one_out: the last in time, and the one before; or a split.tsv of another run.",
+      {.help = "ratio: a random tenth of each user's interactions for the test and a tenth for validation. "
+               "leave_one_out: the last interaction and the one before. Or the split.tsv of another run.",
        .path = PathKind::kInput,
        .path_words = {"ratio", "leave_one_out"},
        .metavar = "ratio|leave_one_out|FILE"});
   add("negatives", &options.negatives,
-      {.help =
-           "How items that a user did not choose are drawn; in_batch: other rows' positives, of the same micro-batch.",
+      {.help = "Distribution of sampled negatives. in_batch: positives of other rows of the same micro-batch.",
        .choices = {"uniform", "popularity", "in_batch"}});
   add("draw", &options.draw,
-      {.help = "Where negatives are drawn: by the loader's workers, or on the device, in the step; auto: on a GPU. The "
-               "same negatives from both.",
+      {.help = "Place where negatives are drawn: the loader's workers, or the device in the step. auto: a GPU draws on "
+               "the device. Both give the same negatives.",
        .choices = {"auto", "loader", "device"}});
   add("plan_data", &options.plan_data,
-      {.help = "With --dry_run, instead of --data_dir: made-up data of so many users, items and ratings; MovieLens 1M "
-               "is 6040x3706x1000209.",
+      {.help = "Size of generated data for a --dry_run without --data_dir. MovieLens 1M has 6040x3706x1000209.",
        .metavar = "USERSxITEMSxRATINGS",
        .flag_only = true});
 }
@@ -48,63 +45,66 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
 void add_model_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Model");
   add("model", &options.model,
-      {.help = "gpt2: embeddings, GPT-2 over what is known of users and items, and a perceptron; bpr_mf: matrix "
-               "factorisation.",
+      {.help = "gpt2: embeddings, GPT-2 over the texts of users and items, and an MLP. bpr_mf: matrix factorisation.",
        .choices = {"gpt2", "bpr_mf"}});
-  add("embed_dim", &options.embed_dim, {.help = "Length of a user's and an item's vector.", .min = 1, .max = 4096});
+  add("embed_dim", &options.embed_dim, {.help = "Length of the vectors of users and items.", .min = 1, .max = 4096});
 }
 
 void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "GPT-2");
   add("gpt2", &options.gpt2,
-      {.help = "A folder as Hugging Face saves GPT-2 (config.json and weights); without it a small one, random.",
+      {.help =
+           "Folder of a pretrained GPT-2 in Hugging Face's layout (config.json and weights). Default: a small GPT-2 "
+           "with random weights.",
        .path = PathKind::kInput});
   add("vocab", &options.vocab,
-      {.help = "Folder of GPT-2's vocabulary (vocab.json and merges.txt); without it that of --gpt2, else characters.",
+      {.help = "Folder of GPT-2's vocabulary (vocab.json and merges.txt). Default: --gpt2, or characters without it.",
        .path = PathKind::kInput});
-  add("n_layer", &options.n_layer, {.help = "Layers of a random GPT-2.", .min = 1, .max = 1000});
-  add("n_head", &options.n_head, {.help = "Its heads, which divide n_embd.", .min = 1, .max = 1000});
-  add("n_embd", &options.n_embd, {.help = "Its width.", .min = 1, .max = 1 << 16});
+  add("n_layer", &options.n_layer, {.help = "Number of layers of a GPT-2 with random weights.", .min = 1, .max = 1000});
+  add("n_head", &options.n_head, {.help = "Number of attention heads; must divide n_embd.", .min = 1, .max = 1000});
+  add("n_embd", &options.n_embd, {.help = "Width of its hidden states.", .min = 1, .max = 1 << 16});
   add("vocab_size", &options.vocab_size,
-      {.help = "Its kinds of tokens; 0: those of the vocabulary.", .min = 0, .max = 1 << 24});
-  add("max_tokens", &options.max_tokens, {.help = "Tokens of a text that are read.", .min = 1, .max = 1024});
+      {.help = "Size of its vocabulary. 0: that of the tokenizer.", .min = 0, .max = 1 << 24});
+  add("max_tokens", &options.max_tokens, {.help = "Number of tokens read from each text.", .min = 1, .max = 1024});
   add("freeze_gpt2", &options.freeze_gpt2, {.help = "Do not train GPT-2."});
   add("use_cache", &options.use_cache,
-      {.help = "Keep what GPT-2 makes of each text on each device instead of computing it in every step; without it "
-               "wherever GPT-2 is not trained."});
+      {.help =
+           "Cache GPT-2's output for each text on each device instead of computing it in every step. Default: on if "
+           "GPT-2 is not trained."});
   add("lora_rank", &options.lora_rank,
-      {.help = "Train adapters of this rank beside GPT-2's frozen weights; 0: none.", .min = 0, .max = 4096});
+      {.help = "Rank of LoRA adapters to train; GPT-2's weights stay frozen. 0: no adapters.", .min = 0, .max = 4096});
   add("lora_alpha", &options.lora_alpha,
-      {.help = "The adapters' output is multiplied by this over the rank.", .above = 0});
-  add("lora_targets", &options.lora_targets, {.help = "Layers with an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ..."});
+      {.help = "LoRA scaling: the adapters' output is multiplied by lora_alpha / lora_rank.", .above = 0});
+  add("lora_targets", &options.lora_targets,
+      {.help = "Layers that get an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ..."});
   add("merge_lora", &options.merge_lora,
-      {.help = "At the end, write GPT-2 with the best adapters added to its weights into <output_dir>/merged."});
+      {.help = "Write GPT-2 with the best adapters merged into its weights to <output_dir>/merged at the end."});
 }
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Ranking");
   add("topk", &options.topk,
-      {.help = "Lengths of the lists that are scored; 10, by which a run is judged, is always among them.",
+      {.help = "Lengths of the scored lists. 10 is always included; early stopping and the best epoch use it.",
        .min = 1,
        .max = 1000,
        .unique_items = true});
   add("sampled_negatives", &options.sampled_negatives,
-      {.help = "Rank a user's items against so many others, drawn once; 0: against all. Figures do not compare.",
+      {.help = "Rank against N sampled items, drawn once; not comparable with full ranking. 0: rank against all items.",
        .min = 0,
        .max = 1 << 20});
   add("sampled_for", &options.sampled_for,
-      {.help = "Whether --sampled_negatives are so many for each positive, as RecBole's uni100, or for each user.",
+      {.help = "Whether --sampled_negatives is the number per positive, as in RecBole's uni100, or per user.",
        .choices = {"positive", "user"}});
 }
 
 absl::Status check_model(const ConfigParser& parser, const RecOptions& options) {
   if (options.model != "gpt2") return absl::OkStatus();
   if (options.use_cache.value_or(false) && !options.is_frozen()) {
-    return parser.invalid("use_cache", "GPT-2 changes in every step, and what was kept would be stale",
-                          "a frozen GPT-2", "--freeze_gpt2 without adapters, or --no-use_cache");
+    return parser.invalid("use_cache", "GPT-2 is trained, so a cache of its output would be stale", "a frozen GPT-2",
+                          "use --freeze_gpt2 without adapters, or --no-use_cache");
   }
   if (options.merge_lora && options.lora_rank == 0) {
-    return parser.invalid("merge_lora", "there are no adapters to merge", "--lora_rank of 1 or more");
+    return parser.invalid("merge_lora", "no adapters to merge", "--lora_rank of 1 or more");
   }
   if (options.gpt2.empty() && options.n_embd % options.n_head != 0) {
     return parser.invalid("n_head", "does not divide n_embd", fmt::format("a divisor of {}", options.n_embd));
@@ -136,7 +136,7 @@ void add_rec_flags(ConfigParser& parser, RecOptions& options) {
   add_ranking_flags(parser, options);
 }
 
-// Source: the table of recommended settings of the guide on memory: over 8 GiB a device, 4 to 8, under 4.
+// Source: the memory guide's table of recommended settings for devices of over 8 GiB, 4 to 8 GiB, and under 4 GiB.
 void add_rec_presets(ConfigParser& parser) {
   parser.add_preset("over_8gib", {{"global_batch_size", "2048"}, {"use_cache", "true"}, {"parallel", "8"}},
                     "8 devices of more than 8 GiB");
@@ -153,12 +153,12 @@ void add_rec_presets(ConfigParser& parser) {
                      {"global_batch_size", "2048"},
                      {"use_cache", "true"},
                      {"parallel", "8"}},
-                    "the guide's example: GPT-2 small (of random weights without --gpt2), 8 devices");
+                    "the guide's example: GPT-2 small (random weights without --gpt2), 8 devices");
 }
 
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas) {
   const auto given = [&](const char* name) { return parser.is_given(name); };
-  // Nothing, as a configuration that a run has written may say, is rows per device.
+  // Without a global batch size, as in the saved configuration of such a run, batch_size is the rows per device.
   if (run.batch_size.is_auto() || !run.global_batch_size) return {};
   if (!given("global_batch_size")) {
     if (given("batch_size")) {
@@ -173,24 +173,26 @@ std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int6
   if (!given("batch_size")) run.batch_size = {per_device};
   run.global_batch_size = per_device * replicas * steps;
   if (*run.global_batch_size == wanted) return {};
-  return fmt::format("batch      {} rows a step are {} on each of {} devices{}: {} {} by rounding\n", wanted,
-                     per_device, replicas, steps > 1 ? fmt::format(" and {} steps", steps) : "",
-                     std::abs(wanted - *run.global_batch_size), wanted > *run.global_batch_size ? "lost" : "won");
+  return fmt::format("batch      {} rows per step over {} devices{}: {} per device, {} {} by rounding\n", wanted,
+                     replicas, steps > 1 ? fmt::format(" and {} micro-batches", steps) : "", per_device,
+                     std::abs(wanted - *run.global_batch_size), wanted > *run.global_batch_size ? "fewer" : "more");
 }
 
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options) {
   if (!options.plan_data.empty()) {
     if (!run.dry_run || !run.data_dir.empty()) {
-      return parser.invalid("plan_data", "stands for --data_dir in a dry run", "--dry_run, and no --data_dir");
+      return parser.invalid("plan_data", "replaces --data_dir in a dry run", "--dry_run without --data_dir");
     }
-    return parse_plan_data(options.plan_data) ? check_model(parser, options)
-                                              : parser.invalid("plan_data", "not a size of data",
-                                                               "USERSxITEMSxRATINGS, as 6040x3706x1000209: two of each "
-                                                               "or more, and at most half of the items a user");
+    return parse_plan_data(options.plan_data)
+               ? check_model(parser, options)
+               : parser.invalid("plan_data", "not a valid data size",
+                                "USERSxITEMSxRATINGS, such as 6040x3706x1000209, with at "
+                                "least 2 users and 4 items, at least one rating and "
+                                "at most half of the items per user");
   }
   if (run.data_dir.empty()) {
     return parser.invalid("data_dir", "not given", "a folder of ratings",
-                          "trainkit-gpt2rec --make_demo_data DIR writes one of each kind");
+                          "to try it: trainkit-gpt2rec --make_demo_data DIR");
   }
   if (options.min_rating > 0 && !std::isfinite(options.min_rating)) {
     return parser.invalid("min_rating", "not a number");

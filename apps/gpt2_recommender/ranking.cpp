@@ -17,19 +17,20 @@
 namespace trainkit::rec {
 namespace {
 
-constexpr int64_t kUserBlock = 32;  // 474 KB of scores of 3,706 items: they stay in the second-level cache
+constexpr int64_t kUserBlock = 32;  // 474 KB of scores for 3,706 items: they stay in the L2 cache
 constexpr int64_t kDeviceBlock = 1024;
 constexpr int64_t kScoreChunk = 64;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-/// Whether one of x[0..kChunk) is above `least`.
+/// Returns whether one of x[0..kScoreChunk) is above `least`. Has no early exit, so that it vectorises.
 TRAINKIT_VECTORIZED bool any_above(const float* x, float least) {
   int above = 0;
   for (int64_t i = 0; i < kScoreChunk; ++i) above |= x[i] > least;
   return above != 0;
 }
 
-/// The best so far, best first.
+/// Keeps the k best items so far, best first, by insertion. A later item with an equal score is not inserted, so the
+/// lower number wins. NaN is never inserted.
 class TopList {
  public:
   TopList(int64_t* items, int64_t k) : items_(items), scores_(static_cast<size_t>(k), kNever), k_(k) {
@@ -53,6 +54,7 @@ class TopList {
   int64_t k_;
 };
 
+/// Finds the k best of `count` scores. Skips chunks without a score above the k-th best so far, which are nearly all.
 void search_row(const float* scores, int64_t count, int64_t k, int64_t* out) {
   TopList list(out, k);
   int64_t i = 0;
@@ -63,7 +65,7 @@ void search_row(const float* scores, int64_t count, int64_t k, int64_t* out) {
   for (; i < count; ++i) list.offer(scores[i], i);
 }
 
-/// Calls visit(user, scores of all items) for every user, from several threads; scores may be changed.
+/// Calls visit(user, scores of all items) for every user, from several threads. `visit` may change the scores.
 template <class Visit>
 void for_each_row(const at::Tensor& users, const at::Tensor& items, Visit visit) {
   const at::Tensor rows = users.to(at::kFloat).contiguous(), columns = items.to(at::kFloat).t();
@@ -80,15 +82,15 @@ void for_each_row(const at::Tensor& users, const at::Tensor& items, Visit visit)
   });
 }
 
-at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items, const UserItems& left_out, int64_t k) {
+at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k) {
   std::vector<at::Tensor> lists;
   const int64_t most = std::min(k, items.size(0));
   for (int64_t first = 0; first < users.size(0); first += kDeviceBlock) {
     const int64_t size = std::min(kDeviceBlock, users.size(0) - first);
     at::Tensor scores = at::mm(users.narrow(0, first, size).to(at::kFloat), items.to(at::kFloat).t());
-    std::vector<int64_t> where;  // positions in `scores` that are left out
+    std::vector<int64_t> where;  // excluded positions in `scores`
     for (int64_t i = 0; i < size; ++i) {
-      for (const int32_t item : left_out.of(first + i)) where.push_back(i * items.size(0) + item);
+      for (const int32_t item : excluded.of(first + i)) where.push_back(i * items.size(0) + item);
     }
     scores.view(-1).index_fill_(0, at::tensor(where, at::kLong).to(users.device()), kNever);
     auto [best, list] = scores.nan_to_num(kNever, std::nullopt, kNever).topk(most, 1);
@@ -98,12 +100,12 @@ at::Tensor top_items_on_device(const at::Tensor& users, const at::Tensor& items,
   return at::cat(lists);
 }
 
-/// Sums over users, per k.
+/// Sums of the scores over users, for one k.
 struct Sums {
   double recall = 0, precision = 0, ndcg = 0, mrr = 0, hit = 0;
 };
 
-/// `found[i]`: whether the i-th of a user's list is one of their `positives`.
+/// Adds a user's scores at k. `found[i]` says whether item i of the list is one of the user's `positives`.
 void add_user(Sums& sums, const std::vector<char>& found, int64_t positives, int64_t k) {
   double dcg = 0, ideal = 0;
   int64_t hits = 0, first = 0;
@@ -121,8 +123,8 @@ void add_user(Sums& sums, const std::vector<char>& found, int64_t positives, int
   sums.hit += hits > 0;
 }
 
-/// The positives, and items that the user has no interaction with, as `options` says; each once. Floyd's algorithm
-/// would need a set; a draw without replacement walks a shuffled prefix of what is left.
+/// Returns the positives and the sampled items of a user, each once. Per user it draws without replacement by a partial
+/// Fisher-Yates shuffle; per positive with replacement, and removes duplicates.
 std::vector<int32_t> draw_candidates(std::span<const int32_t> known, std::span<const int32_t> positives,
                                      int64_t num_items, const RankingOptions& options, RandomStream random) {
   std::vector<int32_t> unknown, drawn(positives.begin(), positives.end());
@@ -145,18 +147,18 @@ std::vector<int32_t> draw_candidates(std::span<const int32_t> known, std::span<c
 
 }  // namespace
 
-at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& left_out, int64_t k) {
+at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k) {
   TORCH_CHECK_VALUE(k >= 1, "k must be >= 1, got ", k);
   TORCH_CHECK_VALUE(users.dim() == 2 && items.dim() == 2 && users.size(1) == items.size(1), "users (U, D) and items ",
                     "(I, D) expected, got ", users.sizes(), " and ", items.sizes());
-  TORCH_CHECK_VALUE(users.size(0) == left_out.num_users(), "vectors of ", users.size(0), " users, items left out of ",
-                    left_out.num_users());
+  TORCH_CHECK_VALUE(users.size(0) == excluded.num_users(), "vectors of ", users.size(0), " users, excluded items of ",
+                    excluded.num_users());
   const c10::InferenceMode guard;
-  if (!users.is_cpu()) return top_items_on_device(users, items, left_out, k);
+  if (!users.is_cpu()) return top_items_on_device(users, items, excluded, k);
   at::Tensor lists = at::empty({users.size(0), k}, at::kLong);
   int64_t* out = lists.mutable_data_ptr<int64_t>();
   for_each_row(users, items, [&](int64_t user, float* scores) {
-    for (const int32_t item : left_out.of(user)) scores[item] = kNever;
+    for (const int32_t item : excluded.of(user)) scores[item] = kNever;
     search_row(scores, items.size(0), k, out + user * k);
   });
   return lists;
@@ -215,14 +217,14 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
                                         const RankingOptions& options) {
   const bool is_test = options.part == Part::kTest;
   UserItems positives(interactions, split, {options.part});
-  UserItems left_out = is_test ? UserItems(interactions, split, {Part::kTrain, Part::kValidation})
+  UserItems excluded = is_test ? UserItems(interactions, split, {Part::kTrain, Part::kValidation})
                                : UserItems(interactions, split, {Part::kTrain});
   const UserItems train(interactions, split, {Part::kTrain});
   at::Tensor popularity = at::zeros({interactions.num_items()}, at::kFloat);
   for (int64_t i = 0; i < interactions.size(); ++i) {
     if (split.parts[i] == Part::kTrain) popularity.mutable_data_ptr<float>()[interactions.item[i]] += 1;
   }
-  Ranking ranking(options, std::move(positives), std::move(left_out), std::move(popularity));
+  Ranking ranking(options, std::move(positives), std::move(excluded), std::move(popularity));
   ranking.protocol_ = fmt::format("{}, full ranking of {} items", split.protocol, interactions.num_items());
   if (options.sampled_negatives == 0) return ranking;
 
@@ -237,13 +239,14 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
     if (wanted.empty()) continue;
     const int64_t unknown = known.num_items() - static_cast<int64_t>(known.of(user).size());
     if (unknown < (options.sampled_per_user ? options.sampled_negatives : 1)) {
-      return to_status({.exit_code = ExitCode::kData,
-                        .id = "data.split",
-                        .where = fmt::format("user {}", interactions.users[user].id),
-                        .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
-                        .got = fmt::format("{} items without an interaction", unknown),
-                        .expected = "as many",
-                        .hint = "--sampled_negatives 0 ranks all items"});
+      return to_status(
+          {.exit_code = ExitCode::kData,
+           .id = "data.split",
+           .where = fmt::format("user {}", interactions.users[user].id),
+           .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
+           .got = fmt::format("{} items without an interaction", unknown),
+           .expected = fmt::format("at least {}", options.sampled_per_user ? options.sampled_negatives : 1),
+           .hint = "rank against all items: --sampled_negatives 0"});
     }
     for (const int32_t item : draw_candidates(known.of(user), wanted, known.num_items(), options,
                                               RandomStream(hash_key(options.seed, 0xca4du, user)))) {
@@ -263,7 +266,7 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
 std::map<std::string, double> Ranking::score(const at::Tensor& users, const at::Tensor& items) const {
   const int64_t k = *std::max_element(options_.ks.begin(), options_.ks.end());
   const at::Tensor lists =
-      candidates_ ? top_candidates(users, items, *candidates_, k) : top_items(users, items, left_out_, k);
+      candidates_ ? top_candidates(users, items, *candidates_, k) : top_items(users, items, excluded_, k);
   return ranking_scores(lists, positives_, options_.ks);
 }
 

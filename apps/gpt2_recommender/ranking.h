@@ -1,5 +1,5 @@
 #pragma once
-/// How good a list of recommended items is.
+/// Ranks items for users and scores the lists.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -15,66 +15,67 @@
 
 namespace trainkit::rec {
 
-/// The `k` items of the highest score of each user, best first: (users, k) int64 on the CPU. The score of a pair is the
-/// inner product of its vectors, users (U, D) and items (I, D), of one floating-point type on one device. `left_out`
-/// are not recommended; -1 where fewer than k items are left, or scores are not a number. Equal scores: on the CPU the
-/// lower number comes first.
+/// Returns the `k` items with the highest scores for each user, best first: (U, k) int64 on the CPU. The score of a
+/// pair is the inner product of its vectors; users (U, D) and items (I, D) have one floating-point type and device.
+/// `excluded` items are not recommended. An entry is -1 if fewer than k items are left or scores are NaN. Of equal
+/// scores the lower item number comes first on the CPU.
 ///
-/// On the CPU a block of users at a time is multiplied and searched while its scores are in the cache, on all intra-op
-/// threads; on CUDA the scores of a block are made, masked and searched there. Synchronises with the device.
-at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& left_out, int64_t k);
+/// On the CPU it multiplies and searches one block of users at a time, while the scores are in the cache, with all
+/// intra-op threads. On other devices it computes, masks and searches a block on the device. Synchronises.
+at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k);
 
-/// The same among `candidates` alone.
+/// Returns the same among `candidates` only.
 at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, const UserItems& candidates, int64_t k);
 
-/// Means over the users with a positive, in 0..1, under names like "recall@10": recall, precision, ndcg, mrr (of the
-/// first hit; 0 if it is not among the first k) and hit (whether there is one), and coverage, the share of all items
-/// that are recommended to anyone of them. `lists`: what top_items returns, k >= the largest of `ks`.
-/// Source: recbole/evaluator/metrics.py (RecBole 1.2.1), whose values on the same lists are equal to 1e-6 (a test).
+/// Returns scores in 0..1 under names like "recall@10": recall, precision, ndcg, mrr (reciprocal rank of the first hit;
+/// 0 without a hit in the first k) and hit (1 if there is a hit), as means over the users with a positive; and
+/// coverage, the share of all items that are recommended to any of these users. `lists` comes from top_items with k >=
+/// max(ks). Source: recbole/evaluator/metrics.py (RecBole 1.2.1). A test compares values on the same lists: equal to
+/// 1e-6.
 std::map<std::string, double> ranking_scores(const at::Tensor& lists, const UserItems& positives,
                                              std::span<const int64_t> ks);
 
 struct RankingOptions {
-  /// Part::kValidation or Part::kTest: whose items are to be found. What came before (training, and validation for a
-  /// test) is not recommended.
+  /// Part whose items are to be found: Part::kValidation or Part::kTest. Items of the parts before it (training, and
+  /// validation for a test) are not recommended.
   Part part = Part::kTest;
   std::vector<int64_t> ks = {5, 10, 20};
-  /// 0: against all items. Otherwise a user's positives compete, all at once, with items drawn from (seed, user):
-  /// cheaper, and far easier. So many for each positive, each drawn by itself (an item may come twice, and counts once)
-  /// among those without an interaction in this part or one before: RecBole's uni100, if it is 100. Or so many
-  /// different ones for each user, without an interaction in any part. Figures of different protocols do not compare.
-  /// Source: RecBole 1.2.1, NegSampleEvalDataLoader and Sampler.get_used_ids.
+  /// 0 ranks against all items. Otherwise all positives of a user are ranked together with items drawn from (seed,
+  /// user): cheaper, but much easier. Scores of different protocols are not comparable. Per positive: that many items
+  /// for each positive, drawn with replacement (a repeated item counts once) among those without an interaction in this
+  /// part or an earlier one. 100 gives RecBole's uni100. Per user (sampled_per_user): that many distinct items without
+  /// an interaction in any part. Source: RecBole 1.2.1, NegSampleEvalDataLoader and Sampler.get_used_ids.
   int64_t sampled_negatives = 0;
   bool sampled_per_user = false;
   uint64_t seed = 0;
 };
 
-/// Scores one part of a split by one protocol.
+/// Scores models on one part of a split with one protocol.
 class Ranking {
  public:
-  /// data.split (exit code 4) if a user has no item left to draw, or with sampled_per_user fewer than
-  /// sampled_negatives.
+  /// Prepares a ranking. Error data.split (exit code 4) if a user has no item left to draw, or fewer than
+  /// sampled_negatives with sampled_per_user.
   static absl::StatusOr<Ranking> create(const Interactions& interactions, const Split& split,
                                         const RankingOptions& options);
 
-  /// Of a model with these vectors, see top_items: ranking_scores by its names.
+  /// Returns the ranking_scores of a model with these vectors (see top_items).
   std::map<std::string, double> score(const at::Tensor& users, const at::Tensor& items) const;
 
-  /// Of recommending to everyone what was chosen most often in training: what any model has to beat.
+  /// Returns the scores of recommending the most popular items of the training part to every user: the baseline.
   std::map<std::string, double> score_popularity() const;
 
-  /// "leave-one-out by time, full ranking of 3706 items": to stand beside every figure.
+  /// Description of the protocol, to report with every score: "leave-one-out by time, full ranking of 3706 items".
   const std::string& protocol() const { return protocol_; }
 
  private:
-  Ranking(RankingOptions options, UserItems positives, UserItems left_out, at::Tensor popularity)
+  Ranking(RankingOptions options, UserItems positives, UserItems excluded, at::Tensor popularity)
       : options_(std::move(options)),
         positives_(std::move(positives)),
-        left_out_(std::move(left_out)),
+        excluded_(std::move(excluded)),
         popularity_(std::move(popularity)) {}
   RankingOptions options_;
   UserItems positives_;
-  UserItems left_out_;
+  UserItems excluded_;
   std::optional<UserItems> candidates_;
   at::Tensor popularity_;  // (items) float32: times chosen in training
   std::string protocol_;

@@ -21,11 +21,11 @@ absl::Status bad_folder(const std::string& where, const std::string& problem, co
                     .problem = problem,
                     .got = got,
                     .expected = "u.data, ratings.dat or one .inter",
-                    .hint = "trainkit-gpt2rec --make_demo_data DIR writes a folder of each kind"},
+                    .hint = "to write examples of each format: trainkit-gpt2rec --make_demo_data DIR"},
                    absl::StatusCode::kNotFound);
 }
 
-/// The one .inter of a folder.
+/// Returns the path of the only .inter file of a folder, or `path` itself if it is one.
 absl::StatusOr<std::string> find_inter(const std::string& path) {
   if (path.ends_with(".inter")) return path;
   std::vector<std::string> found;
@@ -34,7 +34,7 @@ absl::StatusOr<std::string> find_inter(const std::string& path) {
     if (at->path().extension() == ".inter") found.push_back(at->path().filename().string());
   }
   if (error) return bad_folder(path, "cannot be read", error.message());
-  if (found.empty()) return bad_folder(path, "no file of ratings in this folder", "");
+  if (found.empty()) return bad_folder(path, "no ratings file in this folder", "");
   std::sort(found.begin(), found.end());
   if (found.size() > 1) {
     return bad_folder(path, "several .inter files: name one of them", fmt::format("{}", fmt::join(found, ", ")));

@@ -1,4 +1,4 @@
-// RecBole's atomic files. Source: https://recbole.io/docs/user_guide/data/atomic_files.html (RecBole 1.2.1).
+// Reads RecBole's atomic files. Source: https://recbole.io/docs/user_guide/data/atomic_files.html (RecBole 1.2.1).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,11 +27,11 @@ absl::StatusOr<std::vector<Column>> parse_header(const LineFile& file, std::stri
     const size_t colon = field.rfind(':');
     const std::string_view name = field.substr(0, colon), type = colon == field.npos ? "" : field.substr(colon + 1);
     if (name.empty() || (type != "token" && type != "token_seq" && type != "float" && type != "float_seq")) {
-      return file.bad(1, "", "not a column of a header", field, "name:token, :token_seq, :float or :float_seq",
+      return file.bad(1, "", "not a header column", field, "name:token, :token_seq, :float or :float_seq",
                       "columns are separated by tabs");
     }
     const bool again = std::any_of(columns.begin(), columns.end(), [&](const Column& c) { return c.name == name; });
-    if (again) return file.bad(1, std::string(name), "a column stands twice");
+    if (again) return file.bad(1, std::string(name), "duplicate column");
     columns.push_back({std::string(name), std::string(type)});
   }
   return columns;
@@ -42,7 +42,7 @@ std::optional<size_t> find_column(const std::vector<Column>& columns, std::strin
   return at == columns.end() ? std::nullopt : std::optional(static_cast<size_t>(at - columns.begin()));
 }
 
-/// A column that there has to be.
+/// Returns the index of a required column, or an error that lists the columns.
 absl::StatusOr<size_t> need_column(const LineFile& file, const std::vector<Column>& columns, const std::string& name) {
   if (const auto at = find_column(columns, name)) return *at;
   std::vector<std::string> names;
@@ -55,14 +55,14 @@ absl::StatusOr<size_t> need_column(const LineFile& file, const std::vector<Colum
 using RowVisitor =
     std::function<absl::Status(int64_t line, std::string_view text, const std::vector<std::string_view>& fields)>;
 
-/// Calls `visit` for every line after the header, with as many fields as that has.
+/// Calls `visit` for every line after the header. Checks that it has as many fields as the header.
 absl::Status for_each_row(const LineFile& file, size_t columns, const RowVisitor& visit) {
   std::vector<std::string_view> fields;
   return file.for_each([&](int64_t line, std::string_view text) -> absl::Status {
     if (line == 1) return absl::OkStatus();
     split_fields(text, "\t", fields);
     TRAINKIT_RETURN_IF_ERROR(
-        check_fields(file, line, text, fields.size(), columns, "the columns of the header, with tabs between"));
+        check_fields(file, line, text, fields.size(), columns, "the columns of the header, separated by tabs"));
     return visit(line, text, fields);
   });
 }
@@ -76,8 +76,8 @@ absl::StatusOr<std::vector<Column>> read_header(const LineFile& file) {
   return columns;
 }
 
-/// "movie_title Toy Story, release_year 1995, class Animation Children's Comedy": names and values of a row, as
-/// sentences of MovieLens where the columns are those of RecBole's MovieLens.
+/// Describes a row as text: "Toy Story, release_year 1995, Animation Children's Comedy". Puts the column name before
+/// the value, except for titles and genres.
 std::string describe_row(const LineFile& file, const std::vector<Column>& columns, size_t id,
                          const std::vector<std::string_view>& fields) {
   std::vector<std::string> parts;

@@ -72,7 +72,7 @@ std::string score_table(const TestScores& scores) {
 std::string describe_result(const TrainerResult& result, const TestScores& scores, int64_t best_step) {
   std::string text;
   if (!result.best_evaluation.empty()) {
-    text += fmt::format("validation ndcg@10 {:.4f} at step {}, the best\n", result.best_evaluation.at("ndcg@10"),
+    text += fmt::format("validation ndcg@10 {:.4f} at step {} (best)\n", result.best_evaluation.at("ndcg@10"),
                         result.best_step);
   }
   if (!scores.model.empty()) {

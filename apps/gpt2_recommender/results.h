@@ -1,5 +1,5 @@
 #pragma once
-/// What a run is judged by, and what it leaves.
+/// Tests the trained recommender and writes the results of a run.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -15,36 +15,38 @@
 
 namespace trainkit::rec {
 
-/// Scores of the test part, of the model and of recommending what is popular.
+/// Scores on the test part of the model and of the popularity baseline.
 struct TestScores {
   Metrics model;
   Metrics popularity;
   std::string protocol;
 
-  /// For summary.json: both, with "mrr", the first hit's place among ten, and "popularity." before the latter's names.
+  /// Scores for summary.json: those of the model, "mrr" (equal to "mrr@10"), and the baseline's with "popularity.".
   Metrics summary() const;
 };
 
-/// The adapters of a model that is the best so far, as `<output_dir>/best_adapter`; nothing without --lora_rank.
+/// Writes the adapters of the best model so far to `<output_dir>/best_adapter`. Does nothing without --lora_rank.
 absl::Status save_best_adapters(const Recommender& model, const Session& session, const RunOptions& run);
 
-/// What the first rank leaves at the end of a run: with --lora_rank `<output_dir>/adapter`, and, unless a signal ended
-/// it, the test of the best model (whose weights `model` has then), its scores.json, and what --merge_lora asks for.
-/// Scores are empty after a signal. Errors: exit codes 5 and 6.
+/// Writes the results of a run. Only rank 0 calls it.
+///
+/// With --lora_rank it writes `<output_dir>/adapter`. Unless a signal ended the run, it also loads the best weights
+/// into `model`, tests it, writes scores.json, and the merged GPT-2 with --merge_lora. Returns empty scores after a
+/// signal. Errors: exit codes 5 and 6.
 absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& session, const TrainerResult& result,
                                          const BestModel& best, Recommender& model, Logger& logger);
 
-/// Scores a model's vectors.
+/// Scores a model on the test part.
 TestScores test_model(Recommender& model, const Session& session);
 
-/// Writes `<output_dir>/scores.json`, with the protocol, the step of the best epoch, and all scores.
+/// Writes `<output_dir>/scores.json` with the protocol, the step of the best evaluation, and all scores.
 absl::Status write_scores(const std::string& output_dir, const Session& session, const TestScores& scores,
                           int64_t best_step);
 
-/// The table of a test, in Markdown, with the protocol.
+/// Formats the test scores and the protocol as a Markdown table.
 std::string score_table(const TestScores& scores);
 
-/// The scores of validation and test, each line with a line end.
+/// Formats the scores of validation and test as lines.
 std::string describe_result(const TrainerResult& result, const TestScores& scores, int64_t best_step);
 
 }  // namespace trainkit::rec

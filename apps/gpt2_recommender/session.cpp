@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kSplitFile[] = "split.tsv";
 
-/// The split of a run, which stands in its folder afterwards.
+/// Returns the split of a run. A resumed run reads split.tsv; otherwise rank 0 writes it.
 absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions,
                                const Placement& placement) {
   if (!run.resume.empty()) {
@@ -45,7 +45,7 @@ absl::StatusOr<std::shared_ptr<const Metadata>> metadata_of(const RecOptions& op
   return std::make_shared<const Metadata>(std::move(metadata));
 }
 
-/// The encoder of a run: pretrained or random, with adapters if they were asked for.
+/// Makes GPT-2 with pretrained or random weights, and with adapters if --lora_rank is given.
 absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& metadata) {
   GPT2Model gpt2{nullptr};
   if (options.gpt2.empty()) {
@@ -61,9 +61,9 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
       return to_status({.exit_code = ExitCode::kWeights,
                         .id = "weights.match",
                         .where = options.gpt2,
-                        .problem = "does not fit the texts",
-                        .got = fmt::format("{} kinds of tokens, {} in a row", config.vocab_size, config.n_positions),
-                        .expected = fmt::format("{} and {}", metadata.vocab_size, metadata.max_tokens())});
+                        .problem = "this GPT-2 does not fit the texts",
+                        .got = fmt::format("vocabulary {}, {} positions", config.vocab_size, config.n_positions),
+                        .expected = fmt::format("at least {} and {}", metadata.vocab_size, metadata.max_tokens())});
     }
   }
   if (options.lora_rank > 0) {
@@ -90,7 +90,7 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
                             Ranking::create(interactions, split, ranking_options(options, Part::kValidation)));
   TRAINKIT_ASSIGN_OR_RETURN(Ranking test, Ranking::create(interactions, split, ranking_options(options, Part::kTest)));
   TRAINKIT_ASSIGN_OR_RETURN(auto metadata, metadata_of(options, interactions));
-  ratings.rows = {};  // what is left of them are the interactions
+  ratings.rows = {};  // no longer needed: the interactions replace them
   return Session(options, std::move(ratings), std::move(interactions), std::move(split), std::move(validation),
                  std::move(test), std::move(metadata));
 }
@@ -113,14 +113,14 @@ absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, cons
   TripletFeed feed;
   TRAINKIT_ASSIGN_OR_RETURN(feed.triplets, triplets(part));
   const bool has_bits = !feed.triplets->history().bits().empty();
-  // On a GPU without kernels the loader's workers draw faster: draw() would copy each batch to the host and back.
+  // On a GPU without our kernels draw() copies each batch to the host and back; the loader's workers are faster.
   const bool for_gpu = placement.device().is_cuda() ? trainkit::detail::has_gpu_kernels(placement.device())
                                                     : !placement.device().is_cpu() || !run.gpu_memory.empty();
   if (options_.draw == "device" && !has_bits) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.value",
                       .field = "--draw",
-                      .problem = "who chose what takes more than 256 MiB as bits",
+                      .problem = "the history of chosen items exceeds 256 MiB",
                       .got = "device",
                       .expected = "loader"});
   }
@@ -131,7 +131,7 @@ absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, cons
 }
 
 LossFunction Session::loss(const TripletFeed& feed, const std::vector<at::Device>& devices) const {
-  std::vector<at::Tensor> known;  // a table on each device
+  std::vector<at::Tensor> known;  // the history on each device
   if (options_.negatives == "in_batch") {
     const at::Tensor table = feed.triplets->history().dense();
     for (const at::Device device : devices) known.push_back(table.to(device));
@@ -151,18 +151,18 @@ LossFunction Session::loss(const TripletFeed& feed, const std::vector<at::Device
 
 std::string Session::describe() const {
   std::string text = fmt::format(
-      "data       {} ({}): {} interactions of {} users and {} items; {} to train on, {} to watch, {} to score\n"
+      "data       {} ({}): {} interactions of {} users and {} items; {} training, {} validation, {} test\n"
       "protocol   {}\n",
       ratings_.path, ratings_.format, interactions_.size(), interactions_.num_users(), interactions_.num_items(),
       split_.count(Part::kTrain), split_.count(Part::kValidation), split_.count(Part::kTest), test_.protocol());
   if (metadata_) {
-    text += fmt::format("texts      {} of up to {} tokens, {} kinds; GPT-2 {}, {}, {}\n", metadata_->rows(),
+    text += fmt::format("texts      {} of up to {} tokens, vocabulary {}; GPT-2 {}, {}, {}\n", metadata_->rows(),
                         metadata_->max_tokens(), metadata_->vocab_size,
-                        options_.gpt2.empty() ? "of random weights" : "of " + options_.gpt2,
+                        options_.gpt2.empty() ? "with random weights" : "from " + options_.gpt2,
                         options_.is_frozen()     ? "frozen"
                         : options_.lora_rank > 0 ? fmt::format("with adapters of rank {}", options_.lora_rank)
                                                  : "trained",
-                        options_.is_cached() ? "its output kept on each device" : "run in every step");
+                        options_.is_cached() ? "output cached on each device" : "computed in every step");
   }
   for (const std::string& note : ratings_.notes) text += "note       " + note + "\n";
   return text;

@@ -1,5 +1,5 @@
 #pragma once
-/// A data set made ready for training: its interactions, their split, and what scores a model.
+/// Prepares a data set for training: interactions, split, texts and rankings.
 
 #include <absl/status/statusor.h>
 
@@ -21,23 +21,24 @@
 
 namespace trainkit::rec {
 
-/// Triplets of a part, and where they are made.
+/// Triplets of a part, and the place where they are made.
 struct TripletFeed {
   std::shared_ptr<const TripletDataset> triplets = nullptr;
-  /// nullptr: the loader's workers make them.
+  /// nullptr if the loader's workers make the triplets.
   std::shared_ptr<const DeviceTriplets> on_device = nullptr;
 
-  /// What a loader reads.
+  /// Data set for the loader.
   std::shared_ptr<const Dataset> rows() const {
     return on_device ? on_device->rows() : std::static_pointer_cast<const Dataset>(triplets);
   }
 };
 
+/// Holds the data of a run and makes its models, losses and feeds.
 class Session {
  public:
-  /// Reads --data_dir, leaves out what is to be left out, and splits; a run that goes on takes the split.tsv that it
-  /// has written, and the first rank writes it. For --model gpt2 the texts are tokenised. Errors: those of
-  /// read_ratings, filter_ratings, make_split, Ranking::create, metadata_tokenizer and parse_gpt2_config.
+  /// Reads --data_dir, filters and splits the ratings. Rank 0 writes split.tsv; a resumed run reads it instead of
+  /// splitting. Tokenises the texts for --model gpt2. Errors: those of read_ratings, filter_ratings, make_split,
+  /// Ranking::create, metadata_tokenizer and parse_gpt2_config.
   static absl::StatusOr<Session> open(const RunOptions& run, const RecOptions& options, const Placement& placement);
 
   const Interactions& interactions() const { return interactions_; }
@@ -46,28 +47,28 @@ class Session {
   const Ranking& validation() const { return validation_; }
   const Ranking& test() const { return test_; }
 
-  /// Triplets of training or validation. Errors: those of TripletDataset::create.
+  /// Returns the triplets of the training or validation part. Errors: those of TripletDataset::create.
   absl::StatusOr<std::shared_ptr<const TripletDataset>> triplets(Part part) const;
 
-  /// The same by --draw, for these devices.
+  /// Returns the triplets of a part, made where --draw says, for the devices of `placement`.
   absl::StatusOr<TripletFeed> feed(Part part, const RunOptions& run, const Placement& placement) const;
 
-  /// A new model, for one replica. Throws absl::BadStatusOrAccess with the Error of load_gpt2 and apply_lora.
+  /// Makes a new model for one replica. Throws absl::BadStatusOrAccess with the Error of load_gpt2 or apply_lora.
   std::shared_ptr<Recommender> create_model() const { return create_model(options_); }
-  /// The same with other sizes or another mode.
+  /// Makes a model with other sizes or another mode.
   std::shared_ptr<Recommender> create_model(const RecOptions& options) const;
 
-  /// The BPR loss of a batch of `feed` (or of its triplets) under a model of create_model, on any of `devices`; with
-  /// --negatives in_batch its history says what may be a negative.
+  /// Returns the BPR loss for batches of `feed` (or of its triplets) and models of create_model, on any of `devices`.
+  /// With --negatives in_batch it also copies the history, which excludes known positives, to each device.
   LossFunction loss(const TripletFeed& feed, const std::vector<at::Device>& devices) const;
 
-  /// What a step is made of, as one device sees it, to plan its memory: each row of other users and items than the
-  /// others, since that takes the most. Valid as long as this session.
+  /// Describes a step on one device, to plan its memory. All rows have different users and items, the case that takes
+  /// the most memory. Valid as long as this session.
   StepRecipe recipe(const RunOptions& run, const Placement& placement, const TripletFeed& feed) const;
-  /// What else is on a device: texts to be read, who chose what for in-batch negatives.
+  /// Bytes of further tables on a device: token ids in dynamic mode, and the history for in-batch negatives.
   int64_t device_tables_bytes(const RecOptions& options) const;
 
-  /// "data ..." and what a person should know of it, for the first lines of a run, with line ends.
+  /// Describes the data, the protocol and notes about them, as the first lines of a run.
   std::string describe() const;
 
  private:
@@ -88,14 +89,14 @@ class Session {
   std::shared_ptr<const Metadata> metadata_;  // nullptr for bpr_mf
 };
 
-/// Adam with the flags' settings, without parameters.
+/// Makes Adam with the settings of the flags, without parameters.
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
-/// Gives up the caches of GPT-2's output on all of these devices: dynamic mode from here on, with the same loss. False
-/// if there is none to give up.
+/// Frees the caches of GPT-2's output on all devices and switches to dynamic mode, which gives the same loss. Returns
+/// false if no model has a cache.
 bool leave_cache_mode(DeviceReplicator& devices);
 
-/// --make_demo_data: a data set in each of the formats, in folders of their names.
+/// Implements --make_demo_data: writes a data set in each format, in folders of their names.
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
 
 }  // namespace trainkit::rec

@@ -1,4 +1,4 @@
-// docs/formats/rec-split.md
+// Writes and reads split files. Format: docs/formats/rec-split.md.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::unordered_map<std::string, int32_t> numbers_of(const std::vector<Entity>& e
   return numbers;
 }
 
-/// Rows of the interactions by their pair.
+/// Finds the row of an interaction by the ids of its user and item.
 class Pairs {
  public:
   explicit Pairs(const Interactions& interactions)
@@ -73,7 +73,7 @@ absl::StatusOr<Split> load_split(const std::string& path, const Interactions& in
       has_header = true;
       return text == kHeader
                  ? absl::OkStatus()
-                 : file.bad(line, "", "not the header of a split", text.substr(0, 80), std::string(kHeader));
+                 : file.bad(line, "", "not the header of a split file", text.substr(0, 80), std::string(kHeader));
     }
     split_fields(text, "\t", fields);
     if (fields.size() != 3) return file.bad(line, "", fmt::format("{} fields", fields.size()), text.substr(0, 80), "3");
@@ -82,9 +82,10 @@ absl::StatusOr<Split> load_split(const std::string& path, const Interactions& in
     const auto row = pairs.find(file.to_utf8(fields[0]), file.to_utf8(fields[1]));
     if (!row) {
       return file.bad(line, "", "no such pair among the interactions", text.substr(0, 80),
-                      "a split of this data set and filter", "--min_rating and --k_core belong to a split");
+                      "a split of this data set and filter",
+                      "use the --min_rating and --k_core with which the split was made");
     }
-    if (seen_in[*row] != kUnseen) return file.bad(line, "", fmt::format("stands in line {} already", seen_in[*row]));
+    if (seen_in[*row] != kUnseen) return file.bad(line, "", fmt::format("duplicate of line {}", seen_in[*row]));
     seen_in[*row] = line;
     split.parts[*row] = static_cast<Part>(part - std::begin(kParts));
     return absl::OkStatus();
@@ -92,10 +93,10 @@ absl::StatusOr<Split> load_split(const std::string& path, const Interactions& in
   const auto missing = std::find(seen_in.begin(), seen_in.end(), kUnseen);
   if (missing != seen_in.end()) {
     const auto row = missing - seen_in.begin();
-    return file.bad(0, "", fmt::format("{} interactions are in no part", std::count(missing, seen_in.end(), kUnseen)),
+    return file.bad(0, "", fmt::format("{} interactions are missing", std::count(missing, seen_in.end(), kUnseen)),
                     fmt::format("user {} and item {}", interactions.users[interactions.user[row]].id,
                                 interactions.items[interactions.item[row]].id),
-                    "each pair once", "--min_rating and --k_core belong to a split");
+                    "each pair once", "use the --min_rating and --k_core with which the split was made");
   }
   return split;
 }

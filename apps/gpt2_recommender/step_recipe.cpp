@@ -1,4 +1,4 @@
-// What Session says of a training step's memory.
+// Describes a training step to the memory planner.
 #include <fmt/format.h>
 
 #include "gpt2_recommender/gpt2_model.h"
@@ -8,8 +8,8 @@
 namespace trainkit::rec {
 namespace {
 
-/// Triplets without a user or an item that another row has, as long as there are enough: what a step may meet that
-/// takes the most memory.
+/// Triplets in which no two rows share a user or an item, as long as there are enough: the batch that takes the most
+/// memory.
 class DifferentTriplets final : public Dataset {
  public:
   DifferentTriplets(int64_t rows, int64_t users, int64_t items)
@@ -31,7 +31,7 @@ class DifferentTriplets final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
-/// Smaller models, and models without a cache, by the flags that choose them.
+/// Adds smaller models, and models without a cache, to a recipe, with the flags that select them.
 class Choices {
  public:
   Choices(const Session& session, StepRecipe& recipe) : session_(session), recipe_(recipe) {}
@@ -112,7 +112,7 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, co
   recipe.cache_bytes = device_tables_bytes(options_) + (feed.on_device ? feed.on_device->table_bytes() : 0);
   recipe.fill_caches = [](torch::nn::Module& module) -> std::vector<at::Tensor> {
     auto* model = dynamic_cast<Gpt2Recommender*>(&module);
-    return {model ? model->read_little() : at::Tensor()};
+    return {model ? model->fill_cache_for_recording() : at::Tensor()};
   };
   Choices(*this, recipe).add_all();
   return recipe;

@@ -1,4 +1,4 @@
-// Triplets made on the GPU: a thread for each row.
+// Makes triplets on the GPU, one thread per row. See Note [Negative draw] in triplet_draw.h.
 #include <cuda_runtime.h>
 
 #include "triplet_draw.h"

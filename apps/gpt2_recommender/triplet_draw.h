@@ -1,6 +1,5 @@
 #pragma once
-/// How a negative is drawn, for the CPU's vector code and for CUDA's kernel: both have the same bits. Plain C++17, for
-/// nvcc reads it too.
+/// Draws a negative, for the CPU and for the CUDA kernel, with identical bits. Plain C++17, since nvcc compiles it too.
 
 #include <cstdint>
 
@@ -12,24 +11,39 @@
 
 namespace trainkit::rec::detail {
 
-/// Draws of a negative before the next item in number is taken that is none.
+// Note [Negative draw]
+//
+// The negative of a row is a function of (seed, epoch, row), so that it does not depend on workers, ranks, batches or
+// devices, and a run can resume at any row. key = hash_key(seed, epoch).
+//
+// 1. Try i (0 <= i < kNegativeTries) uses the key itself for i = 0, else attempt_key(key, i). row_bits mixes it with
+//    the row to 32 bits. scale_to maps them to an item (uniform), or to a row of the data set whose item is taken
+//    (popularity).
+// 2. The first item that the user has not chosen is the negative.
+// 3. If every try fails, the next higher item number that the user has not chosen is taken, with wrap-around.
+//    TripletDataset::create guarantees that there is one, so the loop ends.
+//
+// Two implementations must agree bit for bit: draw_negative() for one row (CUDA and DeviceTriplets on the CPU), and
+// TripletDataset::draw_items() for blocks of rows, which vectorises. Tests compare them.
+
+/// Tries before the next free item number is taken.
 inline constexpr int kNegativeTries = 64;
 
-/// What triplets are made of, in one device's memory.
+/// Tables that triplets are made from, in the memory of one device.
 struct TripletTables {
-  /// User in the upper half, item in the lower one, of each row.
+  /// User (upper half) and item (lower half) of each row.
   const uint64_t* pairs = nullptr;
   uint32_t rows = 0;
-  /// Whether a user has chosen an item: bits_per_user of each user, least significant first.
+  /// Bit `item` of a user is set if the user has chosen it. bits_per_user bits per user, least significant first.
   const uint32_t* bits = nullptr;
   int64_t bits_per_user = 0;
   uint32_t num_items = 0;
-  /// Items as often as they were chosen, instead of all alike.
+  /// Draw items with the frequency with which they were chosen, instead of uniformly.
   bool by_popularity = false;
 };
 
-/// Bits of a row's draw by a key. 32 of them bias a choice among n by n / 2^32.
-/// Source of the mixing: MurmurHash3's 32-bit finaliser.
+/// Returns the random bits of a row for the key (low, high). With 32 bits a choice among n has a bias of at most
+/// n / 2^32. Source of the mixing: MurmurHash3's 32-bit finaliser.
 TRAINKIT_DRAWS uint32_t row_bits(uint32_t row, uint32_t low, uint32_t high) {
   uint32_t x = (row * 0x9e3779b1u) ^ low;
   x ^= x >> 16;
@@ -39,6 +53,7 @@ TRAINKIT_DRAWS uint32_t row_bits(uint32_t row, uint32_t low, uint32_t high) {
   return x ^ (x >> 16);
 }
 
+/// Maps 32 random bits to 0..n - 1.
 TRAINKIT_DRAWS uint32_t scale_to(uint32_t bits, uint32_t n) { return static_cast<uint32_t>(uint64_t{bits} * n >> 32); }
 
 TRAINKIT_DRAWS uint64_t mix_bits(uint64_t x) {
@@ -47,8 +62,8 @@ TRAINKIT_DRAWS uint64_t mix_bits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// The key of a row's draw number `attempt` >= 1: hash_key(key, attempt) of core/random.h, which nvcc does not read.
-/// The first draw is by the key itself.
+/// Returns the key of try `attempt` >= 1: hash_key(key, attempt) of core/random.h, repeated here because nvcc cannot
+/// compile that header. Try 0 uses the key itself.
 TRAINKIT_DRAWS uint64_t attempt_key(uint64_t key, uint64_t attempt) {
   constexpr uint64_t kStep = 0x9e3779b97f4a7c15ULL;
   return mix_bits(mix_bits(kStep + kStep + key) + kStep + attempt);
@@ -59,7 +74,7 @@ TRAINKIT_DRAWS bool is_chosen(const TripletTables& tables, uint32_t user, uint32
   return (tables.bits[bit / 32] >> (bit % 32) & 1) != 0;
 }
 
-/// The negative of a row by the key of its seed and epoch.
+/// Returns the negative of a row for the key of its seed and epoch. See Note [Negative draw].
 TRAINKIT_DRAWS uint32_t draw_negative(const TripletTables& tables, uint32_t row, uint64_t key) {
   const auto user = static_cast<uint32_t>(tables.pairs[row] >> 32);
   uint32_t item = 0;
@@ -76,8 +91,9 @@ TRAINKIT_DRAWS uint32_t draw_negative(const TripletTables& tables, uint32_t row,
   return item;
 }
 
-/// Starts the CUDA kernel that makes `count` triplets of `rows` by `keys` on `stream` (a cudaStream_t); all pointers,
-/// of the tables too, are to the memory of the current device. Returns the cudaError_t of the launch.
+/// Starts the CUDA kernel that makes `count` triplets from `rows` and `keys` on `stream` (a cudaStream_t). All
+/// pointers, also those of `tables`, point to memory of the current device. Asynchronous. Returns the cudaError_t of
+/// the launch.
 int launch_draw_triplets(const TripletTables& tables, const int64_t* rows, const int64_t* keys, int64_t count,
                          int64_t* users, int64_t* positives, int64_t* negatives, void* stream);
 

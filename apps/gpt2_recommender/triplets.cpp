@@ -18,11 +18,11 @@ namespace trainkit::rec {
 namespace {
 
 constexpr int64_t kMostBits = int64_t{1} << 31;  // 256 MiB
-constexpr int64_t kBlock = 1024;  // what is drawn again costs by the block; 38 KB, of the second-level cache
+constexpr int64_t kBlock = 1024;                 // rows per block; its 38 KB of arrays stay in the L2 cache
 
-/// Keys at the beginning that are of the same seed and epoch as the first.
-int64_t count_alike(const RowKey* keys, int64_t most) {
-  uint64_t differences = 0;  // of all, without a branch: nearly always none
+/// Returns how many of the first `most` keys have the same seed and epoch as the first key.
+int64_t count_same_epoch(const RowKey* keys, int64_t most) {
+  uint64_t differences = 0;  // without a branch, so that it vectorises; nearly always 0
   for (int64_t i = 0; i < most; ++i) {
     differences |= static_cast<uint64_t>(keys[i].epoch ^ keys[0].epoch) | (keys[i].seed ^ keys[0].seed);
   }
@@ -43,7 +43,7 @@ TRAINKIT_VECTORIZED void draw(const uint32_t* rows, int64_t count, uint64_t key,
   for (int64_t i = 0; i < count; ++i) drawn[i] = detail::scale_to(detail::row_bits(rows[i], low, high), n);
 }
 
-/// taken[i]: whether the bit of the pair is set.
+/// Sets taken[i] to the history bit of (user of pair i, item i). 32 bits suffice for the position (kMostBits).
 TRAINKIT_VECTORIZED void look_up(const uint32_t* bits, uint32_t bits_per_user, const uint64_t* pairs,
                                  const uint32_t* items, int64_t count, uint32_t* taken) {
   for (int64_t i = 0; i < count; ++i) {
@@ -91,7 +91,7 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(con
     return to_status({.exit_code = ExitCode::kData,
                       .id = "data.ratings",
                       .where = fmt::format("user {}", interactions.users[user].id),
-                      .problem = "has chosen every item: there is no negative",
+                      .problem = "has chosen every item, so there is no negative",
                       .got = fmt::format("{} items", positives.num_items()),
                       .expected = "an item that was not chosen"});
   }
@@ -118,7 +118,7 @@ void TripletDataset::get(const RowKey& key, const BatchView& out, int64_t at) co
 void TripletDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
   int64_t at = 0;
   while (!keys.empty()) {
-    const int64_t count = count_alike(keys.data(), std::min<int64_t>(kBlock, static_cast<int64_t>(keys.size())));
+    const int64_t count = count_same_epoch(keys.data(), std::min<int64_t>(kBlock, static_cast<int64_t>(keys.size())));
     fill(keys.first(static_cast<size_t>(count)), out.row<int64_t>(0, at), out.row<int64_t>(1, at),
          out.row<int64_t>(2, at));
     keys = keys.subspan(static_cast<size_t>(count));
@@ -126,7 +126,7 @@ void TripletDataset::get_batch(std::span<const RowKey> keys, const BatchView& ou
   }
 }
 
-/// At most kBlock keys, of one seed and epoch.
+/// Fills the rows of at most kBlock keys with the same seed and epoch.
 void TripletDataset::fill(std::span<const RowKey> keys, int64_t* users, int64_t* positives, int64_t* drawn) const {
   uint32_t rows[kBlock], items[kBlock];
   Pair pairs[kBlock];
@@ -136,7 +136,8 @@ void TripletDataset::fill(std::span<const RowKey> keys, int64_t* users, int64_t*
   write_out(pairs, items, count, users, positives, drawn);
 }
 
-/// Draws for all rows, then again for those whose item is taken, gathered so that no branch has to be guessed.
+/// Draws for all rows, then again for the rows whose item is taken. The rows to repeat are gathered without branches:
+/// each index is written, but the count grows only if the item is taken. See Note [Negative draw] in triplet_draw.h.
 void TripletDataset::draw_items(const uint32_t* rows, const Pair* pairs, int64_t count, uint64_t key,
                                 uint32_t* items) const {
   uint32_t taken[kBlock], left_rows[kBlock], left_items[kBlock];
@@ -176,7 +177,7 @@ void TripletDataset::draw_once(const uint32_t* rows, const Pair* pairs, int64_t 
   if (negatives_ == Negatives::kUniform) {
     draw(rows, count, key, static_cast<uint32_t>(history_.positives().num_items()), items);
   } else {
-    // A training interaction drawn at random has each item as often as it was chosen.
+    // The item of a random interaction has the frequency with which it was chosen.
     draw(rows, count, key, static_cast<uint32_t>(size()), items);
     for (int64_t i = 0; i < count; ++i) items[i] = static_cast<uint32_t>(pairs_[items[i]]);
   }
@@ -194,12 +195,12 @@ at::Tensor in_batch_negatives(const at::Tensor& users, const at::Tensor& positiv
   const at::Tensor own = at::arange(rows, users.options());
   at::Tensor chosen = drawn, missing = at::ones({rows}, users.options().dtype(at::kBool));
   for (int64_t attempt = 0; attempt < 8; ++attempt) {
-    // A step of 1 to rows - 1 from the row itself; the mixing needs no quality, only other rows for other draws.
+    // Go 1 to rows - 1 rows ahead. The mixing needs no statistical quality, only other rows for other draws.
     const at::Tensor mixed = (drawn * 40503 + own * 7919 + attempt * 104729).remainder(rows - 1);
     const at::Tensor candidate = positives.index_select(0, (own + mixed + 1).remainder(rows));
-    const at::Tensor fits = missing.logical_and(known.index({users, candidate}).logical_not());
-    chosen = at::where(fits, candidate, chosen);
-    missing = missing.logical_and(fits.logical_not());
+    const at::Tensor accepted = missing.logical_and(known.index({users, candidate}).logical_not());
+    chosen = at::where(accepted, candidate, chosen);
+    missing = missing.logical_and(accepted.logical_not());
   }
   return chosen;
 }

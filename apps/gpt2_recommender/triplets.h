@@ -1,5 +1,5 @@
 #pragma once
-/// What BPR trains on: a user, an item they chose and one that they did not.
+/// Makes the triplets that BPR trains on: a user, an item that the user chose, and one that the user did not choose.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/statusor.h>
@@ -16,8 +16,8 @@
 
 namespace trainkit::rec {
 
-/// Whether a user is known to have chosen an item, in O(1): a bit for each pair, or, where these would take more than
-/// 256 MiB, a search in the user's items.
+/// Knows which items each user has chosen. Uses one bit per pair and O(1) lookup; if the bits would exceed 256 MiB, a
+/// binary search in the user's items.
 class History {
  public:
   explicit History(UserItems positives);
@@ -29,10 +29,10 @@ class History {
   }
   const UserItems& positives() const { return positives_; }
 
-  /// The bits, bits_per_user() of each user, least significant first; empty where there are none.
+  /// Bits of all users, bits_per_user() each, least significant first. Empty if the search is used instead.
   std::span<const uint32_t> bits() const { return bits_; }
   int64_t bits_per_user() const { return bits_per_user_; }
-  /// (users, items) bool, for checks on a device.
+  /// Returns the history as a (users, items) bool tensor on the CPU.
   at::Tensor dense() const;
 
  private:
@@ -41,23 +41,25 @@ class History {
   std::vector<uint32_t> bits_;
 };
 
-/// How items that a user did not choose are drawn.
+/// Distribution of sampled negatives.
 enum class Negatives {
-  kUniform,     ///< All items alike.
-  kPopularity,  ///< As often as they were chosen.
+  kUniform,     ///< All items with equal probability.
+  kPopularity,  ///< With the frequency with which items were chosen.
 };
 
-/// Row i is interaction i of a part with a negative: fields users, pos_items, neg_items, int64 scalars.
+/// Data set of triplets. Row i is interaction i of a part with a negative: fields users, pos_items, neg_items, int64
+/// scalars.
 ///
 ///   auto triplets = TripletDataset::create(interactions, split, Part::kTrain, Negatives::kUniform).value();
 ///
-/// The negative is a function of (seed, epoch, row): a run resumes anywhere, with any number of workers and ranks, and
-/// another epoch has others. It is never an item that the user chose in training or, where rows of another part are
-/// asked for, in that part; the rest may be drawn, or the model would be told what they are. Drawn again while it is a
-/// positive, 64 times, and then the next item in number that is none. Any number of threads.
+/// The negative is a function of (seed, epoch, row), so that runs resume exactly with any number of workers and ranks;
+/// each epoch has new ones. It is never an item that the user chose in training or in `part`. Items of the other parts
+/// can be drawn: to exclude them would reveal the test to the model. See Note [Negative draw] in triplet_draw.h.
+/// Thread-safe.
 class TripletDataset final : public Dataset {
  public:
-  /// data.ratings (exit code 4) if a user has chosen every item: there is no negative for them.
+  /// Makes the triplets of a part. Error data.ratings (exit code 4) if a user has chosen every item, since there is no
+  /// negative then.
   static absl::StatusOr<std::shared_ptr<const TripletDataset>> create(const Interactions& interactions,
                                                                       const Split& split, Part part,
                                                                       Negatives negatives);
@@ -70,7 +72,7 @@ class TripletDataset final : public Dataset {
   const History& history() const { return history_; }
   Negatives negatives() const { return negatives_; }
 
-  /// User in the upper half, item in the lower one: a row is one read.
+  /// User in the upper half, item in the lower half: one read per row.
   using Pair = uint64_t;
   std::span<const Pair> pairs() const { return pairs_; }
 
@@ -87,10 +89,11 @@ class TripletDataset final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
-/// In-batch negatives: for each row another row's positive, from the same batch, that the user is not known to have
-/// chosen; `drawn` where eight tries find none. Which rows are tried follows from `drawn`, so that nothing else needs a
-/// generator. It depends on which rows are in the batch: another micro-batch or number of devices gives others.
-/// `known`: History::dense() on their device. All (N) int64; no device read.
+/// Returns in-batch negatives (N) int64: for each row the positive of another row of the batch that the user has not
+/// chosen, or `drawn` if eight tries find none. `users`, `positives` and `drawn` are (N) int64; `known` is
+/// History::dense() on their device. The tried rows follow from `drawn`, so it needs no random generator. The result
+/// depends on the rows of the batch: another micro-batch size or number of devices gives other negatives. Does not
+/// synchronise.
 at::Tensor in_batch_negatives(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& drawn,
                               const at::Tensor& known);
 

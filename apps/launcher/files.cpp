@@ -50,6 +50,7 @@ std::vector<std::string> needed_libraries(const std::string& file) {
   const auto read_at = [&](uint64_t offset, void* into, size_t size) {
     return std::fseek(input, static_cast<long>(offset), SEEK_SET) == 0 && std::fread(into, 1, size, input) == size;
   };
+  // Offsets and sizes come from the file: a read outside it fails, and sizes are limited before memory is allocated.
   Elf64_Ehdr header;
   std::vector<Elf64_Phdr> segments;
   if (read_at(0, &header, sizeof header) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
@@ -68,6 +69,7 @@ std::vector<std::string> needed_libraries(const std::string& file) {
     if (entry.d_tag == DT_STRTAB) strings_address = entry.d_un.d_ptr;
     if (entry.d_tag == DT_STRSZ) strings_size = entry.d_un.d_val;
   }
+  // DT_STRTAB is an address in memory. The loadable segment that contains it gives its offset in the file.
   std::string strings;
   for (const Elf64_Phdr& segment : segments) {
     if (segment.p_type != PT_LOAD || strings_address < segment.p_vaddr || strings_size > (64 << 20) ||

@@ -1,26 +1,27 @@
 #pragma once
-/// Files, for the launcher: no std::filesystem, which would make it five times as large.
+/// File functions of the launcher. They avoid std::filesystem, which would make the launcher five times as large.
 
 #include <string>
 #include <vector>
 
 namespace trainkit::launcher {
 
-/// The path without links; empty if it does not exist.
+/// Resolves all symbolic links in a path. Returns an empty string if it does not exist.
 std::string real_path(const std::string& path);
 
-/// The folder that holds `path`; empty for one without '/'.
+/// Returns the parent folder of `path`; empty without '/'.
 std::string parent(const std::string& path);
 
+/// Returns whether `path` exists and can be read.
 bool exists(const std::string& path);
 
-/// The content of a file; empty if it cannot be read.
+/// Returns the content of a file; empty if it cannot be read.
 std::string read_file(const std::string& path);
 
-/// The paths that match a pattern of the shell, sorted.
+/// Returns the paths that match a shell pattern (glob), sorted.
 std::vector<std::string> matches(const std::string& pattern);
 
-/// The shared libraries that an ELF file names in its dynamic section (DT_NEEDED); none for another kind of file.
+/// Returns the shared libraries that a 64-bit ELF file needs (DT_NEEDED in its dynamic section); empty for other files.
 /// Source: elf(5).
 std::vector<std::string> needed_libraries(const std::string& file);
 

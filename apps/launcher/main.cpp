@@ -1,6 +1,19 @@
-// Starts an installed program. bin/<name> is a copy of this launcher; the program itself is libexec/trainkit/<name>.
-// The launcher finds LibTorch, puts its folders first in LD_LIBRARY_PATH and replaces itself by the program, which
-// restores the variable (restore_environment.cpp). It links neither LibTorch nor our library.
+// Starts an installed program. bin/<name> is a copy of this launcher; the program is libexec/trainkit/<name>.
+//
+// Note [Start of installed programs]
+//
+// LibTorch is not part of the package: it is found at run time, so a program cannot have a RUNPATH to it. The dynamic
+// loader reads LD_LIBRARY_PATH once, before main. So a separate process must set it:
+//
+// 1. The launcher finds a LibTorch of the right version that has all LibTorch libraries of the program (find_torch).
+// 2. It checks the other shared libraries and names the Debian packages of missing ones. The loader's own error would
+//    name only the first one.
+// 3. It puts LibTorch's folders first in LD_LIBRARY_PATH, saves the old value in TRAINKIT_LD_LIBRARY_PATH, and replaces
+//    itself by the program (execv).
+// 4. Before main, the program restores LD_LIBRARY_PATH (restore_environment.cpp). Otherwise its child processes, such
+//    as python3 or git, would load LibTorch's copies of libraries.
+//
+// The launcher links neither LibTorch nor our library.
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -21,14 +34,14 @@ namespace {
 
 constexpr int kUsage = 2;  // ExitCode::kUsage of the library
 
-/// Prints one line in the library's form of an error, and a hint if there is one.
+/// Prints an error in the library's format, and a hint if there is one. Returns the exit code.
 int failed(const std::string& text, const std::string& hint = "") {
   std::fprintf(stderr, "trainkit: error%s\n", text.c_str());
   if (!hint.empty()) std::fprintf(stderr, "  hint: %s\n", hint.c_str());
   return kUsage;
 }
 
-/// The package of Debian 12 that holds a shared library; empty if unknown.
+/// Returns the Debian 12 package that contains a shared library; empty if unknown.
 std::string debian_package(std::string_view library) {
   struct Rule {
     std::string_view prefix, package;
@@ -40,26 +53,27 @@ std::string debian_package(std::string_view library) {
   };
   for (const Rule& rule : rules)
     if (library.starts_with(rule.prefix)) return std::string(rule.package);
-  // libavcodec.so.59 is in libavcodec59
+  // Debian's rule: libavcodec.so.59 is in libavcodec59.
   const size_t mark = library.find(".so.");
   if (mark == library.npos) return "";
   return std::string(library.substr(0, mark)) + std::string(library.substr(mark + 4));
 }
 
-/// Whether the loader would find a library outside of LibTorch.
+/// Returns whether the loader finds a library outside LibTorch.
 bool installed(const std::string& library, const std::string& loader_cache) {
-  // the cache of ldconfig holds names and paths, each with a zero behind it; a name may be the end of a path
+  // ldconfig's cache contains zero-terminated names and paths. A name may also be stored as the end of a path.
   for (const char before : {'\0', '/'})
     if (loader_cache.find(before + library + '\0') != std::string::npos) return true;
-  return dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL) != nullptr;  // asks the loader itself; slower
+  return dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL) != nullptr;  // asks the loader; slower
 }
 
+// See Note [Start of installed programs].
 int run(char** argv) {
   const std::string self = real_path("/proc/self/exe");
   const std::string folder = parent(self), prefix = parent(folder), name = self.substr(folder.size() + 1);
   const std::string program = prefix + "/libexec/trainkit/" + name;
   if (access(program.c_str(), X_OK) != 0)
-    return failed("[program.missing] " + program + ": " + std::strerror(errno), "install trainkit again");
+    return failed("[program.missing] " + program + ": " + std::strerror(errno), "reinstall trainkit");
 
   const std::vector<std::string> needed = needed_libraries(program);
   const TorchSearch search = find_torch(folder, needed);
@@ -74,7 +88,7 @@ int run(char** argv) {
   }
 
   const std::string cache = read_file("/etc/ld.so.cache");
-  constexpr int kNamed = 4;  // the line stays readable; the hint has the packages of all
+  constexpr int kNamed = 4;  // libraries named in the error; the hint lists the packages of all
   std::string missing, packages;
   int count = 0;
   for (const std::string& library : needed) {

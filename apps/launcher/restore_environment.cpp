@@ -1,5 +1,6 @@
-/// Part of each installed program: before main, gives LD_LIBRARY_PATH the value it had before the launcher (main.cpp)
-/// changed it, so that programs started from here find their own libraries. The loader has read it by then.
+/// Part of each installed program. Restores LD_LIBRARY_PATH before main to its value before the launcher changed it, so
+/// that child processes find their own libraries. The loader has already read it. See Note [Start of installed
+/// programs] in main.cpp.
 #include <cstdlib>
 
 namespace {

@@ -14,27 +14,27 @@
 namespace trainkit::launcher {
 namespace {
 
-constexpr std::string_view kVersion = TRAINKIT_TORCH_VERSION;  // "2.11", with which the programs were built
+constexpr std::string_view kVersion = TRAINKIT_TORCH_VERSION;  // "2.11": version that the programs were built with
 constexpr const char* kInstall = "pip install torch==" TRAINKIT_TORCH_VERSION ".0";
 
-/// The folder of the shared libraries of LibTorch at `place`: a torch package, an unpacked LibTorch, its lib folder, or
-/// a folder of Python packages. Empty if there is none.
+/// Returns the folder with LibTorch's shared libraries for `place`, which is a torch package, an unpacked LibTorch, its
+/// lib folder, or a folder of Python packages. Empty if there is none.
 std::string library_folder(const std::string& place) {
   for (const char* below : {"/lib", "", "/torch/lib"})
     if (exists(place + below + "/libtorch_cpu.so")) return real_path(place + below);
   return "";
 }
 
-/// The version that a LibTorch says it is, without "+cu130"; empty if it does not say.
+/// Returns the version of a LibTorch without a suffix such as "+cu130"; empty if it is unknown.
 std::string version_of(const std::string& root) {
-  std::string text = read_file(root + "/build-version");  // of an unpacked LibTorch
+  std::string text = read_file(root + "/build-version");  // in an unpacked LibTorch
   const auto from = [&](const char* file, const char* word) {
     if (!text.empty()) return;
     text = read_file(root + file);
     const size_t line = text.find(word);
     text = line == text.npos ? "" : text.substr(line);
   };
-  from("/version.py", "__version__ = ");  // of a Python package
+  from("/version.py", "__version__ = ");  // in a Python package
   from("/share/cmake/Torch/TorchConfigVersion.cmake", "PACKAGE_VERSION \"");
   const size_t begin = text.find_first_of("0123456789");
   return begin == text.npos ? "" : text.substr(begin, text.find_first_not_of("0123456789.", begin) - begin);
@@ -46,7 +46,7 @@ bool belongs_to_torch(std::string_view library) {
   return false;
 }
 
-/// Fills `torch` from the folder of its libraries. Returns what is wrong with it; empty if it can be used.
+/// Fills `torch` from the folder of its libraries. Returns the reason why it cannot be used; empty if it can.
 std::string inspect(const std::string& libraries, const std::vector<std::string>& needed, Torch& torch) {
   torch.root = parent(libraries);
   torch.folders = {libraries};
@@ -55,12 +55,12 @@ std::string inspect(const std::string& libraries, const std::vector<std::string>
     return "[torch.version] " + torch.root + ": unsuitable LibTorch version (got " + version + ", expected " +
            std::string(kVersion) + "): " + kInstall;
   }
-  const std::vector<std::string> beside = matches(parent(torch.root) + "/nvidia/*/lib");
+  const std::vector<std::string> nvidia_folders = matches(parent(torch.root) + "/nvidia/*/lib");
   for (const std::string& library : needed) {
     if (!belongs_to_torch(library) || !torch.folder_of(library).empty()) continue;
     const auto has = [&](const std::string& folder) { return exists(folder + "/" + library); };
-    const auto folder = std::find_if(beside.begin(), beside.end(), has);
-    if (folder == beside.end()) {
+    const auto folder = std::find_if(nvidia_folders.begin(), nvidia_folders.end(), has);
+    if (folder == nvidia_folders.end()) {
       return "[torch.library] " + torch.root + ": this LibTorch lacks " + library +
              ", which the program was built with: " + kInstall;
     }
@@ -69,7 +69,7 @@ std::string inspect(const std::string& libraries, const std::vector<std::string>
   return "";
 }
 
-/// The folder of the torch package that python3 would import; empty if there is none. Nothing of torch is imported.
+/// Returns the folder of the torch package that python3 would import; empty if there is none. Does not import torch.
 std::string torch_of_python() {
   int pipe[2];
   if (pipe2(pipe, O_CLOEXEC) != 0) return "";
@@ -78,7 +78,7 @@ std::string torch_of_python() {
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
   posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  // "" in sys.path is the working folder, which may hold anything
+  // Remove "" from sys.path: it is the working folder, which may contain any code.
   std::string words[] = {"python3", "-c",
                          "import sys; sys.path[:] = [p for p in sys.path if p]\n"
                          "import importlib.util; spec = importlib.util.find_spec('torch')\n"
@@ -107,7 +107,7 @@ std::string Torch::folder_of(const std::string& library) const {
 
 TorchSearch find_torch(const std::string& program_folder, const std::vector<std::string>& needed) {
   TorchSearch search;
-  // Returns true if the LibTorch at `place` can be used. Keeps the first thing that is wrong with one that cannot.
+  // Returns true if the LibTorch at `place` can be used. Keeps the problem of the first one that cannot.
   const auto usable = [&](const std::string& place) {
     const std::string libraries = place.empty() ? "" : library_folder(place);
     if (libraries.empty()) return false;
@@ -117,8 +117,8 @@ TorchSearch find_torch(const std::string& program_folder, const std::vector<std:
     return search.found;
   };
 
-  // Beside the program: LibTorch unpacked there; the package folder of a wheel (bin/ in trainkit/ beside torch/); the
-  // packages of the Python whose prefix the program was unpacked into.
+  // Next to the program: an unpacked LibTorch; the torch package next to our wheel's package (program in trainkit/bin,
+  // LibTorch in torch/); the packages of a Python into whose prefix the program was unpacked.
   for (const char* place : {"", "/..", "/../libtorch", "/../..", "/../../libtorch"})
     if (usable(program_folder + place)) return search;
   for (const char* packages : {"site-packages", "dist-packages"})

@@ -25,7 +25,8 @@ constexpr std::array<std::pair<int64_t, int>, 4> kSizes = {
     {{4 << 10, 200}, {256 << 10, 50}, {1 << 20, 30}, {25 << 20, 7}}};
 constexpr std::chrono::seconds kTimeout(60);
 
-/// One rank's part; times are those of rank 0, which every all-reduce keeps in step with the others.
+/// Times all-reduce on one rank. The caller keeps the times of rank 0; all-reduce synchronises the ranks, so theirs are
+/// nearly equal.
 std::vector<AllReduceSample> time_rank(c10d::Backend& backend, at::Device device) {
   std::vector<AllReduceSample> samples;
   for (const auto& [bytes, repeats] : kSizes) {
@@ -38,7 +39,7 @@ std::vector<AllReduceSample> time_rank(c10d::Backend& backend, at::Device device
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       tensors[0].fill_(1);
     }
-    seconds.erase(seconds.begin());  // connections are made with the first
+    seconds.erase(seconds.begin());  // the first one also opens the connections
     std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
     samples.push_back({bytes, seconds[static_cast<size_t>(repeats / 2)]});
   }
@@ -63,7 +64,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(at::DeviceType type, const c10::i
     return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, ranks, options);
   }
 #endif
-  TORCH_CHECK(type == at::kCPU, "this build is without NCCL");
+  TORCH_CHECK(type == at::kCPU, "this build has no NCCL");
   const auto options = c10d::ProcessGroupGloo::Options::create(kTimeout);
   options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
@@ -73,11 +74,11 @@ void add_samples(Report& report, const std::string& section, int ranks,
                  const absl::StatusOr<std::vector<AllReduceSample>>& samples) {
   if (!samples.ok()) {
     report.add(section, "error", nullptr, std::string(samples.status().message()), Verdict::kWarning,
-               "ranks on this machine could not work together");
+               "ranks on this machine cannot communicate: distributed training fails too");
     return;
   }
   for (const auto& [bytes, seconds] : *samples) {
-    // What each link carries: 2 (n - 1) / n of the bytes. Source: NVIDIA, nccl-tests, PERFORMANCE.md ("bus bandwidth").
+    // Bus bandwidth: each link carries 2 (n - 1) / n of the bytes. Source: NVIDIA, nccl-tests, PERFORMANCE.md.
     const double speed = static_cast<double>(bytes) * 2 * (ranks - 1) / ranks / seconds;
     report.add(section, format_size(bytes), {{"seconds", seconds}, {"bus_bytes_per_second", speed}},
                fmt::format("{:.3g} ms, {}/s", seconds * 1e3, format_size(static_cast<int64_t>(speed))));
@@ -88,7 +89,7 @@ void add_samples(Report& report, const std::string& section, int ranks,
 
 absl::Status run_ranks(at::DeviceType type, int ranks,
                        const std::function<void(c10d::Backend& backend, at::Device device, int rank)>& body) {
-  // c10d's flight recorder is one for the process: ranks that are threads of it would write into its map at once.
+  // Disable c10d's flight recorder: it is shared by the process, and ranks in several threads would race on its map.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<absl::Status> states(static_cast<size_t>(ranks));

@@ -16,16 +16,16 @@ namespace trainkit::tool {
 namespace {
 
 std::string help(const std::vector<Command>& commands) {
-  std::string text = "trainkit: tools around training runs\n\nUsage: trainkit COMMAND [flags]\n\nCommands\n";
+  std::string text = "trainkit: tools for training runs\n\nUsage: trainkit COMMAND [flags]\n\nCommands\n";
   for (const Command& command : commands) text += fmt::format("  {:<14} {}\n", command.name, command.summary);
   text +=
-      "\n`trainkit COMMAND --help` lists a command's flags; `trainkit --version` the versions.\n"
+      "\n`trainkit COMMAND --help` lists the flags of a command; `trainkit --version` prints the versions.\n"
       "`trainkit --cmake_prefix` prints CMAKE_PREFIX_PATH for a project that uses the installed library.\n\nExamples\n"
       "  trainkit doctor\n"
       "  trainkit doctor --app transformer -- --input book.txt\n"
       "  trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt\n"
       "  trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3\n"
-      "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink --between eth100\n"
+      "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 --between eth100\n"
       "  trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20\n"
       "  trainkit inspect pytorch_model.bin\n"
       "  trainkit export runs/transformer model.pt\n";
@@ -57,7 +57,8 @@ std::string program_folder() {
   if (size <= 0) return ".";
   path.resize(static_cast<size_t>(size));
   path.resize(path.find_last_of('/'));
-  // An installed program is in libexec/trainkit; the launchers, which find LibTorch for each program, are in bin.
+  // Installed programs are in libexec/trainkit. Child processes must start through the launchers in bin, which set the
+  // library path for LibTorch (apps/launcher).
   constexpr std::string_view kInstalled = "/libexec/trainkit";
   if (path.ends_with(kInstalled)) path.replace(path.size() - kInstalled.size(), kInstalled.size(), "/bin");
   return path;
@@ -72,11 +73,12 @@ absl::StatusOr<int> dispatch(const std::vector<std::string>& words, const std::v
     print(versions());
     return 0;
   }
-  if (words[0] == "--cmake_prefix" || words[0] == "--cmake-prefix") {  // answered by the launcher of an installed one
+  // An installed program never gets here with this flag: its launcher handles it.
+  if (words[0] == "--cmake_prefix" || words[0] == "--cmake-prefix") {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.cmake_prefix",
                       .field = "--cmake_prefix",
-                      .problem = "this program is not installed",
+                      .problem = "needs an installed trainkit; this program is in a build folder",
                       .hint = "cmake --install build --prefix DIR, then DIR/bin/trainkit --cmake_prefix"});
   }
   std::vector<std::string> names;

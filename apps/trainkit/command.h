@@ -1,5 +1,5 @@
 #pragma once
-/// The subcommands of the program `trainkit`: each is one function in a file of its own, listed in main.cpp.
+/// Declares the subcommands of the program `trainkit`. Each is one function in its own file; main.cpp lists them.
 
 #include <absl/status/statusor.h>
 
@@ -10,14 +10,15 @@
 
 namespace trainkit::tool {
 
-/// Words after the subcommand's name, those after "--" apart: they belong to another program.
+/// Words after the subcommand's name, split at "--".
 struct Arguments {
+  /// Words before "--": the subcommand's own.
   std::vector<std::string> flags = {};
-  /// What follows "--"; empty if nothing does.
+  /// Words after "--": another program, with its flags, or flags for a trainer. Empty without "--".
   std::vector<std::string> program = {};
 };
 
-/// A subcommand. Its function returns the exit code; errors are Status with an Error.
+/// Describes a subcommand. `run` returns the exit code, or a Status that holds an Error.
 struct Command {
   std::string name = {};
   /// One line for `trainkit --help`.
@@ -25,7 +26,7 @@ struct Command {
   absl::StatusOr<int> (*run)(const Arguments& arguments) = nullptr;
 };
 
-/// One function per subcommand.
+// One function per subcommand.
 absl::StatusOr<int> launch_command(const Arguments& arguments);
 absl::StatusOr<int> doctor_command(const Arguments& arguments);
 absl::StatusOr<int> plan_command(const Arguments& arguments);
@@ -34,16 +35,16 @@ absl::StatusOr<int> inspect_command(const Arguments& arguments);
 absl::StatusOr<int> export_command(const Arguments& arguments);
 absl::StatusOr<int> verify_resume_command(const Arguments& arguments);
 
-/// Reads the flags. Prints what was asked for instead of a run, the help or the versions; false then.
+/// Parses the flags. Prints the help, the versions or the configuration if a flag asks for it; returns false then.
 absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& arguments);
 
-/// Writes to stdout at once, so that the order with stderr is kept.
+/// Writes `text` to stdout and flushes it, so that it keeps its order with stderr.
 void print(const std::string& text);
 
-/// The folder of this program and of the trainers: build/bin, or bin of an installed trainkit.
+/// Returns the folder of this program and of the trainers: build/bin, or bin of an installed trainkit.
 std::string program_folder();
 
-/// Runs the subcommand that the first word names, or prints the help. `commands` is the whole tool.
+/// Runs the subcommand that the first word names, or prints the help. `commands` lists every subcommand.
 absl::StatusOr<int> dispatch(const std::vector<std::string>& words, const std::vector<Command>& commands);
 
 }  // namespace trainkit::tool

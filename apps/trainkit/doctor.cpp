@@ -27,7 +27,7 @@ struct DoctorFlags {
   std::vector<std::string> verify_only = {};
 };
 
-/// The trainer's own checks, without a step. Returns its exit code.
+/// Runs the trainer's --dry_run and adds its findings. Returns the trainer's exit code.
 absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& flags,
                                const std::vector<std::string>& further, Report& report) {
   std::vector<std::string> words = {"--dry_run", "--json"};
@@ -44,11 +44,11 @@ absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& fl
   report.add("data set", "verdict", ended.code,
              good ? "good" : ended.errors.substr(error, ended.errors.find('\n', error) - error),
              good ? Verdict::kOk : Verdict::kWarning,
-             good ? "" : fmt::format("trainkit-{} --dry_run tells the rest (exit code {})", flags.app, ended.code));
+             good ? "" : fmt::format("see the output of trainkit-{} --dry_run (exit code {})", flags.app, ended.code));
   return ended.code;
 }
 
-/// `folder`, or the nearest one above it that is there: a run will make the rest.
+/// Returns `folder`, or its nearest existing parent: a run creates the rest.
 std::string existing_folder(const std::string& folder) {
   fs::path path = fs::absolute(folder);
   std::error_code ignored;
@@ -58,32 +58,33 @@ std::string existing_folder(const std::string& folder) {
 
 void add_flags(ConfigParser& parser, DoctorFlags& flags) {
   parser.add("app", &flags.app,
-             {.help = "Trainer whose data set to check, by its own --dry_run; what follows -- are its flags.",
-              .metavar = "NAME"});
-  parser.add("data_dir", &flags.data_dir, {.help = "Data set: its disk is measured.", .path = PathKind::kInput});
+             {.help = "Trainer whose --dry_run checks its data set. Give its own flags after --.", .metavar = "NAME"});
+  parser.add("data_dir", &flags.data_dir,
+             {.help = "Folder of the data set, to measure its disk.", .path = PathKind::kInput});
   parser.add("output_dir", &flags.output_dir,
-             {.help = "Where runs go: its disk is measured.", .path = PathKind::kInput});
-  parser.add("json", &flags.json, {.help = "JSON instead of a table.", .flag_only = true});
-  parser.add("quick", &flags.quick, {.help = "Leaves out what takes seconds: disks, copies, all-reduce."});
+             {.help = "Output folder of runs, to measure its disk.", .path = PathKind::kInput});
+  parser.add("json", &flags.json, {.help = "Print JSON instead of a table.", .flag_only = true});
+  parser.add("quick", &flags.quick, {.help = "Skip the slow probes: disks, copies, all-reduce."});
   parser.add("verify", &flags.verify,
              {.help = "Check that kernels, CUDA graphs, copies, several GPUs, memory plans and checkpoints work on "
                       "every GPU. Exit code 1 if a check fails."});
   parser.add("verify_seconds", &flags.verify_seconds,
-             {.help = "Seconds after which --verify starts no further check; 0: unlimited.", .min = 0, .max = 86400});
+             {.help = "Seconds after which --verify starts no further check. 0: unlimited.", .min = 0, .max = 86400});
   parser.add("verify_only", &flags.verify_only,
              {.help = "Checks to run. Default: all.", .choices = check_names(), .unique_items = true});
-  parser.add("report", &flags.report,
-             {.help = "File to write the report to, for the developers: JSON if it ends in .json, else text. Without "
-                      "names of folders and processes. Default with --verify: doctor-report.txt.",
-              .path = PathKind::kOutput,
-              .metavar = "FILE"});
+  parser.add(
+      "report", &flags.report,
+      {.help = "File to write the report to, for the developers: JSON if it ends in .json, else text. Contains no "
+               "names of folders or processes. Default with --verify: doctor-report.txt.",
+       .path = PathKind::kOutput,
+       .metavar = "FILE"});
 }
 
 /// Writes the report without the sections that name the user's folders and programs.
 absl::Status write_report(const Report& report, const std::string& path) {
-  const std::set<std::string> is_private = {"data disk", "output disk", "data set", "gpu processes"};
-  return write_file_atomically(Fs::posix(), path,
-                               path.ends_with(".json") ? report.json(is_private) : report.table(is_private));
+  const std::set<std::string> private_sections = {"data disk", "output disk", "data set", "gpu processes"};
+  return write_file_atomically(
+      Fs::posix(), path, path.ends_with(".json") ? report.json(private_sections) : report.table(private_sections));
 }
 
 void probe_date(Report& report) {
@@ -108,7 +109,7 @@ void probe_machine(const DoctorFlags& flags, Report& report) {
   probe_all_reduce(report);
 }
 
-/// Runs the checks and writes the report before the first and after each.
+/// Runs the checks. Writes the report before the first check and after each one.
 absl::StatusOr<int> verify(const DoctorFlags& flags, Report& report) {
   TRAINKIT_RETURN_IF_ERROR(write_report(report, flags.report));
   const int failed =
@@ -132,7 +133,8 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
   ConfigParser parser(
       {.name = "trainkit doctor",
        .version = library_versions()["trainkit"],
-       .description = "Says what this machine has for training, how fast it is, and what is wrong with it.",
+       .description =
+           "Reports this machine's hardware and software for training, its speed, and problems with remedies.",
        .examples = {"trainkit doctor", "trainkit doctor --json | jq .cuda",
                     "trainkit doctor --verify --report doctor-report.json",
                     "trainkit doctor --app transformer -- --input book.txt"}});

@@ -44,7 +44,7 @@ EpochTime predict_epoch(const Json& plan, const EpochTimeOptions& options) {
   const auto devices = plan.at("devices").get<int64_t>();
   EpochTime time;
   for (const auto& [name, bytes] : plan.at("weight_bytes").items()) time.gradient_bytes += bytes.get<double>();
-  // The last step of an epoch is smaller: the mean one.
+  // The last step of an epoch may have fewer rows, so this is the mean over the steps.
   time.step_seconds = rows / steps / static_cast<double>(devices) * number("row_flops") /
                       (options.gpu.flops_per_second * options.efficiency);
   time.computing = steps * time.step_seconds;
@@ -62,7 +62,7 @@ EpochTime predict_epoch(const Json& plan, const EpochTimeOptions& options) {
 std::string describe_epoch(const Json& plan, const EpochTimeOptions& options, const EpochTime& time) {
   const double rows = plan.at("rows").get<double>(), bytes = rows * plan.at("row_bytes").get<double>();
   const auto devices = plan.at("devices").get<int64_t>();
-  std::string text = fmt::format("\nan epoch on {} x {}, predicted\n", devices, options.gpu.name);
+  std::string text = fmt::format("\npredicted epoch on {} x {}\n", devices, options.gpu.name);
   text +=
       line("computing", time.computing,
            fmt::format(
@@ -73,22 +73,22 @@ std::string describe_epoch(const Json& plan, const EpochTimeOptions& options, co
   if (devices > 1) {
     text +=
         line("gradients", time.exchange,
-             fmt::format("{:.1f} MB a step, {:.0f} us and {:.3g} GB/s (assumed, --link); what backward does not hide",
-                         time.gradient_bytes / 1e6, options.link.latency_seconds * 1e6,
-                         options.link.bytes_per_second / 1e9));
+             fmt::format(
+                 "{:.1f} MB per step, {:.0f} us and {:.3g} GB/s (assumed, --link); the part not hidden by backward",
+                 time.gradient_bytes / 1e6, options.link.latency_seconds * 1e6, options.link.bytes_per_second / 1e9));
   }
   text += line("reading", time.reading,
-               fmt::format("{:.3g} GB of decoded rows at {:.3g} GB/s (assumed, --read_gbs), meanwhile", bytes / 1e9,
-                           options.read_bytes_per_second / 1e9));
+               fmt::format("{:.3g} GB of decoded rows at {:.3g} GB/s (assumed, --read_gbs), at the same time",
+                           bytes / 1e9, options.read_bytes_per_second / 1e9));
   if (time.decoding > 0) {
     text += line("decoding", time.decoding,
-                 fmt::format("instead, or once: {} workers x {:.3g} rows/s (--row_rate)", options.workers,
-                             options.rows_per_second));
+                 fmt::format("instead of reading, or once for a cache: {} workers x {:.3g} rows/s (--row_rate)",
+                             options.workers, options.rows_per_second));
   }
-  text += fmt::format("{} an epoch of decoded rows, bound by {}", format_duration(time.seconds()), time.bound());
+  text += fmt::format("{} per epoch of decoded rows, bound by {}", format_duration(time.seconds()), time.bound());
   text += fmt::format(" ({:.3g} s)", time.seconds());
   if (time.decoding > time.devices())
-    text += fmt::format("; {:.3g} s where rows are decoded in each, bound by decoding", time.decoding);
+    text += fmt::format("; {:.3g} s if each epoch decodes its rows, bound by decoding", time.decoding);
   text += "\n";
   if (devices > 1) {
     text +=

@@ -1,6 +1,6 @@
 #pragma once
-/// How long an epoch takes on devices that are not here, and what bounds it: arithmetic on figures whose sources are
-/// named.
+/// Predicts the time of an epoch on devices that this machine does not have, and its bottleneck. The prediction is
+/// arithmetic on published or given figures; each names its source.
 
 #include <absl/status/statusor.h>
 
@@ -13,58 +13,65 @@
 
 namespace trainkit::tool {
 
-/// What a maker says of a device.
+/// Data-sheet figures of a device.
 struct GpuSheet {
   std::string name;
-  /// Dense matrix products of bfloat16, summed in float32.
+  /// Peak of dense bfloat16 matrix products with float32 accumulation.
   double flops_per_second = 0;
   std::string memory;
   std::string source;
 };
 
+/// Returns the known devices.
 const std::vector<GpuSheet>& gpu_sheets();
-/// nullptr for a name that is not in the list.
+/// Returns the device of that name; nullptr if it is unknown.
 const GpuSheet* find_gpu(const std::string& name);
 
-/// ResNet-50 in half precision trains at 1,776 images/s on one RTX 4090 (batch 256, tf_cnn_benchmarks, published at
-/// server-gear.com), with 24.5 G operations an image (forward and backward): 26 % of its sheet's 165.2 T.
+/// Share of the data sheet's operations that training reaches. Source: ResNet-50 in half precision trains at
+/// 1,776 images/s on one RTX 4090 (batch 256, tf_cnn_benchmarks, published at server-gear.com), with 24.5 G operations
+/// per image (forward and backward). That is 26 % of the data sheet's 165.2 T operations/s.
 inline constexpr double kPublishedEfficiency = 0.26;
 
 struct EpochTimeOptions {
   GpuSheet gpu;
-  /// The share of the sheet's operations that a training step reaches.
+  /// Share of `gpu.flops_per_second` that a training step reaches.
   double efficiency = kPublishedEfficiency;
-  /// Between the devices.
+  /// Link between the devices.
   Link link = {};
-  /// Workers of all devices, and the rows that one of them reads (decodes) a second; 0: not known.
+  /// Loader workers over all devices.
   int64_t workers = 12;
+  /// Rows that one worker reads and decodes per second. 0 means unknown.
   double rows_per_second = 0;
-  /// Of rows that were decoded before.
+  /// Read speed of rows that were decoded before.
   double read_bytes_per_second = 5e9;
 };
 
-/// Seconds of an epoch, each as if it were alone; the parts but the exchange happen at the same time.
+/// Seconds of an epoch, each part as if it ran alone. Reading and decoding overlap with computing; the exchange is the
+/// part that does not.
 struct EpochTime {
-  double step_seconds = 0;  ///< One device's computing in a step.
-  double computing = 0;     ///< All steps.
-  double exchange = 0;      ///< Gradients, as far as backward does not hide them.
-  double reading = 0;       ///< Decoded rows from a disk.
-  double decoding = 0;      ///< 0: not known.
+  double step_seconds = 0;  ///< Computing of one step on one device.
+  double computing = 0;     ///< Computing of all steps.
+  double exchange = 0;      ///< All-reduce of gradients that backward does not hide.
+  double reading = 0;       ///< Reading decoded rows from storage.
+  double decoding = 0;      ///< Reading and decoding all rows. 0 means unknown.
   double gradient_bytes = 0;
 
+  /// Time of the devices: computing and exchange.
   double devices() const { return computing + exchange; }
-  /// With decoded rows: the longer of the devices' time and reading.
+  /// Time of an epoch of decoded rows: the longer of devices() and reading.
   double seconds() const { return devices() > reading ? devices() : reading; }
-  /// "computing", "the exchange of gradients" or "reading".
+  /// Bottleneck: "computing", "the exchange of gradients" or "reading".
   std::string bound() const;
 };
 
-/// From a trainer's plan ("rows", "row_flops", "row_bytes", "batch_size", "grad_accum_steps", "devices",
-/// "steps_per_epoch", "weight_bytes").
+/// Predicts an epoch from the "plan" of a trainer's dry run. Reads "rows", "row_flops", "row_bytes",
+/// "grad_accum_steps", "devices", "steps_per_epoch" and "weight_bytes".
 EpochTime predict_epoch(const nlohmann::ordered_json& plan, const EpochTimeOptions& options);
 
-/// The prediction as lines, each figure with its source, and the `trainkit scale` that says more of the devices.
+/// Formats the prediction as lines, each figure with its source. With several devices the last line is the
+/// `trainkit scale` command for the same step.
 std::string describe_epoch(const nlohmann::ordered_json& plan, const EpochTimeOptions& options, const EpochTime& time);
+/// Formats the prediction as JSON.
 nlohmann::ordered_json epoch_json(const EpochTimeOptions& options, const EpochTime& time);
 
 }  // namespace trainkit::tool

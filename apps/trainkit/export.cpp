@@ -1,4 +1,4 @@
-// trainkit export: a checkpoint's weights, or any file of weights, as one that Python reads.
+// trainkit export: writes the weights of a checkpoint or a weight file as .safetensors or a PyTorch file.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -25,7 +25,7 @@ absl::StatusOr<Format> format_of(const std::string& path) {
                     .id = "cli.value",
                     .where = path,
                     .field = "OUT",
-                    .problem = "no known format",
+                    .problem = "unknown file extension",
                     .got = extension,
                     .expected = ".safetensors, .pt, .pth or .bin"});
 }
@@ -50,9 +50,9 @@ absl::StatusOr<int> export_command(const Arguments& given) {
   ConfigParser parser(
       {.name = "trainkit export CHECKPOINT OUT",
        .version = library_versions()["trainkit"],
-       .description = "Writes the weights of a checkpoint (a run's folder, its checkpoints/ or one step-...) or of "
-                      "a file of weights\nas OUT: .safetensors, or .pt, .pth, .bin, which Python reads by "
-                      "torch.load(OUT, weights_only=True).",
+       .description = "Writes the weights of a checkpoint (a run folder, its checkpoints/ or one step-...) or of a "
+                      "weight file to OUT.\nThe extension of OUT gives the format: .safetensors, or .pt, .pth, .bin "
+                      "for torch.load(OUT, weights_only=True).",
        .examples = {"trainkit export runs/transformer model.pt",
                     "trainkit export runs/transformer/checkpoints/step-00000100 model.safetensors",
                     "trainkit export model.pth model.safetensors --prefix ema.model"}});
@@ -60,7 +60,7 @@ absl::StatusOr<int> export_command(const Arguments& given) {
   bool overwrite = false;
   parser.add(
       "prefix", &prefix,
-      {.help = "The part of a PyTorch file to write; found if it is not given.", .group = "Input", .metavar = "NAME"});
+      {.help = "State dict inside a PyTorch file. Default: found automatically.", .group = "Input", .metavar = "NAME"});
   parser.add("overwrite", &overwrite, {.help = "Replace OUT if it exists.", .group = "Output"});
   Arguments arguments = given;
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, take_words(arguments, {"CHECKPOINT", "OUT"}));
@@ -73,8 +73,8 @@ absl::StatusOr<int> export_command(const Arguments& given) {
                       .id = "cli.value",
                       .where = out,
                       .field = "OUT",
-                      .problem = "exists already",
-                      .hint = "--overwrite replaces it"});
+                      .problem = "file exists already",
+                      .hint = "replace it with --overwrite"});
   }
   TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors tensors, read(words[0], prefix));
   TRAINKIT_RETURN_IF_ERROR(format == Format::kTorch ? save_torch_file(Fs::posix(), out, tensors)

@@ -19,7 +19,7 @@
 namespace trainkit::tool {
 namespace {
 
-/// Bytes per second from the host to `device`, the best of five copies of 256 MiB.
+/// Returns the speed of copies from the host to `device` in bytes per second: the best of five copies of 256 MiB.
 double copy_speed(at::Device device, bool pinned) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   const auto host = at::ones({kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
@@ -31,12 +31,12 @@ double copy_speed(at::Device device, bool pinned) {
     there.copy_(host, /*non_blocking=*/pinned);
     torch::cuda::synchronize(device.index());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    if (i > 0) best = std::max(best, static_cast<double>(kBytes) / seconds.count());  // the first allocates
+    if (i > 0) best = std::max(best, static_cast<double>(kBytes) / seconds.count());  // the first one warms up
   }
   return best;
 }
 
-/// The driver's functions on devices; the library is there, for there are devices.
+/// Functions of the CUDA driver API, loaded at run time. nullptr if the library is missing.
 struct Driver {
   Driver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -59,7 +59,7 @@ void probe_device(Report& report, const Driver& driver, int index, bool quick) {
   report.add(
       section, "memory", {{"free_bytes", free}, {"total_bytes", total}},
       fmt::format("{} free of {}", format_size(static_cast<int64_t>(free)), format_size(static_cast<int64_t>(total))),
-      tight ? Verdict::kWarning : Verdict::kOk, tight ? "somebody holds the rest: see \"gpu processes\"" : "");
+      tight ? Verdict::kWarning : Verdict::kOk, tight ? "other processes hold the rest: see \"gpu processes\"" : "");
   const int capability = trainkit::detail::compute_capability(device);
   const std::string number = fmt::format("{}.{}", capability / 10, capability % 10);
   report.add(section, "compute capability", number, number);
@@ -72,7 +72,7 @@ void probe_device(Report& report, const Driver& driver, int index, bool quick) {
   }
 }
 
-/// Which GPU reads which GPU's memory without the host between them.
+/// Adds which GPU can access the memory of which other GPU directly (peer to peer).
 void probe_peers(Report& report, const Driver& driver, int devices) {
   if (devices < 2 || !driver.reaches) return;
   bool all = true;
@@ -90,17 +90,17 @@ void probe_peers(Report& report, const Driver& driver, int devices) {
   }
   if (!all)
     report.add("peer to peer", "all pairs", false, "no", Verdict::kNote,
-               "gradients go through the host between some GPUs: `nvidia-smi topo -m` shows the way");
+               "gradients between some GPUs go through the host: `nvidia-smi topo -m` shows the connections");
 }
 
-/// The code that this build has, whatever GPUs there are.
+/// Adds the architectures that the kernels of this build were compiled for. Needs no GPU.
 void probe_compiled_kernels(Report& report) {
   std::vector<std::string> names;
   for (const auto& code : trainkit::detail::parse_kernel_codes(trainkit::detail::compiled_kernel_codes())) {
     names.push_back(code.name());
   }
   report.add("cuda", "kernels", names,
-             names.empty() ? "none: this build is without CUDA" : fmt::format("{}", fmt::join(names, " ")));
+             names.empty() ? "none: this build has no CUDA" : fmt::format("{}", fmt::join(names, " ")));
 }
 
 }  // namespace
@@ -130,14 +130,14 @@ void probe_gpus(Report& report, bool quick) {
   report.add("cuda", "of the driver", version(facts.driver_cuda),
              version(facts.driver_cuda) + (facts.driver_version.empty() ? "" : ", driver " + facts.driver_version));
   probe_compiled_kernels(report);
-  // A machine that has no GPU is no fault; one that hides it is.
-  const bool none = diagnosis.state == CudaState::kNoDriver && facts.pci_gpus <= 0;
+  // A machine without a GPU is fine. A GPU on the PCI bus that CUDA cannot use is a problem.
+  const bool no_gpu = diagnosis.state == CudaState::kNoDriver && facts.pci_gpus <= 0;
   const bool ready = diagnosis.state == CudaState::kReady;
   report.add("cuda", "state", cuda_state_name(diagnosis.state),
              ready ? fmt::format("ready, {} devices", facts.devices) : diagnosis.problem,
-             ready  ? Verdict::kOk
-             : none ? Verdict::kNote
-                    : Verdict::kWarning,
+             ready    ? Verdict::kOk
+             : no_gpu ? Verdict::kNote
+                      : Verdict::kWarning,
              diagnosis.remedy);
   const Driver driver;
   for (int i = 0; i < facts.devices; ++i) {
@@ -145,7 +145,7 @@ void probe_gpus(Report& report, bool quick) {
       probe_device(report, driver, i, quick);
     } catch (...) {
       report.add(fmt::format("gpu {}", i), "error", nullptr, std::string(status_from_current_exception().message()),
-                 Verdict::kWarning, "see nvidia-smi; a device that fails here fails in training");
+                 Verdict::kWarning, "see nvidia-smi; this device would fail in training too");
     }
   }
   probe_peers(report, driver, facts.devices);
@@ -154,7 +154,7 @@ void probe_gpus(Report& report, bool quick) {
     report.add(
         "gpu processes", fmt::format("pid {} on gpu {}", process.pid, process.gpu),
         {{"pid", process.pid}, {"gpu", process.gpu}, {"name", process.name}, {"used_bytes", process.used_bytes}},
-        fmt::format("{} holds {}", process.name.empty() ? "a program of another container" : process.name, memory),
+        fmt::format("{} holds {}", process.name.empty() ? "a process of another container" : process.name, memory),
         Verdict::kNote);
   }
 }

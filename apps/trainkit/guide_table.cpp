@@ -11,9 +11,9 @@ constexpr double kMegabyte = 1e6;  // the guides' MB
 
 struct Line {
   std::string name;
-  /// In the guide's MB.
+  /// Smallest and largest value in the guide, in MB (1e6 bytes).
   double least, most;
-  /// Of a plan's "largest_bytes" (all: "peak_bytes"), or else modules of "weight_bytes".
+  /// Key of the plan's "largest_bytes" ("total": of "peak_bytes"). If empty, `modules` are summed from "weight_bytes".
   std::string kind = {};
   std::vector<std::string> modules = {};
 };
@@ -24,7 +24,7 @@ struct Guide {
 };
 
 const Guide* guide_of(const std::string& app) {
-  static const Guide kRecommender = {"8 devices, 2048 rows a step, cache",
+  static const Guide kRecommender = {"8 devices, 2048 rows per step, cache",
                                      {{"weights", 500, 600, "weights"},
                                       {"  GPT-2", 500, 500, "", {"gpt2"}},
                                       {"  embeddings", 10, 50, "", {"user_embedding", "item_embedding"}},
@@ -34,7 +34,7 @@ const Guide* guide_of(const std::string& app) {
                                       {"gradients", 600, 600, "gradients"},
                                       {"optimizer", 1200, 1200, "optimizer"},
                                       {"in all", 2500, 3000, "total"}}};
-  static const Guide kEmotion = {"20 to 24 rows a device", {{"in all", 18000, 20000, "total"}}};
+  static const Guide kEmotion = {"20 to 24 rows per device", {{"in all", 18000, 20000, "total"}}};
   return app == "gpt2rec" ? &kRecommender : app == "emotion" ? &kEmotion : nullptr;
 }
 
@@ -63,15 +63,15 @@ void add_guide(const std::string& app, Json& plan) {
 std::string guide_table(const std::string& app, const Json& plan) {
   const Guide* guide = guide_of(app);
   if (!guide) return {};
-  std::string text = fmt::format("\nbeside the guide's example ({}), MB a device\n{:<14} {:>10} {:>12}\n",
+  std::string text = fmt::format("\ncompared with the guide's example ({}), MB per device\n{:<14} {:>10} {:>12}\n",
                                  guide->example, "", "ours", "guide");
   for (const Line& line : guide->lines) {
-    const std::string said =
+    const std::string guide_text =
         line.least == line.most ? fmt::format("{}", line.least) : fmt::format("{}-{}", line.least, line.most);
     text += fmt::format("{:<14} {:>10.1f} {:>12}\n", line.name, static_cast<double>(bytes_of(line, plan)) / kMegabyte,
-                        said);
+                        guide_text);
   }
-  return text + "each part at its largest, which they are not all at once\n";
+  return text + "peak of each part; the peaks are not at the same time\n";
 }
 
 }  // namespace trainkit::tool

@@ -1,5 +1,5 @@
 #pragma once
-/// What a trainer's guide says of the memory of its example, beside what was predicted.
+/// Compares a predicted memory plan with the figures that a trainer's guide gives for its example.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,11 +8,12 @@ namespace trainkit::tool {
 
 using Json = nlohmann::ordered_json;
 
-/// Adds "guide" to a plan of a trainer that has one: the example in words, and for each part of a device's memory
-/// "guide_bytes" (the least and the most) and "bytes" (ours).
+/// Adds "guide" to `plan` if the trainer `app` has such figures: "example" in words, and under "parts" for each part of
+/// a device's memory "guide_bytes" (smallest and largest) and "bytes" (predicted).
 void add_guide(const std::string& app, Json& plan);
 
-/// The same as lines, with an empty one before them; empty for a trainer without one. `plan` has "guide".
+/// Formats the same comparison as a table after an empty line; empty for a trainer without figures. Needs a `plan` that
+/// add_guide has completed.
 std::string guide_table(const std::string& app, const Json& plan);
 
 }  // namespace trainkit::tool

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
 
-/// What follows "name" and a colon at the beginning of a line of /proc/cpuinfo or /proc/meminfo.
+/// Returns the value of the first line "name : value" in /proc/cpuinfo or /proc/meminfo; empty if there is none.
 std::string proc_value(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -43,6 +43,7 @@ std::string proc_value(const std::string& path, const std::string& name) {
   return {};
 }
 
+/// Returns a value of /proc/meminfo in bytes; -1 if it is missing.
 int64_t meminfo_bytes(const std::string& name) {
   const std::string text = proc_value("/proc/meminfo", name);
   return text.empty() ? -1 : std::stoll(text) * 1024;
@@ -73,8 +74,9 @@ void probe_processors(Report& report) {
              affinity < online ? Verdict::kNote : Verdict::kOk,
              affinity < online ? "taskset, numactl or a job scheduler has bound this process" : "");
   report.add("processors", "quota", quota, quota > 0 ? fmt::format("{:.3g} processors", quota) : "none");
-  report.add("processors", "usable", usable, fmt::format("{}", usable), usable < 2 ? Verdict::kWarning : Verdict::kOk,
-             usable < 2 ? "the loader's workers and the training thread share one: give the process two or more" : "");
+  report.add(
+      "processors", "usable", usable, fmt::format("{}", usable), usable < 2 ? Verdict::kWarning : Verdict::kOk,
+      usable < 2 ? "the loader's workers and the training thread share one CPU: give the process at least two" : "");
   report.add(
       "processors", "LibTorch threads", at::get_num_threads(), fmt::format("{}", at::get_num_threads()),
       at::get_num_threads() > usable ? Verdict::kWarning : Verdict::kOk,
@@ -86,7 +88,7 @@ void probe_memory(Report& report) {
   report.add("memory", "total", total, format_size(total));
   const bool tight = available >= 0 && available < 2 * kGiB;
   report.add("memory", "available", available, format_size(available), tight ? Verdict::kWarning : Verdict::kOk,
-             tight ? "close other programs: the kernel ends a process when it runs out" : "");
+             tight ? "close other programs: the kernel kills a process when memory runs out" : "");
   const std::string limit = detail::read_text("/sys/fs/cgroup/memory.max");
   if (!limit.empty() && limit.find_first_not_of("0123456789\n") == std::string::npos) {
     const int64_t bytes = std::stoll(limit);
@@ -94,13 +96,14 @@ void probe_memory(Report& report) {
   }
   struct statvfs shared {};
   if (statvfs("/dev/shm", &shared) != 0) {
-    report.add("memory", "/dev/shm", nullptr, "not there", Verdict::kWarning,
+    report.add("memory", "/dev/shm", nullptr, "missing", Verdict::kWarning,
                "NCCL needs it between ranks: mount a tmpfs");
     return;
   }
   const int64_t bytes = static_cast<int64_t>(shared.f_blocks) * static_cast<int64_t>(shared.f_frsize);
-  report.add("memory", "/dev/shm", bytes, format_size(bytes), bytes < kGiB ? Verdict::kWarning : Verdict::kOk,
-             bytes < kGiB ? "small for NCCL between several ranks: docker run --shm-size=1g, or --ipc=host" : "");
+  report.add(
+      "memory", "/dev/shm", bytes, format_size(bytes), bytes < kGiB ? Verdict::kWarning : Verdict::kOk,
+      bytes < kGiB ? "too small for NCCL between several ranks: use docker run --shm-size=1g, or --ipc=host" : "");
 }
 
 void probe_limits(Report& report) {
@@ -117,13 +120,13 @@ void probe_limits(Report& report) {
                low ? verdict : Verdict::kOk, low ? hint : "");
   };
   limit("open files", RLIMIT_NOFILE, 1024, false, Verdict::kWarning,
-        "data sets, sockets of many ranks and logs need more: ulimit -n 65536");
+        "data sets, logs and the sockets of many ranks need more: ulimit -n 65536");
   limit("locked memory", RLIMIT_MEMLOCK, 64 * kMiB, true, Verdict::kNote,
         "InfiniBand needs it unlimited: ulimit -l unlimited, or docker run --ulimit memlock=-1");
   limit("address space", RLIMIT_AS, RLIM_INFINITY, true, Verdict::kWarning,
         "CUDA and memory-mapped data sets reserve far more than they use: ulimit -v unlimited");
   limit("file size", RLIMIT_FSIZE, RLIM_INFINITY, true, Verdict::kWarning,
-        "checkpoints beyond it cannot be saved: ulimit -f unlimited");
+        "larger checkpoints cannot be saved: ulimit -f unlimited");
   limit("processes", RLIMIT_NPROC, 4096, false, Verdict::kWarning, "threads count too: ulimit -u 65536");
 }
 
@@ -138,7 +141,7 @@ std::string file_system_name(long type) {
   return entry == names.end() ? fmt::format("0x{:x}", type) : entry->second;
 }
 
-/// The largest files below `folder`, up to `bytes` in all; looks at 10,000 entries at most.
+/// Returns the largest files below `folder` until their sizes reach `bytes`. Looks at 10,000 entries at most.
 std::vector<std::pair<fs::path, int64_t>> large_files(const fs::path& folder, int64_t bytes) {
   std::vector<std::pair<fs::path, int64_t>> files;
   std::error_code failed;
@@ -157,7 +160,8 @@ std::vector<std::pair<fs::path, int64_t>> large_files(const fs::path& folder, in
   return files;
 }
 
-/// Bytes and seconds of reading a file that is not in memory, at most `most` bytes.
+/// Reads at most `most` bytes of a file after dropping it from the page cache. Returns bytes and seconds; {0, 0} if it
+/// cannot be opened.
 std::pair<int64_t, double> read_cold(const std::string& path, int64_t most) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return {0, 0};
@@ -181,7 +185,7 @@ void add_speed(Report& report, const std::string& what, const std::string& name,
       fmt::format("{}/s ({} in {:.2f} s)", format_size(static_cast<int64_t>(speed)), format_size(bytes), seconds));
 }
 
-/// Writes a temporary file, to be read again; its speed, to the disk itself, is a figure too.
+/// Writes a temporary file, flushes it to the disk and reads it again. Adds both speeds.
 void probe_with_file(Report& report, const std::string& what, const std::string& folder) {
   constexpr int64_t kBytes = 128 * kMiB;
   const auto directory = Fs::posix().open_directory(folder);
@@ -190,7 +194,7 @@ void probe_with_file(Report& report, const std::string& what, const std::string&
   {
     auto file = directory->create_file(name);
     if (!file.ok()) {
-      report.add(what, "write", nullptr, "may not be written to", Verdict::kWarning, "choose another --output_dir");
+      report.add(what, "write", nullptr, "not writable", Verdict::kWarning, "choose another --output_dir");
       return;
     }
     std::string block(static_cast<size_t>(kMiB), '\0');
@@ -202,7 +206,8 @@ void probe_with_file(Report& report, const std::string& what, const std::string&
     if (written) {
       add_speed(report, what, "write", kBytes, seconds_now() - start);
     } else {
-      report.add(what, "write", nullptr, "failed", Verdict::kWarning, "is the disk full? a checkpoint would fail too");
+      report.add(what, "write", nullptr, "failed", Verdict::kWarning,
+                 "a checkpoint would fail too; check whether the disk is full");
     }
     (void)file->close();
     if (written) {
@@ -228,7 +233,7 @@ void probe_disk(Report& report, const std::string& what, const std::string& fold
              remote ? "many small files are slow over a network: copy the data set to a local disk" : "");
   const int64_t free = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_bsize);
   report.add(what, "free", free, format_size(free), free < kGiB ? Verdict::kWarning : Verdict::kOk,
-             free < kGiB ? "checkpoints may not fit: free some space, or --keep_last 1" : "");
+             free < kGiB ? "checkpoints may not fit: free some space, or use --keep_last 1" : "");
   constexpr int64_t kEnough = 16 * kMiB, kMost = 256 * kMiB;
   int64_t bytes = 0;
   double seconds = 0;

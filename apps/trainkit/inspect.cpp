@@ -1,4 +1,4 @@
-// trainkit inspect: what a file of weights or a checkpoint holds.
+// trainkit inspect: lists the tensors of a weight file or a checkpoint.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,7 +26,7 @@ std::string shape_of(const WeightEntry& entry) {
                                  : fmt::format("({})", fmt::join(entry.shape, ", "));
 }
 
-/// A sum that stays at the largest number: what a file claims may be anything.
+/// Adds two counts and saturates at the largest int64: sizes in a hostile file may overflow.
 int64_t saturating_sum(int64_t a, int64_t b) {
   int64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;
@@ -36,7 +36,7 @@ struct Totals {
   explicit Totals(const WeightFile& file) {
     for (const WeightEntry& entry : file.entries()) {
       int64_t count = 1;
-      for (const int64_t size : entry.shape) count *= size;  // checked when the file was opened
+      for (const int64_t size : entry.shape) count *= size;  // cannot overflow: WeightFile::open has checked it
       values = saturating_sum(values, count);
       bytes = saturating_sum(bytes, entry.bytes);
     }
@@ -101,13 +101,14 @@ absl::StatusOr<int> inspect_command(const Arguments& given) {
   ConfigParser parser(
       {.name = "trainkit inspect FILE",
        .version = library_versions()["trainkit"],
-       .description = "Lists names, dtypes, shapes and bytes of a file of weights (safetensors, or PyTorch's .pt, "
-                      ".pth, .bin,\ntold apart by content) or of a checkpoint's folder, which it verifies. Nothing in "
-                      "a file is run.",
+       .description =
+           "Lists names, dtypes, shapes and bytes of the tensors in a weight file (safetensors, or PyTorch's "
+           ".pt, .pth, .bin;\ndetected by content) or in a checkpoint folder, whose digests it verifies. "
+           "Never executes code from a file.",
        .examples = {"trainkit inspect model.safetensors", "trainkit inspect pytorch_model.bin --json",
                     "trainkit inspect runs/transformer"}});
   bool as_json = false;
-  parser.add("json", &as_json, {.help = "The same as JSON.", .group = "Output"});
+  parser.add("json", &as_json, {.help = "Print JSON instead of a table.", .group = "Output"});
   Arguments arguments = given;
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, take_words(arguments, {"FILE"}));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));

@@ -26,17 +26,32 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+// Note [Random interruptions]
+//
+// A start of the program passes three phases: it loads its checkpoint, it trains, it ends after the last checkpoint. An
+// interruption must be possible in each, but a run must also reach its end.
+//
+// 1. The first start is never interrupted before its first checkpoint: nothing could be resumed.
+// 2. One resumed start in kLoadingShare may be interrupted while it loads, at a time drawn from [0, first_progress].
+//    The other starts are interrupted only after they show progress (ProgressWatch). Otherwise a slow start would be
+//    interrupted again and again without a step.
+// 3. While steps are left, the time after the first progress is drawn from [0, kBeyondTraining x the remaining training
+//    time]. The factor is above 1, so some starts finish their training.
+// 4. After the last checkpoint it is drawn from [0, kBeyondEnd x the time to the end], so most starts reach the end.
+//    These interruptions are counted separately (after_training), since they cannot change a step.
+// 5. SIGUSR1 saves without ending the program: the same start is interrupted again after a time drawn from a sixth of
+//    the run.
+//
+// All times are those of the uninterrupted run, scaled by pace_. Whether a signal interrupted the run is decided by the
+// way the program ended: a program that had finished before the signal arrived is a completed run.
 constexpr auto kPoll = std::chrono::milliseconds(2);
-/// One interruption in so many comes at any moment after a start, before the run shows that it is alive too.
-constexpr int kAnyMomentIn = 8;
-/// Moments are drawn from a little more than the training that is left, so that a run does its last step at last.
+constexpr int kLoadingShare = 8;
 constexpr double kBeyondTraining = 1.25;
-/// What follows the last checkpoint is left in peace more often than not.
 constexpr double kBeyondEnd = 3;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// The last line that an error makes, or the last line at all.
+/// Returns the first line of the last error in `text`, or the last line if there is no error.
 std::string last_line(const std::string& text) {
   const size_t error = text.rfind("trainkit: error[");
   const size_t end = text.find_last_not_of('\n');
@@ -45,24 +60,24 @@ std::string last_line(const std::string& text) {
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
-/// What a run has written, to see that it lives.
-class SignsOfLife {
+/// Watches the files of a run for progress.
+class ProgressWatch {
  public:
-  explicit SignsOfLife(std::string output_dir) : output_dir_(std::move(output_dir)) { seen(); }
+  explicit ProgressWatch(std::string output_dir) : output_dir_(std::move(output_dir)) { has_advanced(); }
 
   std::string latest() const { return detail::read_text(output_dir_ + "/checkpoints/latest"); }
 
-  /// Whether metrics.jsonl has grown, or there is another checkpoint, since the last call. A run that goes on cuts what
-  /// it had logged too much first.
-  bool seen() {
+  /// Returns whether metrics.jsonl has grown or the latest checkpoint has changed since the last call. A resumed run
+  /// first truncates the records after its checkpoint; a shorter file is not progress.
+  bool has_advanced() {
     std::error_code none;
     const auto size = fs::file_size(output_dir_ + "/metrics.jsonl", none);
     const uintmax_t bytes = none ? 0 : size;
     std::string now = latest();
-    const bool alive = bytes > bytes_ || now != latest_;
+    const bool advanced = bytes > bytes_ || now != latest_;
     bytes_ = bytes;
     latest_ = std::move(now);
-    return alive;
+    return advanced;
   }
 
  private:
@@ -70,7 +85,7 @@ class SignsOfLife {
   uintmax_t bytes_ = 0;
 };
 
-/// Of the last checkpoint; 0 if there is none.
+/// Returns the step of the last checkpoint; 0 if there is none.
 int64_t saved_step(const std::string& output_dir) {
   const auto latest = resolve_checkpoint("latest", output_dir);
   return latest.ok() ? latest->step : 0;
@@ -78,10 +93,10 @@ int64_t saved_step(const std::string& output_dir) {
 
 }  // namespace
 
-/// The program, with all that it starts.
+/// Runs the program in its own process group, with all processes that it starts.
 class InterruptedRuns::Process {
  public:
-  /// Output goes behind what is in `log`.
+  /// Starts the program and appends its output to the file `log`. Exit code 2 if exec fails.
   static absl::StatusOr<std::unique_ptr<Process>> start(std::vector<std::string> words, const std::string& log);
   explicit Process(pid_t pid, std::string log) : pid_(pid), log_(std::move(log)) {}
   ~Process() {
@@ -89,7 +104,7 @@ class InterruptedRuns::Process {
     reap();
   }
 
-  /// The way it ended as waitpid says it, once it has.
+  /// Returns the status of waitpid if the program has ended. Does not block.
   std::optional<int> poll() {
     int status = 0;
     if (!ended_ && waitpid(pid_, &status, WNOHANG) == pid_) ended_ = status;
@@ -99,9 +114,9 @@ class InterruptedRuns::Process {
   void signal(int number) {
     if (running()) ::kill(number == SIGKILL ? -pid_ : pid_, number);
   }
-  /// Those of its group that outlive it, too.
+  /// Kills the whole process group, including processes that outlive the program.
   void kill_all() { ::kill(-pid_, SIGKILL); }
-  /// Waits for what it left behind, too: a launcher's ranks die a moment after it.
+  /// Waits for the program and for adopted processes: a launcher's ranks end shortly after the launcher.
   void reap() {
     if (!ended_) {
       int status = 0;
@@ -126,10 +141,10 @@ absl::StatusOr<std::unique_ptr<InterruptedRuns::Process>> InterruptedRuns::Proce
   argv.push_back(nullptr);
   const pid_t parent = getpid();
   int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
+  if (pipe2(report, O_CLOEXEC) != 0) return absl::InternalError("cannot create a pipe");
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t pid = fork();
-  if (pid == 0) {  // nothing here allocates
+  if (pid == 0) {  // must not allocate between fork and exec
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int in = open("/dev/null", O_RDONLY), out = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -157,7 +172,7 @@ absl::StatusOr<std::unique_ptr<InterruptedRuns::Process>> InterruptedRuns::Proce
   return std::make_unique<Process>(pid, log);
 }
 
-/// How it ended, as an error.
+/// Describes the end of the program as an error. Keeps the exit code of our programs; others become kBug.
 absl::Status InterruptedRuns::Process::failure() const {
   const int status = ended_.value_or(0);
   const bool exited = WIFEXITED(status);
@@ -173,23 +188,23 @@ absl::Status InterruptedRuns::Process::failure() const {
 
 std::vector<std::string> InterruptedRuns::command(const std::string& output_dir, bool resume) {
   std::vector<std::string> words = options_.program;
-  // A program of ours is named without a path.
-  const std::string beside = program_folder() + "/" + words[0];
-  if (words[0].find('/') == std::string::npos && fs::exists(beside)) words[0] = beside;
+  // Our own programs are given without a path and are in this program's folder.
+  const std::string path = program_folder() + "/" + words[0];
+  if (words[0].find('/') == std::string::npos && fs::exists(path)) words[0] = path;
   words.insert(words.end(), {"--output_dir", output_dir});
   if (resume) words.insert(words.end(), {"--resume", "latest"});
   return words;
 }
 
-absl::StatusOr<RunTimes> InterruptedRuns::undisturbed(const std::string& output_dir) {
-  SignsOfLife life(output_dir);
+absl::StatusOr<RunTimes> InterruptedRuns::run_uninterrupted(const std::string& output_dir) {
+  ProgressWatch progress(output_dir);
   TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(command(output_dir, /*resume=*/false), output_dir + ".log"));
   const Clock::time_point begin = Clock::now();
   RunTimes times;
   std::string last;
   const auto look = [&] {
-    if (times.first_sign == 0 && life.seen()) times.first_sign = seconds_since(begin);
-    std::string latest = life.latest();
+    if (times.first_progress == 0 && progress.has_advanced()) times.first_progress = seconds_since(begin);
+    std::string latest = progress.latest();
     if (latest == last) return;
     times.last_checkpoint = seconds_since(begin);
     if (last.empty()) times.first_checkpoint = times.last_checkpoint;
@@ -208,19 +223,19 @@ absl::StatusOr<RunTimes> InterruptedRuns::undisturbed(const std::string& output_
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "resume.checkpoints",
                       .where = output_dir,
-                      .problem = "the run saved no checkpoint before its end: there is no moment to interrupt it at",
-                      .hint = "a smaller --save_every, or a longer run"});
+                      .problem = "the run saved no checkpoint before its end, so it cannot be interrupted and resumed",
+                      .hint = "use a smaller --save_every or a longer run"});
   }
   return times;
 }
 
-void InterruptedRuns::count_interruption(const std::string& output_dir, bool alive, bool trained) {
+void InterruptedRuns::count_interruption(const std::string& output_dir, bool progressed, bool trained) {
   if (trained) {
     ++counts_.after_training;
     return;
   }
   ++counts_.interruptions;
-  counts_.while_starting += !alive;
+  counts_.while_starting += !progressed;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(output_dir + "/checkpoints", none)) {
     if (!entry.path().filename().string().starts_with(".tmp-")) continue;
@@ -229,57 +244,58 @@ void InterruptedRuns::count_interruption(const std::string& output_dir, bool ali
   }
 }
 
-absl::Status InterruptedRuns::disturbed(const std::string& output_dir, const RunTimes& times, int64_t most) {
+// See Note [Random interruptions].
+absl::Status InterruptedRuns::run_interrupted(const std::string& output_dir, const RunTimes& times, int64_t most) {
   const bool ends = options_.signal != SIGUSR1;
-  const double patience = 60 + 10 * times.end;
+  const double time_limit = 60 + 10 * times.end;
   int64_t left = most;
   for (bool resume = false;; resume = true) {
     std::vector<std::string> words = command(output_dir, resume);
     for (const auto& [flag, values] : options_.varied) {
       words.insert(words.end(), {"--" + flag, values[random_() % values.size()]});
     }
-    SignsOfLife life(output_dir);
+    ProgressWatch progress(output_dir);
     const int64_t from = saved_step(output_dir);
     TRAINKIT_ASSIGN_OR_RETURN(auto process, Process::start(words, output_dir + ".log"));
     ++counts_.starts;
     const Clock::time_point begin = Clock::now();
     const double rest = times.steps > 0 ? 1 - static_cast<double>(from) / static_cast<double>(times.steps) : 1;
-    const bool any_moment = resume && ends && random_() % kAnyMomentIn == 0;
-    const double from_start = draw(pace_ * times.first_sign);
-    const double training = rest * (times.last_checkpoint - (resume ? times.first_sign : times.first_checkpoint));
-    double from_life = draw(
+    const bool while_loading = resume && ends && random_() % kLoadingShare == 0;
+    const double after_start = draw(pace_ * times.first_progress);
+    const double training = rest * (times.last_checkpoint - (resume ? times.first_progress : times.first_checkpoint));
+    double after_progress = draw(
         pace_ * (from < times.steps ? kBeyondTraining * training : kBeyondEnd * (times.end - times.last_checkpoint)));
-    bool alive = false, interrupted = false, trained = false;
-    Clock::time_point counted = begin;  // when the clock of from_life began
+    bool progressed = false, interrupted = false, trained = false;
+    Clock::time_point counted = begin;  // start of the time after_progress
     while (process->running()) {
-      if (seconds_since(begin) > patience) {
+      if (seconds_since(begin) > time_limit) {
         process->kill_all();
         process->reap();
         return to_status({.exit_code = ExitCode::kStalledWorker,
                           .id = "resume.hang",
                           .where = output_dir + ".log",
-                          .problem = fmt::format("the program does not end after {:.0f} s", patience),
-                          .expected = fmt::format("about {:.1f} s, as in peace", times.end)});
+                          .problem = fmt::format("the program has not ended after {:.0f} s", time_limit),
+                          .expected = fmt::format("about {:.1f} s, as without interruptions", times.end)});
       }
-      // The first run is left alone until it has a checkpoint, a later one mostly until it trains.
-      if (!alive && (resume ? life.seen() : !life.latest().empty())) {
-        alive = true;
+      if (!progressed && (resume ? progress.has_advanced() : !progress.latest().empty())) {
+        progressed = true;
         counted = Clock::now();
       }
-      const bool now = alive ? seconds_since(counted) >= from_life : any_moment && seconds_since(begin) >= from_start;
+      const bool now =
+          progressed ? seconds_since(counted) >= after_progress : while_loading && seconds_since(begin) >= after_start;
       if (now && left > 0 && (!interrupted || !ends)) {
         trained = saved_step(output_dir) >= times.steps;
         process->signal(options_.signal);
         interrupted = ends;
         --left;
         if (ends) break;
-        count_interruption(output_dir, alive, trained);
+        count_interruption(output_dir, progressed, trained);
         counted = Clock::now();
-        from_life = draw(pace_ * times.end / 6);
+        after_progress = draw(pace_ * times.end / 6);
       }
       std::this_thread::sleep_for(kPoll);
     }
-    while (process->running() && seconds_since(begin) <= 2 * patience) std::this_thread::sleep_for(kPoll);
+    while (process->running() && seconds_since(begin) <= 2 * time_limit) std::this_thread::sleep_for(kPoll);
     const double whole = seconds_since(begin);
     process->kill_all();
     process->reap();
@@ -287,7 +303,7 @@ absl::Status InterruptedRuns::disturbed(const std::string& output_dir, const Run
     const bool stopped = ends && ((WIFSIGNALED(status) && WTERMSIG(status) == options_.signal) ||
                                   (WIFEXITED(status) && WEXITSTATUS(status) == 128 + options_.signal));
     if (interrupted && stopped) {
-      count_interruption(output_dir, alive, trained);
+      count_interruption(output_dir, progressed, trained);
       continue;
     }
     if (status != 0) return process->failure();

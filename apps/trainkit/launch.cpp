@@ -31,9 +31,9 @@ namespace trainkit::tool {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-/// How long a rank that ended with 8 may be ahead of the one that is to blame.
+/// Delay after exit code 8. See Note [Ending of ranks].
 constexpr double kSettleSeconds = 1.0;
-/// How long output may still come from a rank's own children after the last rank has ended.
+/// Time for output of a rank's children after the last rank has ended.
 constexpr double kDrainSeconds = 0.5;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -42,12 +42,12 @@ void write_all(int descriptor, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t size = write(descriptor, text.data() + done, text.size() - done);
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0) return;  // nobody reads any more: the ranks go on
+    if (size < 0) return;  // the reader has closed the pipe; the ranks continue
     done += static_cast<size_t>(size);
   }
 }
 
-/// "[rank 3] ", in a colour of its own on a terminal.
+/// "[rank 3] ", with a colour per rank on a terminal.
 std::string prefix(int64_t rank, int descriptor) {
   const std::string text = fmt::format("[rank {}] ", rank);
   const char* term = std::getenv("TERM");
@@ -72,13 +72,13 @@ absl::StatusOr<uint16_t> free_port() {
                     .problem = std::string("no free port on the loopback interface: ") + std::strerror(error)});
 }
 
-/// How a rank ended.
+/// How a rank ended. `status` is that of waitpid.
 struct Ending {
   int64_t rank = 0;
   int status = 0;
-  /// This process had told it to end, because of another rank.
-  bool told = false;
-  /// It died by, or exited for, a signal that the user sent.
+  /// Whether the launcher had signalled it to end because of another rank.
+  bool signalled = false;
+  /// Whether a signal from the user ended it, with or without a saved checkpoint.
   bool stopped = false;
 
   bool exited_with(ExitCode code) const { return WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(code); }
@@ -97,22 +97,22 @@ struct Rank {
   int64_t rank;
   pid_t pid = -1;
   bool running = false;
-  bool told = false;
+  bool signalled = false;
   std::array<Stream, 2> streams;
 };
 
-/// Runs in the child between fork and exec; nothing here allocates. Returns the errno of what failed.
-int become(char* const* argv, char* const* environment, const std::array<int, 2>& pipes, pid_t parent) {
-  setpgid(0, 0);  // a Ctrl+C is the parent's to pass on, once
+/// Runs in the child between fork and exec, so it must not allocate. Replaces the process; returns errno on failure.
+int exec_rank(char* const* argv, char* const* environment, const std::array<int, 2>& pipes, pid_t parent) {
+  setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kDistributed));  // it died before the line above
+  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kDistributed));  // the parent died before prctl
   const int null = open("/dev/null", O_RDONLY);
   if (null < 0 || dup2(null, 0) < 0 || dup2(pipes[0], 1) < 0 || dup2(pipes[1], 2) < 0) return errno;
   if (null > 2) close(null);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  // A shell's background job ignores SIGINT, and would hand that down.
+  // exec keeps ignored signals ignored, and a shell's background job ignores SIGINT.
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGCHLD}) signal(number, SIG_DFL);
   execvpe(argv[0], argv, environment);
   return errno;
@@ -125,22 +125,22 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return all;
 }
 
-/// The ranks of one machine, from their start to their end.
+/// Starts the ranks of this machine and waits for their end. See Note [Ending of ranks] in launch.h.
 class Job {
  public:
   explicit Job(const LaunchOptions& options) : options_(options) {
-    sigset_t mine;
-    sigemptyset(&mine);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1}) sigaddset(&mine, number);
+    sigset_t handled;
+    sigemptyset(&handled);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1}) sigaddset(&handled, number);
     struct sigaction hangup {};
     sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaddset(&mine, SIGHUP);  // nohup means it
-    sigprocmask(SIG_BLOCK, &mine, &previous_);
-    signals_ = signalfd(-1, &mine, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&handled, SIGHUP);  // nohup ignores it: keep that
+    sigprocmask(SIG_BLOCK, &handled, &previous_);
+    signals_ = signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK);
     signal(SIGPIPE, SIG_IGN);
   }
   ~Job() {
-    tell(SIGKILL);
+    send(SIGKILL);
     for (Rank& rank : ranks_) {
       if (rank.running) waitpid(rank.pid, nullptr, 0);
       for (const auto& stream : rank.streams) {
@@ -165,16 +165,16 @@ class Job {
     return absl::OkStatus();
   }
 
-  /// Until every rank has ended and said all it had to say.
+  /// Blocks until every rank has ended and its output is copied.
   void run() {
     double drained_at = kNever;
     while (true) {
       const bool running = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; });
-      const bool talking = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+      const bool has_output = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
         return rank.streams[0].descriptor >= 0 || rank.streams[1].descriptor >= 0;
       });
       if (!running && drained_at == kNever) drained_at = now() + kDrainSeconds;
-      if (!running && (!talking || now() >= drained_at)) break;
+      if (!running && (!has_output || now() >= drained_at)) break;
       wait(std::min({terminate_at_, kill_at_, drained_at}));
       if (now() >= terminate_at_) terminate();
       if (now() >= kill_at_) kill();
@@ -192,22 +192,22 @@ class Job {
   void read(Rank::Stream& stream);
   void take_signals();
   void reap();
-  /// To every rank that runs, and to the processes that it has started.
-  void tell(int signal) {
+  /// Sends a signal to every running rank and to the processes that it has started.
+  void send(int signal) {
     for (Rank& rank : ranks_) {
       if (rank.running) ::kill(-rank.pid, signal);
     }
   }
   void terminate() {
-    for (Rank& rank : ranks_) rank.told |= rank.running;
-    tell(SIGTERM);
-    tell(SIGCONT);  // one that is stopped would not hear it
+    for (Rank& rank : ranks_) rank.signalled |= rank.running;
+    send(SIGTERM);
+    send(SIGCONT);  // a suspended process handles SIGTERM only after it continues
     terminate_at_ = kNever;
     kill_at_ = std::min(kill_at_, now() + options_.grace.count());
   }
   void kill() {
-    for (Rank& rank : ranks_) rank.told |= rank.running;
-    tell(SIGKILL);
+    for (Rank& rank : ranks_) rank.signalled |= rank.running;
+    send(SIGKILL);
     kill_at_ = kNever;
   }
 
@@ -216,7 +216,7 @@ class Job {
   int signals_ = -1;
   std::deque<Rank> ranks_;
   std::vector<Ending> endings_;
-  int passed_on_ = 0;
+  int forwarded_signal_ = 0;
   int stop_signals_ = 0;
   double terminate_at_ = kNever;
   double kill_at_ = kNever;
@@ -226,7 +226,8 @@ absl::Status Job::start_rank(int64_t local_rank, char* const* argv, char* const*
   const auto failed = [](ExitCode code, std::string where, std::string problem) {
     return to_status({.exit_code = code, .id = "launch.start", .where = std::move(where), .problem = problem});
   };
-  std::array<std::array<int, 2>, 3> pipes;  // stdout, stderr, and errno if exec fails
+  // stdout, stderr, and the errno of a failed exec: a successful exec closes the third (O_CLOEXEC), and read returns 0.
+  std::array<std::array<int, 2>, 3> pipes;
   for (auto& pipe : pipes) {
     if (pipe2(pipe.data(), O_CLOEXEC) != 0) return failed(ExitCode::kBug, "", std::strerror(errno));
   }
@@ -234,7 +235,7 @@ absl::Status Job::start_rank(int64_t local_rank, char* const* argv, char* const*
   const pid_t parent = getpid();
   rank.pid = fork();
   if (rank.pid == 0) {
-    const int error = become(argv, environment, {pipes[0][1], pipes[1][1]}, parent);
+    const int error = exec_rank(argv, environment, {pipes[0][1], pipes[1][1]}, parent);
     (void)!write(pipes[2][1], &error, sizeof error);
     _exit(127);
   }
@@ -247,7 +248,7 @@ absl::Status Job::start_rank(int64_t local_rank, char* const* argv, char* const*
   close(pipes[2][0]);
   if (!rank.running)
     return failed(ExitCode::kBug, "", std::string("cannot start a process: ") + std::strerror(fork_error));
-  setpgid(rank.pid, rank.pid);
+  setpgid(rank.pid, rank.pid);  // the child does so too: the first one wins, and kill(-pid) works from here on
   for (const auto& stream : rank.streams) fcntl(stream.descriptor, F_SETFL, O_NONBLOCK);
   if (size == sizeof error)
     return failed(ExitCode::kUsage, argv[0], std::string("cannot be started: ") + std::strerror(error));
@@ -290,16 +291,16 @@ void Job::take_signals() {
       child = true;
       continue;
     }
-    if (number == SIGHUP) number = SIGTERM;  // the terminal is gone: save what there is
+    if (number == SIGHUP) number = SIGTERM;  // the terminal is gone: save and stop
     if (number == SIGUSR1) {
-      // To the ranks alone: it would kill helpers of theirs, which know nothing of it.
+      // Only to the ranks: it would kill their child processes, which have no handler for it.
       for (const Rank& rank : ranks_) {
         if (rank.running) ::kill(rank.pid, SIGUSR1);
       }
       continue;
     }
-    tell(number);
-    passed_on_ = number;
+    send(number);
+    forwarded_signal_ = number;
     if (++stop_signals_ > 1) kill_at_ = std::min(kill_at_, now() + options_.grace.count());
   }
   if (child) reap();
@@ -313,27 +314,25 @@ void Job::reap() {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
     const bool saved =
         WIFEXITED(status) && (WEXITSTATUS(status) == 128 + SIGINT || WEXITSTATUS(status) == 128 + SIGTERM);
-    const bool by_user = WIFSIGNALED(status) && WTERMSIG(status) == passed_on_;
-    const Ending& ending = endings_.emplace_back(Ending{rank.rank, status, rank.told, saved || by_user});
-    ::kill(-rank.pid, SIGKILL);  // what it had started and left behind
-    // Ranks that stop together end one after the other, and rank 0 saves meanwhile: a SIGTERM would be its second.
-    double patience = 0;
-    if (ending.exited_with(ExitCode::kDistributed)) patience = kSettleSeconds;
-    if (stop_signals_ > 0) patience = std::max(patience, options_.grace.count());
-    if (ending.stopped) patience = options_.stop_timeout.count();
-    if (kill_at_ == kNever) terminate_at_ = std::min(terminate_at_, now() + patience);
+    const bool by_user = WIFSIGNALED(status) && WTERMSIG(status) == forwarded_signal_;
+    const Ending& ending = endings_.emplace_back(Ending{rank.rank, status, rank.signalled, saved || by_user});
+    ::kill(-rank.pid, SIGKILL);  // processes that the rank has left behind
+    double delay = 0;            // see Note [Ending of ranks], 3
+    if (ending.exited_with(ExitCode::kDistributed)) delay = kSettleSeconds;
+    if (stop_signals_ > 0) delay = std::max(delay, options_.grace.count());
+    if (ending.stopped) delay = options_.stop_timeout.count();
+    if (kill_at_ == kNever) terminate_at_ = std::min(terminate_at_, now() + delay);
   }
 }
 
 absl::StatusOr<int> Job::result() const {
-  // The cause is whoever failed first by its own; 8 says that another one failed, and comes second.
-  const auto rank_of = [](const Ending& ending) {
-    if (ending.told) return 2;
+  const auto priority = [](const Ending& ending) {  // see Note [Ending of ranks], 4
+    if (ending.signalled) return 2;
     if (ending.stopped) return 3;
     return ending.exited_with(ExitCode::kDistributed) ? 1 : 0;
   };
   const auto cause = std::min_element(endings_.begin(), endings_.end(),
-                                      [&](const Ending& a, const Ending& b) { return rank_of(a) < rank_of(b); });
+                                      [&](const Ending& a, const Ending& b) { return priority(a) < priority(b); });
   if (cause == endings_.end()) return 0;
   const bool exited = WIFEXITED(cause->status);
   const int code = exited ? WEXITSTATUS(cause->status) : 128 + WTERMSIG(cause->status);
@@ -343,16 +342,17 @@ absl::StatusOr<int> Job::result() const {
               .field = fmt::format("rank {}", cause->rank),
               .problem = exited ? fmt::format("ended with exit code {}", code)
                                 : fmt::format("was killed by signal {} ({})", code - 128, strsignal(code - 128))};
-  if (exited) error.hint = fmt::format("its own words are the lines above that begin with [rank {}]", cause->rank);
-  if (!exited && code == 128 + SIGKILL) error.hint = "out of memory? the kernel's log says so: dmesg | grep -i oom";
+  if (exited) error.hint = fmt::format("its error is in the lines above that begin with [rank {}]", cause->rank);
+  if (!exited && code == 128 + SIGKILL)
+    error.hint = "the kernel may have run out of memory; check its log: dmesg | grep -i oom";
   return to_status(error);
 }
 
-/// `name` beside this program, if it is there; else `name`, for the PATH.
+/// Path of `name` in this program's folder if it exists there; else `name`, which exec looks up in PATH.
 std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
-  const std::string beside = program_folder() + "/" + name;
-  return access(beside.c_str(), X_OK) == 0 ? beside : name;
+  const std::string path = program_folder() + "/" + name;
+  return access(path.c_str(), X_OK) == 0 ? path : name;
 }
 
 }  // namespace

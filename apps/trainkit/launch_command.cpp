@@ -21,24 +21,29 @@ struct LaunchFlags {
 
 void add_flags(ConfigParser& parser, LaunchFlags& flags) {
   parser.add("nproc_per_node", &flags.nproc_per_node,
-             {.help = "Ranks on this machine; auto is one per GPU, or 1.", .group = "Ranks", .min = 1, .max = 4096});
-  parser.add("nnodes", &flags.nnodes, {.help = "Machines.", .group = "Ranks", .min = 1, .max = 65536});
+             {.help = "Ranks on this machine. auto: one per GPU, or 1 without a GPU.",
+              .group = "Ranks",
+              .min = 1,
+              .max = 4096});
+  parser.add("nnodes", &flags.nnodes, {.help = "Number of machines.", .group = "Ranks", .min = 1, .max = 65536});
   parser.add("node_rank", &flags.node_rank,
-             {.help = "Number of this machine, from 0.", .group = "Ranks", .min = 0, .max = 65535});
+             {.help = "Index of this machine, from 0.", .group = "Ranks", .min = 0, .max = 65535});
   parser.add("master_addr", &flags.master_addr,
-             {.help = "Host of machine 0; needed with several. With one, the ranks meet on the loopback interface.",
+             {.help = "Host of machine 0. Required with several machines; default with one: the loopback interface.",
               .group = "Meeting point",
               .metavar = "HOST"});
   parser.add("master_port", &flags.master_port,
-             {.help = "Port there; needed with several machines. 0 chooses one that is free.",
+             {.help = "Port on machine 0. Required with several machines. 0: any free port.",
               .group = "Meeting point",
               .min = 0,
               .max = 65535});
   parser.add("grace", &flags.grace,
-             {.help = "From SIGTERM to SIGKILL for the other ranks when one has failed.", .group = "Ending", .min = 0});
+             {.help = "Time between SIGTERM and SIGKILL for the other ranks after one has failed.",
+              .group = "Ending",
+              .min = 0});
   parser.add(
       "stop_timeout", &flags.stop_timeout,
-      {.help = "What the other ranks may take to save once one has stopped by a signal.", .group = "Ending", .min = 0});
+      {.help = "Time for the other ranks to save after a signal has stopped one rank.", .group = "Ending", .min = 0});
 }
 
 absl::StatusOr<LaunchOptions> options_of(const ConfigParser& parser, const LaunchFlags& flags) {
@@ -64,9 +69,9 @@ absl::StatusOr<int> launch_command(const Arguments& arguments) {
   ConfigParser parser(
       {.name = "trainkit launch",
        .version = library_versions()["trainkit"],
-       .description = "Runs a program as several ranks: trainkit launch [flags] -- program [its flags].\n"
-                      "Its output is prefixed with the rank; one failure ends all; the exit code is that of the first "
-                      "rank that failed, 8 if it was killed.",
+       .description = "Starts a program as several ranks: trainkit launch [flags] -- program [its flags].\n"
+                      "Each output line starts with its rank. If one rank fails, all ranks end. The exit code is that "
+                      "of the first\nrank that failed, or 8 if it was killed.",
        .examples = {"trainkit launch --nproc_per_node 2 -- trainkit-transformer --input book.txt",
                     "trainkit launch --nnodes 2 --node_rank 1 --master_addr node0 --master_port 29500 "
                     "--nproc_per_node 4 -- trainkit-transformer --input book.txt"}});
@@ -80,7 +85,7 @@ absl::StatusOr<int> launch_command(const Arguments& arguments) {
                       .id = "cli.missing",
                       .field = "program",
                       .problem = "none given",
-                      .hint = "it stands after two dashes: trainkit launch --nproc_per_node 2 -- program --its_flag"});
+                      .hint = "give it after two dashes: trainkit launch --nproc_per_node 2 -- program --its_flag"});
   }
   return launch(options, arguments.program);
 }

@@ -1,18 +1,17 @@
-// trainkit: tools around training runs. Each subcommand is a function in a file of its own.
+// Program `trainkit`: tools for training runs. Each subcommand is a function in its own file.
 #include "trainkit/app/program.h"
 #include "trainkit/command.h"
 
 int main(int argc, char** argv) {
   using namespace trainkit::tool;
   const std::vector<Command> commands = {
-      {"doctor", "what this machine has for training, and what is wrong with it", doctor_command},
-      {"launch", "runs a program as several ranks on this machine", launch_command},
-      {"plan", "predicts a trainer's memory on other devices, and the batch that fits", plan_command},
-      {"scale", "predicts the speed-up of more devices and machines", scale_command},
-      {"inspect", "lists the tensors of a file of weights or a checkpoint", inspect_command},
-      {"verify-resume", "interrupts a trainer at random moments, and compares it with one left in peace",
-       verify_resume_command},
-      {"export", "writes a checkpoint's weights as a file that Python reads", export_command},
+      {"doctor", "checks whether this machine is ready for training", doctor_command},
+      {"launch", "starts a program as several ranks on this machine", launch_command},
+      {"plan", "predicts a trainer's memory and batch size on other devices", plan_command},
+      {"scale", "predicts the speed-up on more devices and machines", scale_command},
+      {"inspect", "lists the tensors of a weight file or checkpoint", inspect_command},
+      {"verify-resume", "compares runs interrupted at random times with an uninterrupted run", verify_resume_command},
+      {"export", "exports a checkpoint's weights to a file for Python", export_command},
   };
   return trainkit::run_program([&](trainkit::Program&) { return dispatch({argv + 1, argv + argc}, commands); });
 }

@@ -16,69 +16,71 @@ namespace trainkit::tool {
 namespace {
 
 constexpr char kAssumedMemory[] = "24GiB";
-/// Clips of 3 s of 720p that one core decodes a second to 8 frames and sound (docs/emotion.md says how it was
-/// measured).
+/// Clips (3 s of 720p) that one core decodes per second to 8 frames and sound. Measured as described in
+/// docs/emotion.md.
 constexpr double kDecodedClips = 10;
 
 struct PlanFlags {
   std::string app = {}, preset = {}, gpu_memory = {};
   std::optional<int64_t> devices = {}, global_batch_size = {};
   bool json = false;
-  bool assumed = false;  // nobody gave gpu_memory
+  bool assumed = false;  // gpu_memory is kAssumedMemory
   std::string gpu = {}, link = "10,11";
   double efficiency = kPublishedEfficiency, row_rate = 0, read_gbs = 5;
   int64_t workers = 12;
 };
 
 void add_time_flags(ConfigParser& parser, PlanFlags& flags) {
-  const std::string time = "The time of an epoch";
+  const std::string time = "Time of an epoch";
   std::vector<std::string> names;
   for (const GpuSheet& sheet : gpu_sheets()) names.push_back(sheet.name);
   parser.add(
       "gpu", &flags.gpu,
-      {.help = "Predicts it for this device, by its data sheet, and takes its memory; unset, rtx4090 for emotion.",
+      {.help = "Device whose data sheet gives the speed and the default of --gpu_memory. Default for emotion: rtx4090.",
        .group = time,
        .choices = names,
        .metavar = "NAME"});
   parser.add(
       "efficiency", &flags.efficiency,
-      {.help = "Share of the sheet's operations that training reaches; the default was published for ResNet-50 in "
-               "half precision on an RTX 4090.",
+      {.help = "Share of the data sheet's operations that training reaches. The default is the published value of "
+               "ResNet-50 in half precision on an RTX 4090.",
        .group = time,
        .max = 1,
        .above = 0});
   parser.add(
       "link", &flags.link,
-      {.help = "Between devices, as --inside of trainkit scale; the default is half of PCIe 4, through the host.",
+      {.help = "Link between devices, as --inside of trainkit scale. The default is half of PCIe 4, through the host.",
        .group = time,
        .metavar = "LINK"});
   parser.add("workers", &flags.workers,
-             {.help = "Loader workers of all devices.", .group = time, .min = 1, .max = 4096});
+             {.help = "Loader workers over all devices.", .group = time, .min = 1, .max = 4096});
   parser.add("row_rate", &flags.row_rate,
-             {.help = "Rows that one worker reads (decodes) a second; 0: not known.", .group = time, .min = 0});
+             {.help = "Rows that one worker reads and decodes per second. 0: unknown.", .group = time, .min = 0});
   parser.add("read_gbs", &flags.read_gbs,
-             {.help = "GB/s at which decoded rows are read.", .group = time, .above = 0, .metavar = "GB/S"});
+             {.help = "Read speed of decoded rows in GB/s.", .group = time, .above = 0, .metavar = "GB/S"});
 }
 
 void add_flags(ConfigParser& parser, PlanFlags& flags) {
   parser.add("app", &flags.app,
-             {.help = "Trainer to plan for; what follows -- are its flags.", .metavar = "NAME", .required = true});
+             {.help = "Trainer to plan for. Give its own flags after --.", .metavar = "NAME", .required = true});
   parser.add(
       "gpu_memory", &flags.gpu_memory,
-      {.help =
-           "Memory of each device, as in 24GiB; unset, --gpu's, or what is free here (for gpt2rec and emotion 24GiB).",
+      {.help = "Memory of each device, such as 24GiB. Default: that of --gpu, or the free memory of this machine's "
+               "device (gpt2rec: 24GiB).",
        .metavar = "SIZE"});
   parser.add("devices", &flags.devices,
-             {.help = "Devices, which need not be here; unset, 1, for gpt2rec and emotion their guides' number.",
+             {.help = "Number of devices; this machine need not have them. Default: 1; for gpt2rec and emotion that of "
+                      "their guides.",
               .min = 1,
               .max = 1 << 20});
   parser.add("global_batch_size", &flags.global_batch_size,
-             {.help = "Rows of a step over all devices and accumulation.", .min = 1, .max = 1 << 30});
+             {.help = "Rows per step over all devices and accumulation.", .min = 1, .max = 1 << 30});
   add_time_flags(parser, flags);
-  parser.add("json", &flags.json, {.help = "JSON instead of a table.", .flag_only = true});
+  parser.add("json", &flags.json, {.help = "Print JSON instead of a table.", .flag_only = true});
 }
 
-/// Takes --preset out of `words`: it names one of the trainer's, which this program does not know.
+/// Removes --preset from `words` and returns its value. It names a preset of the trainer, unknown to this program's own
+/// parser.
 std::string take_preset(std::vector<std::string>& words) {
   constexpr std::string_view kFlag = "--preset";
   for (auto word = words.begin(); word != words.end(); ++word) {
@@ -96,13 +98,14 @@ bool has_flag(const std::vector<std::string>& words, const std::string& name) {
                      [&](const std::string& word) { return word == name || word.starts_with(name + "="); });
 }
 
-/// The recommender without data or sizes: the guide's (MovieLens 1M's users and items, GPT-2 small), by the table of
-/// settings for that memory. None of it need be here.
+/// Adds flags for the recommender without data: the users and items of MovieLens 1M and GPT-2 small, as in the guide.
+/// The number of devices and the batch follow the guide's table of settings by memory. Needs no data set.
 void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<std::string>& further,
                      std::vector<std::string>& words) {
   const MemoryPreset preset = preset_for_memory(device_bytes);
   if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
-  if (!has_flag(further, "--parallel")) words.insert(words.end(), {"--parallel", "1"});  // --plan_devices has them
+  // One process plans; --plan_devices has the number of devices.
+  if (!has_flag(further, "--parallel")) words.insert(words.end(), {"--parallel", "1"});
   if (!flags.preset.empty()) {
     if (!flags.devices) flags.devices = flags.preset == "4_to_8gib" ? 4 : flags.preset == "under_4gib" ? 2 : 8;
     return;
@@ -113,7 +116,7 @@ void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<s
   if (!preset.use_cache && !has_flag(further, "--use_cache")) words.emplace_back("--no-use_cache");
 }
 
-/// Emotion recognition without data: MELD's training clips on the guide's three RTX 4090.
+/// Adds flags for emotion recognition without data: MELD's training clips on three RTX 4090, as in the guide.
 void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
   constexpr int64_t kGuideDevices = 3;
   const bool has_data =
@@ -124,7 +127,7 @@ void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further
   if (flags.row_rate == 0) flags.row_rate = kDecodedClips;
 }
 
-/// The flags of the trainer's dry run.
+/// Returns the flags for the trainer's dry run.
 absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, PlanFlags& flags,
                                                        const std::vector<std::string>& further) {
   std::vector<std::string> words = {"--dry_run", "--json"};
@@ -139,7 +142,7 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   }
   if (!flags.gpu_memory.empty()) {
     device_bytes = parse_size(flags.gpu_memory).value_or(0);
-    if (device_bytes < 1) return parser.invalid("gpu_memory", "not a size", "as in 24GiB, 24GB, 512MiB");
+    if (device_bytes < 1) return parser.invalid("gpu_memory", "not a size", "such as 24GiB, 24GB, 512MiB");
     words.insert(words.end(), {"--gpu_memory", flags.gpu_memory});
   }
   if (recommender) add_guide_sizes(flags, device_bytes, further, words);
@@ -152,34 +155,37 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   return words;
 }
 
-/// The trainer's own error, with its exit code.
+/// Returns the trainer's own error with its exit code.
 absl::Status failed(const PlanFlags& flags, const Ended& ended) {
   const size_t begin = std::min(ended.errors.find("error["), ended.errors.size());
   const std::string line = ended.errors.substr(begin, ended.errors.find('\n', begin) - begin);
   return to_status({.exit_code = static_cast<ExitCode>(ended.code),
                     .id = "plan.trainer",
                     .where = "trainkit-" + flags.app,
-                    .problem = line.empty() ? "said nothing that is a plan" : line});
+                    .problem = line.empty() ? "printed no plan" : line});
 }
 
 std::string time_line(const Json& plan) {
   if (plan.at("step_seconds").is_null()) {
-    return "time not known before a step was taken there (-- --measure takes some on the device that is here)\n";
+    return "time unknown: no step was measured on such a device (-- --measure measures steps on this machine's "
+           "device)\n";
   }
-  return fmt::format("{:.3g} s a step, {} an epoch, {} in all, as measured on {}{}\n",
+  return fmt::format("{:.3g} s per step, {} per epoch, {} in total, measured on {}{}\n",
                      plan.at("step_seconds").get<double>(), format_duration(plan.at("epoch_seconds").get<double>()),
                      format_duration(plan.at("seconds").get<double>()), plan.at("timed_on").get<std::string>(),
-                     plan.at("devices") == 1 ? "" : ", without the exchange of gradients");
+                     plan.at("devices") == 1 ? "" : ", without all-reduce of gradients");
 }
 
 std::string table(const PlanFlags& flags, const Json& plan) {
   const auto number = [&](const char* name) { return plan.at(name).get<int64_t>(); };
   const auto size = [](const Json& bytes) { return format_size(bytes.get<int64_t>()); };
-  std::string text = fmt::format("{} rows a device x {} device{} x {} accumulated = {} a step\n", number("batch_size"),
-                                 number("devices"), number("devices") == 1 ? "" : "s", number("grad_accum_steps"),
-                                 number("global_batch_size"));
-  if (number("lost_rows") != 0) text += fmt::format("{} rows of the global batch do not divide\n", number("lost_rows"));
-  text += fmt::format("{} steps an epoch, {} in all\n", number("steps_per_epoch"), number("steps")) + time_line(plan);
+  std::string text = fmt::format("{} rows per device x {} device{} x {} accumulated = {} per step\n",
+                                 number("batch_size"), number("devices"), number("devices") == 1 ? "" : "s",
+                                 number("grad_accum_steps"), number("global_batch_size"));
+  if (number("lost_rows") != 0)
+    text += fmt::format("{} rows of the global batch are left over by this division\n", number("lost_rows"));
+  text +=
+      fmt::format("{} steps per epoch, {} in total\n", number("steps_per_epoch"), number("steps")) + time_line(plan);
   text += fmt::format("\n{:<14} {:>12}\n", "per device", "predicted");
   for (const auto& [name, bytes] : plan.at("peak_bytes").items()) {
     if (bytes != 0) text += fmt::format("{:<14} {:>12}\n", name, size(bytes));
@@ -187,13 +193,13 @@ std::string table(const PlanFlags& flags, const Json& plan) {
   text += fmt::format("{:<14} {:>12}   by CUDA's allocator\n{:<14} {:>12}\n", "allocated",
                       size(plan.at("allocated_bytes")), "reserved", size(plan.at("reserved_bytes")));
   if (number("reserve_bytes") > 0) {
-    text += fmt::format("{:<14} {:>12}   an allowance for driver, cuBLAS and cuDNN\n", "beside it",
+    text += fmt::format("{:<14} {:>12}   allowance for driver, cuBLAS and cuDNN\n", "reserve",
                         size(plan.at("reserve_bytes")));
   }
   text += fmt::format("{:<14} {:>12}{}\n", "a device has", size(plan.at("device_bytes")),
-                      flags.assumed ? "   taken for granted; --gpu_memory says otherwise" : "");
+                      flags.assumed ? "   assumed; override with --gpu_memory" : "");
   const double error = plan.at("check_error").get<double>();
-  text += fmt::format("checked at {} rows: off by {:.2f}%\n", number("check_batch_size"), 100 * error);
+  text += fmt::format("checked with {} rows: relative error {:.2f}%\n", number("check_batch_size"), 100 * error);
   return text + guide_table(flags.app, plan);
 }
 
@@ -217,8 +223,8 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   ConfigParser parser(
       {.name = "trainkit plan",
        .version = library_versions()["trainkit"],
-       .description = "Predicts the memory of a training step on devices that need not be here, the "
-                      "batch that fits them and the time of an epoch. --preset NAME is the trainer's.",
+       .description = "Predicts the memory of a training step, the batch size that fits and the time of an epoch, also "
+                      "for devices\nthat this machine does not have. --preset NAME is passed to the trainer.",
        .examples = {"trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
                     "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
                     "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",

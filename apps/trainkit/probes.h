@@ -1,6 +1,6 @@
 #pragma once
-/// What `trainkit doctor` looks at. Each probe adds its lines to a Report and never fails: what cannot be found out is
-/// a line that says so.
+/// Declares the probes of `trainkit doctor`. Each adds lines to a Report and never fails: a value that it cannot
+/// determine becomes a line that says so.
 
 #include <absl/status/statusor.h>
 
@@ -12,34 +12,34 @@
 
 namespace trainkit::tool {
 
-/// Versions of this library, LibTorch, CUDA, NCCL, the driver and the kernel.
+/// Adds the versions of this library, LibTorch, CUDA, NCCL, the driver and the kernel.
 void probe_versions(Report& report);
-/// Model, number, affinity, quota of the control group, LibTorch's threads.
+/// Adds the CPU model and vector unit, CPU affinity, the control group's quota, usable CPUs and LibTorch's threads.
 void probe_processors(Report& report);
-/// Memory of the machine and the control group, and /dev/shm.
+/// Adds the memory of the machine and of the control group, and the size of /dev/shm.
 void probe_memory(Report& report);
-/// ulimit: open files, locked memory, address space, file size.
+/// Adds the limits that ulimit shows: open files, locked memory, address space, file size, processes.
 void probe_limits(Report& report);
-/// Why CUDA can be used or not, and for each GPU its memory, who holds it, copies from the host (with `quick` not), and
-/// which GPU reaches which.
+/// Adds the state of CUDA and the reason if it cannot be used. Adds for each GPU its memory, the processes that hold
+/// memory, and which peers it can access; unless `quick`, also the speed of copies from the host.
 void probe_gpus(Report& report, bool quick);
-/// The line "kernels" of a GPU: which of `codes` (nvcc's names, separated by spaces) runs on a compute capability, 10
-/// major + minor, or that LibTorch's operations are used.
+/// Adds the line "kernels" of a GPU: which of `codes` (nvcc's names, separated by spaces) runs on compute capability
+/// `capability` (10 major + minor). Without a match it says that LibTorch's operations are used.
 void add_kernels(Report& report, const std::string& section, const std::string& codes, int capability);
-/// Free space, kind of file system, and the speed of reading what is not in memory: the largest files of `folder`, or,
-/// if it may be written to and holds none, a temporary one of 128 MiB.
+/// Adds free space, file-system type and the speed of reading uncached files. Reads the largest files of `folder`, up
+/// to 256 MiB. If they have less than 16 MiB, writes and reads a temporary file of 128 MiB. `what` is the section.
 void probe_disk(Report& report, const std::string& what, const std::string& folder);
-/// All-reduce over two ranks on the CPU (Gloo), and over all GPUs (NCCL) where there are several.
+/// Adds the time of all-reduce over two ranks on the CPU (Gloo), and over all GPUs (NCCL) if there are several.
 void probe_all_reduce(Report& report);
 
-/// Time of one all-reduce of so many bytes, the median of several.
+/// Median time of an all-reduce of `bytes` bytes.
 struct AllReduceSample {
   int64_t bytes = 0;
   double seconds = 0;
 };
 
-/// All-reduce of float32 on the CPU over Gloo on the loopback interface, by `ranks` threads of this process, for 4 KiB,
-/// 256 KiB, 1 MiB and 25 MiB (the size of DDP's buckets).
+/// Measures all-reduce of float32 on the CPU with Gloo over the loopback interface, in `ranks` threads of this process.
+/// Sizes: 4 KiB, 256 KiB, 1 MiB and 25 MiB (DDP's bucket size). Blocks.
 absl::StatusOr<std::vector<AllReduceSample>> measure_gloo(int ranks);
 
 }  // namespace trainkit::tool

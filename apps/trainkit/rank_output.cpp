@@ -23,6 +23,7 @@ void RankOutput::feed(std::string_view bytes, double now) {
 }
 
 void RankOutput::redraw(double now) {
+  // Called at the first byte after '\r', when text_ is a version of the line that is about to be replaced.
   if (!text_.empty() && now - last_redraw_ >= kRedrawSeconds) {
     line(text_);
     last_redraw_ = now;

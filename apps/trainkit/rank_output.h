@@ -1,5 +1,5 @@
 #pragma once
-/// What several ranks print at once, as whole lines that say whose they are.
+/// Splits the output of ranks into whole lines, each prefixed with its rank.
 
 #include <functional>
 #include <string>
@@ -7,25 +7,27 @@
 
 namespace trainkit::tool {
 
-/// One stream of one rank. Bytes go in as they come, lines come out whole, each with `prefix`:
+/// Splits one stream of one rank into lines. Takes bytes as they arrive and passes whole lines with `prefix` to `sink`:
 ///
 ///   RankOutput output("[rank 0] ", [](const std::string& line) { ... });   // line ends with '\n'
 ///   output.feed("half a li", now);
 ///   output.feed("ne\n", now);        // "[rank 0] half a line\n"
 ///
-/// A progress bar redraws its line with '\r': of what it draws, one line a second is let through, and the last one
-/// before a line end. A line of more than 64 KiB is cut into pieces.
+/// A progress bar redraws its line with '\r'. Of these versions one per second passes, and the last one before a
+/// newline. A line longer than kMaxLine is cut into pieces. Not thread-safe.
 class RankOutput {
  public:
   using Sink = std::function<void(const std::string& line)>;
+  /// Shortest time between two redrawn lines that pass.
   static constexpr double kRedrawSeconds = 1.0;
+  /// Longest line in bytes.
   static constexpr size_t kMaxLine = 64 * 1024;
 
   RankOutput(std::string prefix, Sink sink) : prefix_(std::move(prefix)), sink_(std::move(sink)) {}
 
-  /// `now` in seconds of any steady clock.
+  /// Takes bytes of the stream. `now` is the time of a steady clock in seconds.
   void feed(std::string_view bytes, double now);
-  /// The stream has ended: what is left is a line too.
+  /// Passes the unfinished last line. Call it at the end of the stream.
   void end();
 
  private:
@@ -34,11 +36,11 @@ class RankOutput {
 
   std::string prefix_;
   Sink sink_;
-  /// The line as far as it is known.
+  /// Current line so far.
   std::string text_;
-  /// A '\r' came after text_: the next byte but '\n' starts the line anew.
+  /// Whether '\r' came after text_. Any next byte except '\n' starts the line again.
   bool returned_ = false;
-  /// The line so far was so long that its beginning is out already.
+  /// Whether the beginning of this line was passed already because it exceeded kMaxLine.
   bool cut_ = false;
   double last_redraw_ = -kRedrawSeconds;
 };

@@ -21,16 +21,16 @@ Report::~Report() = default;
 
 void Report::add(const std::string& section, const std::string& name, const nlohmann::ordered_json& value,
                  std::string text, Verdict verdict, std::string hint) {
-  // Names of files and devices come from elsewhere.
+  // Names of files and devices are not ours: they may contain control characters.
   findings_.push_back({section, escape_text(name), format_text(text), format_text(hint), value, verdict});
 }
 
-std::string Report::table(const std::set<std::string>& left_out) const {
+std::string Report::table(const std::set<std::string>& excluded_sections) const {
   size_t width = 0;
   for (const Finding& finding : findings_) width = std::max(width, finding.name.size());
   std::string out, section;
   for (const Finding& finding : findings_) {
-    if (left_out.contains(finding.section)) continue;
+    if (excluded_sections.contains(finding.section)) continue;
     if (finding.section != section) out += fmt::format("{}{}\n", out.empty() ? "" : "\n", finding.section);
     section = finding.section;
     const char mark = finding.verdict == Verdict::kWarning ? '!' : ' ';
@@ -40,11 +40,11 @@ std::string Report::table(const std::set<std::string>& left_out) const {
   return out;
 }
 
-std::string Report::json(const std::set<std::string>& left_out) const {
+std::string Report::json(const std::set<std::string>& excluded_sections) const {
   nlohmann::ordered_json out;
   int warnings = 0;
   for (const Finding& finding : findings_) {
-    if (left_out.contains(finding.section)) continue;
+    if (excluded_sections.contains(finding.section)) continue;
     constexpr const char* kVerdicts[] = {"ok", "note", "warning"};
     out[finding.section][finding.name] = {{"value", finding.value},
                                           {"text", finding.text},

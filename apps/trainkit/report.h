@@ -1,5 +1,5 @@
 #pragma once
-/// What `trainkit doctor` has found, as a table for people and as JSON for programs.
+/// Collects the findings of `trainkit doctor`: a table for people, JSON for programs.
 
 #include <nlohmann/json_fwd.hpp>
 #include <set>
@@ -11,9 +11,10 @@ namespace trainkit::tool {
 enum class Verdict {
   kOk,
   kNote,    ///< Worth knowing.
-  kWarning  ///< Will slow down or end some run.
+  kWarning  ///< Slows down or ends some runs.
 };
 
+/// Holds findings in the order in which they were added.
 class Report {
  public:
   Report();
@@ -21,14 +22,17 @@ class Report {
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
 
-  /// One line: `text` under `section` and `name`. `value` is the figure alone, for JSON; `hint` says what to do.
+  /// Adds the line `text` under `section` and `name`. `value` is the bare figure for JSON; `hint` is the remedy.
+  /// Control characters in `name`, `text` and `hint` are escaped.
   void add(const std::string& section, const std::string& name, const nlohmann::ordered_json& value, std::string text,
            Verdict verdict = Verdict::kOk, std::string hint = {});
 
-  /// Sections with aligned columns; '!' before a warning, its hint below. Without the sections `left_out`.
-  std::string table(const std::set<std::string>& left_out = {}) const;
-  /// {"<section>": {"<name>": {"value", "text", "verdict": "ok" | "note" | "warning", "hint"}}, "warnings": N}
-  std::string json(const std::set<std::string>& left_out = {}) const;
+  /// Formats the sections with aligned columns. A warning has '!' before it; a hint is on the next line.
+  /// Leaves out `excluded_sections`.
+  std::string table(const std::set<std::string>& excluded_sections = {}) const;
+  /// Formats {"<section>": {"<name>": {"value", "text", "verdict": "ok" | "note" | "warning", "hint"}}, "warnings": N}.
+  /// Leaves out `excluded_sections`.
+  std::string json(const std::set<std::string>& excluded_sections = {}) const;
 
  private:
   struct Finding;

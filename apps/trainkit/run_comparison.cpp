@@ -40,7 +40,7 @@ std::vector<std::string> checkpoints_of(const std::string& run) {
   });
 }
 
-/// Whether two files have the same bytes, without holding both; their size is added to `bytes`.
+/// Returns whether two files have the same bytes. Reads them in blocks and adds the equal bytes to `bytes`.
 bool same_bytes(const std::string& a, const std::string& b, int64_t& bytes) {
   std::ifstream one(a, std::ios::binary), two(b, std::ios::binary);
   std::vector<char> left(1 << 20), right(1 << 20);
@@ -54,11 +54,11 @@ bool same_bytes(const std::string& a, const std::string& b, int64_t& bytes) {
   return one.eof() && two.eof();
 }
 
-/// Which tensors of two files differ: "'fc.weight' and 3 more of 12 tensors".
+/// Describes which tensors of two files differ: "'fc.weight' and 3 more of 12 tensors".
 absl::StatusOr<std::string> tensor_difference(const std::string& a, const std::string& b) {
   TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile one, SafetensorsFile::open(a));
   TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile two, SafetensorsFile::open(b));
-  if (one.names() != two.names()) return "tensors of other names";
+  if (one.names() != two.names()) return "the tensor names differ";
   std::string first;
   int64_t more = 0;
   for (const std::string& name : one.names()) {
@@ -68,11 +68,11 @@ absl::StatusOr<std::string> tensor_difference(const std::string& a, const std::s
     if (alike && at::equal(left, right)) continue;
     (first.empty() ? first = name : std::to_string(++more));
   }
-  if (first.empty()) return "the same values in other bytes";
+  if (first.empty()) return "equal values, but other bytes in the file";
   return fmt::format("'{}'{} of {} tensors", first, more ? fmt::format(" and {} more", more) : "", one.names().size());
 }
 
-/// A value of state.json, for people.
+/// Formats a value of state.json for a message.
 std::string text_of(const StateValue& value) {
   if (const auto* number = std::get_if<int64_t>(&value)) return fmt::format("{}", *number);
   if (const auto* number = std::get_if<double>(&value)) return fmt::format("{}", *number);
@@ -94,7 +94,7 @@ bool same_value(const StateValue& a, const StateValue& b) {
            at::equal(*tensor, other);
   }
   if (const auto* number = std::get_if<double>(&a)) {
-    return fmt::format("{}", *number) == fmt::format("{}", std::get<double>(b));  // NaN is NaN
+    return fmt::format("{}", *number) == fmt::format("{}", std::get<double>(b));  // NaN equals NaN
   }
   if (const auto* list = std::get_if<std::vector<double>>(&a)) return *list == std::get<std::vector<double>>(b);
   return text_of(a) == text_of(b);
@@ -102,7 +102,8 @@ bool same_value(const StateValue& a, const StateValue& b) {
 
 bool is_row_order(const std::string& name) { return name.starts_with("rows.") || name.starts_with("loader."); }
 
-/// The first entry of two states that differs, of the order of rows or of all others.
+/// Describes the first entry that differs between two states; empty if none does. With `row_order` it compares only the
+/// entries about the order of rows, otherwise only the other entries.
 std::string state_difference(const StateDict& a, const StateDict& b, bool row_order) {
   std::set<std::string> names;
   for (const StateDict* state : {&a, &b}) {
@@ -110,7 +111,8 @@ std::string state_difference(const StateDict& a, const StateDict& b, bool row_or
   }
   for (const std::string& name : names) {
     if (is_row_order(name) != row_order) continue;
-    if (name == "loader.digest") continue;  // of the bytes of rows, which another feed brings in another form
+    // Skip the digest of the rows' bytes: another data feed (--feed) delivers the same rows in another form.
+    if (name == "loader.digest") continue;
     const auto left = a.find(name), right = b.find(name);
     if (left != a.end() && right != b.end() && same_value(left->second, right->second)) continue;
     return fmt::format("{}: {} and {}", name, left == a.end() ? "nothing" : text_of(left->second),
@@ -162,7 +164,7 @@ absl::Status compare_checkpoints(const std::string& reference, const std::string
   return absl::OkStatus();
 }
 
-/// Whether a clock or the machine is in it.
+/// Returns whether a logged value depends on time or on the machine, or is in `ignored`.
 bool is_measured(const std::string& name, const std::vector<std::string>& ignored) {
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
   return ends("_per_second") || ends("_fraction") || ends("_seconds") || ends("_bytes") || name == "utilisation" ||
@@ -195,13 +197,14 @@ absl::StatusOr<Compared> compare_records(const std::string& reference, const std
     const std::string right = i < runs[1].size() ? to_json(runs[1][i]) : "nothing";
     if (left != right) compared.difference = fmt::format("record {}: {} and {}", i + 1, left, right);
     if (i < runs[1].size() && !met.emplace(runs[1][i].split, runs[1][i].step).second && left != right) {
-      compared.difference += fmt::format("; step {} stands twice", runs[1][i].step);
+      compared.difference += fmt::format("; duplicate of step {}", runs[1][i].step);
     }
   }
   return compared;
 }
 
-/// The step of every event with data in a folder of event files, as TensorBoard reads them.
+/// Returns the step of every event with data in a folder of TensorBoard event files, in order. -1 marks an
+/// incomplete event at the end of a file. Leaves out the two marks that each file starts with (version, session start).
 std::vector<int64_t> event_steps(const std::string& folder) {
   const auto is_mark = [](std::string_view event, int64_t step) {
     constexpr size_t kTime = 9;  // the wall time comes first
@@ -221,7 +224,7 @@ std::vector<int64_t> event_steps(const std::string& folder) {
       const int64_t step = detail::event_step(*event).value_or(-1);
       if (event->size() >= 9 && !is_mark(*event, step)) steps.push_back(step);
     }
-    if (offset != bytes.size()) steps.push_back(-1);  // torn
+    if (offset != bytes.size()) steps.push_back(-1);
   }
   return steps;
 }
@@ -235,7 +238,7 @@ Compared compare_events(const std::string& reference, const std::string& other) 
   for (size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
     if (i < left.size() && i < right.size() && left[i] == right[i]) continue;
     const auto step = [i](const std::vector<int64_t>& steps) {
-      return i >= steps.size() ? "nothing" : steps[i] < 0 ? "a torn event" : fmt::format("step {}", steps[i]);
+      return i >= steps.size() ? "nothing" : steps[i] < 0 ? "an incomplete event" : fmt::format("step {}", steps[i]);
     };
     compared.difference = fmt::format("event {}: {} and {}", i + 1, step(left), step(right));
     break;

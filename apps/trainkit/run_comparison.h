@@ -1,5 +1,5 @@
 #pragma once
-/// Whether two runs of a trainer left the same, byte for byte.
+/// Compares the output folders of two training runs byte for byte.
 
 #include <absl/status/statusor.h>
 
@@ -9,24 +9,25 @@
 
 namespace trainkit::tool {
 
-/// One kind of thing that two runs left.
+/// Result of comparing one kind of output.
 struct Compared {
   std::string what = {};
-  /// How much of it was compared: "12 checkpoints, 34.1 KiB". Empty: the runs have none.
+  /// Amount compared: "12 checkpoints, 34.1 KiB". Empty if the runs have none.
   std::string amount = {};
-  /// Where they differ first, and how; empty if nowhere.
+  /// First difference and its place; empty if there is none.
   std::string difference = {};
 };
 
-/// Compares the output folders of two runs that have ended:
+/// Compares the output folders of two runs that have ended. Returns one entry per kind:
 ///
-///   weights, optimizer, order of rows, other state   of every checkpoint that both have, the last one among them
-///   logged scalars   every record of metrics.jsonl, but for what a clock measured (rates, fractions, memory) and the
-///                    names in `ignored`
-///   TensorBoard      the step of every event, in order: none twice, none missing
-///   files            every other file of the folder itself but config.yaml, summary.json and error.json
+///   weights, optimizer, order of rows, other state   every checkpoint that both runs have; the last one must be in
+///   both logged scalars   every record of metrics.jsonl, without measured values (rates, fractions, seconds, bytes,
+///                    utilisation, queue depth) and without the names in `ignored`
+///   TensorBoard      the step of every event, in order: no duplicates, no gaps
+///   files            every other file directly in the folder, except config.yaml, summary.json, error.json and
+///                    best.before.safetensors
 ///
-/// An error of exit code 5 if a checkpoint cannot be read, 6 if a file cannot.
+/// Errors: exit code 5 if a checkpoint cannot be read, 6 if a file cannot.
 absl::StatusOr<std::vector<Compared>> compare_runs(const std::string& reference, const std::string& other,
                                                    const std::vector<std::string>& ignored = {});
 

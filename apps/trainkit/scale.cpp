@@ -33,58 +33,68 @@ struct ScaleFlags {
 };
 
 void add_flags(ConfigParser& parser, ScaleFlags& flags) {
-  const std::string step = "The step", cluster = "The devices", output = "Output";
-  parser.add("step_seconds", &flags.step_seconds,
-             {.help = "One optimizer step on one device.", .group = step, .min = 0, .metavar = "S"});
+  const std::string step = "Step", cluster = "Devices", output = "Output";
   parser.add(
-      "gradient_mb", &flags.gradient_mb,
-      {.help = "Gradients in MB (1e6 bytes): 4 x parameters in fp32.", .group = step, .min = 0, .metavar = "MB"});
+      "step_seconds", &flags.step_seconds,
+      {.help = "Time of one optimizer step on one device, in seconds.", .group = step, .min = 0, .metavar = "S"});
+  parser.add("gradient_mb", &flags.gradient_mb,
+             {.help = "Size of all gradients in MB (1e6 bytes): 4 x parameters in fp32.",
+              .group = step,
+              .min = 0,
+              .metavar = "MB"});
   parser.add("grad_accum_steps", &flags.grad_accum_steps,
-             {.help = "Forward and backward passes in a step; gradients travel in the last.",
+             {.help = "Micro-batches per optimizer step; only the last one all-reduces gradients.",
               .group = step,
               .min = 1,
               .max = 1e6});
   parser.add("run", &flags.run,
-             {.help = "Output folder of a run on one device, to take all three from.",
+             {.help = "Output folder of a run on one device. Gives the defaults of the three flags above.",
               .group = step,
               .path = PathKind::kInput});
-  parser.add("bucket_mb", &flags.bucket_mb, {.help = "Largest bucket.", .group = step, .above = 0, .metavar = "MB"});
+  parser.add("bucket_mb", &flags.bucket_mb,
+             {.help = "Largest bucket of gradients in MB.", .group = step, .above = 0, .metavar = "MB"});
   parser.add("update_share", &flags.update_share,
-             {.help = "Share of the step that is neither forward nor backward.", .group = step, .min = 0, .max = 0.99});
+             {.help = "Share of the step outside forward and backward.", .group = step, .min = 0, .max = 0.99});
   parser.add("devices", &flags.devices, {.help = "Devices per machine.", .group = cluster, .min = 1, .max = 1024});
-  parser.add("nodes", &flags.nodes, {.help = "Machines.", .group = cluster, .min = 1, .max = 65536});
+  parser.add("nodes", &flags.nodes, {.help = "Number of machines.", .group = cluster, .min = 1, .max = 65536});
   parser.add("inside", &flags.inside,
-             {.help = "Link between devices of one machine: a name, <microseconds>,<GB/s>, or measure (Gloo, here).",
+             {.help = "Link between devices of one machine: a name, <microseconds>,<GB/s>, or measure (Gloo on this "
+                      "machine).",
               .group = cluster,
               .metavar = "LINK"});
-  parser.add("between", &flags.between, {.help = "Link between machines.", .group = cluster, .metavar = "LINK"});
+  parser.add("between", &flags.between,
+             {.help = "Link between machines, as for --inside.", .group = cluster, .metavar = "LINK"});
   parser.add("algorithm", &flags.algorithm,
-             {.help = "How the gradients are summed.", .group = cluster, .choices = {"best", "ring", "tree"}});
+             {.help = "All-reduce algorithm.", .group = cluster, .choices = {"best", "ring", "tree"}});
   parser.add("batch", &flags.batch,
-             {.help = "grows: every device keeps its batch. fixed: one global batch is divided.",
+             {.help = "grows: the batch per device is fixed. fixed: the global batch is fixed and divided.",
               .group = cluster,
               .choices = {"grows", "fixed"}});
   parser.add("interference", &flags.interference,
-             {.help = "How much backward slows down while gradients travel: 0 none, 1 it stands still.",
+             {.help = "Slowdown of backward during an all-reduce: 0 none, 1 complete stop.",
               .group = cluster,
               .min = 0,
               .max = 1});
-  parser.add("contention", &flags.contention,
-             {.help = "Extra compute time per further device on a machine, as a share.", .group = cluster, .min = 0});
+  parser.add(
+      "contention", &flags.contention,
+      {.help = "Extra compute time per additional device on a machine, as a share.", .group = cluster, .min = 0});
   parser.add("measured", &flags.measured,
-             {.help = "Steps measured on several devices, to compare with: 2:0.231,4:0.262 (devices:seconds).",
+             {.help = "Measured steps to compare with, as devices:seconds, such as 2:0.231,4:0.262.",
               .group = output,
               .metavar = "N:S"});
-  parser.add("json", &flags.json, {.help = "JSON instead of a table.", .group = output, .flag_only = true});
-  parser.add(
-      "plot", &flags.plot,
-      {.help = "Writes the speed-up as a picture.", .group = output, .path = PathKind::kOutput, .metavar = "FILE.svg"});
+  parser.add("json", &flags.json, {.help = "Print JSON instead of a table.", .group = output, .flag_only = true});
+  parser.add("plot", &flags.plot,
+             {.help = "SVG file to write the speed-up to.",
+              .group = output,
+              .path = PathKind::kOutput,
+              .metavar = "FILE.svg"});
 }
 
-/// A line of the answer: the prediction, and what was measured (0: nothing).
+/// A line of the table: a prediction and, if given, a measured step.
 struct Row {
   int64_t nodes = 1;
   ScalingPrediction prediction = {};
+  /// 0 means not measured.
   double measured_seconds = 0;
 };
 
@@ -108,10 +118,10 @@ absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, ScaleFlags& fl
   }
   if (flags.step_seconds == 0)
     return parser.invalid("step_seconds", "needed", "a number above 0",
-                          "--step_seconds 0.21, or --run runs/transformer");
+                          "give --step_seconds 0.21 or --run runs/transformer");
   if (flags.gradient_mb == 0)
     return parser.invalid("gradient_mb", "needed", "a number above 0",
-                          "4 bytes per parameter: 25 M parameters are 100");
+                          "4 bytes per parameter: 25 M parameters need 100");
   return make_step_profile(flags.step_seconds, std::llround(flags.gradient_mb * 1e6),
                            {.bucket_bytes = std::llround(flags.bucket_mb * 1e6),
                             .update_share = flags.update_share,
@@ -120,7 +130,7 @@ absl::StatusOr<StepProfile> read_step(const ConfigParser& parser, ScaleFlags& fl
 
 absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const ScaleFlags& flags) {
   Cluster cluster{.devices_per_node = flags.devices, .nodes = flags.nodes};
-  const std::string hint = "nvlink4, pcie4, eth100, ...; --help has more";
+  const std::string hint = "nvlink4, pcie4, eth100, ...; --help lists all";
   if (flags.devices > 1 && flags.inside.empty())
     return parser.invalid("inside", "needed with several devices", "a link", hint);
   if (flags.nodes > 1 && flags.between.empty())
@@ -136,7 +146,7 @@ absl::StatusOr<Cluster> read_cluster(const ConfigParser& parser, const ScaleFlag
   return cluster;
 }
 
-/// 1, 2, 4, ... and `last` itself.
+/// Returns 1, 2, 4, ... and `last` itself.
 std::vector<int64_t> doublings(int64_t last) {
   std::vector<int64_t> numbers;
   for (int64_t n = 1; n < last; n *= 2) numbers.push_back(n);
@@ -154,7 +164,7 @@ absl::StatusOr<std::vector<std::pair<int64_t, double>>> read_measured(const Conf
     const auto number = std::from_chars(text.data(), end, devices);
     const bool colon = number.ptr != end && *number.ptr == ':';
     if (!colon || std::from_chars(number.ptr + 1, end, seconds).ptr != end || devices < 1 || !(seconds > 0))
-      return parser.invalid("measured", "not devices:seconds", "such as 2:0.231");
+      return parser.invalid("measured", "not in the form devices:seconds", "such as 2:0.231");
     measured.emplace_back(devices, seconds);
   }
   return measured;
@@ -196,8 +206,8 @@ std::string table(const StepProfile& step, const std::vector<Row>& rows) {
                          (p.step_seconds / row.measured_seconds - 1) * 100);
     out += "\n";
   }
-  return out +
-         fmt::format("\nfrom a step of {:.2f} ms with {} buckets\n", step.seconds() * 1e3, step.bucket_bytes.size());
+  return out + fmt::format("\nfrom a step of {:.2f} ms on one device with {} buckets\n", step.seconds() * 1e3,
+                           step.bucket_bytes.size());
 }
 
 std::string json(const StepProfile& step, const Cluster& cluster, const std::vector<Row>& rows) {
@@ -250,7 +260,8 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
       {.name = "trainkit scale",
        .version = library_versions()["trainkit"],
        .description =
-           "Predicts speed-up and efficiency on more devices from one measured step and two figures per link.\n"
+           "Predicts speed-up and efficiency on more devices from one measured step and the latency and bandwidth of "
+           "each link.\n"
            "Links: loopback, eth10, eth25, eth100, ib100, ib4x100, pcie3, pcie4, nvlink2, nvlink4.",
        .examples = {"trainkit scale --step_seconds 0.1 --gradient_mb 102 --devices 8 --inside nvlink2",
                     "trainkit scale --run runs/transformer --devices 2 --inside measure --interference 1",

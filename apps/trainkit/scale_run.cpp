@@ -23,7 +23,7 @@ absl::Status missing(const std::string& path, std::string problem, std::string h
                     .hint = std::move(hint)});
 }
 
-/// The whole number after "name: " at the beginning of a line of a resolved configuration; 0 for null or nothing.
+/// Returns the integer value of the key `name` in a resolved configuration; 0 for null or a missing key.
 int64_t setting(const std::string& yaml, const std::string& name) {
   const std::string key = "\n" + name + ": ";
   const size_t at = ("\n" + yaml).find(key);
@@ -56,7 +56,7 @@ absl::StatusOr<int64_t> parameter_bytes(const std::string& output_dir) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("step-") && name > last) last = name;
   }
-  if (last.empty()) return missing(output_dir, "there is no checkpoint", "give --gradient_mb");
+  if (last.empty()) return missing(output_dir, "no checkpoint in this run", "give --gradient_mb");
   const std::string path = output_dir + "/checkpoints/" + last + "/model.safetensors";
   TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
   int64_t bytes = 0;
@@ -68,7 +68,7 @@ absl::StatusOr<MeasuredStep> read_step(const std::string& output_dir) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string yaml, Fs::posix().read_file(output_dir + "/config.yaml", 1 << 20));
   MeasuredStep step;
   const int64_t micro_rows = setting(yaml, "batch_size");
-  if (micro_rows <= 0) return missing(output_dir + "/config.yaml", "says no batch_size", "give --step_seconds");
+  if (micro_rows <= 0) return missing(output_dir + "/config.yaml", "no batch_size in this file", "give --step_seconds");
   int64_t rows = setting(yaml, "global_batch_size");
   if (rows == 0) rows = micro_rows * std::max<int64_t>(setting(yaml, "grad_accum_steps"), 1);
   step.micro_steps = std::max<int64_t>(rows / micro_rows, 1);

@@ -1,5 +1,5 @@
 #pragma once
-/// A step measured by a run that was made on one device.
+/// Reads the measured time of a training step from a run on one device.
 
 #include <absl/status/statusor.h>
 
@@ -8,15 +8,19 @@
 
 namespace trainkit::tool {
 
+/// A measured optimizer step.
 struct MeasuredStep {
   double seconds = 0;
   int64_t gradient_bytes = 0;
+  /// Micro-batches per optimizer step (gradient accumulation).
   int64_t micro_steps = 1;
 };
 
-/// Reads a run's folder: seconds are the rows of an optimizer step (batch_size x grad_accum_steps, or
-/// global_batch_size, of config.yaml) over the median `samples_per_second` of the second half of metrics.jsonl;
-/// gradient bytes are those of the parameters in the last checkpoint. Exit code 2, naming what is missing.
+/// Reads a run's output folder.
+///
+/// `seconds` = rows per optimizer step / median `samples_per_second` of the second half of metrics.jsonl. Rows per step
+/// come from config.yaml: global_batch_size, or batch_size x grad_accum_steps. `gradient_bytes` is the size of all
+/// tensors of model.safetensors in the last checkpoint. Errors have exit code 2 and name the missing file or value.
 absl::StatusOr<MeasuredStep> read_measured_step(const std::string& output_dir);
 
 }  // namespace trainkit::tool

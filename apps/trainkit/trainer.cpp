@@ -19,10 +19,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Runs a program without a shell.
+// Runs a program without a shell. stdout goes through a pipe, which is read to its end. stderr goes to a memory file:
+// a second pipe that nobody reads would block the program once its buffer is full.
 absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
   int pipe[2];
-  if (pipe2(pipe, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
+  if (pipe2(pipe, O_CLOEXEC) != 0) return absl::InternalError("cannot create a pipe");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
@@ -59,8 +60,8 @@ absl::StatusOr<Ended> run_program_and_read(std::vector<std::string> words) {
   return ended;
 }
 
-/// The trainers beside this program, by the names that --app takes.
-std::vector<std::string> apps() {
+/// Names of the trainers in this program's folder, as --app takes them: file names without "trainkit-".
+std::vector<std::string> trainer_names() {
   std::vector<std::string> names;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(program_folder(), ignored)) {
@@ -75,10 +76,10 @@ std::vector<std::string> apps() {
 
 absl::StatusOr<Ended> run_trainer(const ConfigParser& parser, const std::string& app,
                                   const std::vector<std::string>& flags) {
-  const std::vector<std::string> known = apps();
+  const std::vector<std::string> known = trainer_names();
   if (std::find(known.begin(), known.end(), app) == known.end()) {
     const std::string nearest = nearest_name(app, known);
-    return parser.invalid("app", "no such trainer beside this program", fmt::format("{}", fmt::join(known, ", ")),
+    return parser.invalid("app", "no such trainer in this program's folder", fmt::format("{}", fmt::join(known, ", ")),
                           nearest.empty() ? "" : "did you mean --app " + nearest + "?");
   }
   std::vector<std::string> words = {program_folder() + "/trainkit-" + app};

@@ -1,5 +1,5 @@
 #pragma once
-/// The trainers beside this program, as child processes.
+/// Runs a trainer from this program's folder as a child process.
 
 #include <absl/status/statusor.h>
 
@@ -10,14 +10,19 @@
 
 namespace trainkit::tool {
 
-/// How a program ended: its exit code (1 if a signal killed it), what it wrote to stdout, the first 64 KiB of stderr.
+/// Result of a child process.
 struct Ended {
+  /// Exit code; 1 if a signal killed the process.
   int code = 0;
+  /// All of stdout, and the first 64 KiB of stderr.
   std::string output = {}, errors = {};
 };
 
-/// Runs `trainkit-<app>` from beside this program with `flags`, without a shell, and reads all that it writes. An error
-/// of exit code 2, blamed on --app of `parser`, if there is no such trainer.
+/// Runs `trainkit-<app>` from this program's folder with `flags` and reads its output. Uses no shell. Blocks until the
+/// trainer ends.
+///
+/// @return The result, whatever its exit code. Or an error of exit code 2 if there is no such trainer (naming --app of
+///   `parser`) or it cannot be started.
 absl::StatusOr<Ended> run_trainer(const ConfigParser& parser, const std::string& app,
                                   const std::vector<std::string>& flags);
 

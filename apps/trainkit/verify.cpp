@@ -16,10 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The checks of one device.
+/// A check that runs on each device.
 struct DeviceCheck {
-  const char* name;   // of --verify_only
-  const char* title;  // of the report
+  const char* name;   // in --verify_only
+  const char* title;  // in the report
   Checked (*run)(at::Device);
 };
 constexpr DeviceCheck kDeviceChecks[] = {{"memory", "memory of a step", verify_memory},
@@ -32,7 +32,7 @@ constexpr DeviceCheck kDeviceChecks[] = {{"memory", "memory of a step", verify_m
                                          {"copies", "copies under load", verify_copies},
                                          {"checkpoint", "checkpoint", verify_checkpoint}};
 
-/// The checks of all devices together.
+/// A check that runs on all devices together.
 struct CommonCheck {
   const char *name, *title;
   Checked (*run)(at::DeviceType, int);
@@ -53,16 +53,17 @@ void add_device_checks(std::vector<Check>& checks, at::Device device) {
 }
 
 void add_common_checks(std::vector<Check>& checks, int gpus) {
-  const int several = gpus > 0 ? gpus : 2;  // replicas on the CPU
+  const int devices = gpus > 0 ? gpus : 2;  // without a GPU: two replicas on the CPU
   for (const CommonCheck& check : kCommonChecks) {
     checks.push_back({check.name, gpus > 0 ? "verify all gpus" : "verify cpu", check.title, [=]() -> Checked {
-                        if (several < 2) return {Checked::State::kSkipped, "there is one GPU"};
-                        return check.run(gpus > 0 ? at::kCUDA : at::kCPU, several);
+                        if (devices < 2) return {Checked::State::kSkipped, "there is one GPU"};
+                        return check.run(gpus > 0 ? at::kCUDA : at::kCPU, devices);
                       }});
   }
 }
 
-/// The first device, all devices together, the other devices: a time limit skips repeated checks first.
+/// Returns the checks in this order: the first device, all devices together, the other devices. With a time limit the
+/// repeated checks of the other devices are skipped first.
 std::vector<Check> all_checks(int gpus, const std::vector<std::string>& only) {
   std::vector<Check> checks;
   add_device_checks(checks, gpus > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
@@ -111,8 +112,7 @@ const std::vector<std::string>& check_names() {
 int verify_devices(Report& report, const VerifyOptions& options) {
   const int gpus = static_cast<int>(torch::cuda::device_count());
   if (gpus == 0) {
-    report.add("verify cpu", "devices", 0, "no GPU that LibTorch can use: these are the checks that run on the CPU",
-               Verdict::kNote);
+    report.add("verify cpu", "devices", 0, "no GPU that LibTorch can use: the checks run on the CPU", Verdict::kNote);
   }
   const std::vector<Check> checks = all_checks(gpus, options.only);
   const auto begin = Clock::now();
@@ -126,9 +126,9 @@ int verify_devices(Report& report, const VerifyOptions& options) {
     std::fflush(stderr);
     const auto start = Clock::now();
     const bool is_late = options.max_seconds > 0 && since(begin) > options.max_seconds;
-    const Checked result = is_late
-                               ? Checked{Checked::State::kSkipped, fmt::format("{:g} s are over", options.max_seconds)}
-                               : run_check(check);
+    const Checked result =
+        is_late ? Checked{Checked::State::kSkipped, fmt::format("time limit of {:g} s reached", options.max_seconds)}
+                : run_check(check);
     failed += result.state == Checked::State::kFailed;
     add(report, check, result, since(start));
     if (options.on_result) options.on_result();

@@ -1,5 +1,5 @@
 #pragma once
-/// The checks of `trainkit doctor --verify`: whether this machine's devices compute what they should.
+/// Declares the checks of `trainkit doctor --verify`: do this machine's devices compute correct results?
 
 #include <absl/status/status.h>
 #include <c10/core/Device.h>
@@ -20,10 +20,10 @@ namespace trainkit::tool {
 /// Result of one check.
 struct Checked {
   enum class State { kOk, kFailed, kSkipped } state = State::kOk;
-  /// The figures, without "ok" or "failed".
+  /// Figures, without "ok" or "failed".
   std::string text;
   nlohmann::ordered_json value = {};
-  /// What to do after a failure.
+  /// Remedy after a failure; empty otherwise.
   std::string hint = {};
 };
 
@@ -32,47 +32,47 @@ inline Checked passed_if(bool passed, std::string text, nlohmann::ordered_json v
           passed ? std::string() : std::move(hint)};
 }
 
-/// The names that --verify_only accepts.
+/// Returns the names that --verify_only accepts.
 const std::vector<std::string>& check_names();
 
 struct VerifyOptions {
-  /// Names of the checks to run; empty: all.
+  /// Names of the checks to run. Empty means all.
   std::vector<std::string> only = {};
-  /// Time after which no further check starts; 0: unlimited.
+  /// Seconds after which no further check starts. 0 means unlimited.
   double max_seconds = 120;
-  /// Called after each check, so that its result is kept if a later check ends the process.
+  /// Called after each check. Saves the results so far in case a later check ends the process.
   std::function<void()> on_result = nullptr;
 };
 
-/// Runs all checks on every visible GPU, or on the CPU if there is none, and adds a line for each to `report`. Writes
-/// progress to stderr. A check that throws has failed. Returns the number of failed checks.
+/// Runs the checks on every visible GPU, or on the CPU if there is no GPU. Adds a line per check to `report` and writes
+/// progress to stderr. A check that throws counts as failed. Returns the number of failed checks.
 int verify_devices(Report& report, const VerifyOptions& options);
 
-// The checks of one device. Those of kernels compare with LibTorch's operations in float64 on the CPU; on the CPU the
-// operations that a GPU would run are computed there (core/gpu_operations.h).
+// Checks of one device. The kernel checks compare with LibTorch's operations in float64 on the CPU. With a CPU device
+// they run the GPU code path on the CPU (core/gpu_operations.h).
 Checked verify_layer_norm(at::Device device);
 Checked verify_gelu(at::Device device);
 Checked verify_cross_entropy(at::Device device);
 Checked verify_patches(at::Device device);
-/// Captured training steps have the bits of eager ones, with dropout, a schedule and a skipped step. CUDA alone.
+/// Captured training steps and eager steps give identical bits, with dropout, a schedule and a skipped step. CUDA only.
 Checked verify_graph_fp32(at::Device device);
 Checked verify_graph_fp16(at::Device device);
-/// Batches of a Prefetcher arrive whole while the host and the device are busy, copied ahead and in slices.
+/// Batches of a Prefetcher arrive intact while host and device are busy, copied ahead and copied in slices.
 Checked verify_copies(at::Device device);
-/// The predicted peak of a step is the device's within 50 %, in fp32 and bf16. Skipped where there is no
+/// The predicted peak memory of a step is within 50 % of the measured peak, in fp32 and bf16. Skipped without a
 /// prediction.
 Checked verify_memory(at::Device device);
-/// A checkpoint has the bits of the run that saved it, and so has a run that resumes from it.
+/// A checkpoint holds the bits of the run that saved it, and a run that resumes from it ends with the same bits.
 Checked verify_checkpoint(at::Device device);
 
-// The checks of several devices; CPU replicas stand in for them where there is no GPU.
-/// DataParallel has the losses of one device.
+// Checks of several devices. Without a GPU they use CPU replicas.
+/// DataParallel gives the losses of one device.
 Checked verify_data_parallel(at::DeviceType type, int devices);
-/// All-reduce (NCCL, or Gloo on the CPU) has exact sums of integers.
+/// All-reduce (NCCL, or Gloo on the CPU) gives exact sums of integers.
 Checked verify_all_reduce(at::DeviceType type, int devices);
 
-/// Runs `body` in a thread per rank, each with a backend that connects it to the others: NCCL for CUDA (rank i is
-/// device i), Gloo on the loopback interface for the CPU. Returns the first error.
+/// Runs `body` in one thread per rank and blocks until all have ended. Each gets a backend: NCCL for CUDA (rank i uses
+/// device i), Gloo over the loopback interface for the CPU. Returns the error of the lowest rank that failed.
 absl::Status run_ranks(at::DeviceType type, int ranks,
                        const std::function<void(c10d::Backend& backend, at::Device device, int rank)>& body);
 

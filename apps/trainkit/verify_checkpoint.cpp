@@ -1,4 +1,4 @@
-// A checkpoint that is saved from the device has its weights, bit for bit, and a resumed run ends with the same bits.
+// Checks that a checkpoint holds the device's weights bit for bit, and that a resumed run ends with the same bits.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -25,11 +25,11 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSavedRows = 192, kSavedSteps = 16;
 
-/// A folder that is removed with all that is in it.
+/// Creates a temporary folder. Removes it with its contents on destruction. Throws if it cannot be created.
 class TemporaryFolder {
  public:
   TemporaryFolder() : path_((fs::temp_directory_path() / "trainkit-doctor-XXXXXX").string()) {
-    if (!mkdtemp(path_.data())) throw std::runtime_error("no folder can be made for temporary files");
+    if (!mkdtemp(path_.data())) throw std::runtime_error("cannot create a temporary folder");
   }
   ~TemporaryFolder() {
     std::error_code ignored;
@@ -43,7 +43,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-/// Trains up to `steps` on the same rows as every call; returns the weights on the CPU.
+/// Trains up to step `steps` with checkpoints, on the same rows in every call. Returns the weights on the CPU.
 absl::StatusOr<NamedTensors> train_and_save(at::Device device, const std::string& folder, int64_t steps, bool resumes) {
   torch::manual_seed(51);
   const auto dataset = verify_dataset(kSavedRows);
@@ -67,7 +67,7 @@ absl::StatusOr<NamedTensors> train_and_save(at::Device device, const std::string
   return weights;
 }
 
-/// Tensors of `expected` that `found` lacks or has with other bits.
+/// Counts the tensors of `expected` that are missing in `found` or have other bits there.
 int64_t differing(const NamedTensors& found, const NamedTensors& expected) {
   const std::map<std::string, at::Tensor> by_name(found.begin(), found.end());
   return std::count_if(expected.begin(), expected.end(), [&](const auto& entry) {
@@ -89,7 +89,7 @@ absl::StatusOr<Checked> check_bits(at::Device device, const TemporaryFolder& fol
                    fmt::format("of {} tensors, {} differ in the checkpoint, {} after a resume from step {} to {}",
                                whole.size(), wrong, wrong_resumed, kSavedSteps / 2, kSavedSteps),
                    {{"tensors", whole.size()}, {"differ", wrong}, {"differ_after_resume", wrong_resumed}},
-                   wrong > 0 ? "what is saved from this GPU is not what it holds: check its memory (`nvidia-smi -q -d "
+                   wrong > 0 ? "the checkpoint differs from this GPU's weights: check its memory (`nvidia-smi -q -d "
                                "ECC`), and send this report to the developers"
                              : "a resumed run differs from an uninterrupted one: send this report to the developers");
 }

@@ -1,4 +1,4 @@
-// Copies under load: the bytes of a Prefetcher's batches on the device, while the host and the device are busy.
+// Checks that the bytes of a Prefetcher's batches arrive on the device while host and device are busy.
 #include <ATen/Functions.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kCopiedRows = 4096, kNumbersPerRow = 256, kRowsPerBatch = 256, kCopiedEpochs = 6;
 
-/// Keeps memory of the host and another stream of the device busy while it lives.
+/// Keeps the host's memory and another stream of the device busy, in threads of its own, until destruction.
 class Load {
  public:
   explicit Load(at::Device device) {
@@ -59,17 +59,19 @@ class Load {
   std::vector<std::thread> threads_;
 };
 
-/// A number for each row that depends on all its bits and their places; int64, exact on every device.
+/// Returns a checksum (N) int64 of rows (N, M) int32: sum over j of value j times an odd 41-bit factor j. It depends on
+/// every bit and its place. Integer arithmetic, so it is exact on every device.
 at::Tensor checksums(const at::Tensor& rows, const at::Tensor& factors) {
   return (rows.to(at::kLong) * factors).sum(1);
 }
 
+/// A batch that arrived: checksums (N) computed on the device, and the indices of its rows.
 struct Arrived {
-  at::Tensor checksums;  // on the device
+  at::Tensor checksums;
   std::vector<int64_t> rows;
 };
 
-/// Rows of integers with all bits, and the checksums of them that the device must find.
+/// Random int32 rows that use all bits, and the checksums that the device must compute from them.
 struct Copied {
   explicit Copied(at::Device where)
       : device(where),
@@ -94,7 +96,7 @@ std::unique_ptr<Prefetcher> loader_of(const Copied& copied, at::Device device) {
       .value();
 }
 
-/// Batches that the Prefetcher copies ahead of the loop.
+/// Reads batches that the Prefetcher copies to the device ahead of the loop.
 std::vector<Arrived> copy_ahead(const Copied& copied) {
   const auto loader = loader_of(copied, copied.device);
   std::vector<Arrived> arrived;
@@ -107,7 +109,8 @@ std::vector<Arrived> copy_ahead(const Copied& copied) {
   return arrived;
 }
 
-/// Batches that the loop copies in two slices, behind work that it has queued: as DataParallel and micro-batches do.
+/// Reads batches on the host and copies them in two slices while work is queued on the device, as DataParallel and
+/// micro-batches do. The Prefetcher must not reuse a host slot before its asynchronous copies have finished.
 std::vector<Arrived> copy_slices(const Copied& copied) {
   const auto loader = loader_of(copied, at::kCPU);
   at::Tensor x = at::full({512, 512}, 1.0 / 512, at::TensorOptions().device(copied.device));
@@ -170,8 +173,8 @@ Checked verify_copies(at::Device device) {
        {"wrong_ahead", wrong_ahead.batches},
        {"copied_in_slices", slices.size()},
        {"wrong_in_slices", wrong_slices.batches}},
-      "data is damaged on its way to this GPU: check its slot and cable (`nvidia-smi -q -d ECC,PCIE`), and "
-      "send this report to the developers");
+      "copies to this GPU are damaged: check its slot and cable (`nvidia-smi -q -d ECC,PCIE`), and send this report "
+      "to the developers");
 }
 
 }  // namespace trainkit::tool

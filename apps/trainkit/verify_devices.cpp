@@ -1,4 +1,4 @@
-// Several devices against one: DataParallel's losses, and sums of all-reduce.
+// Compares several devices with one: losses of DataParallel, and sums of all-reduce.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -23,6 +23,7 @@ constexpr double kLossBound = 1e-5;
 constexpr int64_t kLossSteps = 12, kRowsPerDevice = 24;
 constexpr uint64_t kLossSeed = 21;
 
+/// Trains on `batches` and returns the loss of each step. Reads the losses after the last step.
 std::vector<double> losses_of(const DeviceReplicatorOptions& options, int64_t replicas,
                               const std::vector<Batch>& batches) {
   torch::manual_seed(kLossSeed);
@@ -57,7 +58,7 @@ Checked verify_data_parallel(at::DeviceType type, int devices) {
   double largest = 0;
   for (size_t i = 0; i < one.size(); ++i) {
     const double error = std::abs(several[i] - one[i]) / std::abs(one[i]);
-    if (!std::isnan(largest) && !(error <= largest)) largest = error;  // or NaN
+    if (!std::isnan(largest) && !(error <= largest)) largest = error;  // keeps NaN
   }
   return passed_if(largest <= kLossBound,
                    fmt::format("{} steps on {} {}: the losses differ from those of one by {:.2g} at most, bound {:g}",
@@ -85,7 +86,7 @@ Checked verify_all_reduce(at::DeviceType type, int devices) {
   });
   if (!status.ok())
     return {Checked::State::kFailed, std::string(status.message()), nullptr,
-            "see docs/troubleshooting.md; NCCL_DEBUG=INFO says more"};
+            "see docs/troubleshooting.md; NCCL_DEBUG=INFO logs details"};
   return passed_if(
       wrong == 0,
       fmt::format("{} of {} sums over {} {} differ from the exact ones", wrong.load(), compared.load(), devices,

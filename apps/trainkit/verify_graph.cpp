@@ -1,4 +1,4 @@
-// A graph of a training step against the eager step: the same bits.
+// Checks that a training step replayed from a CUDA graph gives the same bits as the eager step.
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kGraphRows = 32, kGraphSteps = 20, kBrokenStep = 9;
 constexpr uint64_t kGraphSeed = 11;
 
-/// What a training left, in tensors.
+/// Results of a training: the losses of its steps, and parameters, buffers and optimizer state after the last one.
 struct Trained {
   std::vector<at::Tensor> losses, weights;
   int64_t graph_steps = 0, captures = 0;
@@ -74,7 +74,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return at::allclose(a.to(at::kDouble), b.to(at::kDouble), 0, 0, /*equal_nan=*/true);
 }
 
-/// The first step whose loss differs, counted from 1, or kGraphSteps + 1 if only the state at the end does; 0: none.
+/// Returns the first step whose loss differs, counted from 1; kGraphSteps + 1 if only the final state differs; else 0.
 int64_t first_difference(const Trained& a, const Trained& b) {
   for (size_t i = 0; i < a.losses.size(); ++i) {
     if (!same_bits(a.losses[i], b.losses[i])) return static_cast<int64_t>(i) + 1;
@@ -115,7 +115,7 @@ Checked verify_graph(at::Device device, Precision precision) {
   };
   const std::string send = "send this report to the developers; ";
   if (eager.skipped < 1 || graph.skipped < 1) {
-    return result(false, "the step whose gradients are not finite was not skipped", send + "do not train on this GPU");
+    return result(false, "the step with non-finite gradients was not skipped", send + "do not train on this GPU");
   }
   if (graph.graph_steps == 0) {
     return result(false, "no step was captured: " + graph.graph_reason, send + "training works, but runs eagerly");
@@ -128,11 +128,11 @@ Checked verify_graph(at::Device device, Precision precision) {
   }
   const Trained again = train(device, precision, CudaGraph::kOff, batches);
   if (const int64_t other = first_difference(eager, again); other > 0) {
-    return result(false, "two eager trainings differ " + place_of_difference(other),
-                  "this GPU computes other bits each time: check its memory (`nvidia-smi -q -d ECC`); " + send +
-                      "do not train on it");
+    return result(
+        false, "two eager runs differ " + place_of_difference(other),
+        "this GPU is not deterministic: check its memory (`nvidia-smi -q -d ECC`); " + send + "do not train on it");
   }
-  return result(false, "graph and eager step differ " + place_of_difference(differs),
+  return result(false, "graph and eager steps differ " + place_of_difference(differs),
                 send + "train with --cuda_graph off");
 }
 

@@ -1,4 +1,4 @@
-// Kernels against LibTorch's operations in float64 on the CPU, forward and backward.
+// Compares our kernels, forward and backward, with LibTorch's operations in float64 on the CPU.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -23,11 +23,11 @@ using Tensors = std::vector<at::Tensor>;
 constexpr char kKernelHint[] =
     "our kernels are wrong on this GPU: send this report to the developers, and do not train on it";
 
-/// Of a residual stream and of the inputs of matrix products, which differ under autocast.
+/// Dtypes of the residual stream and of the inputs of matrix products. They differ under autocast.
 struct KernelTypes {
   at::ScalarType stream, product;
   const char* name;
-  /// Of the largest value, with room for a few roundings.
+  /// Largest allowed error relative to the largest value. Leaves room for a few roundings.
   double bound;
 };
 constexpr KernelTypes kKernelTypes[] = {{at::kFloat, at::kFloat, "fp32", 5e-6},
@@ -36,18 +36,18 @@ constexpr KernelTypes kKernelTypes[] = {{at::kFloat, at::kFloat, "fp32", 5e-6},
                                         {at::kFloat, at::kBFloat16, "autocast bf16", 2e-2},
                                         {at::kFloat, at::kHalf, "autocast fp16", 3e-3}};
 
-/// Rows and columns: even and odd widths, wider than one warp, than one block.
+/// Rows and columns: even and odd widths, wider than a warp, wider than a block.
 constexpr std::pair<int64_t, int64_t> kKernelSizes[] = {{48, 64}, {7, 17}, {4, 768}, {3, 2049}};
 
-/// The largest errors of one operation, by type.
+/// Keeps the largest error of one operation per dtype.
 class Errors {
  public:
-  /// Compares a computed tensor with the exact one, relative to the largest value of that.
+  /// Compares a computed tensor with the exact one. The error is relative to the exact tensor's largest value.
   void compare(const KernelTypes& types, double bound, const at::Tensor& found, const at::Tensor& exact) {
     const double largest = exact.abs().max().clamp_min(1e-3).item<double>();
     const double error = (found.detach().to(at::kCPU, at::kDouble) - exact.detach()).abs().max().item<double>();
     Largest& entry = at(types, bound);
-    if (!std::isnan(entry.error) && !(error / largest <= entry.error)) entry.error = error / largest;  // or NaN
+    if (!std::isnan(entry.error) && !(error / largest <= entry.error)) entry.error = error / largest;  // keeps NaN
   }
 
   Checked result(at::Device device) const {
@@ -84,7 +84,7 @@ at::Tensor leaf(at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
   return at::randn(sizes).to(type).to(device).requires_grad_();
 }
 
-/// The same values in float64 on the CPU.
+/// Copies the values as float64 to the CPU.
 at::Tensor exact(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU, at::kDouble).clone().requires_grad_(tensor.requires_grad());
 }
@@ -94,7 +94,7 @@ Tensors exact(const Tensors& tensors) {
   return all;
 }
 
-/// Compares outputs and the gradients of inputs.
+/// Compares the outputs and the gradients of the inputs, for a random upstream gradient.
 void compare(Errors& errors, const KernelTypes& types, double bound, const Tensors& outputs, const Tensors& inputs,
              const Tensors& exact_outputs, const Tensors& exact_inputs) {
   Tensors upstream;
@@ -107,10 +107,11 @@ void compare(Errors& errors, const KernelTypes& types, double bound, const Tenso
   for (size_t i = 0; i < gradients.size(); ++i) errors.compare(types, bound, gradients[i], expected[i]);
 }
 
-/// Calls `check` for each type and size as on a GPU.
+/// Calls `check` for each dtype and size. With a CPU device it takes the GPU code path.
 Checked for_all(at::Device device, const std::function<void(Errors&, const KernelTypes&, int64_t, int64_t)>& check) {
   const trainkit::detail::GpuOperations gpu(device.is_cpu());
-  (void)(device.is_cuda() ? trainkit::detail::missing_kernels_warning(device) : "");  // the result says it
+  // Takes the once-only warning about missing kernels, so that it is not logged later: the result reports them.
+  (void)(device.is_cuda() ? trainkit::detail::missing_kernels_warning(device) : "");
   Errors errors;
   for (const KernelTypes& types : kKernelTypes) {
     const AutocastGuard autocast(device, types.product, types.stream != types.product);

@@ -1,4 +1,4 @@
-// The predicted peak of a step against what the device's allocator counts.
+// Compares the predicted peak memory of a step with the peak that the device's allocator counts.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -21,11 +21,11 @@
 namespace trainkit::tool {
 namespace {
 
-/// Largest error, as a share of the real peak. On simulated devices it is below 1 %.
+/// Largest allowed error relative to the measured peak. On simulated devices the error is below 1 %.
 constexpr double kMemoryBound = 0.05;
 constexpr int64_t kStepLength = 32, kStepVocabulary = 16384, kStepRows = 8;
 
-/// A Transformer of 14.7 million parameters.
+/// Returns a training step of a Transformer with 14.7 million parameters.
 StepRecipe recipe_of_step() {
   const at::Tensor ids = at::randint(kStepVocabulary, {4 * kStepRows, kStepLength + 1}, at::kLong);
   return {.make_model =
@@ -45,7 +45,7 @@ StepRecipe recipe_of_step() {
               {"x", ids.slice(1, 0, kStepLength).contiguous()}, {"y", ids.slice(1, 1).contiguous()}})};
 }
 
-/// The trainers' own plan.
+/// Plans the memory of the step with the code that the trainers use.
 absl::StatusOr<MemoryPlan> plan_of(const StepRecipe& recipe, at::Device device, const std::string& precision) {
   RunOptions run;
   ConfigParser parser({.name = "trainkit doctor"});
@@ -60,7 +60,7 @@ absl::StatusOr<MemoryPlan> plan_of(const StepRecipe& recipe, at::Device device, 
   return plan_memory(parser, run, Machine::here(), recipe, placement);
 }
 
-/// plan_of, which is the same for all GPUs of a kind: computed once.
+/// Caches plan_of by precision and compute capability: the plan is the same for GPUs of one kind.
 absl::StatusOr<MemoryPlan> shared_plan(const StepRecipe& recipe, at::Device device, const std::string& precision) {
   static std::map<std::pair<std::string, int>, MemoryPlan> known;
   const std::pair key(precision, device.is_cuda() ? trainkit::detail::compute_capability(device) : 0);
@@ -69,7 +69,7 @@ absl::StatusOr<MemoryPlan> shared_plan(const StepRecipe& recipe, at::Device devi
   return known.insert_or_assign(key, std::move(plan)).first->second;
 }
 
-/// Makes the peak begin anew. Returns what is allocated already: workspaces of earlier work.
+/// Resets the peak statistics. Returns the bytes still allocated, such as workspaces of earlier checks; 0 on the CPU.
 int64_t reset_memory(at::Device device) {
   if (device.is_cpu()) return 0;
   auto* const allocator = at::getDeviceAllocator(device.type());
@@ -120,7 +120,7 @@ Checked verify_memory(at::Device device) {
   }
   value["bound"] = kMemoryBound;
   return passed_if(passed, text + fmt::format("; bound {:g}%", 100 * kMemoryBound), value,
-                   "choose a smaller --batch_size than `auto` takes, and send this report to the developers");
+                   "use a smaller --batch_size than `auto` chooses, and send this report to the developers");
 }
 
 }  // namespace trainkit::tool

@@ -1,5 +1,5 @@
 #pragma once
-/// The model that the checks of `trainkit doctor --verify` train, and rows for it.
+/// Defines the model and the data that the checks of `trainkit doctor --verify` train on.
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -20,7 +20,8 @@ namespace trainkit::tool {
 
 inline constexpr int64_t kNetInputs = 24, kNetClasses = 10;
 
-/// A perceptron with our kernels between its products. With dropout it also has BatchNorm, whose statistics change.
+/// A multilayer perceptron that uses our fused kernels. Input (N, kNetInputs), output (N, kNetClasses), float32. With
+/// dropout it also has BatchNorm, so that buffers change in training.
 struct VerifyNetImpl : torch::nn::Module {
   explicit VerifyNetImpl(double dropout, int64_t width = 96)
       : first(register_module("first", torch::nn::Linear(kNetInputs, width))),
@@ -47,7 +48,8 @@ struct VerifyNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(VerifyNet);
 
-/// Rows of x and y, and a factor of the loss: 1, or infinite for a step that is to be skipped.
+/// Returns random fields: x (rows, kNetInputs) float32, y (rows) int64, and factor (rows) float32, which multiplies the
+/// loss. All factors are 1; a caller sets one to infinity to force a skipped step.
 inline std::vector<std::pair<std::string, at::Tensor>> verify_rows(int64_t rows) {
   const at::Tensor x = at::randn({rows, kNetInputs});
   return {{"x", x}, {"y", x.slice(1, 0, kNetClasses).argmax(1)}, {"factor", at::ones({rows})}};
@@ -64,6 +66,7 @@ inline Batch verify_batch(int64_t rows) {
   return Batch(fields, {tensors[0].second, tensors[1].second, tensors[2].second});
 }
 
+/// Cross-entropy times the mean of "factor".
 inline LossFunction verify_loss() {
   return make_loss_function([](VerifyNet& model, const Batch& batch) {
     return cross_entropy(model->forward(batch["x"]), batch["y"]) * batch["factor"].mean();

@@ -1,4 +1,4 @@
-// trainkit verify-resume: whether a trainer that is interrupted ends with the bytes of one that is not.
+// trainkit verify-resume: checks that an interrupted and resumed run ends with the same bytes as an uninterrupted one.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -31,22 +31,28 @@ struct VerifyResumeFlags {
 };
 
 void add_flags(ConfigParser& parser, VerifyResumeFlags& flags) {
+  parser.add("kills", &flags.kills,
+             {.help = "Number of interruptions before the last checkpoint, over as many runs as needed.",
+              .min = 1,
+              .max = 1e6});
+  parser.add("seed", &flags.seed, {.help = "Random seed of the interruption times and of --vary."});
   parser.add(
-      "kills", &flags.kills,
-      {.help = "Interruptions before the last checkpoint, over as many runs as it takes.", .min = 1, .max = 1e6});
-  parser.add("seed", &flags.seed, {.help = "Of the moments."});
-  parser.add("signal", &flags.signal,
-             {.help = "What interrupts: SIGKILL of all processes, a stop with a save, or SIGUSR1 (save and go on).",
-              .choices = {"SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1"}});
+      "signal", &flags.signal,
+      {.help = "Signal to send. SIGKILL kills all processes; SIGTERM and SIGINT save and stop; SIGUSR1 saves and "
+               "continues.",
+       .choices = {"SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1"}});
   parser.add("vary", &flags.vary,
-             {.help = "VerifyResumeFlags that change from start to start of the interrupted runs: num_workers=0:2:4.",
+             {.help = "Flags that get another value at each start of the interrupted runs: num_workers=0:2:4.",
               .metavar = "FLAG=A:B"});
-  parser.add("ignore", &flags.ignore,
-             {.help = "Values of metrics.jsonl that may differ, besides rates, fractions, seconds and bytes.",
-              .metavar = "NAME"});
+  parser.add(
+      "ignore", &flags.ignore,
+      {.help = "Further values of metrics.jsonl that may differ. Rates, fractions, seconds and bytes always may.",
+       .metavar = "NAME"});
   parser.add("folder", &flags.folder,
-             {.help = "Where the runs write; empty: a temporary folder.", .path = PathKind::kOutput, .metavar = "DIR"});
-  parser.add("keep", &flags.keep, {.help = "Keep the runs' folders. They are kept in any case if something differs."});
+             {.help = "Folder for the runs; must be empty. Default: a temporary folder.",
+              .path = PathKind::kOutput,
+              .metavar = "DIR"});
+  parser.add("keep", &flags.keep, {.help = "Keep the folders of the runs. They are always kept after a failure."});
 }
 
 absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const VerifyResumeFlags& flags,
@@ -56,7 +62,7 @@ absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Ve
                       .id = "cli.missing",
                       .field = "program",
                       .problem = "none given",
-                      .hint = "it stands after two dashes: trainkit verify-resume -- program --its_flag"});
+                      .hint = "give it after two dashes: trainkit verify-resume -- program --its_flag"});
   }
   for (const std::string& word : program) {
     const std::string name = word.substr(0, word.find('='));
@@ -65,8 +71,8 @@ absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Ve
       return to_status({.exit_code = ExitCode::kUsage,
                         .id = "cli.program",
                         .field = taken,
-                        .problem = "is given by verify-resume itself",
-                        .hint = "leave it out; --folder says where the runs write"});
+                        .problem = "is set by verify-resume itself",
+                        .hint = "remove it; --folder sets the folder of the runs"});
     }
   }
   const std::map<std::string, int> numbers = {
@@ -78,15 +84,16 @@ absl::StatusOr<InterruptOptions> options_of(const ConfigParser& parser, const Ve
     for (size_t at = equals; at != std::string::npos; at = text.find(':', at + 1)) {
       values.push_back(text.substr(at + 1, text.find(':', at + 1) - at - 1));
     }
-    if (equals == 0 || values.empty()) return parser.invalid("vary", "not a flag and its values", "num_workers=0:2:4");
+    if (equals == 0 || values.empty())
+      return parser.invalid("vary", "not a flag with values", "such as num_workers=0:2:4");
     options.varied.emplace_back(text.substr(0, equals), std::move(values));
   }
   return options;
 }
 
-void tell(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
+void log_line(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
-/// The runs' folder. A temporary one goes with the object unless it is kept; a given one stays.
+/// Holds the folder of the runs. Removes a temporary one on destruction unless keep() was called; never a given one.
 class Folder {
  public:
   static absl::StatusOr<std::unique_ptr<Folder>> open(const std::string& wanted) {
@@ -97,7 +104,7 @@ class Folder {
       if (!folder->kept_) return folder;
     } else {
       folder->path_ = wanted;
-      folder->kept_ = true;  // a user's folder is not ours to remove
+      folder->kept_ = true;  // never remove a user's folder
       std::error_code error;
       fs::create_directories(wanted, error);
       if (!error && fs::is_empty(wanted, error)) return folder;
@@ -106,7 +113,7 @@ class Folder {
                       .id = "resume.folder",
                       .where = folder->path_,
                       .field = "--folder",
-                      .problem = "is not an empty folder that can be written to"});
+                      .problem = "is not an empty, writable folder"});
   }
   ~Folder() {
     std::error_code ignored;
@@ -120,10 +127,10 @@ class Folder {
   bool kept_ = false;
 };
 
-/// What was compared over all interrupted runs, and the first difference of each kind.
+/// Collects the comparisons of all interrupted runs, with the first difference of each kind.
 class Findings {
  public:
-  /// The folder of the first run that differs, or empty.
+  /// Folder of the first run that differs; empty if none does.
   const std::string& differing() const { return differing_; }
 
   void add(const std::string& run, const std::vector<Compared>& compared) {
@@ -158,27 +165,27 @@ class Findings {
 absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOptions& options, Folder& folder) {
   InterruptedRuns runs(options);
   const std::string reference = folder.path() + "/undisturbed";
-  tell("undisturbed: " + fmt::format("{}", fmt::join(options.program, " ")));
-  TRAINKIT_ASSIGN_OR_RETURN(const RunTimes times, runs.undisturbed(reference));
-  tell(fmt::format("{} steps in {:.1f} s, the first checkpoint after {:.1f} s", times.steps, times.end,
-                   times.first_checkpoint));
+  log_line("uninterrupted run: " + fmt::format("{}", fmt::join(options.program, " ")));
+  TRAINKIT_ASSIGN_OR_RETURN(const RunTimes times, runs.run_uninterrupted(reference));
+  log_line(fmt::format("{} steps in {:.1f} s, first checkpoint after {:.1f} s", times.steps, times.end,
+                       times.first_checkpoint));
   Findings findings;
-  // A run may have done its last step before the moment comes; a program that always has cannot be interrupted.
+  // A run may finish its last step before the drawn time. Stop if that happens 20 times in a row: the run is too short.
   for (int64_t fruitless = 0; runs.counts().interruptions < flags.kills;) {
     const int64_t before = runs.counts().interruptions;
     const std::string run = fmt::format("{}/interrupted-{}", folder.path(), runs.counts().runs + 1);
-    TRAINKIT_RETURN_IF_ERROR(runs.disturbed(run, times, flags.kills - before));
+    TRAINKIT_RETURN_IF_ERROR(runs.run_interrupted(run, times, flags.kills - before));
     TRAINKIT_ASSIGN_OR_RETURN(const auto compared, compare_runs(reference, run, flags.ignore));
     findings.add(run, compared);
-    tell(fmt::format("run {} ended: {} of {} interruptions{}", runs.counts().runs, runs.counts().interruptions,
-                     flags.kills, findings.differing() == run ? ", and it differs" : ""));
+    log_line(fmt::format("run {} ended: {} of {} interruptions{}", runs.counts().runs, runs.counts().interruptions,
+                         flags.kills, findings.differing() == run ? ", differs" : ""));
     if (findings.differing() != run && !flags.keep) fs::remove_all(run);
     fruitless = runs.counts().interruptions > before ? 0 : fruitless + 1;
     if (fruitless < 20) continue;
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "resume.short",
-                      .problem = "20 runs in a row had saved their last checkpoint before they were interrupted",
-                      .hint = "a longer run, or a smaller --save_every"});
+                      .problem = "20 runs in a row saved their last checkpoint before they could be interrupted",
+                      .hint = "use a longer run or a smaller --save_every"});
   }
   const InterruptCounts& counts = runs.counts();
   print(fmt::format(
@@ -190,7 +197,7 @@ absl::StatusOr<int> verify(const VerifyResumeFlags& flags, const InterruptOption
   return to_status({.exit_code = ExitCode::kWeights,
                     .id = "resume.differs",
                     .where = findings.differing(),
-                    .problem = "a run that was interrupted did not end as one that was not",
+                    .problem = "an interrupted run differs from the uninterrupted one",
                     .hint = "compare it with " + reference});
 }
 
@@ -201,12 +208,10 @@ absl::StatusOr<int> verify_resume_command(const Arguments& arguments) {
       {.name = "trainkit verify-resume",
        .version = library_versions()["trainkit"],
        .description =
-           "Runs a trainer in peace, then interrupted at random moments after its first checkpoint and resumed each\n"
-           "time, and compares what the runs left byte for byte: trainkit verify-resume [flags] -- program [its "
-           "flags].\n"
-           "The program gets --output_dir, and --resume latest. Exit code 0: no difference; 5: there is one; else "
-           "that\n"
-           "of a program that failed.",
+           "Runs a trainer once without interruptions, then with interruptions at random times, each followed by a\n"
+           "resume, and compares the output folders byte for byte.\n"
+           "Usage: trainkit verify-resume [flags] -- program [its flags]. It adds --output_dir and --resume latest.\n"
+           "Exit code: 0 no difference, 5 a difference, else that of a program that failed.",
        .examples = {"trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20",
                     "trainkit verify-resume --kills 200 --vary num_workers=0:2:4 -- trainkit-hsi --cube a.mat --gt "
                     "b.mat --save_every 10",
@@ -220,7 +225,7 @@ absl::StatusOr<int> verify_resume_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto folder, Folder::open(flags.folder));
   absl::StatusOr<int> code = verify(flags, options, *folder);
   if (flags.keep || !code.ok()) folder->keep();
-  if (flags.keep) tell("the runs are in " + folder->path());
+  if (flags.keep) log_line("the runs are in " + folder->path());
   return code;
 }
 

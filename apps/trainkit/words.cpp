@@ -28,10 +28,10 @@ absl::StatusOr<std::vector<std::string>> take_words(Arguments& arguments, const 
   return to_status({.exit_code = ExitCode::kUsage,
                     .id = words.size() < names.size() ? "cli.missing" : "cli.positional",
                     .field = fmt::format("{}", fmt::join(names, " ")),
-                    .problem = "the wrong number of words",
+                    .problem = "wrong number of arguments",
                     .got = fmt::format("{}", words.size()),
                     .expected = fmt::format("{}", names.size()),
-                    .hint = "they stand before the flags"});
+                    .hint = "give them before the flags"});
 }
 
 }  // namespace trainkit::tool

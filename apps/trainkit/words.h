@@ -1,5 +1,5 @@
 #pragma once
-/// Words of a command line that belong to no flag: files.
+/// Reads positional arguments, such as file names, from a command line.
 
 #include <absl/status/statusor.h>
 
@@ -10,9 +10,11 @@
 
 namespace trainkit::tool {
 
-/// Takes the words before the first flag, or, if there are none, the `names.size()` words at the end, out of
-/// `arguments`. An error (exit code 2) unless there are as many as `names`, which it lists. With --help or --version
-/// there may be none.
+/// Removes the positional arguments from `arguments` and returns them. They are the words before the first flag; if
+/// there are none, the last `names.size()` words.
+///
+/// Returns an error of exit code 2 that lists `names` unless their number matches. With --help, --version or
+/// --print_config they may be missing; the result is empty then.
 absl::StatusOr<std::vector<std::string>> take_words(Arguments& arguments, const std::vector<std::string>& names);
 
 }  // namespace trainkit::tool

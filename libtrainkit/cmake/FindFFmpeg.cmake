@@ -1,5 +1,5 @@
-# FFmpeg's libraries, version 5.1 or later: targets FFmpeg::avformat, avcodec, avutil, swscale, swresample.
-# Used by this project and by its installed package (FFmpeg has no CMake package; pkg-config may not be there).
+# Finds FFmpeg's libraries, version 5.1 or later. Targets: FFmpeg::avformat, avcodec, avutil, swscale, swresample.
+# Used by this project and its installed package: FFmpeg has no CMake package, and pkg-config may be missing.
 include(FindPackageHandleStandardArgs)
 set(FFmpeg_variables)
 foreach(library avformat avcodec swscale swresample avutil)
@@ -8,7 +8,7 @@ foreach(library avformat avcodec swscale swresample avutil)
   mark_as_advanced(FFmpeg_${library}_INCLUDE_DIR FFmpeg_${library}_LIBRARY)
   list(APPEND FFmpeg_variables FFmpeg_${library}_LIBRARY FFmpeg_${library}_INCLUDE_DIR)
 endforeach()
-# AVChannelLayout came with libavutil 57.28, of FFmpeg 5.1
+# The version is libavutil's: 57.28 in FFmpeg 5.1 added AVChannelLayout.
 if(FFmpeg_avutil_INCLUDE_DIR)
   file(STRINGS ${FFmpeg_avutil_INCLUDE_DIR}/libavutil/version.h FFmpeg_lines
        REGEX "define LIBAVUTIL_VERSION_(MAJOR|MINOR|MICRO)")

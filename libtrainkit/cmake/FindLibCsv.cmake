@@ -1,4 +1,4 @@
-# libcsv, the parser of comma-separated values: target LibCsv::LibCsv. Used by this project and by its installed package.
+# Finds libcsv, a parser of comma-separated values. Target: LibCsv::LibCsv. Used by this project and its installed package.
 find_path(LibCsv_INCLUDE_DIR csv.h)
 find_library(LibCsv_LIBRARY csv)
 include(FindPackageHandleStandardArgs)

@@ -1,5 +1,5 @@
-# libmatio and the HDF5 library that it is built on, which is called directly too: targets Matio::Matio, Matio::HDF5.
-# Used by this project and by its installed package (FindHDF5 of CMake needs a C compiler, which nothing else here does).
+# Finds libmatio and its HDF5 library, which we also call directly. Targets: Matio::Matio, Matio::HDF5.
+# Used by this project and its installed package. CMake's FindHDF5 needs a C compiler, which nothing else here needs.
 find_path(Matio_INCLUDE_DIR matio.h)
 find_library(Matio_LIBRARY matio)
 find_path(Matio_HDF5_INCLUDE_DIR hdf5.h PATH_SUFFIXES hdf5/serial)

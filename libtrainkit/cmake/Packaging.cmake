@@ -1,17 +1,17 @@
-# Packages: which files go where, and how they stay free of the paths of the machine that built them.
+# Installs and packages the project: places of the files, and no paths of the build machine in them.
 
-# __FILE__ in our sources and in LibTorch's headers becomes relative: an error text of an installed program names no folder
-# of the build machine.
+# Make __FILE__ relative in our sources and in LibTorch's headers, so that error messages of installed programs contain no
+# folder of the build machine.
 get_filename_component(trainkit_torch_parent ${Torch_DIR}/../../../.. ABSOLUTE)
 target_compile_options(trainkit_flags INTERFACE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=
                                                 -fmacro-prefix-map=${trainkit_torch_parent}/=)
 
-# Two parts: `dev` (headers, archives, CMake package, .pc), which is the default of install(), and `programs`.
+# Two components: `dev` (headers, archives, CMake package, .pc), the default of install(), and `programs`.
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
-add_custom_target(trainkit_installed)  # builds all that is installed
+add_custom_target(trainkit_installed)  # builds everything that is installed
 
-# trainkit_install_program(NAME): installs a program as libexec/trainkit/<name>, without a RUNPATH, and under its name in
-# bin/ the launcher that finds LibTorch and starts it (apps/launcher).
+# trainkit_install_program(NAME): installs a program as libexec/trainkit/<name> without a RUNPATH, and the launcher that
+# finds LibTorch and starts it as bin/<name> (apps/launcher).
 function(trainkit_install_program NAME)
   target_sources(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/apps/launcher/restore_environment.cpp)
   install(TARGETS ${NAME} RUNTIME DESTINATION libexec/trainkit COMPONENT programs)
@@ -19,8 +19,8 @@ function(trainkit_install_program NAME)
   add_dependencies(trainkit_installed ${NAME} trainkit-launcher)
 endfunction()
 
-# What a library that a module links needs: LIBRARY | package for find_package | module or flag for pkg-config.
-# Of LibTorch and CUDA both files know more than fits in here.
+# Third-party libraries of the modules: LIBRARY | package for find_package | module or flag for pkg-config.
+# LibTorch and CUDA have more code in trainkitTorch.cmake and trainkit.pc.in.
 set(TRAINKIT_DEPENDENCIES
   "absl::status|absl|absl_status"
   "absl::statusor|absl|absl_statusor"
@@ -44,8 +44,8 @@ set(TRAINKIT_DEPENDENCIES
   "FFmpeg::swresample|FFmpeg 57.28|libswresample"
   "FFmpeg::avutil|FFmpeg 57.28|libavutil")
 
-# trainkit_write_package(DIRECTORY): writes and installs the CMake package (into DIRECTORY below the prefix) and trainkit.pc
-# from what the modules link, so that neither has a list of its own to forget.
+# trainkit_write_package(DIRECTORY): writes and installs the CMake package (into DIRECTORY below the prefix) and
+# trainkit.pc. Both are generated from the libraries that the modules link, so there is no second list to maintain.
 function(trainkit_write_package DIRECTORY)
   get_property(modules GLOBAL PROPERTY TRAINKIT_MODULES)
   set(lines)
@@ -108,7 +108,7 @@ function(trainkit_write_package DIRECTORY)
   endforeach()
   install(FILES ${files} DESTINATION ${DIRECTORY})
 
-  # a library that uses another stands before it
+  # Linkers need a static library before the libraries that it uses.
   list(REVERSE modules)
   list(TRANSFORM modules PREPEND -ltrainkit_)
   list(REMOVE_DUPLICATES pc_flags)
@@ -137,7 +137,7 @@ function(trainkit_write_package DIRECTORY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trainkit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
 
-# What `./dev package` makes with CPack: one .tar.gz with both parts, and a .deb of each.
+# Settings of CPack for `./dev package`: one .tar.gz with both components, and one .deb per component.
 set(CPACK_GENERATOR TGZ DEB)
 set(CPACK_PACKAGE_NAME trainkit)
 set(CPACK_PACKAGE_VENDOR "The libtrainkit authors")

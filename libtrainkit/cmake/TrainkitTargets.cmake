@@ -1,26 +1,26 @@
-# The few functions that every CMakeLists.txt of this project is written with.
+# Functions for every CMakeLists.txt of this project.
 
-# Flags of our own code, never exported: warnings, sanitizers, processor. Position-independent code everywhere, so that
-# all targets can share a precompiled header. NDEBUG in every configuration: LibTorch is built with it, and some of its
-# classes (at::RecordFunction) have a member more without it.
+# Flags of our own code, never exported: warnings, sanitizers, processor. All code is position-independent, so that all
+# targets can share a precompiled header. NDEBUG is defined in every configuration: LibTorch is built with it, and some of
+# its classes (at::RecordFunction) have an additional member without it.
 add_library(trainkit_flags INTERFACE)
 target_compile_options(trainkit_flags INTERFACE -fPIC -Wall -Wextra $<$<BOOL:${TRAINKIT_WERROR}>:-Werror>
                                                 $<$<BOOL:${TRAINKIT_NATIVE}>:-march=native>)
 target_compile_definitions(trainkit_flags INTERFACE NDEBUG $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
-target_link_libraries(trainkit_flags INTERFACE fmt::fmt-header-only)  # its macro is part of the precompiled headers
+target_link_libraries(trainkit_flags INTERFACE fmt::fmt-header-only)  # precompiled headers contain its macro
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  # takes a source that is compiled together with others for a header
+  # In unity builds GCC takes an included source for a header.
   target_compile_options(trainkit_flags INTERFACE -Wno-subobject-linkage)
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
-  # -Wpsabi: vectors are passed to inlined functions alone. The second option lets ccache keep precompiled headers.
+  # -Wno-psabi: vectors are passed only to inlined functions. -fno-pch-timestamp lets ccache cache precompiled headers.
   target_compile_options(trainkit_flags INTERFACE -Wno-psabi -fclang-abi-compat=17 "SHELL:-Xclang -fno-pch-timestamp")
 endif()
 if(TRAINKIT_SANITIZE)
   target_compile_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE} -fno-sanitize-recover=all
                                                   -fno-omit-frame-pointer -g1)
   target_link_options(trainkit_flags INTERFACE -fsanitize=${TRAINKIT_SANITIZE})
-  foreach(sanitizer address thread)  # GCC's macros, which clang does not define
+  foreach(sanitizer address thread)  # define GCC's macros for clang, which lacks them
     if(CMAKE_CXX_COMPILER_ID MATCHES Clang AND TRAINKIT_SANITIZE MATCHES ${sanitizer})
       string(TOUPPER ${sanitizer} upper)
       target_compile_definitions(trainkit_flags INTERFACE __SANITIZE_${upper}__=1)
@@ -28,20 +28,20 @@ if(TRAINKIT_SANITIZE)
   endforeach()
 endif()
 
-# Tests, fuzz replays and the programs of the documentation: compiled fast rather than made fast.
+# Flags of tests, fuzz replays and the programs of the documentation: short compile time instead of fast code.
 add_library(trainkit_light_flags INTERFACE)
 target_link_libraries(trainkit_light_flags INTERFACE trainkit_flags)
 target_compile_options(trainkit_light_flags INTERFACE $<$<CONFIG:Release>:-O1>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  target_compile_options(trainkit_light_flags INTERFACE -Wno-maybe-uninitialized)  # wrong about std::optional with -O1
+  target_compile_options(trainkit_light_flags INTERFACE -Wno-maybe-uninitialized)  # false warnings about std::optional with -O1
 endif()
 
-# LibTorch's headers take most of a compiler's time. They are parsed once, in a precompiled header without anything of
-# ours (target trainkit_pch), and the sources of a target are compiled several files at a time.
+# LibTorch's headers take most of the compile time. A precompiled header without our own headers (target trainkit_pch)
+# parses them once, and unity builds compile several sources of a target as one.
 option(TRAINKIT_PCH "Compile with precompiled headers" ON)
 option(TRAINKIT_UNITY "Compile several files of a target as one" ON)
 
-# trainkit_compile_fast(TARGET [PCH target] [FILES_EACH n]): the above for the sources of TARGET.
+# trainkit_compile_fast(TARGET [PCH target] [FILES_EACH n]): uses both for the sources of TARGET.
 function(trainkit_compile_fast TARGET)
   cmake_parse_arguments(ARG "" "PCH;FILES_EACH" "" ${ARGN})
   if(NOT ARG_PCH)
@@ -56,10 +56,10 @@ function(trainkit_compile_fast TARGET)
   set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ${TRAINKIT_UNITY} UNITY_BUILD_BATCH_SIZE ${ARG_FILES_EACH})
 endfunction()
 
-# trainkit_cuda_object(FILE OUT): compiles a .cu of plain kernels (no header of LibTorch) to an object and names it in OUT,
-# with the flags of third_party/torch.cmake.
-# A command of our own, because CMake's CUDA language would make every program that links us a CUDA program, with a
-# second copy of CUDA's runtime beside LibTorch's.
+# trainkit_cuda_object(FILE OUT): compiles a .cu file to an object with the flags of third_party/torch.cmake and sets OUT
+# to its path. The file must not include LibTorch's headers.
+# This is a custom command because CMake's CUDA language would turn every program that links us into a CUDA program, with
+# a second copy of the CUDA runtime in addition to LibTorch's.
 function(trainkit_cuda_object FILE OUT)
   get_filename_component(stem ${FILE} NAME_WE)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/${stem}.cu.o)
@@ -75,8 +75,8 @@ endfunction()
 
 # trainkit_module(NAME SOURCES a.cpp ... HEADERS a.h ... DEPENDS core ... [CUDA_SOURCES a.cu ...] [PUBLIC lib ...]
 #                 [PRIVATE lib ...])
-# One module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
-# include/trainkit/NAME. CUDA_SOURCES are left out without CUDA. DEPENDS names modules below it; PUBLIC and PRIVATE name
+# Adds a module of the library: target trainkit_NAME, alias trainkit::NAME. Sources are relative to src/NAME, headers to
+# include/trainkit/NAME. CUDA_SOURCES are used only with CUDA. DEPENDS lists lower modules; PUBLIC and PRIVATE list
 # third-party targets.
 function(trainkit_module NAME)
   cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;CUDA_SOURCES;DEPENDS;PUBLIC;PRIVATE" ${ARGN})
@@ -96,7 +96,7 @@ function(trainkit_module NAME)
   target_sources(trainkit_${NAME} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/libtrainkit/include
                                          FILES ${ARG_HEADERS})
   target_include_directories(trainkit_${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)
-  # a header-only library that our sources alone use is nothing that those who link us need to have
+  # Do not export header-only libraries that only our sources use: users of the library do not need them.
   set(private)
   foreach(library ${ARG_PRIVATE})
     if(TARGET ${library})
@@ -117,7 +117,8 @@ function(trainkit_module NAME)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})
 endfunction()
 
-# trainkit_executable(NAME [LIGHT] SOURCES ... LIBRARIES ...): a program of ours in build/bin; LIGHT: see above.
+# trainkit_executable(NAME [LIGHT] SOURCES ... LIBRARIES ...): adds a program in build/bin. LIGHT uses
+# trainkit_light_flags.
 function(trainkit_executable NAME)
   cmake_parse_arguments(ARG "LIGHT" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(${NAME} ${ARG_SOURCES})
@@ -131,12 +132,12 @@ if(TRAINKIT_SANITIZE)
 endif()
 
 # trainkit_tests(MODULE FILES a_test.cpp ... [LIBRARIES ...] [LABELS ...])
-# One program test_MODULE; each file is one CTest entry, unit.MODULE.a, whose cases are those of that file.
-# A case that cannot run here prints "skipped: why" (TRAINKIT_SKIP in tests/test_util.h) and CTest reports it so.
+# Adds the program test_MODULE. Each file is one CTest test, unit.MODULE.a, with the cases of that file.
+# A case that cannot run prints "skipped: <reason>" (TRAINKIT_SKIP in tests/test_util.h), and CTest reports it as skipped.
 function(trainkit_tests MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES;LABELS" ${ARGN})
   add_executable(test_${MODULE} ${ARG_FILES})
-  target_include_directories(test_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # headers that are not public
+  target_include_directories(test_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # internal headers
   target_link_libraries(test_${MODULE} PRIVATE trainkit_test_main ${ARG_LIBRARIES} trainkit_light_flags)
   trainkit_compile_fast(test_${MODULE} PCH trainkit_test_pch FILES_EACH 8)
   foreach(file ${ARG_FILES})
@@ -145,14 +146,14 @@ function(trainkit_tests MODULE)
     add_test(NAME unit.${MODULE}.${header} COMMAND test_${MODULE} "-#" -w NoTests "[#${stem}]")
     set_tests_properties(unit.${MODULE}.${header} PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT ${TRAINKIT_TEST_TIMEOUT}
                          SKIP_REGULAR_EXPRESSION "(^|\n)skipped: ")
-    if(NOT "${MODULE}.${stem}" MATCHES "cuda")  # a run that names no device takes a GPU that is there
+    if(NOT "${MODULE}.${stem}" MATCHES "cuda")  # a run without --device would use an available GPU
       set_tests_properties(unit.${MODULE}.${header} PROPERTIES ENVIRONMENT "CUDA_VISIBLE_DEVICES=")
     endif()
   endforeach()
 endfunction()
 
-# trainkit_benchmarks(MODULE FILES ... [LIBRARIES ...]): the suite bench_MODULE, on Google Benchmark; also a 0.01 s test.
-# Part of the target `benchmarks`, not of the default one.
+# trainkit_benchmarks(MODULE FILES ... [LIBRARIES ...]): adds the Google Benchmark suite bench_MODULE to the target
+# `benchmarks`, which is not built by default, and a test that runs it for 0.01 s.
 function(trainkit_benchmarks MODULE)
   cmake_parse_arguments(ARG "" "" "FILES;LIBRARIES" ${ARGN})
   trainkit_executable(bench_${MODULE} SOURCES ${ARG_FILES}

@@ -1,1 +1,1 @@
-// Only the precompiled header is of use.
+// Empty source for the target of the precompiled header.

@@ -1,6 +1,6 @@
 #pragma once
-// Precompiled once for the library, the trainers, the examples and the benchmarks: headers of others that most files
-// include. LibTorch's modules (torch/nn/modules) are left out: their templates would be instantiated in every unit.
+// Precompiled header of the library, the trainers, the examples and the benchmarks: third-party headers that most files
+// include. It does not include LibTorch's modules (torch/nn/modules): every unit would instantiate their templates.
 #include <ATen/ATen.h>
 #include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>

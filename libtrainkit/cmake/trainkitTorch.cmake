@@ -1,7 +1,7 @@
 # Part of trainkit's installed package: finds LibTorch 2.11.
 #
-# The CMake package of a LibTorch with CUDA stops without a CUDA toolkit, although a program that links LibTorch needs none.
-# Without a toolkit this file defines LibTorch's targets itself, from its own list of targets.
+# The CMake package of a LibTorch with CUDA fails without a CUDA toolkit, although a program that links LibTorch needs none.
+# Without a toolkit this file includes LibTorch's list of targets itself and defines the targets that it refers to.
 if(NOT TARGET torch)
   find_path(trainkit_TORCH_CMAKE_DIR TorchConfig.cmake HINTS ${Torch_DIR} ENV Torch_DIR
             PATH_SUFFIXES share/cmake/Torch torch/share/cmake/Torch)
@@ -32,7 +32,7 @@ if(NOT TARGET torch)
     list(GET trainkit_cudart 0 trainkit_cudart)
     add_library(torch::cudart SHARED IMPORTED)
     set_property(TARGET torch::cudart PROPERTY IMPORTED_LOCATION ${trainkit_cudart})
-    foreach(target protobuf::libprotobuf caffe2::mkl)  # empty in LibTorch's package too
+    foreach(target protobuf::libprotobuf caffe2::mkl)  # also empty in LibTorch's package
       if(NOT TARGET ${target})
         add_library(${target} INTERFACE IMPORTED)
       endif()

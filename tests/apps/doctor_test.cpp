@@ -58,7 +58,7 @@ TEST_CASE("doctor lists the architectures that kernels were compiled for") {
   const Json kernels = Doctor({"--quick", "--json"}).json()["cuda"]["kernels"];
   REQUIRE(kernels["value"].is_array());
   for (const Json& name : kernels["value"]) CHECK(kernels["text"].get<std::string>().find(name) != std::string::npos);
-  if (kernels["value"].empty()) CHECK(kernels["text"] == "none: this build is without CUDA");
+  if (kernels["value"].empty()) CHECK(kernels["text"] == "none: this build has no CUDA");
 }
 
 TEST_CASE("doctor says which kernels a GPU runs, and how to get them where there are none") {
@@ -146,6 +146,6 @@ TEST_CASE("doctor checks a data set with its trainer, and quotes what is wrong w
 TEST_CASE("a trainer that is not there is a mistake in the command") {
   const Doctor doctor({"--quick", "--app", "transformr"});
   CHECK(doctor.code == 2);
-  CHECK_THAT(doctor.errors, Catch::Contains("no such trainer beside this program (got 'transformr'") &&
+  CHECK_THAT(doctor.errors, Catch::Contains("no such trainer in this program's folder (got 'transformr'") &&
                                 Catch::Contains("did you mean --app transformer?"));
 }

@@ -122,10 +122,10 @@ TEST_CASE("A cache whose build was stopped goes on from there, and clips that ch
   CHECK(absl::IsCancelled(fill()));
   stop_after = 1000;
   REQUIRE(fill() == absl::OkStatus());
-  CHECK_THAT(lines.back(), Catch::Contains(" were there") && !Catch::Contains(" 42 clips decoded") &&
-                               !Catch::Contains(" 0 were there"));
+  CHECK_THAT(lines.back(), Catch::Contains(" cached before") && !Catch::Contains(" 42 clips decoded") &&
+                               !Catch::Contains(" 0 cached before"));
   REQUIRE(fill() == absl::OkStatus());
-  CHECK(lines == std::vector<std::string>{"cache      train: 42 clips are there, 0 cannot be read"});
+  CHECK(lines == std::vector<std::string>{"cache      train: 42 clips cached, 0 cannot be read"});
   CHECK(asked == 0);
   // Another time of change, another size, a file more, other options.
   const std::string clip = clips->list().clips[7].path;
@@ -198,7 +198,7 @@ TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of one w
   CHECK(first.find(" for 63 clips in ") < first.find("decoded in "));
   const auto [read, second] = result("read", with_cache(place, settings));
   CHECK(read == decoded);
-  CHECK_THAT(second, Catch::Contains("train: 40 clips are there, 2 cannot be read"));
+  CHECK_THAT(second, Catch::Contains("train: 40 clips cached, 2 cannot be read"));
 
   // A byte that a disk has changed: its row is decoded again, and the file mended.
   const std::string file = rows_of(place, "train"), whole = read_text(file);
@@ -255,8 +255,8 @@ TEST_CASE("Runs at once share one cache, and one that is killed leaves what it h
   CHECK(codes[0] == 0);
   CHECK(codes[1] == 0);
   // One of them at least found all clips of the training there.
-  const bool found = one.output().find("train: 42 clips are there") != std::string::npos ||
-                     two.output().find("train: 42 clips are there") != std::string::npos;
+  const bool found = one.output().find("train: 42 clips cached") != std::string::npos ||
+                     two.output().find("train: 42 clips cached") != std::string::npos;
   CHECK(found);
   REQUIRE(run_emotion(place.dir, place.flags("decoded", {"--num_workers", "1", "--frames", "8", "--max_steps", "1"}))
               .code == 0);

@@ -31,7 +31,7 @@ TEST_CASE("A disk without room for the decoded clips ends the run before any is 
   // What was there is there.
   const Ended again = with_cache("again", small);
   CHECK(again.code == 0);
-  CHECK_THAT(again.output, Catch::Contains("train: 42 clips are there"));
+  CHECK_THAT(again.output, Catch::Contains("train: 42 clips cached"));
 
   // Changed clips need their own room beside the file that they replace; the disk is filled by somebody else.
   std::ofstream(disk / "other") << std::string(1 << 20, 'x');
@@ -46,5 +46,5 @@ TEST_CASE("A disk without room for the decoded clips ends the run before any is 
   CHECK(fs::remove(disk / "other"));
   const Ended mended = with_cache("mended", small);
   CHECK(mended.code == 0);
-  CHECK_THAT(mended.output, Catch::Contains("train: 42 clips decoded") && Catch::Contains("test: 14 clips are there"));
+  CHECK_THAT(mended.output, Catch::Contains("train: 42 clips decoded") && Catch::Contains("test: 14 clips cached"));
 }

@@ -39,8 +39,8 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
        {"config.yaml", "metrics.jsonl", "summary.json", "scores.json", "loss.svg", "confusion.svg"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
-  for (const char* text : {"clips      train 42, validation 7, test 14", "ResNet18 starts at random", "single on cpu",
-                           "test       accuracy ", "| label | clips | recall |", "monitor: "}) {
+  for (const char* text : {"clips      train 42, validation 7, test 14", "ResNet18 with random weights",
+                           "single on cpu", "test       accuracy ", "| label | clips | recall |", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }

@@ -79,7 +79,7 @@ void check_scored_by_the_best(int ranks) {
   CHECK(scores.at("weighted_f1") == best);
   CHECK(summary.at("best_step") == best_step);
   CHECK(summary.at("weighted_f1") == best);
-  CHECK(ended.output.find("by the weights of step " + std::to_string(best_step) + ",") != std::string::npos);
+  CHECK(ended.output.find("with the weights of step " + std::to_string(best_step) + ",") != std::string::npos);
   REQUIRE(records(run, "test").size() == 1);
   CHECK(*records(run, "test")[0].find("weighted_f1") == best);
 }

@@ -53,7 +53,7 @@ TEST_CASE("plan tells the memory of devices that are not there, and the batch th
   const Ended table = plan(place, {"--app", "transformer", "--preset", "shakespeare_char_cpu", "--gpu_memory", "2GiB"});
   INFO(table.output << table.errors);
   CHECK(table.code == 0);
-  for (const char* text : {"rows a device x 1 device x 1 accumulated", "weights", "optimizer", "activations",
+  for (const char* text : {"rows per device x 1 device x 1 accumulated", "weights", "optimizer", "activations",
                            "reserved", "a device has       2.00 GiB"}) {
     CHECK(table.output.find(text) != std::string::npos);
   }
@@ -105,8 +105,8 @@ TEST_CASE("plan of the recommender has the guide's sizes without data or weights
   // Smaller, and on data of one's own.
   const std::string table =
       plan({"--gpu_memory", "3GiB", "--", "--n_layer", "1", "--n_embd", "48", "--vocab_size", "0"});
-  for (const char* text : {"256 rows a device x 2 devices x 1 accumulated = 512", "beside the guide's example", "ours",
-                           "guide", "2500-3000", "a device has       3.00 GiB"}) {
+  for (const char* text : {"256 rows per device x 2 devices x 1 accumulated = 512", "compared with the guide's example",
+                           "ours", "guide", "2500-3000", "a device has       3.00 GiB"}) {
     CHECK_THAT(table, Catch::Contains(text));
   }
 }
@@ -147,7 +147,7 @@ TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on 
 
   const std::string table = plan({"--efficiency", "0.0001", "--row_rate", "1e6", "--link", "10,22"});
   for (const char* text :
-       {"6 rows a device x 3 devices", "18000-20000", "an epoch on 3 x rtx4090, predicted", "(counted here)",
+       {"6 rows per device x 3 devices", "18000-20000", "predicted epoch on 3 x rtx4090", "(counted here)",
         "Ada GPU Architecture whitepaper", "x 0% (--efficiency)", "(assumed, --link)", "(assumed, --read_gbs)",
         "12 workers x 1e+06 rows/s", "bound by computing", "trainkit scale --step_seconds "}) {
     CHECK_THAT(table, Catch::Contains(text));

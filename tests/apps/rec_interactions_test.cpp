@@ -154,11 +154,11 @@ TEST_CASE("A split file gives the same split again, in any order of its lines, a
   changed = lines;
   changed.pop_back();
   write(changed);
-  CHECK_THAT(error(data), Catch::Contains("1 interactions are in no part"));
+  CHECK_THAT(error(data), Catch::Contains("1 interactions are missing"));
   changed = lines;
   changed.push_back(lines[2]);
   write(changed);
-  CHECK_THAT(error(data), Catch::Contains("stands in line 3 already"));
+  CHECK_THAT(error(data), Catch::Contains("duplicate of line 3"));
   changed = lines;
   changed[2] = "u0\ti0\tlater";
   write(changed);

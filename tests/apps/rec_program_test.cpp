@@ -141,9 +141,9 @@ TEST_CASE("2048 rows a step are shared among the devices, and what rounding lose
   CHECK_THAT(plan({}), Catch::Contains("= 2048 rows") || Catch::Contains("2048"));
   CHECK_THAT(plan({"--parallel", "2"}), Catch::Contains("1024"));
   CHECK_THAT(plan({"--parallel", "3"}),
-             Catch::Contains("2048 rows a step are 682 on each of 3 devices: 2 lost by rounding"));
+             Catch::Contains("2048 rows per step over 3 devices: 682 per device, 2 fewer by rounding"));
   CHECK_THAT(plan({"--parallel", "3", "--global_batch_size", "2"}),
-             Catch::Contains("are 1 on each of 3 devices: 1 won"));
+             Catch::Contains("2 rows per step over 3 devices: 1 per device, 1 more by rounding"));
   CHECK_THAT(plan({"--batch_size", "512"}), Catch::Contains("512") && !Catch::Contains("2048"));
   CHECK_THAT(plan({"--batch_size", "512", "--global_batch_size", "2048"}), Catch::Contains("2048"));
   CHECK(nlohmann::json::parse(plan({"--json"})).contains("protocol"));
@@ -180,13 +180,13 @@ TEST_CASE("The GPT-2 model trains frozen, cached, trained and with adapters, and
     CHECK(ended.code == 0);
     return ended.output;
   };
-  CHECK_THAT(with("cached", {}), Catch::Contains("frozen, its output kept on each device"));
-  CHECK_THAT(with("dynamic", {"--no-use_cache"}), Catch::Contains("frozen, run in every step"));
+  CHECK_THAT(with("cached", {}), Catch::Contains("frozen, output cached on each device"));
+  CHECK_THAT(with("dynamic", {"--no-use_cache"}), Catch::Contains("frozen, computed in every step"));
   const auto cached = losses(place.dir / "cached"), dynamic = losses(place.dir / "dynamic");
   REQUIRE(cached.size() == dynamic.size());
   for (size_t i = 0; i < cached.size(); ++i) CHECK(cached[i].loss == Approx(dynamic[i].loss).margin(1e-4));
-  CHECK_THAT(with("trained", {"--no-freeze_gpt2"}), Catch::Contains("trained, run in every step"));
-  CHECK_THAT(with("lora", {"--lora_rank", "2"}), Catch::Contains("with adapters of rank 2, run in every step"));
+  CHECK_THAT(with("trained", {"--no-freeze_gpt2"}), Catch::Contains("trained, computed in every step"));
+  CHECK_THAT(with("lora", {"--lora_rank", "2"}), Catch::Contains("with adapters of rank 2, computed in every step"));
   CHECK_THAT(with("dp", {"--strategy", "dp", "--parallel", "2"}), Catch::Contains("2 logical replicas"));
   // The guide's two stages.
   CHECK_THAT(with("cached", {"--resume", "latest", "--no-use_cache", "--epochs", "3"}),

@@ -139,11 +139,11 @@ TEST_CASE("Every bad line is named with its file, its number and what is wrong",
       {k1m, "ratings.dat", "1::20::3", "1::4000000000::3", "ratings.dat:2", "item: not an id"},
       {k1m, "ratings.dat", "1::20::3", "1::21::3", "ratings.dat:2", "item: not in"},
       {k1m, "ratings.dat", "1::20::3", "5::20::3", "ratings.dat:2", "user: not in"},
-      {k1m, "ratings.dat", "1::20::3::978302109", "1::10::5::978300760", "ratings.dat:2", "stand in line 1 already"},
-      {k1m, "ratings.dat", "1::20::3", "1::10::2", "ratings.dat:2", "stand in line 1 already"},
+      {k1m, "ratings.dat", "1::20::3::978302109", "1::10::5::978300760", "ratings.dat:2", "duplicate of line 1"},
+      {k1m, "ratings.dat", "1::20::3", "1::10::2", "ratings.dat:2", "duplicate of line 1"},
       {k1m, "ratings.dat", "978302109", "-5", "ratings.dat:2", "timestamp: not a time"},
-      {k1m, "ratings.dat", "978302109", "978302109000", "ratings.dat:2", "milliseconds beside seconds"},
-      {k1m, "ratings.dat", "2::30::1::978300000\n", "2::30::1::9783", "ratings.dat:4", "the file was cut"},
+      {k1m, "ratings.dat", "978302109", "978302109000", "ratings.dat:2", "seconds and milliseconds are mixed"},
+      {k1m, "ratings.dat", "2::30::1::978300000\n", "2::30::1::9783", "ratings.dat:4", "the file may be truncated"},
       {k1m, "ratings.dat", "1::20", std::string("1::\0", 4) + "20", "ratings.dat:2", "control character"},
       {k1m, "ratings.dat", "1::20", "1::\r20", "ratings.dat:2", "control character"},
       {k1m, "ratings.dat", "1::20", long_line, "ratings.dat:2", "line too long"},
@@ -160,8 +160,8 @@ TEST_CASE("Every bad line is named with its file, its number and what is wrong",
       {k1m, "movies.dat", "Drama", "Dramma", "movies.dat:2", "genre: unknown (got 'Dramma'"},
       {k1m, "movies.dat", "Drama", "", "movies.dat:2", "genre: unknown"},
       {k1m, "movies.dat", "Heat (1995)", "", "movies.dat:3", "title: empty"},
-      {k1m, "movies.dat", "30::", "10::", "movies.dat:3", "stands in line 1 already"},
-      {k1m, "movies.dat", "Heat", "H\xc3\xa9", "movies.dat:3", "another encoding than in line 2"},
+      {k1m, "movies.dat", "30::", "10::", "movies.dat:3", "duplicate of line 1"},
+      {k1m, "movies.dat", "Heat", "H\xc3\xa9", "movies.dat:3", "encoding differs from line 2"},
       {k1m, "movies.dat", "Heat", "It\x92s", "movies.dat:3", "neither UTF-8 nor Latin-1"},
       {k100k, "u.item", "24-Jan-1997", "24-Jan|1997", "u.item:1", "25 fields"},
       {k100k, "u.item", "http://x|0|1", "http://x|0|2", "u.item:1", "Action: not a flag"},
@@ -171,13 +171,13 @@ TEST_CASE("Every bad line is named with its file, its number and what is wrong",
       {k1m, "users.dat", "::56::", "::57::", "users.dat:2", "age: unknown"},
       {k1m, "users.dat", "::16::", "::21::", "users.dat:2", "occupation: unknown"},
       {k1m, "users.dat", "::70072", "", "users.dat:2", "4 fields"},
-      {k1m, "users.dat", "2::M", "1::M", "users.dat:2", "stands in line 1 already"},
+      {k1m, "users.dat", "2::M", "1::M", "users.dat:2", "duplicate of line 1"},
       {k100k, "u.user", "|49|", "|0|", "u.user:2", "age: not an age"},
       {k100k, "u.user", "|writer|", "||", "u.user:2", "occupation: empty"},
       // RecBole
       {kRecbole, "a.inter", "user_id:token", "user:token", "a.inter:1", "user_id: no such column"},
-      {kRecbole, "a.inter", "item_id:token", "user_id:token", "a.inter:1", "user_id: a column stands twice"},
-      {kRecbole, "a.inter", "rating:float", "rating", "a.inter:1", "not a column of a header"},
+      {kRecbole, "a.inter", "item_id:token", "user_id:token", "a.inter:1", "user_id: duplicate column"},
+      {kRecbole, "a.inter", "rating:float", "rating", "a.inter:1", "not a header column"},
       {kRecbole, "a.inter", "user_id:token\titem_id:token", "user_id:token item_id:token", "a.inter:1",
        "user_id token"},
       {kRecbole, "a.inter", "u1\ti1\t5\t10\n", "u1\ti1\t5\n", "a.inter:2", "3 fields"},
@@ -185,7 +185,7 @@ TEST_CASE("Every bad line is named with its file, its number and what is wrong",
       {kRecbole, "a.inter", "u1\ti1\t5", "u1\ti1\tinf", "a.inter:2", "rating: not a number"},
       {kRecbole, "a.inter", "u1\ti1\t5", "u1\ti9\t5", "a.inter:2", "item: not in"},
       {kRecbole, "a.inter", "u1\ti1\t5\t10\nu1\ti2\t4.5\t11.0\nu2\ti1\t1\t9\n", "", "a.inter", "no rating"},
-      {kRecbole, "a.item", "i2\t", "i1\t", "a.item:3", "stands in line 2 already"},
+      {kRecbole, "a.item", "i2\t", "i1\t", "a.item:3", "duplicate of line 2"},
   };
   for (const Case& bad : cases) {
     Files files = bad.kind == k1m ? files_1m() : bad.kind == k100k ? files_100k() : files_recbole();
@@ -221,7 +221,7 @@ TEST_CASE("Folders without ratings, with several, and things that are no files a
     CHECK(exit_code(ratings.status()) == ExitCode::kData);
     return error_line(ratings.status());
   };
-  CHECK_THAT(line_of(dir.path().string()), Catch::Contains("no file of ratings"));
+  CHECK_THAT(line_of(dir.path().string()), Catch::Contains("no ratings file"));
   CHECK_THAT(line_of(dir / "none"), Catch::Contains("data.missing"));
   write(dir, files_recbole());
   std::ofstream(dir / "b.inter") << files_recbole().at("a.inter");

@@ -42,7 +42,7 @@ TEST_CASE("The cut sample of MovieLens 1M is refused at its last line, and its t
   std::filesystem::copy_file(side + "ratings_sample.dat", dir / "ratings.dat");
   const auto cut = read_ratings(dir.path().string());
   REQUIRE_FALSE(cut.ok());
-  CHECK_THAT(error_line(cut.status()), Catch::Contains("ratings.dat:19: the last line has no end"));
+  CHECK_THAT(error_line(cut.status()), Catch::Contains("ratings.dat:19: the last line has no line end"));
   std::ofstream(dir / "ratings.dat", std::ios::app) << "\n";
   const Ratings whole = read_ratings(dir.path().string()).value();
   CHECK(whole.rows.size() == 19);

@@ -64,7 +64,7 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
     INFO(wrong.name << "\n" << found.output << found.errors);
     REQUIRE(found.code == 5);
     CHECK_THAT(found.errors, Catch::Contains("trainkit: error[resume.differs] ") &&
-                                 Catch::Contains("did not end as one that was not"));
+                                 Catch::Contains("an interrupted run differs from the uninterrupted one"));
     for (const char* what : {"weights", "optimizer", "order of rows", "logged scalars", "TensorBoard", "files"}) {
       if (what == wrong.may_differ) continue;
       INFO(what);
@@ -106,13 +106,14 @@ TEST_CASE("What verify-resume cannot do is an error of exit code 2 with a hint",
   };
   const std::vector<Case> cases = {
       {"program: none given", {}},
-      {"--output_dir: is given by verify-resume itself", {"--", "trainkit-transformer", "--output_dir", "a"}},
-      {"--resume: is given by verify-resume itself", {"--", "trainkit-transformer", "--resume=latest"}},
+      {"--output_dir: is set by verify-resume itself", {"--", "trainkit-transformer", "--output_dir", "a"}},
+      {"--resume: is set by verify-resume itself", {"--", "trainkit-transformer", "--resume=latest"}},
       {"no-such-trainer: cannot be started", {"--", "no-such-trainer"}},
       {"--kills", {"--kills", "0", "--", "trainkit-transformer"}},
       {"--signal", {"--signal", "SIGHUP", "--", "trainkit-transformer"}},
-      {"--vary: not a flag and its values", {"--vary", "num_workers", "--", "trainkit-transformer"}},
-      {"--folder: is not an empty folder", {"--folder", place.dir.path().string(), "--", "trainkit-transformer"}},
+      {"--vary: not a flag with values", {"--vary", "num_workers", "--", "trainkit-transformer"}},
+      {"--folder: is not an empty, writable folder",
+       {"--folder", place.dir.path().string(), "--", "trainkit-transformer"}},
       {"saved no checkpoint before its end",
        command({}, "trainkit-transformer",
                {"--input", place.dir / "text.txt", "--hidden_dim", "16", "--n_layers", "1", "--max_steps", "3"})},

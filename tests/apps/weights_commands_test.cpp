@@ -107,13 +107,13 @@ TEST_CASE("inspect and export say what is wrong, and with which exit code") {
     std::vector<std::string> words;
     int code;
     const char* says;
-  } rows[] = {{{"inspect"}, 2, "FILE: the wrong number of words"},
-              {{"inspect", "a", "b"}, 2, "FILE: the wrong number of words"},
+  } rows[] = {{{"inspect"}, 2, "FILE: wrong number of arguments"},
+              {{"inspect", "a", "b"}, 2, "FILE: wrong number of arguments"},
               {{"inspect", dir / "none.pt"}, 5, "none.pt"},
               {{"inspect", evil}, 5, "global 'os.system' not allowed"},
               {{"inspect", dir.path().string()}, 5, "error["},
-              {{"export", "a"}, 2, "CHECKPOINT OUT: the wrong number of words"},
-              {{"export", evil, dir / "out.txt"}, 2, "no known format"},
+              {{"export", "a"}, 2, "CHECKPOINT OUT: wrong number of arguments"},
+              {{"export", evil, dir / "out.txt"}, 2, "unknown file extension"},
               {{"export", evil, dir / "out.pt"}, 5, "global 'os.system' not allowed"}};
   for (const auto& row : rows) {
     const Tool tool(dir, row.words);

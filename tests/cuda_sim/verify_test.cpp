@@ -121,7 +121,7 @@ TEST_CASE("Checks for which there is no time are skipped", "[verify]") {
   const Doctor doctor({"--verify_only", "patches", "gelu", "--verify_seconds", "1e-9"}, simulated({}));
   INFO(doctor.errors);
   CHECK(doctor.code == 0);
-  CHECK(doctor.report["verify gpu 0"]["patch gather"]["text"] == "skipped: 1e-09 s are over");
+  CHECK(doctor.report["verify gpu 0"]["patch gather"]["text"] == "skipped: time limit of 1e-09 s reached");
 }
 
 TEST_CASE("Flags of --verify without it are a mistake", "[verify]") {
