@@ -1,6 +1,5 @@
-#include "train/rng_state.h"
-
 #include "test_util.h"
+#include "trainkit/train/checkpoint.h"
 
 using namespace trainkit;
 

@@ -57,6 +57,7 @@
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/distributed/replica_group.h"
 #include "trainkit/distributed/scaling_model.h"
+#include "trainkit/distributed/step_consensus.h"
 #include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/nn/activation_checkpoint.h"
 #include "trainkit/nn/cross_entropy.h"

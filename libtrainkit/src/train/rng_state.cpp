@@ -1,5 +1,3 @@
-#include "train/rng_state.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <fmt/format.h>
@@ -11,6 +9,7 @@
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 namespace {

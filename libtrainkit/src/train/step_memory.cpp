@@ -14,11 +14,11 @@
 #include "core/gpu_operations.h"
 #include "gpu_libraries.h"
 #include "memory/memory_recorder.h"
-#include "train/rng_state.h"
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 namespace {
