@@ -112,7 +112,7 @@ struct BatchSizePlan {
 /// Not thread-safe.
 class BatchSizePlanner {
  public:
-  /// Records a step of `micro_batches` micro-batches with `batch_size` rows each.
+  /// Records one step of `micro_batches` micro-batches with `batch_size` rows each.
   using Record = std::function<absl::StatusOr<MemoryTrace>(int64_t batch_size, int64_t micro_batches)>;
 
   /// Returns kInvalidArgument if options are out of range; the message names all of them.
