@@ -109,7 +109,7 @@ class CheckTest(unittest.TestCase):
 
     def test_code_output_and_similar_words_are_not_hard_to_understand(self):
         page = "# A heading\nN stands for rows; it understands, recommends and amends `beside`.\n```\nthe run goes on\n```\n"
-        self.assertEqual(self.problems(check.check_plain_english, {"docs/page.md": page, "apps/x/main.cpp": "// goes on\n"}), [])
+        self.assertEqual(self.problems(check.check_plain_english, {"docs/page.md": page, "tests/x/main.cpp": "// goes on\n"}), [])
 
 
 if __name__ == "__main__":
