@@ -8,7 +8,7 @@ using namespace trainkit;
 
 namespace {
 
-/// A machine on which everything is right but what a test changes.
+/// A correctly configured machine; each test changes one fact.
 const CudaFacts kGood = {.libtorch_cuda = 13000,
                          .driver_cuda = 13000,
                          .driver_version = "580.65.06",
@@ -26,27 +26,27 @@ CudaDiagnosis diagnose(const std::function<void(CudaFacts&)>& change) {
 
 }  // namespace
 
-TEST_CASE("a device that LibTorch can use is no problem") {
+TEST_CASE("A device that LibTorch can use is not reported as a problem") {
   const CudaDiagnosis diagnosis = diagnose_cuda(kGood);
   CHECK(diagnosis.state == CudaState::kReady);
   CHECK(diagnosis.problem.empty());
   CHECK(diagnosis.remedy.empty());
 }
 
-TEST_CASE("no driver is told, with the driver to install or the container's flag") {
+TEST_CASE("A missing driver is reported with the driver to install or the container flag") {
   const auto diagnosis = diagnose([](CudaFacts& facts) { facts.driver_cuda = 0; });
   CHECK(diagnosis.state == CudaState::kNoDriver);
   CHECK_THAT(diagnosis.remedy, Catch::Contains("580") && Catch::Contains("--gpus all"));
 }
 
-TEST_CASE("no driver on a machine without a GPU is told as such") {
+TEST_CASE("A missing driver on a machine without a GPU is reported as such") {
   const auto diagnosis = diagnose([](CudaFacts& facts) { facts.driver_cuda = facts.pci_gpus = 0; });
   CHECK(diagnosis.state == CudaState::kNoDriver);
   CHECK_THAT(diagnosis.problem, Catch::Contains("no NVIDIA GPU"));
   CHECK_THAT(diagnosis.remedy, Catch::Contains("--device cpu"));
 }
 
-TEST_CASE("a driver too old for CUDA 13 is told, with both ways out") {
+TEST_CASE("A driver too old for CUDA 13 is reported with both remedies") {
   const auto diagnosis = diagnose([](CudaFacts& facts) {
     facts.driver_cuda = 12040;
     facts.driver_version = "550.54.15";
@@ -56,7 +56,7 @@ TEST_CASE("a driver too old for CUDA 13 is told, with both ways out") {
   CHECK_THAT(diagnosis.remedy, Catch::Contains("driver 580 or later") && Catch::Contains("LibTorch for CUDA 12"));
 }
 
-TEST_CASE("a driver of an earlier minor version is new enough") {
+TEST_CASE("A driver of an earlier minor version is new enough") {
   const auto diagnosis = diagnose([](CudaFacts& facts) {
     facts.libtorch_cuda = 13010;
     facts.driver_cuda = 13000;
@@ -64,7 +64,7 @@ TEST_CASE("a driver of an earlier minor version is new enough") {
   CHECK(diagnosis.state == CudaState::kDriverFails);
 }
 
-TEST_CASE("a LibTorch without CUDA is told before anything about the driver") {
+TEST_CASE("A LibTorch without CUDA is reported before any driver problem") {
   for (const int driver : {0, 12040, 13000}) {
     const auto diagnosis = diagnose([&](CudaFacts& facts) {
       facts.libtorch_cuda = 0;
@@ -75,7 +75,7 @@ TEST_CASE("a LibTorch without CUDA is told before anything about the driver") {
   }
 }
 
-TEST_CASE("an empty CUDA_VISIBLE_DEVICES is told, one that names nothing too") {
+TEST_CASE("An empty CUDA_VISIBLE_DEVICES is reported, and so is one without a valid device") {
   for (const char* value : {"", "-1", "-1,0"}) {
     const auto diagnosis = diagnose([&](CudaFacts& facts) { facts.visible_devices = value; });
     CHECK(diagnosis.state == CudaState::kHidden);
@@ -88,7 +88,7 @@ TEST_CASE("an empty CUDA_VISIBLE_DEVICES is told, one that names nothing too") {
   }
 }
 
-TEST_CASE("what lies deeper is told first: hidden devices do not matter without a driver") {
+TEST_CASE("The root cause is reported first: a missing driver before hidden devices") {
   const auto diagnosis = diagnose([](CudaFacts& facts) {
     facts.driver_cuda = 0;
     facts.visible_devices = "";
@@ -96,13 +96,13 @@ TEST_CASE("what lies deeper is told first: hidden devices do not matter without 
   CHECK(diagnosis.state == CudaState::kNoDriver);
 }
 
-TEST_CASE("a driver that fails is quoted") {
+TEST_CASE("The message quotes the error of a driver that fails") {
   const auto diagnosis = diagnose([](CudaFacts& facts) { facts.driver_error = "unknown error"; });
   CHECK(diagnosis.state == CudaState::kDriverFails);
   CHECK(diagnosis.problem == "the driver reports no GPU: unknown error");
 }
 
-TEST_CASE("this machine's own state fits what the driver's library and LibTorch say") {
+TEST_CASE("The facts read from this machine match the driver library and LibTorch") {
   const CudaFacts facts = probe_cuda();
   const CudaDiagnosis diagnosis = diagnose_cuda(facts);
   INFO(diagnosis.problem);
@@ -112,7 +112,7 @@ TEST_CASE("this machine's own state fits what the driver's library and LibTorch 
   if (!driver && facts.libtorch_cuda > 0) CHECK(diagnosis.state == CudaState::kNoDriver);
 }
 
-TEST_CASE("versions are written as people write them") {
+TEST_CASE("CUDA versions are formatted as major.minor") {
   CHECK(cuda_version_text(13000) == "13.0");
   CHECK(cuda_version_text(12040) == "12.4");
 }

@@ -4,12 +4,12 @@
 
 using namespace trainkit;
 
-TEST_CASE("The digest is the one that xxhsum -H2 prints", "[core][digest]") {
+TEST_CASE("The digest equals the one that xxhsum -H2 prints", "[core][digest]") {
   CHECK(Digest::of("") == "99aa06d3014798d86001c324468d497f");
   CHECK(Digest::of("a") == "a96faf705af16834e6c632b61e964e1f");
 }
 
-TEST_CASE("Bytes fed in pieces give the digest of the whole", "[core][digest]") {
+TEST_CASE("Hashing data in pieces gives the digest of the whole", "[core][digest]") {
   std::string bytes;
   for (int i = 0; i < 100'000; ++i) bytes += static_cast<char>(i * 31 % 251);
   Digest digest;

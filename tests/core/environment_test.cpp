@@ -16,7 +16,7 @@ std::string fault(const EnvironmentVariables& variables) {
 
 }  // namespace
 
-TEST_CASE("the environment is read as it is, values with '=' and empty ones too") {
+TEST_CASE("The environment is read unchanged, including values with '=' and empty values") {
   setenv("TRAINKIT_TEST_VALUE", "a=b", 1);
   setenv("TRAINKIT_TEST_EMPTY", "", 1);
   const EnvironmentVariables variables = environment_variables();
@@ -27,9 +27,9 @@ TEST_CASE("the environment is read as it is, values with '=' and empty ones too"
   CHECK_FALSE(environment_variables().contains("TRAINKIT_TEST_VALUE"));
 }
 
-TEST_CASE("this test's own environment is a good one") { CHECK(check_environment().ok()); }
+TEST_CASE("The environment of this test has no problem") { CHECK(check_environment().ok()); }
 
-TEST_CASE("OMP_NUM_THREADS is a number of threads, or one for each level of loops") {
+TEST_CASE("OMP_NUM_THREADS accepts one number of threads, or one per nesting level") {
   for (const char* good : {"1", "64", "4,2", "4096"}) CHECK(check_environment({{"OMP_NUM_THREADS", good}}).ok());
   for (const char* bad : {"0", "abc", "1000000", "", "-1", "2 ", "4,", ",4", "1.5"}) {
     CHECK_THAT(fault({{"OMP_NUM_THREADS", bad}}),
@@ -37,14 +37,14 @@ TEST_CASE("OMP_NUM_THREADS is a number of threads, or one for each level of loop
   }
 }
 
-TEST_CASE("TMPDIR is a folder that is there") {
+TEST_CASE("TMPDIR must be an existing folder") {
   test::TempDir dir;
   CHECK(check_environment({{"TMPDIR", dir.path().string()}}).ok());
   CHECK(check_environment({{"TMPDIR", ""}}).ok());
   CHECK_THAT(fault({{"TMPDIR", dir / "missing"}}), Catch::Contains("TMPDIR: folder does not exist"));
 }
 
-TEST_CASE("a variable of ours that nobody reads is a misspelt one") {
+TEST_CASE("An unknown TRAINKIT_ variable is reported as misspelt") {
   CHECK_THAT(fault({{"TRAINKIT_PYTON", "python3"}}), Catch::Contains("did you mean TRAINKIT_PYTHON?"));
   CHECK_THAT(fault({{"TRAINKIT_BATCH_SIZE", "4"}}), Catch::Contains("settings are flags"));
   CHECK(check_environment({{"TRAINKIT_PYTHON", "x"},
@@ -55,11 +55,11 @@ TEST_CASE("a variable of ours that nobody reads is a misspelt one") {
             .ok());
 }
 
-TEST_CASE("locale, time zone and home may be anything") {
+TEST_CASE("Any locale, time zone and home folder are accepted") {
   CHECK(check_environment({{"LC_ALL", "de_DE"}, {"TZ", "nowhere"}}).ok());
 }
 
-TEST_CASE("too few open files are told before the first cannot be opened") {
+TEST_CASE("A low limit of open files is reported before an open fails") {
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit few{32, before.rlim_max};

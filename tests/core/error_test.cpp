@@ -4,7 +4,7 @@
 
 using namespace trainkit;
 
-TEST_CASE("An error is one line with where, field, problem, value and rule", "[core][error]") {
+TEST_CASE("An error is one line with location, field, problem, value and rule", "[core][error]") {
   const absl::Status status = to_status({.exit_code = ExitCode::kUsage,
                                          .id = "cli.value",
                                          .field = "--batch-size",
@@ -17,7 +17,7 @@ TEST_CASE("An error is one line with where, field, problem, value and rule", "[c
   CHECK(error_text(status) == "trainkit: " + error_line(status) + "\n");
 }
 
-TEST_CASE("A hint is a second line", "[core][error]") {
+TEST_CASE("A hint is printed on a second line", "[core][error]") {
   const absl::Status status = to_status({.exit_code = ExitCode::kConfig,
                                          .id = "config.key",
                                          .where = "run.yaml:12:5",
@@ -45,7 +45,7 @@ TEST_CASE("An error line stays under 400 bytes, on one line, in printable UTF-8"
   CHECK(line.find("(got '") != std::string::npos);
 }
 
-TEST_CASE("Secrets are masked", "[core][error]") {
+TEST_CASE("Secrets in an error are masked", "[core][error]") {
   const auto line = [](const std::string& field, const std::string& got) {
     return error_line(to_status({.id = "cli.value", .field = field, .problem = "bad", .got = got}));
   };
@@ -54,20 +54,20 @@ TEST_CASE("Secrets are masked", "[core][error]") {
   CHECK(line("url", "https://host/x").find("host/x") != std::string::npos);
 }
 
-TEST_CASE("Text direction marks and invalid UTF-8 are escaped, other text is kept", "[core][error]") {
+TEST_CASE("Text direction marks and invalid UTF-8 are escaped; other text is kept", "[core][error]") {
   CHECK(escape_text("naïve 漢字") == "naïve 漢字");
   CHECK(escape_text("a\u202eb") == "a\\u{202e}b");
   CHECK(escape_text("\xc0\x80") == "\\xc0\\x80");
   CHECK(escape_text("\xed\xa0\x80") == "\\xed\\xa0\\x80");
 }
 
-TEST_CASE("A Status made elsewhere still has an exit code and a line", "[core][error]") {
+TEST_CASE("A Status without an exit code of ours still maps to an exit code and a line", "[core][error]") {
   CHECK(exit_code(absl::ResourceExhaustedError("x")) == ExitCode::kOutOfMemory);
   CHECK(exit_code(absl::InternalError("x")) == ExitCode::kBug);
   CHECK(error_line(absl::InternalError("boom")) == "error[bug.internal] boom");
 }
 
-TEST_CASE("The nearest name is suggested, a far one is not", "[core][error]") {
+TEST_CASE("The nearest name is suggested, and a distant name is not", "[core][error]") {
   const std::vector<std::string> names = {"epochs", "batch_size", "lr"};
   CHECK(nearest_name("epoch", names) == "epochs");
   CHECK(nearest_name("bacth_size", names) == "batch_size");

@@ -22,7 +22,7 @@ std::string read(const std::string& path) { return fs().read_file(path, 1 << 20)
 
 }  // namespace
 
-TEST_CASE("A file is made once, written in pieces and read back", "[core][fs]") {
+TEST_CASE("A file is created once, written in pieces and read back", "[core][fs]") {
   test::TempDir dir;
   const Directory folder = fs().open_directory(dir.path()).value();
   auto file = folder.create_file("f").value();
@@ -39,7 +39,7 @@ TEST_CASE("A file is made once, written in pieces and read back", "[core][fs]") 
   CHECK(error_of(again)->where == (dir / "f"));
 }
 
-TEST_CASE("New files and folders are for their owner alone", "[core][fs]") {
+TEST_CASE("New files and folders are accessible to their owner only", "[core][fs]") {
   test::TempDir dir;
   const Directory folder = fs().create_directories(dir / "a/b").value();
   REQUIRE(folder.create_file("f").ok());
@@ -50,7 +50,7 @@ TEST_CASE("New files and folders are for their owner alone", "[core][fs]") {
   CHECK((info.st_mode & 0777) == 0700);
 }
 
-TEST_CASE("A name below a directory is one component", "[core][fs]") {
+TEST_CASE("A name inside a directory must be a single path component", "[core][fs]") {
   test::TempDir dir;
   const Directory folder = fs().open_directory(dir.path()).value();
   for (const std::string& name : {std::string(), std::string("."), std::string(".."), std::string("a/b"),
@@ -66,7 +66,7 @@ TEST_CASE("A name below a directory is one component", "[core][fs]") {
   }
 }
 
-TEST_CASE("Links are not followed below a directory", "[core][fs]") {
+TEST_CASE("Links inside a directory are not followed", "[core][fs]") {
   test::TempDir dir, outside;
   write(outside / "secret", "secret");
   stdfs::create_directory(outside / "folder");
@@ -85,7 +85,7 @@ TEST_CASE("Links are not followed below a directory", "[core][fs]") {
   CHECK(stdfs::exists(outside / "folder"));
 }
 
-TEST_CASE("A tree is removed with all below it, and links in it without what they point to", "[core][fs]") {
+TEST_CASE("remove_tree removes links but not their targets", "[core][fs]") {
   test::TempDir dir, outside;
   write(outside / "kept", "kept");
   stdfs::create_directories(dir / "tree/a/b");
@@ -95,10 +95,10 @@ TEST_CASE("A tree is removed with all below it, and links in it without what the
   CHECK(folder.remove_tree("tree").ok());
   CHECK(folder.list().value().empty());
   CHECK(read(outside / "kept") == "kept");
-  CHECK(folder.remove_tree("tree").ok());  // nothing left is no error
+  CHECK(folder.remove_tree("tree").ok());  // removing a missing tree is no error
 }
 
-TEST_CASE("A tree that is nested too deep is an error, not a stack overflow", "[core][fs]") {
+TEST_CASE("A tree nested too deeply is an error, not a stack overflow", "[core][fs]") {
   test::TempDir dir;
   std::string path = dir / "deep";
   for (int i = 0; i < 100; ++i) path += "/d";
@@ -106,7 +106,7 @@ TEST_CASE("A tree that is nested too deep is an error, not a stack overflow", "[
   CHECK(exit_code(fs().open_directory(dir.path())->remove_tree("deep")) == ExitCode::kStorage);
 }
 
-TEST_CASE("Only regular files are opened, and a pipe does not block", "[core][fs]") {
+TEST_CASE("Only regular files are opened, and opening a pipe does not block", "[core][fs]") {
   test::TempDir dir;
   REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
   CHECK(absl::IsFailedPrecondition(fs().open_file(dir / "pipe").status()));
@@ -116,7 +116,7 @@ TEST_CASE("Only regular files are opened, and a pipe does not block", "[core][fs
   CHECK(absl::IsNotFound(fs().open_directory(dir / "none").status()));
 }
 
-TEST_CASE("Reading stops at the bound, and a file that shrank meanwhile is an error", "[core][fs]") {
+TEST_CASE("Reading stops at the size limit, and a file that shrinks meanwhile is an error", "[core][fs]") {
   test::TempDir dir;
   write(dir / "f", "0123456789");
   CHECK(absl::IsOutOfRange(fs().read_file(dir / "f", 9).status()));
@@ -129,7 +129,7 @@ TEST_CASE("Reading stops at the bound, and a file that shrank meanwhile is an er
   CHECK(absl::IsDataLoss(digest_of(file).status()));
 }
 
-TEST_CASE("An atomic write replaces a file as a whole or leaves it", "[core][fs]") {
+TEST_CASE("An atomic write either replaces the whole file or leaves it unchanged", "[core][fs]") {
   test::TempDir dir;
   REQUIRE(write_file_atomically(fs(), dir / "f", "old").ok());
   REQUIRE(write_file_atomically(fs(), dir / "f", "new").ok());
@@ -145,7 +145,7 @@ TEST_CASE("An atomic write replaces a file as a whole or leaves it", "[core][fs]
   CHECK(absl::IsNotFound(write_file_atomically(fs(), dir / "none/f", "x")));
 }
 
-TEST_CASE("An atomic write to a link replaces the link, not the file behind it", "[core][fs]") {
+TEST_CASE("An atomic write to a link replaces the link, not its target", "[core][fs]") {
   test::TempDir dir, outside;
   write(outside / "target", "target");
   stdfs::create_symlink(outside / "target", dir / "f");
@@ -154,7 +154,7 @@ TEST_CASE("An atomic write to a link replaces the link, not the file behind it",
   CHECK(read(dir / "f") == "new");
 }
 
-TEST_CASE("One holder at a time locks a directory", "[core][fs]") {
+TEST_CASE("Only one process at a time can lock a directory", "[core][fs]") {
   test::TempDir dir;
   {
     const Directory first = fs().open_directory(dir.path()).value();
@@ -165,7 +165,7 @@ TEST_CASE("One holder at a time locks a directory", "[core][fs]") {
   CHECK(fs().open_directory(dir.path())->try_lock().ok());
 }
 
-TEST_CASE("Two entries are swapped at once", "[core][fs]") {
+TEST_CASE("Two directory entries are swapped atomically", "[core][fs]") {
   test::TempDir dir;
   write(dir / "a", "A");
   write(dir / "b", "B");
@@ -176,7 +176,7 @@ TEST_CASE("Two entries are swapped at once", "[core][fs]") {
   CHECK(absl::IsNotFound(folder.exchange("a", "none")));
 }
 
-TEST_CASE("Missing folders are made, files in their way are an error", "[core][fs]") {
+TEST_CASE("Missing folders are created; a file in their place is an error", "[core][fs]") {
   test::TempDir dir;
   CHECK(fs().create_directories(dir / "a/b/c")->path() == (dir / "a/b/c"));
   CHECK(fs().create_directories(dir / "a/b/c").ok());
@@ -188,7 +188,7 @@ TEST_CASE("Missing folders are made, files in their way are an error", "[core][f
   CHECK(exit_code(fs().create_directories(dir / long_name).status()) == ExitCode::kStorage);
 }
 
-TEST_CASE("A directory that every user may write is told from one that they may not", "[core][fs]") {
+TEST_CASE("A world-writable directory is distinguished from a private one", "[core][fs]") {
   test::TempDir dir;
   const Directory folder = fs().open_directory(dir.path()).value();
   CHECK_FALSE(folder.writable_by_others().value());
@@ -198,12 +198,12 @@ TEST_CASE("A directory that every user may write is told from one that they may 
   CHECK_FALSE(folder.writable_by_others().value());
 }
 
-TEST_CASE("Free space is a number of bytes", "[core][fs]") {
+TEST_CASE("Free space is reported in bytes", "[core][fs]") {
   test::TempDir dir;
   CHECK(fs().open_directory(dir.path())->free_bytes().value() > 0);
 }
 
-TEST_CASE("Reclassifying keeps everything but exit code and id", "[core][fs]") {
+TEST_CASE("Reclassifying a Status keeps everything except exit code and id", "[core][fs]") {
   const absl::Status storage = fs().open_file("/no/such/file").status();
   const absl::Status weights = reclassify(storage, ExitCode::kWeights, "weights.file");
   CHECK(absl::IsNotFound(weights));
@@ -212,7 +212,7 @@ TEST_CASE("Reclassifying keeps everything but exit code and id", "[core][fs]") {
   CHECK(reclassify(absl::OkStatus(), ExitCode::kWeights, "x").ok());
 }
 
-TEST_CASE("Bytes are written for people", "[core][fs]") {
+TEST_CASE("Byte counts are formatted with readable units", "[core][fs]") {
   CHECK(describe_bytes(0) == "0 bytes");
   CHECK(describe_bytes(1023) == "1,023 bytes");
   CHECK(describe_bytes(1'234'567) == "1,234,567 bytes (1.2 MiB)");

@@ -1,4 +1,4 @@
-// A file of its own: where there is no GPU it is skipped.
+// A separate file, because it is skipped without a GPU.
 #include <torch/cuda.h>
 
 #include "core/gpu_kernel_support.h"
@@ -9,7 +9,7 @@ using trainkit::detail::compiled_kernel_codes;
 using trainkit::detail::kernel_code_for;
 using trainkit::detail::parse_kernel_codes;
 
-TEST_CASE("A GPU has kernels if its capability has code, and a warning is given once") {
+TEST_CASE("A GPU has kernels if code for its capability is compiled in, and the warning is logged once") {
   if (!torch::cuda::is_available()) TRAINKIT_SKIP("no GPU that LibTorch can use");
   const at::Device device(at::kCUDA, 0);
   const int capability = trainkit::detail::compute_capability(device);

@@ -1,4 +1,4 @@
-// Which of the compiled kernels runs on which GPU.
+// Selection of the compiled kernels that run on a GPU.
 #include "core/gpu_kernel_support.h"
 
 #include <thread>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kDefault = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120 compute_120";
 
-/// nvcc's name of the code that a capability runs, empty if there is none.
+/// nvcc's name of the code that runs on a capability; empty if there is none.
 std::string code_for(const std::string& codes, int capability) {
   const auto code = kernel_code_for(parse_kernel_codes(codes), capability);
   return code ? code->name() : "";
@@ -23,7 +23,7 @@ std::string code_for(const std::string& codes, int capability) {
 
 }  // namespace
 
-TEST_CASE("Of the default architectures a GPU runs the latest of its major version, else PTX that is not later") {
+TEST_CASE("A GPU runs the latest default architecture of its major version, else PTX that is not later") {
   for (const auto& [capability, expected] : std::vector<std::pair<int, std::string>>{{50, ""},
                                                                                      {61, ""},
                                                                                      {70, ""},
@@ -45,7 +45,7 @@ TEST_CASE("Of the default architectures a GPU runs the latest of its major versi
   }
 }
 
-TEST_CASE("A narrowed list runs where its code does, with and without PTX") {
+TEST_CASE("A shorter architecture list runs where its code does, with and without PTX") {
   CHECK(code_for("sm_86", 80) == "");
   CHECK(code_for("sm_86", 86) == "sm_86");
   CHECK(code_for("sm_86", 89) == "sm_86");
@@ -60,7 +60,7 @@ TEST_CASE("A narrowed list runs where its code does, with and without PTX") {
   CHECK(code_for("sm_90 sm_86 sm_80", 89) == "sm_86");  // in any order
 }
 
-TEST_CASE("Code of architecture 'a' runs on that capability alone, of 'f' on its major version") {
+TEST_CASE("Code of architecture 'a' runs on that capability only, code of 'f' on its major version") {
   CHECK(code_for("sm_90a compute_90a", 90) == "sm_90a");
   CHECK(code_for("sm_90a compute_90a", 100) == "");
   CHECK(code_for("compute_90a", 90) == "compute_90a");
@@ -70,7 +70,7 @@ TEST_CASE("Code of architecture 'a' runs on that capability alone, of 'f' on its
   CHECK(code_for("compute_100f", 120) == "");
 }
 
-TEST_CASE("Names that are none are skipped") {
+TEST_CASE("Invalid architecture names are skipped") {
   CHECK(parse_kernel_codes("").empty());
   CHECK(parse_kernel_codes("sm_ compute_x sm_90b sm_90aa lto_90 90").empty());
   const auto one = parse_kernel_codes("  sm_89  ");
@@ -78,7 +78,7 @@ TEST_CASE("Names that are none are skipped") {
   CHECK(one[0].name() == "sm_89");
 }
 
-TEST_CASE("The codes that are compiled in are all nvcc's names") {
+TEST_CASE("All compiled-in codes have names that nvcc knows") {
   std::string joined;
   for (const auto& code : parse_kernel_codes(compiled_kernel_codes())) {
     joined += (joined.empty() ? "" : " ") + code.name();
@@ -89,14 +89,14 @@ TEST_CASE("The codes that are compiled in are all nvcc's names") {
 #endif
 }
 
-TEST_CASE("The warning about a GPU without kernels names it, what is used instead and the remedy") {
+TEST_CASE("The warning about a GPU without kernels gives its name, the fallback and the remedy") {
   CHECK(trainkit::detail::missing_kernels_text(1, 70, "sm_75 compute_75") ==
         "cuda:1 has compute capability 7.0, but this build has kernels for sm_75 compute_75 only; LibTorch's "
         "operations are used instead; rebuild with TORCH_CUDA_ARCH_LIST=7.0");
   CHECK(trainkit::detail::missing_kernels_text(0, 120, "").find("this build has no kernels;") != std::string::npos);
 }
 
-TEST_CASE("GpuOperations without kernels leaves them out for as long as it lives, in its thread") {
+TEST_CASE("GpuOperations without kernels disables them in its thread during its lifetime") {
   using trainkit::detail::GpuOperations;
   CHECK(GpuOperations::has_kernels());
   {

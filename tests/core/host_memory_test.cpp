@@ -14,7 +14,7 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-TEST_CASE("Without a limit of a control group the machine's memory counts", "[core][host_memory]") {
+TEST_CASE("The machine's memory is the limit if there is no control group limit", "[core][host_memory]") {
   const test::TempDir dir;
   write(dir / "a/memory.max", "max\n");
   write(dir / "a/memory.current", "1000\n");
@@ -23,7 +23,7 @@ TEST_CASE("Without a limit of a control group the machine's memory counts", "[co
   CHECK(memory.available_bytes == 600 << 10);
 }
 
-TEST_CASE("The control group that leaves the least counts, its idle file pages being free", "[core][host_memory]") {
+TEST_CASE("The tightest control group limit applies, and inactive file pages count as free", "[core][host_memory]") {
   const test::TempDir dir;
   write(dir / "a/memory.max", "400000\n");
   write(dir / "a/memory.current", "390000\n");
@@ -35,7 +35,7 @@ TEST_CASE("The control group that leaves the least counts, its idle file pages b
   CHECK(memory.available_bytes == 100000);
 }
 
-TEST_CASE("Limits of version 1 control groups count, but for the number that means none", "[core][host_memory]") {
+TEST_CASE("Limits of version 1 control groups apply, except the value that means unlimited", "[core][host_memory]") {
   const test::TempDir dir;
   write(dir / "memory/memory.limit_in_bytes", "9223372036854771712\n");
   write(dir / "memory/memory.usage_in_bytes", "5000\n");
@@ -47,7 +47,8 @@ TEST_CASE("Limits of version 1 control groups count, but for the number that mea
   CHECK(memory.available_bytes == 70000);
 }
 
-TEST_CASE("What the kernel does not tell is zero, and this machine has memory", "[core][host_memory]") {
+TEST_CASE("Memory facts that the kernel does not report are zero; this machine's memory is not",
+          "[core][host_memory]") {
   CHECK(detail::host_memory("", "/nowhere", "").total_bytes == 0);
   CHECK(detail::host_memory("nonsense\n:\n", "/nowhere", "0::\n").available_bytes == 0);
   const HostMemory memory = host_memory();

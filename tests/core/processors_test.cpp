@@ -15,7 +15,7 @@ void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-TEST_CASE("The smallest quota of a control group and those above it holds", "[core][processors]") {
+TEST_CASE("The smallest quota among a control group and its parents applies", "[core][processors]") {
   const test::TempDir dir;
   const std::string root = dir.path().string();
   write_text(dir / "a/cpu.max", "400000 100000\n");
@@ -31,7 +31,7 @@ TEST_CASE("The smallest quota of a control group and those above it holds", "[co
   CHECK(detail::cgroup_cpus(root, "0::/a/b/c\n") == 4);
 }
 
-TEST_CASE("Quotas of version 1 control groups hold", "[core][processors]") {
+TEST_CASE("Quotas of version 1 control groups apply", "[core][processors]") {
   const test::TempDir dir;
   write_text(dir / "cpu/x/cpu.cfs_quota_us", "250000\n");
   write_text(dir / "cpu/x/cpu.cfs_period_us", "100000\n");
@@ -40,7 +40,7 @@ TEST_CASE("Quotas of version 1 control groups hold", "[core][processors]") {
   CHECK(detail::cgroup_cpus(dir.path().string(), "4:cpuset:/x\n") == 0);
 }
 
-TEST_CASE("available_cpus keeps to the affinity mask", "[core][processors]") {
+TEST_CASE("available_cpus respects the affinity mask", "[core][processors]") {
   cpu_set_t before, one;
   REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
   CHECK(available_cpus() >= 1);
@@ -59,12 +59,12 @@ TEST_CASE("available_cpus keeps to the affinity mask", "[core][processors]") {
   REQUIRE(sched_setaffinity(0, sizeof before, &before) == 0);
 }
 
-TEST_CASE("Workers and LibTorch's threads share the processors", "[core][processors]") {
+TEST_CASE("Workers and LibTorch's threads share the CPU cores", "[core][processors]") {
   const int cpus = available_cpus();
   CHECK(suggest_num_workers(1) == std::max(1, std::min(cpus / 2, 2)));
   CHECK(suggest_num_workers(100) == std::max(1, std::min(cpus / 2, 8)));
   CHECK(suggest_num_workers(1, 1000) == 1);
-  // The guide's rule: min(cpus / 2, 8, 2 x devices), and never none.
+  // The documented rule: min(cpus / 2, 8, 2 x devices), and at least one.
   for (int machine = 1; machine <= 64; ++machine) {
     for (int devices = 0; devices <= 8; ++devices) {
       const int guide = std::max(1, std::min({machine / 2, 8, std::max(devices, 1) * 2}));

@@ -23,7 +23,7 @@ absl::Status caught(F&& f) {
 
 }  // namespace
 
-TEST_CASE("Exceptions become the Status that tells the caller what to do", "[core][status]") {
+TEST_CASE("Each exception becomes a Status with the exit code of its error class", "[core][status]") {
   CHECK(caught([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "x"); }).code() == absl::StatusCode::kResourceExhausted);
   for (const char* text : {"CUDA error: out of memory\nand more", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling",
                            "DefaultCPUAllocator: can't allocate memory: you tried"}) {
@@ -38,7 +38,7 @@ TEST_CASE("Exceptions become the Status that tells the caller what to do", "[cor
   CHECK(caught([] { torch::empty({int64_t{1} << 50}); }).code() == absl::StatusCode::kResourceExhausted);
 }
 
-TEST_CASE("An error after which a GPU computes nothing more is the device's, with its step", "[core][status]") {
+TEST_CASE("An error after which a GPU is unusable is reported as the device's, with its step", "[core][status]") {
   const auto thrown = [](int code, const std::string& text) {
     return caught([&] {
       throw c10::AcceleratorError({"f", "file", 1}, code, "CUDA error: " + text + "\nSearch for it");
@@ -55,13 +55,13 @@ TEST_CASE("An error after which a GPU computes nothing more is the device's, wit
   CHECK(exit_code(thrown(1, "invalid argument")) == ExitCode::kBug);  // the device still works
 }
 
-TEST_CASE("A C++ backtrace never reaches the message", "[core][status]") {
+TEST_CASE("A C++ backtrace never appears in the message", "[core][status]") {
   const absl::Status status = caught([] { TORCH_CHECK(false, "short text"); });
   CHECK(status.message().find("short text") != absl::string_view::npos);
   CHECK(status.message().find("frame #") == absl::string_view::npos);
 }
 
-TEST_CASE("annotate adds context and keeps the error inside", "[core][status]") {
+TEST_CASE("annotate adds context and keeps the original error", "[core][status]") {
   const absl::Status inner = to_status({.exit_code = ExitCode::kData, .id = "data.row", .problem = "bad"});
   const absl::Status outer = annotate(inner, "epoch 3");
   CHECK(std::string(outer.message()).starts_with("epoch 3: "));
@@ -69,7 +69,8 @@ TEST_CASE("annotate adds context and keeps the error inside", "[core][status]") 
   CHECK(annotate(absl::OkStatus(), "x").ok());
 }
 
-TEST_CASE("State dictionaries nest by prefix and name what is missing or of another type", "[core][state_dict]") {
+TEST_CASE("State dictionaries nest by prefix and report missing entries and wrong types by name",
+          "[core][state_dict]") {
   StateDict whole;
   merge_state(whole, "optimizer", {{"lr", 0.5}, {"step", int64_t{3}}});
   whole["optimizer_other"] = true;

@@ -1,5 +1,5 @@
 #pragma once
-/// A model with statistics that a step changes, and random batches for it.
+/// A model with buffers that a step changes, and random batches for it.
 
 #include <torch/torch.h>
 
@@ -11,7 +11,7 @@
 
 namespace trainkit::test {
 
-/// Dropout, BatchNorm and enough layers for a step to allocate in many places. 8 inputs, 4 classes.
+/// Dropout, BatchNorm and several layers, so that a step allocates in many places. 8 inputs, 4 classes.
 struct BatchNormNetImpl : torch::nn::Module {
   explicit BatchNormNetImpl(int64_t width = 32)
       : hidden(register_module("hidden", torch::nn::Linear(8, width))),
@@ -26,7 +26,7 @@ struct BatchNormNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(BatchNormNet);
 
-/// Rows of x (8) float32 and y () int64, others for each `seed`.
+/// Rows of x (8) float32 and y () int64; a different `seed` gives different rows.
 inline Batch random_batch(int64_t rows, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   const auto fields = std::make_shared<const std::vector<FieldSpec>>(
@@ -34,7 +34,7 @@ inline Batch random_batch(int64_t rows, uint64_t seed) {
   return Batch(fields, {at::randn({rows, 8}, generator), at::randint(4, {rows}, generator, at::kLong)});
 }
 
-/// Cross-entropy, with the metric "hits": how many rows are right.
+/// Cross-entropy with the metric "hits": the number of correct rows.
 template <typename Model>
 LossOutput loss_and_hits(Model& model, const Batch& batch) {
   const at::Tensor scores = model->forward(batch["x"]);

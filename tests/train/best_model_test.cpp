@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A model of one number.
+/// A model with a single parameter.
 struct Number : torch::nn::Module {
   explicit Number(float value) : weight(register_parameter("weight", torch::full({1}, value))) {}
   at::Tensor weight;
@@ -52,7 +52,7 @@ std::string make_folder(const TempDir& temp, const std::string& name = "run") {
 
 }  // namespace
 
-TEST_CASE("The best model that a checkpoint knows outlives better ones that were evaluated after it",
+TEST_CASE("The best model recorded in a checkpoint survives better ones that were evaluated after it",
           "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
@@ -76,14 +76,14 @@ TEST_CASE("The best model that a checkpoint knows outlives better ones that were
     CHECK(restored(resumed) == 15);
   }  // and killed again
   CHECK(restored(open(dir, "latest")) == 8);
-  // One that is saved is taken as it is.
+  // Resuming from a saved best model keeps it unchanged.
   BestModel best = open(dir, "latest");
   offer(best, 16, 0.5);
   save_checkpoint(dir, 16);
   CHECK(restored(open(dir, "latest")) == 16);
 }
 
-TEST_CASE("A run that went back to its last checkpoint forgets the best models it had after that",
+TEST_CASE("A run that resumes from its last checkpoint discards best models found after that checkpoint",
           "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
@@ -91,14 +91,14 @@ TEST_CASE("A run that went back to its last checkpoint forgets the best models i
   offer(best, 4, 0.1);
   save_checkpoint(dir, 6);
   offer(best, 8, 0.5);
-  SECTION("for one of the same step that is better than what the checkpoint knows") {
+  SECTION("a better result for the same step as in the checkpoint") {
     offer(best, 8, 0.2);
     CHECK(best.step() == 8);
     CHECK(best.value() == 0.2);
     offer(best, 10, 0.3);
     CHECK(restored(best) == 10);
   }
-  SECTION("for what the checkpoint knows") {
+  SECTION("the result recorded in the checkpoint") {
     offer(best, 7, 0.05);
     CHECK(best.step() == 4);
     CHECK(best.value() == 0.1);
@@ -107,7 +107,7 @@ TEST_CASE("A run that went back to its last checkpoint forgets the best models i
   CHECK(open(dir, "latest").value() == 0.1);
 }
 
-TEST_CASE("The same step again is no step back while the checkpoint knows it, or while there is none",
+TEST_CASE("Evaluating the same step again is not a rollback while the checkpoint has it or there is no checkpoint",
           "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
@@ -120,7 +120,7 @@ TEST_CASE("The same step again is no step back while the checkpoint knows it, or
   CHECK(best.value() == 0.5);
 }
 
-TEST_CASE("A run that starts afresh knows nothing of the one before it", "[train][best_model]") {
+TEST_CASE("A new run ignores the best model of the run before it", "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
   {
@@ -134,14 +134,13 @@ TEST_CASE("A run that starts afresh knows nothing of the one before it", "[train
   CHECK(best.step() == -1);
   CHECK_FALSE(best.restore(model).value());
   CHECK(model.weight.item<float>() == -1);
-  // Its first evaluation comes after a checkpoint, which knows none.
+  // Its first evaluation comes after a checkpoint, which has no best model.
   save_checkpoint(dir, 5);
   offer(best, 6, 0.1);
   CHECK(open(dir, "latest").step() == -1);
 }
 
-TEST_CASE("Smaller is better unless said otherwise; of equals the first stays, and NaN is never best",
-          "[train][best_model]") {
+TEST_CASE("Lower is better by default; ties keep the first model, and NaN is never the best", "[train][best_model]") {
   const TempDir temp;
   BestModel best = BestModel::open(make_folder(temp), "", {}).value();
   offer(best, 1, std::nan(""));
@@ -155,7 +154,7 @@ TEST_CASE("Smaller is better unless said otherwise; of equals the first stays, a
   CHECK(restored(best) == 6);
 }
 
-TEST_CASE("A run that goes on from another folder's checkpoint takes its best model along", "[train][best_model]") {
+TEST_CASE("A run resumed from another folder's checkpoint copies its best model", "[train][best_model]") {
   const TempDir temp;
   const std::string first = make_folder(temp, "first"), second = make_folder(temp, "second");
   {
@@ -168,7 +167,7 @@ TEST_CASE("A run that goes on from another folder's checkpoint takes its best mo
   offer(best, 8, 0.3);
   CHECK(restored(best) == 4);
   CHECK(fs::exists(first + "/best.safetensors"));
-  // Which may have gone on meanwhile.
+  // The other run may have continued meanwhile.
   {
     BestModel later = open(first, "latest");
     offer(later, 9, 0.9);
@@ -176,7 +175,7 @@ TEST_CASE("A run that goes on from another folder's checkpoint takes its best mo
   CHECK(restored(open(make_folder(temp, "third"), first)) == 4);
 }
 
-TEST_CASE("A rank that does not write leaves the files as they are and keeps nothing", "[train][best_model]") {
+TEST_CASE("A rank that does not write leaves the files unchanged and keeps nothing", "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
   BestModel writer = open(dir);
@@ -190,8 +189,7 @@ TEST_CASE("A rank that does not write leaves the files as they are and keeps not
   CHECK(restored(writer) == 2);
 }
 
-TEST_CASE("A folder that cannot be written to and a damaged file are errors with their exit codes",
-          "[train][best_model]") {
+TEST_CASE("A read-only folder and a damaged file are errors with their exit codes", "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
   BestModel best = open(dir);

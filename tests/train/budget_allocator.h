@@ -1,5 +1,5 @@
 #pragma once
-/// A CPU allocator that runs out of memory on demand: at the n-th allocation, or beyond a limit.
+/// A CPU allocator that runs out of memory on demand: at the n-th allocation or above a limit.
 
 #include <c10/core/CPUAllocator.h>
 
@@ -9,7 +9,7 @@
 
 namespace trainkit::test {
 
-/// Installed for the rest of the program by instance(). Memory of before is freed by its own deleter.
+/// instance() installs it for the rest of the program. Earlier allocations are freed by their own deleter.
 class BudgetAllocator : public c10::Allocator {
  public:
   static BudgetAllocator& instance() {
@@ -26,12 +26,12 @@ class BudgetAllocator : public c10::Allocator {
     fail_in_ = allocations;
     failed_ = false;
   }
-  /// No failure from here on. Whether there was one.
+  /// Disables the failure. Returns whether it has happened.
   bool disarm() {
     fail_in_ = -1;
     return failed_;
   }
-  /// Bytes that may live at once; 0: any number.
+  /// Maximum of allocated bytes; 0 means unlimited.
   void limit(int64_t bytes) { limit_ = bytes; }
   int64_t live() const { return live_; }
   int64_t count() const { return count_; }

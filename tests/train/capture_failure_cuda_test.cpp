@@ -1,4 +1,4 @@
-// A step whose capture fails, on the simulated device, which fails any call of the runtime that it is asked to.
+// A step whose capture fails on the simulated device. The test chooses the runtime call that fails.
 #include "cuda_sim/cuda_sim_control.h"
 #include "gpu_training.h"
 
@@ -32,14 +32,14 @@ struct Trained {
   at::Tensor drawn;  // after the steps
   std::string reason;
   int64_t captures = 0;
-  uint64_t calls = 0;  // of the runtime, in the capture
+  uint64_t calls = 0;  // runtime calls during the capture
   size_t private_pools = 0;
   size_t reserved = 0;
 };
 
 uint64_t calls_in_captures() { return cuda_sim_counts()["capture_calls"].get<uint64_t>(); }
 
-/// Memory that the allocator holds for captures.
+/// Segments of the allocator that belong to captures.
 size_t count_private_segments() {
   size_t count = 0;
   for (const auto& segment : allocator::snapshot().segments) {
@@ -48,7 +48,8 @@ size_t count_private_segments() {
   return count;
 }
 
-/// A few steps with dropout, clipping and, in fp16, a scaler. `failing` > 0: that call of the first capture fails.
+/// Trains a few steps with dropout, clipping and, in fp16, a scaler. If `failing` > 0, that call of the first capture
+/// fails.
 Trained train(CudaGraph graph, uint64_t failing, Precision precision) {
   const uint64_t before = calls_in_captures();
   const CudaSimSetting setting("FAIL_CAPTURE", std::to_string(failing > 0 ? before + failing : 0));
@@ -69,13 +70,13 @@ Trained train(CudaGraph graph, uint64_t failing, Precision precision) {
 
 }  // namespace
 
-TEST_CASE("A capture that fails at any call leaves bits, memory and random numbers of a run that never tried",
+TEST_CASE("A capture that fails at any call leaves the same bits, memory and random numbers as an eager run",
           "[train][capture_failure_cuda]") {
   if (!has_cuda_sim()) TRAINKIT_SKIP("needs the simulated device");
   const auto precision = GENERATE(Precision::kFp16, Precision::kFp32, Precision::kBf16);
   CAPTURE(static_cast<int>(precision));
   const uint64_t stride = precision == Precision::kFp16 || !environment("TRAINKIT_TEST_FULL").empty() ? 1 : 7;
-  const Trained captured = train(CudaGraph::kOn, 0, precision);  // after what is made once
+  const Trained captured = train(CudaGraph::kOn, 0, precision);  // after one-time setup
   const Trained eager = train(CudaGraph::kOff, 0, precision);
   REQUIRE(captured.captures == 1);
   CHECK(captured.losses == eager.losses);
@@ -95,7 +96,7 @@ TEST_CASE("A capture that fails at any call leaves bits, memory and random numbe
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("Out of memory at any allocation of steps that are captured gives the bits of eager ones",
+TEST_CASE("Out of memory at any allocation of captured steps gives the bits of eager steps",
           "[train][capture_failure_cuda]") {
   if (!has_cuda_sim()) TRAINKIT_SKIP("needs the simulated device");
   const auto run = [](CudaGraph graph, uint64_t fault, uint64_t& allocations) {
@@ -130,7 +131,7 @@ TEST_CASE("Out of memory at any allocation of steps that are captured gives the 
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("A capture that fails leaves the generator's other graphs as they were", "[train][capture_failure_cuda]") {
+TEST_CASE("A capture that fails leaves other graphs of the generator unchanged", "[train][capture_failure_cuda]") {
   if (!has_cuda_sim()) TRAINKIT_SKIP("needs the simulated device");
   std::vector<std::vector<double> > losses;
   for (const bool fails : {false, true}) {
@@ -155,7 +156,7 @@ TEST_CASE("A capture that fails leaves the generator's other graphs as they were
   CHECK(losses[0] == losses[1]);
 }
 
-TEST_CASE("A capture that fails gives the page-locked memory back that it took", "[train][capture_failure_cuda]") {
+TEST_CASE("A capture that fails frees the page-locked memory that it allocated", "[train][capture_failure_cuda]") {
   NEEDS_GPU;
   at::HostAllocator* host = at::getHostAllocator(at::kCUDA);
   const auto kept = [&] {
@@ -167,7 +168,7 @@ TEST_CASE("A capture that fails gives the page-locked memory back that it took",
   int calls = 0;
   const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) -> LossOutput {
     torch::empty({1 << 20}, at::TensorOptions(at::kByte).pinned_memory(true));
-    if (++calls == 4) c10::cuda::device_synchronize();  // what no capture survives
+    if (++calls == 4) c10::cuda::device_synchronize();  // a call that invalidates any capture
     return training.loss(module, batch);
   };
   for (uint64_t i = 0; i < 3; ++i) (*training.step)(gpu_batch(8, i), loss);

@@ -36,7 +36,7 @@ void flip(const std::string& path, double where = 0.5) {
   write(path, bytes);
 }
 
-/// A run's folder with checkpoints of steps 10, 20 and 30.
+/// A run folder with checkpoints of steps 10, 20 and 30.
 class Run {
  public:
   Run() {
@@ -57,7 +57,7 @@ class Run {
   test::TempDir dir_;
 };
 
-/// Equal to the last bit: NaN is itself, and -0.0 is not 0.0.
+/// Bitwise equality: NaN equals itself, and -0.0 differs from 0.0.
 template <class T>
 bool same(const T& a, const T& b) {
   if constexpr (std::is_same_v<T, double>) {
@@ -71,7 +71,7 @@ bool same(const T& a, const T& b) {
   }
 }
 
-/// The manifest of a checkpoint with `from` replaced by `to` and a digest that fits again.
+/// Replaces `from` by `to` in a checkpoint's manifest and updates the digest.
 void edit_manifest(const std::string& path, const std::string& from, const std::string& to) {
   std::string text = read(path);
   text.replace(text.find(from), from.size(), to);
@@ -81,7 +81,7 @@ void edit_manifest(const std::string& path, const std::string& from, const std::
 
 }  // namespace
 
-TEST_CASE("A checkpoint comes back as it was saved", "[train][checkpoint]") {
+TEST_CASE("A checkpoint is loaded as it was saved", "[train][checkpoint]") {
   test::TempDir dir;
   auto store = CheckpointStore::open(dir / "run").value();
   CHECK(absl::IsNotFound(store.latest().status()));
@@ -96,7 +96,7 @@ TEST_CASE("A checkpoint comes back as it was saved", "[train][checkpoint]") {
   CHECK(read(dir / "run/checkpoints/latest") == "step-00000007\n");
 }
 
-TEST_CASE("Every value of a state comes back exactly", "[train][checkpoint]") {
+TEST_CASE("Every value of a state is restored exactly", "[train][checkpoint]") {
   test::TempDir dir;
   const double nan_with_payload = std::bit_cast<double>(uint64_t{0xfff8dead0000beef});
   const StateDict state = {
@@ -143,7 +143,7 @@ TEST_CASE("Every value of a state comes back exactly", "[train][checkpoint]") {
   }
 }
 
-TEST_CASE("A state that cannot be written is named and nothing is saved", "[train][checkpoint]") {
+TEST_CASE("A state that cannot be written is reported by name and nothing is saved", "[train][checkpoint]") {
   test::TempDir dir;
   auto store = CheckpointStore::open(dir / "run").value();
   for (const StateValue& value : {StateValue(at::Tensor()), StateValue(torch::ones({2}, torch::kMeta)),
@@ -157,7 +157,7 @@ TEST_CASE("A state that cannot be written is named and nothing is saved", "[trai
   CHECK_THROWS_AS(store.save(-1, {}), c10::ValueError);
 }
 
-/// Step 30 with `bytes` as its state. The manifest is made to fit, so that the state itself is what must be refused.
+/// Writes `bytes` as the state of step 30 and makes the manifest match, so that only the state can be refused.
 static void replace_state(const Run& run, const std::string& bytes) {
   write(run.path(30, "state.json"), bytes);
   std::string manifest = read(run.path(30, "manifest.json"));
@@ -170,7 +170,7 @@ static void replace_state(const Run& run, const std::string& bytes) {
   write(run.path(30, "manifest.json"), manifest + "\"digest\": \"" + Digest::of(manifest) + "\"\n}\n");
 }
 
-TEST_CASE("A state with a number or sizes that 64 bits do not hold is refused", "[train][checkpoint]") {
+TEST_CASE("A state with a number or sizes beyond 64 bits is refused", "[train][checkpoint]") {
   Run run;
   const std::string whole = read(run.path(30, "state.json"));
   const auto load_with = [&](const std::string& value) {
@@ -192,7 +192,7 @@ TEST_CASE("A state with a number or sizes that 64 bits do not hold is refused", 
   }
 }
 
-TEST_CASE("Random bytes as a state are an error or a state, never worse", "[train][checkpoint]") {
+TEST_CASE("Random bytes as a state give an error or a state, never a crash", "[train][checkpoint]") {
   Run run;
   std::mt19937 random(1);
   const std::string whole = read(run.path(30, "state.json"));
@@ -213,7 +213,7 @@ TEST_CASE("Random bytes as a state are an error or a state, never worse", "[trai
   CHECK(accepted < 200);
 }
 
-TEST_CASE("A broken checkpoint is refused with the file at fault and an older one that verifies",
+TEST_CASE("A broken checkpoint is refused with the damaged file and an older checkpoint that verifies",
           "[train][checkpoint]") {
   struct Row {
     const char* name;
@@ -301,18 +301,18 @@ TEST_CASE("A broken checkpoint is refused with the file at fault and an older on
     CHECK(error->where.find(row.where) != std::string::npos);
     CHECK(error_line(status).find(row.problem) != std::string::npos);
     CHECK(error->hint == "step-00000020 is valid: --resume " + run.path(20));
-    // Nothing falls back by itself; who asks for it gets the older one.
+    // No automatic fallback; a caller may request the older checkpoint.
     if (stdfs::is_directory(stdfs::symlink_status(run.path(30)))) CHECK(store.latest().value() == 30);
     CHECK(store.newest_valid().value() == 20);
     CHECK(store.load(20).status() == absl::OkStatus());
     CHECK(exit_code(verify_checkpoint({.folder = run.folder(), .step = 30})) == ExitCode::kWeights);
-    // The run may go on saving.
+    // The run can continue to save.
     CHECK(store.save(40, contents_of(40)) == absl::OkStatus());
     CHECK(store.latest().value() == 40);
   }
 }
 
-TEST_CASE("When no checkpoint verifies the error says so", "[train][checkpoint]") {
+TEST_CASE("The error reports that no checkpoint verifies", "[train][checkpoint]") {
   const Run run;
   for (const int64_t step : {10, 20, 30}) flip(run.path(step, "model.safetensors"));
   const CheckpointStore store = run.open();
@@ -320,7 +320,7 @@ TEST_CASE("When no checkpoint verifies the error says so", "[train][checkpoint]"
   CHECK(absl::IsNotFound(store.newest_valid().status()));
 }
 
-TEST_CASE("A `latest` that leads nowhere is an error of exit code 5", "[train][checkpoint]") {
+TEST_CASE("A `latest` without its target is an error with exit code 5", "[train][checkpoint]") {
   const Run run;
   const CheckpointStore store = run.open();
   const std::string latest = run.folder() + "/latest";
@@ -347,7 +347,7 @@ TEST_CASE("A `latest` that leads nowhere is an error of exit code 5", "[train][c
   CHECK(store.latest().value() == 30);  // without the file, the newest
 }
 
-TEST_CASE("Only real folders with our names are checkpoints", "[train][checkpoint]") {
+TEST_CASE("Only real folders with valid names are checkpoints", "[train][checkpoint]") {
   const Run run;
   stdfs::create_directory_symlink(run.path(10), run.folder() + "/step-00000040");
   write(run.folder() + "/step-00000050", "a file");
@@ -358,7 +358,7 @@ TEST_CASE("Only real folders with our names are checkpoints", "[train][checkpoin
   CHECK(store.steps().value() == std::vector<int64_t>{10, 20, 30});
   CHECK(exit_code(store.load(40).status()) == ExitCode::kWeights);
   CHECK(absl::IsNotFound(store.load(60).status()));
-  // Retention deletes none of them either, and follows no link.
+  // Retention does not delete other entries and does not follow links.
   REQUIRE(store.save(31, contents_of(31)) == absl::OkStatus());
   CHECK(store.retention_status() == absl::OkStatus());
   CHECK(store.steps().value() == std::vector<int64_t>{31});
@@ -367,13 +367,14 @@ TEST_CASE("Only real folders with our names are checkpoints", "[train][checkpoin
     CAPTURE(name);
     CHECK(stdfs::exists(stdfs::symlink_status(run.folder() + "/" + name)));
   }
-  // A save whose place is taken by a link or a file fails and leaves both as they are.
+  // A save fails if a link or a file has its name, and leaves both unchanged.
   for (const int64_t step : {40, 50}) CHECK(exit_code(store.save(step, contents_of(step))) == ExitCode::kStorage);
   CHECK(store.latest().value() == 31);
   CHECK(read(run.folder() + "/step-00000050") == "a file");
 }
 
-TEST_CASE("keep_last keeps the newest, and after going back first drops what lies ahead", "[train][checkpoint]") {
+TEST_CASE("keep_last keeps the newest checkpoints, and after a rollback first drops the later ones",
+          "[train][checkpoint]") {
   test::TempDir dir;
   auto store = CheckpointStore::open(dir / "run", {.keep_last = 2}).value();
   for (const int64_t step : {10, 20, 30}) REQUIRE(store.save(step, contents_of(step)).ok());
@@ -386,7 +387,7 @@ TEST_CASE("keep_last keeps the newest, and after going back first drops what lie
   CHECK(store.retention_status() == absl::OkStatus());
 }
 
-TEST_CASE("Milestones outlive keep_last, but for those of a run that was taken back", "[train][checkpoint]") {
+TEST_CASE("Milestones are kept beyond keep_last, except those dropped by a rollback", "[train][checkpoint]") {
   test::TempDir dir;
   auto store = CheckpointStore::open(dir / "run", {.keep_last = 2, .keep_every = 20}).value();
   const auto steps_after = [&](int64_t step) {
@@ -400,13 +401,13 @@ TEST_CASE("Milestones outlive keep_last, but for those of a run that was taken b
   CHECK(steps_after(40) == std::vector<int64_t>{20, 30, 40});
   steps_after(50);
   CHECK(steps_after(60) == std::vector<int64_t>{20, 40, 50, 60});
-  // Taken back to 20: what lies ahead goes first, milestone or not.
+  // After a rollback to 20 the later checkpoints are dropped first, milestone or not.
   CHECK(steps_after(25) == std::vector<int64_t>{20, 25, 60});
   CHECK(steps_after(30) == std::vector<int64_t>{20, 25, 30});
   CHECK(exit_code(CheckpointStore::open(dir / "other", {.keep_every = -1}).status()) == ExitCode::kUsage);
 }
 
-TEST_CASE("keep_last 0 keeps all, a negative one is an error of exit code 2", "[train][checkpoint]") {
+TEST_CASE("keep_last 0 keeps all checkpoints; a negative value is an error with exit code 2", "[train][checkpoint]") {
   test::TempDir dir;
   {
     auto store = CheckpointStore::open(dir / "run", {.keep_last = 0}).value();
@@ -416,7 +417,7 @@ TEST_CASE("keep_last 0 keeps all, a negative one is an error of exit code 2", "[
   CHECK(exit_code(CheckpointStore::open(dir / "run", {.keep_last = -1}).status()) == ExitCode::kUsage);
 }
 
-TEST_CASE("Saving a step again replaces it", "[train][checkpoint]") {
+TEST_CASE("Saving a step again replaces its checkpoint", "[train][checkpoint]") {
   const Run run;
   auto store = run.open();
   REQUIRE(store.save(30, contents_of(99)) == absl::OkStatus());
@@ -427,7 +428,7 @@ TEST_CASE("Saving a step again replaces it", "[train][checkpoint]") {
   CHECK(store.steps().value() == std::vector<int64_t>{10, 20, 30});
 }
 
-TEST_CASE("A thousand leftovers of killed saves are not seen and are removed", "[train][checkpoint]") {
+TEST_CASE("A thousand leftovers of killed saves are ignored and removed", "[train][checkpoint]") {
   const Run run;
   for (int i = 0; i < 1000; ++i) {
     const std::string left = run.folder() + "/.tmp-step-00000031-" + std::to_string(i);
@@ -440,7 +441,7 @@ TEST_CASE("A thousand leftovers of killed saves are not seen and are removed", "
   CHECK(std::distance(stdfs::directory_iterator(run.folder()), stdfs::directory_iterator()) == 4);
 }
 
-TEST_CASE("A second run in the same folder is refused with exit code 2, a reader is not", "[train][checkpoint]") {
+TEST_CASE("A second writer in the same folder is refused with exit code 2; a reader is not", "[train][checkpoint]") {
   const Run run;
   const CheckpointStore store = run.open();
   const absl::Status second = CheckpointStore::open(run.output()).status();
@@ -449,7 +450,7 @@ TEST_CASE("A second run in the same folder is refused with exit code 2, a reader
   CHECK(load_checkpoint({.folder = run.folder(), .step = 20}).ok());
 }
 
-TEST_CASE("A checkpoint folder that is a link, a file or open to every user is refused", "[train][checkpoint]") {
+TEST_CASE("A checkpoint folder that is a link, a file or world-writable is refused", "[train][checkpoint]") {
   test::TempDir dir;
   stdfs::create_directories(dir / "victim");
   for (const char* name : {"a", "b", "c"}) stdfs::create_directory(dir / name);
@@ -467,7 +468,7 @@ TEST_CASE("A checkpoint folder that is a link, a file or open to every user is r
   CHECK(exit_code(CheckpointStore::open(dir / std::string(300, 'n')).status()) == ExitCode::kStorage);
 }
 
-TEST_CASE("A run's folder that is deleted meanwhile is an error, not a crash", "[train][checkpoint]") {
+TEST_CASE("Deleting the run folder during a run is an error, not a crash", "[train][checkpoint]") {
   const Run run;
   auto store = run.open();
   stdfs::remove_all(run.output());
@@ -477,7 +478,7 @@ TEST_CASE("A run's folder that is deleted meanwhile is an error, not a crash", "
   CHECK(absl::IsNotFound(store.latest().status()));
 }
 
-TEST_CASE("A checkpoint that is deleted while it is loaded is an error or a whole checkpoint", "[train][checkpoint]") {
+TEST_CASE("Deleting a checkpoint while it is loaded gives an error or a complete checkpoint", "[train][checkpoint]") {
   int whole = 0, failed = 0;
   for (int i = 0; i < 20; ++i) {
     const Run run;
@@ -492,7 +493,7 @@ TEST_CASE("A checkpoint that is deleted while it is loaded is an error or a whol
   CHECK(whole + failed == 20);
 }
 
-TEST_CASE("--resume finds a checkpoint by latest, run, folder, path or name", "[train][checkpoint]") {
+TEST_CASE("--resume accepts latest, a run, a folder, a path or a name", "[train][checkpoint]") {
   const Run run;
   const auto found = [&](const std::string& spec, const std::string& output) {
     const auto path = resolve_checkpoint(spec, output);
@@ -521,7 +522,7 @@ TEST_CASE("--resume finds a checkpoint by latest, run, folder, path or name", "[
   }
 }
 
-TEST_CASE("A snapshot shares nothing with the live tensors", "[train][checkpoint]") {
+TEST_CASE("A snapshot shares no memory with the live tensors", "[train][checkpoint]") {
   const CheckpointContents live = contents_of(1);
   const CheckpointContents copy = snapshot(live);
   live.model[0].second.fill_(9);
@@ -532,7 +533,7 @@ TEST_CASE("A snapshot shares nothing with the live tensors", "[train][checkpoint
   CHECK(torch::equal(std::get<at::Tensor>(copy.state.at("generator")), torch::arange(16, torch::kByte)));
 }
 
-TEST_CASE("Another thread may save a snapshot while readers load", "[train][checkpoint]") {
+TEST_CASE("Another thread may save a snapshot while readers load checkpoints", "[train][checkpoint]") {
   const Run run;
   auto store = run.open(2);
   std::atomic<int> failed{0};

@@ -1,4 +1,4 @@
-// The scores of a confusion matrix beside scikit-learn's, on the same predictions.
+// Compares the scores of a confusion matrix with scikit-learn's for the same predictions.
 #include <ATen/ATen.h>
 
 #include <catch2/catch.hpp>
@@ -11,7 +11,7 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Scores are scikit-learn's", "[train][confusion_matrix][reference]") {
+TEST_CASE("Scores equal scikit-learn's", "[train][confusion_matrix][reference]") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   if (std::system((python() + " -c 'import sklearn' 2> /dev/null").c_str()) != 0) {
     TRAINKIT_SKIP("this Python has no scikit-learn");
@@ -19,7 +19,8 @@ TEST_CASE("Scores are scikit-learn's", "[train][confusion_matrix][reference]") {
   const TempDir dir;
   for (const uint64_t seed : {1, 2, 3}) {
     at::manual_seed(seed);
-    // Classes of very different sizes, mostly right; with seed 3 class 4 is never there and class 5 never predicted.
+    // Classes of very different sizes, mostly correct; with seed 3, class 4 does not occur and class 5 is never
+    // predicted.
     at::Tensor truth = (at::rand({2000}).square() * 6).to(at::kLong);
     const at::Tensor guess = at::randint(6, {2000}, at::kLong);
     at::Tensor predicted = at::where(at::rand({2000}) < 0.8, truth, guess);

@@ -9,10 +9,10 @@
 
 using namespace trainkit;
 
-TEST_CASE("Counts and scores are those worked out by hand", "[train][confusion_matrix]") {
+TEST_CASE("Counts and scores equal those calculated by hand", "[train][confusion_matrix]") {
   ConfusionMatrix confusion(3);
   confusion.add(at::tensor({0, 0, 0, 1, 1, 2}, at::kLong), at::tensor({0, 0, 1, 1, 1, 0}, at::kLong));
-  confusion.add(at::tensor({2, -1}, at::kLong), at::tensor({2, 0}, at::kLong));  // the second has no class
+  confusion.add(at::tensor({2, -1}, at::kLong), at::tensor({2, 0}, at::kLong));  // the second row has no class
   const at::Tensor expected = at::tensor({2, 1, 0, 0, 2, 0, 1, 0, 1}, at::kLong).view({3, 3});
   CHECK(confusion.counts().equal(expected));
   const ClassificationScores scores = score(confusion.counts());
@@ -27,7 +27,8 @@ TEST_CASE("Counts and scores are those worked out by hand", "[train][confusion_m
   CHECK(scores.classes[2].f1 == Approx(2.0 / 3));
 }
 
-TEST_CASE("A class without rows counts in no average, and no row at all has no score", "[train][confusion_matrix]") {
+TEST_CASE("A class without rows is left out of averages, and an empty matrix has no score",
+          "[train][confusion_matrix]") {
   ConfusionMatrix confusion(3);
   const ClassificationScores none = score(confusion.counts());
   CHECK(none.rows == 0);
@@ -40,13 +41,13 @@ TEST_CASE("A class without rows counts in no average, and no row at all has no s
   const ClassificationScores scores = score(confusion.counts());
   CHECK(scores.aa == Approx(0.5));
   CHECK(scores.weighted_f1 == Approx(0.5));
-  CHECK(scores.macro_f1 == Approx(1.0 / 3));  // class 2 was said, without a row
+  CHECK(scores.macro_f1 == Approx(1.0 / 3));  // class 2 was predicted but does not occur
   CHECK(scores.classes[2].recall == 0);
   CHECK(scores.classes[2].precision == 0);
   CHECK(scores.kappa == Approx((0.5 - 0.25) / 0.75));
 }
 
-TEST_CASE("Counts of parts add up to those of the whole", "[train][confusion_matrix]") {
+TEST_CASE("Adding matrices gives the counts of all rows", "[train][confusion_matrix]") {
   at::manual_seed(3);
   const at::Tensor truth = at::randint(-1, 5, {1000}, at::kLong), predicted = at::randint(5, {1000}, at::kLong);
   ConfusionMatrix whole(5), first(5), second(5);
@@ -58,7 +59,7 @@ TEST_CASE("Counts of parts add up to those of the whole", "[train][confusion_mat
   CHECK(whole.counts().sum().item<int64_t>() == (truth >= 0).sum().item<int64_t>());
 }
 
-TEST_CASE("Classes that are not there and other shapes are refused", "[train][confusion_matrix]") {
+TEST_CASE("Labels out of range and mismatched shapes are refused", "[train][confusion_matrix]") {
   CHECK_THROWS_AS(ConfusionMatrix(0), c10::ValueError);
   ConfusionMatrix confusion(3);
   const at::Tensor zero = at::zeros({1}, at::kLong);

@@ -1,5 +1,5 @@
 #pragma once
-/// A small model that trains on a GPU, eagerly or as CUDA graphs.
+/// A small model that trains on a GPU, eagerly or with CUDA graphs.
 
 #include "batch_norm_net.h"
 #include "test_util.h"
@@ -14,7 +14,7 @@ namespace trainkit::test {
 
 inline const at::Device kGpu(at::kCUDA, 0);
 
-/// Rows on the GPU; with `broken` one of them is infinite.
+/// Rows on the GPU; `broken` makes one value infinite.
 inline Batch gpu_batch(int64_t rows, uint64_t seed, bool broken = false) {
   const Batch batch = random_batch(rows, seed);
   if (broken) batch["x"][0][0] = std::numeric_limits<float>::infinity();

@@ -1,5 +1,5 @@
 #pragma once
-/// A small task that every test of the loop may train on.
+/// A small task that tests of the training loop share.
 
 #include <torch/torch.h>
 
@@ -10,7 +10,7 @@
 
 namespace trainkit::test {
 
-/// 8 inputs, dropout, 4 classes: enough state (weights, Adam moments, random generator) for a resume to go wrong.
+/// 8 inputs, dropout, 4 classes: enough state (weights, Adam moments, random generator) to detect a wrong resume.
 struct TinyNetImpl : torch::nn::Module {
   explicit TinyNetImpl(double dropout = 0.2)
       : hidden(register_module("hidden", torch::nn::Linear(8, 16))),
@@ -25,7 +25,7 @@ struct TinyNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(TinyNet);
 
-/// `rows` rows of two fields, x (8) float32 and y () int64, whose label depends on x.
+/// `rows` rows with the fields x (8) float32 and y () int64; the label depends on x.
 inline std::shared_ptr<const Dataset> tiny_dataset(int64_t rows) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const at::Tensor x = at::randn({rows, 8}, generator);

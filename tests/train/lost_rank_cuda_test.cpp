@@ -1,4 +1,4 @@
-// A rank that is lost while GPUs exchange gradients, on simulated devices and NCCL.
+// Loss of a rank while GPUs exchange gradients, on simulated devices and NCCL.
 #include "../cuda_sim/cuda_sim_control.h"
 #include "../ranks.h"
 #include "test_util.h"
@@ -8,7 +8,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// What the first of two ranks says, but for the device's own remarks, when the other does `scenario` at step 3.
+/// Runs two ranks; one does `scenario` at step 3. Returns the other's output without the lines of the simulated device.
 std::string end_of_survivor(const std::string& scenario, int& code) {
   const TempDir folder;
   Ranks job("train_rank", 2, {"cuda_" + scenario, folder.path().string()}, folder.path().string());
@@ -23,7 +23,7 @@ std::string end_of_survivor(const std::string& scenario, int& code) {
 
 }  // namespace
 
-TEST_CASE("A rank whose peer is lost on a GPU names it in one line", "[train][lost_rank_cuda][ranks]") {
+TEST_CASE("A rank whose peer is lost on a GPU reports the peer in one line", "[train][lost_rank_cuda][ranks]") {
   if (!has_cuda_sim()) TRAINKIT_SKIP("needs the simulated device");
   for (const std::string& scenario : std::vector<std::string>{"killed", "exits", "stopped", "throws"}) {
     int code = 0;

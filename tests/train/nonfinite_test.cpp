@@ -1,4 +1,4 @@
-// Steps whose gradients are not finite: left out, taken back, or the end of the run, and named.
+// Steps with non-finite gradients: skipped, rolled back or ending the run, and reported by name.
 #include <torch/torch.h>
 
 #include <atomic>
@@ -37,7 +37,7 @@ TORCH_MODULE(NormNet);
 
 constexpr int64_t kBatch = 4;
 
-/// Batches of 4 rows in order; the rows of batch `bad` (counted from 0) hold an inf.
+/// Batches of 4 rows in order; the rows of batch `bad` (counted from 0) contain an inf.
 std::shared_ptr<const Dataset> rows_with_inf(int64_t batches, const std::vector<int64_t>& bad) {
   at::Tensor x = torch::randn({batches * kBatch, 8}, at::make_generator<at::CPUGeneratorImpl>(3));
   const at::Tensor y = x.slice(1, 0, 4).argmax(1);
@@ -51,7 +51,7 @@ std::unique_ptr<Prefetcher> in_order(std::shared_ptr<const Dataset> dataset) {
   return Prefetcher::create(std::move(dataset), SequentialSampler(rows), {.batch_size = kBatch}).value();
 }
 
-/// All tensors of the model, copied.
+/// Copies of all tensors of the model.
 std::vector<at::Tensor> copies(const torch::nn::Module& model) {
   std::vector<at::Tensor> all;
   for (const auto& [name, tensor] : named_tensors(model)) all.push_back(tensor.clone());
@@ -63,7 +63,7 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), [](auto& x, auto& y) { return at::equal(x, y); });
 }
 
-/// What a run saw: the model before each step, the first row of each, and the lines that were printed.
+/// Records the model before each step, the first row of each step, and the printed lines.
 struct Watched : Logger {
   void log(const LogRecord&) override {}
   absl::Status flush() override { return absl::OkStatus(); }
@@ -90,7 +90,7 @@ std::unique_ptr<DeviceReplicator> norm_net(const DeviceReplicatorOptions& option
 
 }  // namespace
 
-TEST_CASE("A step that is skipped leaves weights, moments and statistics as they were", "[train][nonfinite]") {
+TEST_CASE("A skipped step leaves weights, moments and statistics unchanged", "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(8, {3, 6}));
   Watched watched;
@@ -103,7 +103,7 @@ TEST_CASE("A step that is skipped leaves weights, moments and statistics as they
   CHECK(result->steps == 8);
   CHECK(result->skipped_steps == 2);
   CHECK(std::isfinite(result->loss));
-  // the loss is called once more to find the module, with the model as it was
+  // One more call of the loss finds the module, with the model unchanged.
   std::vector<size_t> calls;
   for (size_t i = 0; i < watched.first_rows.size(); ++i) {
     if (watched.first_rows[i] == 3 * kBatch) calls.push_back(i);
@@ -115,7 +115,7 @@ TEST_CASE("A step that is skipped leaves weights, moments and statistics as they
   CHECK_THAT(watched.lines, Catch::Contains("step 4 is skipped: its gradients are not finite; first: aten::addmm "
                                             "took inf, in 'hidden'"));
 
-  // and what follows is what it would have been without those rows
+  // The following steps equal those of a run without these rows.
   auto without = norm_net();
   std::vector<int64_t> kept;
   for (int64_t row = 0; row < 8 * kBatch; ++row) {
@@ -128,7 +128,7 @@ TEST_CASE("A step that is skipped leaves weights, moments and statistics as they
   CHECK(equal(copies(*devices->module()), copies(*without->module())));
 }
 
-TEST_CASE("Copies of the weights skip the same steps", "[train][nonfinite]") {
+TEST_CASE("The EMA copies of the weights skip the same steps", "[train][nonfinite]") {
   auto devices = norm_net({.strategy = Strategy::kDataParallel, .cpu_replicas = 2, .share_weights = false});
   auto loader = in_order(rows_with_inf(6, {2}));
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.on_nonfinite = OnNonfinite::kSkip}).value();
@@ -145,7 +145,8 @@ TEST_CASE("Copies of the weights skip the same steps", "[train][nonfinite]") {
   }
 }
 
-TEST_CASE("Too many skips in a row end the run with exit code 9 and the weights as they were", "[train][nonfinite]") {
+TEST_CASE("Too many skipped steps in a row end the run with exit code 9 and the weights unchanged",
+          "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(9, {1, 3, 4, 5}));
   auto trainer =
@@ -158,7 +159,8 @@ TEST_CASE("Too many skips in a row end the run with exit code 9 and the weights 
   for (const at::Tensor& tensor : copies(*devices->module())) CHECK(at::isfinite(tensor).all().item<bool>());
 }
 
-TEST_CASE("Gradients that are clipped end the run before they reach the weights", "[train][nonfinite]") {
+TEST_CASE("With gradient clipping, non-finite gradients end the run before the weights are updated",
+          "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(9, {4}));
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1000}).value();
@@ -169,13 +171,13 @@ TEST_CASE("Gradients that are clipped end the run before they reach the weights"
   CHECK(at::isfinite(devices->module()->named_parameters()["out.weight"]).all().item<bool>());
 }
 
-TEST_CASE("What nobody has written to yet is not what was not finite first", "[train][nonfinite]") {
+TEST_CASE("Uninitialised memory is not reported as the first non-finite value", "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(3, {1}));
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1}).value();
   const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
     const at::Tensor memory = at::empty({8, 8});
-    std::fill_n(memory.mutable_data_ptr<float>(), 64, NAN);  // as memory is that was used before
+    std::fill_n(memory.mutable_data_ptr<float>(), 64, NAN);  // like reused memory
     memory.view({64}).zero_();
     return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]) + memory.sum();
   });
@@ -183,9 +185,9 @@ TEST_CASE("What nobody has written to yet is not what was not finite first", "[t
   CHECK_THAT(error_line(result.status()), Catch::Contains("aten::addmm took inf, in 'hidden'"));
 }
 
-TEST_CASE("What other threads compute meanwhile is not what was not finite first", "[train][nonfinite]") {
+TEST_CASE("Values that other threads compute are not reported as the first non-finite value", "[train][nonfinite]") {
   std::atomic<bool> done{false};
-  std::thread other([&] {  // as a save in the background, only more
+  std::thread other([&] {  // like a save in the background, with more work
     const at::Tensor negative = at::full({64}, -1.0);
     while (!done) at::log(negative);
   });
@@ -204,7 +206,8 @@ TEST_CASE("What other threads compute meanwhile is not what was not finite first
   for (const std::string& error : errors) CHECK_THAT(error, Catch::Contains("aten::addmm took inf, in 'hidden'"));
 }
 
-TEST_CASE("A rollback has the weights of the last checkpoint and goes on to other rows", "[train][nonfinite]") {
+TEST_CASE("A rollback restores the weights of the last checkpoint and continues with other rows",
+          "[train][nonfinite]") {
   const TempDir folder;
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(12, {6}));
@@ -218,14 +221,14 @@ TEST_CASE("A rollback has the weights of the last checkpoint and goes on to othe
   const auto result = trainer.fit(*loader, watching_loss(watched), {.logger = &watched});
   REQUIRE(result.status() == absl::OkStatus());
   CHECK(result->skipped_steps == 1);
-  CHECK(result->steps == 9);  // 7, back to 4, and the 5 batches that were left
+  CHECK(result->steps == 9);  // 7 steps, back to 4, and the 5 remaining batches
   const auto found = std::find(watched.first_rows.begin(), watched.first_rows.end(), 7 * kBatch);
   REQUIRE(found != watched.first_rows.end());
   CHECK(equal(watched.before[found - watched.first_rows.begin()], watched.before[4]));
   CHECK_THAT(watched.lines, Catch::Contains("rolled back from step 7 to the weights of step 4"));
 }
 
-TEST_CASE("A rollback takes the best model back too", "[train][nonfinite]") {
+TEST_CASE("A rollback restores the best model too", "[train][nonfinite]") {
   const TempDir folder;
   const std::string dir = folder.path().string();
   auto devices = norm_net();
@@ -233,7 +236,7 @@ TEST_CASE("A rollback takes the best model back too", "[train][nonfinite]") {
   auto validation = in_order(rows_with_inf(2, {}));
   auto best = BestModel::open(dir, "", {.metric = "score", .higher_is_better = true}).value();
   std::vector<double> scores = {0.1, 0.9, 0.5,
-                                0.3};  // of steps 3 and 6; of 6 again after the rollback from 7 to 4; of 9
+                                0.3};  // of steps 3 and 6; of step 6 again after the rollback from 7 to 4; of step 9
   std::vector<int64_t> steps;
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
                                  {.on_nonfinite = OnNonfinite::kRollback,
@@ -260,7 +263,7 @@ TEST_CASE("A rollback takes the best model back too", "[train][nonfinite]") {
   CHECK(best.value() == 0.5);
 }
 
-TEST_CASE("Parameters and losses that are not finite are named", "[train][nonfinite]") {
+TEST_CASE("Non-finite parameters and losses are reported by name", "[train][nonfinite]") {
   auto devices = norm_net();
   const auto run = [&](auto loss) {
     auto loader = in_order(rows_with_inf(3, {}));
@@ -269,7 +272,7 @@ TEST_CASE("Parameters and losses that are not finite are named", "[train][nonfin
   };
   CHECK_THAT(run([](NormNet& model, const Batch& batch) { return (model->forward(batch["x"]) * 0 - 1).sqrt().sum(); }),
              Catch::Contains("step 1: aten::sqrt after 'out' returned nan"));
-  // finite forwards, infinite backwards
+  // Finite in forward, infinite in backward.
   CHECK_THAT(run([](NormNet& model, const Batch& batch) { return (model->forward(batch["x"]) * 0).sqrt().sum(); }),
              Catch::Contains("step 1: aten::div after 'out' returned inf"));
   devices->module()->named_parameters()["out.bias"].data()[1] = NAN;

@@ -33,7 +33,7 @@ void step(const Net& net, Optimizer& optimizer, int number) {
   optimizer.step();
 }
 
-/// The largest difference of the tensors of both states.
+/// The largest difference between the tensors of both states.
 double difference(const Optimizer& a, const Optimizer& b) {
   double most = 0;
   const StateDict other = b.state_dict();
@@ -50,7 +50,7 @@ std::string refusal(Optimizer& optimizer, const std::string& path) {
   return error_line(status);
 }
 
-/// A file whose states stand under those names.
+/// A file with a state for each of these names.
 std::string file_of(const TempDir& dir, const std::vector<std::string>& names, const at::Tensor& exp_avg) {
   TorchValue file = TorchValue::dict();
   TorchValue& states = file.set("state", TorchValue::dict());
@@ -66,7 +66,7 @@ std::string file_of(const TempDir& dir, const std::vector<std::string>& names, c
 
 }  // namespace
 
-TEST_CASE("The state of AdamW comes back from a PyTorch file as it was", "[train][optimizer_file]") {
+TEST_CASE("The state of AdamW is restored from a PyTorch file exactly", "[train][optimizer_file]") {
   TempDir dir;
   torch::manual_seed(1);
   Net net;
@@ -79,7 +79,7 @@ TEST_CASE("The state of AdamW comes back from a PyTorch file as it was", "[train
   CHECK(again.known_step_count() == 3);
 }
 
-TEST_CASE("A file of an optimizer that does not fit is refused, and nothing changes", "[train][optimizer_file]") {
+TEST_CASE("An optimizer file that does not match is refused, and nothing changes", "[train][optimizer_file]") {
   TempDir dir;
   torch::nn::Linear layer(torch::nn::LinearOptions(3, 2).bias(false));
   AdamW optimizer({.lr = 1e-2});
@@ -106,7 +106,7 @@ TEST_CASE("A file of an optimizer that does not fit is refused, and nothing chan
   CHECK(save_torch_optimizer(Fs::posix(), dir / "s.pt", sgd).code() == absl::StatusCode::kUnimplemented);
 }
 
-TEST_CASE("Python takes over our AdamW and we take over Python's", "[train][optimizer_file]") {
+TEST_CASE("Python resumes our AdamW and we resume Python's", "[train][optimizer_file]") {
   if (python().empty()) TRAINKIT_SKIP("no Python with torch");
   TempDir dir;
   torch::manual_seed(1);

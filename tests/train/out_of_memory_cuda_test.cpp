@@ -1,5 +1,5 @@
-// What TrainStep does when the simulated device has no memory. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every tensor an
-// allocation of the device.
+// TrainStep when the simulated device has no free memory. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every tensor a device
+// allocation.
 #include <ATen/DeviceAccelerator.h>
 
 #include <map>
@@ -30,7 +30,7 @@ constexpr const char* kNeeds = "needs the simulated device, and PYTORCH_NO_CUDA_
 
 uint64_t device_allocations() { return cuda_sim_counts()["mallocs"].get<uint64_t>(); }
 
-/// Bytes in use on all devices, after the allocator has given back what it keeps for later.
+/// Bytes in use on all devices, after the allocator has freed its cache.
 int64_t used_memory() {
   c10::cuda::CUDACachingAllocator::emptyCache();
   int64_t used = 0;
@@ -41,7 +41,7 @@ int64_t used_memory() {
   return used;
 }
 
-/// All that the next step depends on.
+/// All state that the next step depends on.
 std::vector<at::Tensor> state_of(const GpuTraining& training) {
   std::vector<at::Tensor> all;
   for (const at::Tensor& tensor : training.state()) all.push_back(tensor.detach().cpu());
@@ -63,7 +63,8 @@ struct DeviceOutcome {
   int64_t used = 0, split = 1;
 };
 
-/// Two warm steps and a third, which fails at its allocation number `fault`, if it has one; 0: none.
+/// Runs two warm steps and a third one that fails at allocation number `fault`, if it has that many; 0 disables the
+/// fault.
 DeviceOutcome run_on_device(const TrainStepOptions& options, int64_t split, uint64_t fault, bool& failed,
                             int64_t devices = 1) {
   const int64_t before = used_memory();
@@ -96,9 +97,9 @@ DeviceOutcome run_on_device(const TrainStepOptions& options, int64_t split, uint
 void check_every_fault_of_device(const TrainStepOptions& options) {
   bool failed = false;
   std::map<int64_t, DeviceOutcome> expected;
-  run_on_device(options, 1, 0, failed);  // what is made once
+  run_on_device(options, 1, 0, failed);  // one-time allocations
   for (const int64_t split : {1, 2}) expected[split] = run_on_device(options, split, 0, failed);
-  CHECK(!all_same(expected[1].state, expected[2].state));  // BatchNorm and dropout see other parts
+  CHECK(!all_same(expected[1].state, expected[2].state));  // BatchNorm and dropout see different parts
   std::map<int64_t, int> met;
   for (uint64_t fault = 1;; ++fault) {
     REQUIRE(fault < 2000);
@@ -115,11 +116,11 @@ void check_every_fault_of_device(const TrainStepOptions& options) {
     CHECK(outcome.used == expected[outcome.split].used);
   }
   CHECK(met[2] > 20);  // forward and backward
-  CHECK(met[1] > 3);   // the rest is tried again as it was
+  CHECK(met[1] > 3);   // the rest is retried unchanged
   CHECK(take_cuda_sim_findings().empty());
 }
 
-/// Two threads allocate in any order: a fault falls on either device, and on whatever it computes.
+/// Two threads allocate in any order: the fault hits either device, at any operation.
 void check_faults_of_two_devices(const TrainStepOptions& options, uint64_t faults) {
   bool failed = false;
   std::map<int64_t, DeviceOutcome> expected;
@@ -161,7 +162,7 @@ TEST_CASE("Out of memory at any allocation of one of two devices gives the bits 
   check_faults_of_two_devices({.grad_clip = 0.5, .skip_nonfinite = true}, 400);
 }
 
-TEST_CASE("Out of memory at any allocation of a rank with a GPU keeps the ranks together",
+TEST_CASE("Out of memory at any allocation of a rank with a GPU keeps the ranks in step",
           "[train][out_of_memory_cuda][ranks]") {
   if (!has_device_without_caching()) TRAINKIT_SKIP(kNeeds);
   for (const std::string& scenario : std::vector<std::string>{"cuda_oom_on_one", "cuda_oom_on_both"}) {

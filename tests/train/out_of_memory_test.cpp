@@ -1,4 +1,4 @@
-// What TrainStep does when memory runs out in it.
+// TrainStep when memory runs out during a step.
 #include "../ranks.h"
 #include "batch_norm_net.h"
 #include "budget_allocator.h"
@@ -23,7 +23,7 @@ LossOutput net_loss(BatchNormNet& model, const Batch& batch) {
   return output;
 }
 
-/// Takes 80 KB a row, and as much for its gradient.
+/// Takes 80 KB per row, and the same for its gradient.
 at::Tensor wide_loss(BatchNormNet& model, const Batch& batch) {
   const at::Tensor large = model->forward(batch["x"]).repeat({1, 5000});
   return at::cross_entropy_loss(large, batch["y"]);
@@ -31,7 +31,7 @@ at::Tensor wide_loss(BatchNormNet& model, const Batch& batch) {
 
 constexpr int64_t kRows = 8;
 
-/// A model, its optimizer and its step, always from the same state.
+/// A model, its optimizer and its step, always with the same initial state.
 struct Training {
   explicit Training(const TrainStepOptions& options, int64_t replicas = 1)
       : devices((torch::manual_seed(1),
@@ -42,13 +42,13 @@ struct Training {
 
   StepMetrics run(uint64_t seed) {
     for (int64_t i = 0; i < step.options().grad_accum_steps; ++i) {
-      // Given away at once, as a loader's memory is.
+      // Moved into the step, like a loader's batch.
       step.accumulate(random_batch(kRows, 10 * seed + static_cast<uint64_t>(i)), make_loss_function(net_loss));
     }
     return step.finish();
   }
 
-  /// All that the next step depends on.
+  /// All state that the next step depends on.
   std::vector<at::Tensor> state() const {
     std::vector<at::Tensor> all;
     for (const auto& tensor : devices->module()->parameters()) all.push_back(tensor.detach().clone());
@@ -73,8 +73,8 @@ bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
   return true;
 }
 
-/// What two warm steps and a third in `split` parts come to: the state, the loss, and the bytes that live after one
-/// more step.
+/// Result of two warm steps and a third in `split` parts: the state, the loss, and the allocated bytes after one more
+/// step.
 struct Outcome {
   std::vector<at::Tensor> state;
   double loss = 0;
@@ -82,7 +82,7 @@ struct Outcome {
   int64_t split = 1;
 };
 
-/// `fault` < 0: none. Otherwise the third step fails at its allocation of that number, if it has one.
+/// `fault` < 0 disables the fault. Otherwise the third step fails at allocation number `fault`, if it has that many.
 Outcome run_with(const TrainStepOptions& options, int64_t replicas, int64_t split, int64_t fault, bool& failed) {
   BudgetAllocator& memory = BudgetAllocator::instance();
   const int64_t before = memory.live();
@@ -119,7 +119,7 @@ void check_every_fault(const TrainStepOptions& options, int64_t replicas) {
   bool failed = false;
   std::map<int64_t, Outcome> expected;
   for (const int64_t split : {1, 2, 4}) expected[split] = run_with(options, replicas, split, -1, failed);
-  CHECK(!same_bits(expected[1].state, expected[2].state));  // BatchNorm and dropout see other parts
+  CHECK(!same_bits(expected[1].state, expected[2].state));  // BatchNorm and dropout see different parts
   std::map<int64_t, int> met;
   int64_t fault = 0;
   for (;; ++fault) {
@@ -135,7 +135,7 @@ void check_every_fault(const TrainStepOptions& options, int64_t replicas) {
   }
   CHECK(fault > 50);
   CHECK(met[2] > 30);  // forward and backward
-  CHECK(met[1] > 3);   // the rest is tried again as it was
+  CHECK(met[1] > 3);   // the rest is retried unchanged
 }
 
 }  // namespace
@@ -152,7 +152,7 @@ TEST_CASE("Out of memory at any allocation of an accumulated step gives the same
   check_every_fault({.precision = Precision::kBf16, .grad_accum_steps = 3, .grad_clip = 1.0}, 1);
 }
 
-TEST_CASE("Out of memory where a schedule on the device moves on gives the same bits", "[train][out_of_memory]") {
+TEST_CASE("Out of memory while a schedule on the device advances gives the same bits", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   const auto run = [&](int64_t split, int64_t fault, bool& failed) {
     torch::manual_seed(1);
@@ -191,7 +191,7 @@ TEST_CASE("Out of memory on one of two replicas gives the same bits as the step 
   bool failed = false;
   std::map<int64_t, Outcome> expected;
   for (const int64_t split : {1, 2}) expected[split] = run_with({.grad_clip = 1.0}, 2, split, -1, failed);
-  // Two threads allocate in any order, so the fault falls on either.
+  // Two threads allocate in any order, so the fault hits either.
   for (int64_t fault = 0; fault < 60; ++fault) {
     const Outcome outcome = run_with({.grad_clip = 1.0}, 2, 1, fault, failed);
     INFO("fault at allocation " << fault << ", split " << outcome.split);
@@ -200,7 +200,8 @@ TEST_CASE("Out of memory on one of two replicas gives the same bits as the step 
   }
 }
 
-TEST_CASE("A step that fits only in parts is split until it does, and stays so", "[train][out_of_memory]") {
+TEST_CASE("A step that fits only in parts is split until it fits, and later steps keep the split",
+          "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   const LossFunction wide = make_loss_function(wide_loss);
   const Batch batch = random_batch(16, 3);
@@ -217,12 +218,12 @@ TEST_CASE("A step that fits only in parts is split until it does, and stays so",
   CHECK(std::isfinite(metrics.loss.item<double>()));
 }
 
-TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of its allocations fails",
+TEST_CASE("A skipped step is counted once and leaves all state unchanged, whichever allocation fails",
           "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   const auto weights = [](const Training& training) {
     auto all = training.state();
-    all.pop_back();  // the generator has moved on
+    all.pop_back();  // the generator has advanced
     return all;
   };
   int64_t fault = 0;
@@ -245,7 +246,7 @@ TEST_CASE("A skipped step is counted once and leaves all as it was, whichever of
   CHECK(fault > 100);
 }
 
-TEST_CASE("Naming what is not finite takes no more memory than the step had", "[train][out_of_memory]") {
+TEST_CASE("Finding the non-finite tensor takes no more memory than the step", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   const LossFunction wide = make_loss_function(wide_loss);
   const Batch batch = random_batch(16, 3);
@@ -260,8 +261,7 @@ TEST_CASE("Naming what is not finite takes no more memory than the step had", "[
   CHECK_THAT(metrics.first_nonfinite, Catch::Contains("'hidden'"));
 }
 
-TEST_CASE("With one row at a time release_memory is asked, and then the error passes through",
-          "[train][out_of_memory]") {
+TEST_CASE("At one row per part release_memory is called, and then the error is returned", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   at::Tensor cache = at::empty({1'000'000});
   int asked = 0;
@@ -279,7 +279,7 @@ TEST_CASE("With one row at a time release_memory is asked, and then the error pa
   training.devices->module()->eval();  // BatchNorm needs more than a row
   training.step(one, hungry);
   memory.limit(memory.live() + 1'000'000);
-  training.step(one, hungry);  // the cache goes, and there is room
+  training.step(one, hungry);  // the cache is freed, and memory suffices
   CHECK(asked == 1);
   CHECK(!cache.defined());
   CHECK(training.step.split() == 1);
@@ -289,10 +289,10 @@ TEST_CASE("With one row at a time release_memory is asked, and then the error pa
   CHECK(asked == 2);
   memory.limit(0);
   CHECK(same_bits(training.state(), before));
-  training.step(one, hungry);  // of use again
+  training.step(one, hungry);  // in use again
 }
 
-TEST_CASE("A run that cannot take a single row ends with exit code 7", "[train][out_of_memory]") {
+TEST_CASE("A run without memory for a single row ends with exit code 7", "[train][out_of_memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   const auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   const auto loader = Prefetcher::create(tiny_dataset(16), SequentialSampler(16), {.batch_size = 4}).value();
@@ -309,7 +309,7 @@ TEST_CASE("A run that cannot take a single row ends with exit code 7", "[train][
   CHECK(calls == 3);  // 4 rows, 2, 1
 }
 
-TEST_CASE("An allocator that throws a plain error for want of memory is understood", "[train][out_of_memory]") {
+TEST_CASE("A generic error that an allocator throws for lack of memory is recognised", "[train][out_of_memory]") {
   Training training({});
   int calls = 0;
   const LossFunction loss = make_loss_function([&](BatchNormNet& model, const Batch& batch) {
@@ -321,7 +321,7 @@ TEST_CASE("An allocator that throws a plain error for want of memory is understo
   CHECK(calls == 3);
 }
 
-TEST_CASE("Out of memory at any allocation of a step, on one rank or on both, keeps the ranks together",
+TEST_CASE("Out of memory at any allocation of a step, on one rank or on both, keeps the ranks in step",
           "[train][out_of_memory][ranks]") {
   for (const std::string& scenario : std::vector<std::string>{"oom_on_one", "oom_on_both", "oom_accumulated"}) {
     const TempDir folder;

@@ -1,4 +1,4 @@
-// ResNet18 beside torchvision's, with torchvision's files.
+// Compares ResNet18 with torchvision's, using torchvision's files.
 #include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
@@ -16,7 +16,7 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("ResNet18 reads torchvision's files and gives its features and gradients", "[train][resnet18]") {
+TEST_CASE("ResNet18 loads torchvision's files and gives the same features and gradients", "[train][resnet18]") {
   if (test::python().empty() || std::system((test::python() + " -c 'import torchvision' 2> /dev/null").c_str()) != 0) {
     TRAINKIT_SKIP("no Python with torchvision");
   }

@@ -1,4 +1,4 @@
-// Checkpoints that verify, byte for byte, and still are not of the run that wants to go on from them.
+// Checkpoints that verify but do not belong to the run that resumes from them.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kStep = 6;
 
-/// What may be otherwise when a run goes on.
+/// Properties that may differ on resume.
 struct Changed {
   int64_t rows = 52, steps = 20;
   uint64_t seed = 3;
@@ -65,7 +65,7 @@ const auto kNothing = [](CheckpointContents&) {};
 
 }  // namespace
 
-TEST_CASE("A checkpoint that is not of the run is refused with what does not fit, and the run's folder stays as it was",
+TEST_CASE("A checkpoint of another run is refused with the mismatch, and the run folder stays unchanged",
           "[train][checkpoint][resume]") {
   const Row rows[] = {
       {"parameter missing", [](auto& c) { c.model.pop_back(); }, ExitCode::kWeights, "(out.weight)"},

@@ -3,9 +3,9 @@
 
 using namespace trainkit;
 
-TEST_CASE("The default generators draw the same numbers after their state is put back", "[train][rng_state]") {
+TEST_CASE("The default generators draw the same numbers after their state is restored", "[train][rng_state]") {
   torch::manual_seed(3);
-  torch::randn({3});  // leaves half of a pair of normal numbers in the generator
+  torch::randn({3});  // leaves half of a pair of normal numbers in the generator's state
   const StateDict state = default_generator_state();
   const auto draw = [] {
     return torch::cat({torch::randn({101}), torch::rand({7}), torch::randperm(9).to(torch::kFloat)});
@@ -16,7 +16,7 @@ TEST_CASE("The default generators draw the same numbers after their state is put
   CHECK(torch::equal(draw(), first));
 }
 
-TEST_CASE("A generator state that does not fit is named, and no generator changes", "[train][rng_state]") {
+TEST_CASE("A generator state that does not match is reported by name, and no generator changes", "[train][rng_state]") {
   torch::manual_seed(3);
   const StateDict good = default_generator_state();
   torch::randn({10});
@@ -38,7 +38,7 @@ TEST_CASE("A generator state that does not fit is named, and no generator change
   }
 }
 
-TEST_CASE("A generator state of devices that are not in use is taken for those that are", "[train][rng_state]") {
+TEST_CASE("Generator states of unused devices are mapped to the devices in use", "[train][rng_state]") {
   torch::manual_seed(3);
   StateDict state = default_generator_state();
   state["cuda.7"] = torch::zeros({16}, torch::kByte);

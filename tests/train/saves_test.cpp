@@ -1,4 +1,4 @@
-// When a Trainer saves, what stays, and what it does with a save that fails.
+// When a Trainer saves, which checkpoints it keeps, and how it handles a failed save.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// So much beside a small net that a save takes many of its steps.
+/// A buffer so large that one save takes as long as many steps.
 struct HeavyNetImpl : torch::nn::Module {
   HeavyNetImpl()
       : net(register_module("net", TinyNet(0.0))), ballast(register_parameter("ballast", torch::ones({4 << 20}))) {}
@@ -73,7 +73,7 @@ std::vector<std::string> checkpoints_in(const std::string& output_dir) {
 
 }  // namespace
 
-TEST_CASE("Milestones are saved between the other saves, and stay", "[train][saves]") {
+TEST_CASE("Milestones are saved between regular saves and are kept", "[train][saves]") {
   const TempDir dir;
   Run<TinyNet> run;
   const auto result = run(
@@ -84,7 +84,7 @@ TEST_CASE("Milestones are saved between the other saves, and stay", "[train][sav
   CHECK_THAT(error_line(refused), Catch::Contains("keep_every needs save_every"));
 }
 
-TEST_CASE("A checkpoint holds the learning rate of its step where the rate is kept with the parameters",
+TEST_CASE("A checkpoint stores the learning rate of its step if the optimizer keeps the rate with the parameters",
           "[train][saves]") {
   const TempDir dir;
   TrainerOptions options{.max_epochs = 0, .max_steps = 6, .save_every = 6, .output_dir = dir / "run"};
@@ -96,7 +96,7 @@ TEST_CASE("A checkpoint holds the learning rate of its step where the rate is ke
   CHECK(std::get<double>(saved.state.at("optimizer.lr")) == 1e-2 * options.schedule->factor(6));
 }
 
-TEST_CASE("A checkpoint that is written while training goes on holds the step it is named after", "[train][saves]") {
+TEST_CASE("A checkpoint written in the background contains the step in its name", "[train][saves]") {
   const TempDir dir;
   TrainerOptions options{.max_epochs = 0, .max_steps = 12, .save_every = 4, .output_dir = dir / "run", .keep_last = 0};
   REQUIRE(Run<HeavyNet>()(options).ok());
@@ -120,7 +120,7 @@ TEST_CASE("A checkpoint that is written while training goes on holds the step it
   }
 }
 
-TEST_CASE("An evaluation finds the checkpoint of every earlier step on the disk", "[train][saves]") {
+TEST_CASE("An evaluation finds the checkpoints of all earlier steps on disk", "[train][saves]") {
   const TempDir dir;
   std::vector<int64_t> latest;
   const auto on_evaluation = [&](int64_t, Metrics&) {
@@ -131,14 +131,14 @@ TEST_CASE("An evaluation finds the checkpoint of every earlier step on the disk"
       Run<HeavyNet>()({.max_epochs = 0, .max_steps = 12, .eval_every = 3, .save_every = 2, .output_dir = dir / "run"},
                       on_evaluation)
           .ok());
-  CHECK(latest == std::vector<int64_t>{2, 4, 8, 10});  // evaluations come before the save of their step
+  CHECK(latest == std::vector<int64_t>{2, 4, 8, 10});  // evaluations precede the save of their step
 }
 
-TEST_CASE("A save that fails ends the run with exit code 6, or is told and the run goes on", "[train][saves]") {
+TEST_CASE("A failed save ends the run with exit code 6, or logs a warning and the run continues", "[train][saves]") {
   for (const bool goes_on : {false, true}) {
     const TempDir dir;
     Run<TinyNet> run;
-    // From step 6 on a file lies where the checkpoint of step 8 must go.
+    // From step 6 a file has the name of the checkpoint of step 8.
     const auto in_the_way = [&](int64_t step, Metrics&) {
       if (step == 6) std::ofstream(dir / "run/checkpoints/step-00000008") << "mine";
     };

@@ -1,4 +1,4 @@
-// What a process holds stays what it is, however long it trains.
+// Resource use of a process stays constant during long training.
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ double slope(const std::vector<Held>& samples) {
 }  // namespace
 
 // 20,000 steps with TRAINKIT_TEST_FULL (./dev test --full).
-TEST_CASE("Memory, file descriptors and threads stay what they are while a run trains with 4 workers",
+TEST_CASE("Memory, file descriptors and threads stay constant while a run trains with 4 workers",
           "[train][steady_state]") {
   const bool full = !environment("TRAINKIT_TEST_FULL").empty();
   const int64_t steps = full ? 20'000 : 2'000, warm = steps / 4;
@@ -82,7 +82,7 @@ TEST_CASE("Memory, file descriptors and threads stay what they are while a run t
                                   [&](TinyNet& model, const Batch& batch) {
                                     if (model->is_training()) {
                                       ++step;
-                                      // Between two saves and evaluations, whose threads and files come and go.
+                                      // Between two saves and evaluations, whose threads and files are temporary.
                                       if (step >= warm && step % (steps / 50) == steps / 100) all.push_back(held(step));
                                     }
                                     return tiny_loss(model, batch);
@@ -90,9 +90,9 @@ TEST_CASE("Memory, file descriptors and threads stay what they are while a run t
                                   {.validation = validation.get(), .logger = logger.get()});
   REQUIRE(result.status() == absl::OkStatus());
   REQUIRE(all.size() >= 35);
-  // A save, the monitor and the log open files and start threads for a moment, on a busy machine for longer: the least
-  // of many samples is what stays, and what leaks makes it grow, by one a save or an evaluation: tens in half the run.
-  // On a slow disk a save may be under way at every sample of one half: a thread, its file and its folder.
+  // A save, the monitor and the log open files and start threads temporarily, for longer on a busy machine. The minimum
+  // of many samples is therefore the steady state. A leak raises it by one per save or evaluation: by tens in half the
+  // run. On a slow disk a save may be running at every sample of one half: a thread, its file and its folder.
   constexpr int64_t kOfASave = 2;
   const auto least = [](auto begin, auto end, int64_t Held::*what) {
     return (*std::min_element(begin, end, [&](const Held& a, const Held& b) { return a.*what < b.*what; })).*what;
@@ -109,7 +109,7 @@ TEST_CASE("Memory, file descriptors and threads stay what they are while a run t
             << (most - bytes) / 1024 << " KiB of " << bytes / (1 << 20) << " MiB, slope " << slope(all)
             << " MiB per 1000 steps" << std::endl;
   if (kSanitized) return;
-  // Less than a MiB a thousand steps over the long run; over the short one the allocator's own noise is larger.
+  // Less than 1 MiB per 1000 steps in the long run; in the short one the allocator's own noise is larger.
   CHECK(static_cast<double>(most - bytes) < (full ? 8.0 : 4.0) * (1 << 20));
   if (full) CHECK(slope(all) < 1);
 }

@@ -1,4 +1,4 @@
-// A step as a CUDA graph, on a GPU: the bits of the eager step, and no wait for the device in either.
+// A step as a CUDA graph on a GPU: the bits of the eager step, and neither synchronises with the device.
 #include "gpu_training.h"
 #include "loop_util.h"
 #include "train/late_scalars.h"
@@ -24,14 +24,14 @@ TEST_CASE("A CUDA graph has the bits of the eager step", "[train][step_graph_cud
 
 namespace {
 
-/// Every wait of the host for the device is an error while it lives.
+/// Makes every synchronisation with the device an error during its lifetime.
 class NoWaiting {
  public:
   NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
   ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
-/// The bits of 50 steps, one of them not finite, three on fewer rows; each way draws the same random numbers.
+/// Compares the bits of 50 steps: one is not finite, three have fewer rows. Both ways draw the same random numbers.
 void expect_same(const TrainStepOptions& options) {
   std::vector<std::vector<StepMetrics> > metrics(2);
   std::vector<std::vector<at::Tensor> > states;
@@ -81,7 +81,7 @@ TEST_CASE("A CUDA graph has the bits of the eager step: bfloat16, accumulation, 
       {.precision = Precision::kBf16, .grad_accum_steps = 2, .zero_grad_set_to_none = false, .skip_nonfinite = true});
 }
 
-TEST_CASE("A CUDA graph of a Transformer has the bits of the eager step, whatever its attention draws",
+TEST_CASE("A CUDA graph of a Transformer has the bits of the eager step, whichever random numbers its attention draws",
           "[train][step_graph_cuda]") {
   NEEDS_GPU;
   const auto fields = std::make_shared<const std::vector<FieldSpec> >(
@@ -119,7 +119,7 @@ TEST_CASE("A CUDA graph of a Transformer has the bits of the eager step, whateve
   }
 }
 
-TEST_CASE("No step waits for the device, captured or eager, nor does reading its metrics late",
+TEST_CASE("No step synchronises with the device, captured or eager, even when its metrics are read late",
           "[train][step_graph_cuda]") {
   NEEDS_GPU;
   for (const CudaGraph graph : {CudaGraph::kOff, CudaGraph::kOn}) {
@@ -132,7 +132,7 @@ TEST_CASE("No step waits for the device, captured or eager, nor does reading its
       std::vector<LateScalars> late;
       {
         const NoWaiting watch;
-        CHECK_THROWS(training.optimizer.step_count().item<float>());  // the watch sees a wait
+        CHECK_THROWS(training.optimizer.step_count().item<float>());  // the guard detects a synchronisation
         for (size_t i = 10; i < 30; ++i) {
           const StepMetrics metrics = training.run({batches[i]});
           late.emplace_back(std::vector{metrics.loss, metrics.grad_norm, metrics.skipped_in_a_row});
@@ -143,7 +143,7 @@ TEST_CASE("No step waits for the device, captured or eager, nor does reading its
   }
 }
 
-TEST_CASE("Metrics of a captured step stay what they were when the next one has run", "[train][step_graph_cuda]") {
+TEST_CASE("Metrics of a captured step stay unchanged after the next step has run", "[train][step_graph_cuda]") {
   NEEDS_GPU;
   GpuTraining training(CudaGraph::kOn, {});
   for (uint64_t i = 0; i < 6; ++i) training.run({gpu_batch(32, i)});
@@ -153,7 +153,7 @@ TEST_CASE("Metrics of a captured step stay what they were when the next one has 
   CHECK(metrics.loss.item<double>() == before);
 }
 
-TEST_CASE("Where CUDA gives a capture up, steps go on eagerly, with the same bits, and say why",
+TEST_CASE("Steps run eagerly with the same bits after CUDA aborts a capture, and log the reason",
           "[train][step_graph_cuda]") {
   NEEDS_GPU;
   std::vector<std::vector<at::Tensor> > states;
@@ -161,7 +161,7 @@ TEST_CASE("Where CUDA gives a capture up, steps go on eagerly, with the same bit
     GpuTraining training(waits ? CudaGraph::kOn : CudaGraph::kOff, {});
     int calls = 0;
     const LossFunction loss = [&](torch::nn::Module& module, const Batch& batch) -> LossOutput {
-      if (++calls >= 4 && waits && calls < 5) c10::cuda::device_synchronize();  // no operation of LibTorch: not traced
+      if (++calls >= 4 && waits && calls < 5) c10::cuda::device_synchronize();  // not a LibTorch operation: not traced
       return training.loss(module, batch);
     };
     torch::manual_seed(5);
@@ -176,7 +176,7 @@ TEST_CASE("Where CUDA gives a capture up, steps go on eagerly, with the same bit
   for (size_t i = 0; i < states[0].size(); ++i) CHECK(same(states[0][i], states[1][i]));
 }
 
-TEST_CASE("A run of captured steps that is stopped and resumed has the bits of one that was not",
+TEST_CASE("A run of captured steps that is stopped and resumed has the bits of an uninterrupted run",
           "[train][step_graph_cuda]") {
   NEEDS_GPU;
   const TempDir dir;

@@ -1,4 +1,5 @@
-// When a step is captured, and that a captured step is the eager one. On the CPU, where tape.h stands for CUDA graphs.
+// When a step is captured, and that a captured step equals the eager one. On the CPU, where tape.h replaces CUDA
+// graphs.
 #include "train/step_graphs.h"
 
 #include <ATen/ThreadLocalState.h>
@@ -61,7 +62,7 @@ bool has_operation(const trainkit::detail::StepRecord& record, const std::string
   return std::any_of(record.operations.begin(), record.operations.end(), [&](const auto& o) { return o.name == name; });
 }
 
-/// TrainSteps made while it lives are captured on tapes.
+/// TrainSteps created during its lifetime are captured on tapes.
 class OnTape {
  public:
   explicit OnTape(std::function<std::vector<at::Tensor>()> live) {
@@ -70,7 +71,7 @@ class OnTape {
   ~OnTape() { trainkit::detail::graph_backend_of_test() = nullptr; }
 };
 
-/// A model that is trained, captured or not.
+/// A model with its optimizer and step, captured or eager.
 template <class O>
 struct GraphTraining {
   GraphTraining(bool captured, O made, const TrainStepOptions& options, double dropout = 0)
@@ -102,7 +103,8 @@ struct GraphTraining {
   LossFunction loss = make_loss_function(loss_and_hits<TinyNet>);
 };
 
-/// Trains both ways on the same batches of `rows(i)` rows and expects the same bits; returns how many were captured.
+/// Trains both ways on the same batches of `rows(i)` rows and expects the same bits. Returns the number of captured
+/// steps.
 template <class O, class P>
 int64_t expect_same(P optimizer, const TrainStepOptions& options, const std::function<int64_t(int)>& rows,
                     int64_t* captures = nullptr) {
@@ -135,13 +137,13 @@ int64_t expect_same(P optimizer, const TrainStepOptions& options, const std::fun
 
 }  // namespace
 
-TEST_CASE("A kind of step is captured when two eager ones asked for the same", "[train][step_graphs]") {
+TEST_CASE("A kind of step is captured after two eager steps made the same requests", "[train][step_graphs]") {
   StepGraphs graphs(std::make_unique<NoWork>());
   CHECK(graphs.next({1}) == Action::kWarmUp);
   CHECK(graphs.next({1}) == Action::kTrace);
   graphs.traced(record_of(1));
   CHECK(graphs.next({1}) == Action::kTrace);
-  graphs.traced(record_of(2));  // something was made once
+  graphs.traced(record_of(2));  // with a one-time setup
   CHECK(graphs.next({1}) == Action::kTrace);
   graphs.traced(record_of(2));
   CHECK_FALSE(graphs.reason().empty());
@@ -156,7 +158,7 @@ TEST_CASE("A kind of step is captured when two eager ones asked for the same", "
   CHECK(graphs.next({1}) == Action::kReplay);
 }
 
-TEST_CASE("Steps that are never alike are given up, with the operation that differs", "[train][step_graphs]") {
+TEST_CASE("Capture is disabled for steps that always differ, with the operation that differs", "[train][step_graphs]") {
   StepGraphs graphs(std::make_unique<NoWork>(), {.patience = 4});
   for (uint64_t i = 0; graphs.active(); ++i) {
     REQUIRE(i < 10);
@@ -166,7 +168,7 @@ TEST_CASE("Steps that are never alike are given up, with the operation that diff
   CHECK(graphs.next({1}) == Action::kEager);
 }
 
-TEST_CASE("A captured step is compared with an eager one now and then, and dropped if it is another",
+TEST_CASE("A captured step is periodically compared with an eager one, and dropped if they differ",
           "[train][step_graphs]") {
   StepGraphs graphs(std::make_unique<NoWork>(), {.check_every = 3});
   capture(graphs, {1});
@@ -181,7 +183,8 @@ TEST_CASE("A captured step is compared with an eager one now and then, and dropp
   CHECK_THAT(graphs.reason(), Catch::StartsWith("steps differ"));
 }
 
-TEST_CASE("The kind of step not used for longest gives way; too many kinds are given up", "[train][step_graphs]") {
+TEST_CASE("The least recently used kind of step is evicted; with too many kinds capture is disabled",
+          "[train][step_graphs]") {
   StepGraphs graphs(std::make_unique<NoWork>(), {.kinds = 2, .patience = 5});
   capture(graphs, {1});
   capture(graphs, {2});
@@ -194,7 +197,8 @@ TEST_CASE("The kind of step not used for longest gives way; too many kinds are g
   CHECK_THAT(graphs.reason(), Catch::StartsWith("batches have too many different shapes"));
 }
 
-TEST_CASE("Graphs are captured anew after what they took over has changed, not for ever", "[train][step_graphs]") {
+TEST_CASE("Graphs are captured again after their inputs have moved, a limited number of times",
+          "[train][step_graphs]") {
   StepGraphs graphs(std::make_unique<NoWork>(), {.patience = 3});
   for (int i = 0; i < 3; ++i) {
     capture(graphs, {1});
@@ -207,7 +211,7 @@ TEST_CASE("Graphs are captured anew after what they took over has changed, not f
   CHECK_FALSE(graphs.active());
 }
 
-TEST_CASE("A trace tells reads, draws and memory of the host", "[train][step_graphs]") {
+TEST_CASE("A trace records host reads, random draws and host memory", "[train][step_graphs]") {
   const at::Tensor one = torch::ones({2});
   CHECK(trace_of([&] { one.add(1).mul_(2); }).obstacle.empty());
   CHECK(trace_of([&] { one.sum().item<float>(); }).obstacle == "aten::item reads from the device");
@@ -216,17 +220,18 @@ TEST_CASE("A trace tells reads, draws and memory of the host", "[train][step_gra
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   CHECK_THAT(trace_of([&] { at::randn({2}, generator); }).obstacle, Catch::Contains("its own random generator"));
   const at::Tensor elsewhere = at::empty({2}, at::kMeta);
-  const auto taken = trace_of([&] { CHECK_THROWS(at::Tensor(one).copy_(elsewhere)); });  // it has nothing to give
+  const auto taken = trace_of([&] { CHECK_THROWS(at::Tensor(one).copy_(elsewhere)); });  // the copy fails: it has no
+                                                                                         // memory to read
   CHECK(taken.obstacle == "aten::copy_ copies from host memory");
   CHECK(trace_of([&] { at::Tensor(elsewhere).copy_(one); }).obstacle == "aten::copy_ copies to the host");
 }
 
-TEST_CASE("A trace sees the operations of its own step, not those of other threads", "[train][step_graphs]") {
+TEST_CASE("A trace records the operations of its own step, not those of other threads", "[train][step_graphs]") {
   const at::Tensor one = torch::ones({2});
   trainkit::detail::StepTrace trace(at::kCPU);
   one.add(1);
   std::thread([&] { one.mul(2); }).join();
-  std::thread([&] { CHECK(has_operation(trace_of([&] { one.sub(2); }), "aten::sub")); }).join();  // at the same time
+  std::thread([&] { CHECK(has_operation(trace_of([&] { one.sub(2); }), "aten::sub")); }).join();  // concurrently
   const auto record = trace.finish();
   CHECK(has_operation(record, "aten::add"));
   CHECK_FALSE(has_operation(record, "aten::mul"));
@@ -251,7 +256,7 @@ TEST_CASE("A thread that works for a step may outlive its trace", "[train][step_
   CHECK_FALSE(has_operation(second, "aten::mul"));
 }
 
-TEST_CASE("Traces differ by operations, shapes and numbers, not by memory", "[train][step_graphs]") {
+TEST_CASE("Traces are compared by operations, shapes and numbers, not by addresses", "[train][step_graphs]") {
   const auto scaled = [](int64_t rows, double factor) {
     return trace_of([=] {
       at::Tensor x = torch::ones({rows}, at::requires_grad());
@@ -265,7 +270,7 @@ TEST_CASE("Traces differ by operations, shapes and numbers, not by memory", "[tr
   CHECK_THAT(difference(scaled(2, 0.5), more), Catch::Contains("aten::"));
 }
 
-TEST_CASE("Packed scalars come back with their types and shapes, in memory of their own", "[train][step_graphs]") {
+TEST_CASE("Packed scalars are unpacked with their types and shapes, in separate memory", "[train][step_graphs]") {
   trainkit::detail::ScalarPack pack;
   const at::Tensor half = torch::tensor(1.5).to(at::kHalf), whole = torch::tensor({int64_t{1} << 40});
   pack.pack({half, at::Tensor(), whole, torch::tensor(0.1, at::kDouble), torch::tensor(true)}, at::kCPU);
@@ -290,7 +295,7 @@ TEST_CASE("A captured step has the bits of the eager one: SGD, accumulation, gra
                          {.grad_accum_steps = 2, .zero_grad_set_to_none = false}, [](int) { return 12; }) == 37);
 }
 
-TEST_CASE("Each shape has its graph, and steps of all of them follow each other", "[train][step_graphs]") {
+TEST_CASE("Each shape has its own graph, and steps of all shapes may alternate", "[train][step_graphs]") {
   int64_t captures = 0;
   const int64_t steps = expect_same<AdamW>(
       AdamWOptions{.lr = 1e-2}, {.grad_clip = 0.5}, [](int i) { return i % 5 == 4 ? 7 : 12; }, &captures);
@@ -298,7 +303,7 @@ TEST_CASE("Each shape has its graph, and steps of all of them follow each other"
   CHECK(steps == 40 - 6);
 }
 
-TEST_CASE("A loss function that changes by itself is not captured", "[train][step_graphs]") {
+TEST_CASE("A loss function that changes its own state is not captured", "[train][step_graphs]") {
   GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   double factor = 1;
   const LossFunction loss =
@@ -309,7 +314,8 @@ TEST_CASE("A loss function that changes by itself is not captured", "[train][ste
   CHECK_FALSE(training.step->uses_graphs());
 }
 
-TEST_CASE("A step that draws on the CPU, or reads, is not captured and says so", "[train][step_graphs]") {
+TEST_CASE("A step that draws random numbers on the CPU, or reads a scalar, is not captured and logs the reason",
+          "[train][step_graphs]") {
   GraphTraining<AdamW> draws(true, AdamW({.lr = 1e-2}), {}, /*dropout=*/0.2);
   GraphTraining<AdamW> reads(true, AdamW({.lr = 1e-2}), {});
   const LossFunction loss = make_loss_function([](TinyNet& model, const Batch& batch) {
@@ -324,7 +330,7 @@ TEST_CASE("A step that draws on the CPU, or reads, is not captured and says so",
   CHECK(reads.step->graph_reason() == "a step cannot be captured: aten::item reads from the device");
 }
 
-TEST_CASE("By default a loss with a host value that changes trains as the eager step does", "[train][step_graphs]") {
+TEST_CASE("By default a loss with a changing host value trains as the eager step does", "[train][step_graphs]") {
   CHECK(TrainerOptions().cuda_graph == CudaGraph::kOff);
   CHECK(RunOptions().cuda_graph == "off");
   std::vector<std::vector<at::Tensor>> weights;
@@ -349,7 +355,7 @@ TEST_CASE("By default a loss with a host value that changes trains as the eager 
   for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
 }
 
-TEST_CASE("A loss function that is made anew at the same address is another one", "[train][step_graphs]") {
+TEST_CASE("A loss function created later at the same address is a different one", "[train][step_graphs]") {
   const auto scaled = [](double factor) {
     return make_loss_function(
         [factor](TinyNet& model, const Batch& batch) { return tiny_loss(model, batch) * factor; });
@@ -378,7 +384,7 @@ TEST_CASE("A loss function that is made anew at the same address is another one"
   for (size_t i = 0; i < a.size(); ++i) CHECK(torch::equal(a[i], b[i]));
 }
 
-TEST_CASE("A loss function has an identity of its own, a copy another one", "[train][step_graphs]") {
+TEST_CASE("A loss function has its own identity, and a copy has a new one", "[train][step_graphs]") {
   LossFunction none, loss = [](torch::nn::Module&, const Batch&) { return LossOutput(torch::ones({})); };
   CHECK_FALSE(none);
   CHECK(none.id() == 0);
@@ -394,7 +400,7 @@ TEST_CASE("A loss function has an identity of its own, a copy another one", "[tr
   CHECK_FALSE(loss);
 }
 
-TEST_CASE("A captured step that finds no memory for its metrics asks again before it begins", "[train][step_graphs]") {
+TEST_CASE("A captured step without memory for its metrics retries before it begins", "[train][step_graphs]") {
   GraphTraining<AdamW> eager(false, AdamW({.lr = 1e-2, .capturable = true}), {}),
       captured(true, AdamW({.lr = 1e-2}), {});
   BudgetAllocator& memory = BudgetAllocator::instance();
@@ -412,7 +418,7 @@ TEST_CASE("A captured step that finds no memory for its metrics asks again befor
   for (size_t i = 0; i < a.size(); ++i) CHECK(torch::equal(a[i], b[i]));
 }
 
-TEST_CASE("A temporary loss function is not captured, one that is kept is", "[train][step_graphs]") {
+TEST_CASE("A temporary loss function is not captured, and a persistent one is", "[train][step_graphs]") {
   GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   for (int i = 0; i < 6; ++i) {
     (*training.step)(random_batch(4, 1), [&](torch::nn::Module& m, const Batch& b) { return training.loss(m, b); });
@@ -423,8 +429,7 @@ TEST_CASE("A temporary loss function is not captured, one that is kept is", "[tr
   CHECK(training.step->graph_steps() == 1);
 }
 
-TEST_CASE("A capture that fails, early or late, leaves the step to be run eagerly, with the same bits",
-          "[train][step_graphs]") {
+TEST_CASE("A step whose capture fails, early or late, runs eagerly with the same bits", "[train][step_graphs]") {
   const bool late = GENERATE(false, true);
   GraphTraining<AdamW> plain(false, AdamW({.lr = 1e-2, .capturable = true}), {});
   GraphTraining<AdamW> fails(true, AdamW({.lr = 1e-2}), {});
@@ -452,7 +457,7 @@ TEST_CASE("A capture that fails, early or late, leaves the step to be run eagerl
   for (size_t i = 0; i < a.size(); ++i) CHECK(torch::equal(a[i], b[i]));
 }
 
-TEST_CASE("A state that is loaded has the step captured anew, and goes on from it", "[train][step_graphs]") {
+TEST_CASE("Loading a state captures the step again and resumes from that state", "[train][step_graphs]") {
   GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   for (int i = 0; i < 6; ++i) (*training.step)(random_batch(4, 1), training.loss);
   CHECK(training.step->graph_captures() == 1);
@@ -467,7 +472,7 @@ TEST_CASE("A state that is loaded has the step captured anew, and goes on from i
   CHECK(training.optimizer.step_count().item<float>() == 11);
 }
 
-TEST_CASE("Graphs that memory is wanted from are given up for good", "[train][step_graphs]") {
+TEST_CASE("Graphs that are dropped to free memory are not captured again", "[train][step_graphs]") {
   GraphTraining<AdamW> training(true, AdamW({.lr = 1e-2}), {});
   CHECK_FALSE(training.step->drop_graphs("nothing to drop"));
   for (int i = 0; i < 6; ++i) (*training.step)(random_batch(4, 1), training.loss);
@@ -477,7 +482,7 @@ TEST_CASE("Graphs that memory is wanted from are given up for good", "[train][st
   CHECK(training.step->graph_steps() == 3);
 }
 
-TEST_CASE("A Trainer's steps are captured, told of, and have the bits of eager ones", "[train][step_graphs]") {
+TEST_CASE("A Trainer captures its steps, logs it, and gives the bits of eager steps", "[train][step_graphs]") {
   struct Printed final : Logger {
     void log(const LogRecord& record) override { losses.push_back(record.values.at(0).second); }
     absl::Status flush() override { return absl::OkStatus(); }
@@ -524,7 +529,7 @@ TEST_CASE("A Trainer's steps are captured, told of, and have the bits of eager o
   for (size_t i = 0; i < weights[0].size(); ++i) CHECK(torch::equal(weights[0][i], weights[1][i]));
 }
 
-TEST_CASE("On the CPU steps run eagerly, and `on` is an error", "[train][step_graphs]") {
+TEST_CASE("Steps run eagerly on the CPU, and `on` is an error", "[train][step_graphs]") {
   const auto devices = DeviceReplicator::create([] { return TinyNet(0); }).value();
   AdamW optimizer, other;
   TrainStep step(*devices, optimizer, {.cuda_graph = CudaGraph::kAuto}), off(*devices, other);
@@ -535,7 +540,7 @@ TEST_CASE("On the CPU steps run eagerly, and `on` is an error", "[train][step_gr
   CHECK_THROWS_AS(TrainStep(*devices, third, {.cuda_graph = CudaGraph::kOn}), c10::ValueError);
 }
 
-TEST_CASE("The step calls the loss function that it is given, and no copy", "[train][step_graphs]") {
+TEST_CASE("The step calls the given loss function, not a copy", "[train][step_graphs]") {
   struct Counting {
     std::shared_ptr<int> copies = std::make_shared<int>(0);
     Counting() = default;

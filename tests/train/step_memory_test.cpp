@@ -65,7 +65,7 @@ MemoryEstimate estimate_of(const StepRecipe& recipe, int64_t micro_batches) {
   return MemoryEstimate::create([&](int64_t rows) { return record_step_memory(recipe, rows, micro_batches); }).value();
 }
 
-/// Compares with what is counted at batches small and large, even and odd.
+/// Compares predictions with counted peaks for small, large, even and odd batches.
 void check_within_one_percent(const StepRecipe& recipe) {
   for (const int64_t micro_batches : {1, 2}) {
     const MemoryEstimate estimate = estimate_of(recipe, micro_batches);
@@ -82,18 +82,14 @@ void check_within_one_percent(const StepRecipe& recipe) {
   }
 }
 
-TEST_CASE(
-    "The peak of a step is predicted within 1 % of the counted one: a "
-    "perceptron, fp32 and bf16") {
+TEST_CASE("The peak memory of a step is predicted within 1 % of the counted peak: a perceptron, fp32 and bf16") {
   StepRecipe recipe = perceptron_recipe();
   check_within_one_percent(recipe);
   recipe.step.precision = Precision::kBf16;
   check_within_one_percent(recipe);
 }
 
-TEST_CASE(
-    "The peak of a step is predicted within 1 % of the counted one: a "
-    "Transformer, fp32 and bf16") {
+TEST_CASE("The peak memory of a step is predicted within 1 % of the counted peak: a Transformer, fp32 and bf16") {
   StepRecipe recipe = transformer_recipe();
   recipe.step.grad_clip = 1.0;
   check_within_one_percent(recipe);
@@ -101,7 +97,9 @@ TEST_CASE(
   check_within_one_percent(recipe);
 }
 
-TEST_CASE("The peak of a step is predicted within 1 % of the counted one: a Transformer in segments, without dropout") {
+TEST_CASE(
+    "The peak memory of a step is predicted within 1 % of the counted peak: a Transformer in segments, without "
+    "dropout") {
   for (const int64_t segments : {1, 2, 3}) {
     StepRecipe recipe = transformer_recipe(0.0);
     const auto make = recipe.make_model;
@@ -115,7 +113,7 @@ TEST_CASE("The peak of a step is predicted within 1 % of the counted one: a Tran
   }
 }
 
-TEST_CASE("The peak of a step in bf16 is predicted within 1 % of the counted one on a GPU, and without dropout") {
+TEST_CASE("The peak memory of a bf16 step is predicted within 1 % of the counted peak on a GPU and without dropout") {
   for (const auto& [for_gpu, dropout] : {std::pair(true, 0.1), std::pair(true, 0.0), std::pair(false, 0.0)}) {
     StepRecipe recipe = transformer_recipe(dropout);
     recipe.for_gpu = for_gpu;
@@ -130,7 +128,7 @@ TEST_CASE("The peak of a step in bf16 is predicted within 1 % of the counted one
   }
 }
 
-TEST_CASE("For a GPU the operations that it takes are recorded, and not those of a block on the CPU") {
+TEST_CASE("A GPU prediction records the operations of the GPU, not those of a fused block on the CPU") {
   StepRecipe recipe = transformer_recipe(0.0);
   recipe.step.precision = Precision::kBf16;
   const auto peak = [&] { return record_step_memory(recipe, 64, 1).value().peak().total(); };
@@ -139,7 +137,7 @@ TEST_CASE("For a GPU the operations that it takes are recorded, and not those of
   CHECK(peak() != on_cpu);
 }
 
-TEST_CASE("For a GPU the workspaces of cuBLAS are planned, of forward's thread and of backward's") {
+TEST_CASE("A GPU prediction includes the cuBLAS workspaces of the forward and backward threads") {
   StepRecipe recipe = perceptron_recipe();
   const auto libraries = [&] { return record_step_memory(recipe, 16, 1).value().peak()[MemoryClass::kLibraries]; };
   CHECK(libraries() == 0);
@@ -152,7 +150,7 @@ TEST_CASE("For a GPU the workspaces of cuBLAS are planned, of forward's thread a
   CHECK(libraries() == 2 * 1000);
 }
 
-TEST_CASE("A step that becomes a CUDA graph has its own copy of the batch, and memory of a pool of its own") {
+TEST_CASE("A step that becomes a CUDA graph has its own copy of the batch and a separate memory pool") {
   StepRecipe recipe = perceptron_recipe();
   recipe.for_gpu = true;
   const MemoryTrace eager = record_step_memory(recipe, 2000, 1).value();
@@ -162,7 +160,7 @@ TEST_CASE("A step that becomes a CUDA graph has its own copy of the batch, and m
   CHECK(replay(graph).reserved_bytes > replay(eager).reserved_bytes);
 }
 
-TEST_CASE("For a GPU cross-entropy is recorded as logits and their gradient, both in the dtype of the products") {
+TEST_CASE("A GPU prediction records cross-entropy as logits and their gradient, both in the compute dtype") {
   constexpr int64_t kRows = 300, kClasses = 5000, kLogits = kRows * kClasses * 2;
   StepRecipe recipe = perceptron_recipe();
   recipe.make_model = []() -> std::shared_ptr<torch::nn::Module> {
@@ -170,17 +168,15 @@ TEST_CASE("For a GPU cross-entropy is recorded as logits and their gradient, bot
   };
   recipe.step.precision = Precision::kBf16;
   const auto peak = [&] { return record_step_memory(recipe, kRows, 1).value().peak()[MemoryClass::kActivations]; };
-  CHECK(peak() > 4 * kLogits);  // on the CPU the logits once more, and their gradient, in float32
+  CHECK(peak() > 4 * kLogits);  // on the CPU a copy of the logits and their gradient, in float32
   recipe.for_gpu = true;
   CHECK(peak() >= 2 * kLogits);
   CHECK(peak() < 2 * kLogits + kLogits / 4);
   recipe.has_gpu_kernels = false;
-  CHECK(peak() > 4 * kLogits);  // LibTorch's
+  CHECK(peak() > 4 * kLogits);  // LibTorch's own cross-entropy
 }
 
-TEST_CASE(
-    "A step's memory is classed: weights, gradients, optimizer state, "
-    "batches, cache") {
+TEST_CASE("A step's memory is classified: weights, gradients, optimizer state, batches, cache") {
   StepRecipe recipe = tiny_recipe();
   int64_t bytes = 0;
   for (const at::Tensor& p : TinyNet()->parameters()) bytes += static_cast<int64_t>(p.nbytes());
@@ -209,9 +205,7 @@ TEST_CASE(
   CHECK(peak[MemoryClass::kGradients] == bytes);
 }
 
-TEST_CASE(
-    "Recording a step leaves LibTorch's generators and allocator as they "
-    "were") {
+TEST_CASE("Recording a step leaves LibTorch's generators and allocator unchanged") {
   torch::manual_seed(3);
   const at::Tensor expected = torch::rand({20});
   torch::manual_seed(3);
@@ -221,9 +215,7 @@ TEST_CASE(
   CHECK(torch::equal(torch::rand({20}), expected));
 }
 
-TEST_CASE(
-    "What the model or the data throw comes back as a Status, and "
-    "nothing stays behind") {
+TEST_CASE("An exception of the model or the data is returned as a Status, and nothing is left behind") {
   torch::manual_seed(3);
   const at::Tensor expected = torch::rand({20});
   torch::manual_seed(3);
@@ -235,13 +227,13 @@ TEST_CASE(
   CHECK(!record_step_memory(recipe, 4, 1).ok());
 }
 
-TEST_CASE("Rows are repeated where the data set has fewer than the batch") {
+TEST_CASE("Rows are repeated if the data set has fewer rows than the batch") {
   StepRecipe recipe = tiny_recipe();
   recipe.dataset = tiny_dataset(3);
   CHECK(record_step_memory(recipe, 10, 1).value().peak()[MemoryClass::kBatch] == 10 * (8 * 4 + 8));
 }
 
-TEST_CASE("What a recipe fills before the first step is of class cache") {
+TEST_CASE("Memory that a recipe allocates before the first step has class cache") {
   StepRecipe recipe = tiny_recipe();
   at::Tensor kept;  // as in a model
   recipe.fill_caches = [&](torch::nn::Module&) {
@@ -285,9 +277,9 @@ struct CountingBackend final : detail::GraphBackend {
   int* replays;
 };
 
-TEST_CASE("The time of a step that may be a graph is that of replays, not of the steps before") {
+TEST_CASE("The time of a step that may be a graph is measured on replays, not on the steps before") {
   StepRecipe recipe = tiny_recipe();
-  recipe.make_model = [] { return TinyNet(0).ptr(); };  // no random numbers of the host
+  recipe.make_model = [] { return TinyNet(0).ptr(); };  // no random numbers on the host
   int calls = 0, replays = 0;
   recipe.loss = make_loss_function([&calls](TinyNet& model, const Batch& batch) {
     ++calls;
@@ -305,7 +297,7 @@ TEST_CASE("The time of a step that may be a graph is that of replays, not of the
   CHECK(replays == 1 + 3);
 }
 
-TEST_CASE("A step that fits only in parts is no time of its batch") {
+TEST_CASE("The time of a step that fits only in parts is not reported for its batch") {
   StepRecipe recipe = tiny_recipe();
   recipe.loss = make_loss_function([](TinyNet& model, const Batch& batch) {
     TORCH_CHECK_WITH(OutOfMemoryError, batch.size() <= 4, "no memory for ", batch.size(), " rows");

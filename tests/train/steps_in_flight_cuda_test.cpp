@@ -1,4 +1,4 @@
-// However slow the devices, the host is one step ahead of them at most, and memory does not grow.
+// The host is at most one step ahead of slow devices, and memory does not grow.
 #include "loop_util.h"
 #include "test_util.h"
 #include "trainkit/data/prefetcher.h"
@@ -46,7 +46,7 @@ struct SlowTraining {
   LossFunction loss = make_loss_function(tiny_loss);
 };
 
-/// Marks of steps on all devices.
+/// Event marks of steps on all devices.
 struct Marks {
   explicit Marks(const std::vector<at::Device>& devices) {
     for (const at::Device device : devices) {
@@ -80,18 +80,18 @@ TEST_CASE("The host is one step ahead at most", "[train][steps_in_flight_cuda]")
   std::vector<Marks> steps;
   for (size_t k = 0; k < 40; ++k) {
     training.step.accumulate(loader->next().value().value(), training.loss);
-    if (k >= 3) CHECK(steps[k - 3].passed());  // its mark comes after all of step k - 3
+    if (k >= 3) CHECK(steps[k - 3].passed());  // its mark follows all work of step k - 3
     training.step.accumulate(loader->next().value().value(), training.loss);
     training.step.finish();
     steps.emplace_back(devices);
   }
 }
 
-TEST_CASE("Batches on their way to a slow device do not add up", "[train][steps_in_flight_cuda]") {
+TEST_CASE("Batches queued for a slow device do not accumulate", "[train][steps_in_flight_cuda]") {
   if (!torch::cuda::is_available()) TRAINKIT_SKIP("there is no GPU");
   const at::Device device(at::kCUDA, 0);
   SlowTraining training({device}, /*grad_accum_steps=*/1);
-  constexpr int64_t kRows = 64 * 32768;  // 1 MiB a batch
+  constexpr int64_t kRows = 64 * 32768;  // 1 MiB per batch
   const auto loader = Prefetcher::create(tiny_dataset(kRows), SequentialSampler(kRows),
                                          {.batch_size = 32768, .num_workers = 1, .device = device})
                           .value();

@@ -1,9 +1,11 @@
 #pragma once
-/// Recorded work on the CPU: what a CUDA graph is on a GPU, an operation at a time.
+/// Records work on the CPU, as a CUDA graph does on a GPU, one operation at a time.
 ///
-/// Below autograd every operation is written down with its tensors. A replay calls the operations again, on the same
-/// memory, and writes what they return to where the recorded results lie; no other code of the step runs. So whatever a
-/// step does not ask of LibTorch stays what it was, as in a CUDA graph.
+/// Each operation below autograd is recorded with its tensors. A replay calls the operations again on the same memory
+/// and
+/// copies the results to the recorded addresses; no other code of the step runs. Values that a step does not compute
+/// with
+/// LibTorch stay unchanged, as in a CUDA graph.
 
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -48,7 +50,7 @@ class Tape final : public detail::GraphBackend::Graph {
     torch::jit::Stack inputs, outputs;
   };
 
-  /// The same memory in another tensor: autograd hands over what nobody else holds, and is not to see this holder.
+  /// The same memory in another tensor: autograd reuses tensors that have no other owner and must not count this one.
   static at::Tensor same_memory(const at::Tensor& tensor) {
     return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor.tensor_data() : tensor;
   }
@@ -74,7 +76,7 @@ class Tape final : public detail::GraphBackend::Graph {
 
 class TapeBackend final : public detail::GraphBackend {
  public:
-  /// `live`: what a step writes to and the next one reads. A recording leaves it as it was.
+  /// `live`: tensors that a step writes and the next step reads. A recording leaves them unchanged.
   explicit TapeBackend(std::function<std::vector<at::Tensor>()> live) : live_(std::move(live)) {
     static torch::Library library = [] {
       torch::Library made(torch::Library::IMPL, "_", kTapeKey, __FILE__, __LINE__);

@@ -1,5 +1,5 @@
-// One rank that trains a small model with TrainStep: train_rank SCENARIO OUT.
-// It writes its weights to OUT/rank<r>.safetensors, prints what it saw, and ends with its error's text and exit code.
+// One rank that trains a small model with TrainStep: train_rank SCENARIO OUT. Writes its weights to
+// OUT/rank<r>.safetensors, prints its results, and ends with its error's text and exit code.
 
 #include "train_rank.h"
 
@@ -19,7 +19,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// What the rank does at step `step`, in the forward of its loss.
+/// Runs the rank's scenario at step `step`, in the forward of its loss.
 void misbehave(const std::string& scenario, int64_t rank, int64_t step) {
   if (rank != 1 || step != 3) return;
   if (scenario == "killed") ::raise(SIGKILL);
@@ -30,8 +30,8 @@ void misbehave(const std::string& scenario, int64_t rank, int64_t step) {
   if (scenario == "out_of_memory" && !std::exchange(once, true)) C10_THROW_ERROR(OutOfMemoryError, "no room for 4 GiB");
 }
 
-/// rank_loss, whose backward throws where the gradient of `where` is known: the hidden layer's output, or the input,
-/// which comes after all parameters.
+/// rank_loss with a backward that throws when the gradient of `where` is ready: the hidden layer's output, or the
+/// input, which follows all parameters.
 LossOutput failing_loss(torch::nn::Module& module, const Batch& batch, const std::string& where) {
   auto* net = module.as<RankNetImpl>();
   const auto fail = [](const at::Tensor&) -> void { throw std::runtime_error("row 17 is not a picture"); };
@@ -41,12 +41,12 @@ LossOutput failing_loss(torch::nn::Module& module, const Batch& batch, const std
   return {at::cross_entropy_loss(net->out(torch::relu(hidden)), batch["y"]), batch["y"].ge(0).sum().item<double>()};
 }
 
-/// A loss that does not reach the output layer.
+/// A loss that does not use the output layer.
 LossOutput hidden_loss(torch::nn::Module& module, const Batch& batch) {
   return module.as<RankNetImpl>()->hidden(batch["x"]).square().mean();
 }
 
-/// Allocations that fail, of the host or of the simulated device.
+/// Failing allocations, of the host or of the simulated device.
 class Faults {
  public:
   explicit Faults(at::Device device) : on_device_(device.is_cuda()) {
@@ -58,7 +58,7 @@ class Faults {
     wanted_ = this->allocations() + static_cast<uint64_t>(allocations) + 1;
     set_cuda_sim("FAIL_MALLOC", std::to_string(wanted_));
   }
-  /// Whether one has failed.
+  /// Returns whether an allocation has failed.
   bool disarm() {
     if (!on_device_) return BudgetAllocator::instance().disarm();
     if (wanted_ > 0) set_cuda_sim("FAIL_MALLOC", "0");
@@ -78,8 +78,8 @@ class Faults {
   uint64_t wanted_ = 0;
 };
 
-/// Takes steps that fail at each of their allocations in turn (on rank 1, or on all), and each of them again as it
-/// should have been: in the parts that it came to, from the same state.
+/// Runs steps that fail at each of their allocations in turn (on rank 1, or on all), then each step again from the same
+/// state, in the number of parts that the failure led to.
 absl::Status fail_everywhere(const std::string& scenario, const std::shared_ptr<ProcessGroup>& group,
                              at::Device device) {
   const int64_t kFaults = device.is_cuda() ? 120 : 150;
@@ -111,7 +111,7 @@ absl::Status fail_everywhere(const std::string& scenario, const std::shared_ptr<
   };
   for (int64_t step = 1; step <= 3; ++step) take(train, step), take(again, step);
   bool met = false;
-  // NCCL's watchdog lets go of what an exchange used a little later.
+  // NCCL's watchdog releases the memory of an exchange a little later.
   const int64_t spare = device.is_cuda() ? 32768 : 4096;
   int64_t live = 0, splits = 0;
   for (int64_t fault = 0; fault < kFaults; ++fault) {
@@ -126,7 +126,8 @@ absl::Status fail_everywhere(const std::string& scenario, const std::shared_ptr<
     for (size_t i = 0; i < here.size(); ++i) {
       if (!here[i].equal(there[i])) std::cout << "weights differ at fault " << fault << std::endl;
     }
-    // After a step that failed the Reducer arranges its buckets anew, together on all ranks: not in the midst of which.
+    // After a failed step the Reducer rearranges its buckets on all ranks together; this must not happen during a
+    // measurement.
     train.set_split(1);
     again.set_split(1);
     take(train, number + 1);

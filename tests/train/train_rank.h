@@ -1,5 +1,5 @@
 #pragma once
-/// The task of train_rank, so that a test can do the same in one process.
+/// The task of train_rank, so that a test can run it in one process.
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ struct RankNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(RankNet);
 
-/// Part `part` of `parts` of the rows of `step`; some labels do not count, so that parts have different weights.
+/// Part `part` of `parts` of the rows of `step`; some labels are ignored, so that the parts have different weights.
 inline Batch rank_batch(int64_t step, int64_t part, int64_t parts) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step));
   const at::Tensor x = at::randn({kRankRows, 8}, generator);

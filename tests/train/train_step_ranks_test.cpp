@@ -10,7 +10,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// The weights that one process ends with, on all rows of each step.
+/// Weights after one process has trained on all rows of each step.
 std::vector<at::Tensor> weights_of_one_process(const DeviceReplicatorOptions& options = {}) {
   const auto devices = DeviceReplicator::create(
                            [] {
@@ -44,14 +44,14 @@ std::vector<at::Tensor> weights_of(const TempDir& folder, int rank) {
 
 }  // namespace
 
-TEST_CASE("Losses of unequal weight on several replicas give the step of one process on all rows",
+TEST_CASE("Losses of unequal weight on several replicas give the step of one process with all rows",
           "[train][train_step][ranks]") {
   const auto one = weights_of_one_process();
   check_close(weights_of_one_process({.cpu_replicas = 2}), one);
   check_close(weights_of_one_process({.cpu_replicas = 3, .share_weights = false}), one);
 }
 
-TEST_CASE("Losses of unequal weight on several ranks give the step of one process on all rows",
+TEST_CASE("Losses of unequal weight on several ranks give the step of one process with all rows",
           "[train][train_step][ranks]") {
   const auto one = weights_of_one_process();
   for (const std::string& scenario : std::vector<std::string>{"plain", "accumulate"}) {
@@ -62,15 +62,14 @@ TEST_CASE("Losses of unequal weight on several ranks give the step of one proces
       for (int rank = 0; rank < count; ++rank) {
         INFO(job.err(rank));
         REQUIRE(job.wait(rank) == 0);
-        CHECK(job.out(rank) == job.out(0));  // the loss is that of all ranks
+        CHECK(job.out(rank) == job.out(0));  // the loss is averaged over all ranks
         check_close(weights_of(folder, rank), one);
       }
     }
   }
 }
 
-TEST_CASE("A step that ends with fewer micro-batches than planned is reduced all the same",
-          "[train][train_step][ranks]") {
+TEST_CASE("A step with fewer micro-batches than planned is still reduced", "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"accumulate_short", folder.path().string()}, folder.path().string());
   REQUIRE(job.wait_all() == std::vector<int>{0, 0});
@@ -95,7 +94,7 @@ TEST_CASE("A rank that is killed ends the others with an error that names it", "
   }
 }
 
-TEST_CASE("A rank that stands still ends the others at the timeout with an error that names it",
+TEST_CASE("A rank that hangs ends the others at the timeout with an error that names it",
           "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"stopped", folder.path().string()}, folder.path().string());
@@ -105,14 +104,14 @@ TEST_CASE("A rank that stands still ends the others at the timeout with an error
   CHECK_THAT(job.err(0), Catch::Contains("no answer within the timeout"));
 }
 
-TEST_CASE("A rank that ends early is lost", "[train][train_step][ranks]") {
+TEST_CASE("A rank that exits early is reported as lost", "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"exits", folder.path().string()}, folder.path().string());
   CHECK(job.wait_all() == std::vector<int>{8, 0});
   CHECK_THAT(job.err(0), Catch::Contains("rank 1 lost at step 3 in "));
 }
 
-TEST_CASE("An exception on one rank ends that rank with it, and the others with its text",
+TEST_CASE("An exception ends its own rank with the exception, and the others with its text",
           "[train][train_step][ranks]") {
   for (const int count : {2, 4}) {
     const TempDir folder;
@@ -126,7 +125,7 @@ TEST_CASE("An exception on one rank ends that rank with it, and the others with 
   }
 }
 
-TEST_CASE("An exception inside backward ends that rank with it, and the others with its text",
+TEST_CASE("An exception inside backward ends its own rank with the exception, and the others with its text",
           "[train][train_step][ranks]") {
   for (const int count : {2, 4}) {
     const TempDir folder;
@@ -140,8 +139,9 @@ TEST_CASE("An exception inside backward ends that rank with it, and the others w
   }
 }
 
-TEST_CASE("An exception after all gradients were sent ends that rank with it, and the others with its text",
-          "[train][train_step][ranks]") {
+TEST_CASE(
+    "An exception after the last bucket is sent ends its own rank with the exception, and the others with its text",
+    "[train][train_step][ranks]") {
   for (const int count : {2, 4}) {
     const TempDir folder;
     Ranks job("train_rank", count, {"throws_at_the_end", folder.path().string()}, folder.path().string());
@@ -154,7 +154,7 @@ TEST_CASE("An exception after all gradients were sent ends that rank with it, an
   }
 }
 
-TEST_CASE("A loss that does not reach all parameters is an error that names them on every rank",
+TEST_CASE("A loss that does not use all parameters is an error that names them on every rank",
           "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"unreached", folder.path().string()}, folder.path().string());
@@ -165,7 +165,7 @@ TEST_CASE("A loss that does not reach all parameters is an error that names them
   }
 }
 
-TEST_CASE("A step that one rank has no memory for is taken again by all, in parts", "[train][train_step][ranks]") {
+TEST_CASE("A step that exceeds the memory of one rank is retried by all ranks in parts", "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"out_of_memory", folder.path().string()}, folder.path().string());
   for (int rank = 0; rank < 2; ++rank) {
@@ -177,7 +177,7 @@ TEST_CASE("A step that one rank has no memory for is taken again by all, in part
   }
 }
 
-TEST_CASE("A rank that is asked to stop stops all ranks after the same step", "[train][train_step][ranks]") {
+TEST_CASE("A stop request on one rank stops all ranks after the same step", "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"stop", folder.path().string()}, folder.path().string());
   REQUIRE(job.wait_all() == std::vector<int>{0, 0});
@@ -186,7 +186,7 @@ TEST_CASE("A rank that is asked to stop stops all ranks after the same step", "[
   for (size_t i = 0; i < 4; ++i) CHECK(weights_of(folder, 0)[i].equal(weights_of(folder, 1)[i]));
 }
 
-TEST_CASE("A vote that is cast after the gradients were sent counts for the step after", "[train][train_step][ranks]") {
+TEST_CASE("A vote cast after the gradients were sent counts for the next step", "[train][train_step][ranks]") {
   const TempDir folder;
   Ranks job("train_rank", 2, {"stop_late", folder.path().string()}, folder.path().string());
   REQUIRE(job.wait_all() == std::vector<int>{0, 0});
@@ -194,7 +194,7 @@ TEST_CASE("A vote that is cast after the gradients were sent counts for the step
   CHECK(job.out(0) == job.out(1));
 }
 
-TEST_CASE("Ranks that were started differently all end with the field that differs", "[train][train_step][ranks]") {
+TEST_CASE("Ranks started with different options all end with the option that differs", "[train][train_step][ranks]") {
   for (const auto& [scenario, text] :
        {std::pair{"digest", "error[dist.digest] batch_size: differs between ranks (got '16 on rank 1', expected '32'"},
         {"other_model", "error[dist.digest] parameter hidden.weight: differs between ranks (got 'Float [9, 8] on"}}) {

@@ -36,7 +36,7 @@ double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at
 
 }  // namespace
 
-TEST_CASE("A step equals forward, backward, clip and update written by hand", "[train][train_step]") {
+TEST_CASE("A step equals hand-written forward, backward, clipping and update", "[train][train_step]") {
   const at::Tensor x = torch::randn({12, 8}), y = torch::randint(4, {12});
   const auto ours = tiny_devices(), byhand = tiny_devices();
   AdamW optimizer({.lr = 1e-2}), reference({.lr = 1e-2});
@@ -58,7 +58,7 @@ TEST_CASE("A step equals forward, backward, clip and update written by hand", "[
   CHECK(largest_difference(weights(*ours), weights(*byhand)) == 0.0);
 }
 
-TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted by what they count",
+TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted by their counts",
           "[train][train_step]") {
   const at::Tensor x = torch::randn({12, 8}), y = torch::randint(4, {12});
   const auto run = [&](const std::vector<int64_t>& cuts, int64_t accum) {
@@ -98,7 +98,7 @@ TEST_CASE("Metrics are averaged over micro-batches as the loss is", "[train][tra
   CHECK(step.finish().metrics.at(0).second.item<double>() == Approx(0.25));
 }
 
-TEST_CASE("An exception in the loss drops the gradients and leaves the weights alone", "[train][train_step]") {
+TEST_CASE("An exception in the loss drops the gradients and leaves the weights unchanged", "[train][train_step]") {
   const auto devices = tiny_devices();
   SGD optimizer({.lr = 1.0});
   TrainStep step(*devices, optimizer, {.grad_accum_steps = 2});

@@ -1,4 +1,4 @@
-// What the Trainer's monitor sees of a run.
+// The Trainer's monitor during a run.
 #include <thread>
 
 #include "loop_util.h"
@@ -11,7 +11,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Keeps what is logged and printed.
+/// Keeps logged records and printed lines.
 class MemoryLogger final : public Logger {
  public:
   void log(const LogRecord& record) override { records.push_back(record); }
@@ -21,7 +21,7 @@ class MemoryLogger final : public Logger {
   std::vector<std::string> lines;
 };
 
-/// Rows that take a while to read.
+/// Rows that are slow to read.
 class SlowRows final : public Dataset {
  public:
   SlowRows(int64_t rows, std::chrono::milliseconds each) : rows_(tiny_dataset(rows)), each_(each) {}
@@ -46,7 +46,7 @@ std::unique_ptr<Prefetcher> loader_of(std::shared_ptr<const Dataset> rows, int64
 
 }  // namespace
 
-TEST_CASE("A record says where the time of the steps went, and the shares add up", "[train][monitor]") {
+TEST_CASE("A record has the time shares of its steps, and the shares add up", "[train][monitor]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = loader_of(tiny_dataset(80), 4);
   MemoryLogger logger;
@@ -72,7 +72,7 @@ TEST_CASE("A record says where the time of the steps went, and the shares add up
   CHECK(result.monitor.resident_bytes > (1 << 20));
 }
 
-TEST_CASE("A slow evaluation is not part of the time that the monitor judges", "[train][monitor]") {
+TEST_CASE("The monitor excludes the time of a slow evaluation", "[train][monitor]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = loader_of(tiny_dataset(80), 4);
   auto validation = loader_of(std::make_shared<SlowRows>(16, std::chrono::milliseconds(5)), 8);
@@ -83,7 +83,7 @@ TEST_CASE("A slow evaluation is not part of the time that the monitor judges", "
   CHECK(result.monitor.seconds <= result.wall_seconds - 4 * 0.08);
 }
 
-TEST_CASE("Replicas that reduce gradients spend time on it, one alone does not", "[train][monitor]") {
+TEST_CASE("Replicas that reduce gradients report the time for it, and a single one does not", "[train][monitor]") {
   const auto reduced = [](int64_t replicas) {
     auto devices = DeviceReplicator::create([] { return TinyNet(); },
                                             {.strategy = replicas > 1 ? Strategy::kDataParallel : Strategy::kSingle,
@@ -99,7 +99,7 @@ TEST_CASE("Replicas that reduce gradients spend time on it, one alone does not",
 
 namespace {
 
-/// An update that takes a while, whatever the number of rows.
+/// A slow update, whatever the number of rows.
 class SlowSgd final : public SGD {
  public:
   SlowSgd() : SGD({.lr = 1e-3}) {}
@@ -112,7 +112,7 @@ class SlowSgd final : public SGD {
   }
 };
 
-/// The advice on training with that and with batches of so many rows, each of which takes a while too.
+/// The advice after training with SlowSgd and batches of `batch_size` slow rows.
 std::vector<Advice> advice_for(int64_t batch_size) {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = loader_of(tiny_dataset(batch_size), batch_size);
@@ -126,7 +126,7 @@ std::vector<Advice> advice_for(int64_t batch_size) {
 
 }  // namespace
 
-TEST_CASE("Too small a batch is named, and one that is not is left alone", "[train][monitor]") {
+TEST_CASE("A batch that is too small is reported, and a large enough one is not", "[train][monitor]") {
   const auto one_row = advice_for(1);
   REQUIRE(one_row.size() == 1);
   CHECK(one_row[0].row == Bottleneck::kSmallBatch);
@@ -135,7 +135,7 @@ TEST_CASE("Too small a batch is named, and one that is not is left alone", "[tra
   CHECK(advice_for(512).empty());
 }
 
-TEST_CASE("The live table is printed while the run goes on", "[train][monitor]") {
+TEST_CASE("The live table is printed during the run", "[train][monitor]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = loader_of(tiny_dataset(400), 4);
   MemoryLogger logger;

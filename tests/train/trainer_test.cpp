@@ -17,7 +17,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Keeps what is logged.
+/// Keeps logged values.
 class RecordingLogger final : public Logger {
  public:
   void log(const LogRecord& record) override { records.push_back(record); }
@@ -42,10 +42,10 @@ struct Outcome {
   NamedTensors weights;
   std::vector<std::pair<int64_t, double>> losses;             // logged
   std::vector<double> lrs = {};                               // logged
-  std::vector<std::pair<int64_t, std::string>> records = {};  // step and split of all that is logged, in order
+  std::vector<std::pair<int64_t, std::string>> records = {};  // step and split of all logged records, in order
 };
 
-/// One run from a fixed seed, with dropout, Adam state, a schedule, accumulation over a ragged epoch, and evaluation.
+/// One run from a fixed seed with dropout, Adam state, a schedule, accumulation over an uneven epoch, and evaluation.
 absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1, int num_workers = 0) {
   torch::manual_seed(11);
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
@@ -58,7 +58,7 @@ absl::StatusOr<Outcome> run(const TrainerOptions& options, int64_t stop_at = -1,
   auto result = trainer.fit(
       *loader,
       [&](TinyNet& model, const Batch& batch) {
-        // The signal comes in the middle of a step, between two micro-batches.
+        // The signal arrives in the middle of a step, between two micro-batches.
         if (model->is_training() && ++calls == stop_at) raise(SIGTERM);
         return tiny_loss(model, batch);
       },
@@ -99,7 +99,7 @@ bool same_bits(const NamedTensors& a, const NamedTensors& b) {
 
 }  // namespace
 
-TEST_CASE("Training learns, logs every interval and reports what it did", "[train][trainer]") {
+TEST_CASE("Training reduces the loss, logs at every interval and reports its result", "[train][trainer]") {
   const Outcome outcome = run({.max_epochs = 30, .log_every = 10, .eval_every = 50}).value();
   CHECK(outcome.result.reason == ExitReason::kMaxEpochs);
   CHECK(outcome.result.steps == 30 * 13);
@@ -110,11 +110,11 @@ TEST_CASE("Training learns, logs every interval and reports what it did", "[trai
   CHECK(outcome.result.best_step > 0);
 }
 
-TEST_CASE("A run stopped at any step and resumed has the bits of one that was not", "[train][trainer][resume]") {
+TEST_CASE("A run stopped at any step and resumed has the bits of an uninterrupted run", "[train][trainer][resume]") {
   const TempDir whole_dir;
   const Outcome whole = run(base_options(whole_dir / "run", 50)).value();
   REQUIRE(whole.losses.size() == 50);
-  // 2 micro-batches a step; an epoch of 13 batches ends with a step of one. The last step has batches 92 and 93.
+  // 2 micro-batches per step; an epoch of 13 batches ends with a step of one. The last step has batches 92 and 93.
   const int64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 14 : 2;  // --full: every step
   for (int64_t stop_at = 1; stop_at <= 93; stop_at += stride) {
     const TempDir dir;
@@ -134,7 +134,7 @@ TEST_CASE("A run stopped at any step and resumed has the bits of one that was no
   }
 }
 
-TEST_CASE("A run stopped in its last step and resumed has the records and the place of one that was not",
+TEST_CASE("A run stopped in its last step and resumed has the records and position of an uninterrupted run",
           "[train][trainer][resume]") {
   for (const bool by_epochs : {false, true}) {
     CAPTURE(by_epochs);
@@ -173,7 +173,7 @@ TEST_CASE("A run stopped in its last step and resumed has the records and the pl
   }
 }
 
-TEST_CASE("Resuming a finished run trains nothing and is no error", "[train][trainer][resume]") {
+TEST_CASE("Resuming a finished run trains no step and is no error", "[train][trainer][resume]") {
   const TempDir dir;
   TrainerOptions options = base_options(dir / "run", 8);
   const Outcome first = run(options).value();
@@ -184,7 +184,7 @@ TEST_CASE("Resuming a finished run trains nothing and is no error", "[train][tra
   CHECK(same_bits(first.weights, second.weights));
 }
 
-TEST_CASE("A resumed run keeps the learning rate of its checkpoint and says which it leaves",
+TEST_CASE("A resumed run keeps the learning rate of its checkpoint and logs the rate that it ignores",
           "[train][trainer][resume]") {
   const TempDir dir;
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
@@ -208,14 +208,14 @@ TEST_CASE("A resumed run keeps the learning rate of its checkpoint and says whic
   CHECK_THAT(logger.lines[0], Catch::Contains("checkpoint's learning rate 0.01; 0.03 is ignored"));
 }
 
-TEST_CASE("Resuming from nothing is an error of exit code 5", "[train][trainer][resume]") {
+TEST_CASE("Resuming without a checkpoint is an error with exit code 5", "[train][trainer][resume]") {
   const TempDir dir;
   TrainerOptions options = base_options(dir / "run", 8);
   options.resume = "latest";
   CHECK(exit_code(run(options).status()) == ExitCode::kWeights);
 }
 
-TEST_CASE("A checkpoint of another model is refused by name", "[train][trainer][resume]") {
+TEST_CASE("A checkpoint of another model is refused with its name", "[train][trainer][resume]") {
   const TempDir dir;
   TrainerOptions options = base_options(dir / "run", 8);
   REQUIRE(run(options).ok());
@@ -230,13 +230,13 @@ TEST_CASE("A checkpoint of another model is refused by name", "[train][trainer][
   CHECK(error_of(result.status())->id == "weights.match");
 }
 
-TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
+TEST_CASE("Limits of steps, time and patience end the run", "[train][trainer]") {
   CHECK(run({.max_epochs = 5, .max_steps = 3}).value().result.steps == 3);
   const TrainerResult timed =
       run({.max_epochs = 0, .max_steps = 1'000'000, .max_time = std::chrono::milliseconds(30)}).value().result;
   CHECK(timed.reason == ExitReason::kMaxTime);
   CHECK(timed.steps < 1'000'000);
-  // With a metric that must rise but falls, the first evaluation stays the best.
+  // The metric should rise but falls, so the first evaluation stays the best.
   const TrainerResult stopped =
       run({.max_epochs = 200, .eval_every = 5, .monitor_higher_is_better = true, .early_stopping = 3}).value().result;
   CHECK(stopped.reason == ExitReason::kEarlyStopping);
@@ -244,17 +244,17 @@ TEST_CASE("Limits by step, time and patience end the run", "[train][trainer]") {
   CHECK(stopped.best_step == 5);
 }
 
-TEST_CASE("A plateau is one of the monitored metric, which rises or falls as it is said to", "[train][trainer]") {
+TEST_CASE("A plateau scheduler follows the monitored metric in the configured direction", "[train][trainer]") {
   TrainerOptions options{
       .max_epochs = 2, .plateau = PlateauOptions{.factor = 0.5, .patience = 0}, .log_every = 1, .eval_every = 5};
-  const std::vector<double> falls = run(options).value().lrs;  // the loss gets better at each evaluation
+  const std::vector<double> falls = run(options).value().lrs;  // the loss improves at each evaluation
   CHECK(falls.back() == falls.front());
-  options.monitor_higher_is_better = true;  // and so worse
+  options.monitor_higher_is_better = true;  // so each evaluation is worse
   const std::vector<double> rises = run(options).value().lrs;
   CHECK(rises.back() < 0.5 * rises.front());
 }
 
-TEST_CASE("A run that lost patience is over when it is resumed, too", "[train][trainer][resume]") {
+TEST_CASE("A run that ended by early stopping stays finished when it is resumed", "[train][trainer][resume]") {
   const TempDir dir;
   TrainerOptions options = base_options(dir / "run", 1000);
   options.monitor_higher_is_better = true;
@@ -267,11 +267,11 @@ TEST_CASE("A run that lost patience is over when it is resumed, too", "[train][t
   CHECK(second.result.steps_run == 0);
   CHECK(second.result.best_step == first.result.best_step);
   CHECK(same_bits(first.weights, second.weights));
-  options.early_stopping = 3;  // more patience: it goes on
+  options.early_stopping = 3;  // more patience: the run continues
   CHECK(run(options).value().result.steps_run == 10);
 }
 
-TEST_CASE("A last evaluation that a signal prevented is made when the run is resumed", "[train][trainer][resume]") {
+TEST_CASE("A last evaluation interrupted by a signal runs on resume", "[train][trainer][resume]") {
   const TempDir dir;
   TrainerOptions options = base_options(dir / "run", 13);
   const Outcome first = run(options, /*stop_at=*/25).value();  // in the first half of the last step
@@ -288,8 +288,8 @@ TEST_CASE("A last evaluation that a signal prevented is made when the run is res
   CHECK(third.result.evaluation.empty());
 }
 
-TEST_CASE("The checkpoint of the last step holds the last evaluation", "[train][trainer][resume]") {
-  // Were it saved before as well, a kill in between would leave a run that is done, without its evaluation.
+TEST_CASE("The checkpoint of the last step contains the last evaluation", "[train][trainer][resume]") {
+  // If it were also saved before, a kill in between would leave a finished run without its evaluation.
   struct Watch final : Logger {
     void log(const LogRecord& record) override { evaluated |= record.split == "val"; }
     absl::Status flush() override {
@@ -314,7 +314,7 @@ TEST_CASE("The checkpoint of the last step holds the last evaluation", "[train][
   }
 }
 
-TEST_CASE("A loss that is not finite ends the run with exit code 9", "[train][trainer]") {
+TEST_CASE("A non-finite loss ends the run with exit code 9", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = tiny_loader(52, 4);
   auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 10, .log_every = 1}).value();
@@ -327,7 +327,7 @@ TEST_CASE("A loss that is not finite ends the run with exit code 9", "[train][tr
   CHECK(std::string(result.status().message()).find("step 7") != std::string::npos);
 }
 
-TEST_CASE("Exceptions of the loss become a Status", "[train][trainer]") {
+TEST_CASE("Exceptions in the loss become a Status", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = tiny_loader(52, 4);
   auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
@@ -337,7 +337,7 @@ TEST_CASE("Exceptions of the loss become a Status", "[train][trainer]") {
   CHECK(exit_code(out_of_memory.status()) == ExitCode::kOutOfMemory);
 }
 
-TEST_CASE("Every option out of range is named at once", "[train][trainer]") {
+TEST_CASE("Every option out of range is reported at once", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   const auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}),
                                        {.max_epochs = -1, .grad_accum_steps = 0, .log_every = -2, .save_every = 5});
@@ -348,7 +348,7 @@ TEST_CASE("Every option out of range is named at once", "[train][trainer]") {
   }
 }
 
-TEST_CASE("No batch to train on is an error of the data", "[train][trainer]") {
+TEST_CASE("An empty training set is a data error", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = Prefetcher::create(tiny_dataset(3), SequentialSampler(3), {.batch_size = 4, .drop_last = true}).value();
   auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
@@ -357,8 +357,8 @@ TEST_CASE("No batch to train on is an error of the data", "[train][trainer]") {
 
 namespace {
 
-/// The learning rates that CopyWatch looks for, and how often they were converted or copied as a whole, which on a GPU
-/// would wait for it. A scalar that LateScalars takes is read one by one.
+/// The learning rates that CopyWatch looks for, and how often they were converted or copied as a whole, which would
+/// synchronise on a GPU. Scalars that LateScalars takes are read one by one.
 const void* watched_lrs = nullptr;
 int64_t lr_copies = 0;
 
@@ -371,7 +371,7 @@ std::unique_ptr<at::ObserverContext> watch_copies(const at::RecordFunction& func
 
 }  // namespace
 
-TEST_CASE("Records carry the learning rate of each group, wherever the optimizer keeps it", "[train][trainer]") {
+TEST_CASE("Records contain the learning rate of each group, wherever the optimizer stores it", "[train][trainer]") {
   const auto logged = [](bool capturable) {
     torch::manual_seed(11);
     auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
@@ -394,7 +394,9 @@ TEST_CASE("Records carry the learning rate of each group, wherever the optimizer
         at::addThreadLocalCallback(at::RecordFunctionCallback(watch_copies).needsInputs(true));
     const absl::Status status = trainer.fit(*loader, tiny_loss, {.logger = &logger}).status();
     CHECK(lr_copies == 0);
-    if (capturable) CHECK((trainer.optimizer().group_lrs().size() == 2 && lr_copies == 1));  // it is seen if it happens
+    if (capturable)
+      CHECK((trainer.optimizer().group_lrs().size() == 2 && lr_copies == 1));  // a copy is detected if it
+                                                                               // happens
     at::removeCallback(watch);
     REQUIRE(status.ok());
     std::vector<std::vector<double>> lrs;
@@ -417,7 +419,7 @@ TEST_CASE("Records carry the learning rate of each group, wherever the optimizer
   }
 }
 
-TEST_CASE("Throughput is reported in what the loss counts, too, where it has a name", "[train][trainer]") {
+TEST_CASE("Throughput is also reported in the unit that the loss counts, if it has a name", "[train][trainer]") {
   const auto rates = [](const std::string& unit) {
     auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
     auto loader = tiny_loader(52, 4);
@@ -432,7 +434,7 @@ TEST_CASE("Throughput is reported in what the loss counts, too, where it has a n
     return logger.records;
   };
   const auto records = rates("tokens");
-  REQUIRE(records.size() == 3);  // steps 5 and 10, and 14, which ends the second epoch
+  REQUIRE(records.size() == 3);  // steps 5 and 10, and 14, the end of the second epoch
   for (const LogRecord& record : records) {
     REQUIRE(record.find("tokens_per_second"));
     CHECK(*record.find("tokens_per_second") == Approx(7 * *record.find("samples_per_second")).epsilon(1e-12));
@@ -440,7 +442,7 @@ TEST_CASE("Throughput is reported in what the loss counts, too, where it has a n
   for (const LogRecord& record : rates("")) CHECK_FALSE(record.find("tokens_per_second"));
 }
 
-TEST_CASE("planned_steps counts what fit takes", "[train][trainer]") {
+TEST_CASE("planned_steps equals the number of steps that fit runs", "[train][trainer]") {
   const auto loader = tiny_loader(52, 4);
   CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3}) == 39);
   CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 3, .grad_accum_steps = 2}) == 21);
@@ -448,7 +450,7 @@ TEST_CASE("planned_steps counts what fit takes", "[train][trainer]") {
   CHECK(planned_steps(loader->batches_per_epoch(), {.max_epochs = 0, .max_steps = 10}) == 10);
 }
 
-TEST_CASE("evaluate averages over all rows, in evaluation mode, and gives the mode back", "[train][evaluate]") {
+TEST_CASE("evaluate averages over all rows in evaluation mode and restores the mode", "[train][evaluate]") {
   torch::manual_seed(2);
   auto devices = DeviceReplicator::create([] { return TinyNet(0.5); }).value();
   devices->module()->train();

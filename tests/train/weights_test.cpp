@@ -10,12 +10,12 @@ using namespace trainkit::test;
 
 namespace {
 
-/// A layer whose weight belongs to another.
+/// A layer that shares its weight with another.
 struct HeadImpl : torch::nn::Module {
   explicit HeadImpl(const at::Tensor& weight) { register_parameter("weight", weight); }
 };
 
-/// A language model in small: the head is the embedding.
+/// A small language model: the head shares the embedding's weight.
 struct TiedImpl : torch::nn::Module {
   TiedImpl() {
     body = register_module("body", torch::nn::Linear(3, 2));
@@ -52,7 +52,7 @@ bool is_loaded(Tied& model) {
 
 }  // namespace
 
-TEST_CASE("load_weights knows formats by content", "[train][weights]") {
+TEST_CASE("load_weights detects the format from the content", "[train][weights]") {
   TempDir dir;
   REQUIRE(save_torch_file(Fs::posix(), dir / "a.safetensors", weights()).ok());
   REQUIRE(save_safetensors(Fs::posix(), dir / "b.pt", weights()).ok());
@@ -66,7 +66,7 @@ TEST_CASE("load_weights knows formats by content", "[train][weights]") {
   }
 }
 
-TEST_CASE("load_weights cuts off \"module.\" if all names have it", "[train][weights]") {
+TEST_CASE("load_weights removes \"module.\" if all names have it", "[train][weights]") {
   TempDir dir;
   Tied model;
   REQUIRE(load_weights(*model, saved(dir, with_prefix(weights(), "module."))).ok());
@@ -78,7 +78,7 @@ TEST_CASE("load_weights cuts off \"module.\" if all names have it", "[train][wei
              Catch::Contains("1 missing (body.weight)") && Catch::Contains("1 unexpected (module.body.weight)"));
 }
 
-TEST_CASE("load_weights takes a tied tensor under either name or both", "[train][weights]") {
+TEST_CASE("load_weights accepts a tied tensor under either name or both", "[train][weights]") {
   TempDir dir;
   NamedTensors other = weights(), both = weights();
   other[2].first = "head.weight";
@@ -91,7 +91,7 @@ TEST_CASE("load_weights takes a tied tensor under either name or both", "[train]
   }
 }
 
-TEST_CASE("load_weights renames by the first rule that fits", "[train][weights]") {
+TEST_CASE("load_weights renames by the first matching rule", "[train][weights]") {
   TempDir dir;
   NamedTensors tensors = with_prefix(weights(), "net.");
   Tied model;
@@ -105,7 +105,7 @@ TEST_CASE("load_weights renames by the first rule that fits", "[train][weights]"
   CHECK_THAT(error_line(twice.status()), Catch::Contains("embedding: is a duplicate name after renaming"));
 }
 
-TEST_CASE("load_weights names what does not fit and changes nothing", "[train][weights]") {
+TEST_CASE("load_weights reports mismatches by name and changes nothing", "[train][weights]") {
   TempDir dir;
   NamedTensors tensors = weights();
   tensors[0].second = torch::ones({3, 2});
@@ -131,7 +131,7 @@ TEST_CASE("load_weights names what does not fit and changes nothing", "[train][w
   CHECK(exit_code(load_weights(*model, dir / "none").status()) == ExitCode::kWeights);
 }
 
-TEST_CASE("load_weights refuses weights that are not finite, but for masks", "[train][weights]") {
+TEST_CASE("load_weights refuses non-finite weights, except in masks", "[train][weights]") {
   TempDir dir;
   Tied model;
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
