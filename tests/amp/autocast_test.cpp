@@ -14,7 +14,7 @@ at::ScalarType product_type() {
   return at::mm(a, a).scalar_type();
 }
 
-TEST_CASE("AutocastGuard runs matrix products in its type inside the scope and in float32 outside") {
+TEST_CASE("AutocastGuard computes matrix products in its dtype inside the scope and in float32 outside") {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     {
       const AutocastGuard amp(at::kCPU, dtype);
@@ -24,7 +24,7 @@ TEST_CASE("AutocastGuard runs matrix products in its type inside the scope and i
   }
 }
 
-TEST_CASE("AutocastGuard nests, and an inner guard can switch it off or change the type") {
+TEST_CASE("AutocastGuard nests, and an inner guard can disable it or change the dtype") {
   const AutocastGuard outer(at::kCPU, at::kBFloat16);
   {
     const AutocastGuard off(at::kCPU, at::kBFloat16, /*enabled=*/false);
@@ -38,7 +38,7 @@ TEST_CASE("AutocastGuard nests, and an inner guard can switch it off or change t
   CHECK(product_type() == at::kBFloat16);
 }
 
-TEST_CASE("AutocastGuard restores what was set before it, by an exception too") {
+TEST_CASE("AutocastGuard restores the previous settings, after an exception too") {
   const auto state = [] {
     return std::tuple(at::autocast::is_autocast_enabled(at::kCPU), at::autocast::get_autocast_dtype(at::kCPU),
                       at::autocast::is_autocast_cache_enabled());
@@ -55,25 +55,25 @@ TEST_CASE("AutocastGuard restores what was set before it, by an exception too") 
   at::autocast::set_autocast_cache_enabled(true);
 }
 
-TEST_CASE("AutocastGuard refuses a type that is not 16 bits wide, and changes nothing then") {
+TEST_CASE("AutocastGuard refuses a dtype that is not 16 bits wide, and changes nothing then") {
   CHECK_THROWS_AS(AutocastGuard(at::kCPU, at::kFloat), c10::TypeError);
   CHECK(product_type() == at::kFloat);
   const AutocastGuard off(at::kCPU, at::kFloat, /*enabled=*/false);
   CHECK(product_type() == at::kFloat);
 }
 
-TEST_CASE("AutocastGuard belongs to its thread") {
+TEST_CASE("AutocastGuard affects only its own thread") {
   const AutocastGuard amp(at::kCPU, at::kBFloat16);
   at::ScalarType there = at::kDouble;
   std::thread([&] { there = product_type(); }).join();
   CHECK(there == at::kFloat);
 }
 
-TEST_CASE("AutocastGuard frees the casts of weights when the outermost scope ends, not before") {
+TEST_CASE("AutocastGuard frees the cast weights when the outermost scope ends, not before") {
   const at::Tensor x = torch::ones({2, 4});
   at::Tensor weight = torch::ones({4, 4}).requires_grad_();
   const auto uses_cast_of = [&] {
-    // A stale cast of the weight shows in the result.
+    // The result shows whether the cast of the weight is stale.
     const at::Tensor y = at::mm(x, weight);
     return y.to(at::kFloat)[0][0].item<float>();
   };
@@ -87,7 +87,7 @@ TEST_CASE("AutocastGuard frees the casts of weights when the outermost scope end
       const at::NoGradGuard no_grad;
       weight.fill_(2);
     }
-    CHECK(uses_cast_of() == 4);  // the cast is kept while the outermost scope lasts
+    CHECK(uses_cast_of() == 4);  // the cast is cached until the outermost scope ends
   }
   const AutocastGuard again(at::kCPU, at::kBFloat16);
   CHECK(uses_cast_of() == 8);

@@ -20,7 +20,7 @@ double planted(int step) {
   return step >= 180 && step < 210 ? std::numeric_limits<double>::infinity() : 1.0;
 }
 
-/// Our run beside Python's with `floor` under the scale, which begins at `first_row`.
+/// Compares our run with Python's. `floor` is the lower limit of the scale; the run begins at `first_row`.
 void compare(const std::vector<std::vector<std::string>>& rows, size_t first_row, double floor) {
   for (const bool capturable : {false, true}) {
     CAPTURE(floor, capturable);
@@ -49,12 +49,12 @@ void compare(const std::vector<std::vector<std::string>>& rows, size_t first_row
       CHECK(weight[1].item<double>() == Approx(std::stod(row[5])).epsilon(1e-6));
       lowest = std::min(lowest, std::get<double>(state.at("scale")));
     }
-    if (floor > 0) CHECK(lowest == floor);  // the burst reaches it
+    if (floor > 0) CHECK(lowest == floor);  // the overflows reach the floor
     CHECK(applied == 300 - 40);
   }
 }
 
-TEST_CASE("GradScaler: 300 steps with inf and nan planted equal torch.amp.GradScaler's, with and without a floor") {
+TEST_CASE("GradScaler: 300 steps with planted inf and nan equal torch.amp.GradScaler's, with and without a floor") {
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const auto rows = test::parse_csv(test::run_reference("grad_scaler.py", "0 1 64"));
   REQUIRE(rows.size() == 3 * 300);

@@ -45,7 +45,7 @@ TEST_CASE("GradScaler unscales to the true gradients") {
   CHECK(p.scaler.found_inf(p.optimizer).item<double>() == 0);
 }
 
-TEST_CASE("GradScaler halves the scale and skips the step after a gradient that is not finite") {
+TEST_CASE("GradScaler halves the scale and skips the step after a non-finite gradient") {
   for (const double bad : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
     Problem p;
     p.iterate(1.0);
@@ -63,12 +63,12 @@ TEST_CASE("GradScaler halves the scale and skips the step after a gradient that 
   }
 }
 
-TEST_CASE("GradScaler keeps the scale between its floor and its cap") {
+TEST_CASE("GradScaler keeps the scale between its minimum and maximum") {
   Problem low({.init_scale = 8.0});
   for (int i = 0; i < 10; ++i) low.iterate(kInfinity);
   CHECK(low.scale() == 1.0);
   low.iterate(2.0);
-  CHECK(low.optimizer.step_count().item<double>() == 1);  // and training goes on
+  CHECK(low.optimizer.step_count().item<double>() == 1);  // and training continues
 
   Problem high({.init_scale = 8.0, .growth_interval = 1, .max_scale = 100.0});
   for (int i = 0; i < 10; ++i) high.iterate(1.0);
@@ -77,11 +77,11 @@ TEST_CASE("GradScaler keeps the scale between its floor and its cap") {
   low.backward();
   low.scaler.step(low.optimizer);
   low.scaler.update(0.25);
-  CHECK(low.scale() == 1.0);  // a scale that is set is kept within them too
+  CHECK(low.scale() == 1.0);  // a scale that the caller sets is limited too
 }
 
-TEST_CASE("GradScaler sees an inf that only unscaling by a tiny scale makes") {
-  // 3e38 is finite; divided by a scale of 2^-10 it is not. torch.amp.GradScaler does not notice.
+TEST_CASE("GradScaler detects an inf that results from unscaling by a tiny scale") {
+  // 3e38 is finite; divided by a scale of 2^-10 it is not. torch.amp.GradScaler does not detect this.
   Problem p({.init_scale = 0x1p-10, .min_scale = 0.0});
   const at::Tensor before = p.weight.detach().clone();
   p.scaler.scale(p.weight.sum());
@@ -93,7 +93,7 @@ TEST_CASE("GradScaler sees an inf that only unscaling by a tiny scale makes") {
   CHECK(torch::equal(p.weight.detach(), before));
 }
 
-TEST_CASE("GradScaler: every wrong order is an error that names the call, and changes nothing") {
+TEST_CASE("GradScaler: a call in the wrong order is an error that names the call, and changes nothing") {
   Problem p;
   CHECK_THROWS_WITH(p.scaler.unscale_(p.optimizer), Contains("unscale_() is called before scale()"));
   CHECK_THROWS_WITH(p.scaler.step(p.optimizer), Contains("step() is called before scale()"));
@@ -119,16 +119,17 @@ TEST_CASE("GradScaler: every wrong order is an error that names the call, and ch
   CHECK(p.optimizer.step_count().item<double>() == 1);
 }
 
-TEST_CASE("GradScaler: clipping before the first unscale_ is an error at the scaler's next call") {
+TEST_CASE("GradScaler: clipping before the first unscale_ is an error at the next call of the scaler") {
   Problem p;
   p.backward();
-  clip_grad_norm_(p.optimizer, 1.0);  // the optimizer has not met the scaler yet
+  clip_grad_norm_(p.optimizer, 1.0);  // the optimizer has not been used with the scaler yet
   CHECK_THROWS_WITH(p.scaler.unscale_(p.optimizer), Contains("clip_grad_norm_ was called on scaled gradients"));
   CHECK_THROWS_WITH(p.scaler.step(p.optimizer), Contains("clip_grad_norm_ was called on scaled gradients"));
   CHECK(p.weight[0].item<double>() == 1.0);
 }
 
-TEST_CASE("An optimizer that was clipped and stepped without a GradScaler can be used with one afterwards, and back") {
+TEST_CASE(
+    "An optimizer that clipped and stepped without a GradScaler can be used with one afterwards, and the reverse") {
   Problem p;
   p.weight.sum().backward();
   clip_grad_norm_(p.optimizer, 1.0);
@@ -144,11 +145,11 @@ TEST_CASE("An optimizer that was clipped and stepped without a GradScaler can be
     gone.scale(p.weight.sum()).backward();
     gone.unscale_(p.optimizer);
   }
-  p.optimizer.step();  // the scaler that scaled is no more
+  p.optimizer.step();  // the scaler has been destroyed
   CHECK(p.optimizer.step_count().item<double>() == 4);
 }
 
-TEST_CASE("GradScaler: abandon() forgets an iteration that is tried again") {
+TEST_CASE("GradScaler: abandon() discards an iteration that will be retried") {
   Problem p;
   p.backward(kInfinity);
   p.scaler.unscale_(p.optimizer);
@@ -159,7 +160,7 @@ TEST_CASE("GradScaler: abandon() forgets an iteration that is tried again") {
   CHECK(p.scale() == 65536);
 }
 
-TEST_CASE("Two optimizers share a GradScaler: one overflow lowers the scale and skips that optimizer alone") {
+TEST_CASE("Two optimizers share a GradScaler: one overflow lowers the scale and skips that optimizer only") {
   Problem p;
   at::Tensor other = torch::ones({3}).requires_grad_();
   SGD second({.lr = 0.5});
@@ -174,7 +175,7 @@ TEST_CASE("Two optimizers share a GradScaler: one overflow lowers the scale and 
   CHECK(p.scale() == 32768);
 }
 
-TEST_CASE("found_inf can be raised before the step, as ranks do that agree on it") {
+TEST_CASE("found_inf can be set before the step, as ranks that agree on it do") {
   Problem p;
   p.backward();
   p.scaler.unscale_(p.optimizer);
@@ -185,8 +186,8 @@ TEST_CASE("found_inf can be raised before the step, as ranks do that agree on it
   CHECK(p.scale() == 32768);
 }
 
-TEST_CASE("A GradScaler that is not enabled passes everything through") {
-  Problem p({.init_scale = -1, .enabled = false});  // its options are not looked at
+TEST_CASE("A disabled GradScaler passes everything through") {
+  Problem p({.init_scale = -1, .enabled = false});  // its options are not checked
   const at::Tensor loss = p.weight.sum();
   CHECK(p.scaler.scale(loss).is_same(loss));
   loss.backward();
@@ -210,7 +211,7 @@ TEST_CASE("GradScaler refuses float16 gradients and an optimizer without gradien
   CHECK_THROWS_AS(scaler.unscale_(optimizer), c10::ValueError);
 }
 
-TEST_CASE("GradScaler names every bad option at once") {
+TEST_CASE("GradScaler reports every invalid option at once") {
   const auto make = [] {
     return GradScaler({.init_scale = 0,
                        .growth_factor = 1,
@@ -226,8 +227,7 @@ TEST_CASE("GradScaler names every bad option at once") {
   }
 }
 
-TEST_CASE(
-    "GradScaler: state saved mid-way and loaded, before or after the first scale(), continues with the same bits") {
+TEST_CASE("GradScaler: a state saved in the middle and loaded before or after the first scale() gives the same bits") {
   const bool warm = GENERATE(false, true);
   const auto gradient = [](int step) { return step % 11 == 3 ? kInfinity : 1.0 + step; };
   Problem whole({.init_scale = 512, .growth_interval = 4});
@@ -246,7 +246,7 @@ TEST_CASE(
   CHECK(test::same_state(second.scaler.state_dict(), whole.scaler.state_dict()));
 }
 
-TEST_CASE("GradScaler refuses a bad state and stays as it was") {
+TEST_CASE("GradScaler refuses an invalid state and stays unchanged") {
   GradScaler scaler({.init_scale = 16});
   const StateDict good = scaler.state_dict();
   const std::vector<std::pair<std::string, std::optional<StateValue>>> changes = {
@@ -270,7 +270,7 @@ TEST_CASE("GradScaler refuses a bad state and stays as it was") {
     CHECK(exit_code(status) == ExitCode::kWeights);
     CHECK(test::same_state(scaler.state_dict(), good));
   }
-  CHECK(exit_code(scaler.load_state_dict({})) == ExitCode::kWeights);  // of a scaler that was not enabled
+  CHECK(exit_code(scaler.load_state_dict({})) == ExitCode::kWeights);  // of a disabled scaler
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ std::string lines(int count) {
 
 }  // namespace
 
-TEST_CASE("A text file becomes tokens, the last tenth of them for validation", "[apps][corpus]") {
+TEST_CASE("A text file is tokenized, and its last tenth becomes the validation set", "[apps][corpus]") {
   const test::TempDir folder;
   CorpusOptions options{
       .input = write(folder / "text", lines(100)), .cache_dir = folder.path().string(), .block_size = 16};
@@ -48,13 +48,14 @@ TEST_CASE("A text file becomes tokens, the last tenth of them for validation", "
   CHECK(corpus.bytes == 790);
   CHECK(corpus.source == options.input);
   REQUIRE(prepare_corpus(options, progress).ok());
-  CHECK(tokenized == 1);  // the second time from the cache
+  CHECK(tokenized == 1);  // the second call uses the cache
   write(options.input, lines(101));
   CHECK(text_of(prepare_corpus(options, progress).value()) == lines(101));
   CHECK(tokenized == 2);
 }
 
-TEST_CASE("A folder's files are joined by name; links, folders and hidden files are left out", "[apps][corpus]") {
+TEST_CASE("The files of a folder are joined in order of their names, except links, folders and hidden files",
+          "[apps][corpus]") {
   const test::TempDir folder;
   const test::TempDir cache;
   write(folder / "b", "second text, without a line end");
@@ -71,14 +72,14 @@ TEST_CASE("A folder's files are joined by name; links, folders and hidden files 
   CHECK(corpus.source == folder.path().string() + " (3 files)");
 }
 
-TEST_CASE("Without input there is a text all the same", "[apps][corpus]") {
+TEST_CASE("Without input the demonstration text is used", "[apps][corpus]") {
   const test::TempDir cache;
   const Corpus corpus = prepare_corpus({.cache_dir = cache.path().string()}).value();
   CHECK(corpus.tokens.size() > 100'000);
   CHECK(corpus.tokenizer->vocab_size() < 200);
 }
 
-TEST_CASE("The demonstration text is a function of its seed, of the length asked for", "[apps][corpus]") {
+TEST_CASE("The demonstration text depends on its seed only and has the requested length", "[apps][corpus]") {
   CHECK(demo_text(10'000, 1) == demo_text(10'000, 1));
   CHECK(demo_text(10'000, 1) != demo_text(10'000, 2));
   CHECK(demo_text(10'000).size() >= 10'000);
@@ -86,7 +87,7 @@ TEST_CASE("The demonstration text is a function of its seed, of the length asked
   CHECK(check_text(demo_text()).ok());
 }
 
-TEST_CASE("Text that cannot be learned from is refused with its file and place", "[apps][corpus]") {
+TEST_CASE("Text that is unsuitable for training is refused with its file and position", "[apps][corpus]") {
   const test::TempDir folder;
   const std::string good = lines(100);
   const std::vector<std::tuple<std::string, std::string, std::string>> faults = {
@@ -125,18 +126,19 @@ TEST_CASE("Text that cannot be learned from is refused with its file and place",
   CHECK(error_line(mixed).find("mixed/b@0x0: not UTF-8") != std::string::npos);
 }
 
-TEST_CASE("A validation part without a target is refused", "[apps][corpus]") {
+TEST_CASE("A validation set without a target is refused", "[apps][corpus]") {
   const test::TempDir folder;
   const CorpusOptions options{
       .input = write(folder / "text", "abcdefghijk"), .cache_dir = folder.path().string(), .block_size = 2};
-  const absl::Status status = prepare_corpus(options).status();  // 11 tokens: 9 and 2 are enough
+  const absl::Status status = prepare_corpus(options).status();  // 11 tokens: 9 for training and 2 for validation are
+                                                                 // enough
   CHECK(status.ok());
   write(options.input, "abcdefghi");
   CHECK(error_line(prepare_corpus(options).status()).find("validation part of the text is too short") !=
         std::string::npos);
 }
 
-TEST_CASE("A run's own tokenizer is used again, and a new character is named", "[apps][corpus]") {
+TEST_CASE("The tokenizer of a run is reused, and a new character is reported", "[apps][corpus]") {
   const test::TempDir folder;
   const std::string saved = folder / "tokenizer.json";
   REQUIRE(save_tokenizer(*CharTokenizer::from_text(lines(100) + "!?").value(), saved).ok());
@@ -151,7 +153,7 @@ TEST_CASE("A run's own tokenizer is used again, and a new character is named", "
   CHECK(error_line(status).find("text@0x316: character outside the vocabulary") != std::string::npos);
 }
 
-TEST_CASE("GPT-2 tokens stand for several characters each", "[apps][corpus]") {
+TEST_CASE("GPT-2 tokens represent several characters each", "[apps][corpus]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("needs TRAINKIT_TEST_DATA");
   const test::TempDir folder;
   const std::string bpe = test::data_dir() + "/gpt2_bpe/";

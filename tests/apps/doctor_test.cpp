@@ -1,4 +1,4 @@
-// trainkit doctor as a user runs it, on this machine.
+// trainkit doctor as a user runs it on this machine.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -33,7 +33,7 @@ struct Doctor {
 
 }  // namespace
 
-TEST_CASE("doctor's figures of the processors, memory and limits are this machine's") {
+TEST_CASE("doctor reports this machine's CPU cores, memory and limits") {
   const Doctor doctor({"--quick", "--json"});
   REQUIRE(doctor.code == 0);
   const Json report = doctor.json();
@@ -46,7 +46,7 @@ TEST_CASE("doctor's figures of the processors, memory and limits are this machin
   CHECK_FALSE(report.contains("output disk"));  // --quick
 }
 
-TEST_CASE("doctor's verdict on CUDA is the library's diagnosis, with its remedy") {
+TEST_CASE("doctor's verdict on CUDA is the library's diagnosis with its remedy") {
   const CudaDiagnosis diagnosis = diagnose_cuda(probe_cuda());
   const Json state = Doctor({"--quick", "--json"}).json()["cuda"]["state"];
   CHECK(state["value"] == cuda_state_name(diagnosis.state));
@@ -61,7 +61,7 @@ TEST_CASE("doctor lists the architectures that kernels were compiled for") {
   if (kernels["value"].empty()) CHECK(kernels["text"] == "none: this build has no CUDA");
 }
 
-TEST_CASE("doctor says which kernels a GPU runs, and how to get them where there are none") {
+TEST_CASE("doctor reports the kernels that a GPU runs, and the remedy if there are none") {
   const auto kernels = [](int capability) {
     tool::Report report;
     tool::add_kernels(report, "gpu 0", "sm_80 sm_90 compute_90", capability);
@@ -95,7 +95,7 @@ TEST_CASE("doctor measures disks and all-reduce, and leaves no file behind") {
   CHECK(std::filesystem::is_empty(place.path()));
 }
 
-TEST_CASE("doctor reads the files of a data set that is there") {
+TEST_CASE("doctor reads the files of an existing data set") {
   TempDir data;
   std::ofstream(data / "big.bin") << std::string(20 << 20, 'x');
   const Json report = Doctor({"--data_dir", data.path().string(), "--json"}).json();
@@ -104,7 +104,7 @@ TEST_CASE("doctor reads the files of a data set that is there") {
   CHECK(read_text(data / "big.bin").size() == 20 << 20);
 }
 
-TEST_CASE("doctor's table marks warnings and puts what to do below them") {
+TEST_CASE("doctor's table marks warnings and prints their remedies below") {
   tool::Report report;
   report.add("memory", "total", 1, "1 B");
   report.add("memory", "free", 0, "0 B", tool::Verdict::kWarning, "buy some");
@@ -116,7 +116,7 @@ TEST_CASE("doctor's table marks warnings and puts what to do below them") {
   CHECK(json["memory"]["free"] == Json{{"value", 0}, {"text", "0 B"}, {"verdict", "warning"}, {"hint", "buy some"}});
 }
 
-TEST_CASE("all-reduce over any number of ranks in one process ends with times") {
+TEST_CASE("all-reduce over any number of ranks in one process reports times") {
   for (const int ranks : {2, 3}) {
     const auto samples = tool::measure_gloo(ranks);
     INFO(samples.status().message());
@@ -126,7 +126,7 @@ TEST_CASE("all-reduce over any number of ranks in one process ends with times") 
   }
 }
 
-TEST_CASE("doctor checks a data set with its trainer, and quotes what is wrong with it") {
+TEST_CASE("doctor checks a data set with its trainer and quotes the trainer's error") {
   TempDir data;
   std::ofstream(data / "book.txt") << std::string(200'000, 'a') << "bcdefgh";
   const Doctor good({"--quick", "--json", "--app", "transformer", "--", "--input", data / "book.txt"});
@@ -143,7 +143,7 @@ TEST_CASE("doctor checks a data set with its trainer, and quotes what is wrong w
   CHECK_THAT(missing.json()["data set"]["verdict"]["text"].get<std::string>(), Catch::StartsWith("error["));
 }
 
-TEST_CASE("a trainer that is not there is a mistake in the command") {
+TEST_CASE("A missing trainer is a usage error") {
   const Doctor doctor({"--quick", "--app", "transformr"});
   CHECK(doctor.code == 2);
   CHECK_THAT(doctor.errors, Catch::Contains("no such trainer in this program's folder (got 'transformr'") &&

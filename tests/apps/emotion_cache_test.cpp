@@ -1,4 +1,4 @@
-// --cache_dir of trainkit-emotion: clips decoded once, with the rows that decoding them each time gives.
+// --cache_dir of trainkit-emotion: clips are decoded once and give the same rows as decoding them each time.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -31,7 +31,7 @@ std::vector<std::string> with_cache(const EmotionPlace& place, std::vector<std::
   return more;
 }
 
-/// The file of a part, which is there once.
+/// The cache file of a split; there must be exactly one.
 std::string rows_of(const EmotionPlace& place, const std::string& part) {
   std::string found;
   for (const auto& entry : fs::directory_iterator(place.dir / "cache")) {
@@ -49,7 +49,7 @@ void damage_clips(const EmotionPlace& place) {
   std::ofstream(place.data + "/output_repeated_splits_test/dia0_utt2.mp4") << "no clip";
 }
 
-/// What a run has made: its weights, scores and list of bad clips.
+/// The results of a run: its weights, scores and list of bad clips.
 std::string results(const EmotionPlace& place, const std::string& name, const std::string& step) {
   const std::string folder = place.dir / name;
   return read_text(folder + "/checkpoints/step-" + step + "/model.safetensors") + read_text(folder + "/scores.json") +
@@ -70,8 +70,7 @@ void wait_for_file(const std::string& folder, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("Batches from the cache are those of decoding, bit for bit, replaced rows and bad ones included",
-          "[apps][emotion][cache]") {
+TEST_CASE("Cached batches equal decoded ones bit for bit, including replaced and bad rows", "[apps][emotion][cache]") {
   const EmotionPlace place;
   damage_clips(place);
   for (const Modality modality : {Modality::kBoth, Modality::kVisual, Modality::kAudio}) {
@@ -103,8 +102,7 @@ TEST_CASE("Batches from the cache are those of decoding, bit for bit, replaced r
   }
 }
 
-TEST_CASE("A cache whose build was stopped goes on from there, and clips that changed are decoded again",
-          "[apps][emotion][cache]") {
+TEST_CASE("A cache build that was stopped resumes, and changed clips are decoded again", "[apps][emotion][cache]") {
   const EmotionPlace place;
   const auto clips = clips_of(place, "train", small_clips());
   std::vector<std::string> lines;
@@ -127,7 +125,7 @@ TEST_CASE("A cache whose build was stopped goes on from there, and clips that ch
   REQUIRE(fill() == absl::OkStatus());
   CHECK(lines == std::vector<std::string>{"cache      train: 42 clips cached, 0 cannot be read"});
   CHECK(asked == 0);
-  // Another time of change, another size, a file more, other options.
+  // Another modification time, another size, one more file, other options.
   const std::string clip = clips->list().clips[7].path;
   fs::last_write_time(clip, fs::file_time_type::clock::now());
   REQUIRE(fill() == absl::OkStatus());
@@ -143,7 +141,7 @@ TEST_CASE("A cache whose build was stopped goes on from there, and clips that ch
   CHECK(origin_of(*clips_of(place, "train", other)) != origin_of(*clips));
 }
 
-TEST_CASE("What is known of bad clips is read again, and a list that is damaged or of other clips is none",
+TEST_CASE("The list of bad clips is loaded again, and a damaged list or one of other clips is ignored",
           "[apps][emotion][cache]") {
   const EmotionPlace place;
   damage_clips(place);
@@ -166,7 +164,7 @@ TEST_CASE("What is known of bad clips is read again, and a list that is damaged 
   for (size_t size = 0; size + 2 < json.size(); size += 3) second.read_json(json.substr(0, size), "one");
   for (const char* text : {"[]", "{}", "null", R"({"origin":7,"rows":{}})"}) second.read_json(text, "one");
   CHECK(second.bad() == 0);
-  // A clip that is there again is not asked for: the list stands for it.
+  // A bad clip that exists again is not opened: the list is used.
   fs::copy(place.data + "/train_splits/dia0_utt1.mp4", place.data + "/train_splits/dia0_utt0.mp4");
   second.read_json(json, "one");
   CHECK(second.bad() == 1);
@@ -174,11 +172,11 @@ TEST_CASE("What is known of bad clips is read again, and a list that is damaged 
   CHECK(second.to_json("one") == json);
 }
 
-TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of one without, and so has the next",
+TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of a run without it, and so has the next run",
           "[apps][emotion][cache]") {
   const EmotionPlace place;
   damage_clips(place);
-  ::setenv("OMP_NUM_THREADS", "1", 1);  // as many threads sum up in all runs
+  ::setenv("OMP_NUM_THREADS", "1", 1);  // the same number of threads, so the same order of summation, in all runs
   const std::vector<std::string> settings = {"--epochs", "2", "--num_workers", "2"};
   const auto result = [&](const std::string& name, const std::vector<std::string>& flags) {
     const Ended ended = run_emotion(place.dir, place.flags(name, flags));
@@ -200,7 +198,7 @@ TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of one w
   CHECK(read == decoded);
   CHECK_THAT(second, Catch::Contains("train: 40 clips cached, 2 cannot be read"));
 
-  // A byte that a disk has changed: its row is decoded again, and the file mended.
+  // The disk changed a byte: its row is decoded again and the file repaired.
   const std::string file = rows_of(place, "train"), whole = read_text(file);
   {
     std::fstream damaged(file, std::ios::binary | std::ios::in | std::ios::out);
@@ -209,13 +207,13 @@ TEST_CASE("A run with --cache_dir has the weights, scores and bad clips of one w
   }
   CHECK(result("damaged", with_cache(place, settings)).first == decoded);
   CHECK(read_text(file) == whole);
-  // A file that was cut is made anew.
+  // A truncated file is rebuilt.
   fs::resize_file(file, whole.size() - 5000);
   CHECK(result("cut", with_cache(place, settings)).first == decoded);
   CHECK(read_text(file) == whole);
 }
 
-TEST_CASE("Once the clips are decoded they may go: no epoch of the run reads them", "[apps][emotion][cache]") {
+TEST_CASE("Clips may be deleted once they are decoded: no epoch of the run reads them", "[apps][emotion][cache]") {
   const EmotionPlace place;
   const std::vector<std::string> flags =
       place.flags("run", with_cache(place, {"--epochs", "20", "--on_error", "fail"}), /*sound=*/true);
@@ -235,7 +233,8 @@ TEST_CASE("Once the clips are decoded they may go: no epoch of the run reads the
   CHECK(scored_clips(place.dir / "run") == 14);
 }
 
-TEST_CASE("Runs at once share one cache, and one that is killed leaves what it has decoded", "[apps][emotion][cache]") {
+TEST_CASE("Concurrent runs share one cache, and a run that is killed leaves its decoded rows",
+          "[apps][emotion][cache]") {
   const EmotionPlace place;
   const auto flags = [&](const std::string& name) {
     return place.flags(name, with_cache(place, {"--num_workers", "1", "--frames", "8", "--max_steps", "1"}));
@@ -254,7 +253,7 @@ TEST_CASE("Runs at once share one cache, and one that is killed leaves what it h
   INFO(one.output() << one.errors() << two.output() << two.errors());
   CHECK(codes[0] == 0);
   CHECK(codes[1] == 0);
-  // One of them at least found all clips of the training there.
+  // At least one of them found all training clips in the cache.
   const bool found = one.output().find("train: 42 clips cached") != std::string::npos ||
                      two.output().find("train: 42 clips cached") != std::string::npos;
   CHECK(found);

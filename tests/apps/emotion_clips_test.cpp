@@ -20,7 +20,7 @@ void write(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-/// A folder with one clip, dia0_utt0.mp4, and a csv file of `rows`.
+/// Creates a folder with one clip, dia0_utt0.mp4, and a csv file with `rows`, and reads it.
 absl::StatusOr<ClipList> read(const TempDir& dir, const std::string& rows, const ClipColumns& columns = {},
                               const std::vector<std::string>& labels = meld_emotions()) {
   write(dir / "clips/dia0_utt0.mp4", "x");
@@ -39,7 +39,7 @@ std::string problem_of(const std::string& rows, const ClipColumns& columns = {})
 
 }  // namespace
 
-TEST_CASE("A split is its csv file's rows in order, clips without a file counted", "[apps][emotion]") {
+TEST_CASE("A split has the rows of its csv file in order, and clips without a file are counted", "[apps][emotion]") {
   const TempDir dir;
   const ClipList list = read(dir, "1,\"a, b\",joy,0,0\n2,c,anger,0,1\n3,d,joy,12,3\n").value();
   REQUIRE(list.size() == 3);
@@ -52,7 +52,7 @@ TEST_CASE("A split is its csv file's rows in order, clips without a file counted
   CHECK(missing_classes(list).find("neutral, surprise, fear, sadness, disgust") != std::string::npos);
 }
 
-TEST_CASE("A row that is wrong is named by file, line and column", "[apps][emotion]") {
+TEST_CASE("A wrong row is reported with file, line and column", "[apps][emotion]") {
   CHECK(problem_of("1,a,joy,0,0\n2,a,hapiness,0,1\n")
             .starts_with("train.csv:3: Emotion: unknown label (got 'hapiness', expected one of 7)"));
   CHECK(problem_of("1,a,Joy,0,0\n").find("unknown label (got 'Joy'") != std::string::npos);
@@ -71,7 +71,7 @@ TEST_CASE("A row that is wrong is named by file, line and column", "[apps][emoti
   }
 }
 
-TEST_CASE("A clip may not be a link that leaves its folder", "[apps][emotion]") {
+TEST_CASE("A clip must not be a link out of its folder", "[apps][emotion]") {
   const TempDir dir;
   write(dir / "outside.mp4", "x");
   fs::create_directories(dir / "clips");
@@ -79,20 +79,20 @@ TEST_CASE("A clip may not be a link that leaves its folder", "[apps][emotion]") 
   const auto list = read(dir, "1,a,joy,0,0\n2,a,joy,0,1\n");
   REQUIRE_FALSE(list.ok());
   CHECK(error_line(list.status()).find("train.csv:3") != std::string::npos);
-  // The folder itself may be reached through one.
+  // The folder itself may be a link.
   fs::remove(dir / "clips/dia0_utt1.mp4");
   fs::create_directory_symlink(dir / "clips", dir / "link");
   CHECK(read_clips({dir / "train.csv", dir / "link"}, {}, meld_emotions()).value().missing == 1);
 }
 
-TEST_CASE("A list of which no clip is there is an error that names one", "[apps][emotion]") {
+TEST_CASE("A list without any existing clip is an error that names one", "[apps][emotion]") {
   const TempDir dir;
   const auto list = read(dir, "1,a,joy,7,7\n");
   CHECK(exit_code(list.status()) == ExitCode::kData);
   CHECK(error_line(list.status()).find("dia7_utt7.mp4") != std::string::npos);
 }
 
-TEST_CASE("Other csv files have paths and labels of their own", "[apps][emotion]") {
+TEST_CASE("Other csv files have their own paths and labels", "[apps][emotion]") {
   const TempDir dir;
   write(dir / "clips/b/one.mp4", "x");
   write(dir / "list.csv", "file;mood\nb/./one.mp4;glad\nb/two.mp4;calm\n");
@@ -103,7 +103,7 @@ TEST_CASE("Other csv files have paths and labels of their own", "[apps][emotion]
   CHECK(list.missing == 1);
 }
 
-TEST_CASE("A clip in two splits is named", "[apps][emotion]") {
+TEST_CASE("A clip in two splits is reported by name", "[apps][emotion]") {
   const TempDir dir;
   const ClipList train = read(dir, "1,a,joy,0,0\n2,a,joy,0,1\n").value();
   ClipList test = train;
@@ -113,7 +113,7 @@ TEST_CASE("A clip in two splits is named", "[apps][emotion]") {
   CHECK(check_disjoint(train, test).ok());
 }
 
-TEST_CASE("Splits are found under the names that MELD's archives have", "[apps][emotion]") {
+TEST_CASE("Splits are found under their names in MELD's archives", "[apps][emotion]") {
   for (const std::string folder : {"train_splits", "train/train_splits", "train", "output_repeated_splits_train"}) {
     for (const std::string csv : {"train_sent_emo.csv", "train/train_sent_emo.csv"}) {
       const TempDir dir;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kRate = 16'000;
 
-/// Clips of a second and a half: with a tone, silent, without a track, damaged, missing.
+/// Clips of 1.5 seconds: with a tone, silent, without an audio track, damaged, missing.
 struct Folder {
   Folder() {
     const at::Tensor frames = moving_disc(36, 48, 64);
@@ -54,7 +54,7 @@ Batch rows_of(const std::shared_ptr<const Dataset>& dataset, const PrefetcherOpt
 
 }  // namespace
 
-TEST_CASE("A row has a clip's frames, the middle of its sound, and its label", "[apps][emotion]") {
+TEST_CASE("A row has the frames of a clip, the middle of its audio, and its label", "[apps][emotion]") {
   const Folder folder;
   const auto dataset = std::make_shared<ClipDataset>(folder.list({"tone.mp4", "silent.mp4", "mute.mp4"}), small());
   const Batch batch = rows_of(dataset);
@@ -70,7 +70,7 @@ TEST_CASE("A row has a clip's frames, the middle of its sound, and its label", "
   CHECK(at::equal(batch["label"], torch::tensor({0, 1, 2}, at::kLong)));
 }
 
-TEST_CASE("A clip shorter than a row's sound is followed by silence", "[apps][emotion]") {
+TEST_CASE("Audio shorter than a row is padded with silence", "[apps][emotion]") {
   const Folder folder;
   ClipDatasetOptions options = small(Modality::kAudio);
   options.samples = 3 * kRate;
@@ -80,7 +80,7 @@ TEST_CASE("A clip shorter than a row's sound is followed by silence", "[apps][em
   CHECK_FALSE(batch.contains("frames"));
 }
 
-TEST_CASE("Clips that cannot be read are bad rows, replaced where that is asked for", "[apps][emotion]") {
+TEST_CASE("Unreadable clips are bad rows, replaced if requested", "[apps][emotion]") {
   const Folder folder;
   for (const std::string bad : {"cut.mp4", "missing.mp4", "voice.mp4"}) {
     INFO(bad);
@@ -94,13 +94,13 @@ TEST_CASE("Clips that cannot be read are bad rows, replaced where that is asked 
     CHECK(replacing->next().value()->size() == 3);
     REQUIRE(replacing->bad_samples().size() == 1);
   }
-  // Without eyes the frames do not matter.
+  // With audio only the frames are not read.
   CHECK(rows_of(std::make_shared<ClipDataset>(folder.list({"voice.mp4"}), small(Modality::kAudio))).size() == 1);
   const auto deaf = std::make_shared<ClipDataset>(folder.list({"mute.mp4"}), small(Modality::kAudio));
   CHECK_FALSE(Prefetcher::create(deaf, SequentialSampler(1), {.batch_size = 1}).value()->next().ok());
 }
 
-TEST_CASE("Rows are the same for any number of workers", "[apps][emotion]") {
+TEST_CASE("Rows do not depend on the number of workers", "[apps][emotion]") {
   const Folder folder;
   const auto dataset =
       std::make_shared<ClipDataset>(folder.list({"tone.mp4", "silent.mp4", "mute.mp4", "tone.mp4"}), small());

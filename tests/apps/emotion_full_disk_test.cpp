@@ -1,4 +1,4 @@
-// --cache_dir of trainkit-emotion on a disk that is too small. Needs the right to mount: skipped elsewhere.
+// --cache_dir of trainkit-emotion on a disk that is too small. Needs permission to mount; skipped otherwise.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,7 @@ using namespace trainkit;
 using namespace trainkit::test;
 namespace fs = std::filesystem;
 
-TEST_CASE("A disk without room for the decoded clips ends the run before any is decoded, and says what is missing",
+TEST_CASE("A disk too small for the decoded clips ends the run before decoding, and the error gives the missing bytes",
           "[apps][emotion][cache]") {
   const Tmpfs disk("size=4m");
   if (!disk.mounted()) TRAINKIT_SKIP("this user cannot mount a tmpfs");
@@ -28,12 +28,12 @@ TEST_CASE("A disk without room for the decoded clips ends the run before any is 
   CHECK_THAT(large.output, Catch::Contains("cache      3.87 MiB for 63 clips in "));
   CHECK_THAT(large.errors, Catch::Contains("error[storage.cache] ") && Catch::Contains("of decoded clips") &&
                                Catch::Contains(" free'") && Catch::Contains(" more)"));
-  // What was there is there.
+  // An existing cache is reused.
   const Ended again = with_cache("again", small);
   CHECK(again.code == 0);
   CHECK_THAT(again.output, Catch::Contains("train: 42 clips cached"));
 
-  // Changed clips need their own room beside the file that they replace; the disk is filled by somebody else.
+  // Changed clips need space in addition to the file that they replace; another file fills the disk.
   std::ofstream(disk / "other") << std::string(1 << 20, 'x');
   for (const auto& entry : fs::directory_iterator(place.data + "/train_splits")) {
     fs::last_write_time(entry, fs::file_time_type::clock::now());

@@ -1,5 +1,5 @@
 #pragma once
-/// trainkit-emotion's session as its program makes it, in the process of a test.
+/// Creates the session of trainkit-emotion in the test process.
 
 #include <catch2/catch.hpp>
 #include <string>
@@ -12,7 +12,7 @@ namespace trainkit::test {
 
 using namespace trainkit::emotion;
 
-/// A session on the demonstration's clips, with the flags of a user.
+/// A session with the demonstration clips and a user's flags.
 struct Given {
   Given(const EmotionPlace& place, const std::vector<std::string>& more) {
     set_run_defaults(run);

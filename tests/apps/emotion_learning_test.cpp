@@ -1,4 +1,4 @@
-// trainkit-emotion learns what it is shown.
+// trainkit-emotion learns its training clips.
 #include <filesystem>
 #include <fstream>
 
@@ -7,11 +7,11 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("32 clips are learned by heart, to over 95 %", "[apps][emotion]") {
+TEST_CASE("The model overfits 32 clips to more than 95 % accuracy", "[apps][emotion]") {
   if (data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   const TempDir dir;
   const RavdessClips clips(dir / "clips", 32);
-  // two actors' 32 clips, tested on copies: the same file may not be in two parts
+  // 32 clips of two actors, tested on copies: a file must not be in two splits
   const std::string learned = clips.table("learned", {2, 4}), other = clips.table("other", {1});
   std::filesystem::create_directory(dir / "clips/copies");
   std::ofstream table(dir / "clips/copied.csv");
@@ -26,7 +26,7 @@ TEST_CASE("32 clips are learned by heart, to over 95 %", "[apps][emotion]") {
   }
   table.close();
   CHECK(rows == 32);
-  // evaluated once, at the end: those weights are tested
+  // One evaluation, at the end: the test uses these weights.
   const auto summary = train_on_clips(dir, "run", dir / "clips", {learned, other, dir / "clips/copied.csv"},
                                       {"--frames",
                                        "2",

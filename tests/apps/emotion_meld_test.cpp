@@ -1,4 +1,4 @@
-// MELD's own csv files; its clips are nobody's to pass on.
+// MELD's original csv files; its clips may not be redistributed.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,7 @@ using namespace trainkit;
 using namespace trainkit::emotion;
 using namespace trainkit::test;
 
-TEST_CASE("MELD's own csv files have the clips and classes that its paper counts", "[apps][emotion]") {
+TEST_CASE("MELD's csv files have the numbers of clips and classes given in its paper", "[apps][emotion]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   const std::string meld = data_dir() + "/meld/";
   const TempDir dir;

@@ -1,4 +1,4 @@
-// What trainkit-emotion takes of a device's memory.
+// Device memory of trainkit-emotion.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -12,7 +12,8 @@ using namespace trainkit;
 using namespace trainkit::test;
 
 TEST_CASE(
-    "The peak of a step is predicted within 1 % of the counted one: each size, modality and fusion, fp32 and bf16",
+    "The peak memory of a step is predicted within 1 % of the counted peak: each size, modality and fusion, fp32 and "
+    "bf16",
     "[apps][emotion][memory]") {
   const EmotionPlace place;
   std::vector<std::vector<std::string>> models;
@@ -40,7 +41,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("What the ladder offers takes less: a smaller model, fewer frames, smaller ones", "[apps][emotion][memory]") {
+TEST_CASE("Each suggestion of the ladder takes less memory: a smaller model, fewer frames, smaller frames",
+          "[apps][emotion][memory]") {
   const EmotionPlace place;
   const Given given(place, {"--model_size", "huge", "--image_size", "64", "--frames", "4"});
   const Session session = given.open();

@@ -21,7 +21,7 @@ std::shared_ptr<EmotionModel> make(const EmotionModelOptions& options) {
   return std::make_shared<EmotionModel>(options);
 }
 
-/// The parts of the model that parameters belong to.
+/// The parts of the model that have parameters.
 std::set<std::string> parts_of(const EmotionModel& model) {
   std::set<std::string> parts;
   for (const auto& parameter : model.named_parameters())
@@ -52,13 +52,13 @@ TEST_CASE("Every size, fusion and modality gives scores and trains all its param
   }
 }
 
-TEST_CASE("Parameters lie below the part whose learning rate they have", "[apps][emotion]") {
+TEST_CASE("Parameter names begin with the part that sets their learning rate", "[apps][emotion]") {
   CHECK(parts_of(*make({})) == std::set<std::string>{"audio", "fusion", "visual"});
   CHECK(parts_of(*make({.modality = Modality::kAudio})) == std::set<std::string>{"audio", "fusion"});
   CHECK(parts_of(*make({.modality = Modality::kVisual})) == std::set<std::string>{"fusion", "visual"});
 }
 
-TEST_CASE("What a silent clip's sound says does not matter, and a heard one's does", "[apps][emotion]") {
+TEST_CASE("A masked audio input does not change the scores, and an unmasked one does", "[apps][emotion]") {
   Clips clips;
   clips.has_audio[1] = false;
   for (const std::string& fusion : fusion_types()) {
@@ -75,9 +75,8 @@ TEST_CASE("What a silent clip's sound says does not matter, and a heard one's do
   }
 }
 
-TEST_CASE(
-    "A clip's scores do not depend on the others of its batch, nor on the order of frames where they are averaged",
-    "[apps][emotion]") {
+TEST_CASE("A clip's scores do not depend on other clips of the batch, nor on frame order when frames are averaged",
+          "[apps][emotion]") {
   const Clips clips;
   const auto model = make({.size = "simple"});
   model->eval();

@@ -1,4 +1,4 @@
-// What trainkit-emotion does where there is no memory.
+// trainkit-emotion when memory runs out.
 #include <torch/torch.h>
 
 #include "../train/budget_allocator.h"
@@ -12,7 +12,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Batches of the training's clips, in their order.
+/// Training batches in order.
 std::vector<Batch> batches_of(const Session& session, int64_t rows, int64_t count) {
   std::vector<Batch> batches;
   const auto loader =
@@ -29,7 +29,7 @@ std::vector<Batch> batches_of(const Session& session, int64_t rows, int64_t coun
 
 }  // namespace
 
-TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of one taken so from the beginning",
+TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of one split from the start",
           "[apps][emotion][memory]") {
   const EmotionPlace place;
   BudgetAllocator& memory = BudgetAllocator::instance();
@@ -37,7 +37,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const Session session = given.open();
   const std::vector<Batch> batches = batches_of(session, 6, 3);
   const LossFunction loss = session.loss();
-  // The second step runs out of memory after so many allocations (-1: it does not), or is split from the beginning.
+  // The second step runs out of memory after this number of allocations (-1: never), or is split from the start.
   int64_t last_split = 0;
   const auto train = [&](int64_t allocations, int64_t split) {
     torch::manual_seed(3);
@@ -52,7 +52,7 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
       if (i == 1 && allocations >= 0) CHECK(memory.disarm());
     }
     last_split = step.split();
-    // The weights, and the statistics of each BatchNorm: they follow the micro-batches.
+    // The weights and the statistics of each BatchNorm, which depend on the micro-batches.
     for (const at::Tensor& tensor : devices->module()->parameters()) state.push_back(tensor.detach().clone());
     for (const at::Tensor& tensor : devices->module()->buffers()) state.push_back(tensor.clone());
     return state;
@@ -63,8 +63,8 @@ TEST_CASE("Out of memory halves the micro-batch, and the step has the bits of on
   const auto expected = train(-1, 2);
   CHECK_FALSE(same(expected, train(-1, 1)));
   for (const int64_t first : {3, 60, 250}) {
-    // LibTorch catches the failure of an allocation for another layout in oneDNN (ideep's reorder_if_differ_in), and
-    // the step knows nothing of it. Which allocations those are depends on the processor: the next other one counts.
+    // LibTorch catches a failed allocation for another layout in oneDNN (ideep's reorder_if_differ_in), so the step
+    // does not see it. Which allocations these are depends on the CPU: the next other one counts.
     int64_t allocations = first;
     auto state = train(allocations, 1);
     while (last_split == 1 && allocations < first + 20) state = train(++allocations, 1);

@@ -1,5 +1,5 @@
 #pragma once
-/// The demonstration's clips, and the flags of a short run of trainkit-emotion on them.
+/// The demonstration clips, and the flags of a short run of trainkit-emotion with them.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -23,7 +23,7 @@ struct EmotionPlace {
     const Ended made = run_emotion(dir, {"--make_demo_data", data});
     if (made.code != 0) throw std::runtime_error(made.errors);
   }
-  /// A short training on small frames, or on sound alone. What `more` gives stands instead of what would be here.
+  /// A short training run with small frames or audio only. Flags in `more` replace those here.
   std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more,
                                  bool sound = false) const {
     const std::vector<std::pair<std::string, std::string>> mine = {
@@ -41,7 +41,7 @@ struct EmotionPlace {
   std::string data = dir / "demo";
 };
 
-/// Clips in the confusion matrix of a run.
+/// Number of clips in the confusion matrix of a run.
 inline int64_t scored_clips(const std::string& folder) {
   const nlohmann::json scores = json_of(folder + "/scores.json");
   int64_t clips = 0;

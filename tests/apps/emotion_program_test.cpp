@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Source: config_3x4090.json of the guide on three RTX 4090.
+// Source: the guide's config_3x4090.json, for three RTX 4090.
 constexpr char kGuideConfig[] = R"({
     "use_multi_gpu": true,
     "gpu_ids": [0, 1, 2],
@@ -30,7 +30,7 @@ constexpr char kGuideConfig[] = R"({
 
 }  // namespace
 
-TEST_CASE("A run reads real clips, writes its folder and scores each clip of the test once", "[apps][emotion]") {
+TEST_CASE("A run reads real clips, writes its folder and scores each test clip once", "[apps][emotion]") {
   const EmotionPlace place;
   const Ended ended = run_emotion(place.dir, place.flags("run", {}));
   INFO(ended.errors);
@@ -52,7 +52,7 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   CHECK(scored_clips(place.dir / "run") == 14);
 }
 
-TEST_CASE("Damaged and missing clips are replaced, listed once and in no score", "[apps][emotion]") {
+TEST_CASE("Damaged and missing clips are replaced, listed once and excluded from scores", "[apps][emotion]") {
   const EmotionPlace place;
   fs::remove(place.data + "/train_splits/dia0_utt0.mp4");
   fs::resize_file(place.data + "/train_splits/dia1_utt3.mp4", 700);
@@ -68,13 +68,13 @@ TEST_CASE("Damaged and missing clips are replaced, listed once and in no score",
     REQUIRE(first != std::string::npos);
     CHECK(bad.find(std::string("\n") + name, first + 1) == std::string::npos);
   }
-  // A budget of none: the run ends, and the data is to blame.
+  // A limit of 0: the run ends with a data error.
   const Ended strict = run_emotion(place.dir, place.flags("strict", {"--on_error", "fail"}, /*sound=*/true));
   CHECK(strict.code == 4);
   CHECK(strict.errors.find(".mp4") != std::string::npos);
 }
 
-TEST_CASE("The guide's command line and configuration are accepted as they stand", "[apps][emotion]") {
+TEST_CASE("The guide's command line and configuration are accepted unchanged", "[apps][emotion]") {
   const EmotionPlace place;
   std::ofstream(place.dir / "config_3x4090.json") << kGuideConfig;
   const std::vector<std::vector<std::string>> ways = {
@@ -100,7 +100,7 @@ TEST_CASE("The guide's command line and configuration are accepted as they stand
   }
 }
 
-TEST_CASE("A run that goes on from a checkpoint has the bits of one that was not stopped", "[apps][emotion]") {
+TEST_CASE("A run resumed from a checkpoint has the bits of an uninterrupted run", "[apps][emotion]") {
   const EmotionPlace place;
   const std::vector<std::string> settings = {"--epochs",     "3", "--batch_size", "7", "--log_every", "1",
                                              "--save_every", "5", "--keep_last",  "0"};
@@ -115,12 +115,12 @@ TEST_CASE("A run that goes on from a checkpoint has the bits of one that was not
   CHECK(json_of(place.dir / "again" + "/scores.json") == json_of(place.dir / "whole" + "/scores.json"));
 }
 
-TEST_CASE("A run does not go on with another list of clips than it began with", "[apps][emotion]") {
+TEST_CASE("A run is not resumed with another list of clips", "[apps][emotion]") {
   const EmotionPlace place;
   REQUIRE(run_emotion(place.dir, place.flags("run", {"--save_every", "2"}, /*sound=*/true)).code == 0);
   const std::string csv = place.data + "/train_sent_emo.csv";
   const std::string rows = read_text(csv);
-  std::ofstream(csv) << rows.substr(0, rows.rfind('\n', rows.size() - 2) + 1);  // without the last
+  std::ofstream(csv) << rows.substr(0, rows.rfind('\n', rows.size() - 2) + 1);  // without the last row
   const Ended ended =
       run_emotion(place.dir, place.flags("run", {"--resume", "latest", "--epochs", "2"}, /*sound=*/true));
   INFO(ended.errors);
@@ -129,7 +129,7 @@ TEST_CASE("A run does not go on with another list of clips than it began with", 
   CHECK(ended.errors.find("the checkpoint was made with another data set") != std::string::npos);
 }
 
-TEST_CASE("Two replicas train as one process on the same rows, and score each clip once", "[apps][emotion]") {
+TEST_CASE("Two replicas train as one process with the same rows, and score each clip once", "[apps][emotion]") {
   const EmotionPlace place;
   const auto result = [&](const std::string& name, std::vector<std::string> more) {
     more.insert(more.end(), {"--global_batch_size", "14", "--batch_size", more.empty() ? "14" : "7", "--epochs", "2",

@@ -1,10 +1,10 @@
-// trainkit-emotion on the voices of an actor who was never heard.
+// trainkit-emotion with the voices of an actor not in the training set.
 #include "ravdess_clips.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Voices of an unheard actor are told apart, twice as well as by the most frequent label", "[apps][emotion]") {
+TEST_CASE("Emotions of an unseen actor are classified twice as well as by the most frequent label", "[apps][emotion]") {
   if (data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   if (environment("TRAINKIT_TEST_FULL").empty()) TRAINKIT_SKIP("12 trainings: --full");
   const TempDir dir;
@@ -12,7 +12,8 @@ TEST_CASE("Voices of an unheard actor are told apart, twice as well as by the mo
   double accuracy = 0, majority = 0;
   for (int64_t seed = 0; seed < 3; ++seed) {
     for (int64_t actor = 1; actor <= 4; ++actor) {
-      // the epoch is chosen on one of the three others, of the other sex, so that both are trained on
+      // The epoch is chosen with one of the other three actors, of the opposite sex, so that both sexes are in the
+      // training set.
       const int64_t chooser = actor % 4 + 1;
       std::vector<int64_t> trained;
       for (int64_t a = 1; a <= 4; ++a) {

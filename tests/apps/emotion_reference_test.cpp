@@ -1,4 +1,4 @@
-// The scores of trainkit-emotion beside scikit-learn's, from the predictions that it writes.
+// Compares the scores of trainkit-emotion with scikit-learn's, from the predictions that it writes.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <map>
@@ -8,13 +8,13 @@
 
 using namespace trainkit::test;
 
-TEST_CASE("The scores of a run are scikit-learn's of its predictions.csv", "[apps][emotion][reference]") {
+TEST_CASE("The scores of a run equal scikit-learn's for its predictions.csv", "[apps][emotion][reference]") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   if (std::system((python() + " -c 'import sklearn' 2> /dev/null").c_str()) != 0) {
     TRAINKIT_SKIP("this Python has no scikit-learn");
   }
   const EmotionPlace place;
-  // Two of the test's clips cannot be read: one is empty, one is gone.
+  // Two test clips cannot be read: one is empty, one is missing.
   std::filesystem::resize_file(place.data + "/output_repeated_splits_test/dia0_utt2.mp4", 0);
   std::filesystem::remove(place.data + "/output_repeated_splits_test/dia1_utt5.mp4");
   const Ended ended = run_emotion(
@@ -34,7 +34,7 @@ TEST_CASE("The scores of a run are scikit-learn's of its predictions.csv", "[app
     INFO(name);
     CHECK(ours.at(name).get<double>() == Approx(theirs.at(name)[0]).epsilon(1e-12));
   }
-  CHECK(ours.at("accuracy").get<double>() > ours.at("majority").get<double>());  // not of one label alone
+  CHECK(ours.at("accuracy").get<double>() > ours.at("majority").get<double>());  // predictions have more than one label
   for (size_t k = 0; k < 7; ++k) {
     const auto& label = ours.at("labels")[k];
     INFO(label.at("name"));

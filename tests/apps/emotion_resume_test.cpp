@@ -1,4 +1,4 @@
-// trainkit-emotion interrupted at random moments: some times, or hundreds of times with TRAINKIT_TEST_FULL (./dev test
+// trainkit-emotion interrupted at random moments: a few times, or hundreds of times with TRAINKIT_TEST_FULL (./dev test
 // --full).
 #include <stdlib.h>
 
@@ -9,9 +9,10 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Runs of trainkit-emotion interrupted at random moments end with the bytes of one that was not",
+TEST_CASE("Runs of trainkit-emotion interrupted at random moments end with the bytes of an uninterrupted run",
           "[apps][emotion][resume]") {
-  setenv("OMP_NUM_THREADS", "1", 1);  // LibTorch's threads, else what the workers leave, decide over the last bits
+  setenv("OMP_NUM_THREADS", "1", 1);  // the number of LibTorch's threads, by default the cores left by the workers,
+                                      // changes the last bits
   const EmotionPlace place;
   const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",   "--eval_every", "3",
                                          "--batch_size", "14", "--lr_audio",   "1e-3"};

@@ -1,4 +1,4 @@
-// What trainkit-emotion is judged by: the epoch that validation likes best, and what it logs on the way.
+// Scoring of trainkit-emotion: the epoch with the best validation score, and the metrics logged during training.
 #include <signal.h>
 
 #include <catch2/catch.hpp>
@@ -23,7 +23,7 @@ std::vector<LogRecord> records(const std::string& folder, const std::string& spl
   return list;
 }
 
-/// All bytes of the files in a folder whose names have `part` in them.
+/// All bytes of the files in a folder whose names contain `part`.
 std::string bytes_of_files(const std::string& folder, const std::string& part) {
   std::string all;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -32,10 +32,10 @@ std::string bytes_of_files(const std::string& folder, const std::string& part) {
   return all;
 }
 
-/// A run on so many ranks whose best epoch of validation is not its last is scored by that epoch.
+/// Checks on `ranks` ranks that a run whose best validation epoch is not its last is scored with that epoch.
 void check_scored_by_the_best(int ranks) {
   const EmotionPlace place;
-  // The test's clips are copies of those of validation, so that one weighted F1 is the other.
+  // The test clips are copies of the validation clips, so that both weighted F1 are equal.
   const std::string test = place.data + "/output_repeated_splits_test";
   fs::remove_all(test);
   fs::copy(place.data + "/dev_splits_complete", test);
@@ -45,7 +45,7 @@ void check_scored_by_the_best(int ranks) {
   Ended ended = {};
   double best = -1;
   int64_t best_step = 0;
-  // Rates so high that the score jumps from one evaluation to the next; a run whose last is its best says nothing.
+  // Learning rates so high that the score jumps between evaluations; a run whose last epoch is its best proves nothing.
   bool last_is_best = true;
   for (int seed = 0; last_is_best && seed < 5; ++seed) {
     const std::vector<std::string> flags =
@@ -91,11 +91,11 @@ TEST_CASE("The test is scored with the weights of the epoch with the best weight
   check_scored_by_the_best(/*ranks=*/1);
 }
 
-TEST_CASE("Of two ranks each scores its share of the test with the weights of the best epoch", "[apps][emotion]") {
+TEST_CASE("Each of two ranks scores its share of the test with the weights of the best epoch", "[apps][emotion]") {
   check_scored_by_the_best(/*ranks=*/2);
 }
 
-TEST_CASE("The guide's preset on three replicas logs losses, accuracies, three learning rates and gradient norms",
+TEST_CASE("The guide's preset with three replicas logs losses, accuracies, three learning rates and gradient norms",
           "[apps][emotion]") {
   const EmotionPlace place;
   std::vector<std::string> flags =
@@ -116,10 +116,10 @@ TEST_CASE("The guide's preset on three replicas logs losses, accuracies, three l
       CHECK(std::isfinite(*record.find(name)));
     }
     CHECK(*record.find("grad_norm") > 0);
-    // Weights with and without decay: the encoders' rate, and ten times that for what brings them together.
+    // Weights with and without decay: the encoders' rate, and ten times that rate for the fusion layers.
     const std::set<double> rates(record.lr.begin(), record.lr.end());
     REQUIRE(record.lr.size() == 6);
-    CHECK(*rates.rbegin() == Approx(10 * *rates.begin()));  // both 0 at the end of the cosine
+    CHECK(*rates.rbegin() == Approx(10 * *rates.begin()));  // both are 0 at the end of the cosine
     CHECK(*rates.rbegin() <= 3e-3);
     CHECK((*rates.begin() > 0) == (record.step < 4));
   }
@@ -140,7 +140,7 @@ TEST_CASE("The guide's preset on three replicas logs losses, accuracies, three l
 TEST_CASE("A plateau of the validation's weighted F1 lowers all learning rates", "[apps][emotion]") {
   const EmotionPlace place;
   const auto factors = [&](const std::string& patience) {
-    // Rates at which nothing is learned: no evaluation is better than the first.
+    // Learning rates too small to learn anything: no evaluation is better than the first.
     const Ended ended = run_emotion(
         place.dir, place.flags("run" + patience,
                                {"--scheduler", "plateau", "--patience", patience, "--factor", "0.5", "--lr", "1e-7",

@@ -1,4 +1,4 @@
-// A trainer on a disk that fills up. Needs the right to mount: skipped elsewhere.
+// A trainer on a disk that becomes full. Needs permission to mount; skipped otherwise.
 #include <catch2/catch.hpp>
 
 #include "faults/tmpfs.h"
@@ -8,7 +8,7 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("A disk that fills up ends a run with exit code 6 and what is missing, or it goes on by flag",
+TEST_CASE("A disk that becomes full ends a run with exit code 6 and the missing space, or the run continues by flag",
           "[apps][transformer][faults]") {
   const Tmpfs disk("size=1m");
   if (!disk.mounted()) TRAINKIT_SKIP("this user cannot mount a tmpfs");

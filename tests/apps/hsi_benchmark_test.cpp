@@ -16,7 +16,7 @@ nlohmann::json json_in(const std::string& path) { return nlohmann::json::parse(r
 
 }  // namespace
 
-TEST_CASE("The verdict names what holds the step up, and the setting to change", "[apps][hsi][benchmark]") {
+TEST_CASE("The verdict names the bottleneck of the step and the setting to change", "[apps][hsi][benchmark]") {
   using Catch::Contains;
   CHECK_THAT(perf_verdict(50'000, 5'000, 4'900, 2, FeedKind::kDevice),
              Contains("not starved") && Contains("--feed device") && Contains("98%"));
@@ -26,7 +26,7 @@ TEST_CASE("The verdict names what holds the step up, and the setting to change",
              Contains("compete for the processors") && Contains("fewer --num_workers"));
 }
 
-TEST_CASE("Of settings as fast as each other the cheapest is recommended", "[apps][hsi][benchmark]") {
+TEST_CASE("The cheapest of equally fast settings is recommended", "[apps][hsi][benchmark]") {
   const auto point = [](FeedKind feed, int64_t workers, int64_t prefetch, int64_t batch, double rate) {
     return SweepPoint{feed, workers, prefetch, batch, rate};
   };
@@ -41,7 +41,8 @@ TEST_CASE("Of settings as fast as each other the cheapest is recommended", "[app
         256);
 }
 
-TEST_CASE("Loader, step and training are measured apart, and an epoch is rows over rate", "[apps][hsi][benchmark]") {
+TEST_CASE("Loader, step and training are measured separately, and the time of an epoch is rows divided by rate",
+          "[apps][hsi][benchmark]") {
   PerfSettings settings;
   settings.model = {.model = "cnn2d", .bands = 8, .patch_size = 5, .num_classes = 4};
   settings.height = 20;
@@ -64,11 +65,11 @@ TEST_CASE("Loader, step and training are measured apart, and an epoch is rows ov
   }
   settings.devices = {at::kCPU, at::kCPU};
   CHECK(measure_training(settings).value().patches_per_second > 0);
-  settings.batch_size = 100;  // more than an epoch has: an error, and not an endless search for a batch
+  settings.batch_size = 100;  // More than the rows of an epoch: an error, not an endless search for a batch.
   CHECK_FALSE(measure_training(settings).ok());
 }
 
-TEST_CASE("benchmark, sweep and quick_perf_test print their table and write the same as JSON",
+TEST_CASE("benchmark, sweep and quick_perf_test print a table and write the same values as JSON",
           "[apps][hsi][benchmark]") {
   const TempDir dir;
   const std::string place = dir.path().string();
@@ -101,11 +102,11 @@ TEST_CASE("benchmark, sweep and quick_perf_test print their table and write the 
   CHECK_THAT(swept.output, Catch::Contains("recommended: trainkit-hsi --model cnn2d --patch_size 5 --batch_size "));
   const auto sweep = json_in(dir / "sweep.json");
   CHECK(sweep.at("results").size() >= 6);
-  // What it recommends is a command line that this program takes.
+  // The recommendation is a command line that the program accepts.
   CHECK_THAT(swept.output, Catch::Contains(sweep.at("recommended").get<std::string>()));
 }
 
-TEST_CASE("Commands refuse flags that are not theirs and devices that are not there", "[apps][hsi][benchmark]") {
+TEST_CASE("Commands refuse flags of other commands and missing devices", "[apps][hsi][benchmark]") {
   const TempDir dir;
   const std::string place = dir.path().string();
   for (const std::vector<std::string>& words : {std::vector<std::string>{"quick_perf_test", "--gpus", "2"},

@@ -1,4 +1,4 @@
-// trainkit-hsi on a real scene: Salinas-A, with the program's defaults.
+// trainkit-hsi with a real scene: Salinas-A and default settings.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -7,8 +7,7 @@
 
 using namespace trainkit::test;
 
-TEST_CASE("Salinas-A: 10 % of the pixels and 40 epochs of the defaults reach a mean OA of 99.5 %",
-          "[apps][hsi][slow]") {
+TEST_CASE("Salinas-A: 10 % of the pixels and 40 epochs with defaults reach a mean OA of 99.5 %", "[apps][hsi][slow]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   const TempDir dir;
   const std::string repeats = environment("TRAINKIT_TEST_FULL").empty() ? "2" : "5";
@@ -23,8 +22,8 @@ TEST_CASE("Salinas-A: 10 % of the pixels and 40 epochs of the defaults reach a m
   CHECK(summary.at("repeats").get<double>() == std::stod(repeats));
   CHECK(summary.at("oa").get<double>() >= 0.995);
   CHECK(summary.at("aa").get<double>() >= 0.99);
-  CHECK(summary.at("leak").get<double>() > 0.5);  // random pixels of a small scene: said, not hidden
-  // On all labelled pixels that were not trained on.
+  CHECK(summary.at("leak").get<double>() > 0.5);  // random pixels of a small scene: the leak is reported, not hidden
+  // On all labelled pixels outside the training set.
   const auto split = nlohmann::json::parse(read_text(dir / "run/repeat-1" + "/split.json"));
   CHECK(split.at("train").size() + split.at("validation").size() + split.at("test").size() == 5348);
   CHECK(split.at("train").size() + split.at("validation").size() <= 540);

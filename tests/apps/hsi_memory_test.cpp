@@ -29,7 +29,8 @@ StepRecipe recipe_of(const std::string& model) {
               {"y", torch::randint(options.num_classes, {16})}})};
 }
 
-TEST_CASE("The peak of a step is predicted within 1 % of the counted one: each network of scenes, fp32 and bf16") {
+TEST_CASE(
+    "The peak memory of a step is predicted within 1 % of the counted peak: each network for scenes, fp32 and bf16") {
   for (const std::string& model : model_names()) {
     StepRecipe recipe = recipe_of(model);
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
@@ -46,7 +47,7 @@ TEST_CASE("The peak of a step is predicted within 1 % of the counted one: each n
   }
 }
 
-TEST_CASE("What the ladder offers for a scene is a smaller model or smaller patches, where they take less") {
+TEST_CASE("The ladder for a scene suggests a smaller model or smaller patches if they take less memory") {
   const test::HsiPlace place;
   for (const char* feed : {"device", "loader"}) {
     RunOptions run;
@@ -79,7 +80,7 @@ TEST_CASE("What the ladder offers for a scene is a smaller model or smaller patc
     }
     CHECK(offered ==
           std::vector<std::string>{"--model cnn2d --patch_size 11 --pca 0", "--patch_size 9", "--patch_size 7"});
-    // With 16 bands cnn2d takes more: a ladder has only what helps.
+    // With 16 bands cnn2d takes more memory: the ladder contains only suggestions that help.
     Placement planned;
     planned.batch.batch_size = 12;
     run.batch_size.value = 12;

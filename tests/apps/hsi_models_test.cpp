@@ -24,13 +24,13 @@ HsiModelOptions small(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("HybridSN and SSRN have the parameters that the literature counts", "[apps][hsi][models]") {
+TEST_CASE("HybridSN and SSRN have the parameter counts of the literature", "[apps][hsi][models]") {
   CHECK(parameters_of(*create_model({.model = "hybridsn", .bands = 30, .patch_size = 25, .num_classes = 16})) ==
         5'122'176);
   CHECK(parameters_of(*create_model({.model = "ssrn", .bands = 200, .patch_size = 7, .num_classes = 16})) == 364'168);
 }
 
-TEST_CASE("Each model gives scores of its classes, for the least patch and bands too", "[apps][hsi][models]") {
+TEST_CASE("Each model gives scores for its classes, for the smallest patch and band count too", "[apps][hsi][models]") {
   for (const std::string& name : model_names()) {
     INFO(name);
     const HsiModelDefaults least = model_defaults(name);
@@ -45,7 +45,7 @@ TEST_CASE("Each model gives scores of its classes, for the least patch and bands
   }
 }
 
-TEST_CASE("Each model learns to tell apart patches that differ, and every weight takes part", "[apps][hsi][models]") {
+TEST_CASE("Each model learns to classify different patches, and every weight gets a gradient", "[apps][hsi][models]") {
   for (const std::string& name : model_names()) {
     INFO(name);
     torch::manual_seed(2);
@@ -76,7 +76,7 @@ TEST_CASE("Each model learns to tell apart patches that differ, and every weight
   }
 }
 
-TEST_CASE("The spectral perceptron sees the pixel in the middle alone; the others see its neighbours",
+TEST_CASE("The spectral perceptron uses the centre pixel only; the other models use its neighbours",
           "[apps][hsi][models]") {
   for (const std::string& name : model_names()) {
     INFO(name);
@@ -91,8 +91,7 @@ TEST_CASE("The spectral perceptron sees the pixel in the middle alone; the other
   }
 }
 
-TEST_CASE("Sizes that leave nothing of a network, and networks that are not there, are refused",
-          "[apps][hsi][models]") {
+TEST_CASE("Sizes too small for a network, and unknown networks, are refused", "[apps][hsi][models]") {
   for (const std::string& name : model_names()) {
     INFO(name);
     HsiModelOptions options = small(name);

@@ -1,5 +1,5 @@
 #pragma once
-/// A small scene, and the flags of a small run of trainkit-hsi on it.
+/// A small scene, and the flags of a small run of trainkit-hsi with it.
 
 #include <algorithm>
 #include <string>
@@ -15,14 +15,14 @@ namespace trainkit::test {
 
 using namespace trainkit::hsi;
 
-/// A scene of 30 x 32 pixels with 16 bands and 3 classes, in a folder to run in.
+/// A run folder with a scene of 30 x 32 pixels, 16 bands and 3 classes.
 struct HsiPlace {
   HsiPlace() {
     const DemoSceneOptions scene{.height = 30, .width = 32, .bands = 16, .classes = 3, .seed = 4};
     const absl::Status written = write_demo_scene(dir.path().string(), scene);
     if (!written.ok()) throw std::runtime_error(error_line(written));
   }
-  /// Flags of a run that takes a few milliseconds a step. What `more` gives stands instead of what would be here.
+  /// Flags of a run that takes a few milliseconds per step. Flags in `more` replace those here.
   std::vector<std::string> flags(const std::string& run, std::vector<std::string> more = {}) const {
     const std::vector<std::pair<std::string, std::string>> mine = {
         {"--cube", dir / "demo.mat"}, {"--gt", dir / "demo_gt.mat"},

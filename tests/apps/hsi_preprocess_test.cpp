@@ -4,7 +4,7 @@
 using namespace trainkit;
 using namespace trainkit::hsi;
 
-TEST_CASE("Standardised bands have mean 0 and deviation 1, a constant band is 0", "[hsi][preprocess]") {
+TEST_CASE("Standardised bands have mean 0 and standard deviation 1; a constant band is 0", "[hsi][preprocess]") {
   torch::manual_seed(1);
   at::Tensor cube =
       torch::randn({211, 97, 5}) * torch::tensor({1., 10., 1e-3, 1e4, 1.}) + torch::tensor({0., 5., 1., 1e6, 3.});
@@ -23,7 +23,7 @@ TEST_CASE("Standardised bands have mean 0 and deviation 1, a constant band is 0"
   CHECK((rows.std(0, false) - torch::tensor({1., 1., 1., 1., 0.}, torch::kDouble)).abs().max().item<double>() < 1e-6);
 }
 
-TEST_CASE("Statistics of chosen pixels are of those alone", "[hsi][preprocess]") {
+TEST_CASE("Statistics of selected pixels use only those pixels", "[hsi][preprocess]") {
   const at::Tensor cube = torch::arange(24, torch::kFloat).view({4, 3, 2});
   const BandStatistics statistics = band_statistics(cube, torch::tensor({0, 11}));
   CHECK(at::equal(statistics.mean, torch::tensor({11., 12.}, torch::kDouble)));
@@ -31,9 +31,9 @@ TEST_CASE("Statistics of chosen pixels are of those alone", "[hsi][preprocess]")
   CHECK_THROWS_AS(band_statistics(cube, torch::empty({0}, torch::kLong)), c10::ValueError);
 }
 
-TEST_CASE("Principal components are orthonormal, in order, and rebuild the cube", "[hsi][preprocess]") {
+TEST_CASE("Principal components are orthonormal, sorted, and reconstruct the cube", "[hsi][preprocess]") {
   torch::manual_seed(2);
-  // three directions of falling strength in eight bands, and a little noise
+  // Three directions of decreasing strength in eight bands, and a little noise.
   const at::Tensor cube = (torch::randn({150, 140, 3}) * torch::tensor({5., 2., 1.})).matmul(torch::randn({3, 8})) + 3 +
                           1e-3 * torch::randn({150, 140, 8});
   const Pca pca = fit_pca(cube, 3);
@@ -50,7 +50,7 @@ TEST_CASE("Principal components are orthonormal, in order, and rebuild the cube"
   CHECK(projected.sizes() == at::IntArrayRef{150, 140, 3});
   const at::Tensor rebuilt = projected.to(torch::kDouble).matmul(pca.components) + pca.mean;
   CHECK((rebuilt - cube).abs().max().item<double>() < 0.02);
-  // the variance along each is that which is said
+  // The variance along each direction equals the reported one.
   const at::Tensor variance = projected.to(torch::kDouble).view({-1, 3}).var(0, false);
   const double whole = cube.to(torch::kDouble).view({-1, 8}).var(0, false).sum().item<double>();
   CHECK(at::allclose(variance / whole, share, 1e-4));
@@ -61,7 +61,7 @@ TEST_CASE("Principal components are orthonormal, in order, and rebuild the cube"
   CHECK(at::isfinite(apply_pca(torch::ones({3, 3, 2}), fit_pca(torch::ones({3, 3, 2}), 2))).all().item<bool>());
 }
 
-TEST_CASE("Borders are mirrored as torch does it, and beyond where torch can", "[hsi][preprocess]") {
+TEST_CASE("Borders are mirrored as torch does it, also beyond the width that torch supports", "[hsi][preprocess]") {
   const at::Tensor cube = torch::rand({6, 5, 3});
   for (const int64_t radius : {0, 1, 4}) {
     const at::Tensor expected =

@@ -65,7 +65,7 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   CHECK(logged.back().loss == summary.at("oa").get<double>());
 }
 
-TEST_CASE("Both ways to feed, and any number of workers, train the same weights", "[apps][hsi]") {
+TEST_CASE("Both feed modes and any number of workers train the same weights", "[apps][hsi]") {
   const HsiPlace place;
   const std::vector<std::string> base = {"--save_every", "100", "--no-write_maps"};
   const auto with = [&](const std::string& name, std::vector<std::string> more) {
@@ -86,7 +86,7 @@ TEST_CASE("Both ways to feed, and any number of workers, train the same weights"
   CHECK(with("plain", {"--feed", "device", "--no-augment"}) != expected);
 }
 
-TEST_CASE("Repeats are runs with other seeds, and come to their mean and deviation", "[apps][hsi]") {
+TEST_CASE("Repeats run with different seeds and report their mean and standard deviation", "[apps][hsi]") {
   const HsiPlace place;
   const Ended ended = run(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1", "--overwrite"}));
   INFO(ended.errors);
@@ -102,7 +102,7 @@ TEST_CASE("Repeats are runs with other seeds, and come to their mean and deviati
   CHECK(all.at("repeats") == 2);
   CHECK_THAT(ended.output, Catch::Contains("mean and standard deviation of the runs: oa "));
 
-  // Those that are done are left as they are; only what is missing is run.
+  // Finished repeats are left unchanged; only missing ones run.
   fs::remove_all(place.dir / "all/repeat-2");
   const auto before = fs::last_write_time(place.dir / "all/repeat-1/checkpoints/latest");
   REQUIRE(
@@ -112,8 +112,8 @@ TEST_CASE("Repeats are runs with other seeds, and come to their mean and deviati
   CHECK(summary_of(place, "all").at("oa") == all.at("oa"));
 }
 
-TEST_CASE("Early stopping and the best step never see a test pixel", "[apps][hsi]") {
-  // With other test pixels and the same pixels to train on and to watch, nothing of training changes.
+TEST_CASE("Early stopping and the best step never use a test pixel", "[apps][hsi]") {
+  // Training does not change with other test pixels but the same training and validation pixels.
   const HsiPlace place;
   REQUIRE(run(place, place.flags("a", {"--early_stopping", "2", "--epochs", "6"})).code == 0);
   auto split = nlohmann::json::parse(read_text(place.dir / "a" + "/split.json"));
@@ -130,7 +130,7 @@ TEST_CASE("Early stopping and the best step never see a test pixel", "[apps][hsi
   CHECK(a == b);
 }
 
-TEST_CASE("config.yaml of a run of trainkit-hsi gives the same run again", "[apps][hsi]") {
+TEST_CASE("config.yaml of a run of trainkit-hsi reproduces the run", "[apps][hsi]") {
   const HsiPlace place;
   REQUIRE(run(place, place.flags("run")).code == 0);
   const Ended again = run(place, {"--config", place.dir / "run" + "/config.yaml", "--output_dir", place.dir / "again"});
@@ -150,7 +150,7 @@ TEST_CASE("A dry run of trainkit-hsi checks everything and writes nothing", "[ap
   CHECK(nlohmann::json::parse(json.output).contains("scene"));
 }
 
-TEST_CASE("Every model, split and PCA trains as a program", "[apps][hsi]") {
+TEST_CASE("Every model, split and PCA setting trains", "[apps][hsi]") {
   const HsiPlace place;
   for (const std::vector<std::string>& more : {std::vector<std::string>{"--model", "mlp", "--patch_size", "1"},
                                                {"--model", "cnn3d", "--patch_size", "7"},
@@ -173,7 +173,7 @@ TEST_CASE("Every model, split and PCA trains as a program", "[apps][hsi]") {
   }
 }
 
-TEST_CASE("Faults of trainkit-hsi end with the exit code of their kind, in one line", "[apps][hsi]") {
+TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line", "[apps][hsi]") {
   const HsiPlace place;
   std::ofstream(place.dir / "bad.yaml") << "patchsize: 8\n";
   std::ofstream(place.dir / "cut.mat") << read_text(place.dir / "demo.mat").substr(0, 900);
@@ -218,7 +218,7 @@ TEST_CASE("Faults of trainkit-hsi end with the exit code of their kind, in one l
   }
 }
 
-TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it goes on with its split", "[apps][hsi]") {
+TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it resumes with its split", "[apps][hsi]") {
   const HsiPlace place;
   test::Program program("trainkit-hsi", place.flags("run", {"--epochs", "100000", "--save_every", "1000000"}),
                         place.dir.path().string());
@@ -237,7 +237,7 @@ TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it go
   CHECK(fs::exists(place.dir / "run" + "/scores.json"));
 }
 
-TEST_CASE("The demo scene that the program writes is one that it reads", "[apps][hsi]") {
+TEST_CASE("The program can read the demo scene that it writes", "[apps][hsi]") {
   const HsiPlace place;
   const Ended made = run(place, {"--make_demo_data", place.dir / "demo"});
   INFO(made.errors);

@@ -1,4 +1,4 @@
-// Real scenes, where they are at hand.
+// Real scenes, if available.
 #include <filesystem>
 
 #include "hsi_classification/scene.h"
@@ -9,7 +9,7 @@
 using namespace trainkit;
 using namespace trainkit::hsi;
 
-TEST_CASE("Salinas-A is found alone among other scenes' ground truths", "[hsi][scene]") {
+TEST_CASE("Salinas-A is found among the ground truths of other scenes", "[hsi][scene]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   const auto scene = load_scene({.data_dir = test::data_dir() + "/hsi"});
   REQUIRE(scene.status() == absl::OkStatus());
@@ -34,7 +34,7 @@ TEST_CASE("Salinas-A is found alone among other scenes' ground truths", "[hsi][s
   CHECK(leak(*disjoint, 83, 86, 9) < 0.6 * leak(*split, 83, 86, 9));
 }
 
-TEST_CASE("Ground truths of other scenes have their labels, and a cube with its map in one file is read",
+TEST_CASE("Ground truths of other scenes have their labels, and a cube and its map are read from one file",
           "[hsi][scene]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   const std::string folder = test::data_dir() + "/hsi/";
@@ -47,7 +47,7 @@ TEST_CASE("Ground truths of other scenes have their labels, and a cube with its 
     REQUIRE(scene.ok());
     CHECK(scene->num_classes() == classes);
   }
-  // 0 is "unlabelled" to us: a map of two values, one of them 0, has one class
+  // 0 means "unlabelled": a map of two values, one of them 0, has one class.
   const auto hydice = load_scene({.cube = folder + "HYDICE_data.mat", .gt = folder + "HYDICE_data.mat"});
   INFO(error_line(hydice.status()));
   CHECK(error_line(hydice.status()).find("a single class") != std::string::npos);

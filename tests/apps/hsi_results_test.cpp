@@ -37,7 +37,7 @@ std::string bytes_of(Colour colour) {
 
 }  // namespace
 
-TEST_CASE("A map shows each pixel of the scene in its class's colour, and a legend beside it", "[apps][hsi][maps]") {
+TEST_CASE("A map shows each pixel of the scene in its class's colour, and a legend next to it", "[apps][hsi][maps]") {
   const Scene scene = scene_of(3);
   const at::Tensor picture = draw_map(scene.labels, scene);
   REQUIRE(picture.dim() == 3);
@@ -64,13 +64,13 @@ TEST_CASE("Classes have different colours, also beyond the palette", "[apps][hsi
   CHECK_THROWS_AS(class_colour(-1), c10::IndexError);
 }
 
-TEST_CASE("Letters are drawn where they belong and cut off at the border", "[apps][hsi][maps]") {
+TEST_CASE("Letters are drawn at their position and clipped at the border", "[apps][hsi][maps]") {
   const auto drawn = [](std::string_view text, int64_t row, int64_t column) {
     const at::Tensor picture = at::full({9, 12, 3}, 255, at::kByte);
     draw_text(picture, row, column, text, {});
     return picture.select(2, 0).eq(0);
   };
-  const at::Tensor one = drawn("I", 1, 0);  // a bar in the middle, a foot and a head
+  const at::Tensor one = drawn("I", 1, 0);  // a vertical bar, a foot and a serif
   CHECK(one.narrow(0, 1, 7).select(1, 2).all().item<bool>());
   CHECK(one.sum().item<int64_t>() == 11);
   CHECK(drawn("\xc3\xa9", 1, 0).equal(drawn("?", 1, 0)));  // one letter of two bytes
@@ -79,7 +79,7 @@ TEST_CASE("Letters are drawn where they belong and cut off at the border", "[app
   CHECK(drawn("I", 1, 10).sum().item<int64_t>() > 0);
 }
 
-TEST_CASE("Repeats come to their mean and the standard deviation of a sample", "[apps][hsi][results]") {
+TEST_CASE("Repeats report their mean and the sample standard deviation", "[apps][hsi][results]") {
   const Metrics all =
       mean_and_deviation({{{"oa", 0.9}, {"aa", 0.5}}, {{"oa", 1.0}, {"aa", 0.5}}, {{"oa", 0.8}, {"aa", 0.5}}});
   CHECK(all.at("oa") == Approx(0.9));

@@ -33,7 +33,7 @@ std::string line_of(const absl::StatusOr<Scene>& scene) { return scene.ok() ? ""
 
 }  // namespace
 
-TEST_CASE("A scene is its cube as it is and its classes counted from 1", "[hsi][scene]") {
+TEST_CASE("A scene has its cube unchanged and its classes numbered from 1", "[hsi][scene]") {
   const test::TempDir folder;
   write(folder / "a.mat", {{"a", some_cube()}});
   write(folder / "b.mat", {{"b", some_truth()}}, MatVersion::k73);
@@ -52,7 +52,7 @@ TEST_CASE("A scene is its cube as it is and its classes counted from 1", "[hsi][
   CHECK(at::equal(scene->labels, expected));
 }
 
-TEST_CASE("A ground truth in which every pixel is labelled has no class 0", "[hsi][scene]") {
+TEST_CASE("A ground truth without unlabelled pixels has no class 0", "[hsi][scene]") {
   const at::Tensor truth = torch::full({5, 4}, 2.0, torch::kDouble);
   truth.select(0, 0).fill_(9);
   const auto scene = make_scene("s", some_cube(), truth);
@@ -62,13 +62,13 @@ TEST_CASE("A ground truth in which every pixel is labelled has no class 0", "[hs
   CHECK(scene->labels[0][0].item<int64_t>() == 2);
 }
 
-TEST_CASE("Each known scene is found by its usual names and keys", "[hsi][scene]") {
+TEST_CASE("Each known scene is found by its usual file names and keys", "[hsi][scene]") {
   for (const KnownScene& known : known_scenes()) {
     CAPTURE(std::string(known.name));
     const test::TempDir folder;
     const at::Tensor cube = torch::rand({7, 6, 3}), truth = torch::zeros({7, 6}, torch::kByte);
     for (size_t i = 0; i < known.classes.size(); ++i) truth.view({-1})[i] = known.classes[i].first;
-    // something else beside it that could be it if the key were not known
+    // A second array that would match if the key were unknown.
     write(folder / (std::string(known.cube_files[0]) + ".mat"),
           {{"other", cube + 1}, {std::string(known.cube_keys[0]), cube}});
     write(folder / (std::string(known.gt_files[0]) + ".mat"),
@@ -91,7 +91,7 @@ TEST_CASE("Each known scene is found by its usual names and keys", "[hsi][scene]
   CHECK(find_known_scene("Salinas-B") == nullptr);
 }
 
-TEST_CASE("A key is found alone only where it is the only one", "[hsi][scene]") {
+TEST_CASE("A key is found automatically only if it is the only one", "[hsi][scene]") {
   const test::TempDir folder;
   const std::string a = folder / "a.mat", b = folder / "b.mat";
   const at::Tensor cube = some_cube(), truth = some_truth();
@@ -116,7 +116,7 @@ TEST_CASE("A key is found alone only where it is the only one", "[hsi][scene]") 
   CHECK(load_scene({.cube = a, .gt = a}).ok());
 }
 
-TEST_CASE("NumPy arrays and ENVI pairs make the same scene as MATLAB files", "[hsi][scene]") {
+TEST_CASE("NumPy arrays and ENVI pairs give the same scene as MATLAB files", "[hsi][scene]") {
   const test::TempDir folder;
   const at::Tensor cube = some_cube(), truth = some_truth();
   write(folder / "a.mat", {{"a", cube}});
@@ -143,7 +143,7 @@ TEST_CASE("NumPy arrays and ENVI pairs make the same scene as MATLAB files", "[h
   }
 }
 
-TEST_CASE("A scene that cannot be learned from is refused with the place of its fault", "[hsi][scene]") {
+TEST_CASE("A scene that is unsuitable for training is refused with the location of the error", "[hsi][scene]") {
   const at::Tensor cube = some_cube().to(at::kDouble), truth = some_truth().to(at::kDouble);
   const auto cube_with = [&](double value) {
     at::Tensor changed = cube.clone();
@@ -196,7 +196,7 @@ TEST_CASE("A scene that cannot be learned from is refused with the place of its 
   CHECK(error_of(make_scene("n", cube.permute({2, 1, 0}), truth).status())->hint.find("the cube is transposed") == 0);
 }
 
-TEST_CASE("Options that name nothing or too little are errors of usage", "[hsi][scene]") {
+TEST_CASE("Missing or incomplete options are usage errors", "[hsi][scene]") {
   const test::TempDir folder;
   const std::vector<std::pair<SceneOptions, std::string>> faults = {
       {{}, "--data_dir: missing"},
@@ -224,7 +224,8 @@ TEST_CASE("Options that name nothing or too little are errors of usage", "[hsi][
   CHECK(load_scene({.data_dir = folder.path().string(), .scene = "pavia university"}).ok());
 }
 
-TEST_CASE("The demo scene is of Indian Pines' size, the same for a seed, and has every class", "[hsi][scene]") {
+TEST_CASE("The demo scene has the size of Indian Pines, depends only on its seed, and has every class",
+          "[hsi][scene]") {
   const test::TempDir folder;
   REQUIRE(write_demo_scene(folder.path().string()) == absl::OkStatus());
   const auto file = MatFile::open(folder / "demo.mat").value();
@@ -238,10 +239,11 @@ TEST_CASE("The demo scene is of Indian Pines' size, the same for a seed, and has
   const double labelled = scene->labels.gt(0).to(torch::kDouble).mean().item<double>();
   CHECK(labelled > 0.5);
   CHECK(labelled < 0.75);
-  // neighbours are alike: most labelled pixels have their right neighbour's class, and mixed pixels make the rest
+  // Neighbours are similar: most labelled pixels have the class of their right neighbour, and mixed pixels make up the
+  // rest.
   const at::Tensor left = scene->labels.narrow(1, 0, 144), right = scene->labels.narrow(1, 1, 144);
   CHECK(left.eq(right).to(torch::kDouble).mean().item<double>() > 0.85);
-  // the nearest class mean is right often, and not always: the classes overlap as crops do
+  // The nearest class mean is often correct, but not always: the classes overlap as crops do.
   const at::Tensor pixels = scene->cube.view({-1, 200}), labels = scene->labels.flatten();
   std::vector<at::Tensor> means;
   for (int c = 1; c <= 16; ++c) means.push_back(pixels.index({labels.eq(c)}).mean(0));

@@ -49,7 +49,7 @@ double slow_leak(const Split& split, int64_t width, int64_t patch) {
 
 }  // namespace
 
-TEST_CASE("A random split takes its share of every class and leaves every class a test", "[hsi][split]") {
+TEST_CASE("A random split takes its share of every class and leaves test pixels in every class", "[hsi][split]") {
   const Scene scene = banded_scene();
   for (const double ratio : {0.001, 0.1, 0.5, 0.999}) {
     const Split split = make_split(scene, {.train_ratio = ratio, .validation_share = 0.2}).value();
@@ -62,7 +62,7 @@ TEST_CASE("A random split takes its share of every class and leaves every class 
       CHECK(count(scene, split.validation, c) == trained / 5);
       CHECK(count(scene, split.train, c) >= 1);
     }
-    CHECK(count(scene, split.train, 5) == 1);  // a class of one pixel is trained on
+    CHECK(count(scene, split.train, 5) == 1);  // a class with one pixel is used for training
   }
   const Split counted = make_split(scene, {.train_count = 7, .validation_share = 0}).value();
   for (int64_t c = 1; c <= 4; ++c) CHECK(count(scene, counted.train, c) == 7);
@@ -70,7 +70,7 @@ TEST_CASE("A random split takes its share of every class and leaves every class 
   check_whole(scene, make_split(scene, {.train_count = 100'000}).value());
 }
 
-TEST_CASE("A split is a function of the seed, and the test pixels do not depend on validation", "[hsi][split]") {
+TEST_CASE("A split depends on the seed only, and the test pixels do not depend on validation", "[hsi][split]") {
   const Scene scene = banded_scene();
   for (const SplitMode mode : {SplitMode::kRandom, SplitMode::kDisjoint}) {
     const Split one = make_split(scene, {.mode = mode, .seed = 3}).value();
@@ -80,18 +80,18 @@ TEST_CASE("A split is a function of the seed, and the test pixels do not depend 
     CHECK(at::equal(without.test, one.test));
     CHECK(at::equal(without.train, std::get<0>(torch::cat({one.train, one.validation}).sort())));
   }
-  // each pixel is trained on equally often: 400 seeds, 10 %
+  // Each pixel is selected for training equally often: 400 seeds, 10 %.
   at::Tensor drawn = torch::zeros({2400});
   for (uint64_t seed = 0; seed < 400; ++seed) {
     drawn.index_add_(0, make_split(scene, {.validation_share = 0, .seed = seed})->train,
                      torch::ones({1}).expand({193}));
   }
   const at::Tensor labelled = drawn.index({scene.labels.flatten().gt(0).logical_and(scene.labels.flatten().lt(5))});
-  CHECK(labelled.max().item<float>() < 75);  // 40 expected, deviation 6
+  CHECK(labelled.max().item<float>() < 75);  // expected: 40, standard deviation 6
   CHECK(labelled.min().item<float>() > 12);
 }
 
-TEST_CASE("No block of a disjoint split is both trained on and scored", "[hsi][split]") {
+TEST_CASE("No block of a disjoint split is used for both training and scoring", "[hsi][split]") {
   at::Tensor truth = torch::zeros({64, 64}, torch::kLong);
   for (int64_t row = 0; row < 64; ++row) {
     for (int64_t column = 0; column < 64; ++column) truth[row][column] = 1 + (row / 10 + column / 13) % 4;
@@ -155,7 +155,7 @@ TEST_CASE("The leak is the share of test pixels inside a training patch", "[hsi]
   }
 }
 
-TEST_CASE("A saved split comes back, and one that does not fit is refused", "[hsi][split]") {
+TEST_CASE("A saved split is restored, and one that does not match is refused", "[hsi][split]") {
   const test::TempDir folder;
   const Scene scene = banded_scene();
   const std::string path = folder / "split.json";
@@ -204,7 +204,7 @@ TEST_CASE("A saved split comes back, and one that does not fit is refused", "[hs
   CHECK(exit_code(load_split(folder / "none", 60, 40).status()) == ExitCode::kData);
 }
 
-TEST_CASE("Options of a split that are out of range are errors of usage", "[hsi][split]") {
+TEST_CASE("Split options out of range are usage errors", "[hsi][split]") {
   const Scene scene = banded_scene();
   const std::vector<std::pair<SplitOptions, std::string>> faults = {
       {{.train_ratio = 0}, "--train_ratio"},

@@ -1,5 +1,5 @@
 #pragma once
-/// Trainers that are interrupted at random moments by `trainkit verify-resume`, as a user would do it.
+/// Trainers that `trainkit verify-resume` interrupts at random moments, as a user would run it.
 
 #include <catch2/catch.hpp>
 #include <iostream>
@@ -15,12 +15,12 @@ struct Interruptions {
   std::string signal = "SIGKILL";
   int count = 3;
   int64_t ranks = 1;
-  /// Flags that change from start to start.
+  /// Flags that change between starts.
   std::string vary = "num_workers=0:2:4";
 };
 
-/// Runs `trainer` in peace and interrupted. `flags` without what verify-resume gives or varies; --output_dir and its
-/// value are taken out. Fails the test with the table if anything differs.
+/// Runs `trainer` uninterrupted and interrupted. `flags` excludes flags that verify-resume sets or varies; --output_dir
+/// and its value are removed. Fails the test with the table if anything differs.
 inline void verify_resume(const std::string& trainer, const std::vector<std::string>& flags, const TempDir& dir,
                           const Interruptions& wanted) {
   std::vector<std::string> words = {"verify-resume", "--kills", std::to_string(wanted.count), "--signal",
@@ -44,7 +44,7 @@ inline void verify_resume(const std::string& trainer, const std::vector<std::str
             << std::endl;
 }
 
-/// Some kills over one and two ranks, and each other signal; with TRAINKIT_TEST_FULL 200 kills and 100 of each signal.
+/// A few kills with one and two ranks, and each other signal; with TRAINKIT_TEST_FULL 200 kills and 100 of each signal.
 inline void verify_resume(const std::string& trainer, const std::vector<std::string>& flags, const TempDir& dir,
                           const std::string& vary = "num_workers=0:2:4") {
   const bool full = !environment("TRAINKIT_TEST_FULL").empty();

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// `trainkit launch` with a shell script as the program; the script finds the folder as $1.
+/// Runs `trainkit launch` with a shell script as the program; $1 of the script is the folder.
 struct Launched {
   Launched(int ranks, const std::string& script, std::vector<std::string> flags = {}) {
     std::vector<std::string> words = {"launch", "--nproc_per_node", std::to_string(ranks)};
@@ -27,7 +27,7 @@ struct Launched {
     program = std::make_unique<Program>("trainkit", words, dir.path().string());
   }
   int wait() { return program->wait(); }
-  /// Waits for a file that the script writes; false if it does not come.
+  /// Waits for a file that the script writes; returns false at the timeout.
   bool wait_for(const std::string& name, std::chrono::seconds patience = 60s) const {
     const auto end = std::chrono::steady_clock::now() + patience;
     while (!fs::exists(dir / name)) {
@@ -42,7 +42,7 @@ struct Launched {
   std::unique_ptr<Program> program;
 };
 
-/// The state of a process ('R', 'S', 'Z', ...), 0 if there is none.
+/// The state of a process ('R', 'S', 'Z', ...); 0 if it does not exist.
 char state_of(const std::string& pid) {
   const std::string stat = read_text("/proc/" + pid + "/stat");
   const size_t end = stat.rfind(") ");
@@ -51,7 +51,7 @@ char state_of(const std::string& pid) {
 
 bool gone(const std::string& pid) {
   const char state = state_of(pid);
-  return state == '\0' || state == 'Z';  // a zombie whose new parent has not looked yet
+  return state == '\0' || state == 'Z';  // a zombie not yet reaped by its new parent
 }
 
 bool soon(const std::function<bool()>& what) {
@@ -72,7 +72,7 @@ std::vector<std::string> sorted_lines(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("each rank finds its place, and the meeting point is on the loopback interface") {
+TEST_CASE("Each rank gets its position, and the rendezvous is on the loopback interface") {
   Launched launched(3,
                     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; "
                     "echo $MASTER_PORT > $1/port$RANK");
@@ -84,7 +84,7 @@ TEST_CASE("each rank finds its place, and the meeting point is on the loopback i
   CHECK(launched.file("port0") == launched.file("port2"));
 }
 
-TEST_CASE("ranks of the second machine count on, and all machines hear of the first") {
+TEST_CASE("Ranks of the second machine continue the numbering, and all machines get the first one's address") {
   Launched launched(2, "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT",
                     {"--nnodes", "3", "--node_rank", "1", "--master_addr", "localhost", "--master_port", "29511"});
   CHECK(launched.wait() == 0);
@@ -92,20 +92,20 @@ TEST_CASE("ranks of the second machine count on, and all machines hear of the fi
         std::vector<std::string>{"[rank 2] 2/6 0/2 1 localhost:29511", "[rank 3] 3/6 1/2 1 localhost:29511"});
 }
 
-TEST_CASE("several machines need a meeting point, and a machine's number is one of them") {
+TEST_CASE("Several machines need a rendezvous address, and the machine's number must be in range") {
   CHECK(Launched(1, "true", {"--nnodes", "2", "--master_port", "29500"}).wait() == 2);
   CHECK(Launched(1, "true", {"--nnodes", "2", "--master_addr", "localhost"}).wait() == 2);
   CHECK(Launched(1, "true", {"--nnodes", "2", "--node_rank", "2"}).wait() == 2);
 }
 
-TEST_CASE("the processors are shared among the ranks unless the user has said otherwise") {
+TEST_CASE("The CPU cores are shared among the ranks unless the user sets the threads") {
   using tool::rank_environment;
   CHECK(rank_environment({.nproc_per_node = 3}, 0, 8, {}).at("OMP_NUM_THREADS") == "2");
   CHECK(rank_environment({.nproc_per_node = 9}, 0, 8, {}).at("OMP_NUM_THREADS") == "1");
   CHECK(rank_environment({.nproc_per_node = 3}, 0, 8, {{"OMP_NUM_THREADS", "5"}}).at("OMP_NUM_THREADS") == "5");
 }
 
-TEST_CASE("an outer torchrun's variables do not reach the ranks") {
+TEST_CASE("The variables of an outer torchrun do not reach the ranks") {
   const auto variables =
       tool::rank_environment({}, 0, 1, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"RANK", "7"}, {"HOME", "/home"}});
   CHECK_FALSE(variables.contains("TORCHELASTIC_USE_AGENT_STORE"));
@@ -114,8 +114,8 @@ TEST_CASE("an outer torchrun's variables do not reach the ranks") {
   CHECK_FALSE(variables.at("TRAINKIT_LAUNCH_ID").empty());
 }
 
-TEST_CASE("lines of ranks that write at once are never mixed") {
-  // each line is written in pieces, by 3 ranks on both streams
+TEST_CASE("Lines of ranks that write concurrently are never mixed") {
+  // 3 ranks write each line in pieces, on both streams.
   Launched launched(3,
                     "for i in {1..300}; do for p in a b c d e f; do printf '%s%s' $p $RANK; done; echo; "
                     "printf '%s' x$RANK >&2; echo y >&2; done");
@@ -134,36 +134,36 @@ TEST_CASE("lines of ranks that write at once are never mixed") {
   }
 }
 
-TEST_CASE("no colours go into a file") {
+TEST_CASE("Output to a file has no colours") {
   Launched launched(2, "echo hello");
   CHECK(launched.wait() == 0);
   CHECK(launched.program->output().find('\x1b') == std::string::npos);
 }
 
-TEST_CASE("one failure ends all, and the exit code is that of the rank that failed") {
+TEST_CASE("One failure ends all ranks with the exit code of the rank that failed") {
   Launched launched(3, "echo $$ > $1/pid$RANK; if [ $RANK = 1 ]; then exit 4; fi; sleep 600");
   CHECK(launched.wait() == 4);
   CHECK_THAT(launched.program->errors(), Catch::Contains("error[launch.rank] rank 1: ended with exit code 4"));
   for (const char* name : {"pid0", "pid2"}) {
-    const std::string text = launched.file(name);  // a rank may have been ended before it wrote its number
+    const std::string text = launched.file(name);  // a rank may have been stopped before it wrote its number
     if (!text.empty()) CHECK(soon([&] { return gone(text.substr(0, text.find('\n'))); }));
   }
 }
 
-TEST_CASE("a rank that is killed counts as 8") {
+TEST_CASE("A killed rank has exit code 8") {
   Launched launched(2, "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 600");
   CHECK(launched.wait() == 8);
   CHECK_THAT(launched.program->errors(), Catch::Contains("rank 1: was killed by signal 9 (Killed)"));
   CHECK(Launched(2, "if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 600").wait() == 8);
 }
 
-TEST_CASE("a rank that lost its peer does not hide that peer's own failure") {
-  // rank 0 ends with 8 first, rank 1 with what was wrong
+TEST_CASE("A rank that lost its peer does not hide the peer's own failure") {
+  // Rank 0 exits with 8 first, rank 1 with the actual error.
   Launched launched(2, "if [ $RANK = 0 ]; then exit 8; fi; sleep 0.3; exit 5");
   CHECK(launched.wait() == 5);
 }
 
-TEST_CASE("ranks that are deaf to SIGTERM are killed after the grace, and the failure keeps its code") {
+TEST_CASE("Ranks that ignore SIGTERM are killed after the grace period, and the failure keeps its exit code") {
   Launched launched(2,
                     "if [ $RANK = 0 ]; then trap '' TERM; touch $1/deaf; while :; do sleep 1; done; fi; "
                     "while [ ! -e $1/deaf ]; do sleep 0.01; done; exit 3",
@@ -171,14 +171,14 @@ TEST_CASE("ranks that are deaf to SIGTERM are killed after the grace, and the fa
   CHECK(launched.wait() == 3);
 }
 
-TEST_CASE("a rank that is stopped is ended too") {
+TEST_CASE("A rank that is suspended is ended too") {
   Launched launched(2,
                     "if [ $RANK = 0 ]; then echo $$ > $1/pid; kill -STOP $$; sleep 600; fi; "
                     "while [ ! -s $1/pid ]; do sleep 0.01; done; sleep 0.1; exit 3");
   CHECK(launched.wait() == 3);
 }
 
-TEST_CASE("SIGTERM reaches every rank once, and a rank that saves longer is left in peace") {
+TEST_CASE("SIGTERM reaches every rank once, and a rank that takes longer to save is not interrupted") {
   for (const int signal : {SIGTERM, SIGINT}) {
     const std::string code = std::to_string(128 + signal);
     Launched launched(2,
@@ -197,19 +197,19 @@ TEST_CASE("SIGTERM reaches every rank once, and a rank that saves longer is left
   }
 }
 
-TEST_CASE("a rank stopped by a signal of its own leaves the others time to save") {
+TEST_CASE("A rank stopped by its own signal leaves the other ranks time to save") {
   Launched launched(2, "if [ $RANK = 1 ]; then exit 143; fi; trap 'echo cut' TERM; sleep 1.5; echo saved; exit 143");
   CHECK(launched.wait() == 143);
   CHECK_THAT(launched.program->output(), Catch::Contains("[rank 0] saved\n") && !Catch::Contains("cut"));
 }
 
-TEST_CASE("others that do not stop after a stopped rank are ended") {
+TEST_CASE("Ranks that do not stop after another rank has stopped are ended") {
   Launched launched(2, "if [ $RANK = 1 ]; then exit 143; fi; sleep 600", {"--stop_timeout", "0.5", "--grace", "1"});
   CHECK(launched.wait() == 8);
 }
 
-TEST_CASE("programs without a handler end by the signal, and the exit code says which") {
-  // without a child: bash takes no notice of a SIGINT that its child outlived
+TEST_CASE("Programs without a handler end by the signal, and the exit code gives the signal") {
+  // Without a child: bash ignores a SIGINT that its child survived.
   Launched launched(2, ": >$1/ready$RANK; exec sleep 600");
   REQUIRE(launched.wait_for("ready0"));
   REQUIRE(launched.wait_for("ready1"));
@@ -217,7 +217,7 @@ TEST_CASE("programs without a handler end by the signal, and the exit code says 
   CHECK(launched.wait() == 128 + SIGINT);
 }
 
-TEST_CASE("after a second signal whoever does not end within the grace is killed") {
+TEST_CASE("After a second signal ranks that do not end within the grace period are killed") {
   Launched launched(1, "trap 'echo s >> $1/heard' TERM; touch $1/ready; while :; do sleep 0.05; done",
                     {"--grace", "0.5"});
   REQUIRE(launched.wait_for("ready"));
@@ -228,7 +228,7 @@ TEST_CASE("after a second signal whoever does not end within the grace is killed
   CHECK(launched.file("heard") == "s\ns\n");
 }
 
-TEST_CASE("SIGUSR1 is passed on and ends nothing") {
+TEST_CASE("SIGUSR1 is passed on and ends no rank") {
   Launched launched(1,
                     "trap 'touch $1/saved' USR1; touch $1/ready; "
                     "while [ ! -e $1/saved ]; do sleep 0.05; done; true");
@@ -238,7 +238,7 @@ TEST_CASE("SIGUSR1 is passed on and ends nothing") {
   CHECK(fs::exists(launched.dir / "saved"));
 }
 
-TEST_CASE("a terminal that goes away stops the ranks in good order, unless nohup says otherwise") {
+TEST_CASE("Closing the terminal stops the ranks normally, except under nohup") {
   const std::string script =
       "trap 'echo saved; exit 143' TERM; touch $1/ready; "
       "while [ ! -e $1/end ]; do sleep 0.05; done";
@@ -258,7 +258,7 @@ TEST_CASE("a terminal that goes away stops the ranks in good order, unless nohup
   CHECK(kept.wait() == 0);
 }
 
-TEST_CASE("ranks hear SIGINT even where the launcher was started with it ignored") {
+TEST_CASE("Ranks receive SIGINT even if the launcher was started with it ignored") {
   const auto before = ::signal(SIGINT, SIG_IGN);
   Launched launched(1, "trap 'exit 130' INT; touch $1/ready; while :; do sleep 0.05; done");
   ::signal(SIGINT, before);
@@ -267,7 +267,7 @@ TEST_CASE("ranks hear SIGINT even where the launcher was started with it ignored
   CHECK(launched.wait() == 130);
 }
 
-TEST_CASE("ranks do not outlive a launcher that is killed") {
+TEST_CASE("Ranks end when their launcher is killed") {
   Launched launched(2, "echo $$ > $1/pid$RANK.new; mv $1/pid$RANK.new $1/pid$RANK; exec sleep 600");
   REQUIRE(launched.wait_for("pid0"));
   REQUIRE(launched.wait_for("pid1"));
@@ -279,7 +279,7 @@ TEST_CASE("ranks do not outlive a launcher that is killed") {
   }
 }
 
-TEST_CASE("ranks are direct children, and none of them becomes a zombie") {
+TEST_CASE("Ranks are direct children, and none becomes a zombie") {
   Launched launched(2,
                     "echo $PPID $$ > $1/pid$RANK.new; mv $1/pid$RANK.new $1/pid$RANK; "
                     "if [ $RANK = 1 ]; then while [ ! -e $1/end ]; do sleep 0.01; done; fi");
@@ -293,21 +293,21 @@ TEST_CASE("ranks are direct children, and none of them becomes a zombie") {
   CHECK(launched.wait() == 0);
 }
 
-TEST_CASE("what a failed rank has started ends with it") {
+TEST_CASE("Processes that a failed rank has started end with it") {
   Launched launched(1, "sleep 600 & echo $! > $1/pid; exit 1");
   CHECK(launched.wait() == 1);
   const std::string text = launched.file("pid");
   CHECK(soon([&] { return gone(text.substr(0, text.find('\n'))); }));
 }
 
-TEST_CASE("output that a rank's own child holds open does not hold the launcher") {
+TEST_CASE("Output that a rank's child keeps open does not block the launcher") {
   Launched launched(1, "setsid sleep 600 & echo $! > $1/pid; echo done");
   CHECK(launched.wait() == 0);
   CHECK(launched.program->output() == "[rank 0] done\n");
   ::kill(std::stoi(launched.file("pid")), SIGKILL);
 }
 
-TEST_CASE("the last words of a rank are kept, with or without a line end") {
+TEST_CASE("The last line of a rank is kept, with or without a line end") {
   Launched launched(2, "printf 'last words'; printf 'and errors' >&2; exit $((RANK * 4))");
   CHECK(launched.wait() == 4);
   CHECK(sorted_lines(launched.program->output()) ==
@@ -315,13 +315,13 @@ TEST_CASE("the last words of a rank are kept, with or without a line end") {
   CHECK_THAT(launched.program->errors(), Catch::Contains("[rank 1] and errors\n"));
 }
 
-TEST_CASE("a rank reads nothing from the terminal") {
+TEST_CASE("A rank reads nothing from the terminal") {
   Launched launched(2, "if read line; then echo got $line; else echo nothing; fi");
   CHECK(launched.wait() == 0);
   CHECK(sorted_lines(launched.program->output()) == std::vector<std::string>{"[rank 0] nothing", "[rank 1] nothing"});
 }
 
-TEST_CASE("a program that cannot be started is a mistake in the command") {
+TEST_CASE("A program that cannot be started is a usage error") {
   TempDir dir;
   Program missing("trainkit", {"launch", "--nproc_per_node", "2", "--", "no-such-program"}, dir.path().string());
   CHECK(missing.wait() == 2);
@@ -333,7 +333,7 @@ TEST_CASE("a program that cannot be started is a mistake in the command") {
   CHECK(many.wait() == 2);
 }
 
-TEST_CASE("a port that is taken is told before any rank starts") {
+TEST_CASE("A port in use is reported before any rank starts") {
   Launched first(1,
                  "exec python3 -c 'import socket,sys,time\ns=socket.socket()\ns.bind((\"127.0.0.1\",0))\ns.listen()\n"
                  "print(s.getsockname()[1],file=open(sys.argv[1]+\"/port.new\",\"w\"),flush=True)\n"
@@ -348,7 +348,7 @@ TEST_CASE("a port that is taken is told before any rank starts") {
   CHECK(first.wait() == 143);
 }
 
-TEST_CASE("the tool lists its commands, and knows what was meant") {
+TEST_CASE("The tool lists its commands and suggests the nearest name") {
   TempDir dir;
   Program help("trainkit", {"--help"}, dir.path().string());
   CHECK(help.wait() == 0);

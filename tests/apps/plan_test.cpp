@@ -1,4 +1,4 @@
-// trainkit plan, as a user runs it.
+// trainkit plan as a user runs it.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// A text to plan for.
+/// A text for the plans.
 struct Place {
   Place() {
     std::ofstream text(dir / "text.txt");
@@ -31,7 +31,7 @@ Ended plan(const Place& place, std::vector<std::string> flags, const std::vector
 
 }  // namespace
 
-TEST_CASE("plan tells the memory of devices that are not there, and the batch that fits", "[apps][plan]") {
+TEST_CASE("plan predicts the memory of absent devices and the batch that fits", "[apps][plan]") {
   const Place place;
   const Ended json = plan(place, {"--app", "transformer", "--preset", "shakespeare_char_cpu", "--gpu_memory", "2GiB",
                                   "--devices", "3", "--global_batch_size", "96", "--json"});
@@ -59,7 +59,7 @@ TEST_CASE("plan tells the memory of devices that are not there, and the batch th
   }
 }
 
-TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
+TEST_CASE("plan exits as its trainer does", "[apps][plan]") {
   const Place place;
   CHECK(plan(place, {"--app", "transformr"}).code == 2);
   CHECK(plan(place, {"--app", "transformer", "--gpu_memory", "2 apples"}).code == 2);
@@ -71,8 +71,9 @@ TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
   CHECK(plan(place, {"--app", "transformer"}, {"--hidden_dim", "0"}).code == 2);
 }
 
-TEST_CASE("plan of the recommender has the guide's sizes without data or weights, and its figures beside ours",
-          "[apps][plan]") {
+TEST_CASE(
+    "plan of the recommender has the guide's sizes without data or weights, and prints the guide's values next to ours",
+    "[apps][plan]") {
   const TempDir dir;
   const auto plan = [&](std::vector<std::string> flags) {
     flags.insert(flags.begin(), {"plan", "--app", "gpt2rec"});
@@ -93,16 +94,16 @@ TEST_CASE("plan of the recommender has the guide's sizes without data or weights
     CHECK(parts.at(name).at("bytes").get<int64_t>() > 0);
   }
   CHECK(parts["weights"]["guide_bytes"][0] == 500'000'000);
-  // GPT-2 small has 124,439,808 weights with 1,024 positions; ours has as many positions as a text has tokens.
+  // GPT-2 small has 124,439,808 weights with 1,024 positions; ours has one position per token of the longest text.
   CHECK(parts["GPT-2"]["bytes"].get<int64_t>() == 4 * (124'439'808 - 992 * 768));
   const int64_t texts = 6040 + 3706;
-  // and what negatives are drawn from on the device
+  // Plus the table that negatives are drawn from on the device.
   CHECK(parts["cache"]["bytes"].get<int64_t>() <= texts * 768 * 4 + 12'000'000);
   CHECK(parts["cache"]["bytes"].get<int64_t>() > texts * 768 * 4 * 9 / 10);
   CHECK(answer["largest_bytes"]["cache"] == parts["cache"]["bytes"]);
   CHECK(parts["in all"]["bytes"] == answer["peak_bytes"]["total"]);
 
-  // Smaller, and on data of one's own.
+  // Smaller, and with the user's data.
   const std::string table =
       plan({"--gpu_memory", "3GiB", "--", "--n_layer", "1", "--n_embd", "48", "--vocab_size", "0"});
   for (const char* text : {"256 rows per device x 2 devices x 1 accumulated = 512", "compared with the guide's example",
@@ -111,7 +112,7 @@ TEST_CASE("plan of the recommender has the guide's sizes without data or weights
   }
 }
 
-TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on the guide's devices and what bounds it",
+TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on the guide's devices and its bottleneck",
           "[apps][plan][emotion]") {
   const TempDir dir;
   const auto plan = [&](std::vector<std::string> flags, const std::vector<std::string>& more = {}) {
@@ -128,9 +129,9 @@ TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on 
   CHECK(answer["rows"] == 9989);
   CHECK(answer["devices"] == 3);
   CHECK(answer["batch_size"] == 6);
-  CHECK(answer["steps_per_epoch"] == 9989 / 18);  // the last batch is left out where it is not full
+  CHECK(answer["steps_per_epoch"] == 9989 / 18);  // an incomplete last batch is dropped
   CHECK(answer["row_bytes"] == 2 * 64 * 64 * 3 + 4 * 80'000 + 1 + 8);
-  // ResNet18 at 64 x 64 is a 12.25th of 224 x 224; the sound's network comes on top.
+  // ResNet18 at 64 x 64 takes 1 / 12.25 of 224 x 224; the audio network is added.
   const double flops = answer["row_flops"].get<double>();
   CHECK(flops > 2 * 3 * 2 * 1.814e9 / 12.25 * 0.95);
   const Json& epoch = answer["epoch"];
@@ -155,7 +156,7 @@ TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on 
   CHECK_THAT(plan({"--read_gbs", "0.01"}), Catch::Contains("bound by reading"));
   CHECK(run_to_end("trainkit", {"plan", "--app", "emotion", "--link", "x"}, dir.path().string()).code == 2);
 
-  // The line for scale predicts the same devices.
+  // The suggested scale command predicts the same devices.
   const size_t begin = table.find("trainkit scale ") + 15, end = table.find('\n', begin);
   std::istringstream line(table.substr(begin, end - begin));
   std::vector<std::string> words = {"scale", "--json"};

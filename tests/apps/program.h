@@ -28,14 +28,14 @@ inline std::string read_text(const std::string& path) {
 }
 
 struct ProgramOptions {
-  /// NAME=value, instead of this process's environment.
+  /// NAME=value; replaces this process's environment.
   std::optional<std::vector<std::string>> environment = {};
-  /// Of the output files: <stem>stdout, <stem>stderr.
+  /// Prefix of the output files: <stem>stdout, <stem>stderr.
   std::string stem = {};
 };
 
-/// Starts a program (of build/bin, or one named by its path) with its output in files of `folder`; it is killed if the
-/// object goes first.
+/// Starts a program (of build/bin, or given by path) and writes its output to files in `folder`. The destructor kills
+/// it.
 class Program {
  public:
   Program(const std::string& name, std::vector<std::string> arguments, const std::string& folder,
@@ -74,7 +74,7 @@ class Program {
   }
   pid_t pid() const { return pid_; }
 
-  /// wait() if the program has ended, else nullopt.
+  /// Returns wait() if the program has ended, else nullopt.
   std::optional<int> poll() {
     int status = 0;
     if (waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;

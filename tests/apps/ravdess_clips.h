@@ -1,5 +1,5 @@
 #pragma once
-/// Clips of RAVDESS's voices and of faces that know nothing of them, in MELD's layout.
+/// Clips with RAVDESS's voices and unrelated faces, in MELD's layout.
 
 #include <ATen/core/Tensor.h>
 
@@ -37,8 +37,8 @@ inline std::vector<Recording> ravdess_recordings() {
   return list;
 }
 
-/// Writes a folder for `trainkit-emotion --dataset csv`: `<stem>.mp4` for each recording, with its sound and frames of
-/// a face of media/faces that are drawn by chance, whatever the recording's emotion and actor are.
+/// Writes a folder for `trainkit-emotion --dataset csv`: `<stem>.mp4` for each recording, with its audio and randomly
+/// selected frames of a face of media/faces, independent of the recording's emotion and actor.
 class RavdessClips {
  public:
   explicit RavdessClips(const std::string& folder, int64_t side = 64) : folder_(folder), list_(ravdess_recordings()) {
@@ -68,7 +68,7 @@ class RavdessClips {
 
   const std::vector<Recording>& recordings() const { return list_; }
 
-  /// A table of those whose actor is one of `actors`: columns "file" and "emotion".
+  /// Writes a table of the clips of `actors`: columns "file" and "emotion".
   std::string table(const std::string& name, const std::vector<int64_t>& actors) const {
     const std::string path = folder_ + "/" + name + ".csv";
     std::ofstream file(path);
@@ -90,7 +90,7 @@ class RavdessClips {
   std::vector<Recording> list_;
 };
 
-/// What summary.json says of a run of trainkit-emotion on tables of such clips: train, validation, test.
+/// Returns summary.json of a trainkit-emotion run with tables of such clips: train, validation, test.
 inline nlohmann::json train_on_clips(const TempDir& dir, const std::string& name, const std::string& clips,
                                      const std::vector<std::string>& tables, const std::vector<std::string>& more) {
   std::vector<std::string> flags = {

@@ -1,4 +1,4 @@
-// Adapters that a run of trainkit-gpt2rec writes, as peft and our library read them.
+// Adapters written by a run of trainkit-gpt2rec, read by peft and by our library.
 #include <ATen/ATen.h>
 
 #include <catch2/catch.hpp>
@@ -17,7 +17,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// A run with adapters on a GPT-2 of random weights, which stands in `base`.
+/// A run with adapters for a GPT-2 with random weights in `base`.
 struct AdaptedRun {
   explicit AdaptedRun(std::vector<std::string> more = {}) {
     torch::manual_seed(4);
@@ -47,7 +47,7 @@ at::Tensor hidden_of(GPT2Model& model, const at::Tensor& ids) {
 
 }  // namespace
 
-TEST_CASE("The adapters of a run are trained, stand with the best weights, and merge into a GPT-2 like any other",
+TEST_CASE("The adapters of a run are trained, saved with the best weights, and merged into a GPT-2",
           "[apps][rec][lora]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   const AdaptedRun run({"--merge_lora"});
@@ -65,7 +65,7 @@ TEST_CASE("The adapters of a run are trained, stand with the best weights, and m
     if (item.key().ends_with("lora_B.weight")) moved += item.value().abs().sum().item<double>();
   }
   CHECK(adapters == 2 * 2 * 2);
-  CHECK(moved > 0);  // B is 0 at first
+  CHECK(moved > 0);  // B is initially 0
   GPT2Model last = load_gpt2(run.base).value();
   CHECK(load_lora(*last, run.out("adapter")).ok());
 
@@ -76,7 +76,7 @@ TEST_CASE("The adapters of a run are trained, stand with the best weights, and m
   CHECK((hidden_of(plain, ids) - expected).abs().max().item<double>() > 1e-3);
 }
 
-TEST_CASE("peft reads the adapters of a run and gives our hidden states", "[apps][rec][lora]") {
+TEST_CASE("peft loads the adapters of a run and gives our hidden states", "[apps][rec][lora]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   if (!has_peft()) TRAINKIT_SKIP("no Python with peft");
   const AdaptedRun run;

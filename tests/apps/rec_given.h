@@ -1,5 +1,5 @@
 #pragma once
-/// The settings of trainkit-gpt2rec, and made-up data of some size, without a program.
+/// The settings of trainkit-gpt2rec and synthetic data of a given size, without a program.
 
 #include <stdexcept>
 #include <string>
@@ -11,7 +11,7 @@ namespace trainkit::test {
 
 using namespace trainkit::rec;
 
-/// The flags of a program, read as it reads them.
+/// The flags of a program, parsed as the program does.
 struct Given {
   explicit Given(std::vector<std::string> flags) : parser({.name = "trainkit-gpt2rec"}) {
     set_run_defaults(run);

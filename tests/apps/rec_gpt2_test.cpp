@@ -1,4 +1,4 @@
-// The recommender with GPT-2 over what is known of users and items.
+// The recommender with GPT-2 for texts about users and items.
 #include <ATen/ATen.h>
 #include <torch/utils.h>
 
@@ -53,14 +53,14 @@ double loss_of(Gpt2Recommender& model) {
 
 }  // namespace
 
-TEST_CASE("Texts become tokens, cut and padded, and one token where there is no text", "[apps][rec]") {
+TEST_CASE("Texts are tokenized, truncated and padded; an empty text has one token", "[apps][rec]") {
   const Interactions data = described();
   const auto metadata = metadata_of(data, 7);
   CHECK(metadata->ids.sizes() == at::IntArrayRef({23, 7}));
   CHECK(metadata->num_users == 9);
   const at::Tensor lengths = metadata->mask.sum(1);
-  CHECK(lengths[0].item<int64_t>() == 7);  // "male, age 20" is cut
-  CHECK(lengths[3].item<int64_t>() == 1);  // nothing is known
+  CHECK(lengths[0].item<int64_t>() == 7);  // "male, age 20" is truncated
+  CHECK(lengths[3].item<int64_t>() == 1);  // an empty text
   CHECK(lengths[9].item<int64_t>() == 6);  // "Film a"
   CHECK(metadata->ids.mul(1 - metadata->mask).abs().sum().item<int64_t>() == 0);
   CHECK(metadata->ids.max().item<int64_t>() < metadata->vocab_size);
@@ -75,7 +75,7 @@ TEST_CASE("Cache mode and dynamic mode give the same loss and vectors with a fro
   CHECK(at::allclose(a.users, b.users, 1e-5, 1e-6));
   CHECK(at::allclose(a.items, b.items, 1e-5, 1e-6));
   CHECK(cached->cache_builds() == 1);
-  // The loss is that of the vectors.
+  // The loss equals the one computed from the vectors.
   const TokenBatch batch;
   const at::Tensor u = a.users.index_select(0, batch.users);
   const at::Tensor margin =
@@ -83,7 +83,7 @@ TEST_CASE("Cache mode and dynamic mode give the same loss and vectors with a fro
   CHECK(loss_of(*cached) == Approx((-at::log_sigmoid(margin)).mean().item<double>()).epsilon(1e-5));
 }
 
-TEST_CASE("The cache is filled again when a weight of the encoder changes, and only then", "[apps][rec]") {
+TEST_CASE("The cache is filled again if and only if a weight of the encoder changes", "[apps][rec]") {
   const auto model = make_model({.embed_dim = 8});
   const double before = loss_of(*model);
   {
@@ -104,7 +104,7 @@ TEST_CASE("The cache is filled again when a weight of the encoder changes, and o
   CHECK(model->cache_builds() == 3);
 }
 
-TEST_CASE("A frozen encoder is not trained and has no dropout; one that is not has gradients", "[apps][rec]") {
+TEST_CASE("A frozen encoder is not trained and has no dropout; a trainable one has gradients", "[apps][rec]") {
   const TokenBatch b;
   const auto frozen = make_model({.embed_dim = 8, .use_cache = false});
   frozen->train();
@@ -128,7 +128,7 @@ TEST_CASE("A frozen encoder is not trained and has no dropout; one that is not h
   CHECK(gradient.abs().sum().item<double>() > 0);
 }
 
-TEST_CASE("A cache without a frozen encoder and texts that do not fit are errors", "[apps][rec]") {
+TEST_CASE("A cache without a frozen encoder and texts of the wrong length are errors", "[apps][rec]") {
   CHECK_THROWS_AS(make_model({.freeze_gpt2 = false, .use_cache = true}), c10::ValueError);
   const auto metadata = metadata_of(described());
   GPT2Config config{.vocab_size = metadata->vocab_size, .n_positions = 4, .n_embd = 24, .n_layer = 1, .n_head = 3};

@@ -34,7 +34,7 @@ Interactions dense(int64_t users, int64_t count) {
   return filter_ratings(make(rows)).value();
 }
 
-/// One letter for each interaction of the user: T(rain), V(alidation), S (test).
+/// One letter per interaction of the user: T(rain), V(alidation), S (test).
 std::string parts_of(const Interactions& data, const Split& split, int32_t user) {
   std::string parts;
   for (int64_t i = 0; i < data.size(); ++i) {
@@ -45,7 +45,7 @@ std::string parts_of(const Interactions& data, const Split& split, int32_t user)
 
 }  // namespace
 
-TEST_CASE("The threshold leaves out ratings below it, and those who have none left", "[apps][rec]") {
+TEST_CASE("The threshold drops lower ratings, and users and items without ratings left", "[apps][rec]") {
   const auto kept =
       filter_ratings(make({{0, 0, 3, 1}, {0, 1, 4, 1}, {1, 1, 2, 1}, {2, 2, 4, 1}, {2, 1, 5, 1}}), {.min_rating = 4})
           .value();
@@ -55,8 +55,9 @@ TEST_CASE("The threshold leaves out ratings below it, and those who have none le
   CHECK(kept.items[kept.item[0]].id == "i1");
 }
 
-TEST_CASE("The k-core is what is left when nobody has fewer than k any more", "[apps][rec]") {
-  // u2 has two, one of which is the only one of i3: without i3 u2 has one, and goes too; then i2 has one.
+TEST_CASE("The k-core is the subset in which every user and item has at least k interactions", "[apps][rec]") {
+  // u2 has two interactions, one of which is i3's only one: without i3, u2 has one left and is dropped; then i2 has
+  // one.
   const Ratings ratings =
       make({{0, 0, 5, 1}, {0, 1, 5, 1}, {1, 0, 5, 1}, {1, 1, 5, 1}, {2, 2, 5, 1}, {2, 3, 5, 1}, {1, 2, 5, 1}});
   const auto kept = filter_ratings(ratings, {.k_core = 2}).value();
@@ -72,7 +73,7 @@ TEST_CASE("The k-core is what is left when nobody has fewer than k any more", "[
   CHECK(exit_code(filter_ratings(without, {.min_rating = 3}).status()) == ExitCode::kUsage);
 }
 
-TEST_CASE("80/10/10 rounds as RecBole does and depends on the seed alone", "[apps][rec]") {
+TEST_CASE("80/10/10 rounds as RecBole does and depends on the seed only", "[apps][rec]") {
   // From RecBole's _calcu_split_ids with ratios (0.8, 0.1, 0.1).
   const std::vector<std::array<int64_t, 3>> expected = {{3, 1, 1}, {8, 1, 1}, {10, 1, 1}, {16, 2, 2}, {24, 2, 2}};
   const std::vector<int64_t> sizes = {5, 10, 12, 20, 28};
@@ -92,8 +93,7 @@ TEST_CASE("80/10/10 rounds as RecBole does and depends on the seed alone", "[app
   CHECK(parts_of(data, split, 0) != parts_of(data, split, 1));
 }
 
-TEST_CASE("Leave-one-out takes the last and the one before, and keeps the order of the file where times tie",
-          "[apps][rec]") {
+TEST_CASE("Leave-one-out takes the last two interactions, and keeps the file order for equal times", "[apps][rec]") {
   const auto data = filter_ratings(make({{0, 0, 5, 30},
                                          {0, 1, 5, 10},
                                          {0, 2, 5, 30},
@@ -117,8 +117,7 @@ TEST_CASE("Leave-one-out takes the last and the one before, and keeps the order 
   CHECK_THAT(error_line(make_split(timeless, {.mode = "leave_one_out"}).status()), Catch::Contains("no times"));
 }
 
-TEST_CASE("A split file gives the same split again, in any order of its lines, and refuses any other data",
-          "[apps][rec]") {
+TEST_CASE("A split file restores the same split with its lines in any order, and refuses other data", "[apps][rec]") {
   const TempDir dir;
   const Interactions data = dense(5, 12);
   const Split split = make_split(data, {.seed = 1}).value();
@@ -145,7 +144,7 @@ TEST_CASE("A split file gives the same split again, in any order of its lines, a
   std::reverse(changed.begin() + 2, changed.end());
   write(changed);
   CHECK((load_split(dir / "other.tsv", data)->parts == split.parts));
-  changed = {lines.begin() + 1, lines.end()};  // the protocol may be missing, the header may not
+  changed = {lines.begin() + 1, lines.end()};  // the protocol line is optional, the header is not
   write(changed);
   CHECK(load_split(dir / "other.tsv", data)->protocol == "split file");
   changed.erase(changed.begin());
@@ -170,7 +169,7 @@ TEST_CASE("A split file gives the same split again, in any order of its lines, a
   CHECK_THAT(error(dense(5, 11)), Catch::Contains("no such pair"));
 }
 
-TEST_CASE("Items of a user are those of the parts asked for, ascending", "[apps][rec]") {
+TEST_CASE("Items of a user are those of the requested parts, in ascending order", "[apps][rec]") {
   const Interactions data = dense(4, 12);
   const Split split = make_split(data, {.seed = 2}).value();
   const UserItems train(data, split, {Part::kTrain}), known(data, split, {Part::kTrain, Part::kValidation});

@@ -1,4 +1,4 @@
-// What trainkit-gpt2rec's steps take of memory, and what it does where there is none.
+// Memory of trainkit-gpt2rec's steps, and its behaviour when memory runs out.
 #include <catch2/catch.hpp>
 
 #include "rec_given.h"
@@ -24,8 +24,10 @@ int64_t counted(const StepRecipe& recipe, int64_t rows) {
 
 }  // namespace
 
-TEST_CASE("The peak of a step is predicted within 1 % of the counted one: every mode of the recommender, fp32 and bf16",
-          "[apps][rec][memory]") {
+TEST_CASE(
+    "The peak memory of a step is predicted within 1 % of the counted peak: every mode of the recommender, fp32 and "
+    "bf16",
+    "[apps][rec][memory]") {
   for (const std::vector<std::string>& mode : {std::vector<std::string>{"--model", "bpr_mf"},
                                                {"--use_cache"},
                                                {"--no-use_cache"},
@@ -35,7 +37,7 @@ TEST_CASE("The peak of a step is predicted within 1 % of the counted one: every 
     Given settings(planned(mode));
     const Session session = settings.open();
     StepRecipe recipe = recipe_of(settings, session), whole = recipe;
-    whole.fill_caches = nullptr;  // GPT-2 reads all texts, in the first step
+    whole.fill_caches = nullptr;  // GPT-2 processes all texts in the first step
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       recipe.step.precision = whole.step.precision = precision;
       const auto estimate =
@@ -50,27 +52,28 @@ TEST_CASE("The peak of a step is predicted within 1 % of the counted one: every 
   }
 }
 
-TEST_CASE("What GPT-2's output takes is classed as cache: a vector of its width for each text", "[apps][rec][memory]") {
+TEST_CASE("GPT-2's cached output has class cache: a vector of its width per text", "[apps][rec][memory]") {
   for (const bool cached : {true, false}) {
     Given settings(planned({cached ? "--use_cache" : "--no-use_cache"}));
     const Session session = settings.open();
     const int64_t texts = session.interactions().num_users() + session.interactions().num_items();
     const MemoryBytes standing = record_step_memory(recipe_of(settings, session), 8, 1).value().live();
-    const int64_t tokens = texts * settings.options.max_tokens * 2 * 8;  // ids and mask, while they are needed
+    const int64_t tokens = texts * settings.options.max_tokens * 2 * 8;  // ids and mask, while they are in use
     CHECK(standing[MemoryClass::kCache] == (cached ? texts * 32 * 4 : tokens));
   }
 }
 
-TEST_CASE("For a GPU the gradients of BPR-MF are planned as tensors", "[apps][rec][memory]") {
+TEST_CASE("A GPU plan includes the gradients of BPR-MF as dense tensors", "[apps][rec][memory]") {
   Given settings(planned({"--model", "bpr_mf"}));
   const Session session = settings.open();
   StepRecipe recipe = recipe_of(settings, session);
   recipe.for_gpu = true;
   const MemoryBytes peak = record_step_memory(recipe, 8, 1).value().peak();
-  CHECK(peak[MemoryClass::kGradients] > peak[MemoryClass::kWeights] / 2);  // the users', of which there are more
+  CHECK(peak[MemoryClass::kGradients] > peak[MemoryClass::kWeights] / 2);  // the gradients of the user table, the
+                                                                           // larger one
 }
 
-TEST_CASE("The ladder has the guides' rungs in their order, each with its memory", "[apps][rec][memory]") {
+TEST_CASE("The ladder has the guides' suggestions in order, each with its memory", "[apps][rec][memory]") {
   Given settings(planned(
       {"--use_cache", "--max_tokens", "4", "--plan_devices", "2", "--batch_size", "64", "--gpu_memory", "1GiB"}));
   const Session session = settings.open();
@@ -90,8 +93,7 @@ TEST_CASE("The ladder has the guides' rungs in their order, each with its memory
   }
 }
 
-TEST_CASE("A run says what its memory was predicted to be and what it was, and chooses its batch",
-          "[apps][rec][memory]") {
+TEST_CASE("A run prints its predicted and measured memory, and chooses its batch", "[apps][rec][memory]") {
   const RecPlace place;
   const auto run = [&](std::vector<std::string> more) {
     const Ended ended = run_to_end("trainkit-gpt2rec", place.flags("run", std::move(more)), place.dir.path().string());

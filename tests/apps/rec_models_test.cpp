@@ -1,4 +1,4 @@
-// The loss of BPR and the models on it.
+// The BPR loss and the models that use it.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/utils.h>
@@ -23,7 +23,7 @@ TripletBatch make_batch(int64_t rows, int64_t users, int64_t items) {
           at::randint(items, {rows}, at::kLong)};
 }
 
-/// A loss made of LibTorch's operations alone.
+/// The loss in plain LibTorch operations.
 at::Tensor plain_loss(const at::Tensor& user_table, const at::Tensor& item_table, const TripletBatch& b) {
   const at::Tensor u = user_table.index_select(0, b.users);
   const at::Tensor difference = item_table.index_select(0, b.positives) - item_table.index_select(0, b.negatives);
@@ -32,7 +32,7 @@ at::Tensor plain_loss(const at::Tensor& user_table, const at::Tensor& item_table
 
 }  // namespace
 
-TEST_CASE("bpr_loss and its gradients are those of LibTorch's operations", "[apps][rec]") {
+TEST_CASE("bpr_loss and its gradients equal LibTorch's operations", "[apps][rec]") {
   torch::manual_seed(1);
   for (const int64_t dim : {1, 7, 16, 64, 100}) {
     for (const int64_t rows : {1, 33, 1000}) {
@@ -51,7 +51,7 @@ TEST_CASE("bpr_loss and its gradients are those of LibTorch's operations", "[app
       for (int i : {0, 1}) {
         const at::Tensor& gradient = ours[i].grad();
         CHECK(at::allclose(gradient.to(at::kDouble), theirs[i].grad(), 1e-5, 1e-7));
-        // Rows that no triplet names are zero, whatever was in the memory before.
+        // Rows without a triplet are zero, whatever the memory held before.
         CHECK(gradient.abs().sum(1).eq(0).equal(theirs[i].grad().abs().sum(1).eq(0)));
       }
     }
@@ -89,7 +89,7 @@ TEST_CASE("Gradients of bpr_loss do not depend on the number of threads", "[apps
   CHECK(one.second.equal(three.second));
 }
 
-TEST_CASE("Gradient memory is used again once it is free, and never while it is held", "[apps][rec]") {
+TEST_CASE("Gradient memory is reused once it is free, and never while it is in use", "[apps][rec]") {
   torch::manual_seed(3);
   const at::Tensor u = at::randn({50, 8}).requires_grad_(), v = at::randn({40, 8}).requires_grad_();
   GradientBuffers buffers;
@@ -110,7 +110,7 @@ TEST_CASE("Gradient memory is used again once it is free, and never while it is 
   CHECK(held.equal(copy));
 }
 
-TEST_CASE("Indices out of range are errors, and double tables take LibTorch's way", "[apps][rec]") {
+TEST_CASE("Indices out of range are errors, and double tables use LibTorch's operations", "[apps][rec]") {
   const at::Tensor u = at::randn({5, 8}), v = at::randn({4, 8});
   GradientBuffers buffers;
   const at::Tensor good = at::zeros({1}, at::kLong), bad = at::full({1}, 5, at::kLong);
@@ -123,7 +123,7 @@ TEST_CASE("Indices out of range are errors, and double tables take LibTorch's wa
         Approx(plain_loss(du, dv, batch).item<double>()));
 }
 
-TEST_CASE("BprMf's vectors are what its loss is made of", "[apps][rec]") {
+TEST_CASE("The vectors of BprMf give its loss", "[apps][rec]") {
   torch::manual_seed(4);
   BprMf model(50, 40, 16);
   const TripletBatch batch = make_batch(30, 50, 40);
@@ -131,6 +131,6 @@ TEST_CASE("BprMf's vectors are what its loss is made of", "[apps][rec]") {
   CHECK(vectors.users.sizes() == at::IntArrayRef({50, 16}));
   CHECK(model.loss(batch.users, batch.positives, batch.negatives).item<float>() ==
         Approx(plain_loss(vectors.users, vectors.items, batch).item<float>()).epsilon(1e-5));
-  // Xavier: variance 2 / (rows + columns).
+  // Xavier initialisation: variance 2 / (rows + columns).
   CHECK(vectors.users.std().item<double>() == Approx(std::sqrt(2.0 / 66)).epsilon(0.1));
 }

@@ -1,4 +1,4 @@
-// What trainkit-gpt2rec does where there is no memory.
+// trainkit-gpt2rec when memory runs out.
 #include <catch2/catch.hpp>
 
 #include "../train/budget_allocator.h"
@@ -11,11 +11,11 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Out of memory with one row at a time gives up the cache, and the loss is that of dynamic mode",
+TEST_CASE("Out of memory at one row per micro-batch drops the cache, and the loss is that of dynamic mode",
           "[apps][rec][memory]") {
   BudgetAllocator& memory = BudgetAllocator::instance();
   Given settings(planned({"--use_cache", "--max_tokens", "6"}));
-  settings.options.n_embd = 256;  // a cache of 2 MB beside 3 texts in a step
+  settings.options.n_embd = 256;  // a cache of 2 MB next to 3 texts in a step
   settings.options.n_layer = 1;
   const Session session = settings.open();
   const auto triplets = session.triplets(Part::kTrain).value();
@@ -40,10 +40,10 @@ TEST_CASE("Out of memory with one row at a time gives up the cache, and the loss
     }});
     step(rows[0], loss);
     const int64_t standing = memory.live();
-    // Less than the cache that stands, and more than a step without it.
+    // Less than the present cache needs, and more than a step without it.
     if (limited) memory.limit(standing + 500'000);
     for (size_t row = 1; row < rows.size(); ++row) {
-      // Somebody else takes what is left.
+      // Another allocation takes the remaining memory.
       const at::Tensor beside = limited && row == 2 ? at::empty({499'000}, at::kByte) : at::Tensor();
       losses.push_back(step(rows[row], loss).loss.item<double>());
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// A small data set, and the flags of a small run of trainkit-gpt2rec on it.
+/// A small data set, and the flags of a small run of trainkit-gpt2rec with it.
 
 #include <algorithm>
 #include <string>
@@ -15,14 +15,14 @@ namespace trainkit::test {
 
 using namespace trainkit::rec;
 
-/// 60 users and 50 items, in the three formats, in a folder to run in.
+/// A run folder with 60 users and 50 items in the three formats.
 struct RecPlace {
   RecPlace() {
     const absl::Status written =
         write_demo_ratings(dir.path().string(), {.users = 60, .items = 50, .ratings_per_user = 16, .seed = 2});
     if (!written.ok()) throw std::runtime_error(error_line(written));
   }
-  /// Flags of a run that takes a millisecond a step. What `more` gives stands instead of what would be here.
+  /// Flags of a run that takes about 1 ms per step. Flags in `more` replace those here.
   std::vector<std::string> flags(const std::string& run, std::vector<std::string> more = {}) const {
     const std::vector<std::pair<std::string, std::string>> mine = {
         {"--data_dir", dir / "ml-1m"}, {"--output_dir", dir / run}, {"--device", "cpu"}, {"--model", "bpr_mf"},

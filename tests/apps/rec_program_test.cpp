@@ -32,7 +32,7 @@ std::string weights_of(const RecPlace& place, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("A run writes its folder, its split and its scores with the protocol and popularity beside them",
+TEST_CASE("A run writes its folder, its split and its scores with the protocol and the popularity baseline",
           "[apps][rec]") {
   const RecPlace place;
   const Ended ended = run(place, place.flags("run", {"--monitor"}));
@@ -62,7 +62,7 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
   CHECK(best.metadata().at("step") == std::to_string(summary.at("best_step").get<int64_t>()));
 }
 
-TEST_CASE("All formats, and any number of workers, train the same weights", "[apps][rec]") {
+TEST_CASE("All formats and any number of workers train the same weights", "[apps][rec]") {
   const RecPlace place;
   const auto with = [&](const std::string& name, std::vector<std::string> more) {
     const Ended ended = run(place, place.flags(name, std::move(more)));
@@ -81,9 +81,9 @@ TEST_CASE("All formats, and any number of workers, train the same weights", "[ap
   CHECK(with("h", {"--negatives", "in_batch"}) != expected);
 }
 
-TEST_CASE("Early stopping and the best epoch never see a test interaction", "[apps][rec]") {
-  // Ten interactions of the test part are taken out of the data, none of which is the first line of its user or item,
-  // so that the numbers of the rest stay: then nothing of training may change.
+TEST_CASE("Early stopping and the best epoch never use a test interaction", "[apps][rec]") {
+  // Removes ten test interactions from the data, none of which is the first line of its user or item, so that the other
+  // indices stay the same. Training must not change.
   const RecPlace place;
   const std::vector<std::string> stop = {"--early_stopping", "2", "--epochs", "30"};
   REQUIRE(run(place, place.flags("a", stop)).code == 0);
@@ -118,7 +118,7 @@ TEST_CASE("Early stopping and the best epoch never see a test interaction", "[ap
   CHECK(json_of(place, "a/summary.json").at("recall@10") != json_of(place, "b/summary.json").at("recall@10"));
 }
 
-TEST_CASE("config.yaml of a run of trainkit-gpt2rec gives the same run again", "[apps][rec]") {
+TEST_CASE("config.yaml of a run of trainkit-gpt2rec reproduces the run", "[apps][rec]") {
   const RecPlace place;
   REQUIRE(run(place, place.flags("run")).code == 0);
   const Ended again = run(place, {"--config", place.dir / "run" + "/config.yaml", "--output_dir", place.dir / "again"});
@@ -127,7 +127,8 @@ TEST_CASE("config.yaml of a run of trainkit-gpt2rec gives the same run again", "
   CHECK(losses(place.dir / "run") == losses(place.dir / "again"));
 }
 
-TEST_CASE("2048 rows a step are shared among the devices, and what rounding loses is told", "[apps][rec]") {
+TEST_CASE("2048 rows per step are divided among the devices, and rows changed by rounding are reported",
+          "[apps][rec]") {
   const RecPlace place;
   const auto plan = [&](std::vector<std::string> more) {
     more.insert(more.end(),
@@ -149,7 +150,7 @@ TEST_CASE("2048 rows a step are shared among the devices, and what rounding lose
   CHECK(nlohmann::json::parse(plan({"--json"})).contains("protocol"));
 }
 
-TEST_CASE("Every split, protocol, filter and strategy trains as a program", "[apps][rec]") {
+TEST_CASE("Every split, protocol, filter and strategy trains", "[apps][rec]") {
   const RecPlace place;
   for (const std::vector<std::string>& more : {std::vector<std::string>{"--split", "leave_one_out"},
                                                {"--split", "leave_one_out", "--sampled_negatives", "20"},
@@ -169,7 +170,7 @@ TEST_CASE("Every split, protocol, filter and strategy trains as a program", "[ap
   }
 }
 
-TEST_CASE("The GPT-2 model trains frozen, cached, trained and with adapters, and changes over on resume",
+TEST_CASE("The GPT-2 model trains frozen, cached, unfrozen and with adapters, and can switch modes on resume",
           "[apps][rec]") {
   const RecPlace place;
   const auto with = [&](const std::string& name, std::vector<std::string> more) {
@@ -194,8 +195,7 @@ TEST_CASE("The GPT-2 model trains frozen, cached, trained and with adapters, and
   CHECK(json_of(place, "cached/summary.json").at("epochs") == 3);
 }
 
-TEST_CASE("A run whose negatives are drawn on the device has the losses of one whose loader draws them",
-          "[apps][rec]") {
+TEST_CASE("A run that draws negatives on the device has the losses of one whose loader draws them", "[apps][rec]") {
   const RecPlace place;
   for (const char* negatives : {"uniform", "popularity", "in_batch"}) {
     for (const char* draw : {"loader", "device"}) {
@@ -207,7 +207,7 @@ TEST_CASE("A run whose negatives are drawn on the device has the losses of one w
   }
 }
 
-TEST_CASE("Two replicas and two ranks train what one process does", "[apps][rec]") {
+TEST_CASE("Two replicas and two ranks train the same weights as one process", "[apps][rec]") {
   const RecPlace place;
   const std::vector<std::string> one = {"--batch_size", "64", "--epochs", "3"};
   REQUIRE(run(place, place.flags("one", one)).code == 0);
@@ -235,7 +235,7 @@ TEST_CASE("Two replicas and two ranks train what one process does", "[apps][rec]
   compare("ddp");
 }
 
-TEST_CASE("Faults of trainkit-gpt2rec end with the exit code of their kind, in one line", "[apps][rec]") {
+TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one line", "[apps][rec]") {
   const RecPlace place;
   std::ofstream(place.dir / "bad.yaml") << "kcore: 8\n";
   std::ofstream(place.dir / "split.tsv") << "user\titem\n";
@@ -292,7 +292,7 @@ TEST_CASE("Faults of trainkit-gpt2rec end with the exit code of their kind, in o
   }
 }
 
-TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; it goes on with its split",
+TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; it resumes with its split",
           "[apps][rec]") {
   const RecPlace place;
   test::Program program("trainkit-gpt2rec",
@@ -313,7 +313,7 @@ TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; i
   CHECK(fs::exists(place.dir / "run" + "/scores.json"));
 }
 
-TEST_CASE("The demo data that trainkit-gpt2rec writes is data that it reads", "[apps][rec]") {
+TEST_CASE("trainkit-gpt2rec can read the demo data that it writes", "[apps][rec]") {
   const RecPlace place;
   const Ended made = run(place, {"--make_demo_data", place.dir / "demo"});
   INFO(made.errors);

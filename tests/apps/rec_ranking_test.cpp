@@ -1,4 +1,4 @@
-// Lists of recommendations and their scores.
+// Recommendation lists and their scores.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -51,8 +51,8 @@ Made reference_data(at::Tensor& scores) {
 
 }  // namespace
 
-TEST_CASE("The scores are those of RecBole's metrics on the same scores to 1e-6", "[apps][rec]") {
-  // What tests/reference/recbole_metrics.py printed with RecBole 1.2.1.
+TEST_CASE("The scores equal RecBole's metrics for the same inputs to 1e-6", "[apps][rec]") {
+  // Output of tests/reference/recbole_metrics.py with RecBole 1.2.1.
   const std::map<std::string, double> expected = {
       {"recall@1", 0.0257045675},     {"recall@5", 0.1007612569},     {"recall@10", 0.1442905734},
       {"recall@20", 0.2649659864},    {"precision@1", 0.1224489796},  {"precision@5", 0.1020408163},
@@ -74,7 +74,7 @@ TEST_CASE("The scores are those of RecBole's metrics on the same scores to 1e-6"
   }
 }
 
-TEST_CASE("The lists are those of a sort of all scores, without what is left out", "[apps][rec]") {
+TEST_CASE("The lists equal a sort of all scores without excluded items", "[apps][rec]") {
   at::manual_seed(1);
   const int64_t users = 70, items = 333, dim = 9;
   const at::Tensor u = at::randn({users, dim}), v = at::randn({items, dim});
@@ -100,7 +100,7 @@ TEST_CASE("The lists are those of a sort of all scores, without what is left out
   at::set_num_threads(threads);
 }
 
-TEST_CASE("Ties go to the lower number, and what cannot be ranked is -1", "[apps][rec]") {
+TEST_CASE("Ties are ordered by lower index, and items that cannot be ranked are -1", "[apps][rec]") {
   const Made made = make(2, 5, {{0, 1, Part::kTrain}, {0, 0, Part::kTrain}, {1, 4, Part::kTest}});
   const UserItems left_out(made.data, made.split, {Part::kTrain});
   const at::Tensor same = top_items(at::ones({2, 1}), at::ones({5, 1}), left_out, 6);
@@ -109,8 +109,8 @@ TEST_CASE("Ties go to the lower number, and what cannot be ranked is -1", "[apps
   CHECK(top_items(at::ones({2, 1}), nan, left_out, 3)[1].equal(at::tensor(at::ArrayRef<int64_t>{2, 4, 0})));
 }
 
-TEST_CASE("A hit counts by its place, and users without a positive do not count", "[apps][rec]") {
-  // User 0 finds its one item in place 2; user 1 has nothing to find; user 2 finds one of two in place 1.
+TEST_CASE("A hit counts by its position, and users without a positive are not counted", "[apps][rec]") {
+  // User 0 has its only item at position 2; user 1 has no positive; user 2 has one of two at position 1.
   const Made made = make(3, 6, {{0, 2, Part::kTest}, {1, 0, Part::kTrain}, {2, 5, Part::kTest}, {2, 0, Part::kTest}});
   const UserItems positives(made.data, made.split, {Part::kTest});
   const at::Tensor lists = at::tensor(at::ArrayRef<int64_t>{1, 2, 3, 1, 2, 3, 5, 1, 2}).view({3, 3});
@@ -125,7 +125,7 @@ TEST_CASE("A hit counts by its place, and users without a positive do not count"
   CHECK(scores.at("coverage@2") == Approx(3.0 / 6));
 }
 
-TEST_CASE("Validation leaves out training alone, the test validation too", "[apps][rec]") {
+TEST_CASE("Validation excludes training items only; the test also excludes validation items", "[apps][rec]") {
   const Made made = make(2, 4,
                          {{0, 0, Part::kTrain},
                           {0, 1, Part::kValidation},
@@ -138,11 +138,11 @@ TEST_CASE("Validation leaves out training alone, the test validation too", "[app
       Ranking::create(made.data, made.split, {.part = Part::kValidation, .ks = {1}})->score(users, items).at("hit@1") ==
       1);
   CHECK(Ranking::create(made.data, made.split, {.part = Part::kTest, .ks = {1}})->score(users, items).at("hit@1") == 1);
-  // Popularity knows training alone: item 0 twice, 1 and 2 once each.
+  // Popularity uses training data only: item 0 twice, items 1 and 2 once each.
   CHECK(Ranking::create(made.data, made.split, {.part = Part::kTest, .ks = {1}})->score_popularity().at("hit@1") == 1);
 }
 
-TEST_CASE("Sampled negatives are items without any interaction, the same again, and easier than all", "[apps][rec]") {
+TEST_CASE("Sampled negatives have no interaction, are reproducible, and are easier than full ranking", "[apps][rec]") {
   at::manual_seed(2);
   std::vector<std::tuple<int32_t, int32_t, Part>> rows;
   for (int32_t user = 0; user < 80; ++user) {
@@ -160,7 +160,7 @@ TEST_CASE("Sampled negatives are items without any interaction, the same again, 
   CHECK(scores(100, 1) == scores(100, 1));
   CHECK(scores(100, 1) != scores(100, 2));
   CHECK(scores(100, 1).at("hit@10") > scores(0, 1).at("hit@10"));
-  // All items that are left are the candidates of the full ranking.
+  // All remaining items are the candidates of the full ranking.
   CHECK(scores(260, 1).at("ndcg@10") == Approx(scores(0, 1).at("ndcg@10")));
   const auto protocol = [&](const RankingOptions& options) {
     return Ranking::create(made.data, made.split, options).value().protocol();
@@ -177,8 +177,8 @@ TEST_CASE("Sampled negatives are items without any interaction, the same again, 
   CHECK_THAT(error_line(impossible.status()), Catch::Contains("too few items for 261 sampled negatives"));
 }
 
-TEST_CASE("As RecBole's uni100, each positive brings its own negatives, drawn with replacement", "[apps][rec]") {
-  // One user: 3 items to find, 37 of training, 1 of validation, and 259 that they never chose.
+TEST_CASE("Each positive has its own negatives, drawn with replacement, as in RecBole's uni100", "[apps][rec]") {
+  // One user: 3 positives, 37 training items, 1 validation item, and 259 without interaction.
   std::vector<std::tuple<int32_t, int32_t, Part>> rows;
   for (int32_t item = 0; item < 41; ++item) {
     rows.emplace_back(0, item, item < 3 ? Part::kTest : item == 3 ? Part::kValidation : Part::kTrain);
@@ -195,14 +195,14 @@ TEST_CASE("As RecBole's uni100, each positive brings its own negatives, drawn wi
     return std::lround(300 * scores(options).at("coverage@300"));
   };
   CHECK(candidates({.sampled_negatives = 100, .sampled_per_user = true}) == 103);
-  // 300 draws among 259 items meet 259 (1 - (1 - 1/259)^300) = 178 of them, give or take 7.
+  // 300 draws from 259 items find 259 (1 - (1 - 1/259)^300) = 178 different ones, with a deviation of 7.
   const auto met = candidates({.sampled_negatives = 100});
   CHECK(met > 3 + 178 - 30);
   CHECK(met < 3 + 178 + 30);
   CHECK(scores({.sampled_negatives = 100}).at("recall@300") == 1);
-  // More than there are items.
+  // More than the number of items.
   CHECK(candidates({.sampled_negatives = 5000}) == 262);
-  // A validation may meet what is only known from the test.
+  // A validation may draw items that occur only in the test.
   CHECK(candidates({.part = Part::kValidation, .sampled_negatives = 5000}) == 263);
   CHECK(candidates({.part = Part::kValidation, .sampled_negatives = 259, .sampled_per_user = true}) == 260);
 }

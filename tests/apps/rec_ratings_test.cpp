@@ -1,4 +1,4 @@
-// Files of MovieLens and RecBole, good and bad.
+// Valid and invalid files of MovieLens and RecBole.
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
@@ -17,7 +17,7 @@ namespace {
 
 using Files = std::map<std::string, std::string>;
 
-/// A small data set of each kind; tests spoil one file of it.
+/// A small data set of each kind; tests corrupt one file of it.
 Files files_1m() {
   return {{"ratings.dat", "1::10::5::978300760\n1::20::3::978302109\n2::10::4::978300055\n2::30::1::978300000\n"},
           {"movies.dat",
@@ -80,7 +80,7 @@ TEST_CASE("The three formats are read with their ids, values, times and texts", 
   CHECK((recbole.rows[1].value == 4.5f && recbole.rows[1].time == 11));
 }
 
-TEST_CASE("What is harmless is taken: CRLF, a byte order mark, UTF-8 titles, unsorted times", "[apps][rec]") {
+TEST_CASE("Harmless variations are accepted: CRLF, a byte order mark, UTF-8 titles, unsorted times", "[apps][rec]") {
   Files files = files_1m();
   for (auto& [name, text] : files) {
     std::string changed = name == "users.dat" ? "\xef\xbb\xbf" : "";
@@ -97,7 +97,7 @@ TEST_CASE("What is harmless is taken: CRLF, a byte order mark, UTF-8 titles, uns
   CHECK_FALSE(must_read(files).has_values);
 }
 
-TEST_CASE("Users and items that were never rated are told with their line", "[apps][rec]") {
+TEST_CASE("Users and items without a rating are reported with their line", "[apps][rec]") {
   Files files = files_1m();
   files["users.dat"] += "7::M::25::4::1\n8::M::25::4::1\n";
   files["movies.dat"] += "40::Alien::Horror\n";
@@ -107,12 +107,12 @@ TEST_CASE("Users and items that were never rated are told with their line", "[ap
   CHECK_THAT(ratings.notes[1], Catch::EndsWith("movies.dat:4: item 40 has no rating"));
 }
 
-TEST_CASE("Every bad line is named with its file, its number and what is wrong", "[apps][rec]") {
+TEST_CASE("Every bad line is reported with its file, its number and the problem", "[apps][rec]") {
   enum Kind { k1m, k100k, kRecbole };
   struct Case {
     Kind kind;
     const char* file;
-    std::string from, to;  // the first occurrence of `from` is replaced; "" replaces all
+    std::string from, to;  // replaces the first occurrence of `from`; "" replaces the whole file
     const char* where;
     const char* text;
   };
@@ -207,13 +207,13 @@ TEST_CASE("Every bad line is named with its file, its number and what is wrong",
     INFO(error_line(ratings.status()));
     CHECK(exit_code(ratings.status()) == ExitCode::kData);
     CHECK(error_line(ratings.status()).size() <= 400);
-    if (std::string_view(bad.text) == "user_id token") continue;  // either column is at fault
+    if (std::string_view(bad.text) == "user_id token") continue;  // either column may be reported
     CHECK(error_line(ratings.status()).find(std::string("/") + bad.where + ": ") != std::string::npos);
     CHECK(error_line(ratings.status()).find(bad.text) != std::string::npos);
   }
 }
 
-TEST_CASE("Folders without ratings, with several, and things that are no files are errors", "[apps][rec]") {
+TEST_CASE("Folders without ratings, folders with several, and special files are errors", "[apps][rec]") {
   const TempDir dir;
   const auto line_of = [&](const std::string& path, const std::string& format = "auto") {
     const auto ratings = read_ratings(path, format);
@@ -238,7 +238,7 @@ TEST_CASE("Folders without ratings, with several, and things that are no files a
   CHECK_THAT(line_of(dir.path().string()), Catch::Contains("ratings.dat"));  // and does not wait for a writer
 }
 
-TEST_CASE("Every prefix of a ratings file is whole lines of it or an error", "[apps][rec]") {
+TEST_CASE("Every prefix of a ratings file is read as whole lines or is an error", "[apps][rec]") {
   const Files whole = files_1m();
   const std::string& text = whole.at("ratings.dat");
   const TempDir dir;
@@ -254,7 +254,7 @@ TEST_CASE("Every prefix of a ratings file is whole lines of it or an error", "[a
   }
 }
 
-TEST_CASE("The demo data is the same in all formats, reads without a note, and is a function of its seed",
+TEST_CASE("The demo data is the same in all formats, reads without a note, and depends only on its seed",
           "[apps][rec]") {
   const TempDir dir;
   REQUIRE(write_demo_ratings(dir.path().string(), {.users = 40, .items = 50, .ratings_per_user = 12}).ok());

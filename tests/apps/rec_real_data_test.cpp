@@ -1,4 +1,4 @@
-// MovieLens 100k itself (TRAINKIT_TEST_DATA), in its own format, as RecBole ships it, and in the format of MovieLens
+// MovieLens 100k itself (TRAINKIT_TEST_DATA): in its own format, as RecBole ships it, and in the format of MovieLens
 // 1M.
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -11,7 +11,7 @@ using namespace trainkit;
 using namespace trainkit::rec;
 using namespace trainkit::test;
 
-TEST_CASE("MovieLens 100k reads whole and alike in its three formats", "[apps][rec]") {
+TEST_CASE("MovieLens 100k gives the same complete data in its three formats", "[apps][rec]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   const std::string folder = data_dir() + "/movielens/";
   const Ratings own = read_ratings(folder + "ml-100k").value();
@@ -28,13 +28,13 @@ TEST_CASE("MovieLens 100k reads whole and alike in its three formats", "[apps][r
   CHECK(differences == 0);
   const Ratings as_1m = read_ratings(folder + "ml-100k-as-ml-1m").value();
   CHECK((as_1m.users.size() == 943 && as_1m.items.size() == 1682 && as_1m.rows.size() == 100'000));
-  // Those who have rated 20 or more are all there is, so that no user is lost in a core of ten.
+  // All users have 20 or more ratings, so a 10-core drops none.
   const Interactions core = filter_ratings(own, {.k_core = 10}).value();
   CHECK(core.num_users() == 943);
   CHECK(core.num_items() == 1152);
 }
 
-TEST_CASE("The cut sample of MovieLens 1M is refused at its last line, and its tables are read", "[apps][rec]") {
+TEST_CASE("The truncated sample of MovieLens 1M is refused at its last line, and its tables are read", "[apps][rec]") {
   if (data_dir().empty()) TRAINKIT_SKIP("TRAINKIT_TEST_DATA is not set");
   const TempDir dir;
   const std::string side = data_dir() + "/movielens/ml-1m-side/";
@@ -46,5 +46,5 @@ TEST_CASE("The cut sample of MovieLens 1M is refused at its last line, and its t
   std::ofstream(dir / "ratings.dat", std::ios::app) << "\n";
   const Ratings whole = read_ratings(dir.path().string()).value();
   CHECK(whole.rows.size() == 19);
-  REQUIRE(whole.notes.size() == 2);  // of 6,040 users and 3,883 movies most have no rating in a sample
+  REQUIRE(whole.notes.size() == 2);  // most of the 6,040 users and 3,883 movies have no rating in a sample
 }

@@ -1,4 +1,4 @@
-// trainkit-gpt2rec interrupted at random moments: some times, or hundreds of times with TRAINKIT_TEST_FULL (./dev test
+// trainkit-gpt2rec interrupted at random moments: a few times, or hundreds of times with TRAINKIT_TEST_FULL (./dev test
 // --full).
 #include "interruptions.h"
 #include "rec_place.h"
@@ -7,7 +7,7 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Runs of trainkit-gpt2rec interrupted at random moments end with the bytes of one that was not",
+TEST_CASE("Runs of trainkit-gpt2rec interrupted at random moments end with the bytes of an uninterrupted run",
           "[apps][rec][resume]") {
   const RecPlace place;
   const std::vector<std::string> more = {"--epochs",     "12", "--save_every",     "8",

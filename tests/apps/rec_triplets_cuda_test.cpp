@@ -1,4 +1,4 @@
-// A file of its own: where there is no GPU it is skipped.
+// A separate file, because it is skipped without a GPU.
 #include <ATen/ATen.h>
 
 #include "core/gpu_operations.h"
@@ -9,7 +9,7 @@
 using namespace trainkit;
 using namespace trainkit::rec;
 
-TEST_CASE("On a GPU triplets are those of the CPU, by the kernel and without it", "[apps][rec][gpu]") {
+TEST_CASE("Triplets drawn on a GPU equal those of the CPU, with and without the kernel", "[apps][rec][gpu]") {
   if (!at::hasCUDA()) TRAINKIT_SKIP("no GPU that LibTorch can use");
   Interactions data;
   data.users.resize(60);

@@ -1,4 +1,4 @@
-// Triplets: what they are made of, and that they follow from seed, epoch and row.
+// Triplets: their contents, and that they depend only on seed, epoch and row.
 #include <ATen/ATen.h>
 
 #include <catch2/catch.hpp>
@@ -19,7 +19,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// 60 users with 4 to 33 of 40 items; item i is chosen the less often the larger i is.
+/// 60 users with 4 to 33 of 40 items; items with larger i are chosen less often.
 Interactions skewed() {
   Interactions data;
   data.users.resize(60);
@@ -69,7 +69,7 @@ Rows epoch_of(std::shared_ptr<const Dataset> data, PrefetcherOptions options, in
 
 }  // namespace
 
-TEST_CASE("TripletDataset keeps the contract of a Dataset", "[apps][rec]") {
+TEST_CASE("TripletDataset satisfies the contract of a Dataset", "[apps][rec]") {
   const Interactions data = skewed();
   const Split split = all_train_but(data, 9);
   for (const Negatives negatives : {Negatives::kUniform, Negatives::kPopularity}) {
@@ -77,7 +77,7 @@ TEST_CASE("TripletDataset keeps the contract of a Dataset", "[apps][rec]") {
   }
 }
 
-TEST_CASE("A negative is never a training item of its user, and each positive comes once an epoch", "[apps][rec]") {
+TEST_CASE("A negative is never a training item of its user, and each positive occurs once per epoch", "[apps][rec]") {
   const Interactions data = skewed();
   const Split split = all_train_but(data, 9);
   const UserItems train(data, split, {Part::kTrain});
@@ -99,7 +99,7 @@ TEST_CASE("A negative is never a training item of its user, and each positive co
   }
 }
 
-TEST_CASE("Triplets are the same for any workers and from any position, and others in another epoch or seed",
+TEST_CASE("Triplets are the same for any workers and any start position, and differ between epochs and seeds",
           "[apps][rec]") {
   const Interactions data = skewed();
   const auto triplets = TripletDataset::create(data, all_train_but(data, 9), Part::kTrain, Negatives::kUniform).value();
@@ -112,7 +112,7 @@ TEST_CASE("Triplets are the same for any workers and from any position, and othe
   CHECK(epoch_of(triplets, {.batch_size = 64}, 3, 2).negatives != expected.negatives);
 }
 
-TEST_CASE("Rows of validation have negatives that are neither training's nor their own", "[apps][rec]") {
+TEST_CASE("Validation rows have negatives that are in neither the training nor the validation set", "[apps][rec]") {
   const Interactions data = skewed();
   Split split = all_train_but(data, 9);
   for (size_t i = 4; i < split.parts.size(); i += 9) split.parts[i] = Part::kValidation;
@@ -127,11 +127,11 @@ TEST_CASE("Rows of validation have negatives that are neither training's nor the
       of_test += test.contains(all.users[i], static_cast<int32_t>(all.negatives[i]));
     }
   }
-  CHECK(of_test > 0);  // nothing is known of them
+  CHECK(of_test > 0);  // the test items are unknown at validation
 }
 
-TEST_CASE("Uniform negatives come alike often, popular ones as often as they were chosen", "[apps][rec]") {
-  // One user with two items out of 12; the others make some of the rest popular.
+TEST_CASE("Uniform negatives are equally frequent; popularity negatives follow the item counts", "[apps][rec]") {
+  // One user with two of 12 items; the other users make some of the rest popular.
   Interactions data;
   data.users.resize(21);
   data.items.resize(12);
@@ -171,7 +171,7 @@ TEST_CASE("Uniform negatives come alike often, popular ones as often as they wer
   }
 }
 
-TEST_CASE("A user who chose all but one item gets that one; one who chose all is an error", "[apps][rec]") {
+TEST_CASE("A user without interaction for one item gets that item; a user of all items is an error", "[apps][rec]") {
   Interactions data;
   data.users = {{"a"}, {"b"}};
   data.items.resize(5000);
@@ -198,7 +198,7 @@ TEST_CASE("A user who chose all but one item gets that one; one who chose all is
   CHECK_THAT(error_line(all.status()), Catch::Contains("user a") && Catch::Contains("every item"));
 }
 
-TEST_CASE("History says the same with bits, with a search, and as a table", "[apps][rec]") {
+TEST_CASE("History gives the same answers with a bit set, a search, and a table", "[apps][rec]") {
   const Interactions data = skewed();
   const UserItems items(data, all_train_but(data, 9), {Part::kTrain});
   const History history(items);
@@ -210,7 +210,7 @@ TEST_CASE("History says the same with bits, with a search, and as a table", "[ap
       REQUIRE(table[user][item].item<bool>() == items.contains(user, item));
     }
   }
-  Interactions wide;  // too many pairs for bits
+  Interactions wide;  // too many pairs for a bit set
   wide.users.resize(70'000);
   wide.items.resize(40'000);
   wide.user = {0, 69'999};
@@ -223,7 +223,7 @@ TEST_CASE("History says the same with bits, with a search, and as a table", "[ap
   CHECK(epoch_of(triplets, {.batch_size = 2}).users.size() == 2);
 }
 
-TEST_CASE("In-batch negatives are other rows' positives that the user did not choose", "[apps][rec]") {
+TEST_CASE("In-batch negatives are positives of other rows that the user has not chosen", "[apps][rec]") {
   const Interactions data = skewed();
   const Split split = all_train_but(data, 9);
   const auto triplets = TripletDataset::create(data, split, Part::kTrain, Negatives::kUniform).value();
@@ -243,7 +243,7 @@ TEST_CASE("In-batch negatives are other rows' positives that the user did not ch
             .equal(drawn.slice(0, 0, 1)));
 }
 
-TEST_CASE("Triplets made on the device are the loader's, bit for bit", "[apps][rec]") {
+TEST_CASE("Triplets drawn on the device equal the loader's bit for bit", "[apps][rec]") {
   const Interactions data = skewed();
   Split split = all_train_but(data, 9);
   for (size_t i = 4; i < split.parts.size(); i += 9) split.parts[i] = Part::kValidation;
@@ -274,7 +274,7 @@ TEST_CASE("Triplets made on the device are the loader's, bit for bit", "[apps][r
   }
 }
 
-TEST_CASE("A draw on the device ends as the loader's where 64 tries find nothing", "[apps][rec]") {
+TEST_CASE("A draw on the device uses the loader's fallback after 64 failed tries", "[apps][rec]") {
   Interactions data;
   data.users.resize(2);
   data.items.resize(5000);
@@ -293,7 +293,7 @@ TEST_CASE("A draw on the device ends as the loader's where 64 tries find nothing
   }
 }
 
-TEST_CASE("The kernel's generator is the library's, and rows out of range are errors", "[apps][rec]") {
+TEST_CASE("The kernel uses the library's generator, and rows out of range are errors", "[apps][rec]") {
   for (const uint64_t key : {uint64_t{0}, uint64_t{1}, uint64_t{0xfedcba9876543210}}) {
     for (uint64_t attempt = 1; attempt < 70; ++attempt) {
       REQUIRE(trainkit::rec::detail::attempt_key(key, attempt) == hash_key(key, attempt));

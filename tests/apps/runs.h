@@ -1,5 +1,5 @@
 #pragma once
-/// What a run of a trainer leaves in its folder, to be compared with another's.
+/// The results in a trainer's run folder, for comparison with another run.
 
 #include <iostream>
 #include <string>
@@ -10,20 +10,20 @@
 
 namespace trainkit::test {
 
-/// How a program ended.
+/// Exit code and output of a program.
 struct Ended {
   int code;
   std::string output, errors;
 };
 
-/// Runs a program of build/bin to its end, with its output in files of `folder`.
+/// Runs a program of build/bin until it ends, with its output in files of `folder`.
 inline Ended run_to_end(const std::string& name, const std::vector<std::string>& flags, const std::string& folder) {
   Program program(name, flags, folder);
   const int code = program.wait();
   return {code, program.output(), program.errors()};
 }
 
-/// What was logged of each split, without the clocks: the loss, or the overall accuracy of a test.
+/// Logged values of each split without times: the loss, or the overall accuracy of a test.
 struct Loss {
   std::string split;
   int64_t step;

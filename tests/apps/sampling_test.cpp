@@ -25,7 +25,8 @@ TEST_CASE("A sample is the prompt and its continuation", "[apps][sampling]") {
   CHECK(error_of(sample_text(model, *tokenizer, "abX", {}).status())->id == "data.tokens");
 }
 
-TEST_CASE("Perplexity is e to the loss, bits per character count the characters of a token", "[apps][sampling]") {
+TEST_CASE("Perplexity is exp(loss), and bits per character use the number of characters per token",
+          "[apps][sampling]") {
   const test::TempDir folder;
   const auto tokenizer = CharTokenizer::from_text("ab").value();
   Corpus corpus{.tokenizer = nullptr,

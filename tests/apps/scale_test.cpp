@@ -34,7 +34,7 @@ std::vector<std::string> with_step(std::vector<std::string> more) {
 
 }  // namespace
 
-TEST_CASE("scale's JSON is the model's prediction for 1, 2, 4, ... devices and then machines") {
+TEST_CASE("scale's JSON has the model's prediction for 1, 2, 4, ... devices and then machines") {
   const Scale scale(with_step({"--devices", "6", "--nodes", "4", "--inside", "pcie4", "--between", "5,11", "--json"}));
   INFO(scale.errors);
   REQUIRE(scale.code == 0);
@@ -50,7 +50,7 @@ TEST_CASE("scale's JSON is the model's prediction for 1, 2, 4, ... devices and t
   CHECK(json["predictions"][0]["speedup"].get<double>() == Approx(1));
 }
 
-TEST_CASE("scale compares with what was measured, in the table and in the picture") {
+TEST_CASE("scale compares with measurements in the table and in the picture") {
   const std::string picture = "scaling.svg";
   TempDir place;
   const Scale scale(
@@ -63,7 +63,7 @@ TEST_CASE("scale compares with what was measured, in the table and in the pictur
     CHECK_THAT(svg, Catch::Contains(text));
 }
 
-TEST_CASE("a fixed global batch scales worse than one that grows") {
+TEST_CASE("A fixed global batch scales worse than a growing one") {
   const auto speedup = [](const char* batch) {
     const Scale scale(with_step({"--devices", "8", "--inside", "eth10", "--batch", batch, "--json"}));
     return Json::parse(scale.output)["predictions"].back()["speedup"].get<double>();
@@ -71,14 +71,14 @@ TEST_CASE("a fixed global batch scales worse than one that grows") {
   CHECK(speedup("fixed") < speedup("grows"));
 }
 
-TEST_CASE("scale measures the link of this machine when asked") {
+TEST_CASE("scale measures the link of this machine on request") {
   const Scale scale(with_step({"--devices", "2", "--inside", "measure", "--json"}));
   INFO(scale.errors);
   REQUIRE(scale.code == 0);
   CHECK(Json::parse(scale.output)["inside"]["bytes_per_second"].get<double>() > 1e6);
 }
 
-TEST_CASE("what scale lacks is named, with an example") {
+TEST_CASE("A missing input of scale is reported with an example") {
   const auto fails = [](const std::vector<std::string>& flags, const char* text) {
     const Scale scale(flags);
     INFO(text);
@@ -94,7 +94,7 @@ TEST_CASE("what scale lacks is named, with an example") {
   fails({"--run", "/no/such/run"}, "/no/such/run");
 }
 
-TEST_CASE("a run on one device gives the step: rows over their rate, bytes of its weights") {
+TEST_CASE("A run on one device gives the step: rows divided by rate, and the bytes of its weights") {
   TempDir place;
   std::ofstream(place / "text.txt") << std::string(40'000, 'a') << "bcdefgh";
   Program trainer("trainkit-transformer",
@@ -128,7 +128,7 @@ TEST_CASE("a run on one device gives the step: rows over their rate, bytes of it
   CHECK(step->micro_steps == 2);
   CHECK(step->seconds > 0);
   CHECK(step->seconds < 60);
-  // the embeddings alone: 8 characters and 16 places, 16 wide, in fp32
+  // The embeddings only: 8 characters and 16 positions, width 16, in fp32.
   CHECK(step->gradient_bytes > (8 + 16) * 16 * 4);
   const Scale scale({"--run", place / "run", "--devices", "2", "--inside", "loopback", "--json"});
   CHECK(scale.code == 0);

@@ -1,4 +1,4 @@
-// Programs in odd surroundings: environment variables, limits, closed streams.
+// Programs in unusual surroundings: environment variables, limits, closed streams.
 #include <cstdlib>
 
 #include "program.h"
@@ -11,7 +11,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// The trainer after `setting` of a shell, with a model of a few numbers.
+/// Runs the trainer with a tiny model after the shell command `setting`.
 struct Run {
   explicit Run(const std::string& setting, const std::string& flags = "", const std::string& behind = "",
                const std::string& model = "--hidden_dim 16 --n_layers 1") {
@@ -34,7 +34,7 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("a bad variable is told at the start, by its name") {
+TEST_CASE("A bad variable is reported by name at the start") {
   const std::pair<const char*, const char*> cases[] = {
       {"OMP_NUM_THREADS=abc", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got 'abc'"},
       {"OMP_NUM_THREADS=0", "error[env.value] OMP_NUM_THREADS: is not a number of threads (got '0'"},
@@ -51,17 +51,17 @@ TEST_CASE("a bad variable is told at the start, by its name") {
   }
 }
 
-TEST_CASE("locale, time zone and a missing home change nothing, and no comma gets into a number") {
+TEST_CASE("Locale, time zone and a missing home folder change nothing, and numbers have no decimal comma") {
   const Run run("env -u HOME LC_ALL=de_DE.UTF-8 TZ=nowhere");
   INFO(run.errors);
   CHECK(run.code == 0);
   CHECK_THAT(read_text(run.dir / "run/metrics.jsonl"), Catch::Contains("\"loss\":") && !Catch::Contains("\"loss\":2,"));
 }
 
-TEST_CASE("a GPU that is asked for and hidden is a mistake in the command") {
+TEST_CASE("A requested GPU that is hidden is a usage error") {
   for (const char* value : {"", "9", "0,0"}) {
     const Run run(std::string("CUDA_VISIBLE_DEVICES=") + value, "--device cuda");
-    if (std::string(value) == "0,0" && run.code == 0) continue;  // a driver that takes it
+    if (std::string(value) == "0,0" && run.code == 0) continue;  // a driver that accepts it
     INFO(run.errors);
     CHECK(run.code == 2);
     CHECK_THAT(run.errors, Catch::Contains("--device: no"));
@@ -70,8 +70,8 @@ TEST_CASE("a GPU that is asked for and hidden is a mistake in the command") {
   }
 }
 
-#if !defined(__SANITIZE_THREAD__)  // which writes a file of its own at the start
-TEST_CASE("a file larger than the limit is an error of storage") {
+#if !defined(__SANITIZE_THREAD__)  // which writes its own file at the start
+TEST_CASE("A file above the size limit is a storage error") {
   const Run run("ulimit -f 20;", "", "", "--hidden_dim 64 --n_layers 1");
   INFO(run.errors);
   CHECK(run.code == 6);
@@ -79,11 +79,11 @@ TEST_CASE("a file larger than the limit is an error of storage") {
 }
 #endif
 
-TEST_CASE("a model beyond the limit of memory is out of memory") {
+TEST_CASE("A model above the memory limit is out of memory") {
   if (kSanitized) return;
   const Run run("ulimit -v 12000000;", "", "", "--hidden_dim 40000 --n_layers 1");
   INFO(run.errors);
   CHECK(run.code == 7);
 }
 
-TEST_CASE("a closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }
+TEST_CASE("A closed stdout does not end a run") { CHECK(Run("", "", " >&-").code == 0); }

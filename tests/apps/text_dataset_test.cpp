@@ -14,7 +14,7 @@ using namespace trainkit::transformer;
 
 namespace {
 
-/// A file of the tokens 0, 1, 2, ... so that a token says where it stands.
+/// A file of the tokens 0, 1, 2, ..., so that a token equals its position.
 TokenFile counting_file(const test::TempDir& folder, int64_t size) {
   const TokenFileOrigin origin{
       .vocab_size = size, .tokenizer_digest = std::string(32, '0'), .source_digest = std::string(32, '0')};
@@ -39,7 +39,8 @@ std::pair<at::Tensor, at::Tensor> epoch_of(const TokenWindows& windows, int64_t 
 
 }  // namespace
 
-TEST_CASE("An epoch is every non-overlapping window once, from an offset of its own", "[apps][text_dataset]") {
+TEST_CASE("An epoch has every non-overlapping window once, from an offset that changes by epoch",
+          "[apps][text_dataset]") {
   const test::TempDir folder;
   const TokenWindows windows(counting_file(folder, 1000), {.block_size = 16});
   std::map<int64_t, int> offsets;
@@ -62,7 +63,7 @@ TEST_CASE("An epoch is every non-overlapping window once, from an offset of its 
   CHECK(same < 15);
 }
 
-TEST_CASE("No offset reads past the end, whatever the length", "[apps][text_dataset]") {
+TEST_CASE("No offset reads past the end, for any length", "[apps][text_dataset]") {
   const test::TempDir folder;
   for (int64_t size = 5; size < 40; ++size) {
     const TokenWindows windows(counting_file(folder, size), {.block_size = 4});
@@ -71,7 +72,7 @@ TEST_CASE("No offset reads past the end, whatever the length", "[apps][text_data
   }
 }
 
-TEST_CASE("A whole part has every token but the first as a target once", "[apps][text_dataset]") {
+TEST_CASE("A whole split has every token except the first as a target once", "[apps][text_dataset]") {
   const test::TempDir folder;
   for (const int64_t end : {902, 916, 917, 918, 1000}) {
     const TokenWindows windows(counting_file(folder, 1000),
@@ -89,7 +90,7 @@ TEST_CASE("A whole part has every token but the first as a target once", "[apps]
   }
 }
 
-TEST_CASE("A part that is too short, or none, is an error", "[apps][text_dataset]") {
+TEST_CASE("A split that is too short or empty is an error", "[apps][text_dataset]") {
   const test::TempDir folder;
   const TokenFile file = counting_file(folder, 20);
   CHECK_THROWS_AS(TokenWindows(file, {.block_size = 20}), c10::ValueError);
@@ -101,7 +102,7 @@ TEST_CASE("A part that is too short, or none, is an error", "[apps][text_dataset
   CHECK(TokenWindows(file, {.block_size = 4, .begin = 18, .whole = true}).size() == 1);
 }
 
-TEST_CASE("TokenWindows keeps the contract of a dataset, for training and for evaluation", "[apps][text_dataset]") {
+TEST_CASE("TokenWindows satisfies the contract of a dataset, for training and for evaluation", "[apps][text_dataset]") {
   const test::TempDir folder;
   const TokenFile file = counting_file(folder, 3000);
   for (const bool whole : {false, true}) {
@@ -113,7 +114,7 @@ TEST_CASE("TokenWindows keeps the contract of a dataset, for training and for ev
   }
 }
 
-TEST_CASE("A loader's epoch has no token twice, and the next one other windows", "[apps][text_dataset]") {
+TEST_CASE("A loader's epoch has no token twice, and the next epoch has other windows", "[apps][text_dataset]") {
   const test::TempDir folder;
   const auto windows =
       std::make_shared<TokenWindows>(counting_file(folder, 3000), TokenWindowsOptions{.block_size = 8});

@@ -1,5 +1,5 @@
 #pragma once
-/// A text to learn, and the flags of a small run of trainkit-transformer on it.
+/// A training text, and the flags of a small run of trainkit-transformer with it.
 
 #include <algorithm>
 #include <fstream>
@@ -16,10 +16,10 @@ namespace trainkit::test {
 
 using namespace trainkit::transformer;
 
-/// A text and a folder to run in.
+/// A text and a run folder.
 struct Place {
   Place() { std::ofstream(dir / "text.txt") << demo_text(20'000, 1); }
-  /// Flags of a model that takes a millisecond a step.
+  /// Flags of a model that takes about 1 ms per step.
   std::vector<std::string> flags(const std::string& run, std::vector<std::string> more = {}) const {
     std::vector<std::string> all = {"--input",
                                     dir / "text.txt",
@@ -51,7 +51,7 @@ struct Place {
   TempDir dir;
 };
 
-/// Gives `flag` another value, or appends it.
+/// Changes the value of `flag`, or appends the flag.
 inline void set_flag(std::vector<std::string>& flags, const std::string& flag, std::string value) {
   const auto found = std::find(flags.begin(), flags.end(), flag);
   if (found == flags.end())

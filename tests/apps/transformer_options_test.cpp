@@ -22,7 +22,7 @@ struct Parsed {
 
 }  // namespace
 
-TEST_CASE("The guide's flags are there by the guide's names", "[apps][transformer_options]") {
+TEST_CASE("The guide's flags exist under the guide's names", "[apps][transformer_options]") {
   Parsed p({"--batch-size",
             "16",
             "--hidden-dim",
@@ -64,7 +64,7 @@ TEST_CASE("The guide's flags are there by the guide's names", "[apps][transforme
   CHECK(config.dropout == 0.1);
 }
 
-TEST_CASE("Defaults follow the device and give way to what the user says", "[apps][transformer_options]") {
+TEST_CASE("Defaults depend on the device, and user flags override them", "[apps][transformer_options]") {
   Parsed cpu({});
   cpu.parser.set_defaults(device_defaults(/*cuda=*/false), "cpu");
   CHECK((cpu.run.batch_size.value == 4 && cpu.options.hidden_dim == 512 && cpu.options.n_layers == 6));
@@ -75,7 +75,7 @@ TEST_CASE("Defaults follow the device and give way to what the user says", "[app
   CHECK((gpu.run.grad_accum_steps == 2 && gpu.run.mixed_precision));
 }
 
-TEST_CASE("Presets are the guide's and nanoGPT's", "[apps][transformer_options]") {
+TEST_CASE("Presets equal the guide's and nanoGPT's", "[apps][transformer_options]") {
   Parsed small({"--preset", "small_gpu"});
   CHECK((small.run.batch_size.value == 8 && small.options.hidden_dim == 128 && small.options.n_layers == 2));
   Parsed large({"--preset", "large_gpu"});

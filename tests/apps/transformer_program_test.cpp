@@ -20,7 +20,7 @@ Ended run(const Place& place, const std::vector<std::string>& flags) {
 
 }  // namespace
 
-TEST_CASE("A run writes its folder, says what it does and ends with a sample", "[apps][transformer]") {
+TEST_CASE("A run writes its folder, prints its settings and ends with a sample", "[apps][transformer]") {
   const Place place;
   const Ended ended =
       run(place, place.flags("run", {"--max_steps", "30", "--eval_every", "10", "--save_every", "10", "--monitor"}));
@@ -47,7 +47,7 @@ TEST_CASE("A run writes its folder, says what it does and ends with a sample", "
   CHECK(!fs::exists(place.dir / "run" + "/error.json"));
 }
 
-TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]") {
+TEST_CASE("config.yaml of a run reproduces the run", "[apps][transformer]") {
   const Place place;
   REQUIRE(run(place, place.flags("run", {"--max_steps", "10", "--save_every", "10"})).code == 0);
   const Ended again = run(place, {"--config", place.dir / "run" + "/config.yaml", "--output_dir", place.dir / "again"});
@@ -65,7 +65,7 @@ TEST_CASE("A dry run checks everything and writes nothing", "[apps][transformer]
   CHECK(!fs::exists(place.dir / "run"));
 }
 
-TEST_CASE("A run says the memory it is predicted to take, and what it took", "[apps][transformer]") {
+TEST_CASE("A run prints its predicted memory and its measured memory", "[apps][transformer]") {
   const Place place;
   const Ended ended = run(place, place.flags("run", {"--max_steps", "4"}));
   INFO(ended.output << ended.errors);
@@ -80,7 +80,7 @@ TEST_CASE("A run says the memory it is predicted to take, and what it took", "[a
   CHECK(summary.find("\"real_memory_bytes\": ") != std::string::npos);
 }
 
-TEST_CASE("Planning the memory leaves no trace in a run", "[apps][transformer]") {
+TEST_CASE("Memory planning does not change a run", "[apps][transformer]") {
   const Place place;
   REQUIRE(run(place, place.flags("with", {"--max_steps", "12", "--save_every", "6"})).code == 0);
   const Ended without =
@@ -92,7 +92,7 @@ TEST_CASE("Planning the memory leaves no trace in a run", "[apps][transformer]")
   CHECK(read_text(place.dir / "with" + checkpoint) == read_text(place.dir / "without" + checkpoint));
 }
 
-TEST_CASE("The batch is chosen from the memory, and kept", "[apps][transformer]") {
+TEST_CASE("The batch is chosen by memory, and kept", "[apps][transformer]") {
   const Place place;
   std::vector<std::string> flags = place.flags("run", {"--max_steps", "4", "--save_every", "4"});
   set_flag(flags, "--batch_size", "auto");
@@ -110,7 +110,7 @@ TEST_CASE("The batch is chosen from the memory, and kept", "[apps][transformer]"
   CHECK(shared.output.find("24 per device x 1 device x 1 accumulated = 24 per step") != std::string::npos);
 }
 
-TEST_CASE("A dry run plans for devices that are not there", "[apps][transformer]") {
+TEST_CASE("A dry run plans for absent devices", "[apps][transformer]") {
   const Place place;
   std::vector<std::string> flags = place.flags(
       "run", {"--dry_run", "--json", "--gpu_memory", "1GiB", "--plan_devices", "3", "--global_batch_size", "96"});
@@ -124,7 +124,7 @@ TEST_CASE("A dry run plans for devices that are not there", "[apps][transformer]
   }
   CHECK(!fs::exists(place.dir / "run"));
 
-  set_flag(flags, "--gpu_memory", "513MiB");  // half a GiB is the driver's
+  set_flag(flags, "--gpu_memory", "513MiB");  // the driver takes half a GiB
   const Ended small = run(place, flags);
   CHECK(small.code == 7);
   CHECK(small.errors.find("error[memory.plan] ") != std::string::npos);
@@ -149,7 +149,7 @@ TEST_CASE("--checkpoint_segments auto takes the fewest segments with which the b
   const int64_t most = all.at("reserved_bytes"), less = some.at("reserved_bytes");
   REQUIRE(less < most);
   CHECK(some.at("checkpoint_segments") == 1);  // given, not chosen
-  // a tenth of a device is not planned with
+  // The plan keeps a tenth of a device in reserve.
   const std::string enough = std::to_string((less + all.at("reserve_bytes").get<int64_t>()) * 10 / 9 + (1 << 20));
   CHECK(plan("2", enough).at("fits") == false);
   const auto chosen = plan("auto", enough);
@@ -158,7 +158,7 @@ TEST_CASE("--checkpoint_segments auto takes the fewest segments with which the b
   CHECK(plan("auto", "40GiB").at("checkpoint_segments") == 1);
 }
 
-TEST_CASE("Faults end with the exit code of their kind, in one line", "[apps][transformer]") {
+TEST_CASE("Errors have the exit code of their class and one line", "[apps][transformer]") {
   const Place place;
   std::ofstream(place.dir / "empty.txt");
   std::ofstream(place.dir / "bad.yaml") << "hiden_dim: 8\n";
@@ -224,7 +224,8 @@ TEST_CASE("--sample continues a text with a run's model and needs no other flag"
   CHECK(ended.output.size() > 100);
 }
 
-TEST_CASE("SIGTERM finishes the step, saves and exits 143; the run goes on from there", "[apps][transformer]") {
+TEST_CASE("SIGTERM finishes the step, saves and exits with 143; the run resumes from that step",
+          "[apps][transformer]") {
   const Place place;
   const auto flags = place.flags("run", {"--max_steps", "1000000", "--save_every", "1000000"});
   Program program("trainkit-transformer", flags, place.dir.path().string());

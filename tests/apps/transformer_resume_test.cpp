@@ -1,4 +1,4 @@
-// trainkit-transformer interrupted at random moments: some times, or hundreds of times with TRAINKIT_TEST_FULL (./dev
+// trainkit-transformer interrupted at random moments: a few times, or hundreds of times with TRAINKIT_TEST_FULL (./dev
 // test --full).
 #include "interruptions.h"
 #include "test_util.h"
@@ -7,14 +7,14 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Runs interrupted at random moments end with the bytes of one that was not", "[apps][transformer][resume]") {
+TEST_CASE("Runs interrupted at random moments end with the bytes of an uninterrupted run",
+          "[apps][transformer][resume]") {
   const Place place;
   verify_resume("trainkit-transformer",
                 place.flags("", {"--max_steps", "400", "--save_every", "20", "--eval_every", "100"}), place.dir);
 }
 
-TEST_CASE("Runs whose blocks are one autograd node end with the same bytes when they are killed",
-          "[apps][transformer][resume]") {
+TEST_CASE("Runs with fused blocks end with the same bytes when they are killed", "[apps][transformer][resume]") {
   const Place place;
   std::vector<std::string> flags =
       place.flags("", {"--max_steps", "300", "--save_every", "20", "--eval_every", "100", "--precision", "bf16"});

@@ -1,5 +1,5 @@
 #pragma once
-/// `trainkit verify-resume` as a user runs it, on a small text.
+/// `trainkit verify-resume` as a user runs it, with a small text.
 
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace trainkit::test {
 
-/// A text to learn, and scripts that stand for trainers.
+/// A training text, and scripts that replace trainers.
 struct TextPlace {
   TextPlace() {
     std::ofstream text(dir / "text.txt");
@@ -51,8 +51,8 @@ struct TextPlace {
     return all;
   }
 
-  /// The trainer with `before` done first and `after` done last when it goes on from a checkpoint; $out is the output
-  /// folder, and $more may be given flags.
+  /// A script that runs the trainer. On resume it runs `before` first and `after` last; $out is the output folder, and
+  /// $more may hold more flags.
   std::string script(const std::string& before, const std::string& after, const std::string& fresh = "") const {
     const std::string path = dir / "trainer.sh";
     std::ofstream(path) << "#!/bin/bash\nmore= again= out= last=\n"
@@ -79,7 +79,7 @@ struct Verified {
     output = program.output();
     errors = program.errors();
   }
-  /// What the table says of `what`.
+  /// The table's row for `what`.
   std::string row(const std::string& what) const {
     const size_t begin = output.find("\n" + what + " ");
     return begin == std::string::npos ? "" : output.substr(begin + 1, output.find('\n', begin + 1) - begin - 1);

@@ -1,4 +1,4 @@
-// What stock TensorBoard reads of a trainer that was killed.
+// TensorBoard's own reader on the event files of a trainer that was killed.
 #include <nlohmann/json.hpp>
 
 #include "reference_util.h"
@@ -7,7 +7,7 @@
 
 using namespace trainkit::test;
 
-TEST_CASE("Stock TensorBoard reads what a trainer leaves that is killed and not resumed", "[apps][tool][resume]") {
+TEST_CASE("Stock TensorBoard reads the files of a trainer that is killed and not resumed", "[apps][tool][resume]") {
   if (python().empty() || std::system((python() + " -c 'import tensorboard' 2> /dev/null").c_str()) != 0)
     TRAINKIT_SKIP("no Python with tensorboard");
   const TextPlace place;
@@ -37,7 +37,7 @@ TEST_CASE("Stock TensorBoard reads what a trainer leaves that is killed and not 
   }
 }
 
-TEST_CASE("Stock TensorBoard reads the same of a run that was killed and resumed as of one left in peace",
+TEST_CASE("Stock TensorBoard reads the same from a run that was killed and resumed as from an uninterrupted run",
           "[apps][tool][resume]") {
   if (python().empty() || std::system((python() + " -c 'import tensorboard' 2> /dev/null").c_str()) != 0)
     TRAINKIT_SKIP("no Python with tensorboard");

@@ -1,4 +1,4 @@
-// trainkit verify-resume on a real trainer, and on trainers that do not resume as they should.
+// trainkit verify-resume with a real trainer, and with trainers that resume wrongly.
 #include <filesystem>
 #include <fstream>
 
@@ -27,7 +27,7 @@ TEST_CASE("verify-resume finds no difference in a trainer that is killed", "[app
   CHECK(fs::exists(place.dir / "runs/interrupted-1"));
 }
 
-TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed", "[apps][tool][resume]") {
+TEST_CASE("verify-resume finds the differences of a trainer that resumes wrongly", "[apps][tool][resume]") {
   struct Wrong {
     std::string name, before, after, fresh;
     std::vector<std::string> differing;
@@ -49,7 +49,7 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
        "tail -n 1 $out/metrics.jsonl > $out/tail; cat $out/tail >> $out/metrics.jsonl; rm $out/tail",
        "more='--batch_size 4'",
        {"logged scalars"},
-       "files"},  // a kill after the line was doubled: the next start draws loss.svg with it
+       "files"},  // A kill after the line was duplicated: the next start draws loss.svg with it.
       {"an event twice",
        "more='--batch_size 4'",
        "for f in $out/tensorboard/events*; do cp $f $out/tensorboard/events.out.tfevents.9999999999.x; break; done",
@@ -72,11 +72,11 @@ TEST_CASE("verify-resume finds what a trainer does otherwise once it was killed"
       CHECK(found.row(what).ends_with("nowhere") == !differs);
       if (differs) CHECK_THAT(found.row(what), Catch::Contains("interrupted-"));
     }
-    CHECK(fs::exists(place.dir / "runs/undisturbed"));  // kept, to be looked at
+    CHECK(fs::exists(place.dir / "runs/undisturbed"));  // kept for inspection
   }
 }
 
-TEST_CASE("Interruptions after the last checkpoint, which show nothing, do not count", "[apps][tool][resume]") {
+TEST_CASE("Interruptions after the last checkpoint, which test nothing, are not counted", "[apps][tool][resume]") {
   const TextPlace place;
   const std::string slow_to_end = "trap 'sleep 3' EXIT; ";
   const std::string script =
@@ -88,7 +88,7 @@ TEST_CASE("Interruptions after the last checkpoint, which show nothing, do not c
   CHECK_FALSE(found.row("weights").ends_with("nowhere"));
 }
 
-TEST_CASE("verify-resume passes a trainer's failure on with its exit code and its line", "[apps][tool][resume]") {
+TEST_CASE("verify-resume reports a trainer's failure with its exit code and its line", "[apps][tool][resume]") {
   const TextPlace place;
   const std::string script =
       place.script("echo 'trainkit: error[data.gone] rows.csv: is not there' >&2; exit 4", "", "more='--batch_size 4'");
@@ -98,7 +98,7 @@ TEST_CASE("verify-resume passes a trainer's failure on with its exit code and it
   CHECK_THAT(found.errors, Catch::Contains("the program ended with exit code 4 (got 'trainkit: error[data.gone] rows"));
 }
 
-TEST_CASE("What verify-resume cannot do is an error of exit code 2 with a hint", "[apps][tool][resume]") {
+TEST_CASE("Invalid use of verify-resume is an error with exit code 2 and a hint", "[apps][tool][resume]") {
   const TextPlace place;
   struct Case {
     std::string text;
@@ -123,11 +123,11 @@ TEST_CASE("What verify-resume cannot do is an error of exit code 2 with a hint",
     INFO(bad.text << "\n" << found.errors);
     CHECK(found.code == 2);
     CHECK_THAT(found.errors, Catch::Contains("trainkit: error[") && Catch::Contains(bad.text));
-    REQUIRE(fs::exists(place.dir / "text.txt"));  // a folder that was given is never removed
+    REQUIRE(fs::exists(place.dir / "text.txt"));  // a folder of the user is never removed
   }
 }
 
-TEST_CASE("SIGUSR1 never ends a trainer, whenever it comes", "[apps][tool][signals]") {
+TEST_CASE("SIGUSR1 never ends a trainer, whenever it arrives", "[apps][tool][signals]") {
   const TextPlace place;
   const std::string out = place.dir / "run";
   Program program("trainkit-transformer",

@@ -73,7 +73,7 @@ TEST_CASE("inspect verifies a checkpoint and lists both of its files") {
   CHECK(Tool(dir, {"inspect", dir / "run"}).code == 5);
 }
 
-TEST_CASE("export writes a checkpoint's weights in either format, and a file's in the other") {
+TEST_CASE("export writes a checkpoint's weights in either format, and converts a file to the other format") {
   TempDir dir;
   save_checkpoint(dir);
   for (const char* name : {"out.pt", "out.safetensors"}) {
@@ -97,7 +97,7 @@ TEST_CASE("export writes a checkpoint's weights in either format, and a file's i
   CHECK(Tool(dir, {"export", "--overwrite", dir / "run", dir / "out.pt"}).code == 0);
 }
 
-TEST_CASE("inspect and export say what is wrong, and with which exit code") {
+TEST_CASE("inspect and export report errors with their exit codes") {
   TempDir dir;
   const std::string evil = dir / "evil.pt";
   std::ofstream(evil, std::ios::binary) << "\x80\x02"

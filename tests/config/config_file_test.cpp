@@ -1,4 +1,4 @@
-// Bad and unusual configuration files, one a row, in YAML and in JSON.
+// Invalid and unusual configuration files, one per row, in YAML and in JSON.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Runs the program on a file with that text.
+/// Runs the program with a file that contains the text.
 absl::Status start_with(const TempDir& folder, const std::string& name, const std::string& text,
                         std::vector<std::string> flags = {}) {
   Program program;
@@ -24,9 +24,9 @@ struct BadFile {
   const char* what;
   std::string text;
   const char* id;
-  /// ":line:column" after the file's name; empty if the whole file is meant.
+  /// ":line:column" after the file name; empty if the error concerns the whole file.
   std::string at;
-  /// What the error must hold.
+  /// A part of the expected error message.
   const char* part;
 };
 
@@ -177,7 +177,7 @@ void check_bad_file(const BadFile& file, const std::string& name) {
   CHECK_THAT(error_text(status), Catch::Contains(file.part));
 }
 
-/// The largest resident size of this process since the last reset.
+/// Peak resident size of this process since the last reset.
 int64_t peak_rss_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -201,8 +201,8 @@ TEST_CASE("A bad JSON file ends with exit code 3 and its file, line and column",
   }
 }
 
-TEST_CASE("The same fault is told in the same words in YAML and in JSON", "[config][config_file]") {
-  // The value as it stands after "key: " in both formats; JSON is YAML where nothing else is said.
+TEST_CASE("The same error has the same words in YAML and in JSON", "[config][config_file]") {
+  // The value after "key: " in both formats; JSON is valid YAML by default.
   const std::vector<std::pair<std::string, std::string>> faults = {{"seed", "\"eight\""},
                                                                    {"seed", "3.0"},
                                                                    {"seed", "1e3"},
@@ -261,13 +261,13 @@ TEST_CASE("Nothing in a file is expanded: a variable of the environment is text"
       const std::string file = json ? write(folder / "run.json", "{\"data_dir\": \"" + text + "\"}")
                                     : write(folder / "run.yaml", "data_dir: \"" + text + "\"\n");
       REQUIRE(program.start({"--config", file}).ok());
-      CHECK(program.run.data_dir == folder / text);  // a relative path is the file's
+      CHECK(program.run.data_dir == folder / text);  // a relative path starts at the file's folder
     }
   }
   unsetenv("TRAINKIT_TEST_VARIABLE");
 }
 
-TEST_CASE("A required setting that a file leaves out is missing from the file", "[config][config_file]") {
+TEST_CASE("A required setting that is missing from a file is reported with the file", "[config][config_file]") {
   const TempDir folder;
   std::string data_dir;
   ConfigParser with_file({.name = "train"}), without({.name = "train"});
@@ -279,7 +279,7 @@ TEST_CASE("A required setting that a file leaves out is missing from the file", 
 
 TEST_CASE("An unreadable file ends with exit code 3", "[config][config_file]") {
   if (geteuid() == 0) {
-    // Root reads everything; a file that fails while it is read is the nearest thing.
+    // Root can read everything; a file that fails during reading is the closest case.
     Program program;
     check_error(program.start({"--config", "/proc/self/mem"}), ExitCode::kConfig, "config.file");
     return;
@@ -364,7 +364,7 @@ TEST_CASE("Hostile files end within seconds and little memory", "[config][config
     const double cpu_seconds = double(clock() - begin) / CLOCKS_PER_SEC;
     CHECK(exit_code(status) == ExitCode::kConfig);
     CHECK(error_line(status).size() <= 400);
-    CHECK(cpu_seconds < 5);  // the contract's limit; milliseconds are usual
+    CHECK(cpu_seconds < 5);  // the documented limit; milliseconds are usual
     CHECK(peak_rss_bytes() - rss < (256 << 20));
   }
 }

@@ -1,4 +1,4 @@
-// Sources of a value, presets, late defaults, refusals, and the way from values to a file and back.
+// Sources of a value, presets, late defaults, refusals, and writing and reading configuration files.
 #include "trainkit/config/config.h"
 
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// How often a random test draws: `few`, or `many` with ./dev test --full.
+/// Number of rounds of a random test: `few`, or `many` with ./dev test --full.
 int rounds(int few, int many) { return environment("TRAINKIT_TEST_FULL").empty() ? few : many; }
 
 enum class Mode { kFast, kExact };
@@ -115,7 +115,8 @@ class Draw {
 
 }  // namespace
 
-TEST_CASE("A value comes from the strongest of defaults, preset, file and flags, and says so", "[config][config]") {
+TEST_CASE("A value comes from the source of highest precedence (flags, file, preset, defaults) and reports it",
+          "[config][config]") {
   const TempDir folder;
   const std::string file = write(folder / "run.yaml", "preset: small_gpu\nhidden_dim: 64\nlr: 1e-2\n");
   Program program;
@@ -146,21 +147,21 @@ TEST_CASE("A value comes from the strongest of defaults, preset, file and flags,
   CHECK_THAT(parser.help(), Catch::Contains("[default: 4 (cpu)]"));
 }
 
-TEST_CASE("A flag's preset is stronger than the file's", "[config][config]") {
+TEST_CASE("A preset given by flag takes precedence over the file's", "[config][config]") {
   const TempDir folder;
   Program program;
   REQUIRE(program.start({"--config", write(folder / "run.yaml", "preset: small_gpu\n"), "--preset=large_gpu"}).ok());
   CHECK(program.hidden_dim == 512);
 }
 
-TEST_CASE("A value that a stronger source overrides is checked all the same", "[config][config]") {
+TEST_CASE("An overridden value is still checked", "[config][config]") {
   const TempDir folder;
   Program program;
   const std::string file = write(folder / "run.yaml", "lr: fast\n");
   check_error(program.start({"--config", file, "--lr", "0.5"}), ExitCode::kConfig, "config.type");
 }
 
-TEST_CASE("print_config is asked for by its flag alone", "[config][config]") {
+TEST_CASE("print_config is enabled by its flag only", "[config][config]") {
   Program program;
   CHECK(program.parser.parse({"--print-config", "--epochs", "3"}).value() == Request::kPrintConfig);
   Program other;
@@ -168,11 +169,11 @@ TEST_CASE("print_config is asked for by its flag alone", "[config][config]") {
   CHECK(other.parser.text(Request::kRun).empty());
 }
 
-TEST_CASE("The resolved configuration gives the same values when it is fed back", "[config][config]") {
+TEST_CASE("The resolved configuration gives the same values when it is read again", "[config][config]") {
   const TempDir folder;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     AllTypes drawn = Draw(seed).all(), read;
-    // Bound at their defaults, as a program would, so that what may be nothing is known to be.
+    // Bound with their defaults, as a program does, so that optional values are known to be optional.
     AllTypes written;
     ConfigParser writer({.name = "train"}), reader({.name = "train"});
     written.add_to(writer);
@@ -188,7 +189,7 @@ TEST_CASE("The resolved configuration gives the same values when it is fed back"
   }
 }
 
-TEST_CASE("A trainer's resolved configuration is a configuration of the same run", "[config][config]") {
+TEST_CASE("A trainer's resolved configuration reproduces the run", "[config][config]") {
   const TempDir folder;
   Program first;
   REQUIRE(first
@@ -201,7 +202,7 @@ TEST_CASE("A trainer's resolved configuration is a configuration of the same run
   const absl::Status status = second.start({"--config", write(folder / "config.yaml", text)});
   INFO(text << error_text(status));
   REQUIRE(second.parser.is_given("lr"));
-  // The same values in the same order; only the remarks on where they came from differ.
+  // The same values in the same order; only the comments on their sources differ.
   const auto values = [](std::string text) {
     std::string kept;
     std::istringstream lines(text);
@@ -214,7 +215,7 @@ TEST_CASE("A trainer's resolved configuration is a configuration of the same run
   CHECK(second.vocab == std::filesystem::current_path() / "v o/c: #ab.json");
 }
 
-TEST_CASE("A relative path of a file starts at the file's folder, one of a flag where the program runs",
+TEST_CASE("A relative path in a file starts at the file's folder, one in a flag at the working directory",
           "[config][config]") {
   const TempDir folder;
   std::filesystem::create_directories(folder / "configs");
@@ -229,12 +230,12 @@ TEST_CASE("A relative path of a file starts at the file's folder, one of a flag 
   CHECK(program.vocab == "v.json");
 }
 
-TEST_CASE("A path behind a link is used and printed as the file that it names", "[config][config]") {
+TEST_CASE("A path through a link is used and printed as the file that it names", "[config][config]") {
   const TempDir folder;
   std::filesystem::create_directories(folder / "there/data");
   std::filesystem::create_directories(folder / "here");
   std::filesystem::create_directory_symlink(folder / "there/data", folder / "here/link");
-  const std::string path = folder / "here/link/../x.csv";  // there/x.csv, which is not what its letters say
+  const std::string path = folder / "here/link/../x.csv";  // there/x.csv, which differs from the text of the path
   Program flag, file;
   flag.parser.parse({"--data_dir", path}).value();
   CHECK_THAT(flag.parser.to_yaml(), Catch::Contains("data_dir: " + path));
@@ -243,7 +244,7 @@ TEST_CASE("A path behind a link is used and printed as the file that it names", 
   CHECK_THAT(file.parser.to_yaml(), Catch::Contains("data_dir: " + path));
 }
 
-TEST_CASE("What a program does not act on is refused unless it is the default", "[config][config]") {
+TEST_CASE("An unsupported setting is refused unless it has the default value", "[config][config]") {
   const TempDir folder;
   const auto start = [&](std::vector<std::string> flags) {
     Program program;
@@ -260,11 +261,11 @@ TEST_CASE("What a program does not act on is refused unless it is the default", 
               "config.unsupported");
   Program program;
   program.parser.refuse("monitor", "comes with a later release");
-  const std::string help = std::regex_replace(program.parser.help(), std::regex("\\s+"), " ");  // wherever lines break
+  const std::string help = std::regex_replace(program.parser.help(), std::regex("\\s+"), " ");  // ignores line breaks
   CHECK_THAT(help, Catch::Contains("not supported: comes with a later release"));
 }
 
-TEST_CASE("YAML and JSON of the same settings have the same verdict", "[config][config]") {
+TEST_CASE("YAML and JSON with the same settings have the same result", "[config][config]") {
   const std::vector<std::string> keys = {"flag", "small",   "large",   "seed", "rate",  "word",       "choice",
                                          "path", "time",    "workers", "ids",  "words", "maybe_rate", "maybe_flag",
                                          "mode", "no_flag", "smal",    "help", "small"};
@@ -329,7 +330,7 @@ TEST_CASE("YAML and JSON of the same settings have the same verdict", "[config][
       ++accepted;
       continue;
     }
-    // The same in everything but the file's name.
+    // Equal except for the file name.
     const Error a = error_of(yaml).value(), b = error_of(json).value();
     REQUIRE(a.where.substr(a.where.rfind("run.yaml") + 8) == b.where.substr(b.where.rfind("run.json") + 8));
     REQUIRE(std::tie(a.id, a.field, a.problem, a.got, a.expected, a.hint) ==
@@ -338,7 +339,7 @@ TEST_CASE("YAML and JSON of the same settings have the same verdict", "[config][
   CHECK(accepted > 25);
 }
 
-TEST_CASE("Files with random damage are read or refused, never worse", "[config][config]") {
+TEST_CASE("Files with random damage are read or refused, and never crash", "[config][config]") {
   const TempDir folder;
   AllTypes values = Draw(3).all();
   ConfigParser writer({.name = "train"});
@@ -378,7 +379,7 @@ TEST_CASE("Files with random damage are read or refused, never worse", "[config]
   }
 }
 
-TEST_CASE("A program's own mistakes throw", "[config][config]") {
+TEST_CASE("Programming errors in a program's options throw", "[config][config]") {
   ConfigParser parser({.name = "train"});
   int value = 1, other = 2;
   parser.add("value", &value, {.aliases = {"val"}, .min = 1});

@@ -1,5 +1,5 @@
 #pragma once
-/// A program with the flags of a trainer, driven in this process, and the contract that each of its errors keeps.
+/// A program with the flags of a trainer, run in this process, and the contract of its errors.
 
 #include <fstream>
 #include <sstream>
@@ -10,7 +10,7 @@
 
 namespace trainkit::test {
 
-/// The shared flags and those of a Transformer trainer, on a machine with two cores and no GPU unless said otherwise.
+/// The shared flags and those of a Transformer trainer, by default on a machine with two cores and no GPU.
 struct Program {
   RunOptions run{.output_dir = "runs/transformer", .epochs = 100, .batch_size = {16}, .lr = 3e-4};
   std::string input;
@@ -42,7 +42,7 @@ struct Program {
     parser.add_preset("large_gpu", {{"batch_size", "32"}, {"hidden_dim", "512"}, {"n_layers", "6"}}, "over 20 GB");
   }
 
-  /// All that a trainer checks before it builds anything.
+  /// All checks of a trainer before it builds anything.
   absl::Status start(const std::vector<std::string>& arguments) {
     const auto request = parser.parse(arguments);
     TRAINKIT_RETURN_IF_ERROR(request.status());
@@ -56,7 +56,7 @@ inline std::string write(const std::string& path, const std::string& text) {
   return path;
 }
 
-/// The contract of every error: its code and id, and two lines at most of printable text, the first of <= 400 bytes.
+/// The contract of every error: its code and id, and at most two lines of printable text, the first of <= 400 bytes.
 inline void check_error(const absl::Status& status, ExitCode code, const std::string& id) {
   const auto error = error_of(status);
   REQUIRE(error.has_value());

@@ -1,4 +1,4 @@
-// Bad and unusual command lines, one a row: what each ends with.
+// Invalid and unusual command lines, one per row, with the expected results.
 #include <sys/stat.h>
 
 #include "config_test_util.h"
@@ -11,7 +11,7 @@ namespace {
 struct BadLine {
   std::vector<std::string> arguments;
   const char* id;
-  /// What the error's two lines must hold.
+  /// Parts of the error's two lines.
   std::vector<std::string> text;
 };
 
@@ -160,7 +160,7 @@ TEST_CASE("A bad command line ends with exit code 2 and one line that names the 
   }
 }
 
-TEST_CASE("Ten thousand flags are refused at the first that stands twice", "[config][flags]") {
+TEST_CASE("Ten thousand flags are refused at the first duplicate", "[config][flags]") {
   std::vector<std::string> arguments;
   for (int i = 0; i < 10000; ++i) arguments.push_back("--seed=" + std::to_string(i));
   Program program;
@@ -208,7 +208,7 @@ TEST_CASE("Every spelling of a flag gives the same value", "[config][flags]") {
   }
 }
 
-TEST_CASE("Unusual values that are valid are taken", "[config][flags]") {
+TEST_CASE("Unusual but valid values are accepted", "[config][flags]") {
   Program program;
   const absl::Status status = program.start({"--seed",
                                              "18446744073709551615",
@@ -247,7 +247,7 @@ TEST_CASE("Unusual values that are valid are taken", "[config][flags]") {
 }
 
 TEST_CASE("Numbers do not depend on the locale", "[config][flags]") {
-  // C.UTF-8 writes a point; a locale with a comma is not installed everywhere, so both spellings are tried.
+  // C.UTF-8 writes a decimal point; a locale with a comma is not installed everywhere, so both spellings are tried.
   const char* before = setlocale(LC_ALL, nullptr);
   const std::string saved = before ? before : "C";
   setlocale(LC_ALL, "de_DE.UTF-8");
@@ -258,7 +258,7 @@ TEST_CASE("Numbers do not depend on the locale", "[config][flags]") {
   setlocale(LC_ALL, saved.c_str());
 }
 
-TEST_CASE("--help and --version win over every fault", "[config][flags]") {
+TEST_CASE("--help and --version take precedence over every error", "[config][flags]") {
   for (const char* flag : {"--help", "-h"}) {
     Program program;
     const auto request = program.parser.parse({"--no-such-flag", flag});

@@ -1,4 +1,4 @@
-// The rules between the shared flags: devices, precision, batches, and the folder that a run writes to.
+// Rules between the shared flags: devices, precision, batches, and the output folder.
 #include "trainkit/app/run_options.h"
 
 #include "config_test_util.h"
@@ -37,7 +37,7 @@ TEST_CASE("Defaults of the shared flags are the trainers'", "[config][run_option
   CHECK(run.output_dir == "runs/transformer");
 }
 
-TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
+TEST_CASE("Every shared flag of the design exists", "[config][run_options]") {
   for (const char* name : {"config",
                            "preset",
                            "print_config",
@@ -107,7 +107,7 @@ TEST_CASE("Every shared flag of the design is there", "[config][run_options]") {
   }
 }
 
-TEST_CASE("The guide's command lines are taken as they are written", "[config][run_options]") {
+TEST_CASE("The guide's command lines are accepted unchanged", "[config][run_options]") {
   for (const std::vector<std::string>& line : std::vector<std::vector<std::string>>{
            {"--batch-size", "16", "--hidden-dim", "256", "--n-layers", "3", "--max-epochs", "100"},
            {"--batch-size", "8"},
@@ -125,7 +125,7 @@ TEST_CASE("The guide's command lines are taken as they are written", "[config][r
   }
 }
 
-TEST_CASE("auto is the first GPU where there is one", "[config][run_options]") {
+TEST_CASE("auto selects the first GPU if there is one", "[config][run_options]") {
   const auto resolve = [](const char* device, int gpus) {
     Program program;
     program.run.device = device;
@@ -141,8 +141,7 @@ TEST_CASE("auto is the first GPU where there is one", "[config][run_options]") {
              Catch::Contains("no such GPU (got 'cuda:2', expected cuda:0..cuda:1)"));
 }
 
-TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision says otherwise",
-          "[config][run_options]") {
+TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision overrides it", "[config][run_options]") {
   const c10::Device cpu(c10::kCPU), gpu(c10::kCUDA, 0);
   CHECK(resolve_precision({}, gpu) == c10::kFloat);
   CHECK(resolve_precision({.mixed_precision = true}, gpu) == c10::kHalf);
@@ -150,7 +149,7 @@ TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision s
   CHECK(resolve_precision({.mixed_precision = true, .precision = "fp32"}, gpu) == c10::kFloat);
   CHECK(resolve_precision({.precision = "bf16"}, gpu) == c10::kBFloat16);
   CHECK(resolve_precision({.precision = "fp16"}, gpu) == c10::kHalf);
-  // A default that the program chose by device does not contradict what the user gave.
+  // A default that the program chose by device does not conflict with a user's value.
   Program program;
   program.machine.cuda_devices = 1;
   REQUIRE(program.start({"--precision", "fp32"}).ok());
@@ -158,7 +157,7 @@ TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision s
   CHECK(check_run_options(program.parser, program.run, program.machine).ok());
 }
 
-TEST_CASE("Automatic workers are half the processors, at most 8 and two per GPU", "[config][run_options]") {
+TEST_CASE("The default number of workers is half the CPU cores, at most 8 and two per GPU", "[config][run_options]") {
   CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 1}) == 1);
   CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 16}) == 2);
   CHECK(resolve_num_workers({}, {.cuda_devices = 3, .cpus = 8}) == 4);
@@ -168,7 +167,7 @@ TEST_CASE("Automatic workers are half the processors, at most 8 and two per GPU"
   CHECK(Machine::here().cpus >= 1);
 }
 
-TEST_CASE("Workers chosen by auto are shared by the ranks of a machine", "[config][run_options]") {
+TEST_CASE("The ranks of a machine share the workers chosen by auto", "[config][run_options]") {
   CHECK(resolve_num_workers({}, {.cuda_devices = 4, .cpus = 64, .ranks = 8, .local_ranks = 4}) == 2);
   CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 2, .ranks = 2, .local_ranks = 2}) == 1);
   CHECK(resolve_num_workers({.num_workers = {3}}, {.cuda_devices = 4, .cpus = 64, .ranks = 4, .local_ranks = 4}) == 3);
@@ -176,7 +175,7 @@ TEST_CASE("Workers chosen by auto are shared by the ranks of a machine", "[confi
 
 namespace {
 
-/// "dp 2: cpu cpu" of the flags, or the text of the error.
+/// "dp 2: cpu cpu" for the flags, or the text of the error.
 std::string devices_of(const std::vector<std::string>& flags, const Machine& machine) {
   Program program;
   if (const auto request = program.parser.parse(flags); !request.ok()) return error_line(request.status());
@@ -194,7 +193,7 @@ Machine rank_of(int64_t local_rank, int64_t local_ranks, int64_t ranks, int cuda
 
 }  // namespace
 
-TEST_CASE("The strategy follows from the devices asked for and the launcher", "[config][run_options]") {
+TEST_CASE("The strategy depends on the requested devices and the launcher", "[config][run_options]") {
   const Machine cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 4, .cpus = 16};
   CHECK(devices_of({}, cpu) == "single 1: cpu");
   CHECK(devices_of({"--parallel", "3"}, cpu) == "dp 3: cpu cpu cpu");
@@ -217,7 +216,7 @@ TEST_CASE("The strategy follows from the devices asked for and the launcher", "[
   CHECK(devices_of({"--strategy", "single"}, rank_of(0, 1, 1, 0)) == "single 1: cpu");
 }
 
-TEST_CASE("Devices that are not there, and flags that contradict each other or the launcher, are refused",
+TEST_CASE("Missing devices, and flags that conflict with each other or the launcher, are refused",
           "[config][run_options]") {
   const Machine cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 2, .cpus = 16};
   struct Case {
@@ -247,7 +246,7 @@ TEST_CASE("Devices that are not there, and flags that contradict each other or t
   }
 }
 
-TEST_CASE("A global batch decides the batch per device and the accumulation", "[config][run_options]") {
+TEST_CASE("A global batch sets the batch per device and the accumulation", "[config][run_options]") {
   const auto plan = [](std::vector<std::string> flags, int64_t replicas, int64_t global = 0) -> std::vector<int64_t> {
     Program program;
     REQUIRE(program.parser.parse(flags).ok());
@@ -263,23 +262,23 @@ TEST_CASE("A global batch decides the batch per device and the accumulation", "[
   CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 8) == std::vector<int64_t>{4, 1, 32});
   CHECK(plan({"--batch_size", "8", "--global_batch_size", "24"}, 2) == std::vector<int64_t>{6, 2, 24});
   CHECK(plan({"--batch_size", "8", "--global_batch_size", "32"}, 3) == std::vector<int64_t>{-8});
-  // The global batch of a run that goes on wins over what the flags make on another number of devices.
+  // The global batch of a resumed run takes precedence over the flags on another number of devices.
   CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "4"}, 4, 32) == std::vector<int64_t>{8, 1, 32});
   CHECK(plan({"--batch_size", "8", "--grad_accum_steps", "4"}, 3, 32) == std::vector<int64_t>{-8});
 }
 
-TEST_CASE("--auto_scale_lr multiplies the learning rate with the devices", "[config][run_options]") {
+TEST_CASE("--auto_scale_lr multiplies the learning rate by the number of devices", "[config][run_options]") {
   CHECK(resolve_lr({.lr = 0.1}, 4) == 0.1);
   CHECK(resolve_lr({.lr = 0.1, .auto_scale_lr = true}, 4) == 0.4);
   CHECK(resolve_lr({.lr = 0.1, .auto_scale_lr = true}, 1) == 0.1);
 }
 
-TEST_CASE("--no-use_multi_gpu sets gpu_ids aside", "[config][run_options]") {
+TEST_CASE("--no-use_multi_gpu disables gpu_ids", "[config][run_options]") {
   Program program;
   CHECK(program.start({"--gpu_ids", "0", "1", "--no-use_multi_gpu"}).ok());
 }
 
-TEST_CASE("A folder that holds a checkpoint is refused without --resume or --overwrite", "[config][run_options]") {
+TEST_CASE("A folder that contains a checkpoint is refused without --resume or --overwrite", "[config][run_options]") {
   const TempDir folder;
   const std::string run = folder / "run";
   make_checkpoint(run);
@@ -293,7 +292,7 @@ TEST_CASE("A folder that holds a checkpoint is refused without --resume or --ove
   CHECK(std::filesystem::exists(run + "/checkpoints/step-00000040/manifest.json"));
 }
 
-TEST_CASE("A folder without a checkpoint is used as it is", "[config][run_options]") {
+TEST_CASE("A folder without a checkpoint is used unchanged", "[config][run_options]") {
   const TempDir folder;
   std::filesystem::create_directories(folder / "run/checkpoints/step-00000040.tmp");
   write(folder / "run/metrics.jsonl", "{}\n");

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30, kMiB = int64_t{1} << 20;
 
-TEST_CASE("The table of settings by memory has its bounds where the guide has them") {
+TEST_CASE("The table of settings by memory has the guide's limits") {
   const auto is = [](const MemoryPreset& preset, int64_t batch, bool cache, int64_t devices) {
     return preset.global_batch_size == batch && preset.use_cache == cache && preset.devices == devices;
   };
@@ -21,7 +21,7 @@ TEST_CASE("The table of settings by memory has its bounds where the guide has th
   CHECK(is(preset_for_memory(4 * kGiB - 1), 512, false, 2));
 }
 
-TEST_CASE("A batch is shared as max(1, total / devices), and what rounding loses is said") {
+TEST_CASE("A batch is divided as max(1, total / devices), and rows changed by rounding are reported") {
   CHECK(share_batch(2048, 8).per_device == 256);
   CHECK(share_batch(2048, 8).lost == 0);
   CHECK(share_batch(2048, 3).per_device == 682);
@@ -31,7 +31,7 @@ TEST_CASE("A batch is shared as max(1, total / devices), and what rounding loses
   CHECK_THROWS_AS(share_batch(0, 1), c10::ValueError);
 }
 
-/// Two steps of a perceptron written out, recorded; `micro_batches` accumulate.
+/// Two hand-written, recorded steps of a perceptron; `micro_batches` accumulate.
 absl::StatusOr<MemoryTrace> record_perceptron(int64_t rows, int64_t micro_batches) {
   MemoryRecorder recorder(MemoryClass::kWeights);
   torch::nn::Sequential model(torch::nn::Linear(64, 256), torch::nn::ReLU(), torch::nn::Linear(256, 256),
@@ -54,7 +54,7 @@ absl::StatusOr<MemoryTrace> record_perceptron(int64_t rows, int64_t micro_batche
 
 int64_t counted(int64_t rows) { return record_perceptron(rows, 1).value().peak().total(); }
 
-TEST_CASE("The peak of a perceptron's step is predicted within 1 % at any batch") {
+TEST_CASE("The peak memory of a perceptron's step is predicted within 1 % at any batch") {
   const auto estimate = MemoryEstimate::create([](int64_t rows) { return record_perceptron(rows, 1); }).value();
   CHECK(estimate.check_error() <= 0.005);
   for (const int64_t rows : {1, 3, 16, 17, 33, 64, 100, 127, 128, 1000, 4096}) {
@@ -65,12 +65,12 @@ TEST_CASE("The peak of a perceptron's step is predicted within 1 % at any batch"
   }
 }
 
-TEST_CASE("A kernel that goes another way for few rows makes the estimate start from more") {
+TEST_CASE("A kernel that changes its algorithm for few rows makes the estimate start from more rows") {
   std::vector<int64_t> recorded;
   const auto work = [&](int64_t rows) -> absl::StatusOr<MemoryTrace> {
     recorded.push_back(rows);
     MemoryTrace trace;
-    trace.blocks.push_back({.bytes = rows < 8 ? 1000 : 100 * rows});  // of a phase, never freed
+    trace.blocks.push_back({.bytes = rows < 8 ? 1000 : 100 * rows});  // allocated in a phase, never freed
     trace.events.push_back(1);
     return trace;
   };
@@ -78,7 +78,7 @@ TEST_CASE("A kernel that goes another way for few rows makes the estimate start 
   CHECK(estimate.check_error() == 0);
   CHECK(estimate.predict(500).peak.total() == 50000);
   CHECK(recorded == std::vector<int64_t>{2, 4, 8, 16, 32});
-  // With few rows to record there is no better base, and the error is told.
+  // With few rows to record there is no better base, and the error is reported.
   const auto poor = MemoryEstimate::create(work, 8).value();
   CHECK(poor.check_error() == Approx(0.25));
   CHECK(poor.check_batch_size() == 8);
@@ -92,7 +92,8 @@ TEST_CASE("An error of the recording is returned") {
   CHECK(MemoryEstimate::create(failing).status().code() == absl::StatusCode::kDataLoss);
 }
 
-/// 10 MiB stand, and each row takes 1 MiB; accumulated, the gradients (5 MiB) stand beside the activations too.
+/// 10 MiB are permanent, and each row takes 1 MiB; with accumulation the gradients (5 MiB) are allocated with the
+/// activations.
 absl::StatusOr<MemoryTrace> plain_step(int64_t rows, int64_t micro_batches) {
   MemoryTrace trace;
   trace.blocks = {{.bytes = 10 * kMiB, .kind = MemoryClass::kWeights}};
@@ -127,7 +128,7 @@ TEST_CASE("Without a global batch the largest power of two that fits is taken") 
   CHECK(accumulated.grad_accum_steps == 4);
 }
 
-TEST_CASE("With a global batch the largest part of each device's share that fits is accumulated") {
+TEST_CASE("With a global batch the largest divisor of each device's share that fits is accumulated") {
   const BatchSizePlan whole =
       plan_of({.device_bytes = 100 * kMiB, .usable = 1, .devices = 3, .global_batch_size = 192});
   CHECK(whole.batch_size == 64);
@@ -142,7 +143,7 @@ TEST_CASE("With a global batch the largest part of each device's share that fits
   CHECK(rounded.lost_rows == 2);
 }
 
-TEST_CASE("Where not even one row fits the plan says so") {
+TEST_CASE("The plan reports that not even one row fits") {
   const BatchSizePlan plan = plan_of({.device_bytes = 8 * kMiB, .global_batch_size = 64});
   CHECK(plan.batch_size == 1);
   CHECK(plan.grad_accum_steps == 64);
@@ -150,7 +151,7 @@ TEST_CASE("Where not even one row fits the plan says so") {
   CHECK(!plan_of({.device_bytes = 8 * kMiB}).fits);
 }
 
-TEST_CASE("The planner names every option that is out of range") {
+TEST_CASE("The planner reports every option that is out of range") {
   const auto refused = BatchSizePlanner::create(plain_step,
                                                 {.device_bytes = -1,
                                                  .usable = 0,
@@ -183,7 +184,7 @@ TEST_CASE("Measuring finds the largest batch that runs, in few attempts") {
         absl::StatusCode::kDataLoss);
 }
 
-TEST_CASE("A plan is confirmed by trying it, and the largest batch that runs is taken where it does not") {
+TEST_CASE("A plan is confirmed by a trial, and otherwise the largest batch that runs is taken") {
   auto planner = BatchSizePlanner::create(plain_step, {.usable = 1, .devices = 3, .global_batch_size = 192}).value();
   const BatchSizePlan planned = planner.plan().value();
   REQUIRE(planned.batch_size == 64);
@@ -211,7 +212,7 @@ TEST_CASE("A plan is confirmed by trying it, and the largest batch that runs is 
   CHECK(!none.fits);
   const auto lost = [](int64_t, int64_t) { return absl::DataLossError("row"); };
   CHECK(planner.confirm(planned, lost).status().code() == absl::StatusCode::kDataLoss);
-  // Without a global batch the accumulation stays.
+  // Without a global batch the accumulation stays the same.
   auto free = BatchSizePlanner::create(plain_step, {.grad_accum_steps = 4, .max_batch_size = 64}).value();
   const auto at_most_20 = [](int64_t rows, int64_t) {
     return rows <= 20 ? absl::OkStatus() : absl::ResourceExhaustedError("no memory");

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMebibyte = int64_t{1} << 20;
 
-// What torch.cuda.memory_allocated() and memory_reserved() say after the same calls, from the rules in
+// Values of torch.cuda.memory_allocated() and memory_reserved() after the same calls, by the rules in
 // c10/cuda/CUDACachingAllocator.cpp.
 
 TEST_CASE("Blocks are rounded to 512 bytes and small ones share a segment of 2 MiB") {
@@ -20,17 +20,17 @@ TEST_CASE("Blocks are rounded to 512 bytes and small ones share a segment of 2 M
   CHECK(device.now().reserved_bytes == 2 * kMebibyte);
   device.free(first);
   CHECK(device.now().allocated_bytes == 1024);
-  CHECK(device.now().reserved_bytes == 2 * kMebibyte);  // kept for later
+  CHECK(device.now().reserved_bytes == 2 * kMebibyte);  // cached for later
   CHECK(device.peak().allocated_bytes == 1536);
 }
 
-TEST_CASE("Blocks over 1 MiB come from 20 MiB, those of 10 MiB and more from their own") {
+TEST_CASE("Blocks over 1 MiB come from segments of 20 MiB, those of 10 MiB and more from their own segment") {
   CachingAllocatorModel device;
   device.allocate(kMebibyte + 1);
   CHECK(device.now().reserved_bytes == 20 * kMebibyte);
   device.allocate(9 * kMebibyte);
   CHECK(device.now().reserved_bytes == 20 * kMebibyte);
-  device.allocate(9 * kMebibyte);  // 20 MiB have 9.99 left: it fits
+  device.allocate(9 * kMebibyte);  // 9.99 of 20 MiB are left: it fits
   CHECK(device.now().reserved_bytes == 20 * kMebibyte);
   device.allocate(10 * kMebibyte);
   CHECK(device.now().reserved_bytes == 30 * kMebibyte);
@@ -38,7 +38,7 @@ TEST_CASE("Blocks over 1 MiB come from 20 MiB, those of 10 MiB and more from the
   CHECK(device.now().reserved_bytes == 42 * kMebibyte);
 }
 
-TEST_CASE("What is left of a large block is not split off if it is 1 MiB or less") {
+TEST_CASE("The remainder of a large block is not split off if it is 1 MiB or less") {
   CachingAllocatorModel device;
   device.free(device.allocate(12 * kMebibyte));
   const int64_t most = device.allocate(11 * kMebibyte);
@@ -46,11 +46,11 @@ TEST_CASE("What is left of a large block is not split off if it is 1 MiB or less
   device.free(most);
   device.allocate(10 * kMebibyte);
   CHECK(device.now().allocated_bytes == 10 * kMebibyte);
-  device.allocate(2 * kMebibyte);  // the rest of the same segment
+  device.allocate(2 * kMebibyte);  // the remainder of the same segment
   CHECK(device.now().reserved_bytes == 12 * kMebibyte);
 }
 
-TEST_CASE("Neighbours are joined when they are freed, in any order") {
+TEST_CASE("Adjacent free blocks are merged, in any order of freeing") {
   for (const std::vector<size_t>& order : {std::vector<size_t>{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}}) {
     CachingAllocatorModel device;
     std::vector<int64_t> parts;
@@ -72,7 +72,7 @@ TEST_CASE("The smallest free block that fits is taken") {
   CHECK(device.now().reserved_bytes == 70 * kMebibyte);
 }
 
-TEST_CASE("Before memory is said to be out, segments that nobody uses are given back") {
+TEST_CASE("Unused segments are freed before an out of memory error") {
   CachingAllocatorModel device(100 * kMebibyte);
   const int64_t first = device.allocate(60 * kMebibyte);
   CHECK(device.allocate(60 * kMebibyte) == -1);
@@ -82,7 +82,7 @@ TEST_CASE("Before memory is said to be out, segments that nobody uses are given 
   CHECK(device.now().reserved_bytes == 80 * kMebibyte);
 }
 
-TEST_CASE("A segment of which a part is in use is not given back") {
+TEST_CASE("A segment with a block in use is not freed") {
   CachingAllocatorModel device(100 * kMebibyte);
   const int64_t whole = device.allocate(60 * kMebibyte);
   device.free(whole);
@@ -92,7 +92,7 @@ TEST_CASE("A segment of which a part is in use is not given back") {
   CHECK(device.allocate(70 * kMebibyte) >= 0);
 }
 
-TEST_CASE("A trace is replayed to its peaks, and fits where they do") {
+TEST_CASE("A replayed trace gives its peaks, and fits in devices that have this memory") {
   MemoryTrace trace;
   trace.blocks = {{.bytes = 30 * kMebibyte}, {.bytes = 0}, {.bytes = 12 * kMebibyte}, {.bytes = 40 * kMebibyte}};
   trace.events = {1, 2, 3, -1, 4, -2, -3, -4};
@@ -100,11 +100,11 @@ TEST_CASE("A trace is replayed to its peaks, and fits where they do") {
   CHECK(peak.allocated_bytes == 52 * kMebibyte);
   CHECK(peak.reserved_bytes == 82 * kMebibyte);
   CHECK(fits(trace, 82 * kMebibyte));
-  CHECK(fits(trace, 52 * kMebibyte));  // the first segment is given back for the last
+  CHECK(fits(trace, 52 * kMebibyte));  // the first segment is freed for the last
   CHECK(!fits(trace, 52 * kMebibyte - 1));
 }
 
-TEST_CASE("Free memory of one stream serves no other, until the driver has it back") {
+TEST_CASE("Free memory of one stream is not used for another until the driver has it back") {
   CachingAllocatorModel device(0);
   device.free(device.allocate(12 * kMebibyte, /*stream=*/1));
   const int64_t other = device.allocate(12 * kMebibyte, /*stream=*/2);
@@ -117,7 +117,7 @@ TEST_CASE("Free memory of one stream serves no other, until the driver has it ba
   CHECK(device.peak().reserved_bytes == 24 * kMebibyte);
 }
 
-TEST_CASE("A trace is replayed with its streams, and where unused memory is given back") {
+TEST_CASE("A trace is replayed with its streams and with its calls that free unused memory") {
   MemoryTrace trace;
   trace.blocks = {{.bytes = 30 * kMebibyte, .stream = 1}, {.bytes = 30 * kMebibyte, .stream = 2}};
   trace.events = {1, -1, 2};

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kRow = 1000 * sizeof(float);
 
-TEST_CASE("MemoryRecorder counts what is asked for, by class, with the peak") {
+TEST_CASE("MemoryRecorder counts requested bytes by class, with the peak") {
   MemoryRecorder recorder(MemoryClass::kWeights);
   const at::Tensor weights = at::empty({1000});
   recorder.enter(MemoryClass::kActivations);
@@ -33,14 +33,14 @@ TEST_CASE("MemoryRecorder counts what is asked for, by class, with the peak") {
 TEST_CASE("MemoryRecorder moves a tensor to another class, in the trace too") {
   MemoryRecorder recorder;
   const at::Tensor gradient = at::empty({1000});
-  recorder.assign(gradient.view({10, 100}), MemoryClass::kGradients);  // a view has the same memory
+  recorder.assign(gradient.view({10, 100}), MemoryClass::kGradients);  // a view shares the memory
   recorder.assign(at::Tensor(), MemoryClass::kGradients);
   CHECK(recorder.live()[MemoryClass::kGradients] == kRow);
   CHECK(recorder.live()[MemoryClass::kActivations] == 0);
   CHECK(recorder.trace().peak()[MemoryClass::kGradients] == kRow);
 }
 
-TEST_CASE("MemoryRecorder gives LibTorch its own allocator back") {
+TEST_CASE("MemoryRecorder restores LibTorch's own allocator") {
   c10::Allocator* const before = c10::GetCPUAllocator();
   {
     const MemoryRecorder recorder;
@@ -52,7 +52,7 @@ TEST_CASE("MemoryRecorder gives LibTorch its own allocator back") {
   CHECK(again.allocations() == 0);
 }
 
-TEST_CASE("Memory from before the scope and memory that outlives it are freed once, and not counted elsewhere") {
+TEST_CASE("Memory allocated before the scope and memory that outlives it are freed once, and not counted elsewhere") {
   std::optional<at::Tensor> before = at::ones({1000});
   std::optional<at::Tensor> after;
   {
@@ -67,7 +67,8 @@ TEST_CASE("Memory from before the scope and memory that outlives it are freed on
     after.reset();
     CHECK(recorder.live().total() == 0);
   }
-  // What LibTorch takes without a DataPtr (oneDNN's buffers) may be freed through the other allocator, either way.
+  // Memory that LibTorch allocates without a DataPtr (oneDNN's buffers) may be freed through the other allocator, in
+  // both directions.
   void* raw = c10::GetCPUAllocator()->raw_allocate(4000);
   {
     MemoryRecorder recorder;
@@ -78,7 +79,7 @@ TEST_CASE("Memory from before the scope and memory that outlives it are freed on
   c10::GetCPUAllocator()->raw_deallocate(raw);
 }
 
-TEST_CASE("What a library takes as a plain pointer and gives back is a workspace, what a tensor does is not") {
+TEST_CASE("Memory that a library allocates as a plain pointer and frees is workspace; tensor memory is not") {
   MemoryRecorder recorder;
   c10::GetCPUAllocator()->raw_deallocate(c10::GetCPUAllocator()->raw_allocate(4000));
   at::empty({1000});
@@ -87,12 +88,12 @@ TEST_CASE("What a library takes as a plain pointer and gives back is a workspace
   CHECK(trace.blocks[1].kind == MemoryClass::kActivations);
   CHECK(trace.without(MemoryClass::kWorkspace).blocks.size() == 1);
   CHECK(trace.without(MemoryClass::kWorkspace).events == std::vector<int32_t>{1, -1});
-  // Copy on write asks the allocator whether a tensor's memory is its own.
+  // Copy-on-write asks the allocator whether it owns a tensor's memory.
   const at::Tensor lazy = at::_lazy_clone(at::ones({10}));
   CHECK(lazy.sum().item<double>() == 10);
 }
 
-TEST_CASE("Scratch memory of parallel work is one block of class workspace, however many pieces it was") {
+TEST_CASE("Scratch memory of parallel work is one block of class workspace, regardless of the number of pieces") {
   const auto work = [](int64_t pieces) {
     MemoryRecorder recorder;
     const at::Tensor before = at::empty({1000});
@@ -116,13 +117,13 @@ TEST_CASE("Scratch memory of parallel work is one block of class workspace, howe
   CHECK(ScalableTrace::create(few, 4, many, 40).ok());
 }
 
-TEST_CASE("A tensor that grows after the scope is still freed right") {
+TEST_CASE("A tensor that grows after the scope is still freed correctly") {
   at::Tensor tensor;
   {
     const MemoryRecorder recorder;
     tensor = at::ones({10});
   }
-  tensor.resize_({100000});  // by the allocator that the storage remembers
+  tensor.resize_({100000});  // by the allocator that the storage stores
   tensor.fill_(2);
   CHECK(tensor.sum().item<double>() == 200000);
 }
@@ -142,7 +143,7 @@ TEST_CASE("MemoryRecorder counts the allocations of all threads") {
   CHECK(recorder.trace().live().total() == 4 * kRow);
 }
 
-TEST_CASE("Without a trace the sums are the same") {
+TEST_CASE("The sums are the same without a trace") {
   int64_t peak[2];
   for (const bool keep_trace : {false, true}) {
     MemoryRecorder recorder(MemoryClass::kActivations, keep_trace);
@@ -155,7 +156,7 @@ TEST_CASE("Without a trace the sums are the same") {
   CHECK(peak[0] == peak[1]);
 }
 
-TEST_CASE("Blocks of another device are added: kept, or passing together") {
+TEST_CASE("Blocks of another device are added, permanent or temporary") {
   MemoryRecorder recorder;
   recorder.set_stream(3);
   recorder.add(100, MemoryClass::kLibraries);
@@ -170,7 +171,7 @@ TEST_CASE("Blocks of another device are added: kept, or passing together") {
   CHECK(trace.events == std::vector<int32_t>{1, 2, 3, -2, -3, MemoryTrace::kEmptyCache});
 }
 
-TEST_CASE("What was allocated and freed since a moment can become another class") {
+TEST_CASE("Memory allocated and freed since a mark can be moved to another class") {
   MemoryRecorder recorder;
   const at::Tensor before = at::empty({1000});
   const int64_t moment = recorder.allocations();

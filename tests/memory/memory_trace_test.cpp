@@ -8,7 +8,7 @@
 namespace trainkit {
 namespace {
 
-/// Writes a trace by hand.
+/// Builds a trace by hand.
 class Writer {
  public:
   int32_t allocate(int64_t bytes, MemoryClass kind = MemoryClass::kActivations) {
@@ -26,8 +26,8 @@ class Writer {
   int32_t phase = 0;
 };
 
-/// A step whose peak is in forward at small batches (a fixed buffer beside the activations) and in backward at large
-/// ones; `extra` adds a block that comes and goes, as a kernel that chooses another way does.
+/// A step with its peak in forward at small batches (a fixed buffer next to the activations) and in backward at large
+/// ones; `extra` adds a temporary block, as a kernel with another algorithm does.
 MemoryTrace step_of(int64_t rows, bool extra = false) {
   Writer w;
   w.allocate(5000, MemoryClass::kWeights);
@@ -50,7 +50,7 @@ MemoryTrace step_of(int64_t rows, bool extra = false) {
 
 int64_t peak_of(int64_t rows) { return 5000 + std::max(100 * rows + 4000, 270 * rows + 8 + 5000); }
 
-TEST_CASE("The peak of a trace is the most that lives at once, with its classes") {
+TEST_CASE("The peak of a trace is the maximum of allocated bytes, with its classes") {
   const MemoryBytes peak = step_of(10).peak();
   CHECK(peak.total() == peak_of(10));
   CHECK(peak[MemoryClass::kWeights] == 5000);
@@ -59,7 +59,7 @@ TEST_CASE("The peak of a trace is the most that lives at once, with its classes"
   CHECK(step_of(10).live().total() == 5000);
 }
 
-TEST_CASE("A trace at another batch is exact where the peak moves, which a line through two peaks is not") {
+TEST_CASE("A trace at another batch is exact even if the peak moves; a line through two peaks is not") {
   const auto at_any = ScalableTrace::create(step_of(2), 2, step_of(4), 4).value();
   CHECK(at_any.unmatched() == 0);
   for (const int64_t rows : {1, 2, 3, 4, 7, 16, 33, 128, 1000}) {
@@ -71,7 +71,7 @@ TEST_CASE("A trace at another batch is exact where the peak moves, which a line 
   }
 }
 
-TEST_CASE("A block that only one of two traces has does not shift the others") {
+TEST_CASE("A block in only one of two traces does not shift the others") {
   const auto one_more = ScalableTrace::create(step_of(2), 2, step_of(4, /*extra=*/true), 4).value();
   CHECK(one_more.unmatched() == 1);
   CHECK(one_more.at(100).peak().total() == peak_of(100));
@@ -89,7 +89,7 @@ TEST_CASE("Traces of different work are refused") {
   CHECK_THROWS_AS(ScalableTrace::create(step_of(4), 4, step_of(2), 2).status().ok(), c10::ValueError);
 }
 
-TEST_CASE("Sizes that shrink with the batch are not continued below nothing") {
+TEST_CASE("Sizes that shrink with the batch are not extrapolated below zero") {
   Writer small, large;
   small.pass(100), large.pass(100);
   small.pass(100), large.pass(150);

@@ -20,7 +20,7 @@ struct Problem {
   SGD optimizer;
 };
 
-TEST_CASE("clip_grad_norm_ returns the norm of all gradients together and brings it down to max_norm") {
+TEST_CASE("clip_grad_norm_ returns the norm of all gradients together and reduces it to max_norm") {
   Problem p;
   const double before = std::sqrt(2 * 9 + 4 * 4);
   CHECK(clip_grad_norm_(p.optimizer, 1.5).item<double>() == Approx(before));
@@ -28,13 +28,13 @@ TEST_CASE("clip_grad_norm_ returns the norm of all gradients together and brings
   CHECK(p.a.grad()[0].item<double>() / p.b.grad()[0][0].item<double>() == Approx(-1.5));
 }
 
-TEST_CASE("clip_grad_norm_ leaves gradients below max_norm as they are, bit for bit") {
+TEST_CASE("clip_grad_norm_ leaves gradients below max_norm unchanged bit for bit") {
   Problem p;
   clip_grad_norm_(p.optimizer, 100.0);
   CHECK(torch::equal(p.a.grad(), torch::full({2}, 3.0f)));
 }
 
-TEST_CASE("clip_grad_norm_ only measures if max_norm is not positive or infinite") {
+TEST_CASE("clip_grad_norm_ only measures if max_norm is infinite or not positive") {
   for (const double max_norm : {0.0, -1.0, std::numeric_limits<double>::infinity()}) {
     Problem p;
     p.a.mutable_grad() = torch::full({2}, std::numeric_limits<float>::infinity());
@@ -43,7 +43,7 @@ TEST_CASE("clip_grad_norm_ only measures if max_norm is not positive or infinite
   }
 }
 
-TEST_CASE("clip_grad_norm_ of no gradients is 0, and parameters without one are left out") {
+TEST_CASE("clip_grad_norm_ of no gradients is 0, and parameters without a gradient are skipped") {
   Problem p;
   p.a.mutable_grad().reset();
   CHECK(clip_grad_norm_(p.optimizer, 1.0).item<double>() == 4);

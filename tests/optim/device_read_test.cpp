@@ -1,7 +1,7 @@
-// That no call of the step reads from the device. There is no device here to wait for; but every read goes through one
-// of a few operations (item, _local_scalar_dense, is_nonzero, equal, a copy to the CPU), and those can be watched. With
-// `capturable` the host code takes the way it takes on a GPU. The CPU kernels of the fused steps read their own step
-// counts and learning rates (the CUDA kernels do that on the device): what runs inside aten::_fused_* is left out.
+// Tests that no call of a step reads from the device. No device is needed: every read is one of a few operations (item,
+// _local_scalar_dense, is_nonzero, equal, a copy to the CPU), which the test watches. With `capturable` the host code
+// takes the GPU path. The CPU kernels of the fused steps read their own step counts and learning rates (the CUDA
+// kernels do that on the device), so operations inside aten::_fused_* are ignored.
 
 #include <ATen/record_function.h>
 
@@ -37,7 +37,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   if (is_fused(function.name())) --fused_depth;
 }
 
-/// Watches the operations of this thread.
+/// Records the operations of this thread.
 class ReadWatch {
  public:
   ReadWatch()
@@ -85,7 +85,7 @@ TEST_CASE("scale, unscale_, clip, step, update, schedule and zero_grad read noth
   check_no_reads(AdamW());
 }
 
-TEST_CASE("The watch sees a read") {
+TEST_CASE("The watch detects a read") {
   const at::Tensor one = torch::ones({});
   const ReadWatch watch;
   CHECK(one.item<double>() == 1);

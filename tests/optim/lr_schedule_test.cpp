@@ -7,7 +7,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-TEST_CASE("Schedules stay at their last factor after their end") {
+TEST_CASE("Schedules keep their last factor after their end") {
   const LinearLR linear({.start_factor = 1, .end_factor = 0.25, .total_steps = 10});
   const CosineAnnealingLR cosine({.total_steps = 10, .min_factor = 0.25});
   const OneCycleLR one_cycle({.total_steps = 10, .div_factor = 2, .final_div_factor = 2});
@@ -18,7 +18,7 @@ TEST_CASE("Schedules stay at their last factor after their end") {
   }
 }
 
-TEST_CASE("Warm-up rises in a straight line to 1 and begins above 0") {
+TEST_CASE("Warm-up rises linearly to 1 and begins above 0") {
   const auto schedule = create_schedule({.name = "constant", .warmup_steps = 4}).value();
   for (int64_t step = 0; step < 4; ++step) CHECK(schedule->factor(step) == Approx((1.0 + step) / 5));
   CHECK(schedule->factor(4) == 1);
@@ -42,7 +42,7 @@ TEST_CASE("create_schedule: total_steps counts the warm-up, for every name") {
             ->factor(100) == Approx(0.1));
 }
 
-TEST_CASE("create_schedule refuses an unknown name with the nearest one, and every option out of range") {
+TEST_CASE("create_schedule refuses an unknown name and suggests the nearest, and reports every option out of range") {
   const auto unknown = create_schedule({.name = "cosin", .total_steps = 10}).status();
   CHECK(exit_code(unknown) == ExitCode::kConfig);
   CHECK_THAT(error_text(unknown), Contains("unknown schedule") && Contains("did you mean 'cosine'"));
@@ -62,7 +62,7 @@ TEST_CASE("create_schedule refuses an unknown name with the nearest one, and eve
   }
 }
 
-TEST_CASE("Constructors of schedules name every option out of range at once") {
+TEST_CASE("Constructors of schedules report every option out of range at once") {
   CHECK_THROWS_WITH(LinearLR({.start_factor = -1, .end_factor = -1, .total_steps = 0}),
                     Contains("start_factor") && Contains("end_factor") && Contains("total_steps"));
   CHECK_THROWS_WITH(CosineAnnealingLR({.total_steps = 0, .min_factor = -1}),

@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-/// factor = 1 / (1 + step): every step has its own.
+/// factor = 1 / (1 + step): a different factor in every step.
 class Harmonic : public LRSchedule {
  public:
   double factor(int64_t step) const override { return 1.0 / (1.0 + static_cast<double>(step)); }
@@ -31,7 +31,7 @@ struct ScheduleProblem {
   SGD optimizer;
 };
 
-TEST_CASE("LRScheduler sets the factor of the applied steps from the first step on, on the host and on the device") {
+TEST_CASE("LRScheduler sets the factor of the applied steps from the first step, on the host and on the device") {
   const bool capturable = GENERATE(false, true);
   ScheduleProblem p(capturable);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
@@ -49,7 +49,7 @@ TEST_CASE("LRScheduler sets the factor of the applied steps from the first step 
   CHECK(p.b[0].item<double>() == Approx(-2 * moved));
 }
 
-TEST_CASE("A step that the GradScaler skips moves neither the optimizer nor the schedule") {
+TEST_CASE("A step that the GradScaler skips advances neither the optimizer nor the schedule") {
   const bool capturable = GENERATE(false, true);
   ScheduleProblem p(capturable);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
@@ -73,7 +73,7 @@ TEST_CASE("A step that the GradScaler skips moves neither the optimizer nor the 
   CHECK(p.optimizer.max_step_count() == 30);
 }
 
-TEST_CASE("LRScheduler on the device: the table grows with the steps, and what was captured stays at its end") {
+TEST_CASE("LRScheduler on the device grows its table with the steps, and captured graphs keep its last factor") {
   ScheduleProblem p(/*capturable=*/true);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>());
   p.backward();
@@ -82,7 +82,7 @@ TEST_CASE("LRScheduler on the device: the table grows with the steps, and what w
     scheduler.step();
   }
   CHECK(p.optimizer.group_lrs()[0] == Approx(0.5 / 5001).epsilon(1e-6));
-  // Replays of a CUDA graph move the count without the host.
+  // Replays of a CUDA graph advance the count without the host.
   p.optimizer.step_count().fill_(1e6);
   scheduler.step();
   const double beyond = p.optimizer.group_lrs()[0];
@@ -93,7 +93,7 @@ TEST_CASE("LRScheduler on the device: the table grows with the steps, and what w
   CHECK(beyond > p.optimizer.group_lrs()[0]);
 }
 
-TEST_CASE("The device's learning rates and the host's give the same training to 1e-6") {
+TEST_CASE("Learning rates on the device and on the host give the same training to 1e-6") {
   torch::manual_seed(1);
   at::Tensor x = torch::randn({20}).requires_grad_(), y = x.detach().clone().requires_grad_();
   AdamW host({.lr = 0.01}), device({.lr = 0.01, .capturable = true});
@@ -113,7 +113,7 @@ TEST_CASE("The device's learning rates and the host's give the same training to 
   CHECK(torch::allclose(x, y, 1e-6, 1e-6));
 }
 
-TEST_CASE("Plateau and schedule go together: the metric lowers the base that the factors multiply") {
+TEST_CASE("Plateau and schedule combine: the metric lowers the base that the factors multiply") {
   const bool capturable = GENERATE(false, true);
   ScheduleProblem p(capturable);
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>(), PlateauOptions{.factor = 0.5, .patience = 1});
@@ -129,7 +129,7 @@ TEST_CASE("Plateau and schedule go together: the metric lowers the base that the
   CHECK(scheduler.lr() == 0.125);
 }
 
-TEST_CASE("LRScheduler: state saved mid-way and loaded continues with the same bits, before or after the optimizer's") {
+TEST_CASE("LRScheduler: a state saved in the middle gives the same bits, loaded before or after the optimizer's") {
   const bool capturable = GENERATE(false, true);
   const PlateauOptions plateau{.factor = 0.5, .patience = 2, .cooldown = 1};
   const auto schedule = create_schedule({.name = "cosine", .total_steps = 60, .warmup_steps = 5}).value();
@@ -163,7 +163,7 @@ TEST_CASE("LRScheduler: state saved mid-way and loaded continues with the same b
   CHECK(test::same_state(second.optimizer.state_dict(), whole.optimizer.state_dict()));
 }
 
-TEST_CASE("LRScheduler refuses a bad state and stays as it was") {
+TEST_CASE("LRScheduler refuses an invalid state and stays unchanged") {
   ScheduleProblem p;
   LRScheduler scheduler(p.optimizer, std::make_shared<Harmonic>(), PlateauOptions{});
   scheduler.step_metric(3.0);
@@ -180,7 +180,7 @@ TEST_CASE("LRScheduler refuses a bad state and stays as it was") {
       {"cooldown_counter", std::nullopt}};
   for (const auto& [name, value] : changes) {
     StateDict bad = good;
-    bad["base_lr"] = 9.0;  // a partial load would show
+    bad["base_lr"] = 9.0;  // to detect a partial load
     bad.erase(name);
     if (value) bad.emplace(name, *value);
     const absl::Status status = scheduler.load_state_dict(bad);
@@ -191,7 +191,7 @@ TEST_CASE("LRScheduler refuses a bad state and stays as it was") {
   }
 }
 
-TEST_CASE("LRScheduler names every option out of range, and what is missing") {
+TEST_CASE("LRScheduler reports every option out of range and every missing one") {
   using Catch::Matchers::Contains;
   ScheduleProblem p;
   CHECK_THROWS_AS(LRScheduler(p.optimizer, nullptr), c10::ValueError);

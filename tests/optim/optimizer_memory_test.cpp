@@ -10,7 +10,7 @@
 namespace trainkit {
 namespace {
 
-/// The CPU allocator with a count, and a fault on demand.
+/// The CPU allocator with a counter, and a fault on demand.
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -28,7 +28,7 @@ class CountingAllocator : public c10::Allocator {
   c10::Allocator* base_ = c10::GetCPUAllocator();
 };
 
-/// Installed for the rest of the program: memory of before is freed by its own deleter.
+/// Installed for the rest of the program: earlier memory is freed by its own deleter.
 CountingAllocator& allocator() {
   static auto& counting = *[] {
     auto* allocator = new CountingAllocator;
@@ -58,10 +58,10 @@ std::vector<std::unique_ptr<Optimizer>> optimizers(const Parameters& parameters)
   return all;
 }
 
-TEST_CASE("A step allocates no tensor memory on the CPU, the first one neither, skipped ones neither") {
+TEST_CASE("No step allocates tensor memory on the CPU, including the first and skipped ones") {
   const int64_t start = allocator().count;
   const Parameters parameters;
-  CHECK(allocator().count > start);  // it counts
+  CHECK(allocator().count > start);  // the counter works
   const at::Tensor fine = torch::zeros({}), overflow = torch::ones({});
   for (const auto& optimizer : optimizers(parameters)) {
     parameters.backward();
@@ -77,7 +77,7 @@ TEST_CASE("A step allocates no tensor memory on the CPU, the first one neither, 
   }
 }
 
-TEST_CASE("A step with the same gradients missing as before allocates no tensor memory on the CPU") {
+TEST_CASE("A step with the same missing gradients as before allocates no tensor memory on the CPU") {
   allocator();
   const Parameters parameters;
   for (const auto& optimizer : optimizers(parameters)) {
@@ -90,7 +90,7 @@ TEST_CASE("A step with the same gradients missing as before allocates no tensor 
   }
 }
 
-TEST_CASE("Out of memory at any allocation of add_param_group or of a step leaves the optimizer as it was") {
+TEST_CASE("Out of memory at any allocation of add_param_group or of a step leaves the optimizer unchanged") {
   const Parameters parameters;
   for (int64_t fault = 0;; ++fault) {
     AdamW optimizer;
@@ -109,7 +109,7 @@ TEST_CASE("Out of memory at any allocation of add_param_group or of a step leave
     }
     REQUIRE(fault < 1000);
   }
-  // A gradient of another layout has to be copied: the one allocation a step may make.
+  // A gradient of another layout must be copied: the only allocation that a step may make.
   AdamW optimizer;
   optimizer.add_param_group({.params = parameters.list});
   parameters.backward();

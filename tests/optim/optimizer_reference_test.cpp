@@ -62,7 +62,7 @@ std::unique_ptr<Optimizer> make(const std::string& name, bool capturable) {
   return std::make_unique<SGD>(options);
 }
 
-/// What Python writes, once for all cases.
+/// Python's output, computed once for all cases.
 const test::TempDir& reference() {
   static const test::TempDir dir;
   if (!std::filesystem::exists(dir / "clip.bin")) test::run_reference("optimizers.py", dir.path().string());
@@ -95,7 +95,7 @@ double error(const at::Tensor& a, const at::Tensor& b) {
 }
 
 TEST_CASE(
-    "AdamW, Adam and SGD equal Python's over 100 steps to 1e-6: groups, weight decay, multiples, missing gradients") {
+    "AdamW, Adam and SGD equal Python's over 100 steps to 1e-6: groups, weight decay, lr factors, missing gradients") {
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir& dir = reference();
   const at::Tensor init = read_floats(dir / "init.bin", {kNumel});
@@ -111,11 +111,11 @@ TEST_CASE(
           if (!std::filesystem::exists(path)) continue;
           const at::Tensor python = read_floats(path, {kSteps, kNumel});
           CHECK(error(ours, python) < 1e-6);
-          // The same kernels with the same numbers: the same bits.
+          // The same kernels and numbers give the same bits.
           if (!fused.empty() && !capturable) CHECK(torch::equal(ours, python));
           ++compared;
         }
-        CHECK(error(ours[kSteps - 1], init) > 0.05);  // and they went somewhere
+        CHECK(error(ours[kSteps - 1], init) > 0.05);  // and the parameters moved
       }
     }
   }

@@ -15,7 +15,7 @@ using Catch::Matchers::Contains;
 
 at::Tensor parameter(at::IntArrayRef shape) { return torch::randn(shape).requires_grad_(); }
 
-/// Two groups of parameters and gradients that are a function of the step.
+/// Two groups of parameters, with gradients that depend on the step only.
 struct Model {
   Model() {
     torch::manual_seed(3);
@@ -43,14 +43,14 @@ std::unique_ptr<Optimizer> make(const std::string& kind) {
   return std::make_unique<SGD>(SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
 }
 
-/// The value of a state with one entry removed or replaced.
+/// A copy of a state with one entry removed or replaced.
 StateDict changed(StateDict state, const std::string& name, std::optional<StateValue> value) {
   state.erase(name);
   if (value) state.emplace(name, *value);
   return state;
 }
 
-TEST_CASE("An optimizer's state saved mid-way and loaded gives the same bits as the run that was not stopped") {
+TEST_CASE("An optimizer's state saved in the middle and loaded gives the bits of an uninterrupted run") {
   const auto kind = GENERATE(as<std::string>(), "adamw", "adam", "capturable", "sgd", "nesterov");
   CAPTURE(kind);
   Model whole, halves;
@@ -83,7 +83,7 @@ TEST_CASE("An optimizer's state saved mid-way and loaded gives the same bits as 
   CHECK(second->max_step_count() == 25);
 }
 
-TEST_CASE("An optimizer's state stands under the parameters' names") {
+TEST_CASE("An optimizer's state uses the parameters' names") {
   Model model;
   AdamW optimizer({.lr = 0.25});
   optimizer.add_param_groups(model.groups());
@@ -101,7 +101,7 @@ TEST_CASE("An optimizer's state stands under the parameters' names") {
   CHECK(std::get<at::Tensor>(state.at("state.vector.step")).item<int64_t>() == 0);
 }
 
-TEST_CASE("A bad optimizer state is refused with exit code 5, and nothing is changed") {
+TEST_CASE("An invalid optimizer state is refused with exit code 5, and nothing is changed") {
   Model model;
   AdamW optimizer({.lr = 0.1});
   optimizer.add_param_groups(model.groups());
@@ -109,7 +109,7 @@ TEST_CASE("A bad optimizer state is refused with exit code 5, and nothing is cha
   optimizer.step();
   const StateDict good = test::clone_state(optimizer.state_dict());
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  // All of them also differ from the live state in a good entry: a partial load would show.
+  // All of them also differ from the live state in a valid entry, to detect a partial load.
   StateDict other = changed(good, "lr", 0.7);
   other = changed(other, "state.matrix.exp_avg", at::Tensor(torch::ones({4, 3})));
   const std::vector<StateDict> bad = {
@@ -145,7 +145,7 @@ TEST_CASE("A bad optimizer state is refused with exit code 5, and nothing is cha
   CHECK(optimizer.lr() == 0.7);
 }
 
-TEST_CASE("The state of SGD with momentum is refused by SGD without") {
+TEST_CASE("SGD without momentum refuses the state of SGD with momentum") {
   Model model, same;
   SGD with({.lr = 0.1, .momentum = 0.9});
   SGD without({.lr = 0.1});
@@ -155,7 +155,7 @@ TEST_CASE("The state of SGD with momentum is refused by SGD without") {
   CHECK(exit_code(with.load_state_dict(without.state_dict())) == ExitCode::kWeights);
 }
 
-TEST_CASE("A parameter without a gradient is left alone, its count of steps too") {
+TEST_CASE("A parameter without a gradient is left unchanged, and so is its step count") {
   Model model;
   AdamW optimizer({.lr = 0.1});
   optimizer.add_param_groups(model.groups());
@@ -170,7 +170,7 @@ TEST_CASE("A parameter without a gradient is left alone, its count of steps too"
 }
 
 TEST_CASE("A skipped first step of SGD leaves the momentum valid") {
-  // torch.optim.SGD(fused=True) has uninitialised memory there and treats the next step as the second.
+  // torch.optim.SGD(fused=True) leaves memory uninitialised there and treats the next step as the second.
   Model model;
   SGD optimizer({.lr = 1, .momentum = 0.9});
   optimizer.add_param_groups(model.groups());
@@ -182,8 +182,8 @@ TEST_CASE("A skipped first step of SGD leaves the momentum valid") {
   CHECK(torch::allclose(model.matrix.detach(), before - model.matrix.grad()));
 }
 
-TEST_CASE("A gradient that lies otherwise in memory than its parameter is applied element by element") {
-  // The fused CPU kernels walk through both as they lie.
+TEST_CASE("A gradient with a different memory layout than its parameter is applied element by element") {
+  // The fused CPU kernels read both in memory order.
   for (const bool transposed_gradient : {false, true}) {
     at::Tensor a = torch::arange(12.0f).reshape({3, 4}).requires_grad_();
     at::Tensor b = torch::arange(12.0f).reshape({4, 3}).t().detach().clone(at::MemoryFormat::Preserve).requires_grad_();
@@ -200,7 +200,7 @@ TEST_CASE("A gradient that lies otherwise in memory than its parameter is applie
   }
 }
 
-TEST_CASE("A gradient whose strides differ only in dimensions of size 1 is applied as it is") {
+TEST_CASE("A gradient whose strides differ only in dimensions of size 1 is applied without a copy") {
   at::Tensor column = torch::zeros({5, 1}).requires_grad_();
   SGD optimizer({.lr = 1});
   optimizer.add_param_group({.params = {{"column", column}}});
@@ -211,7 +211,7 @@ TEST_CASE("A gradient whose strides differ only in dimensions of size 1 is appli
   CHECK(torch::equal(column.detach(), -gradient));
 }
 
-TEST_CASE("Each group has its learning rate: the optimizer's times its multiple, and follows set_lr") {
+TEST_CASE("Each group has its learning rate, the optimizer's times the group's factor, and follows set_lr") {
   Model model;
   const bool capturable = GENERATE(false, true);
   SGD optimizer({.lr = 0.5, .capturable = capturable});
@@ -237,7 +237,7 @@ TEST_CASE("Each group has its learning rate: the optimizer's times its multiple,
   }
 }
 
-TEST_CASE("A group that is added later starts at step 0 while the others go on") {
+TEST_CASE("A group that is added later starts at step 0 while the others continue") {
   Model model;
   AdamW optimizer({.lr = 0.1});
   optimizer.add_param_group(model.groups()[0]);
@@ -254,7 +254,7 @@ TEST_CASE("A group that is added later starts at step 0 while the others go on")
   CHECK(std::get<int64_t>(state.at("step")) == 2);
 }
 
-TEST_CASE("add_param_group refuses what cannot be trained, and adds nothing then") {
+TEST_CASE("add_param_group refuses parameters that cannot be trained, and adds nothing then") {
   Model model;
   AdamW optimizer;
   CHECK_THROWS_WITH(optimizer.step(), Contains("without parameters"));
@@ -277,7 +277,7 @@ TEST_CASE("add_param_group refuses what cannot be trained, and adds nothing then
   refuses({.params = {{"x", parameter({2})}}, .weight_decay = -1.0}, "weight_decay");
 }
 
-TEST_CASE("The same tensor twice in a group is stepped once") {
+TEST_CASE("A tensor that is in a group twice is updated once") {
   at::Tensor tied = torch::zeros({2}).requires_grad_();
   SGD optimizer({.lr = 1});
   optimizer.add_param_group({.params = {{"embedding", tied}, {"head", tied}}});
@@ -299,7 +299,7 @@ TEST_CASE("A sparse gradient is an error before anything is changed") {
   CHECK(optimizer.max_step_count() == 0);
 }
 
-TEST_CASE("zero_grad drops gradients, or keeps their memory and zeroes it") {
+TEST_CASE("zero_grad drops gradients, or keeps their memory and sets it to zero") {
   Model model;
   SGD optimizer;
   optimizer.add_param_groups(model.groups());
@@ -315,7 +315,7 @@ TEST_CASE("zero_grad drops gradients, or keeps their memory and zeroes it") {
   CHECK_FALSE(model.matrix.grad().defined());
 }
 
-TEST_CASE("zero_grad cuts a kept gradient off the graph that made it") {
+TEST_CASE("zero_grad detaches a kept gradient from its graph") {
   at::Tensor x = torch::full({}, 3.0f).requires_grad_();
   SGD optimizer;
   optimizer.add_param_group({.params = {{"x", x}}});
@@ -337,7 +337,7 @@ TEST_CASE("The optimizer holds no gradient after a step") {
   CHECK(weak.expired());
 }
 
-TEST_CASE("Constructors name every option out of range at once") {
+TEST_CASE("Constructors report every option out of range at once") {
   CHECK_THROWS_AS(AdamW({.lr = -1}), c10::ValueError);
   const auto adam = [] { return AdamW({.lr = -1, .betas = {1.0, -0.5}, .eps = -1, .weight_decay = -1}); };
   for (const char* name : {" lr ", "betas[0]", "betas[1]", "eps", "weight_decay"})
@@ -369,7 +369,7 @@ TEST_CASE("create_like makes an optimizer of the same kind and options without p
   }
 }
 
-TEST_CASE("An optimizer goes on after it is moved") {
+TEST_CASE("An optimizer works after it is moved") {
   Model model;
   AdamW first({.lr = 0.1});
   first.add_param_groups(model.groups());
@@ -385,7 +385,7 @@ TEST_CASE("An optimizer goes on after it is moved") {
   CHECK(second->step_count().item<int64_t>() == 3);
 }
 
-TEST_CASE("Parameters of several types are stepped each in its own") {
+TEST_CASE("Parameters of several dtypes are each updated in their own dtype") {
   for (const char* kind : {"adamw", "adam", "sgd", "nesterov"}) {
     CAPTURE(kind);
     torch::manual_seed(5);

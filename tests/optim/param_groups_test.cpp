@@ -5,7 +5,7 @@
 namespace trainkit {
 namespace {
 
-/// An embedding whose weight is the head's too, a norm, a frozen bias.
+/// An embedding that shares its weight with the head, a norm, a frozen bias.
 struct TiedModel : torch::nn::Module {
   TiedModel() {
     embedding = register_module("embedding", torch::nn::Embedding(6, 4));
@@ -23,13 +23,13 @@ std::vector<std::string> names(const std::vector<NamedParameter>& params) {
   return names;
 }
 
-TEST_CASE("trainable_parameters lists a tied tensor once and leaves out what is frozen") {
+TEST_CASE("trainable_parameters lists a tied tensor once and excludes frozen ones") {
   const TiedModel model;
   REQUIRE(model.named_parameters().size() == 5);
   CHECK(names(trainable_parameters(model)) == std::vector<std::string>{"head_weight", "norm.weight", "norm.bias"});
 }
 
-TEST_CASE("default_param_groups decays matrices and embeddings, not norms and biases") {
+TEST_CASE("default_param_groups applies weight decay to matrices and embeddings, not to norms and biases") {
   const TiedModel model;
   const auto groups = default_param_groups(model);
   REQUIRE(groups.size() == 2);
@@ -39,7 +39,7 @@ TEST_CASE("default_param_groups decays matrices and embeddings, not norms and bi
   CHECK(groups[1].weight_decay == 0.0);
 }
 
-TEST_CASE("default_param_groups leaves out an empty group") {
+TEST_CASE("default_param_groups omits an empty group") {
   torch::nn::Linear no_bias(torch::nn::LinearOptions(3, 2).bias(false));
   const auto groups = default_param_groups(*no_bias);
   REQUIRE(groups.size() == 1);
