@@ -1,5 +1,5 @@
 #pragma once
-/// What every Dataset promises, as one call: check_dataset_contract(dataset).
+/// The contract of every Dataset in one call: check_dataset_contract(dataset).
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,7 @@
 
 namespace trainkit::test {
 
-/// Memory for rows of a dataset, with every byte set to `pattern` beforehand.
+/// Memory for rows of a dataset, with every byte preset to `pattern`.
 class RowBuffer {
  public:
   RowBuffer(const Dataset& dataset, int64_t rows, int pattern) : rows_(rows) {
@@ -25,7 +25,7 @@ class RowBuffer {
     }
   }
   BatchView view() const { return BatchView(fields_, rows_); }
-  /// The bytes of row `row`, field after field.
+  /// The bytes of row `row`, field by field.
   std::string row(int64_t row) const {
     std::string bytes;
     for (const auto& [data, row_bytes] : fields_)
@@ -39,7 +39,7 @@ class RowBuffer {
   int64_t rows_;
 };
 
-/// Row `key` of `dataset` by get, written over bytes of `pattern`.
+/// Row `key` of `dataset` from get, written over bytes of `pattern`.
 inline std::string row_bytes(const Dataset& dataset, const RowKey& key, int pattern = 0) {
   const RowBuffer buffer(dataset, 1, pattern);
   dataset.get(key, buffer.view(), 0);
@@ -54,7 +54,7 @@ inline std::vector<std::string> batch_bytes(const Dataset& dataset, std::span<co
   return rows;
 }
 
-/// All batches of `epochs` epochs, byte for byte.
+/// All batches of `epochs` epochs as bytes.
 inline std::vector<std::string> all_batches(Prefetcher& loader, int epochs) {
   std::vector<std::string> batches;
   for (int epoch = 0; epoch < epochs; ++epoch) {
@@ -69,10 +69,10 @@ inline std::vector<std::string> all_batches(Prefetcher& loader, int epochs) {
   return batches;
 }
 
-/// Fails the test case if `dataset` breaks a promise of data/dataset.h: about its fields; that a row is a function of
-/// its key alone, whoever asks and whatever was in memory before; that get_batch gives what get does; that no other
-/// memory is touched; that a Prefetcher delivers the same bytes for any number of workers. Reads each of the rows a few
-/// dozen times, at most `max_rows` of them.
+/// Fails the test case if `dataset` breaks the contract in data/dataset.h. Checks its fields; that a row depends only
+/// on its key, not on the thread or the previous memory; that get_batch equals get; that no other memory is written;
+/// that a Prefetcher delivers the same bytes for any number of workers. Reads each row a few dozen times, at most
+/// `max_rows` rows.
 inline void check_dataset_contract(std::shared_ptr<const Dataset> dataset, int64_t max_rows = 200) {
   REQUIRE(dataset != nullptr);
   const std::vector<FieldSpec> fields = dataset->fields();
@@ -88,7 +88,7 @@ inline void check_dataset_contract(std::shared_ptr<const Dataset> dataset, int64
   }
   if (size == 0) return;
 
-  // Keys of rows spread over the whole, in no order, some of them twice.
+  // Keys of rows from the whole range, unsorted, some of them twice.
   std::vector<RowKey> keys;
   const int64_t count = std::min(size, max_rows);
   for (int64_t i = 0; i < count; ++i) {
@@ -101,7 +101,7 @@ inline void check_dataset_contract(std::shared_ptr<const Dataset> dataset, int64
   for (const RowKey& key : keys) {
     INFO("row " << key.index << " of epoch " << key.epoch);
     rows.push_back(row_bytes(*dataset, key, 0x00));
-    CHECK(row_bytes(*dataset, key, 0xff) == rows.back());  // every byte written, and the same ones again
+    CHECK(row_bytes(*dataset, key, 0xff) == rows.back());  // every byte is written, with the same value
     dataset->prefetch(key.index);
     CHECK(dataset->describe(key.index) == dataset->describe(key.index));
   }
@@ -110,7 +110,7 @@ inline void check_dataset_contract(std::shared_ptr<const Dataset> dataset, int64
   CHECK(batch_bytes(*dataset, std::span(keys).first(1), 0xff).front() == rows.front());
   CHECK(batch_bytes(*dataset, {}).empty());
 
-  {  // nothing beside the rows that were asked for
+  {  // only the requested rows are written
     const RowBuffer buffer(*dataset, 5, 0x5a);
     const std::string untouched = buffer.row(0);
     dataset->get(keys[0], buffer.view(), 1);

@@ -24,7 +24,7 @@ std::shared_ptr<const Dataset> tensors(int64_t rows) {
                      {"four", torch::rand({rows, 2}, torch::kDouble)}}));
 }
 
-// Implements what a dataset must, and no more.
+// Implements only the required functions of a dataset.
 class Squares final : public Dataset {
  public:
   int64_t size() const override { return 97; }
@@ -40,15 +40,15 @@ class Squares final : public Dataset {
   std::string describe(int64_t index) const override { return "number " + std::to_string(index); }
 };
 
-TEST_CASE("A dataset that only implements get keeps the contract", "[contract][dataset]") {
+TEST_CASE("A dataset that only implements get satisfies the contract", "[contract][dataset]") {
   check_dataset_contract(std::make_shared<Squares>());
 }
 
-TEST_CASE("TensorDataset keeps the contract", "[contract][dataset]") {
+TEST_CASE("TensorDataset satisfies the contract", "[contract][dataset]") {
   for (const int64_t rows : {0, 1, 2, 100, 1000}) check_dataset_contract(tensors(rows));
 }
 
-TEST_CASE("MapDataset keeps the contract", "[contract][dataset]") {
+TEST_CASE("MapDataset satisfies the contract", "[contract][dataset]") {
   const auto in_place = std::make_shared<MapDataset>(tensors(100), [](const RowKey& key, const BatchView& row) {
     row.row<float>(0, 0)[2] += static_cast<float>(key.random().uniform());
   });
@@ -65,17 +65,17 @@ TEST_CASE("MapDataset keeps the contract", "[contract][dataset]") {
       other_fields, [](const RowKey&, const BatchView& row) { *row.row<double>(0, 0) *= 2; }));
 }
 
-TEST_CASE("SubsetDataset keeps the contract", "[contract][dataset]") {
+TEST_CASE("SubsetDataset satisfies the contract", "[contract][dataset]") {
   check_dataset_contract(std::make_shared<SubsetDataset>(tensors(50), std::vector<int64_t>{4, 49, 0, 4, 17}));
   check_dataset_contract(std::make_shared<SubsetDataset>(std::make_shared<Squares>(), std::vector<int64_t>{}));
 }
 
-TEST_CASE("ConcatDataset keeps the contract", "[contract][dataset]") {
+TEST_CASE("ConcatDataset satisfies the contract", "[contract][dataset]") {
   std::vector<std::shared_ptr<const Dataset>> parts = {tensors(10), tensors(0), tensors(1), tensors(37)};
   check_dataset_contract(std::make_shared<ConcatDataset>(parts));
 }
 
-TEST_CASE("DiskCachedDataset keeps the contract", "[contract][dataset]") {
+TEST_CASE("DiskCachedDataset satisfies the contract", "[contract][dataset]") {
   const test::TempDir folder;
   const auto cached = DiskCachedDataset::open(tensors(100), folder / "rows", "tensors");
   REQUIRE(cached.status() == absl::OkStatus());
@@ -83,13 +83,13 @@ TEST_CASE("DiskCachedDataset keeps the contract", "[contract][dataset]") {
   check_dataset_contract(*cached);  // from the file
 }
 
-TEST_CASE("CachedDataset keeps the contract", "[contract][dataset]") {
+TEST_CASE("CachedDataset satisfies the contract", "[contract][dataset]") {
   check_dataset_contract(std::make_shared<CachedDataset>(tensors(100)));
   check_dataset_contract(std::make_shared<CachedDataset>(tensors(100), CachedDatasetOptions{.max_bytes = 30 * 5200}));
   check_dataset_contract(std::make_shared<CachedDataset>(tensors(100), CachedDatasetOptions{.max_bytes = 0}));
 }
 
-TEST_CASE("Adapters of adapters keep the contract", "[contract][dataset]") {
+TEST_CASE("Adapters of adapters satisfy the contract", "[contract][dataset]") {
   std::vector<std::shared_ptr<const Dataset>> parts = {
       std::make_shared<SubsetDataset>(tensors(30), std::vector<int64_t>{1, 2, 3, 5, 8, 13, 21}),
       std::make_shared<CachedDataset>(tensors(20))};

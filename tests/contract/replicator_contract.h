@@ -1,5 +1,5 @@
 #pragma once
-/// The work that every replicator must do alike: models, batches and a few steps, whose results are a list of tensors.
+/// The common task for comparing replicators: models, batches and a few steps, whose results are a list of tensors.
 
 #include <torch/torch.h>
 
@@ -16,7 +16,7 @@
 
 namespace trainkit::test {
 
-/// A model of the contract, and the loss of rows [begin, end) of a batch: a mean over those rows.
+/// A model of the contract, and its loss for rows [begin, end) of a batch: the mean over these rows.
 struct ContractCase {
   std::function<std::shared_ptr<torch::nn::Module>()> make;
   std::function<at::Tensor(torch::nn::Module& module, const at::Tensor& x, const at::Tensor& y)> loss;
@@ -37,7 +37,7 @@ inline at::Tensor seeded_labels(int64_t rows, int64_t classes, int64_t seed) {
 
 constexpr int64_t kRows = 8;
 
-/// 12 inputs, two hidden layers, 4 classes; what happens in between is the case's own.
+/// 12 inputs, two hidden layers, 4 classes; the layers between depend on the case.
 struct ContractNetImpl : torch::nn::Module {
   enum class Kind { kPlain, kTied, kUnused, kSometimesUnused, kFrozen, kMixed };
   explicit ContractNetImpl(Kind kind_, double dropout_ = 0) : kind(kind_), dropout(dropout_) {
@@ -56,7 +56,7 @@ struct ContractNetImpl : torch::nn::Module {
     const auto type = h.scalar_type();
     h = torch::relu(second(h.to(second->weight.scalar_type()))).to(type);
     if (kind == Kind::kTied) h = at::linear(h, tied);
-    // Depends on the rows, so that one replica may use the layer in a step in which another does not.
+    // Depends on the rows, so that one replica may use the layer in a step and another may not.
     if (kind == Kind::kSometimesUnused && x.sum().item<double>() > 0) h = h + extra(h);
     return out(at::dropout(h, dropout, is_training()));
   }
@@ -103,7 +103,7 @@ inline ContractCase transformer_case(at::ScalarType type) {
               }};
 }
 
-/// `training`: with synchronised statistics, else BatchNorm in evaluation mode.
+/// `training`: with synchronised statistics; otherwise BatchNorm is in evaluation mode.
 inline ContractCase resnet_case(at::ScalarType type, bool training) {
   return {.make =
               [=] {
@@ -143,10 +143,10 @@ inline ContractCase contract_case(const std::string& name) {
   return cases.at(name)();
 }
 
-/// What the steps left behind: names are "<step>.grad.<parameter>", "weight.<parameter>", "buffer.<buffer>".
+/// Results of the steps. Names are "<step>.grad.<parameter>", "weight.<parameter>", "buffer.<buffer>".
 using Trace = std::map<std::string, at::Tensor>;
 
-/// Gradients, and after all steps weights and buffers, of one replica.
+/// Adds the gradients of one replica and, after all steps, its weights and buffers.
 inline void add_gradients(Trace& trace, const torch::nn::Module& module, int64_t step) {
   for (const auto& parameter : module.named_parameters()) {
     const at::Tensor& gradient = parameter.value().grad();
@@ -159,7 +159,7 @@ inline void add_weights(Trace& trace, const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers()) trace["buffer." + item.key()] = item.value().detach().clone();
 }
 
-/// The plainest update, on every copy of the weights.
+/// Plain gradient descent on every copy of the weights.
 inline void descend(DeviceReplicator& devices) {
   const c10::AutoGradMode no_grad(false);
   for (int64_t copy = 0; copy < devices.weight_copies(); ++copy) {
@@ -170,8 +170,8 @@ inline void descend(DeviceReplicator& devices) {
   }
 }
 
-/// `steps` steps in which shard i of `shards` is computed by replica i, and by the only one in turn if there is one.
-/// `micro_batches`: each shard in so many pieces, of which the last reduces. Replica `of` is traced.
+/// Runs `steps` steps in which replica i computes shard i of `shards`; a single replica computes all in turn.
+/// `micro_batches`: parts per shard; the last one reduces. Returns the trace of replica `of`.
 inline Trace contract_trace(DeviceReplicator& devices, const ContractCase& work, int64_t steps, int64_t shards,
                             int64_t micro_batches = 1, int64_t of = 0) {
   Trace trace;

@@ -9,20 +9,20 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Batch normalisation over few rows makes much of the last bits from one step to the next: there the first step
-/// counts.
+/// Batch normalisation over few rows amplifies differences in the last bits from step to step: only its first step is
+/// compared.
 int64_t steps_of(const std::string& name) { return name == "resnet_sync" ? 1 : 3; }
 
-/// One model on one device: the shards in turn (accumulation), or the whole batch with shards = 1.
+/// One model on one device: the shards in turn (accumulation), or the whole batch if shards = 1.
 Trace on_one_device(const std::string& name, int64_t shards) {
   const ContractCase work = contract_case(name);
-  at::set_num_threads(1);  // as each replica has: the number of threads changes the last bits
+  at::set_num_threads(1);  // as in each replica: the number of threads changes the last bits
   torch::manual_seed(1);
   const auto devices = DeviceReplicator::create(work.make).value();
   return contract_trace(*devices, work, steps_of(name), shards);
 }
 
-/// What each weight copy of DataParallel got.
+/// Trace of each weight copy of DataParallel.
 std::vector<Trace> on_replicas(const std::string& name, int64_t replicas, bool share_weights,
                                int64_t micro_batches = 1) {
   const ContractCase work = contract_case(name);
@@ -39,7 +39,7 @@ std::vector<Trace> on_replicas(const std::string& name, int64_t replicas, bool s
   return traces;
 }
 
-/// What each of `ranks` processes got.
+/// Trace of each of `ranks` processes.
 std::vector<Trace> on_ranks(const std::string& name, int ranks, int64_t micro_batches = 1,
                             const std::string& compression = "none", bool shared_memory = true) {
   const TempDir folder;
@@ -63,7 +63,7 @@ std::vector<Trace> on_ranks(const std::string& name, int ranks, int64_t micro_ba
   return traces;
 }
 
-/// The largest difference, as a share of the largest value of its kind; the names must be the same.
+/// The largest difference relative to the largest value of the same kind; the names must be equal.
 double difference(const Trace& a, const Trace& b) {
   double largest_difference = 0, largest = 1e-30;
   REQUIRE(a.size() == b.size());
@@ -88,7 +88,7 @@ void check_equal_bits(const Trace& a, const Trace& b) {
   }
 }
 
-/// Without the buffers, which single replicas may keep for themselves.
+/// Without buffers, which each replica may keep separately.
 const std::vector<std::string> kBitEqual{
     "mlp",         "mlp_double",         "tied",       "unused", "sometimes_unused", "frozen", "mixed",
     "transformer", "transformer_double", "resnet_eval"};
@@ -115,7 +115,7 @@ TEST_CASE("Replicas in threads give the bits of accumulation over the same shard
   }
 }
 
-TEST_CASE("Replicas in threads give the gradient of one model on the whole batch", "[contract][replicator]") {
+TEST_CASE("Replicas in threads give the gradient of one model with the whole batch", "[contract][replicator]") {
   for (const std::string& name : kWhole) {
     const Trace whole = on_one_device(name, 1);
     for (const int64_t replicas : {2, 4}) {
@@ -125,7 +125,7 @@ TEST_CASE("Replicas in threads give the gradient of one model on the whole batch
   }
 }
 
-TEST_CASE("Two ranks give the bits of accumulation over the same shards in order, and the same on both",
+TEST_CASE("Two ranks give the bits of accumulation over the same shards in order, equal on both",
           "[contract][replicator]") {
   for (const std::string& name : kBitEqual) {
     const Trace one = on_one_device(name, 2);
@@ -147,7 +147,7 @@ TEST_CASE("Four ranks that share memory give the bits of accumulation over the s
   }
 }
 
-TEST_CASE("Two ranks give the gradient of one model on the whole batch", "[contract][replicator]") {
+TEST_CASE("Two ranks give the gradient of one model with the whole batch", "[contract][replicator]") {
   for (const std::string& name : std::vector<std::string>{"mlp", "mlp_double", "transformer", "resnet_eval_double",
                                                           "resnet_sync", "resnet_sync_double"}) {
     INFO(name);
@@ -157,7 +157,7 @@ TEST_CASE("Two ranks give the gradient of one model on the whole batch", "[contr
   }
 }
 
-TEST_CASE("Four ranks hold the same bits, and those of accumulation to 1e-6", "[contract][replicator]") {
+TEST_CASE("Four ranks have equal bits, and equal accumulation to 1e-6", "[contract][replicator]") {
   for (const std::string& name :
        std::vector<std::string>{"mlp_double", "sometimes_unused", "transformer", "resnet_sync"}) {
     INFO(name);
@@ -168,7 +168,7 @@ TEST_CASE("Four ranks hold the same bits, and those of accumulation to 1e-6", "[
   }
 }
 
-TEST_CASE("Gradients that accumulate are reduced once, at the end", "[contract][replicator]") {
+TEST_CASE("Accumulated gradients are reduced once, at the end", "[contract][replicator]") {
   for (const std::string& name : std::vector<std::string>{"mlp", "tied", "sometimes_unused"}) {
     INFO(name);
     const Trace one = on_one_device(name, 4);
@@ -179,7 +179,8 @@ TEST_CASE("Gradients that accumulate are reduced once, at the end", "[contract][
   }
 }
 
-TEST_CASE("Compressed gradients are those of accumulation within the rounding of the type", "[contract][replicator]") {
+TEST_CASE("Compressed gradients equal those of accumulation within the rounding of the dtype",
+          "[contract][replicator]") {
   const Trace one = on_one_device("mlp", 2);
   for (const auto& [type, rounding] : {std::pair{"fp16", 0x1p-10}, {"bf16", 0x1p-7}}) {
     INFO(type);
@@ -191,7 +192,8 @@ TEST_CASE("Compressed gradients are those of accumulation within the rounding of
   }
 }
 
-TEST_CASE("Replicas and ranks draw the same dropout, each its own, and so each time", "[contract][replicator]") {
+TEST_CASE("Each replica or rank draws its own reproducible dropout, equal for threads and processes",
+          "[contract][replicator]") {
   const Trace threads = on_replicas("mlp_dropout", 2, true)[0];
   check_equal_bits(threads, on_replicas("mlp_dropout", 2, false)[1]);
   const std::vector<Trace> ranks = on_ranks("mlp_dropout", 2);

@@ -1,5 +1,5 @@
 // One rank of the replicator contract: replicator_rank CASE STEPS SHARDS MICRO_BATCHES OUT [none|fp16|bf16 [sockets]].
-// It writes what it got to OUT/rank<r>.safetensors. Ends with the exit code and the text of its error.
+// Writes its results to OUT/rank<r>.safetensors. Ends with the exit code and the text of its error.
 
 #include <iostream>
 
@@ -20,13 +20,13 @@ absl::Status run_rank(const std::vector<std::string>& arguments) {
                             ProcessGroup::create(launch.value(), {.timeout = std::chrono::seconds(60),
                                                                   .shared_memory = arguments.size() < 7}));
   DeviceReplicatorOptions options{.process_group = group,
-                                  .bucket_bytes = 8192,  // several buckets for the small models too
+                                  .bucket_bytes = 8192,  // several buckets for small models too
                                   .first_bucket_bytes = 1024,
                                   .find_unused_parameters = work.find_unused_parameters};
   if (arguments.size() > 5 && arguments[5] != "none") {
     options.gradient_compression = arguments[5] == "fp16" ? GradientCompression::kFp16 : GradientCompression::kBf16;
   }
-  torch::manual_seed(1 + group->rank());  // rank 0's weights are to reach all
+  torch::manual_seed(1 + group->rank());  // rank 0's weights should reach all ranks
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create(work.make, options));
   torch::manual_seed(2);
   const Trace trace = contract_trace(*devices, work, std::stol(arguments.at(1)), std::stol(arguments.at(2)),

@@ -1,5 +1,5 @@
 #pragma once
-/// What every Sampler promises, as one call: check_sampler_contract(sampler, rows).
+/// The contract of every Sampler in one call: check_sampler_contract(sampler, rows).
 
 #include <algorithm>
 #include <memory>
@@ -19,13 +19,13 @@ inline std::vector<int64_t> order_of(const Sampler& sampler, int64_t epoch) {
 }
 
 struct SamplerContract {
-  bool each_row_once = true;  ///< false: rows may be left out and repeated (weighted, sharded).
-  bool shuffles = true;       ///< Another order in every epoch.
+  bool each_row_once = true;  ///< false: rows may be omitted and repeated (weighted, sharded).
+  bool shuffles = true;       ///< A different order in every epoch.
 };
 
-/// Fails the test case if `sampler`, which draws from `num_rows` rows, breaks a promise of data/sampler.h: that the
-/// order is a function of (seed, epoch, position) alone, the same in whatever pieces, strides and threads it is asked
-/// for; that shares of it, for any world size, are the same order.
+/// Fails the test case if `sampler`, which draws from `num_rows` rows, breaks the contract in data/sampler.h: the order
+/// depends only on (seed, epoch, position), not on the sizes, strides and threads of the calls; the shares of any world
+/// size together give the same order.
 inline void check_sampler_contract(std::shared_ptr<const Sampler> sampler, int64_t num_rows,
                                    SamplerContract expected = {}) {
   const int64_t size = sampler->size();

@@ -23,7 +23,7 @@ std::shared_ptr<const Dataset> numbers(int64_t begin, int64_t end) {
   return std::make_shared<TensorDataset>(TensorDataset({{"y", torch::arange(begin, end)}}));
 }
 
-TEST_CASE("MapDataset changes rows in place and into other fields", "[data][adapters]") {
+TEST_CASE("MapDataset changes rows in place and to other fields", "[data][adapters]") {
   const auto doubled = std::make_shared<MapDataset>(
       numbers(0, 100), [](const RowKey&, const BatchView& row) { *row.row<int64_t>(0, 0) *= 2; });
   CHECK(read(*doubled, {3, 1, 99}) == std::vector<int64_t>{6, 2, 198});
@@ -36,7 +36,7 @@ TEST_CASE("MapDataset changes rows in place and into other fields", "[data][adap
   CHECK_THROWS_AS(MapDataset(nullptr, [](const RowKey&, const BatchView&) {}), c10::ValueError);
 }
 
-TEST_CASE("MapDataset augments a row the same way for any number of workers, and anew in each epoch",
+TEST_CASE("MapDataset augments a row the same way for any number of workers, and differently in each epoch",
           "[data][adapters]") {
   auto noisy = std::make_shared<MapDataset>(numbers(0, 64), [](const RowKey& key, const BatchView& row) {
     *row.row<int64_t>(0, 0) += static_cast<int64_t>(key.random().below(1000)) * 1000;
@@ -51,7 +51,7 @@ TEST_CASE("MapDataset augments a row the same way for any number of workers, and
   }
 }
 
-TEST_CASE("SubsetDataset refuses rows that are not there", "[data][adapters]") {
+TEST_CASE("SubsetDataset refuses rows out of range", "[data][adapters]") {
   CHECK(read(SubsetDataset(numbers(0, 10), {7, 7, 2}), {2, 0, 1}) == std::vector<int64_t>{2, 7, 7});
   CHECK_THROWS_WITH(SubsetDataset(numbers(0, 10), {3, 10}), Contains("index 10 is out of range for 10 rows"));
   CHECK_THROWS_AS(SubsetDataset(numbers(0, 10), {-1}), c10::IndexError);
@@ -59,7 +59,7 @@ TEST_CASE("SubsetDataset refuses rows that are not there", "[data][adapters]") {
   CHECK(SubsetDataset(hooked(9, [](const RowKey&) {}), {8}).describe(0) == "file8.jpg");
 }
 
-TEST_CASE("ConcatDataset puts datasets one after the other", "[data][adapters]") {
+TEST_CASE("ConcatDataset concatenates datasets", "[data][adapters]") {
   const ConcatDataset all({numbers(0, 3), numbers(0, 0), numbers(100, 104)});
   CHECK(all.size() == 7);
   CHECK(read(all, {6, 0, 1, 3, 2, 5}) == std::vector<int64_t>{103, 0, 1, 100, 2, 102});
@@ -86,11 +86,11 @@ TEST_CASE("CachedDataset reads each row once", "[data][adapters]") {
     CHECK(rows == range(0, 100));
   }
   CHECK(cached->cached_rows() == 100);
-  CHECK(reads[50] == 1);  // each row is in one batch of an epoch
+  CHECK(reads[50] == 1);  // each row is in one batch per epoch
   CHECK_THROWS_AS(CachedDataset(nullptr), c10::ValueError);
 }
 
-TEST_CASE("CachedDataset keeps to its memory", "[data][adapters]") {
+TEST_CASE("CachedDataset stays within its memory limit", "[data][adapters]") {
   std::atomic<int> reads{0};
   auto counted = hooked(100, [&](const RowKey&) { ++reads; });
   const CachedDataset cached(counted, {.max_bytes = 8 * 10 + 7});
@@ -99,7 +99,7 @@ TEST_CASE("CachedDataset keeps to its memory", "[data][adapters]") {
   CHECK(reads == 100 + 90 + 90);
 }
 
-TEST_CASE("CachedDataset does not keep a row that could not be read", "[data][adapters]") {
+TEST_CASE("CachedDataset does not cache a row that could not be read", "[data][adapters]") {
   std::atomic<bool> broken{true};
   auto dataset = hooked(10, [&](const RowKey& key) {
     if (key.index == 4 && broken) throw std::runtime_error("not yet");
@@ -110,7 +110,7 @@ TEST_CASE("CachedDataset does not keep a row that could not be read", "[data][ad
   CHECK(read(cached, {3, 4}) == std::vector<int64_t>{3, 4});
 }
 
-TEST_CASE("TensorDataset refuses tensors that do not belong together", "[data][tensor_dataset]") {
+TEST_CASE("TensorDataset refuses tensors with different numbers of rows", "[data][tensor_dataset]") {
   CHECK_THROWS_AS(TensorDataset({}), c10::ValueError);
   CHECK_THROWS_WITH(TensorDataset({{"x", torch::zeros({3})}, {"y", torch::zeros({4})}}),
                     Contains("y must have 3 rows, got 4"));

@@ -17,7 +17,7 @@ Batch batch(int64_t padding = 0) {
                padding);
 }
 
-TEST_CASE("Batch finds tensors by the name of their field", "[data][batch]") {
+TEST_CASE("Batch finds tensors by field name", "[data][batch]") {
   const Batch b = batch();
   CHECK(b.size() == 5);
   CHECK(b["y"][3].item<int64_t>() == 3);
@@ -27,7 +27,7 @@ TEST_CASE("Batch finds tensors by the name of their field", "[data][batch]") {
   CHECK_THROWS_WITH(b["z"], Contains("no field \"z\"; there are: x, y"));
 }
 
-TEST_CASE("Batch::slice views rows of the same memory", "[data][batch]") {
+TEST_CASE("Batch::slice returns views of the same memory", "[data][batch]") {
   const Batch b = batch(2);
   const Batch part = b.slice(1, 4);
   CHECK(part.size() == 3);
@@ -42,7 +42,7 @@ TEST_CASE("Batch::slice views rows of the same memory", "[data][batch]") {
   CHECK_THROWS_AS(b.slice(3, 2), c10::IndexError);
 }
 
-TEST_CASE("Batch refuses tensors that are not what its fields say", "[data][batch]") {
+TEST_CASE("Batch refuses tensors that do not match its fields", "[data][batch]") {
   const at::Tensor x = torch::zeros({5, 2}), y = torch::zeros({5}, torch::kLong);
   CHECK_THROWS_WITH(Batch(fields(), {x}), Contains("one tensor for each of the 2 fields, got 1"));
   CHECK_THROWS_WITH(Batch(fields(), {x, y.slice(0, 0, 4)}), Contains("field y must have 5 rows, got 4"));
@@ -55,7 +55,7 @@ TEST_CASE("Batch refuses tensors that are not what its fields say", "[data][batc
   CHECK_THROWS_AS(Batch(nullptr, {}), c10::ValueError);
 }
 
-TEST_CASE("Batch::to shares tensors that are on the device already", "[data][batch]") {
+TEST_CASE("Batch::to shares tensors that are already on the device", "[data][batch]") {
   const Batch b = batch(1);
   const Batch same = b.to(at::kCPU);
   CHECK(same["x"].data_ptr() == b["x"].data_ptr());

@@ -16,7 +16,7 @@ using namespace trainkit;
 
 namespace {
 
-/// Rows of 3 fields, counted as they are read; rows of `bad` are refused.
+/// Rows with 3 fields, with a count of reads; reading a row of `bad` fails.
 class Counted final : public Dataset {
  public:
   explicit Counted(int64_t rows, std::set<int64_t> bad = {}) : rows_(rows), bad_(std::move(bad)) {}
@@ -68,7 +68,7 @@ void overwrite(const std::string& path, int64_t offset, const std::string& bytes
 
 }  // namespace
 
-TEST_CASE("A row is read from the dataset once, by whoever opens the cache", "[data][disk_cached_dataset]") {
+TEST_CASE("A row is read from the dataset once, whichever process opens the cache", "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const auto rows = std::make_shared<Counted>(50);
   const std::string path = folder / "deep/rows";
@@ -89,7 +89,7 @@ TEST_CASE("A row is read from the dataset once, by whoever opens the cache", "[d
   CHECK(rows->reads == 50);
 }
 
-TEST_CASE("A build by several threads goes on where it was stopped", "[data][disk_cached_dataset]") {
+TEST_CASE("A build by several threads resumes after an interruption", "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const auto rows = std::make_shared<Counted>(200, std::set<int64_t>{3, 77});
   int64_t told = 0;
@@ -110,12 +110,12 @@ TEST_CASE("A build by several threads goes on where it was stopped", "[data][dis
   CHECK(built->cached_rows == 198);
   CHECK(built->refused == std::vector<int64_t>{3, 77});
   CHECK(told == 200);
-  CHECK(rows->reads <= 200 + 2);  // the bad rows are asked for again
+  CHECK(rows->reads <= 200 + 2);  // bad rows are read again
   CHECK_THROWS_WITH(row_of(*cached, 77), "row is bad");
   CHECK(row_of(*cached, 78) == row_of(Counted(200), 78));
 }
 
-TEST_CASE("A row that is damaged is read from the dataset again, whatever the byte", "[data][disk_cached_dataset]") {
+TEST_CASE("A damaged row is read from the dataset again, whichever byte is damaged", "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const auto rows = std::make_shared<Counted>(4);
   REQUIRE(open(rows, folder / "rows")->build(1).status() == absl::OkStatus());
@@ -159,7 +159,7 @@ TEST_CASE("A cache of other rows is replaced", "[data][disk_cached_dataset]") {
   CHECK(open(rows, empty / "rows")->cached_rows() == 0);
 }
 
-TEST_CASE("A cache that is cut while it is open gives right rows", "[data][disk_cached_dataset]") {
+TEST_CASE("A cache that is truncated while it is open gives correct rows", "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const auto rows = std::make_shared<Counted>(100);
   const auto cached = open(rows, folder / "rows");
@@ -168,7 +168,7 @@ TEST_CASE("A cache that is cut while it is open gives right rows", "[data][disk_
   for (int64_t i = 0; i < 100; ++i) CHECK(row_of(*cached, i) == row_of(Counted(100), i));
 }
 
-TEST_CASE("A process that is killed leaves no row that is wrong", "[data][disk_cached_dataset]") {
+TEST_CASE("A process that is killed leaves no wrong row", "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const std::string path = folder / "rows";
   for (int round = 0; round < 20; ++round) {
@@ -186,7 +186,7 @@ TEST_CASE("A process that is killed leaves no row that is wrong", "[data][disk_c
   }
 }
 
-TEST_CASE("A disk without room says so before anything is read", "[data][disk_cached_dataset]") {
+TEST_CASE("Insufficient disk space is reported before any row is read", "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const auto rows = std::make_shared<Counted>(1'000'000);
   const auto before = std::signal(SIGXFSZ, SIG_IGN);
@@ -205,7 +205,7 @@ TEST_CASE("A disk without room says so before anything is read", "[data][disk_ca
   CHECK_THROWS_AS(DiskCachedDataset::open(nullptr, folder / "rows", "").status(), c10::ValueError);
 }
 
-TEST_CASE("A disk that fails while a cache is built ends the build at once, and what is there stays",
+TEST_CASE("A disk that fails during a cache build ends the build at once, and finished rows stay",
           "[data][disk_cached_dataset]") {
   const test::TempDir folder;
   const auto rows = std::make_shared<Counted>(400);
@@ -220,7 +220,7 @@ TEST_CASE("A disk that fails while a cache is built ends the build at once, and 
   std::signal(SIGXFSZ, before);
   CHECK(exit_code(built.status()) == ExitCode::kStorage);
   CHECK_THAT(error_line(built.status()), Catch::Contains("cannot write a row of the cache"));
-  CHECK(rows->reads < 100);  // 400 are 430 KB
+  CHECK(rows->reads < 100);  // 400 rows are 430 KB
   const int64_t there = cached->cached_rows();
   CHECK(there > 50);
   REQUIRE(open(rows, folder / "rows")->build(2).status() == absl::OkStatus());

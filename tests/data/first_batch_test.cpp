@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
 TEST_CASE("All workers read the first batch together, after a start and after a seek", "[data][prefetcher]") {
-  // Whoever reads one of its rows stands at the epoch's door, which opens when four stand there.
+  // Reads of its rows wait at the epoch's gate, which opens when four readers wait.
   const std::array<Door, 2> doors;
   auto loader = sequential(hooked(800,
                                   [&](const RowKey& key) {
@@ -33,7 +33,7 @@ TEST_CASE("All workers read the first batch together, after a start and after a 
   }
 }
 
-TEST_CASE("Whoever is stuck in a part of the first batch is named by the timeout", "[data][prefetcher]") {
+TEST_CASE("The timeout names the worker that is stuck in a part of the first batch", "[data][prefetcher]") {
   const int workers = GENERATE(2, 7);
   const Door door;
   auto loader = sequential(hooked(400,
@@ -47,7 +47,7 @@ TEST_CASE("Whoever is stuck in a part of the first batch is named by the timeout
   door.open();
 }
 
-TEST_CASE("A row of the first batch that cannot be read is dealt with as any other", "[data][prefetcher]") {
+TEST_CASE("An unreadable row of the first batch is handled like any other", "[data][prefetcher]") {
   const auto is_bad = [](int64_t index) { return index % 7 == 3; };
   std::vector<int64_t> good;
   for (int64_t row = 0; row < 100; ++row) {

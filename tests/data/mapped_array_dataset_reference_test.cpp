@@ -1,4 +1,4 @@
-/// Against files that NumPy writes.
+/// Compared with files that NumPy writes.
 
 #include <cstdlib>
 
@@ -9,7 +9,7 @@
 namespace trainkit {
 namespace {
 
-TEST_CASE("MappedArrayDataset reads every type that NumPy writes", "[data][mapped_array]") {
+TEST_CASE("MappedArrayDataset reads every dtype that NumPy writes", "[data][mapped_array]") {
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir dir;
   const std::string script = REFERENCE_DIR "/npy_files.py";

@@ -67,7 +67,7 @@ TEST_CASE("MappedArrayDataset reads raw rows", "[data][mapped_array]") {
         absl::StatusCode::kNotFound);
 }
 
-TEST_CASE("MappedArrayDataset says what is wrong with a NumPy file", "[data][mapped_array]") {
+TEST_CASE("MappedArrayDataset reports the problem of an invalid NumPy file", "[data][mapped_array]") {
   const TempDir dir;
   const std::string data = floats(42);
   const auto with = [](std::string header, const std::string& from, const std::string& to) {
@@ -105,7 +105,7 @@ TEST_CASE("MappedArrayDataset says what is wrong with a NumPy file", "[data][map
   }
 }
 
-TEST_CASE("MappedArrayDataset reports rows of a file that was cut short", "[data][mapped_array]") {
+TEST_CASE("MappedArrayDataset reports rows missing from a truncated file", "[data][mapped_array]") {
   const TempDir dir;
   const std::string path = write(dir / "a.bin", std::string(1 << 20, 'x'));
   const auto dataset = MappedArrayDataset::open_raw(path, {"x", at::kByte, {1024}}).value();

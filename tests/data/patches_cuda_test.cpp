@@ -1,4 +1,4 @@
-// A file of its own: where there is no GPU it is skipped.
+// A separate file, because it is skipped without a GPU.
 #include <ATen/ATen.h>
 
 #include "core/gpu_operations.h"
@@ -7,7 +7,8 @@
 
 using namespace trainkit;
 
-TEST_CASE("On a GPU patches are those of the CPU, by our kernel and by LibTorch's operations", "[data][patches][gpu]") {
+TEST_CASE("Patches gathered on a GPU equal those of the CPU, by our kernel and by LibTorch's operations",
+          "[data][patches][gpu]") {
   if (!at::hasCUDA()) TRAINKIT_SKIP("no GPU that LibTorch can use");
   const at::Tensor image = at::rand({8, 11, 16});
   const at::Tensor pixels = at::arange(54).repeat({8});

@@ -15,13 +15,13 @@ using namespace trainkit::test;
 
 namespace {
 
-/// An image of random numbers with the border that patches of `size` want.
+/// An image of random numbers with the border for patches of `size`.
 at::Tensor image_of(int64_t height, int64_t width, int64_t bands, int64_t size) {
   at::manual_seed(7);
   return at::rand({height + size - 1, width + size - 1, bands});
 }
 
-/// The patch as LibTorch's own operations make it.
+/// The patch computed with LibTorch's own operations.
 at::Tensor plain_patch(const at::Tensor& image, int64_t pixel, int64_t size, int64_t orientation) {
   const int64_t width = image.size(1) - size + 1;
   at::Tensor patch = image.narrow(0, pixel / width, size).narrow(1, pixel % width, size);
@@ -59,7 +59,7 @@ TEST_CASE("A patch is the part of the image around its pixel, in each orientatio
   }
 }
 
-TEST_CASE("On a GPU without our kernel LibTorch's operations gather the same patches", "[data][patches]") {
+TEST_CASE("LibTorch's operations gather the same patches on a GPU without our kernel", "[data][patches]") {
   struct Case {
     int64_t size, bands;
   };
@@ -80,7 +80,7 @@ TEST_CASE("On a GPU without our kernel LibTorch's operations gather the same pat
   }
 }
 
-TEST_CASE("The eight orientations of a patch are eight different ones", "[data][patches]") {
+TEST_CASE("The eight orientations of a patch all differ", "[data][patches]") {
   const at::Tensor image = image_of(1, 1, 2, 3);
   const at::Tensor patches =
       gather_patches(image, at::zeros({8}, at::kLong), 3, at::arange(8, at::kLong).to(at::kByte));
@@ -89,7 +89,7 @@ TEST_CASE("The eight orientations of a patch are eight different ones", "[data][
   }
 }
 
-TEST_CASE("Patches written past the cache touch no other memory, wherever they begin", "[data][patches]") {
+TEST_CASE("Non-temporal writes of patches touch no other memory, at any start address", "[data][patches]") {
   const at::Tensor image = image_of(4, 5, 3, 3);
   const at::Tensor pixels = all_pixels(20);
   const at::Tensor expected = gather_patches(image, pixels, 3, {}, PatchStores::kCached);
@@ -104,7 +104,7 @@ TEST_CASE("Patches written past the cache touch no other memory, wherever they b
 }
 
 TEST_CASE("Any number of threads gathers the same patches", "[data][patches]") {
-  const at::Tensor image = image_of(40, 40, 30, 7);  // 9 MB of patches: several shares
+  const at::Tensor image = image_of(40, 40, 30, 7);  // 9 MB of patches: several parts
   const at::Tensor pixels = all_pixels(1600);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
@@ -115,14 +115,14 @@ TEST_CASE("Any number of threads gathers the same patches", "[data][patches]") {
   CHECK(one.equal(four));
 }
 
-TEST_CASE("Permuted, a batch of patches is channels_last without a copy", "[data][patches]") {
+TEST_CASE("A permuted batch of patches is channels_last without a copy", "[data][patches]") {
   const at::Tensor patches = gather_patches(image_of(4, 4, 6, 3), all_pixels(16), 3);
   const at::Tensor x = patches.permute({0, 3, 1, 2});
   CHECK(x.is_contiguous(at::MemoryFormat::ChannelsLast));
   CHECK(x.const_data_ptr() == patches.const_data_ptr());
 }
 
-TEST_CASE("Both data sets of patches keep the promises of a data set", "[data][patches]") {
+TEST_CASE("Both datasets of patches satisfy the contract of a dataset", "[data][patches]") {
   const at::Tensor image = image_of(8, 9, 4, 5);
   const at::Tensor pixels = at::randperm(72).slice(0, 0, 50), labels = at::randint(6, {50}, at::kLong);
   for (const bool augment : {false, true}) {
@@ -132,7 +132,7 @@ TEST_CASE("Both data sets of patches keep the promises of a data set", "[data][p
   }
 }
 
-TEST_CASE("Patches that a device gathers are bit for bit those that workers copy", "[data][patches]") {
+TEST_CASE("Patches gathered on a device equal bit for bit those that workers copy", "[data][patches]") {
   const at::Tensor image = image_of(30, 31, 12, 7);
   const at::Tensor pixels = at::randperm(930).slice(0, 0, 400), labels = at::randint(6, {400}, at::kLong);
   for (const bool augment : {false, true}) {
@@ -160,7 +160,7 @@ TEST_CASE("Patches that a device gathers are bit for bit those that workers copy
   }
 }
 
-TEST_CASE("Orientations depend on seed, epoch and row, and each is as frequent as the others", "[data][patches]") {
+TEST_CASE("Orientations depend on seed, epoch and row, and are equally frequent", "[data][patches]") {
   std::map<int, int> counts;
   int changes = 0;
   for (int64_t row = 0; row < 8000; ++row) {
@@ -179,7 +179,7 @@ TEST_CASE("Orientations depend on seed, epoch and row, and each is as frequent a
   CHECK(std::abs(changes - 14000) < 200);
 }
 
-TEST_CASE("Pixels outside, other shapes and even sizes are refused", "[data][patches]") {
+TEST_CASE("Pixels outside, wrong shapes and even sizes are refused", "[data][patches]") {
   const at::Tensor image = image_of(4, 5, 3, 3), pixels = all_pixels(20), labels = pixels;
   CHECK_THROWS_AS(gather_patches(image, pixels + 1, 3), c10::IndexError);
   CHECK_THROWS_AS(gather_patches(image, pixels - 1, 3), c10::IndexError);

@@ -14,7 +14,7 @@ std::vector<int64_t> images(int64_t size, uint64_t key) {
   return out;
 }
 
-// How many standard deviations chi-square of `counts` is from its mean if all cells are equally likely.
+// Deviation of the chi-square of `counts` from its mean, in standard deviations, if all cells are equally likely.
 double chi_square_sigmas(const std::vector<int64_t>& counts, double expected) {
   double chi_square = 0;
   for (const int64_t count : counts) chi_square += (count - expected) * (count - expected) / expected;
@@ -22,7 +22,7 @@ double chi_square_sigmas(const std::vector<int64_t>& counts, double expected) {
   return (chi_square - degrees) / std::sqrt(2 * degrees);
 }
 
-TEST_CASE("KeyedPermutation holds each number once, at any size", "[data][permutation]") {
+TEST_CASE("KeyedPermutation contains each number once, at any size", "[data][permutation]") {
   for (int64_t size = 0; size < 1200; size = size < 600 ? size + 1 : size + 37) {
     auto out = images(size, 42 + size);
     std::sort(out.begin(), out.end());
@@ -30,20 +30,20 @@ TEST_CASE("KeyedPermutation holds each number once, at any size", "[data][permut
   }
 }
 
-TEST_CASE("KeyedPermutation is one to one beyond 32 bits", "[data][permutation]") {
+TEST_CASE("KeyedPermutation is one-to-one beyond 32 bits", "[data][permutation]") {
   const int64_t size = (int64_t{1} << 40) + 12345;
   const KeyedPermutation permutation(size, 3);
   std::vector<int64_t> out(100000);
   permutation.fill(size - 100000, 1, out);
   CHECK(std::all_of(out.begin(), out.end(), [&](int64_t image) { return image >= 0 && image < size; }));
   CHECK(permutation(size - 1) == out.back());
-  // Spread over the whole, not near where they came from.
+  // Spread over the whole range, not close to the original position.
   CHECK(std::count_if(out.begin(), out.end(), [&](int64_t image) { return image < size / 2; }) > 49000);
   std::sort(out.begin(), out.end());
   CHECK(std::adjacent_find(out.begin(), out.end()) == out.end());
 }
 
-TEST_CASE("KeyedPermutation gives every arrangement of a tiny set equally often", "[data][permutation]") {
+TEST_CASE("KeyedPermutation gives every order of a tiny set equally often", "[data][permutation]") {
   std::map<std::vector<int64_t>, int64_t> seen;
   const int64_t trials = 24 * 2000;
   for (int64_t key = 0; key < trials; ++key) ++seen[images(4, hash_key(key, 5))];
@@ -53,9 +53,9 @@ TEST_CASE("KeyedPermutation gives every arrangement of a tiny set equally often"
   CHECK(std::abs(chi_square_sigmas(counts, 2000)) < 5);
 }
 
-// The three statistics below are taken over many keys, as a run takes one key per epoch. Sizes on both sides of powers
-// of two and four, at the smallest networks there are, where weaknesses show first.
-TEST_CASE("KeyedPermutation sends each position everywhere equally often", "[data][permutation]") {
+// The next three statistics use many keys, because a run uses one key per epoch. The sizes are just below and above
+// powers of two and four, with the smallest networks, where weaknesses show first.
+TEST_CASE("KeyedPermutation sends each position to every other equally often", "[data][permutation]") {
   const int64_t size = GENERATE(7, 64, 257, 300, 512, 513, 1000, 1024);
   const int64_t keys = 40 * size;
   std::vector<int64_t> of_first(size), of_middle(size), of_last(size);
@@ -71,7 +71,7 @@ TEST_CASE("KeyedPermutation sends each position everywhere equally often", "[dat
   CHECK(std::abs(chi_square_sigmas(of_last, 40)) < 5);
 }
 
-TEST_CASE("KeyedPermutation makes all differences of neighbours equally likely", "[data][permutation]") {
+TEST_CASE("KeyedPermutation gives equally likely differences of neighbours", "[data][permutation]") {
   const int64_t size = GENERATE(300, 512, 1000, 4096, 5000);
   const int64_t stride = GENERATE(1, 2, 16, 128);
   const int64_t keys = 400;
@@ -84,7 +84,7 @@ TEST_CASE("KeyedPermutation makes all differences of neighbours equally likely",
   CHECK(std::abs(chi_square_sigmas(differences, static_cast<double>(keys * (size - stride)) / (size - 1.0))) < 6);
 }
 
-TEST_CASE("KeyedPermutation under keys that differ in one bit is another permutation", "[data][permutation]") {
+TEST_CASE("KeyedPermutation is different for keys that differ in one bit", "[data][permutation]") {
   const int64_t size = 2000;
   for (int bit = 0; bit < 64; bit += 7) {
     const auto one = images(size, 99), other = images(size, 99 ^ (uint64_t{1} << bit));
@@ -94,7 +94,7 @@ TEST_CASE("KeyedPermutation under keys that differ in one bit is another permuta
   }
 }
 
-TEST_CASE("KeyedPermutation has as many cycles as random permutations have", "[data][permutation]") {
+TEST_CASE("KeyedPermutation has as many cycles as a random permutation", "[data][permutation]") {
   const int64_t size = 1000, keys = 300;
   double cycles = 0;
   for (int64_t key = 0; key < keys; ++key) {

@@ -40,7 +40,7 @@ std::vector<int64_t> indices_of(const std::vector<BadSample>& bad) {
   return indices;
 }
 
-TEST_CASE("Of 1,000 rows of which every fifth throws, 800 come and 200 are reported, for any number of workers",
+TEST_CASE("Of 1,000 rows of which every fifth throws, 800 are delivered and 200 reported, for any number of workers",
           "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const int64_t batch_size = GENERATE(1, 7, 50, 1000);
@@ -75,7 +75,7 @@ TEST_CASE("Of 1,000 rows of which every fifth throws, 800 come and 200 are repor
   CHECK(loader->bad_samples().size() == 200);  // each once
 }
 
-TEST_CASE("Prefetcher names a row that cannot be read, and goes on with the next batch", "[data][prefetcher]") {
+TEST_CASE("Prefetcher reports a row that cannot be read, and continues with the next batch", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   auto loader =
       Prefetcher::create(fifths(1000), SequentialSampler(1000), {.batch_size = 1, .num_workers = workers}).value();
@@ -101,7 +101,8 @@ TEST_CASE("Prefetcher names a row that cannot be read, and goes on with the next
   CHECK(loader->bad_samples().size() == 200);
 }
 
-TEST_CASE("A replaced row is the next of the order that can be read, so that batches stay full", "[data][prefetcher]") {
+TEST_CASE("A bad row is replaced by the next readable row of the order, so that batches stay full",
+          "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const int64_t batch_size = GENERATE(1, 7, 50);
   auto dataset = hooked(100, [](const RowKey& key) {
@@ -132,7 +133,7 @@ TEST_CASE("A replaced row is the next of the order that can be read, so that bat
   CHECK(found == bad);
 }
 
-TEST_CASE("Prefetcher gives up when there is nothing to replace a row with", "[data][prefetcher]") {
+TEST_CASE("Prefetcher stops with an error if no row is left as a replacement", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
   auto dataset = hooked(3000, [](const RowKey&) { throw std::runtime_error("all gone"); });
   auto loader = Prefetcher::create(dataset, SequentialSampler(3000),
@@ -155,7 +156,7 @@ TEST_CASE("More bad rows than max_bad_samples end the run", "[data][prefetcher]"
   CHECK(loader->next().ok());  // 2 bad rows
   CHECK(loader->next().ok());  // 4
   for (int again = 0; again < 2; ++again) {
-    const auto batch = loader->next();  // 6, and ever after
+    const auto batch = loader->next();  // 6, and in every later call
     REQUIRE_FALSE(batch.ok());
     CHECK(batch.status().code() == absl::StatusCode::kDataLoss);
     CHECK(exit_code(batch.status()) == ExitCode::kData);
@@ -165,7 +166,7 @@ TEST_CASE("More bad rows than max_bad_samples end the run", "[data][prefetcher]"
   CHECK(indices_of(loader->bad_samples()) == std::vector<int64_t>{3, 8, 13, 18, 23, 28});
 }
 
-TEST_CASE("Bad rows that are met again in later epochs do not count again", "[data][prefetcher]") {
+TEST_CASE("Bad rows that occur again in later epochs are not counted again", "[data][prefetcher]") {
   auto loader =
       Prefetcher::create(fifths(20), RandomSampler(20),
                          {.batch_size = 3, .num_workers = 2, .on_error = OnError::kSkip, .max_bad_samples = 4})
@@ -174,9 +175,9 @@ TEST_CASE("Bad rows that are met again in later epochs do not count again", "[da
   CHECK(loader->bad_samples().size() == 4);
 }
 
-TEST_CASE("Ranks have as many batches where one of them could not read a single row of a batch", "[data][prefetcher]") {
+TEST_CASE("Ranks have equally many batches if one of them could not read any row of a batch", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
-  // Of two ranks with batches of 2 over 16 rows, rank 0 reads 0 2, 4 6, 8 10, 12 14: its second batch is lost.
+  // Two ranks with batches of 2 of 16 rows: rank 0 reads 0 2, 4 6, 8 10, 12 14; its second batch is lost.
   const auto dataset = hooked(16, [](const RowKey& key) {
     if (key.index == 4 || key.index == 6 || key.index == 13) throw std::runtime_error("unreadable");
   });
@@ -192,7 +193,7 @@ TEST_CASE("Ranks have as many batches where one of them could not read a single 
   CHECK(sizes[1] == std::vector<int64_t>{2, 2, 2, 1});
 }
 
-// Reads whole batches, which it refuses where they hold a bad row.
+// Reads whole batches and refuses those with a bad row.
 class Bulk final : public Dataset {
  public:
   int64_t size() const override { return rows_->size(); }
@@ -206,7 +207,7 @@ class Bulk final : public Dataset {
   std::shared_ptr<const Dataset> rows_ = fifths(100);
 };
 
-TEST_CASE("The good rows of a batch that could not be read whole are the same", "[data][prefetcher]") {
+TEST_CASE("The readable rows of a batch that failed as a whole are the same", "[data][prefetcher]") {
   auto loader = Prefetcher::create(std::make_shared<Bulk>(), SequentialSampler(100),
                                    {.batch_size = 9, .num_workers = 2, .on_error = OnError::kSkip})
                     .value();
@@ -222,7 +223,7 @@ absl::Status next_status(std::shared_ptr<const Dataset> dataset, std::shared_ptr
       .status();
 }
 
-TEST_CASE("An error that a dataset throws as a Status keeps its exit code, place and hint", "[data][prefetcher]") {
+TEST_CASE("An error that a dataset throws as a Status keeps its exit code, location and hint", "[data][prefetcher]") {
   auto dataset = hooked(4, [](const RowKey&) {
     throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kStorage,
                                              .id = "storage.io",
@@ -239,7 +240,7 @@ TEST_CASE("An error that a dataset throws as a Status keeps its exit code, place
   CHECK(error.hint == "check the disk");
 }
 
-TEST_CASE("Whatever a dataset throws reaches the consumer as an error", "[data][prefetcher]") {
+TEST_CASE("Any exception of a dataset reaches the consumer as an error", "[data][prefetcher]") {
   const auto sampler = std::make_shared<SequentialSampler>(4);
   CHECK_THAT(std::string(next_status(hooked(4, [](const RowKey&) { throw 17; }), sampler).message()),
              Contains("row 0") && Contains("unknown type"));
@@ -255,7 +256,7 @@ class BadSampler final : public Sampler {
   void fill(int64_t, int64_t, std::span<int64_t>) const override { throw std::logic_error("no order today"); }
 };
 
-TEST_CASE("What a sampler throws reaches the consumer as an error that names the place", "[data][prefetcher]") {
+TEST_CASE("An exception of a sampler reaches the consumer as an error with its location", "[data][prefetcher]") {
   const auto status = next_status(fifths(4), std::make_shared<BadSampler>());
   CHECK_THAT(std::string(status.message()), Contains("position 0 of epoch 0") && Contains("no order today"));
 }

@@ -1,4 +1,4 @@
-/// Reads that do not come back, and ends at any moment.
+/// Reads that never return, and destruction at any moment.
 
 #include <malloc.h>
 
@@ -18,14 +18,14 @@ using namespace test;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-// Row `row` stands at the door until it is opened.
+// Reading row `row` waits at the gate until it is opened.
 std::shared_ptr<const Dataset> stuck_at(int64_t size, int64_t row, const Door& door) {
   return hooked(size, [=](const RowKey& key) {
     if (key.index == row) door.wait();
   });
 }
 
-TEST_CASE("A read that stalls ends at the timeout in an error that names worker and row", "[data][prefetcher]") {
+TEST_CASE("A stalled read ends at the timeout with an error that names worker and row", "[data][prefetcher]") {
   const int workers = GENERATE(1, 2, 7);
   const Door door;
   auto loader = sequential(stuck_at(100, 37, door), {.batch_size = 10, .num_workers = workers, .timeout = 100ms});
@@ -41,7 +41,7 @@ TEST_CASE("A read that stalls ends at the timeout in an error that names worker 
                    ".*worker [0-6]: stuck at row 37 \\(file37.jpg\\); its batch was started [0-9]+ ms ago; "
                    "no batch within 100 ms \\(position 30 of epoch 0\\)"));
   }
-  // Nothing is lost if the storage answers after all.
+  // No row is lost if the storage answers later.
   door.open();
   absl::StatusOr<std::optional<Batch>> batch = loader->next();
   while (!batch.ok()) batch = loader->next();
@@ -50,7 +50,7 @@ TEST_CASE("A read that stalls ends at the timeout in an error that names worker 
   CHECK(rows == range(0, 100));
 }
 
-TEST_CASE("The row is named through datasets within datasets", "[data][prefetcher]") {
+TEST_CASE("The row is reported through nested datasets", "[data][prefetcher]") {
   const Door door;
   auto inner = stuck_at(100, 40, door);
   std::vector<int64_t> backwards = range(0, 50);
@@ -62,7 +62,7 @@ TEST_CASE("The row is named through datasets within datasets", "[data][prefetche
   door.open();
 }
 
-TEST_CASE("A loader whose worker is stuck can go elsewhere", "[data][prefetcher]") {
+TEST_CASE("A loader with a stuck worker can seek", "[data][prefetcher]") {
   const int workers = GENERATE(1, 2);
   const bool persistent = GENERATE(true, false);
   const Door door;
@@ -73,12 +73,13 @@ TEST_CASE("A loader whose worker is stuck can go elsewhere", "[data][prefetcher]
   REQUIRE_FALSE(loader->next().ok());
   loader->seek(0, 2);
   CHECK(drain(*loader) == range(20, 100));
-  CHECK(door.waiting() >= 1);  // still; a fresh worker may be there by now for the next epoch
+  CHECK(door.waiting() >= 1);  // still waiting; a new worker may already wait for the next epoch
   door.open();
   door.await(0);
 }
 
-TEST_CASE("A loader is destroyed while all its workers are stuck, and what they use lives on", "[data][prefetcher]") {
+TEST_CASE("A loader can be destroyed while all its workers are stuck, and their data stays alive",
+          "[data][prefetcher]") {
   const int workers = GENERATE(1, 3);
   const Door door;
   std::weak_ptr<const Dataset> dataset;
@@ -89,15 +90,15 @@ TEST_CASE("A loader is destroyed while all its workers are stuck, and what they 
     REQUIRE_FALSE(loader->next().ok());
     door.await(workers);
   }
-  // The destructor came back though none of the reads did.
+  // The destructor returned although no read did.
   CHECK(door.waiting() == workers);
   CHECK_FALSE(dataset.expired());
   door.open();
   for (int i = 0; i < 1000 && !dataset.expired(); ++i) std::this_thread::sleep_for(10ms);
-  CHECK(dataset.expired());  // the last of them frees it
+  CHECK(dataset.expired());  // the last worker frees it
 }
 
-TEST_CASE("A loader may be left or destroyed at any moment", "[data][prefetcher]") {
+TEST_CASE("A loader may be abandoned or destroyed at any moment", "[data][prefetcher]") {
   const int rounds = environment("TRAINKIT_TEST_FULL").empty() ? 150 : 20'000;
   RandomStream random(hash_key(2026, rounds));
   auto quick = hooked(500, [](const RowKey&) {});
@@ -129,7 +130,7 @@ TEST_CASE("A loader may be left or destroyed at any moment", "[data][prefetcher]
   }
 }
 
-// Resident memory of this process, in KB, after what malloc holds back is given up.
+// Resident memory of this process in KB, after malloc has released its free memory.
 int64_t resident_kilobytes() {
   malloc_trim(0);
   std::ifstream status("/proc/self/status");
@@ -141,7 +142,7 @@ int64_t resident_kilobytes() {
   return kilobytes;
 }
 
-TEST_CASE("Memory and threads stay the same over a long run", "[data][prefetcher]") {
+TEST_CASE("Memory and threads stay constant in a long run", "[data][prefetcher]") {
   const bool persistent = GENERATE(true, false);
   const int64_t batches = environment("TRAINKIT_TEST_FULL").empty() ? 3'000 : 100'000;
   auto dataset = std::make_shared<TensorDataset>(TensorDataset({{"x", torch::rand({1000, 256})}}));
@@ -153,10 +154,10 @@ TEST_CASE("Memory and threads stay the same over a long run", "[data][prefetcher
   const int64_t threads = thread_count(), memory = resident_kilobytes();
   read(batches);
   CHECK(thread_count() == threads);
-  // a slot of the ring gets its memory when it is first needed, on a busy machine late
+  // A slot of the ring allocates its memory on first use, which may be late on a busy machine.
   const auto& options = loader->options();
   if (persistent) CHECK(loader->stats().allocations <= options.num_workers * options.prefetch_factor);
-#ifndef __SANITIZE_ADDRESS__  // which holds back what is freed
+#ifndef __SANITIZE_ADDRESS__  // which delays freeing memory
   CHECK(resident_kilobytes() - memory < 4096);
 #else
   (void)memory;
@@ -174,7 +175,7 @@ TEST_CASE("A batch outlives its loader", "[data][prefetcher]") {
   CHECK(labels(*batch) == range(10, 20));
 }
 
-TEST_CASE("A kept batch is handed to another thread while the loader goes on", "[data][prefetcher]") {
+TEST_CASE("A kept batch can be moved to another thread while the loader continues", "[data][prefetcher]") {
   auto loader =
       sequential(hooked(2000, [](const RowKey&) {}), {.batch_size = 20, .num_workers = 2, .persistent_workers = true});
   std::vector<std::thread> readers;

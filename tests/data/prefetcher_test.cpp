@@ -27,7 +27,7 @@ std::vector<int64_t> place(const StateDict& state) {
 }
 std::vector<int64_t> place(const Prefetcher& loader) { return place(loader.state_dict()); }
 
-TEST_CASE("Prefetcher delivers the rows of the sampler's order for any number of workers", "[data][prefetcher]") {
+TEST_CASE("Prefetcher delivers the rows in the sampler's order for any number of workers", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const bool persistent = GENERATE(true, false);
   const bool assist = GENERATE(true, false);
@@ -56,7 +56,7 @@ TEST_CASE("Prefetcher delivers the rows of the sampler's order for any number of
   }
 }
 
-TEST_CASE("Prefetcher names all bad options at once", "[data][prefetcher]") {
+TEST_CASE("Prefetcher reports all bad options at once", "[data][prefetcher]") {
   const auto loader = Prefetcher::create(numbers(4), SequentialSampler(4),
                                          {.batch_size = 0,
                                           .num_workers = -1,
@@ -77,7 +77,7 @@ TEST_CASE("Prefetcher names all bad options at once", "[data][prefetcher]") {
   CHECK_FALSE(Prefetcher::create(numbers(4), SequentialSampler(4), {.prefetch_factor = 65}).ok());
 }
 
-TEST_CASE("Prefetcher leaves out a last batch that is not full if drop_last", "[data][prefetcher]") {
+TEST_CASE("Prefetcher drops an incomplete last batch with drop_last", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
   auto loader = sequential(numbers(25), {.batch_size = 10, .num_workers = workers, .drop_last = true});
   CHECK(loader->batches_per_epoch() == 2);
@@ -85,7 +85,7 @@ TEST_CASE("Prefetcher leaves out a last batch that is not full if drop_last", "[
   CHECK(drain(*loader) == range(0, 20));
 }
 
-TEST_CASE("Prefetcher of no rows, or fewer than a batch, ends its epochs at once", "[data][prefetcher]") {
+TEST_CASE("Prefetcher without rows, or with fewer than a batch, ends its epochs at once", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
   const bool persistent = GENERATE(true, false);
   const PrefetcherOptions options{
@@ -99,7 +99,7 @@ TEST_CASE("Prefetcher of no rows, or fewer than a batch, ends its epochs at once
   }
 }
 
-TEST_CASE("Prefetcher can leave an epoch early and start again", "[data][prefetcher]") {
+TEST_CASE("Prefetcher can abandon an epoch and start again", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const bool persistent = GENERATE(true, false);
   auto loader = sequential(numbers(100), {.batch_size = 10, .num_workers = workers, .persistent_workers = persistent});
@@ -120,7 +120,7 @@ TEST_CASE("Prefetcher can leave an epoch early and start again", "[data][prefetc
   CHECK_THROWS_AS(loader->seek(-1, 0), c10::IndexError);
 }
 
-TEST_CASE("Prefetcher reaches any position without reading what is before it", "[data][prefetcher]") {
+TEST_CASE("Prefetcher seeks to any position without reading the rows before it", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
   std::atomic<int64_t> reads{0};
   const int64_t size = int64_t{1} << 40;
@@ -135,7 +135,7 @@ TEST_CASE("Prefetcher reaches any position without reading what is before it", "
   CHECK(reads <= 4 * 5);
 }
 
-TEST_CASE("Prefetcher resumes at any batch, on other numbers of workers and other batch sizes", "[data][prefetcher]") {
+TEST_CASE("Prefetcher resumes at any batch with other numbers of workers and other batch sizes", "[data][prefetcher]") {
   const RandomSampler sampler(50, {.seed = 7});
   const auto make = [&](int64_t batch_size, int workers) {
     return Prefetcher::create(numbers(50), sampler,
@@ -164,14 +164,14 @@ TEST_CASE("Prefetcher resumes at any batch, on other numbers of workers and othe
   }
 }
 
-TEST_CASE("Prefetcher resumes a sharded order on another number of ranks", "[data][prefetcher]") {
+TEST_CASE("Prefetcher resumes a sharded order with another number of ranks", "[data][prefetcher]") {
   const RandomSampler sampler(48, {.seed = 1});
   const auto make = [&](int64_t rank, int64_t world, int64_t batch_size) {
     return Prefetcher::create(numbers(48), DistributedSampler(sampler, {.rank = rank, .world_size = world}),
                               {.batch_size = batch_size, .num_workers = 1})
         .value();
   };
-  // Global batch 12, whatever the number of ranks: the rows of each step are the same set.
+  // Global batch 12 for any number of ranks: each step has the same set of rows.
   auto one = make(0, 1, 12);
   StateDict state;
   std::vector<std::vector<int64_t>> steps;
@@ -200,8 +200,8 @@ TEST_CASE("Prefetcher resumes a sharded order on another number of ranks", "[dat
   CHECK_THAT(std::string(status.message()), Contains("is not a multiple of the world size"));
 }
 
-TEST_CASE("The end of an epoch is its end for any number of ranks and any batch size", "[data][prefetcher]") {
-  // 47 rows, 45 with batches of 5: 12 positions for each of 4 ranks, 15 for each of 3.
+TEST_CASE("An epoch ends at the same row for any number of ranks and any batch size", "[data][prefetcher]") {
+  // 47 rows, of which 45 in batches of 5: 12 positions for each of 4 ranks, 15 for each of 3.
   const RandomSampler sampler(47, {.seed = 1});
   const auto make = [&](int64_t world, int64_t batch_size) {
     const DistributedSampler share(sampler,
@@ -224,7 +224,7 @@ TEST_CASE("The end of an epoch is its end for any number of ranks and any batch 
   }
 }
 
-TEST_CASE("Prefetcher refuses a state of other data and stays where it is", "[data][prefetcher]") {
+TEST_CASE("Prefetcher refuses a state of other data and keeps its position", "[data][prefetcher]") {
   auto loader = Prefetcher::create(numbers(50), RandomSampler(50, {.seed = 7}), {.batch_size = 5}).value();
   loader->next().value();
   const StateDict good = loader->state_dict();
@@ -247,7 +247,7 @@ TEST_CASE("Prefetcher refuses a state of other data and stays where it is", "[da
   CHECK(exit_code(loader->load_state_dict(incomplete)) == ExitCode::kWeights);
 }
 
-TEST_CASE("Prefetcher refuses a state of other rows of the same number, and none where a row is bad",
+TEST_CASE("Prefetcher refuses a state of other rows with the same count, and accepts one if rows are bad",
           "[data][prefetcher]") {
   const auto state_of = [](std::shared_ptr<const Dataset> dataset) {
     return Prefetcher::create(std::move(dataset), SequentialSampler(50), {.batch_size = 5}).value()->state_dict();
@@ -284,21 +284,21 @@ TEST_CASE("Prefetcher refuses a state of other rows of the same number, and none
   CHECK(other->load_state_dict(unknown).ok());
 }
 
-TEST_CASE("Prefetcher takes no batch memory once it is warm", "[data][prefetcher]") {
+TEST_CASE("Prefetcher allocates no batch memory after warm-up", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2, 7);
   const int prefetch_factor = GENERATE(2, 8);
   auto loader = sequential(
       numbers(1000),
       {.batch_size = 16, .num_workers = workers, .prefetch_factor = prefetch_factor, .persistent_workers = true});
   const int64_t slots = workers == 0 ? 2 : workers * prefetch_factor;
-  std::optional<Batch> kept;  // held over the next call, as in a loop that declares its batch outside
+  std::optional<Batch> kept;  // held during the next call, as in a loop that declares its batch outside
   for (int epoch = 0; epoch < 6; ++epoch) {
     while ((kept = loader->next().value())) CHECK(labels(*kept)[0] == kept->row_indices()[0]);
     CHECK(loader->stats().allocations <= slots);
   }
 }
 
-TEST_CASE("A batch that is kept keeps its rows", "[data][prefetcher]") {
+TEST_CASE("A batch that is kept retains its rows", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1, 2);
   auto loader = sequential(numbers(200), {.batch_size = 10, .num_workers = workers, .persistent_workers = true});
   std::vector<Batch> batches;
@@ -311,7 +311,7 @@ TEST_CASE("A batch that is kept keeps its rows", "[data][prefetcher]") {
   }
   drain(*loader);
   drain(*loader);
-  loader.reset();  // they outlive the loader too
+  loader.reset();  // and outlives the loader
   for (size_t i = 0; i < tensors.size(); ++i) CHECK(tensors[i][9].item<int64_t>() == static_cast<int64_t>(i) * 30 + 9);
   for (size_t i = 0; i < views.size(); ++i)
     CHECK(views[i][0][0].item<int64_t>() == (static_cast<int64_t>(i) * 30 + 12) * 3);
@@ -321,7 +321,7 @@ TEST_CASE("A batch that is kept keeps its rows", "[data][prefetcher]") {
   }
 }
 
-TEST_CASE("What a consumer does to a batch's tensors does not reach the next batch", "[data][prefetcher]") {
+TEST_CASE("Changes that a consumer makes to a batch's tensors do not affect the next batch", "[data][prefetcher]") {
   const int workers = GENERATE(0, 1);
   auto dataset =
       std::make_shared<TensorDataset>(TensorDataset({{"x", torch::ones({60, 4})}, {"y", torch::arange(60)}}));
@@ -351,7 +351,7 @@ TEST_CASE("What a consumer does to a batch's tensors does not reach the next bat
   }
 }
 
-TEST_CASE("Batches made in inference mode can be trained on afterwards", "[data][prefetcher]") {
+TEST_CASE("Batches created in inference mode can be used for training later", "[data][prefetcher]") {
   auto loader = sequential(numbers(20), {.batch_size = 5});
   {
     c10::InferenceMode evaluation;
@@ -361,7 +361,7 @@ TEST_CASE("Batches made in inference mode can be trained on afterwards", "[data]
   CHECK_FALSE((*batch)["x"].is_inference());
 }
 
-TEST_CASE("Prefetcher loads the next epoch's first batches before this one ends", "[data][prefetcher]") {
+TEST_CASE("Prefetcher loads the first batches of the next epoch before this one ends", "[data][prefetcher]") {
   const int workers = GENERATE(1, 2);
   const Door second_epoch;
   auto dataset = hooked(40, [&](const RowKey& key) {
@@ -369,7 +369,7 @@ TEST_CASE("Prefetcher loads the next epoch's first batches before this one ends"
   });
   auto loader = sequential(dataset, {.batch_size = 10, .num_workers = workers, .persistent_workers = true});
   for (int i = 0; i < 4; ++i) CHECK(labels(*loader->next().value()) == range(i * 10, i * 10 + 10));
-  second_epoch.await(1);  // a worker is there before the end of this epoch is asked for
+  second_epoch.await(1);  // a worker starts before the end of this epoch is requested
   CHECK(loader->epoch() == 0);
   CHECK(loader->position() == 4);
   second_epoch.open();
@@ -377,23 +377,23 @@ TEST_CASE("Prefetcher loads the next epoch's first batches before this one ends"
   CHECK(drain(*loader) == range(0, 40));
 }
 
-TEST_CASE("Prefetcher without persistent_workers ends its threads and frees its memory with the epoch",
+TEST_CASE("Prefetcher without persistent_workers ends its threads and frees its memory after the epoch",
           "[data][prefetcher]") {
   std::atomic<int64_t> reads{0};
   auto dataset = hooked(40, [&](const RowKey& key) { reads += key.epoch == 0; });
   const int64_t before = thread_count();
   auto loader = sequential(dataset, {.batch_size = 10, .num_workers = 3, .persistent_workers = false});
-  CHECK(thread_count() == before);  // none until the first batch is asked for
+  CHECK(thread_count() == before);  // none until the first batch is requested
   loader->next().value();
   CHECK(thread_count() == before + 3);
   drain(*loader);
   CHECK(thread_count() == before);
-  CHECK(reads == 40);  // nothing of the next epoch was read for nothing
+  CHECK(reads == 40);  // no row of the next epoch was read in advance
   drain(*loader);
   CHECK(thread_count() == before);
 }
 
-TEST_CASE("Workers run LibTorch with one thread, and no other thread is the worse for it", "[data][prefetcher]") {
+TEST_CASE("Workers run LibTorch with one thread without affecting other threads", "[data][prefetcher]") {
   const int before = at::get_num_threads();
   at::set_num_threads(3);
   std::atomic<int> most{0};
@@ -411,7 +411,7 @@ TEST_CASE("Workers run LibTorch with one thread, and no other thread is the wors
   at::set_num_threads(before);
 }
 
-TEST_CASE("Prefetcher marks the rows that only fill up a rank", "[data][prefetcher]") {
+TEST_CASE("Prefetcher marks the rows that pad a rank", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
   const DistributedSampler sampler(SequentialSampler(10), {.rank = 3, .world_size = 4, .tail = Tail::kPad});
   auto loader = Prefetcher::create(numbers(10), sampler, {.batch_size = 2, .num_workers = workers}).value();
@@ -423,7 +423,7 @@ TEST_CASE("Prefetcher marks the rows that only fill up a rank", "[data][prefetch
   CHECK(last->padding_rows() == 1);
 }
 
-TEST_CASE("Prefetcher counts what it did", "[data][prefetcher]") {
+TEST_CASE("Prefetcher counts its work", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
   auto slow = hooked(20, [](const RowKey&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
   auto loader = sequential(slow, {.batch_size = 4, .num_workers = workers});
@@ -439,16 +439,16 @@ TEST_CASE("Prefetcher counts what it did", "[data][prefetcher]") {
   CHECK(stats.ready_batches <= 5 * std::max(1, workers * 2));
 }
 
-TEST_CASE("Prefetcher's counts tell a slow consumer from a slow loader", "[data][prefetcher]") {
+TEST_CASE("Prefetcher's statistics distinguish a slow consumer from a slow loader", "[data][prefetcher]") {
   auto loader = sequential(numbers(400), {.batch_size = 10, .num_workers = 2, .persistent_workers = true});
   while (auto batch = loader->next().value()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   const PrefetcherStats stats = loader->stats();
   CHECK(stats.consumer_seconds >= 0.07);
   CHECK(stats.wait_seconds < stats.consumer_seconds);
-  CHECK(stats.ready_batches > stats.batches);  // more than one batch was ready, most of the time
+  CHECK(stats.ready_batches > stats.batches);  // usually more than one batch was ready
 }
 
-TEST_CASE("A wait counts while it goes on, and the longest one is kept", "[data][prefetcher]") {
+TEST_CASE("A wait is counted while it lasts, and the longest one is kept", "[data][prefetcher]") {
   const test::Door door;
   auto behind_the_door = hooked(2, [=](const RowKey& key) {
     if (key.index == 0) door.wait();
@@ -471,10 +471,10 @@ TEST_CASE("A wait counts while it goes on, and the longest one is kept", "[data]
   CHECK(stats.longest_wait_seconds >= waited);
   CHECK(stats.longest_wait_seconds <= stats.wait_seconds);
   CHECK(stats.batches == 2);
-  CHECK(loader->stats().wait_seconds == stats.wait_seconds);  // over
+  CHECK(loader->stats().wait_seconds == stats.wait_seconds);  // the wait has ended
 }
 
-TEST_CASE("Time on a processor is told from time in reads, of threads that have ended too", "[data][prefetcher]") {
+TEST_CASE("CPU time is distinguished from time in reads, including threads that have ended", "[data][prefetcher]") {
   const bool persistent = GENERATE(false, true);
   const auto spent = [] {
     timespec time{};
@@ -497,10 +497,9 @@ TEST_CASE("Time on a processor is told from time in reads, of threads that have 
   CHECK(working->reader_times().cpu_seconds >= 0.08);
 }
 
-TEST_CASE("A ring that ran dry though the workers idled is longer in the next epoch, if it may be",
-          "[data][prefetcher]") {
+TEST_CASE("A ring that ran empty with idle workers is longer in the next epoch, if allowed", "[data][prefetcher]") {
   const bool may = GENERATE(true, false), persistent = GENERATE(true, false);
-  // One row of a quarter takes as long as the consumer takes for many.
+  // One row of a quarter takes as long as the consumer needs for many rows.
   auto uneven = hooked(80, [](const RowKey& key) {
     if (key.index % 20 == 10) std::this_thread::sleep_for(std::chrono::milliseconds(60));
   });
@@ -521,7 +520,7 @@ TEST_CASE("A ring that ran dry though the workers idled is longer in the next ep
   CHECK(first == second);
 }
 
-TEST_CASE("A ring that did not run dry stays as it is", "[data][prefetcher]") {
+TEST_CASE("A ring that never ran empty keeps its length", "[data][prefetcher]") {
   auto loader =
       sequential(numbers(40), {.batch_size = 2, .num_workers = 2, .prefetch_factor = 2, .adaptive_prefetch = true});
   while (auto batch = loader->next().value()) std::this_thread::sleep_for(std::chrono::milliseconds(10));

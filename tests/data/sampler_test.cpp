@@ -20,8 +20,8 @@ TEST_CASE("RandomSampler orders differ by seed and by epoch", "[data][sampler]")
   CHECK(RandomSampler(100, {.seed = 77}).seed() == 77);
 }
 
-TEST_CASE("RandomSampler's order is the one that checkpoints of earlier versions count on", "[data][sampler]") {
-  // A change of these numbers changes what a resumed run reads: it is a breaking change.
+TEST_CASE("RandomSampler's order is the one that checkpoints of earlier versions rely on", "[data][sampler]") {
+  // Changing these numbers changes the rows that a resumed run reads: a breaking change.
   std::vector<int64_t> small(5), large(5);
   RandomSampler(10, {.seed = 7}).fill(3, 2, small);
   RandomSampler(1'000'000, {.seed = 7}).fill(3, 500'000, large);
@@ -44,7 +44,7 @@ TEST_CASE("WeightedSampler draws rows in proportion to their weights", "[data][s
   }
 }
 
-TEST_CASE("WeightedSampler draws one row only when only one has weight", "[data][sampler]") {
+TEST_CASE("WeightedSampler draws a single row if only one has a weight", "[data][sampler]") {
   std::vector<double> weights(1001, 0.0);
   weights[500] = 1e-300;
   for (const int64_t row : order_of(WeightedSampler(weights, {.num_samples = 5000}), 0)) REQUIRE(row == 500);
@@ -54,7 +54,7 @@ TEST_CASE("WeightedSampler draws as many rows as there are weights by default", 
   CHECK(WeightedSampler(std::vector<double>{1, 2, 3}).size() == 3);
 }
 
-TEST_CASE("WeightedSampler refuses weights that are no probabilities", "[data][sampler]") {
+TEST_CASE("WeightedSampler refuses invalid weights", "[data][sampler]") {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_AS(WeightedSampler(std::vector<double>{}), c10::ValueError);
   CHECK_THROWS_WITH(WeightedSampler(std::vector<double>{1, -2}), Contains("weight 1 must be finite and >= 0, got -2"));
@@ -79,7 +79,7 @@ std::vector<int64_t> sizes_of(int64_t rows, int64_t world, Tail tail) {
   return sizes;
 }
 
-TEST_CASE("DistributedSampler drops, pads or leaves uneven what does not divide", "[data][sampler]") {
+TEST_CASE("DistributedSampler drops, pads or leaves uneven the remainder", "[data][sampler]") {
   CHECK(sizes_of(10, 4, Tail::kDrop) == std::vector<int64_t>{2, 2, 2, 2});
   CHECK(sizes_of(10, 4, Tail::kPad) == std::vector<int64_t>{3, 3, 3, 3});
   CHECK(sizes_of(10, 4, Tail::kUneven) == std::vector<int64_t>{3, 3, 2, 2});
@@ -87,7 +87,7 @@ TEST_CASE("DistributedSampler drops, pads or leaves uneven what does not divide"
   CHECK(sizes_of(2, 4, Tail::kDrop) == std::vector<int64_t>{0, 0, 0, 0});
 }
 
-TEST_CASE("DistributedSampler says which rows it repeats", "[data][sampler]") {
+TEST_CASE("DistributedSampler reports the rows that it repeats", "[data][sampler]") {
   const auto share = [](int64_t rows, int64_t rank, int64_t world) {
     return DistributedSampler(SequentialSampler(rows), {.rank = rank, .world_size = world, .tail = Tail::kPad});
   };
@@ -96,10 +96,10 @@ TEST_CASE("DistributedSampler says which rows it repeats", "[data][sampler]") {
   CHECK(order_of(share(10, 2, 4), 0) == std::vector<int64_t>{2, 6, 0});
   CHECK(share(10, 2, 4).padding() == 1);
   CHECK(order_of(share(10, 3, 4), 0) == std::vector<int64_t>{3, 7, 1});
-  // More ranks than rows: each still has one, and says that it is a repetition.
+  // More ranks than rows: each rank still has one row, marked as a repetition.
   CHECK(order_of(share(2, 5, 7), 0) == std::vector<int64_t>{1});
   CHECK(share(2, 5, 7).padding() == 1);
-  // Every row is somewhere once without padding.
+  // Without padding every row occurs once.
   std::vector<int64_t> rows;
   for (int64_t rank = 0; rank < 7; ++rank) {
     const auto sampler = share(100, rank, 7);
@@ -113,7 +113,7 @@ TEST_CASE("DistributedSampler says which rows it repeats", "[data][sampler]") {
 }
 
 TEST_CASE("DistributedSampler shares the same rows of an epoch for any number of ranks", "[data][sampler]") {
-  // 103 rows in batches of 5: what drop_last leaves to one process are 100, whatever the number of ranks.
+  // 103 rows in batches of 5: one process has 100 rows with drop_last, and so has any number of ranks.
   const RandomSampler order(103, {.seed = 3});
   std::vector<int64_t> whole = order_of(order, 2);
   whole.resize(100);
@@ -136,7 +136,7 @@ TEST_CASE("DistributedSampler shares the same rows of an epoch for any number of
   CHECK_THROWS_AS(DistributedSampler(order, {.multiple_of = 0}), c10::ValueError);
 }
 
-TEST_CASE("DistributedSampler refuses ranks that do not exist", "[data][sampler]") {
+TEST_CASE("DistributedSampler refuses ranks out of range", "[data][sampler]") {
   CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = 2, .world_size = 2}), c10::ValueError);
   CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = -1, .world_size = 2}), c10::ValueError);
   CHECK_THROWS_AS(DistributedSampler(SequentialSampler(3), {.rank = 0, .world_size = 0}), c10::ValueError);

@@ -1,5 +1,5 @@
 #pragma once
-/// Datasets that misbehave on demand.
+/// Datasets that fail or block on demand.
 
 #include <atomic>
 #include <condition_variable>
@@ -16,7 +16,7 @@
 
 namespace trainkit::test {
 
-/// Rows with one int64 field "y", the row's index, after `hook` was called with the key; what it throws, get throws.
+/// Rows with one int64 field "y", the row's index. get calls `hook` with the key first and passes on its exceptions.
 class HookedDataset final : public Dataset {
  public:
   using Hook = std::function<void(const RowKey&)>;
@@ -42,7 +42,7 @@ inline std::shared_ptr<HookedDataset> hooked(int64_t size, HookedDataset::Hook h
   return std::make_shared<HookedDataset>(size, std::move(hook));
 }
 
-/// A door that readers wait at until it is opened. Copies are the same door.
+/// A gate that readers wait at until it is opened. Copies share the same gate.
 class Door {
  public:
   void wait() const {
@@ -62,7 +62,7 @@ class Door {
     const std::lock_guard lock(state_->mutex);
     return state_->waiting;
   }
-  /// Until `count` readers or more stand at the door; 0: until none does.
+  /// Waits until at least `count` readers wait at the gate; 0: until none does.
   void await(int count) const {
     std::unique_lock lock(state_->mutex);
     state_->changed.wait(lock, [&] { return count == 0 ? state_->waiting == 0 : state_->waiting >= count; });
@@ -78,7 +78,7 @@ class Door {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-/// Loads the rows of `dataset` in their order.
+/// Loads the rows of `dataset` in sequential order.
 inline std::unique_ptr<Prefetcher> sequential(std::shared_ptr<const Dataset> dataset,
                                               const PrefetcherOptions& options) {
   const int64_t size = dataset->size();

@@ -1,4 +1,4 @@
-// What batch normalisation gives while training on the CPU, beside LibTorch's own in float64.
+// Batch normalisation in training mode on the CPU, compared with LibTorch's own in float64.
 #include "test_util.h"
 #include "trainkit/distributed/sync_batch_norm.h"
 
@@ -23,7 +23,8 @@ Given given(const std::vector<int64_t>& shape, at::ScalarType type, bool residua
   return {make(1), residual ? make(0) : at::Tensor(), make(0)};
 }
 
-/// y, dx, the gradients of residual, weight and bias, running mean and variance; of the reference also what relu gets.
+/// y, dx, the gradients of residual, weight and bias, running mean and variance; the reference also has the input of
+/// relu.
 using Outcome = std::vector<at::Tensor>;
 
 Outcome ours(const Given& given, bool relu) {
@@ -60,7 +61,8 @@ Outcome reference(const Given& given, bool relu) {
           var,           sum.detach()};
 }
 
-/// Where rounding decides whether a value is above zero, the gradient may be all or nothing: those are left out.
+/// Where rounding decides whether a value is above zero, the gradient may be complete or zero: these values are
+/// skipped.
 void check_close(const Outcome& is, const Outcome& wanted, bool relu, double tolerance) {
   const at::Tensor decided = relu ? wanted[7].abs() > 4 * tolerance : at::ones({1}, at::kBool);
   const double rows = static_cast<double>(is[0].numel() / is[0].size(1));
@@ -68,7 +70,7 @@ void check_close(const Outcome& is, const Outcome& wanted, bool relu, double tol
     INFO("tensor " << k);
     at::Tensor difference = (is[k].to(at::kDouble) - wanted[k]).abs();
     if ((k == 1 || k == 2) && difference.numel() > 1) difference = difference * decided;
-    // the gradients of weight and bias are sums over the rows of what has either sign
+    // the gradients of weight and bias are sums over rows with values of either sign
     const double scale = wanted[k].abs().max().item<double>() + (k == 3 || k == 4 ? std::sqrt(rows) : 1);
     CHECK(difference.max().item<double>() <= tolerance * scale);
   }
@@ -76,9 +78,10 @@ void check_close(const Outcome& is, const Outcome& wanted, bool relu, double tol
 
 }  // namespace
 
-TEST_CASE("Batch normalisation with relu and residual in one pass is LibTorch's three", "[distributed][batch_norm]") {
+TEST_CASE("Batch normalisation with relu and residual in one pass equals LibTorch's three operations",
+          "[distributed][batch_norm]") {
   torch::manual_seed(5);
-  // whole blocks of 64 channels, blocks of 16, and what is left of one
+  // Whole blocks of 64 channels, blocks of 16, and the remainder of one.
   for (const auto& shape : std::vector<std::vector<int64_t>>{
            {70, 64}, {9, 5}, {3, 64, 14, 13}, {2, 147, 5, 6}, {2, 20, 3, 3, 4}, {1, 3, 200, 200}}) {
     for (const bool residual : {false, true}) {
@@ -109,16 +112,16 @@ TEST_CASE("Batch normalisation gives the same bits with one thread and with two"
   for (size_t k = 0; k < one.size(); ++k) CHECK(one[k].equal(two[k]));
 }
 
-TEST_CASE("Channels far from zero lose nothing of their variance", "[distributed][batch_norm]") {
+TEST_CASE("Channels far from zero keep the precision of their variance", "[distributed][batch_norm]") {
   torch::manual_seed(7);
   Given in = given({4, 64, 40, 40}, at::kFloat, false);
   in.x.add_(5000);
-  in.x.select(0, 0).select(1, 0).select(1, 0).fill_(-5000);  // the first position is of another kind
+  in.x.select(0, 0).select(1, 0).select(1, 0).fill_(-5000);  // the first position has a very different value
   const Outcome is = ours(in, false), wanted = reference(in, false);
   CHECK((is[6].to(at::kDouble) / wanted[6] - 1).abs().max().item<double>() < 1e-4);
 }
 
-TEST_CASE("A NaN goes through batch normalisation with relu", "[distributed][batch_norm]") {
+TEST_CASE("A NaN propagates through batch normalisation with relu", "[distributed][batch_norm]") {
   Given in = given({8, 32, 4, 4}, at::kFloat, false);
   in.x.select(1, 3).fill_(std::numeric_limits<float>::quiet_NaN());
   const at::Tensor y = ours(in, true)[0];

@@ -9,7 +9,7 @@
 
 using namespace trainkit;
 
-TEST_CASE("A replicator is made from a module holder or a shared pointer", "[distributed][device_replicator]") {
+TEST_CASE("A replicator is created from a module holder or a shared pointer", "[distributed][device_replicator]") {
   const auto from_holder = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
   CHECK(from_holder->module()->parameters().size() == 2);
   const auto from_pointer =
@@ -19,22 +19,21 @@ TEST_CASE("A replicator is made from a module holder or a shared pointer", "[dis
   CHECK_THROWS_AS(from_pointer->module(1), c10::IndexError);
 }
 
-TEST_CASE("A device that is not there is an error of usage that says what is there",
-          "[distributed][device_replicator]") {
+TEST_CASE("A missing device is a usage error that lists the available ones", "[distributed][device_replicator]") {
   const auto made = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.device = at::Device("cuda:99")});
   REQUIRE(!made.ok());
   CHECK(exit_code(made.status()) == ExitCode::kUsage);
   CHECK(error_of(made.status())->got == "cuda:99");
 }
 
-TEST_CASE("A factory that throws becomes a Status, and no module is an error", "[distributed][device_replicator]") {
+TEST_CASE("A factory that throws becomes a Status, and a null module is an error", "[distributed][device_replicator]") {
   const auto thrown = DeviceReplicator::create([]() -> torch::nn::Linear { throw std::runtime_error("no weights"); });
   CHECK(thrown.status().message() == "no weights");
   const auto null = DeviceReplicator::create([] { return std::shared_ptr<torch::nn::Module>(); });
   CHECK(null.status().code() == absl::StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("run on one device gives the gradient of the loss, and passes the body's exception on",
+TEST_CASE("run on one device gives the gradient of the loss, and rethrows the body's exception",
           "[distributed][device_replicator]") {
   const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
   auto* linear = devices->module()->as<torch::nn::Linear>();
@@ -46,7 +45,8 @@ TEST_CASE("run on one device gives the gradient of the loss, and passes the body
   CHECK_THROWS_WITH(devices->run([](int64_t) -> at::Tensor { throw std::runtime_error("stop"); }), "stop");
 }
 
-TEST_CASE("Replicas begin alike, and the factory draws for one of them", "[distributed][device_replicator]") {
+TEST_CASE("Replicas start with equal weights, and the factory draws random numbers once only",
+          "[distributed][device_replicator]") {
   torch::manual_seed(4);
   const auto single = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
   const at::Tensor next = torch::rand({3});
@@ -67,7 +67,7 @@ TEST_CASE("Replicas begin alike, and the factory draws for one of them", "[distr
   }
 }
 
-TEST_CASE("Bodies of replicas run at once in threads of their own, with the caller's grad mode",
+TEST_CASE("Replicas run concurrently in separate threads, with the caller's grad mode",
           "[distributed][device_replicator]") {
   const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 3}).value();
   std::atomic<int> here = 0, without_grad = 0;
@@ -77,7 +77,7 @@ TEST_CASE("Bodies of replicas run at once in threads of their own, with the call
       [&](int64_t replica) {
         ids[static_cast<size_t>(replica)] = std::this_thread::get_id();
         ++here;
-        while (here < 3) std::this_thread::yield();  // hangs if one waits for another
+        while (here < 3) std::this_thread::yield();  // hangs if the replicas run in turn
         without_grad += torch::GradMode::is_enabled() ? 0 : 1;
         return at::Tensor();
       },
@@ -87,7 +87,7 @@ TEST_CASE("Bodies of replicas run at once in threads of their own, with the call
   CHECK(std::count(ids.begin(), ids.end(), std::this_thread::get_id()) == 0);
 }
 
-TEST_CASE("An exception of one replica is thrown on when all are done, and the next run works",
+TEST_CASE("An exception of one replica is rethrown after all have finished, and the next run works",
           "[distributed][device_replicator]") {
   const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 4}).value();
   std::atomic<int> done = 0;
@@ -104,7 +104,7 @@ TEST_CASE("An exception of one replica is thrown on when all are done, and the n
   CHECK(devices->module()->parameters()[0].grad().equal(torch::full({2, 3}, 4.0)));
 }
 
-TEST_CASE("Replicas that cannot be made are errors of usage", "[distributed][device_replicator]") {
+TEST_CASE("Replicas that cannot be created are usage errors", "[distributed][device_replicator]") {
   const auto create = [](const DeviceReplicatorOptions& options) {
     return DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, options).status();
   };

@@ -36,7 +36,7 @@ const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                             {"PMIX_NAMESPACE", "1234"}};
 
-/// `base` with some variables set, and those that are nullptr removed.
+/// `base` with some variables set and those that are nullptr removed.
 Variables with(Variables base, const std::vector<std::pair<const char*, const char*>>& changes) {
   for (const auto& [name, value] : changes) {
     if (value) {
@@ -80,7 +80,7 @@ struct Listener {
 
 }  // namespace
 
-TEST_CASE("a process that nobody launched has no launch environment") {
+TEST_CASE("A process without a launcher has no launch environment") {
   for (const Variables& variables : {Variables{}, Variables{{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}},
                                      Variables{{"LOCAL_RANK", "0"}}, Variables{{"TORCHELASTIC_RUN_ID", "x"}}}) {
     const auto launch = read_launch_environment(variables);
@@ -89,13 +89,13 @@ TEST_CASE("a process that nobody launched has no launch environment") {
   }
 }
 
-TEST_CASE("a batch script of Slurm that does not use srun is no rank") {
+TEST_CASE("A Slurm batch script without srun is not a rank") {
   const auto launch = read_launch_environment(with(kSlurm, {{"SLURM_STEP_ID", nullptr}}));
   REQUIRE(launch.ok());
   CHECK_FALSE(launch->has_value());
 }
 
-TEST_CASE("torchrun's variables are read") {
+TEST_CASE("The variables of torchrun are read") {
   const LaunchEnvironment launch = read(kTorchrun);
   CHECK(launch.launcher == Launcher::kTorchrun);
   CHECK(launch.rank == 3);
@@ -111,13 +111,13 @@ TEST_CASE("torchrun's variables are read") {
   CHECK(launch.error_file == "/tmp/e.json");
 }
 
-TEST_CASE("trainkit launch is told from torchrun, and its job's name wins") {
+TEST_CASE("trainkit launch is distinguished from torchrun, and its job name takes precedence") {
   const LaunchEnvironment launch = read(with(kTorchrun, {{"TRAINKIT_LAUNCH_ID", "me"}}));
   CHECK(launch.launcher == Launcher::kTrainkit);
   CHECK(launch.run_id == "me");
 }
 
-TEST_CASE("variables set by hand need neither torchrun's nor the machine's number") {
+TEST_CASE("Variables set by hand need neither torchrun's own nor the machine's number") {
   Variables variables = kTorchrun;
   std::erase_if(variables, [](const auto& entry) { return entry.first.starts_with("TORCHELASTIC"); });
   variables.erase("GROUP_RANK");
@@ -128,7 +128,7 @@ TEST_CASE("variables set by hand need neither torchrun's nor the machine's numbe
   CHECK(read(with(variables, {{"LOCAL_WORLD_SIZE", "4"}})).node_rank == 0);
 }
 
-TEST_CASE("every fault in torchrun's variables is named, with what it must be") {
+TEST_CASE("Every error in torchrun's variables is reported with the expected value") {
   struct Case {
     std::vector<std::pair<const char*, const char*>> changes;
     std::string expected;
@@ -181,17 +181,17 @@ TEST_CASE("every fault in torchrun's variables is named, with what it must be") 
   }
 }
 
-TEST_CASE("RANK or WORLD_SIZE alone is an error that names what is missing") {
+TEST_CASE("RANK or WORLD_SIZE without the other is an error that names the missing one") {
   CHECK_THAT(line(read_launch_environment({{"RANK", "0"}}).status()), Catch::Contains("WORLD_SIZE: not set"));
   CHECK_THAT(line(read_launch_environment({{"WORLD_SIZE", "2"}}).status()), Catch::Contains("RANK: not set"));
 }
 
-TEST_CASE("addresses of both families are taken as they are") {
+TEST_CASE("IPv4 and IPv6 addresses are accepted unchanged") {
   for (const char* address : {"localhost", "10.0.0.1", "::1", "fe80::1%eth0", "node-1.cluster_2.example"})
     CHECK(read(with(kTorchrun, {{"MASTER_ADDR", address}})).master_addr == address);
 }
 
-TEST_CASE("Slurm's variables are read, and the master is the first host of the step") {
+TEST_CASE("The variables of Slurm are read, and the master is the first host of the step") {
   const LaunchEnvironment launch = read(kSlurm);
   CHECK(launch.launcher == Launcher::kSlurm);
   CHECK(launch.rank == 5);
@@ -211,14 +211,14 @@ TEST_CASE("Slurm's variables are read, and the master is the first host of the s
   CHECK(read(with(kSlurm, {{"MASTER_PORT", "555"}})).master_port == 555);
 }
 
-TEST_CASE("ranks of Slurm and Open MPI on one machine meet on the loopback interface") {
+TEST_CASE("Ranks of Slurm and Open MPI on one machine meet on the loopback interface") {
   const Variables one_node =
       with(kSlurm, {{"SLURM_PROCID", "1"}, {"SLURM_NODEID", "0"}, {"SLURM_TASKS_PER_NODE", "6"}});
   CHECK(read(one_node).master_addr == "127.0.0.1");
   CHECK(read(kOpenMpi).master_addr == "127.0.0.1");
 }
 
-TEST_CASE("all ranks of a job find the same port, two steps of a job different ones") {
+TEST_CASE("All ranks of a job get the same port, and two steps of a job get different ports") {
   const auto port = [](const char* rank, const char* step) {
     return read(with(kSlurm, {{"SLURM_PROCID", rank}, {"SLURM_STEP_ID", step}})).master_port;
   };
@@ -226,7 +226,7 @@ TEST_CASE("all ranks of a job find the same port, two steps of a job different o
   CHECK(port("5", "0") != port("5", "1"));
 }
 
-TEST_CASE("every fault in Slurm's variables is named") {
+TEST_CASE("Every error in Slurm's variables is reported") {
   struct Case {
     std::vector<std::pair<const char*, const char*>> changes;
     std::string expected;
@@ -253,17 +253,17 @@ TEST_CASE("every fault in Slurm's variables is named") {
   }
 }
 
-TEST_CASE("RANK by hand must agree with the task's own number, torchrun inside a task need not") {
+TEST_CASE("RANK set by hand must match the task's number, and torchrun inside a task need not") {
   Variables both = kTorchrun;
   both.insert(kSlurm.begin(), kSlurm.end());
-  CHECK(read(both).launcher == Launcher::kTorchrun);  // one torchrun in each task
+  CHECK(read(both).launcher == Launcher::kTorchrun);  // one torchrun per task
   std::erase_if(both, [](const auto& entry) { return entry.first.starts_with("TORCHELASTIC"); });
   CHECK_THAT(line(read_launch_environment(both).status()),
              Catch::Contains("SLURM_PROCID: does not match RANK (got '5', expected 3)"));
   CHECK(read(with(both, {{"SLURM_PROCID", "3"}})).rank == 3);
 }
 
-TEST_CASE("Open MPI's variables are read") {
+TEST_CASE("The variables of Open MPI are read") {
   const LaunchEnvironment launch = read(kOpenMpi);
   CHECK(launch.launcher == Launcher::kOpenMpi);
   CHECK(launch.rank == 1);
@@ -275,7 +275,7 @@ TEST_CASE("Open MPI's variables are read") {
   CHECK(launch.master_port != read(with(kOpenMpi, {{"PMIX_NAMESPACE", "1235"}})).master_port);
 }
 
-TEST_CASE("Open MPI over several machines needs MASTER_ADDR") {
+TEST_CASE("Open MPI with several machines needs MASTER_ADDR") {
   const Variables two_machines =
       with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}});
   const absl::Status status = read_launch_environment(two_machines).status();
@@ -286,13 +286,13 @@ TEST_CASE("Open MPI over several machines needs MASTER_ADDR") {
   CHECK(launch.node_rank == -1);
 }
 
-TEST_CASE("mpirun inside a job of Slurm wins over the task that carries it") {
+TEST_CASE("mpirun inside a Slurm job takes precedence over its Slurm task") {
   Variables both = kOpenMpi;
   both.insert(kSlurm.begin(), kSlurm.end());
   CHECK(read(both).launcher == Launcher::kOpenMpi);
 }
 
-TEST_CASE("the first host of a node list is found in every notation of Slurm") {
+TEST_CASE("The first host of a node list is found in every Slurm notation") {
   CHECK(trainkit::detail::first_slurm_host("node1") == "node1");
   CHECK(trainkit::detail::first_slurm_host("node1,node2") == "node1");
   CHECK(trainkit::detail::first_slurm_host("gpu[007-009,12],login") == "gpu007");
@@ -302,7 +302,7 @@ TEST_CASE("the first host of a node list is found in every notation of Slurm") {
     CHECK(trainkit::detail::first_slurm_host(bad).empty());
 }
 
-TEST_CASE("Slurm's notation of tasks per node is understood") {
+TEST_CASE("Slurm's notation of tasks per node is parsed") {
   CHECK(trainkit::detail::slurm_tasks_on_node("4", 0) == 4);
   CHECK(trainkit::detail::slurm_tasks_on_node("2(x3),1", 2) == 2);
   CHECK(trainkit::detail::slurm_tasks_on_node("2(x3),1", 3) == 1);
@@ -311,7 +311,7 @@ TEST_CASE("Slurm's notation of tasks per node is understood") {
     CHECK(trainkit::detail::slurm_tasks_on_node(bad, 0) == 0);
 }
 
-TEST_CASE("a rank's GPU is its local number, one per rank") {
+TEST_CASE("A rank uses the GPU of its local rank") {
   LaunchEnvironment launch{.local_rank = 1, .local_world_size = 2};
   CHECK(device_of_rank(launch, at::kCPU, 0).value() == at::Device(at::kCPU));
   CHECK(device_of_rank(launch, at::kCUDA, 2).value() == at::Device(at::kCUDA, 1));
@@ -322,12 +322,12 @@ TEST_CASE("a rank's GPU is its local number, one per rank") {
   CHECK(device_of_rank(launch, at::kCUDA, 1).value() == at::Device(at::kCUDA, 0));
 }
 
-TEST_CASE("a master that does not resolve is an error at once") {
+TEST_CASE("A master that cannot be resolved is an immediate error") {
   const LaunchEnvironment launch{.rank = 1, .world_size = 2, .master_addr = "no-such-host.invalid"};
   CHECK_THAT(line(check_rendezvous(launch)), Catch::Contains("MASTER_ADDR: does not resolve"));
 }
 
-TEST_CASE("a port that is taken is an error on the rank that would listen, and on no other") {
+TEST_CASE("A port in use is an error on the rank that would listen, and on no other") {
   const Listener listener;
   LaunchEnvironment launch{.world_size = 2, .master_port = listener.port};
   CHECK_THAT(line(check_rendezvous(launch)),
@@ -339,7 +339,7 @@ TEST_CASE("a port that is taken is an error on the rank that would listen, and o
   CHECK(check_rendezvous(launch).ok());
 }
 
-TEST_CASE("a free port is found free, and stays so") {
+TEST_CASE("A free port is found and stays free") {
   uint16_t port = 0;
   {
     const Listener listener;
@@ -349,12 +349,12 @@ TEST_CASE("a free port is found free, and stays so") {
   for (int i = 0; i < 3; ++i) CHECK(check_rendezvous(launch).ok());
 }
 
-TEST_CASE("rank 0 cannot listen on another machine's address") {
-  const LaunchEnvironment launch{.world_size = 2, .master_addr = "192.0.2.1"};  // for documentation: RFC 5737
+TEST_CASE("Rank 0 cannot listen on another machine's address") {
+  const LaunchEnvironment launch{.world_size = 2, .master_addr = "192.0.2.1"};  // reserved for documentation: RFC 5737
   CHECK_THAT(line(check_rendezvous(launch)), Catch::Contains("MASTER_ADDR: is not this machine"));
 }
 
-TEST_CASE("c10d's own settings are taken in any case, and dangerous ones are warned of") {
+TEST_CASE("c10d's own settings are accepted in any case, and dangerous ones are logged as warnings") {
   CHECK(read(with(kTorchrun, {{"TORCH_DISTRIBUTED_DEBUG", "detail"}})).warnings.empty());
   for (const Variables& base : {kTorchrun, kSlurm, kOpenMpi}) {
     const LaunchEnvironment launch = read(with(base, {{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}));
@@ -363,7 +363,7 @@ TEST_CASE("c10d's own settings are taken in any case, and dangerous ones are war
   }
 }
 
-TEST_CASE("a network interface that is not there is named, with those that are") {
+TEST_CASE("A missing network interface is reported with the available ones") {
   const LaunchEnvironment launch{.rank = 1, .world_size = 2};
   const auto check = [&](const char* name, const char* value) { return check_rendezvous(launch, {{name, value}}); };
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
@@ -378,16 +378,16 @@ TEST_CASE("a network interface that is not there is named, with those that are")
   for (const char* value : {"l", "=lo", "^docker", "nosuch0,lo"}) CHECK(check("NCCL_SOCKET_IFNAME", value).ok());
 }
 
-TEST_CASE("a port below 1024 is an error for a user without rights to it") {
+TEST_CASE("A port below 1024 is an error for a user without permission") {
   std::ifstream file("/proc/sys/net/ipv4/ip_unprivileged_port_start");
   int first_free = 1024;
   file >> first_free;
-  if (first_free <= 81) return;  // this machine lets everybody have it
+  if (first_free <= 81) return;  // this machine permits it for everybody
   int pipe_ends[2];
   REQUIRE(pipe(pipe_ends) == 0);
   const pid_t child = fork();
   if (child == 0) {
-    // as nobody, who has no rights
+    // As user nobody, without permissions.
     const bool dropped = getuid() != 0 || setresuid(65534, 65534, 65534) == 0;
     const std::string text =
         dropped ? error_line(check_rendezvous({.world_size = 2, .master_port = 81})) : "not dropped";

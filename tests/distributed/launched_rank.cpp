@@ -1,8 +1,8 @@
-// One rank of a job, for the tests of launchers: writes what its launcher told it to <folder>/rank<R>.<restart>.
+// One rank of a job, for the tests of launchers: writes the values from its launcher to <folder>/rank<R>.<restart>.
 //
-//   launched_rank FOLDER           that is all
-//   launched_rank FOLDER exit      rank 1 ends with 1 in the first attempt
-//   launched_rank FOLDER segv      rank 1 dies of SIGSEGV in the first attempt
+//   launched_rank FOLDER           nothing else
+//   launched_rank FOLDER exit      rank 1 exits with 1 in the first attempt
+//   launched_rank FOLDER segv      rank 1 crashes with SIGSEGV in the first attempt
 //   launched_rank FOLDER data      rank 1 fails with an error of exit code 4
 #include <signal.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A launcher's command line, run to its end.
+/// Runs a launcher's command line until it ends.
 
 #include <sys/wait.h>
 
@@ -26,8 +26,8 @@ inline std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
-/// Runs `command` in a shell, its output in `<folder>/output`; the exit code, 137 after two minutes. The variables of a
-/// launcher that runs this test are taken away.
+/// Runs `command` in a shell with its output in `<folder>/output`. Returns the exit code; 137 after two minutes.
+/// Removes the variables of a launcher that runs this test.
 inline int run_launcher(const std::string& command, const TempDir& folder) {
   const std::string clean =
       "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT ";

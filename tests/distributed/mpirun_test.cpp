@@ -1,4 +1,4 @@
-// The real mpirun of Open MPI with programs of ours.
+// The real mpirun of Open MPI with our programs.
 #include <set>
 
 #include "launcher_process.h"
@@ -15,7 +15,7 @@ bool has_mpirun() { return std::system("mpirun --version > /dev/null 2>&1") == 0
 
 }  // namespace
 
-TEST_CASE("mpirun's ranks meet on the loopback interface, at the same port") {
+TEST_CASE("Ranks of mpirun meet on the loopback interface at the same port") {
   if (!has_mpirun()) TRAINKIT_SKIP("mpirun is not installed (Debian package openmpi-bin)");
   TempDir dir;
   const int code = run_launcher(kMpirun + "-np 3 " + LAUNCHED_RANK + " " + dir.path().string(), dir);
@@ -36,7 +36,7 @@ TEST_CASE("mpirun's ranks meet on the loopback interface, at the same port") {
   CHECK_FALSE(jobs.begin()->empty());
 }
 
-TEST_CASE("two jobs of mpirun on one machine have names and ports of their own") {
+TEST_CASE("Two jobs of mpirun on one machine have different names and ports") {
   if (!has_mpirun()) TRAINKIT_SKIP("mpirun is not installed (Debian package openmpi-bin)");
   std::set<std::string> jobs;
   for (int i = 0; i < 2; ++i) {
@@ -49,7 +49,7 @@ TEST_CASE("two jobs of mpirun on one machine have names and ports of their own")
   CHECK(jobs.size() == 2);
 }
 
-TEST_CASE("MASTER_ADDR and MASTER_PORT given to mpirun are taken") {
+TEST_CASE("MASTER_ADDR and MASTER_PORT given to mpirun are used") {
   if (!has_mpirun()) TRAINKIT_SKIP("mpirun is not installed (Debian package openmpi-bin)");
   TempDir dir;
   const int code = run_launcher(

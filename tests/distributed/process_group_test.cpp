@@ -12,10 +12,10 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Ranks sum, take the largest, broadcast and wait for each other", "[distributed][process_group]") {
+TEST_CASE("Ranks sum, take the maximum, broadcast and wait for each other", "[distributed][process_group]") {
   for (const int64_t count : {1, 2, 3}) {
     const auto texts = on_ranks(count, [&](ProcessGroup& group) -> absl::Status {
-      std::string wrong;  // Catch is for one thread at a time
+      std::string wrong;  // Catch is not thread-safe
       const auto expect = [&](bool holds, const char* what) { wrong += holds ? "" : std::string(" ") + what; };
       expect(group.world_size() == count, "world_size");
       const at::Tensor sum = torch::full({5}, static_cast<double>(group.rank() + 1)), largest = sum.clone();
@@ -35,7 +35,7 @@ TEST_CASE("Ranks sum, take the largest, broadcast and wait for each other", "[di
   }
 }
 
-TEST_CASE("A digest that differs is the same error on every rank, with field, values and ranks",
+TEST_CASE("A digest that differs gives the same error on every rank, with field, values and ranks",
           "[distributed][process_group]") {
   const auto texts = on_ranks(3, [](ProcessGroup& group) -> absl::Status {
     auto status = group.compare_digest({{"library", "0.1"}, {"rows", "100"}});
@@ -75,7 +75,7 @@ TEST_CASE("Votes of all ranks reach all, and a rank at another step is an error"
     CHECK_THAT(text, Catch::StartsWith("error[dist.order] step: ranks are not at the same"));
 }
 
-TEST_CASE("A rank that leaves says why to those who wait for it", "[distributed][process_group]") {
+TEST_CASE("A rank that leaves tells the waiting ranks its reason", "[distributed][process_group]") {
   const auto texts = on_ranks(3, [](ProcessGroup& group) -> absl::Status {
     if (group.rank() == 2) {
       group.leave("the disk is full");
@@ -91,7 +91,7 @@ TEST_CASE("A rank that leaves says why to those who wait for it", "[distributed]
   }
 }
 
-TEST_CASE("Ranks that do not come are named when the time is up", "[distributed][process_group]") {
+TEST_CASE("Missing ranks are reported at the timeout", "[distributed][process_group]") {
   const auto started = std::chrono::steady_clock::now();
   const auto group = ProcessGroup::create(launch_of(0, 3, free_port()), {.timeout = std::chrono::milliseconds(700)});
   REQUIRE(!group.ok());
@@ -102,7 +102,7 @@ TEST_CASE("Ranks that do not come are named when the time is up", "[distributed]
   CHECK_THAT(text_of(nobody.status()), Catch::Contains("rank 1 found no listener at 127.0.0.1:"));
 }
 
-TEST_CASE("Addresses, ports and ranks that cannot be are errors before anything waits",
+TEST_CASE("Invalid addresses, ports and ranks are errors before any rank waits",
           "[distributed][process_group]") {
   const int port = free_port();
   const auto first = ProcessGroup::create(launch_of(0, 1, port));
@@ -119,10 +119,10 @@ TEST_CASE("Addresses, ports and ranks that cannot be are errors before anything 
   CHECK(!ProcessGroup::create(launch_of(2, 2, free_port())).ok());
 }
 
-TEST_CASE("A rank that is there twice is told so", "[distributed][process_group]") {
+TEST_CASE("A duplicate rank is reported as such", "[distributed][process_group]") {
   const int port = free_port();
   std::vector<std::string> texts(3);
-  std::vector<std::shared_ptr<ProcessGroup>> groups(3);  // nobody leaves before all are answered
+  std::vector<std::shared_ptr<ProcessGroup>> groups(3);  // no rank leaves before all are answered
   std::vector<std::thread> threads;
   for (const int64_t rank : {0, 1, 1}) {
     threads.emplace_back([&, rank, i = threads.size()] {
@@ -137,7 +137,7 @@ TEST_CASE("A rank that is there twice is told so", "[distributed][process_group]
   CHECK_THAT(texts[1] + texts[2], Catch::Contains("error[dist.env] RANK: another process already has this rank"));
 }
 
-TEST_CASE("A peer that hangs up does not end the host of the store by SIGPIPE", "[distributed][process_group]") {
+TEST_CASE("A peer that disconnects does not end the host of the store by SIGPIPE", "[distributed][process_group]") {
   const auto threads = [] {
     std::set<std::string> ids;
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) ids.insert(task.path().string());

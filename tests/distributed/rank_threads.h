@@ -1,5 +1,5 @@
 #pragma once
-/// Ranks as threads of the test.
+/// Ranks as threads of the test process.
 
 #include <functional>
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace trainkit::test {
 
-// c10d's flight recorder is one for the process and not for ranks that are threads of it: they would write into its map
-// at once. Read when the first group is made.
+// c10d has one flight recorder per process; ranks in threads would write to its map concurrently. The variable is read
+// when the first group is created.
 [[maybe_unused]] inline const int no_flight_recorder = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
 
 inline LaunchEnvironment launch_of(int64_t rank, int64_t world_size, int port) {
@@ -28,7 +28,7 @@ inline LaunchEnvironment launch_of(int64_t rank, int64_t world_size, int port) {
 /// The text of `status`, or "ok".
 inline std::string text_of(const absl::Status& status) { return status.ok() ? "ok" : error_line(status); }
 
-/// Calls work(group) on `count` ranks, each a thread of this process; returns what each came to.
+/// Calls work(group) on `count` ranks, each a thread of this process; returns the results.
 inline std::vector<std::string> on_ranks(int64_t count, const std::function<absl::Status(ProcessGroup&)>& work,
                                          ProcessGroupOptions options = {.timeout = std::chrono::seconds(20)}) {
   const int port = free_port();

@@ -8,7 +8,7 @@ using namespace trainkit;
 
 namespace {
 
-/// One of everything that the guard covers.
+/// One draw of every kind that the guard covers.
 at::Tensor draws() {
   const at::Tensor p = torch::full({20}, 0.5);
   return torch::cat({torch::rand({4}), torch::randn({4}), torch::randint(1000, {4}).to(at::kFloat),
@@ -24,7 +24,7 @@ at::Tensor draws_in_scope(uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("Inside the guard all draws are a function of its seed, and the default generator is not touched",
+TEST_CASE("Inside the guard all draws depend on its seed only, and the default generator stays unchanged",
           "[distributed][replica_random]") {
   torch::manual_seed(5);
   const at::Tensor expected = draws();
@@ -34,10 +34,10 @@ TEST_CASE("Inside the guard all draws are a function of its seed, and the defaul
   CHECK(!a.equal(b));
   CHECK(draws().equal(expected));
   torch::manual_seed(1);
-  CHECK(a.equal(draws()));  // the same engine, begun at the same seed
+  CHECK(a.equal(draws()));  // the same engine with the same seed
 }
 
-TEST_CASE("Guards nest, and belong to their thread", "[distributed][replica_random]") {
+TEST_CASE("Guards nest, and affect only their own thread", "[distributed][replica_random]") {
   const at::Tensor expected = draws_in_scope(1);
   const ReplicaRandomGuard outer(1);
   CHECK(draws_in_scope(2).equal(draws_in_scope(2)));
@@ -47,8 +47,7 @@ TEST_CASE("Guards nest, and belong to their thread", "[distributed][replica_rand
   CHECK(elsewhere.equal(draws_in_scope(3)));
 }
 
-TEST_CASE("A generator that is asked for is used, and gradients flow as without the guard",
-          "[distributed][replica_random]") {
+TEST_CASE("An explicit generator is used, and gradients flow as without the guard", "[distributed][replica_random]") {
   const ReplicaRandomGuard guard(1);
   auto a = at::make_generator<at::CPUGeneratorImpl>(9), b = at::make_generator<at::CPUGeneratorImpl>(9);
   CHECK(torch::empty({5}).uniform_(0, 1, a).equal(torch::empty({5}).uniform_(0, 1, b)));

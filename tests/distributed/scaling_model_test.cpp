@@ -16,7 +16,7 @@ Cluster one_machine(int64_t devices, AllReduceAlgorithm algorithm = AllReduceAlg
 
 }  // namespace
 
-TEST_CASE("a single device needs no all-reduce, and its step is what was measured") {
+TEST_CASE("A single device needs no all-reduce, and its step time is the measured one") {
   CHECK(all_reduce_seconds(1 << 20, one_machine(1)) == 0);
   const ScalingPrediction alone = predict_scaling(make_step_profile(0.3, 100 << 20), one_machine(1));
   CHECK(alone.step_seconds == Approx(0.3));
@@ -25,19 +25,19 @@ TEST_CASE("a single device needs no all-reduce, and its step is what was measure
   CHECK(alone.exposed_seconds == 0);
 }
 
-TEST_CASE("a ring takes 2 (n - 1) rounds of a message of 1/n") {
+TEST_CASE("A ring takes 2 (n - 1) rounds with messages of 1/n") {
   // 4 devices, 4 MB: 6 rounds of 1 MB at 1 GB/s and 10 us
   CHECK(all_reduce_seconds(4'000'000, one_machine(4)) == Approx(6 * (1e-5 + 1e-3)));
   CHECK(all_reduce_seconds(4'000'000, one_machine(2)) == Approx(2 * (1e-5 + 2e-3)));
 }
 
-TEST_CASE("a ring over machines waits for its slowest link") {
+TEST_CASE("A ring over machines is as fast as its slowest link") {
   const Cluster two{
       .devices_per_node = 2, .nodes = 2, .inside = kFast, .between = kSlow, .algorithm = AllReduceAlgorithm::kRing};
   CHECK(all_reduce_seconds(4'000'000, two) == Approx(6 * (1e-5 + 1e-3)));
 }
 
-TEST_CASE("a tree's latency grows with the logarithm, and its bandwidth term not at all") {
+TEST_CASE("The latency of a tree grows with the logarithm of the device count, and its bandwidth term is constant") {
   const auto tree = [](int64_t devices, int64_t bytes) {
     return all_reduce_seconds(bytes, one_machine(devices, AllReduceAlgorithm::kTree));
   };
@@ -48,7 +48,7 @@ TEST_CASE("a tree's latency grows with the logarithm, and its bandwidth term not
   CHECK(all_reduce_seconds(1'000'000, machines) == Approx(2 * (7 * 1e-6 + 4 * 1e-5) + 2e-3));
 }
 
-TEST_CASE("the best algorithm is a tree for small messages on many devices, a ring for large ones") {
+TEST_CASE("The best algorithm is a tree for small messages on many devices, a ring for large ones") {
   for (const int64_t bytes : {int64_t{1000}, int64_t{100'000'000}}) {
     const double ring = all_reduce_seconds(bytes, one_machine(64, AllReduceAlgorithm::kRing));
     const double tree = all_reduce_seconds(bytes, one_machine(64, AllReduceAlgorithm::kTree));
@@ -57,7 +57,7 @@ TEST_CASE("the best algorithm is a tree for small messages on many devices, a ri
   }
 }
 
-TEST_CASE("a step is cut into DDP's buckets: 1 MiB, then 25 MiB each, and the rest") {
+TEST_CASE("A step is divided into DDP's buckets: 1 MiB, then 25 MiB each, and the remainder") {
   const StepProfile step = make_step_profile(0.3, 60 << 20);
   CHECK(step.bucket_bytes == std::vector<int64_t>{1 << 20, 25 << 20, 25 << 20, 9 << 20});
   CHECK(step.seconds() == Approx(0.3));
@@ -66,14 +66,14 @@ TEST_CASE("a step is cut into DDP's buckets: 1 MiB, then 25 MiB each, and the re
   CHECK(make_step_profile(1, 100).bucket_bytes == std::vector<int64_t>{100});
 }
 
-TEST_CASE("with accumulation, only the last backward hides communication") {
+TEST_CASE("With accumulation, only the last backward hides communication") {
   const StepProfile step = make_step_profile(1.2, 1000, {.update_share = 0, .micro_steps = 4});
   CHECK(step.backward_seconds == Approx(0.2));
   CHECK(step.forward_seconds == Approx(1.0));
 }
 
-TEST_CASE("communication that backward hides costs nothing but the last bucket") {
-  // two buckets, 1 s of backward, 0.1 s each: the first is ready at 0.5 and hidden, the second at 1.0
+TEST_CASE("Communication hidden by backward costs only the last bucket") {
+  // Two buckets, 1 s of backward, 0.1 s each: the first is ready at 0.5 and hidden, the second at 1.0.
   const StepProfile step{
       .forward_seconds = 0.5, .backward_seconds = 1, .update_seconds = 0.1, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
@@ -85,7 +85,7 @@ TEST_CASE("communication that backward hides costs nothing but the last bucket")
   CHECK(hidden.efficiency == Approx(1.6 / 1.7));
 }
 
-TEST_CASE("communication that takes the device's own processor hides nothing") {
+TEST_CASE("Communication that uses the compute device itself hides nothing") {
   const StepProfile step{
       .forward_seconds = 0.5, .backward_seconds = 1, .update_seconds = 0, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
@@ -93,15 +93,15 @@ TEST_CASE("communication that takes the device's own processor hides nothing") {
   CHECK(predict_scaling(step, two, {.interference = 0.5}).exposed_seconds == Approx(0.15));
 }
 
-TEST_CASE("a link slower than backward makes the buckets queue") {
+TEST_CASE("A link slower than backward makes the buckets queue") {
   const StepProfile step{
       .forward_seconds = 0, .backward_seconds = 0.1, .update_seconds = 0, .bucket_bytes = {100'000'000, 100'000'000}};
   const Cluster two{.devices_per_node = 2, .inside = {0, 1e8}, .algorithm = AllReduceAlgorithm::kRing};
-  // the first is ready at 0.05, both take 1 s
+  // The first is ready at 0.05; both take 1 s.
   CHECK(predict_scaling(step, two).step_seconds == Approx(2.05));
 }
 
-TEST_CASE("a fixed global batch shrinks the computation and not the communication") {
+TEST_CASE("A fixed global batch shrinks the computation but not the communication") {
   const StepProfile step{
       .forward_seconds = 1, .backward_seconds = 2, .update_seconds = 0.3, .bucket_bytes = {100'000'000}};
   const Cluster four{.devices_per_node = 4, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
@@ -111,14 +111,14 @@ TEST_CASE("a fixed global batch shrinks the computation and not the communicatio
   CHECK(predict_scaling(step, four).speedup > strong.speedup);
 }
 
-TEST_CASE("contention stretches the computation by the devices of a machine, not by those of others") {
+TEST_CASE("Contention slows the computation by the devices of one machine, not by those of others") {
   const StepProfile step{.forward_seconds = 1, .backward_seconds = 2, .update_seconds = 0, .bucket_bytes = {}};
   CHECK(predict_scaling(step, one_machine(3), {.contention = 0.1}).step_seconds == Approx(3.6));
   const Cluster apart{.nodes = 3, .between = kFast};
   CHECK(predict_scaling(step, apart, {.contention = 0.1}).step_seconds == Approx(3));
 }
 
-TEST_CASE("more devices never lower the predicted throughput of a growing batch on one kind of link with a tree") {
+TEST_CASE("More devices never lower the predicted throughput of a growing batch on one kind of link with a tree") {
   const StepProfile step = make_step_profile(0.1, 50 << 20);
   double last = 0;
   for (int64_t devices = 1; devices <= 1024; devices *= 2) {
@@ -128,7 +128,7 @@ TEST_CASE("more devices never lower the predicted throughput of a growing batch 
   }
 }
 
-TEST_CASE("a link that is fitted to two all-reduces gives them back") {
+TEST_CASE("A link fitted to two all-reduce times predicts both of them") {
   for (const int64_t devices : {2, 4, 8}) {
     const Cluster cluster{.devices_per_node = devices, .inside = {3e-5, 2.5e9}, .algorithm = AllReduceAlgorithm::kRing};
     const Link link =
@@ -140,7 +140,7 @@ TEST_CASE("a link that is fitted to two all-reduces gives them back") {
   CHECK_FALSE(fit_link(2, 4096, 1e-3, 25 << 20, 1e-3).ok());
 }
 
-TEST_CASE("links have names, or two numbers") {
+TEST_CASE("A link is given by its name or by two numbers") {
   CHECK(parse_link("12.5,20").value().latency_seconds == Approx(12.5e-6));
   CHECK(parse_link("12.5,20").value().bytes_per_second == Approx(20e9));
   for (const std::string_view name : link_names()) CHECK(parse_link(name).value().bytes_per_second > 1e9);
@@ -151,7 +151,7 @@ TEST_CASE("links have names, or two numbers") {
   CHECK_THAT(error_text(parse_link("nvlnk4").status()), Catch::Contains("did you mean nvlink4?"));
 }
 
-TEST_CASE("impossible clusters and steps are the caller's mistake") {
+TEST_CASE("Impossible clusters and steps are usage errors") {
   CHECK_THROWS_AS(all_reduce_seconds(1, {.devices_per_node = 0}), c10::ValueError);
   CHECK_THROWS_AS(all_reduce_seconds(1, {.devices_per_node = 2}), c10::ValueError);  // a link without bandwidth
   CHECK_THROWS_AS(make_step_profile(0, 1), c10::ValueError);

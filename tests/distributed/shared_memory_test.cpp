@@ -1,4 +1,4 @@
-// Sums of ranks of one machine, in memory that they share. Ranks that are killed are in tests/ranks.
+// Sums of ranks on one machine in shared memory. Tests with killed ranks are in tests/ranks.
 #include <torch/types.h>
 
 #include <fstream>
@@ -12,7 +12,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// How often `text` stands in what this process has mapped.
+/// Number of occurrences of `text` in this process's memory maps.
 int64_t mapped(const std::string& text) {
   std::ifstream maps("/proc/self/maps");
   int64_t count = 0;
@@ -22,7 +22,7 @@ int64_t mapped(const std::string& text) {
 
 int64_t mapped_shared() { return mapped("memfd:trainkit-ranks"); }
 
-/// What `rank` puts into a sum of `size` numbers: rounding differs with the order of the addition.
+/// The summand of `rank` with `size` numbers; its rounding depends on the order of addition.
 at::Tensor numbers(int64_t rank, int64_t size, at::ScalarType type) {
   return (torch::arange(size, at::kDouble) * 0.37 + 1.7 * static_cast<double>(rank)).sin().mul(1 << rank).to(type);
 }
@@ -41,7 +41,7 @@ TEST_CASE("Sums in shared memory have the bits of an addition in the order of th
     for (const auto type : {at::kFloat, at::kDouble}) {
       const auto texts = on_ranks(count, [&](ProcessGroup& group) -> absl::Status {
         if (mapped_shared() < count) return absl::InternalError("no memory is shared");
-        // A piece holds 131,072 numbers of float32, and the ring 16 pieces.
+        // A chunk has 131,072 numbers of float32, and the ring 16 chunks.
         for (const int64_t size : {0, 1, 3, 1025, 131072, 131073, 2'500'000, 7}) {
           const at::Tensor sum = numbers(group.rank(), size, type);
           if (auto status = group.all_reduce(sum); !status.ok()) return status;
@@ -55,8 +55,7 @@ TEST_CASE("Sums in shared memory have the bits of an addition in the order of th
   CHECK(mapped_shared() == 0);
 }
 
-TEST_CASE("What shared memory does not take, and ranks that do not want it, go over sockets",
-          "[distributed][shared_memory]") {
+TEST_CASE("Unsupported tensors, and ranks with shared memory disabled, use sockets", "[distributed][shared_memory]") {
   for (const bool shared_memory : {true, false}) {
     const auto sum_of = [&](ProcessGroup& group) -> absl::Status {
       if ((mapped_shared() > 0) != shared_memory) return absl::InternalError("memory is shared or not");
@@ -71,7 +70,7 @@ TEST_CASE("What shared memory does not take, and ranks that do not want it, go o
   }
 }
 
-TEST_CASE("One rank that does not want shared memory keeps all from it", "[distributed][shared_memory]") {
+TEST_CASE("One rank with shared memory disabled disables it for all", "[distributed][shared_memory]") {
   const int port = free_port();
   std::vector<std::string> texts(3);
   std::vector<std::thread> threads;
@@ -87,14 +86,14 @@ TEST_CASE("One rank that does not want shared memory keeps all from it", "[distr
   for (const std::string& text : texts) CHECK(text == "ok");
 }
 
-TEST_CASE("Ranks that sum different numbers of bytes are told so", "[distributed][shared_memory]") {
+TEST_CASE("Ranks that sum different numbers of bytes get an error", "[distributed][shared_memory]") {
   const auto texts =
       on_ranks(2, [](ProcessGroup& group) { return group.all_reduce(torch::ones({4 + group.rank()}), "test"); });
   CHECK_THAT(texts[0] + texts[1], Catch::Contains("bytes, this rank "));
   for (const std::string& text : texts) CHECK_THAT(text, Catch::StartsWith("error[dist.peer] "));
 }
 
-TEST_CASE("A sum that a rank does not come to ends at the timeout", "[distributed][shared_memory]") {
+TEST_CASE("A sum that one rank never joins ends at the timeout", "[distributed][shared_memory]") {
   std::mutex late;
   late.lock();
   const auto texts = on_ranks(2,

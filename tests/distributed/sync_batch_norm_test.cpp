@@ -11,7 +11,7 @@ using namespace trainkit;
 
 namespace {
 
-/// Forward, backward and statistics of `replicas` on their share of x; the loss weighs each output.
+/// Forward, backward and statistics of `replicas` with their shares of x; the loss weights each output differently.
 struct Outcome {
   at::Tensor y, dx, weight_grad, bias_grad, mean, var;
 };
@@ -49,7 +49,7 @@ Outcome on_replicas(int64_t replicas, const at::Tensor& x, const at::Tensor& wei
 
 }  // namespace
 
-TEST_CASE("Synchronised batch normalisation is that of the whole batch, forward and backward",
+TEST_CASE("Synchronised batch normalisation equals that of the whole batch, forward and backward",
           "[distributed][sync_batch_norm]") {
   torch::manual_seed(3);
   for (const auto& shape : std::vector<std::vector<int64_t>>{{12, 5}, {12, 5, 7}, {12, 3, 4, 6}}) {
@@ -59,7 +59,7 @@ TEST_CASE("Synchronised batch normalisation is that of the whole batch, forward 
       const at::Tensor reference =
           at::batch_norm(x, torch::linspace(0.5, 2, shape[1]).to(type), torch::linspace(-1, 1, shape[1]).to(type), {},
                          {}, true, 0.1, 1e-5, false);
-      // scale x and offset, numbers near 8 that nearly cancel, round one by one where there is no fused multiply-add
+      // scale x and offset, numbers near 8 that nearly cancel, round separately without a fused multiply-add
       const double rounding = type == at::kFloat ? 4e-6 : 1e-12;
       CHECK(whole.y.allclose(reference, rounding, rounding));
       for (const int64_t replicas : {2, 3}) {
@@ -78,10 +78,10 @@ TEST_CASE("Synchronised batch normalisation is that of the whole batch, forward 
 
 namespace {
 std::atomic<int> g_backwards = 0,
-                 g_undefined = 0;  // calls of native_batch_norm_backward, and their tensors without one
+                 g_undefined = 0;  // calls of native_batch_norm_backward, and their undefined tensors
 }
 
-// CUDA wants them all defined, also where it does not read them.
+// CUDA needs all of them defined, even those that it does not read.
 TEST_CASE("The backward pass of synchronised batch normalisation has no undefined tensor",
           "[distributed][sync_batch_norm]") {
   const auto look = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
@@ -100,7 +100,7 @@ TEST_CASE("The backward pass of synchronised batch normalisation has no undefine
   CHECK(g_undefined == 0);
 }
 
-TEST_CASE("A replica that fails lets go those that wait for it in batch normalisation",
+TEST_CASE("A replica that fails releases the replicas that wait for it in batch normalisation",
           "[distributed][sync_batch_norm]") {
   const auto devices = DeviceReplicator::create([] { return SyncBatchNorm(4); }, {.cpu_replicas = 3}).value();
   const auto body = [&](int64_t replica, bool fail) {
@@ -111,7 +111,8 @@ TEST_CASE("A replica that fails lets go those that wait for it in batch normalis
   CHECK_NOTHROW(devices->run([&](int64_t replica) { return body(replica, false); }));
 }
 
-TEST_CASE("Models of our batch normalisation are switched, others refused", "[distributed][sync_batch_norm]") {
+TEST_CASE("Models with our batch normalisation are converted, and others are refused",
+          "[distributed][sync_batch_norm]") {
   torch::nn::Sequential model(SyncBatchNorm(SyncBatchNormOptions{.num_features = 4, .synchronize = false}),
                               torch::nn::Linear(4, 4), SyncBatchNorm(4));
   CHECK(synchronize_batch_norm(*model) == 2);

@@ -1,4 +1,4 @@
-// The real torchrun with programs of ours, without Python in them.
+// The real torchrun with our programs, which use no Python.
 #include <filesystem>
 
 #include "launcher_process.h"
@@ -8,7 +8,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// "<python> -m torch.distributed.run ...", which is what torchrun is.
+/// "<python> -m torch.distributed.run ...", which is equivalent to torchrun.
 std::string torchrun(const std::string& flags, const std::string& arguments) {
   return python() + " -m torch.distributed.run --standalone --nproc_per_node 2 " + flags + " --no-python " +
          LAUNCHED_RANK + " " + arguments;
@@ -16,7 +16,7 @@ std::string torchrun(const std::string& flags, const std::string& arguments) {
 
 }  // namespace
 
-TEST_CASE("torchrun's ranks find each other's meeting point and the agent's store") {
+TEST_CASE("Ranks of torchrun find the common rendezvous and the agent's store") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON names no Python with torch");
   TempDir dir;
   const int code = run_launcher(torchrun("", dir.path().string()), dir);
@@ -28,13 +28,13 @@ TEST_CASE("torchrun's ranks find each other's meeting point and the agent's stor
   CHECK(first[0] == "torchrun 0/2 0/2 0 agent");
   CHECK(second[0] == "torchrun 1/2 1/2 0 agent");
   CHECK(first[1] == second[1]);  // the address
-  CHECK(first[2] == second[2]);  // the job's name
+  CHECK(first[2] == second[2]);  // the job name
   CHECK_FALSE(first[2].empty());
-  CHECK_FALSE(first[3].empty());  // the error file, one for each
+  CHECK_FALSE(first[3].empty());  // the error file, one per rank
   CHECK(first[3] != second[3]);
 }
 
-TEST_CASE("a restart by torchrun counts, after an exit code and after a crash") {
+TEST_CASE("A restart by torchrun is counted, after an exit code and after a crash") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON names no Python with torch");
   for (const std::string fault : {"exit", "segv"}) {
     TempDir dir;
@@ -47,7 +47,7 @@ TEST_CASE("a restart by torchrun counts, after an exit code and after a crash") 
   }
 }
 
-TEST_CASE("without restarts left, torchrun fails with the rank") {
+TEST_CASE("Without restarts left, torchrun fails and reports the rank") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON names no Python with torch");
   TempDir dir;
   CHECK(run_launcher(torchrun("", dir.path().string() + " exit"), dir) == 1);

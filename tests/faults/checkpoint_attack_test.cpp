@@ -1,4 +1,4 @@
-// Somebody swaps entries of the checkpoint folder while a run saves: nothing outside is written or deleted.
+// An attacker replaces entries of the checkpoint folder while a run saves: nothing outside is written or deleted.
 #include <ATen/Functions.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace stdfs = std::filesystem;
 
 namespace {
 
-/// Replaces random entries of `folder` by links to `victim` until told to stop.
+/// Replaces random entries of `folder` by links to `victim` until `stop` is set.
 void swap_entries(const std::string& folder, const std::string& victim, std::atomic<bool>& stop,
                   std::atomic<int>& swaps) {
   std::mt19937 random(1);
@@ -57,7 +57,7 @@ TEST_CASE("Swapped entries never lead a save outside its folder", "[faults][chec
   CHECK(left == std::vector<std::string>{"model.safetensors", "precious", "step-00000001"});
   CHECK(Fs::posix().read_file(victim + "/precious", 100).value() == "precious");
   CHECK(Fs::posix().read_file(victim + "/step-00000001/model.safetensors", 100).value() == "precious");
-  // Without the attacker the next save goes through. What he left under our names is in the way until it is removed.
+  // Without the attacker the next save succeeds. The attacker's entries with our names block it until they are removed.
   for (const auto& entry : stdfs::directory_iterator(run + "/checkpoints")) {
     if (entry.is_symlink()) stdfs::remove(entry.path());
   }

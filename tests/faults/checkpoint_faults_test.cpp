@@ -1,5 +1,4 @@
-// Every call of a save, times every way in which it can go wrong: the checkpoint before or the new one is there and
-// verifies, never neither.
+// Every kind of failure at every call of a save: the previous or the new checkpoint exists and verifies.
 #include <ATen/Functions.h>
 
 #include "fault_disk.h"
@@ -16,7 +15,7 @@ namespace {
 
 constexpr char kOutput[] = "/run";
 
-/// A small checkpoint that is unlike any of another `salt`.
+/// A small checkpoint that differs for each `salt`.
 CheckpointContents checkpoint_of(int64_t salt) {
   const auto value = static_cast<double>(salt);
   return {.model = {{"w", at::full({3, 2}, value)}, {"b", at::full({2}, value + 1)}},
@@ -36,7 +35,7 @@ bool is_of(const CheckpointContents& contents, int64_t salt) {
          get_state<int64_t>(contents.state, "salt").value_or(-1) == salt;
 }
 
-/// Saves before, then the save that goes wrong. The salt of a save is its place in the row.
+/// Earlier saves, then the save that fails. The salt of a save is its position in the sequence.
 struct Scenario {
   const char* name;
   int keep_last;
@@ -59,7 +58,7 @@ struct Outcome {
   int calls = 0;
 };
 
-/// One life of a process on `disk`: opens the store and saves. The fault is armed for the save alone.
+/// One process on `disk`: opens the store and saves. The fault is armed for the save only.
 Outcome save_once(FaultDisk& disk, const Scenario& scenario, int64_t step, int64_t salt, const Fault& fault = {}) {
   const Fs fs(disk);
   auto store = CheckpointStore::open(kOutput, {.keep_last = scenario.keep_last, .fs = &fs});
@@ -77,11 +76,11 @@ std::unique_ptr<FaultDisk> disk_before(const Scenario& scenario) {
   int64_t salt = 0;
   for (const int64_t step : scenario.before)
     REQUIRE(save_once(*disk, scenario, step, salt++).saved == absl::OkStatus());
-  disk->restart(PowerLoss::kAll);  // all of it must have been on the disk
+  disk->restart(PowerLoss::kAll);  // everything must have been on the disk
   return disk;
 }
 
-/// Salt of the latest checkpoint, verified; -1 if there is none. Anything else fails the test.
+/// Salt of the latest checkpoint, after verification; -1 if there is none. Anything else fails the test.
 int64_t latest_salt(FaultDisk& disk) {
   const Fs fs(disk);
   auto store = CheckpointStore::open(kOutput, {.fs = &fs});
@@ -127,14 +126,14 @@ const Loss kLosses[] = {{PowerLoss::kNone, 0},   {PowerLoss::kAll, 0},    {Power
                         {PowerLoss::kRandom, 5}, {PowerLoss::kRandom, 6}, {PowerLoss::kRandom, 7},
                         {PowerLoss::kRandom, 8}};
 
-/// Ends the process's life; what a random loss keeps is another part at every call.
+/// Ends the process; a random power loss keeps a different part at every call.
 void restart(FaultDisk& disk, const Loss& loss, const Outcome& outcome, int64_t salt) {
   disk.restart(loss.loss, hash_key(loss.seed, outcome.calls, salt));
 }
 
 }  // namespace
 
-TEST_CASE("A process that dies at any call of a save leaves the checkpoint before or the new one",
+TEST_CASE("A process that dies at any call of a save leaves the previous checkpoint or the new one",
           "[faults][checkpoint]") {
   for (const auto kind : {Fault::kCrash, Fault::kCrashAfter}) {
     for (const Loss& loss : kLosses) {
@@ -144,7 +143,7 @@ TEST_CASE("A process that dies at any call of a save leaves the checkpoint befor
                       restart(disk, loss, outcome, salt);
                       const int64_t found = latest_salt(disk);
                       REQUIRE((found == salt || (found == salt - 1 && !outcome.saved.ok())));
-                      REQUIRE_FALSE(has_temporary(disk));  // opening the store has cleaned up
+                      REQUIRE_FALSE(has_temporary(disk));  // opening the store removed temporary files
                     });
     }
   }
@@ -161,7 +160,7 @@ TEST_CASE("A save that is interrupted or cut short at any call succeeds", "[faul
   }
 }
 
-TEST_CASE("A save that fails at any call exits 6, never says 'saved', and the next one succeeds",
+TEST_CASE("A save that fails at any call exits with 6, never logs 'saved', and the next one succeeds",
           "[faults][checkpoint]") {
   for (const auto kind : {Fault::kError, Fault::kErrorOn}) {
     for (const int error : {EIO, ENOSPC, EDQUOT, EROFS}) {
@@ -181,8 +180,7 @@ TEST_CASE("A save that fails at any call exits 6, never says 'saved', and the ne
   }
 }
 
-TEST_CASE("A power loss after a save that failed takes neither the old checkpoint nor the new",
-          "[faults][checkpoint]") {
+TEST_CASE("A power loss after a failed save loses neither the old checkpoint nor the new one", "[faults][checkpoint]") {
   for (const Loss& loss : kLosses) {
     for_each_call({.kind = Fault::kError, .at = 0, .error = EIO},
                   [&](FaultDisk& disk, const Outcome& outcome, const Scenario&, int64_t salt) {
@@ -194,7 +192,7 @@ TEST_CASE("A power loss after a save that failed takes neither the old checkpoin
   }
 }
 
-TEST_CASE("A save that fails before its checkpoint has its place leaves nothing of it", "[faults][checkpoint]") {
+TEST_CASE("A save that fails before its checkpoint is renamed leaves no part of it", "[faults][checkpoint]") {
   const Scenario& scenario = kScenarios[1];
   int failed = 0;
   for_each_call({.kind = Fault::kError, .at = 0, .error = ENOSPC},
@@ -206,7 +204,7 @@ TEST_CASE("A save that fails before its checkpoint has its place leaves nothing 
   CHECK(failed > 20);
 }
 
-TEST_CASE("A full disk is an error with the bytes needed and free, before anything is written",
+TEST_CASE("A full disk is an error with the needed and free bytes, before anything is written",
           "[faults][checkpoint]") {
   const auto disk = disk_before(kScenarios[1]);
   const auto before = disk->paths();
@@ -222,7 +220,8 @@ TEST_CASE("A full disk is an error with the bytes needed and free, before anythi
   CHECK(latest_salt(*disk) == 0);
 }
 
-TEST_CASE("Without an exchange of names the latest step cannot be replaced, any other can", "[faults][checkpoint]") {
+TEST_CASE("Without a rename that exchanges, the latest step cannot be replaced, and any other can",
+          "[faults][checkpoint]") {
   const auto disk = disk_before(kScenarios[4]);
   disk->can_exchange = false;
   const Outcome again = save_once(*disk, kScenarios[4], 20, 7);
@@ -233,7 +232,7 @@ TEST_CASE("Without an exchange of names the latest step cannot be replaced, any 
   CHECK(latest_salt(*disk) == 8);
 }
 
-TEST_CASE("Retention that fails leaves a saved checkpoint saved, and is made up for by the next save",
+TEST_CASE("A checkpoint stays saved if retention fails, and the next save retries the deletion",
           "[faults][checkpoint]") {
   const Scenario scenario = {"", 1, {10}, 20};
   const auto disk = disk_before(scenario);

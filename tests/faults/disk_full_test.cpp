@@ -1,4 +1,4 @@
-// A real file system that is full at 64 levels. Needs the right to mount: skipped elsewhere.
+// A real file system that is full at 64 levels. Needs permission to mount; skipped otherwise.
 #include <ATen/Functions.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ bool has_temporary(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("A disk that is full at any of 64 levels keeps the last good checkpoint and says what is missing",
+TEST_CASE("A disk that is full at any of 64 levels keeps the last good checkpoint and reports the missing space",
           "[faults][checkpoint]") {
   const Tmpfs disk("size=2m");
   if (!disk.mounted()) TRAINKIT_SKIP("this user cannot mount a tmpfs");
@@ -61,7 +61,7 @@ TEST_CASE("A disk that is full at any of 64 levels keeps the last good checkpoin
   CHECK(saved > 8);
 }
 
-TEST_CASE("A disk without inodes left keeps the last good checkpoint", "[faults][checkpoint]") {
+TEST_CASE("A disk without free inodes keeps the last good checkpoint", "[faults][checkpoint]") {
   const Tmpfs disk("size=64m,nr_inodes=24");
   if (!disk.mounted()) TRAINKIT_SKIP("this user cannot mount a tmpfs");
   auto store = CheckpointStore::open(disk / "run", {.keep_last = 1}).value();

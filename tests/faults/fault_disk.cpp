@@ -23,7 +23,7 @@ struct FaultDisk::Node {
   };
 
   bool is_directory = false;
-  // A file: as seen, as on the disk, and the writes between the two.
+  // A file: as programs see it, as on the disk, and the pending writes.
   std::string seen, durable;
   std::vector<Write> writes;
   // A directory: the same.
@@ -37,12 +37,12 @@ struct FaultDisk::Node {
     changes.clear();
   }
 
-  /// Loses what was not flushed; then what is on the disk is all there is.
+  /// Loses data that was not flushed; the disk image is then the only state.
   void lose(PowerLoss loss, RandomStream& random, std::set<Node*>& done) {
     if (!done.insert(this).second) return;
     if (loss == PowerLoss::kRandom) {
       for (Write write : writes) {
-        const uint64_t fate = random.below(3);  // gone, whole, or cut
+        const uint64_t fate = random.below(3);  // lost, complete, or cut
         if (fate == 2) write.bytes.resize(random.below(write.bytes.size() + 1));
         if (fate != 0) write.apply(durable);
       }
@@ -100,7 +100,7 @@ std::vector<std::string> FaultDisk::paths() const {
 
 template <class Effect>
 auto FaultDisk::call(const char* name, bool writes, Effect&& effect) -> decltype(effect()) {
-  if (dead_) return -EIO;  // nothing that a dead process does has an effect
+  if (dead_) return -EIO;  // a dead process has no effect
   const int number = calls_++;
   const bool strikes = number == fault_.at;
   const bool goes_on = fault_.kind == Fault::kErrorOn && fault_.at >= 0 && number > fault_.at && writes;
@@ -110,7 +110,7 @@ auto FaultDisk::call(const char* name, bool writes, Effect&& effect) -> decltype
     return -EIO;
   }
   if ((strikes && (fault_.kind == Fault::kError || (fault_.kind == Fault::kErrorOn && writes))) || goes_on) {
-    if (std::strcmp(name, "close") == 0) effect();  // a descriptor is released whatever close returns
+    if (std::strcmp(name, "close") == 0) effect();  // close releases the descriptor even if it fails
     if (std::strcmp(name, "fsync") == 0 && fault_.error != EINTR) tear_ = true;
     if (tear_) effect();
     tear_ = false;
@@ -195,7 +195,7 @@ ssize_t FaultDisk::pwrite(int descriptor, const void* data, size_t size, off_t o
 int FaultDisk::fsync(int descriptor) {
   return call("fsync", true, [&]() -> int {
     Node& node = *open_.at(descriptor);
-    if (tear_ && fault_.kind != Fault::kCrashAfter) {  // failed: what was pending never reaches the disk
+    if (tear_ && fault_.kind != Fault::kCrashAfter) {  // a failed flush: pending data never reaches the disk
       node.writes.clear();
       node.changes.clear();
     } else {

@@ -1,5 +1,5 @@
 #pragma once
-/// A disk in memory that crashes, tears, forgets and fails on demand, in the manner of LevelDB's fault injection tests.
+/// A disk in memory that crashes, tears writes, loses data and fails on demand, like LevelDB's fault injection tests.
 
 #include <functional>
 #include <map>
@@ -12,31 +12,31 @@
 
 namespace trainkit::test {
 
-/// What happens at one call.
+/// The effect of the fault at one call.
 struct Fault {
   enum Kind {
     kNone,
     kCrash,       ///< The process dies before the call.
     kCrashAfter,  ///< The process dies after the call; a write is torn in the middle.
     kError,       ///< The call fails with `error`.
-    kErrorOn,     ///< So does every later call that writes: the disk stays full, or stays broken.
-    kShort,       ///< A read or a write moves half of its bytes.
+    kErrorOn,     ///< Every later call that writes fails too: the disk stays full or broken.
+    kShort,       ///< A read or a write transfers half of its bytes.
   };
   Kind kind = kNone;
   int at = -1;  ///< Number of the call, from 0.
   int error = 0;
 };
 
-/// What is left of data that was not flushed.
+/// The part of unflushed data that survives.
 enum class PowerLoss {
   kNone,    ///< All: the process died, the machine did not.
   kAll,     ///< Nothing.
-  kRandom,  ///< Any part: each write and each change of a directory that was not flushed is kept or not, by itself.
+  kRandom,  ///< Any part: each unflushed write and each unflushed directory change is kept or lost independently.
 };
 
-/// Keeps two images of every file and directory: as programs see it, and as it is on the disk. fsync carries what is
-/// pending from the one to the other; where it fails, what was pending never gets there, and the next fsync succeeds,
-/// as on Linux. The directory of a new file must be flushed for the file to have a name. One thread.
+/// Keeps two images of every file and directory: as programs see it, and as it is on the disk. fsync copies pending
+/// data to the disk image. If fsync fails, the pending data never reaches the disk and the next fsync succeeds, as on
+/// Linux. The directory of a new file must be flushed for the file to keep its name. Not thread-safe.
 class FaultDisk : public SystemCalls {
  public:
   FaultDisk();
@@ -44,13 +44,13 @@ class FaultDisk : public SystemCalls {
 
   /// Arms a fault and counts calls from 0 again.
   void arm(const Fault& fault);
-  /// Calls since arm().
+  /// Number of calls since arm().
   int calls() const { return calls_; }
-  /// Name of the call at which the fault struck; empty if it did not.
+  /// Name of the call at which the fault occurred; empty if it did not.
   const std::string& struck() const { return struck_; }
-  /// Ends the process's life: descriptors and locks are gone, and what was not flushed as `loss` says.
+  /// Ends the process: closes descriptors, releases locks, and loses unflushed data according to `loss`.
   void restart(PowerLoss loss, uint64_t seed = 0);
-  /// Whether renameat2 can swap two entries; NFS, for one, cannot.
+  /// Whether renameat2 can exchange two entries; NFS, for example, cannot.
   bool can_exchange = true;
   /// Free space that fstatvfs reports.
   int64_t free_bytes = int64_t{1} << 40;
@@ -77,7 +77,7 @@ class FaultDisk : public SystemCalls {
   struct Node;
   using NodePtr = std::shared_ptr<Node>;
   using Entries = std::map<std::string, NodePtr>;
-  /// Does `effect` as the armed fault lets it; `writes` is true for calls that kErrorOn goes on failing.
+  /// Runs `effect` as the armed fault permits; `writes` is true for calls that kErrorOn keeps failing.
   template <class Effect>
   auto call(const char* name, bool writes, Effect&& effect) -> decltype(effect());
   NodePtr resolve(int directory, const std::string& path) const;
@@ -90,8 +90,8 @@ class FaultDisk : public SystemCalls {
   Fault fault_;
   int calls_ = 0;
   bool dead_ = false;
-  bool tear_ = false;   // the write under way is torn
-  bool halve_ = false;  // the read or write under way is short
+  bool tear_ = false;   // the current write is torn
+  bool halve_ = false;  // the current read or write is short
   std::string struck_;
 };
 

@@ -1,4 +1,4 @@
-// The disk in memory answers as the kernel does, and loses what was not flushed.
+// The disk in memory answers as the kernel does, and loses unflushed data.
 #include "fault_disk.h"
 
 #include <fcntl.h>
@@ -15,7 +15,7 @@ using test::PowerLoss;
 
 namespace {
 
-/// What each of a row of calls returns, in the folder `root` of either disk.
+/// Return values of a sequence of calls in the folder `root` of either disk.
 std::vector<std::string> answers(SystemCalls& calls, const std::string& root) {
   std::vector<std::string> all;
   const auto note = [&](const char* what, int64_t result) {
@@ -72,7 +72,7 @@ TEST_CASE("The disk in memory answers as the kernel does", "[faults][fault_disk]
   CHECK(answers(disk, "/run") == answers(SystemCalls::kernel(), dir.path()));
 }
 
-TEST_CASE("A power loss takes what was not flushed and nothing else", "[faults][fault_disk]") {
+TEST_CASE("A power loss loses unflushed data and nothing else", "[faults][fault_disk]") {
   FaultDisk disk;
   const Fs fs(disk);
   {
@@ -93,8 +93,7 @@ TEST_CASE("A power loss takes what was not flushed and nothing else", "[faults][
   CHECK_FALSE(exists(disk, "/run/nameless"));
 }
 
-TEST_CASE("What a failed flush held back never reaches the disk, though the next flush succeeds",
-          "[faults][fault_disk]") {
+TEST_CASE("Data of a failed flush never reaches the disk, even if the next flush succeeds", "[faults][fault_disk]") {
   FaultDisk disk;
   const Fs fs(disk);
   {
@@ -105,9 +104,9 @@ TEST_CASE("What a failed flush held back never reaches the disk, though the next
     disk.arm({.kind = Fault::kError, .at = 0, .error = EIO});
     CHECK(exit_code(file.sync()) == ExitCode::kStorage);
     CHECK(disk.struck() == "fsync");
-    CHECK_FALSE(file.sync().ok());  // ours stays failed
+    CHECK_FALSE(file.sync().ok());  // our file stays failed
   }
-  CHECK(fs.read_file("/run/f", 100).value() == "data");  // the page cache still shows it
+  CHECK(fs.read_file("/run/f", 100).value() == "data");  // the page cache still has it
   disk.restart(PowerLoss::kAll);
   CHECK(fs.read_file("/run/f", 100).value().empty());
 }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kPath[] = "/run/file";
 
-/// A disk with the file's old contents on it.
+/// A disk that has the file with its old contents.
 std::unique_ptr<FaultDisk> disk_with_old() {
   auto disk = std::make_unique<FaultDisk>();
   REQUIRE(Fs(*disk).create_directories("/run").ok());
@@ -65,7 +65,7 @@ TEST_CASE("An atomic write that is interrupted or cut short at any call succeeds
   }
 }
 
-TEST_CASE("An atomic write that fails at any call says so and leaves no temporary file", "[faults][fs]") {
+TEST_CASE("An atomic write that fails at any call reports it and leaves no temporary file", "[faults][fs]") {
   const int calls = calls_of_a_write();
   for (const int error : {EIO, ENOSPC, EDQUOT, EROFS}) {
     for (int at = 0; at < calls; ++at) {

@@ -1,5 +1,5 @@
 #pragma once
-/// A real file system that can be full.
+/// A real file system that can become full.
 
 #include <sys/mount.h>
 
@@ -9,7 +9,7 @@
 
 namespace trainkit::test {
 
-/// A tmpfs of its own, unmounted at the end of the scope. Needs the right to mount.
+/// A temporary tmpfs, unmounted at the end of the scope. Needs permission to mount.
 class Tmpfs {
  public:
   explicit Tmpfs(const std::string& options) {

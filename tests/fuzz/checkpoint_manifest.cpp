@@ -1,4 +1,4 @@
-// A checkpoint's manifest: as it is, and with the digest at its end made right.
+// A checkpoint's manifest: unchanged, and with its final digest corrected.
 #include "train/checkpoint_manifest.h"
 
 #include "target.h"

@@ -1,4 +1,4 @@
-// A checkpoint's state.json; what is read is written and read again the same.
+// A checkpoint's state.json; a state that is read gives the same when written and read again.
 #include "train/checkpoint_state.h"
 
 #include <ATen/Functions.h>

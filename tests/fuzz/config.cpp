@@ -1,4 +1,4 @@
-// A configuration file, as YAML and as JSON; settings that are taken are printed as a file that gives the same.
+// A configuration file, as YAML and as JSON; accepted settings are printed as a file that gives the same settings.
 #include "trainkit/config/config.h"
 
 #include <filesystem>

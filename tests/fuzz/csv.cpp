@@ -1,4 +1,4 @@
-// A table; its fields, written again by csv_field, are read the same, and every field is text.
+// A table; fields written by csv_field are read unchanged, and every field is valid text.
 #include "trainkit/io/csv.h"
 
 #include "target.h"
@@ -16,11 +16,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto table = CsvFile::open(memory.write(fuzz::as_text(data, size)), {.max_row_bytes = 4096});
   if (!table.ok()) return fuzz::require_named(table.status(), {"data."}), 0;
   const auto columns = static_cast<int64_t>(table->columns().size());
-  // one column: an empty field would be an empty line, which is no row
+  // With one column an empty field would be an empty line, which is not a row.
   const auto written = [&](std::string_view field) {
     return columns == 1 && field.empty() ? std::string(2, '"') : csv_field(field);
   };
-  std::string text = "\xef\xbb\xbf";  // so that one at the start of the first name is not taken for this
+  std::string text = "\xef\xbb\xbf";  // so that one at the start of the first name is not removed as the file's
   const auto add = [&](int64_t column, std::string_view field) {
     if (column > 0) text += ',';
     text += written(field);

@@ -1,4 +1,4 @@
-// An ENVI header and its data, a NUL between them; what is read holds the bytes of the data, each once.
+// An ENVI header and its data, separated by a NUL; the cube has each byte of the data once.
 #include "trainkit/io/envi.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto tensor = read_envi(path);
   if (!tensor.ok()) return fuzz::require_named(tensor.status(), {"data."}), 0;
   fuzz::require(tensor->dim() == 3 && tensor->is_contiguous() && tensor->nbytes() <= cube.size(), "a cube");
-  // Whatever the interleave and the byte order: the same bytes, in another order.
+  // For any interleave and byte order: the same bytes in another order.
   const auto* begin = static_cast<const char*>(tensor->const_data_ptr());
   std::string read(begin, tensor->nbytes()), given(cube.substr(cube.size() - tensor->nbytes()));
   std::sort(read.begin(), read.end());

@@ -1,4 +1,4 @@
-// A TensorBoard event file of a run that was killed: after a resume its records are whole and of no later step.
+// A TensorBoard event file of a run that was killed: after a resume its records are complete and of no later step.
 #include <filesystem>
 
 #include "logging/tf_event.h"
@@ -9,8 +9,8 @@ using namespace trainkit;
 
 namespace {
 
-/// The input is cut into events at each NUL NUL; each gets a record with the right checksums, but the last, which is
-/// taken as it is.
+/// Splits the input into events at each NUL NUL; each gets a record with correct checksums, except the last, which
+/// stays unchanged.
 std::string framed(std::string_view bytes) {
   std::string file;
   for (;;) {
@@ -46,10 +46,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string file = framed(fuzz::as_text(data, size));
   size_t offset = 0, whole = 0;
   for (int records = 0; const auto event = trainkit::detail::next_record(file, offset); ++records) {
-    const bool is_mark = trainkit::detail::event_is_session(*event);  // of the step after the one that is gone on from
+    const bool is_mark = trainkit::detail::event_is_session(*event);  // of the step after the resumed one
     const int64_t step = trainkit::detail::event_step(*event).value_or(kStep + 1);
     if (step > kStep + (is_mark ? 1 : 0) || (step == kStep && trainkit::detail::event_is_of(*event, "test")))
-      break;  // a test is taken again
+      break;  // a test is run again
     if (!is_mark && records > 0) whole = offset;
   }
   const std::string folder = fuzz::folder() + "/tensorboard";

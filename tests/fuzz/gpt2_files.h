@@ -1,5 +1,5 @@
 #pragma once
-/// The smallest pair of files that GPT-2's tokenizer takes, and what holds of every tokenizer.
+/// The smallest pair of files that GPT-2's tokenizer accepts, and invariants of every tokenizer.
 
 #include <cstdio>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace trainkit::fuzz {
 
-/// vocab.json and merges.txt: the 256 bytes, two merges and the end of a text.
+/// vocab.json and merges.txt: the 256 bytes, two merges and the end-of-text token.
 inline std::pair<std::string, std::string> tiny_gpt2() {
   std::string vocab = "{";
   uint32_t next = 256;
@@ -24,7 +24,7 @@ inline std::pair<std::string, std::string> tiny_gpt2() {
   return {vocab + "\"he\":256,\"hel\":257,\"<|endoftext|>\":258}", "#version: 0.2\nh e\nhe l\n"};
 }
 
-/// The tokens of a text are within the vocabulary and give the text back.
+/// The tokens of a text are in the vocabulary and decode to the text.
 inline void check_tokenizer(const Tokenizer& tokenizer, std::string_view text) {
   const auto tokens = tokenizer.encode(text);
   if (!tokens.ok()) return require_named(tokens.status(), {"data.encoding", "data.tokens"});

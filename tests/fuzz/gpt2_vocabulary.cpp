@@ -1,4 +1,4 @@
-// vocab.json and merges.txt as strangers publish them, a NUL between the two.
+// Published vocab.json and merges.txt, separated by a NUL.
 #include "gpt2_files.h"
 
 using namespace trainkit;

@@ -1,5 +1,5 @@
 #pragma once
-/// What holds of every `.mat` file that is accepted, and small files of either version.
+/// Invariants of every accepted `.mat` file, and small files of either version.
 
 #include <ATen/Functions.h>
 
@@ -23,7 +23,7 @@ inline std::vector<std::string> mat_seeds(MatVersion version) {
   return files;
 }
 
-/// Reads a file that may be anything; what is read is written and read again the same.
+/// Reads any file; an accepted file gives the same when written and read again.
 inline void check_mat(const std::string& path, MatVersion version) {
   const auto file = MatFile::open(path, {.max_variable_bytes = 16 << 20});
   if (!file.ok()) return require_named(file.status(), {"data."});

@@ -1,4 +1,4 @@
-// A video or audio file, in whatever container: what is decoded has the size that was promised.
+// A video or audio file in any container: decoded data has the promised size.
 #include "trainkit/io/media.h"
 
 #include <ATen/Functions.h>

@@ -1,4 +1,4 @@
-// The metrics.jsonl of a run that was killed: what can be read is kept, a resume cuts the rest.
+// The metrics.jsonl of a run that was killed: readable records are kept, a resume truncates the rest.
 #include <algorithm>
 #include <limits>
 
@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   const int64_t step = records->empty() ? 0 : records->front().step;
   const auto later = std::find_if(records->begin(), records->end(), [&](const LogRecord& r) {
-    return r.step > step || (r.step == step && r.split == "test");  // which is taken again
+    return r.step > step || (r.step == step && r.split == "test");  // which is run again
   });
   const auto logger = JsonlLogger::open(path);
   fuzz::require(logger.ok() && (*logger)->rewind(step).ok(), "a resume cuts it");

@@ -1,4 +1,4 @@
-// A NumPy file; what is read is written and read again the same.
+// A NumPy file; an accepted file gives the same when written and read again.
 #include "trainkit/io/npy.h"
 
 #include <ATen/Functions.h>

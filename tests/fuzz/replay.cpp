@@ -1,5 +1,5 @@
-// main of a target where there is no libFuzzer: the seeds, every prefix of each, mutations of them, and the files and
-// folders that are named on the command line (the corpus in the repository). A finding aborts, and the input is kept.
+// main of a target without libFuzzer: runs the seeds, every prefix of each, mutations of them, and the files and
+// folders on the command line (the repository's corpus). A finding aborts, and the input is kept.
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@ using namespace trainkit;
 
 namespace {
 
-// What is being read, for the handler: a buffer that no allocator needs.
+// The current input, for the signal handler: a buffer that needs no allocator.
 char running[256] = "nothing";
 std::string input;
 
@@ -28,7 +28,7 @@ extern "C" void keep_input(int signal) {
 void run(const std::string& bytes, const std::string& name) {
   input = bytes;
   std::strncpy(running, name.c_str(), sizeof running - 1);
-  // a copy of exactly its size: a sanitizer sees the byte behind it
+  // A copy of the exact size, so that a sanitizer detects reads past the end.
   const std::vector<uint8_t> copy(bytes.begin(), bytes.end());
   LLVMFuzzerTestOneInput(copy.data(), copy.size());
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the fuzz targets and prints what they found: `./dev fuzz [MINUTES] [TARGET...]` calls it.
+"""Runs the fuzz targets and prints their findings: `./dev fuzz [MINUTES] [TARGET...]` calls it.
 
-Every program fuzz_<target> of BUILD starts from its own seeds, the corpus of the repository and what earlier runs found
-worth keeping in CORPUS/<target>. A finding is minimised and left in CORPUS/<target>.findings.
+Every program fuzz_<target> of BUILD starts from its own seeds, the repository's corpus and useful inputs of earlier runs
+in CORPUS/<target>. A finding is minimised and saved in CORPUS/<target>.findings.
 """
 import argparse
 import concurrent.futures
@@ -15,7 +15,7 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# What a file may ask for, whatever it says: one block, and all of the process (LibTorch and the sanitizer are most of it).
+# Memory limits for any file: of one block, and of the whole process (mostly LibTorch and the sanitizer).
 LIMITS = ["-malloc_limit_mb=256", "-rss_limit_mb=3072", "-timeout=20", "-report_slow_units=3600"]
 
 
@@ -27,7 +27,7 @@ def environment(scratch):
 
 
 def minimise(program, finding, env):
-    """The smallest input that still fails, in at most a minute."""
+    """Minimises a failing input, for at most one minute."""
     small = finding.with_name("min-" + finding.name)
     command = [program, "-minimize_crash=1", "-max_total_time=60", *LIMITS, f"-exact_artifact_path={small}", finding]
     subprocess.run(list(map(str, command)), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,5 +1,5 @@
-// A safetensors file: the reader's verdict is that of a second reader, written here from the reference's rules alone;
-// what is read is written and read again the same.
+// A safetensors file: the reader must agree with a second reader written from the specification only; an accepted file
+// gives the same when written and read again.
 #include "trainkit/io/safetensors.h"
 
 #include <ATen/Functions.h>
@@ -20,16 +20,16 @@ using namespace trainkit;
 
 namespace {
 
-/// What a value of the header is: only what the rules ask about is kept.
+/// A value of the header; only the parts needed by the rules are stored.
 struct Json {
   enum Kind { kNull, kText, kCount, kOther, kList, kObject } kind = kOther;
   std::string text;
   uint64_t count = 0;
-  std::vector<std::string> names;  // an object's, as many as items
+  std::vector<std::string> names;  // keys of an object, as many as items
   std::vector<Json> items;
 };
 
-/// JSON (RFC 8259), recursive and slow. Any fault ends it with an exception.
+/// JSON (RFC 8259), recursive and slow. Any error throws.
 class JsonReader {
  public:
   explicit JsonReader(std::string_view text) : text_(text) {}
@@ -207,7 +207,7 @@ std::optional<std::vector<uint64_t>> counts(const Json* list) {
   return values;
 }
 
-/// The bytes that one tensor takes, [begin, end); nullopt if it breaks a rule.
+/// The bytes of one tensor, [begin, end); nullopt if it breaks a rule.
 std::optional<std::pair<uint64_t, uint64_t>> place_of(const std::string& name, const Json& tensor) {
   if (tensor.kind != Json::kObject || name.size() > 65535) return std::nullopt;
   for (const unsigned char c : name) {
@@ -280,7 +280,7 @@ void check_round_trip(const SafetensorsFile& file) {
     auto tensor = file.tensor(entry.name);
     if (!tensor.ok()) {
       const bool lacks_dtype = entry.dtype.starts_with("F4") || entry.dtype.starts_with("F6");
-      const bool is_empty = entry.begin == entry.end && entry.shape.size() > 2;  // of sizes beyond LibTorch's
+      const bool is_empty = entry.begin == entry.end && entry.shape.size() > 2;  // with sizes beyond LibTorch's limit
       fuzz::require((lacks_dtype || is_empty) && absl::IsUnimplemented(tensor.status()), tensor.status().ToString());
       return;
     }

@@ -1,4 +1,5 @@
-// A file of tokens: as it is, and with the digest of its ends made right, so that mutations reach what lies behind.
+// A token file: unchanged, and with correct digests at its ends, so that mutations reach the code behind the digest
+// check.
 #include "trainkit/io/token_file.h"
 
 #include <algorithm>

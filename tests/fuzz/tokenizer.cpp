@@ -1,4 +1,4 @@
-// A tokenizer that save_tokenizer wrote; one that is read is written the same, and text comes back from its tokens.
+// A tokenizer file of save_tokenizer; an accepted one is written identically, and decoding the tokens gives the text.
 #include "trainkit/io/tokenizer.h"
 
 #include "gpt2_files.h"

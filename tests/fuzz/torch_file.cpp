@@ -1,4 +1,4 @@
-// A PyTorch file, zip archive or legacy, as it lies on the disk.
+// A PyTorch file, zip archive or legacy.
 #include "torch_file.h"
 
 #include <ATen/Functions.h>

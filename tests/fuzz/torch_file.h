@@ -1,5 +1,5 @@
 #pragma once
-/// What holds of every PyTorch file that is accepted.
+/// Invariants of every accepted PyTorch file.
 
 #include <algorithm>
 #include <set>
@@ -9,9 +9,9 @@
 
 namespace trainkit::fuzz {
 
-/// Reads a file that may be anything; what is read is written and read again the same.
+/// Reads any file; an accepted file gives the same when written and read again.
 inline void check_torch_file(const std::string& path) {
-  constexpr int64_t kMostBytes = 1 << 20;  // views with strides of 0 show more than the file holds
+  constexpr int64_t kMostBytes = 1 << 20;  // views with strides of 0 are larger than the file
   const auto file = TorchFile::open(path);
   if (!file.ok()) return require_named(file.status(), {"weights."});
   if (const auto prefix = file->state_dict_prefix(); !prefix.ok()) require_named(prefix.status(), {"weights."});

@@ -1,4 +1,4 @@
-// libFuzzer's main with one more use: `fuzz_x --write_seeds DIR` writes seeds() there and ends.
+// libFuzzer's main with an extra mode: `fuzz_x --write_seeds DIR` writes seeds() there and exits.
 #include <filesystem>
 #include <fstream>
 #include <string_view>

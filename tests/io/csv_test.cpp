@@ -19,7 +19,7 @@ absl::StatusOr<CsvFile> parse(const std::string& text, const CsvOptions& options
   return CsvFile::open(dir / "table.csv", options);
 }
 
-/// The error as a person sees it, from the file's name on.
+/// The error as users see it, from the file name.
 std::string error_of_text(const std::string& text, const CsvOptions& options = {}) {
   const auto file = parse(text, options);
   REQUIRE_FALSE(file.ok());
@@ -30,7 +30,7 @@ std::string error_of_text(const std::string& text, const CsvOptions& options = {
 
 }  // namespace
 
-TEST_CASE("Fields are what RFC 4180 says, and each knows its line", "[io][csv]") {
+TEST_CASE("Fields follow RFC 4180, and each knows its line", "[io][csv]") {
   const CsvFile file = parse(
                            "\xef\xbb\xbfid,text\r\n"
                            "1,\"two\nlines, and \"\"quotes\"\"\"\r\n"
@@ -51,7 +51,7 @@ TEST_CASE("Fields are what RFC 4180 says, and each knows its line", "[io][csv]")
   CHECK(parse("a;b\n1;2\n", {.delimiter = ';'}).value().at(0, 1) == "2");
 }
 
-TEST_CASE("A csv file that is not one names the line and the cause", "[io][csv]") {
+TEST_CASE("An invalid csv file is reported with its line and cause", "[io][csv]") {
   CHECK(error_of_text("") == "table.csv: empty file (expected lines of text)");
   CHECK(error_of_text("\xef\xbb\xbf") == "table.csv: empty file (expected lines of text)");
   CHECK(error_of_text("\n\n") == "table.csv: no header (expected a line with the columns' names)");
@@ -74,7 +74,7 @@ TEST_CASE("A csv file that is not one names the line and the cause", "[io][csv]"
   CHECK(error_of_text(std::string(1000, 'x'), {.max_row_bytes = 50}).starts_with("table.csv:1: row too long"));
 }
 
-TEST_CASE("Files that cannot be read as text are errors of the data", "[io][csv]") {
+TEST_CASE("Files that cannot be read as text are data errors", "[io][csv]") {
   const TempDir dir;
   CHECK(exit_code(CsvFile::open(dir / "none.csv").status()) == ExitCode::kData);
   CHECK(exit_code(CsvFile::open(dir.path().string()).status()) == ExitCode::kData);
@@ -82,7 +82,7 @@ TEST_CASE("Files that cannot be read as text are errors of the data", "[io][csv]
   CHECK(exit_code(CsvFile::open(dir / "pipe").status()) == ExitCode::kData);
 }
 
-TEST_CASE("A field that is no number, and a column that is none, say what there is", "[io][csv]") {
+TEST_CASE("An invalid number and a missing column are reported with the actual contents", "[io][csv]") {
   const CsvFile file = parse("Emotion,id\nneutral,1x\nsad,99999999999999999999\n").value();
   CHECK(error_line(file.integer(0, 1).status()).find("table.csv:2: id: not a whole number (got '1x") !=
         std::string::npos);
@@ -92,20 +92,20 @@ TEST_CASE("A field that is no number, and a column that is none, say what there 
   CHECK(error_of(missing.status())->hint == "did you mean 'Emotion'?");
 }
 
-TEST_CASE("Every prefix of a csv file is whole or an error", "[io][csv]") {
+TEST_CASE("Every prefix of a csv file is read as whole rows or is an error", "[io][csv]") {
   const std::string text = "id,text\r\n1,\"a \"\"b\"\"\nc\"\r\n22,d\r\n";
   const CsvFile whole = parse(text).value();
   for (size_t size = 0; size < text.size(); ++size) {
     const auto file = parse(text.substr(0, size));
     if (!file.ok()) continue;
-    // What is cut inside the last field of a row cannot be told from a shorter one; rows before it are never changed.
+    // A cut inside the last field of a row cannot be detected; rows before it never change.
     INFO(size);
     REQUIRE(file->rows() <= whole.rows());
     for (int64_t row = 0; row + 1 < file->rows(); ++row) REQUIRE(file->at(row, 1) == whole.at(row, 1));
   }
 }
 
-TEST_CASE("A field that is written is read back as it was", "[io][csv]") {
+TEST_CASE("A field that is written is read back unchanged", "[io][csv]") {
   std::string text = "a,b\n";
   const std::vector<std::string> fields = {"plain", "a,b", "a \"quote\"", "two\nlines", " blanks ", "\""};
   for (const std::string& field : fields) text += csv_field(field) + ",x\n";

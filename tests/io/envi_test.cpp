@@ -45,7 +45,7 @@ TEST_CASE("Every interleave, byte order and offset gives the same cube", "[io][e
   }
 }
 
-TEST_CASE("Every data type is read as what it is", "[io][envi]") {
+TEST_CASE("Every data type is read as its dtype", "[io][envi]") {
   const test::TempDir folder;
   const std::vector<std::pair<int, at::ScalarType>> types = {{1, at::kByte},    {2, at::kShort},  {3, at::kInt},
                                                              {4, at::kFloat},   {5, at::kDouble}, {12, at::kUInt16},
@@ -62,7 +62,7 @@ TEST_CASE("Every data type is read as what it is", "[io][envi]") {
   }
 }
 
-TEST_CASE("Every prefix of the header or the data is refused or says the same", "[io][envi]") {
+TEST_CASE("Every prefix of the header or the data is refused or gives the same cube", "[io][envi]") {
   const test::TempDir folder;
   const std::string text = header("bip", 1, 0), data(24, '\5');
   write_bytes(folder / "s.img", data);

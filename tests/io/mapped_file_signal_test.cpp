@@ -1,4 +1,4 @@
-// Runs before any other map of the process: what is tested is what was there before the first one.
+// Must run before any other map of the process: it tests the handler that was installed before the first map.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -14,13 +14,13 @@ using namespace trainkit;
 
 namespace {
 
-/// Faults in memory that is no MappedFile.
+/// Causes a fault in memory outside any MappedFile.
 void fault(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDWR);
   const auto* bytes = static_cast<const volatile char*>(::mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE, descriptor, 0));
   if (::ftruncate(descriptor, 0) != 0) ::_exit(1);
   (void)bytes[0];
-  ::_exit(2);  // no fault came
+  ::_exit(2);  // no fault occurred
 }
 
 /// Wait status of a child that runs `body`.
@@ -38,7 +38,7 @@ int status_of_child(F body) {
 
 }  // namespace
 
-TEST_CASE("A fault outside our maps goes to the handler that was there before", "[io][mapped_file]") {
+TEST_CASE("A fault outside our maps goes to the previous handler", "[io][mapped_file]") {
   const test::TempDir folder;
   std::ofstream(folder / "ours") << "text";
   std::ofstream(folder / "other") << std::string(5000, 'x');

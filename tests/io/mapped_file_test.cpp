@@ -25,7 +25,7 @@ std::string write(const std::string& path, const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("A mapped file shows the bytes of the file", "[io][mapped_file]") {
+TEST_CASE("A mapped file has the bytes of the file", "[io][mapped_file]") {
   const test::TempDir folder;
   const std::string bytes("a\0b\nc", 5);
   const auto file = MappedFile::open(write(folder / "f", bytes)).value();
@@ -36,7 +36,7 @@ TEST_CASE("A mapped file shows the bytes of the file", "[io][mapped_file]") {
   CHECK(MappedFile::open(write(folder / "empty", "")).value()->text().empty());
 }
 
-TEST_CASE("What is not a readable ordinary file is refused by name and at once", "[io][mapped_file]") {
+TEST_CASE("Anything except a readable regular file is refused immediately with its name", "[io][mapped_file]") {
   const test::TempDir folder;
   const std::string pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -51,14 +51,14 @@ TEST_CASE("What is not a readable ordinary file is refused by name and at once",
     CHECK(exit_code(status) == ExitCode::kData);
     CHECK(error_line(status).find(path) != std::string::npos);
   }
-  if (::geteuid() != 0) {  // root reads everything
+  if (::geteuid() != 0) {  // root can read everything
     const std::string secret = write(folder / "secret", "x");
     ::chmod(secret.c_str(), 0);
     CHECK(id_of(MappedFile::open(secret).status()) == "data.unreadable");
   }
 }
 
-TEST_CASE("A file that shrinks under the map reads as zeros and is marked, alone", "[io][mapped_file]") {
+TEST_CASE("A file that shrinks while mapped reads as zeros, and only that file is marked", "[io][mapped_file]") {
   const test::TempDir folder;
   const std::string path = write(folder / "f", std::string(10 * kPage, 'x'));
   const auto file = MappedFile::open(path).value();
@@ -77,7 +77,7 @@ TEST_CASE("A file that shrinks under the map reads as zeros and is marked, alone
   CHECK(other->text()[7 * kPage] == 'y');
 }
 
-TEST_CASE("Threads that read while the file shrinks live on", "[io][mapped_file]") {
+TEST_CASE("Threads that read while the file shrinks survive", "[io][mapped_file]") {
   const test::TempDir folder;
   for (int round = 0; round < 20; ++round) {
     const std::string path = write(folder / "f", std::string(64 * kPage, 'x'));
@@ -88,7 +88,7 @@ TEST_CASE("Threads that read while the file shrinks live on", "[io][mapped_file]
     for (int i = 0; i < 3; ++i) {
       readers.emplace_back([&] {
         for (bool last = false; !last;) {
-          last = cut.load();  // one whole pass after the cut
+          last = cut.load();  // one complete pass after the truncation
           strange += std::count_if(file->text().begin(), file->text().end(), [](char c) { return c != 'x' && c != 0; });
         }
       });
@@ -101,7 +101,7 @@ TEST_CASE("Threads that read while the file shrinks live on", "[io][mapped_file]
   }
 }
 
-TEST_CASE("The table of maps is used again after maps are closed", "[io][mapped_file]") {
+TEST_CASE("The table of maps is reused after maps are closed", "[io][mapped_file]") {
   const test::TempDir folder;
   const std::string path = write(folder / "f", std::string(2 * kPage, 'x'));
   for (int i = 0; i < 1000; ++i) {

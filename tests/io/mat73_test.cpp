@@ -1,4 +1,4 @@
-// Files of version 7.3 that were cut, damaged, or made to lead elsewhere.
+// Files of version 7.3 that are truncated, damaged, or refer to other files.
 #include <hdf5.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@ namespace {
 
 using Variables = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// A file of version 7.3 whose HDF5 part `fill` makes.
+/// Creates a file of version 7.3; `fill` writes the HDF5 part.
 void make_file(const std::string& path, const std::function<void(hid_t)>& fill) {
   const hid_t properties = H5Pcreate(H5P_FILE_CREATE);
   H5Pset_userblock(properties, 512);
@@ -97,7 +97,7 @@ TEST_CASE("Layouts that MATLAB and others write are read", "[io][mat]") {
   CHECK(at::equal(MatFile::open(folder / "f.mat")->read("x").value(), expected.to(torch::kInt)));
 }
 
-TEST_CASE("A cut file of version 7.3 is a named error at every length that was tried", "[io][mat]") {
+TEST_CASE("A truncated file of version 7.3 is a named error at every tested length", "[io][mat]") {
   const test::TempDir folder;
   REQUIRE(
       write_mat(folder / "f.mat", Variables{{"x", torch::rand({40, 50})}, {"y", torch::ones({3, 3})}}, MatVersion::k73)
@@ -114,7 +114,7 @@ TEST_CASE("A cut file of version 7.3 is a named error at every length that was t
   CHECK(error_line(status).find("the superblock gives an end at byte") != std::string::npos);
 }
 
-TEST_CASE("What a file of version 7.3 must not have is refused by name", "[io][mat]") {
+TEST_CASE("Forbidden contents of a file of version 7.3 are refused by name", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
   make_file(folder / "other.mat", [&](hid_t file) { add_dataset(file, {}); });
@@ -176,7 +176,7 @@ TEST_CASE("What a file of version 7.3 must not have is refused by name", "[io][m
   }
 }
 
-TEST_CASE("A superblock that lies is refused", "[io][mat]") {
+TEST_CASE("A false superblock is refused", "[io][mat]") {
   const test::TempDir folder;
   make_file(folder / "f.mat", [](hid_t file) { add_dataset(file, {}); });
   const std::string bytes = read_bytes(folder / "f.mat");
@@ -217,32 +217,31 @@ TEST_CASE("A chunk that inflates beyond its size is refused before HDF5 inflates
   CHECK(error_line(status).find("the compressed data continues after the variable") != std::string::npos);
 }
 
-TEST_CASE("A chunk that is not as long as its dataset needs is refused, though nothing says how it is packed",
-          "[io][mat]") {
+TEST_CASE("A chunk shorter than its dataset needs is refused, even if no filter is declared", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
   REQUIRE(write_mat(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}, MatVersion::k73).ok());
   std::string bytes = read_bytes(path);
-  const size_t kind = bytes.find("deflate") - 24;  // of the message in the object header that lists the filters
+  const size_t kind = bytes.find("deflate") - 24;  // of the object header message that lists the filters
   REQUIRE(bytes[kind] == 0x0b);
-  bytes[kind] = 0;  // nothing: HDF5 would copy a chunk's bytes from memory of the packed ones' length
+  bytes[kind] = 0;  // none: HDF5 would copy a chunk's bytes from memory of the compressed size
   write_bytes(path, bytes);
   const auto tensor = MatFile::open(path).value().read("x");
   CHECK(id_of(tensor.status()) == "data.mat");
   CHECK(std::string(tensor.status().message()).find("are needed") != std::string::npos);
 }
 
-TEST_CASE("An address near the end of all addresses is refused", "[io][mat]") {
+TEST_CASE("An address near the maximum is refused", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
   REQUIRE(write_mat(path, Variables{{"x", at::ones({3, 4}, at::kByte)}}, MatVersion::k73).ok());
   const std::string whole = read_bytes(path);
-  // In turn each eight bytes that may be an address of the first kilobytes, where the symbol table lies.
+  // Changes in turn every eight bytes of the first kilobytes that may be an address; the symbol table is there.
   for (size_t at = 512; at + 8 <= std::min<size_t>(whole.size(), 2560); at += 8) {
     std::string bytes = whole;
     bytes.replace(at, 7, std::string(7, '\xff'));
     write_bytes(path, bytes);
-    const auto file = MatFile::open(path);  // ended the process with HDF5's own driver
+    const auto file = MatFile::open(path);  // terminated the process with HDF5's own driver
     if (file.ok() && !file->variables().empty()) (void)file->read(file->variables()[0].name);
   }
 }

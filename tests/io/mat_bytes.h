@@ -1,5 +1,5 @@
 #pragma once
-/// Builds `.mat` files of version 5 byte by byte, good and bad, without the library's own writer.
+/// Builds valid and invalid `.mat` files of version 5 byte by byte, without the library's own writer.
 
 #include <zlib.h>
 
@@ -14,7 +14,7 @@
 
 namespace trainkit::test {
 
-/// Numbers in the byte order of a file.
+/// Writes numbers in the byte order of a file.
 class MatBytes {
  public:
   explicit MatBytes(bool big_endian = false) : big_endian_(big_endian) {}
@@ -38,7 +38,7 @@ class MatBytes {
     return text + number(version) + number<uint16_t>(('M' << 8) | 'I');
   }
 
-  /// A tag that claims `claimed` bytes before `data`, padded.
+  /// A tag that claims `claimed` bytes before `data`, with padding.
   std::string element(uint32_t type, const std::string& data, int64_t claimed = -1) const {
     const auto size = static_cast<uint32_t>(claimed < 0 ? static_cast<int64_t>(data.size()) : claimed);
     return number(type) + number(size) + data + std::string((8 - data.size() % 8) % 8, '\0');
@@ -51,11 +51,11 @@ class MatBytes {
     std::string name = "x";
     uint32_t data_type = 2;  // miUINT8
     std::string data = std::string("\1\2\3\4\5\6", 6);
-    int64_t claimed = -1;  // by the data's tag
+    int64_t claimed = -1;  // from the data's tag
     std::string after = {};
   };
 
-  /// What stands inside a matrix.
+  /// The contents of a matrix element.
   std::string inside(const Array& a) const {
     return element(6, number(a.class_number | a.flags) + number(uint32_t{0})) + element(5, numbers(a.sizes)) +
            element(1, a.name) + element(a.data_type, a.data, a.claimed) + a.after;
@@ -69,7 +69,7 @@ class MatBytes {
     return number(uint32_t{15}) + number(static_cast<uint32_t>(small.size())) + small;
   }
 
-  /// `bytes` and then `zeros` zeros as a zlib stream; the zeros take no memory.
+  /// `bytes` followed by `zeros` zeros as a zlib stream; the zeros take no memory.
   static std::string deflated(const std::string& bytes, size_t zeros = 0) {
     z_stream stream = {};
     if (deflateInit(&stream, 6) != Z_OK) throw std::runtime_error("zlib failed");

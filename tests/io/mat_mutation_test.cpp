@@ -1,4 +1,4 @@
-// Thousands of damaged files, read in child processes: whatever libmatio or HDF5 would do to the process is seen.
+// Thousands of damaged files, read in child processes, so that crashes of libmatio or HDF5 are detected.
 #include <atomic>
 #include <iostream>
 
@@ -13,7 +13,7 @@ using test::write_bytes;
 
 namespace {
 
-/// What the children tell, in memory that they share.
+/// Results of the children in shared memory.
 struct Tally {
   std::atomic<int> read{0}, refused{0}, unnamed{0};
 };
@@ -38,7 +38,7 @@ void read_all(const std::string& path, Tally& tally) {
 
 }  // namespace
 
-TEST_CASE("No mutation of a file ends the process or leaves an error unnamed", "[io][mat]") {
+TEST_CASE("No mutation of a file ends the process or gives an error without a name", "[io][mat]") {
   const int count = test::environment("TRAINKIT_TEST_FULL").empty() ? 500 : 100'000;
   const test::TempDir folder;
   const std::vector<std::pair<std::string, at::Tensor>> variables = {

@@ -1,4 +1,4 @@
-// Our reader and writer beside SciPy's, h5py's and the real scenes.
+// Our reader and writer compared with SciPy's, h5py's and the real scenes.
 #include <filesystem>
 
 #include "reference_util.h"
@@ -40,7 +40,7 @@ TEST_CASE("Real scenes are read as SciPy reads them", "[io][mat]") {
   CHECK(arrays >= 6);
 }
 
-TEST_CASE("Python reads what we write in both versions", "[io][mat]") {
+TEST_CASE("Python reads the files that we write in both versions", "[io][mat]") {
   if (!has_scipy()) TRAINKIT_SKIP("no Python with SciPy and h5py");
   const test::TempDir folder;
   std::vector<std::pair<std::string, at::Tensor>> variables = {{"flag", torch::tensor({true, false}).view({1, 2})}};
@@ -61,7 +61,7 @@ TEST_CASE("Python reads what we write in both versions", "[io][mat]") {
   }
 }
 
-TEST_CASE("What Python writes is read as it was meant", "[io][mat]") {
+TEST_CASE("Files that Python writes are read correctly", "[io][mat]") {
   if (!has_scipy()) TRAINKIT_SKIP("no Python with SciPy and h5py");
   const test::TempDir folder;
   test::run_reference("mat_files.py", folder.path().string());

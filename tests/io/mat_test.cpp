@@ -20,7 +20,7 @@ namespace {
 
 using Variables = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// What the file says if every variable of it is read; OK if all could be.
+/// Reads every variable of a file; OK if all could be read.
 absl::Status read_all(const std::string& path) {
   const auto file = MatFile::open(path);
   if (!file.ok()) return file.status();
@@ -31,7 +31,7 @@ absl::Status read_all(const std::string& path) {
   return absl::OkStatus();
 }
 
-/// Largest resident size so far, in KiB.
+/// Peak resident size so far, in KiB.
 long peak_memory() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -42,7 +42,7 @@ long peak_memory() {
 
 }  // namespace
 
-TEST_CASE("Arrays of every class come back as they went in, in both versions", "[io][mat]") {
+TEST_CASE("Arrays of every class are read back unchanged in both versions", "[io][mat]") {
   const test::TempDir folder;
   Variables variables = {{"flag", torch::tensor({true, false, true}).view({1, 3})},
                          {"row", torch::arange(5, torch::kDouble)},
@@ -70,7 +70,7 @@ TEST_CASE("Arrays of every class come back as they went in, in both versions", "
   }
 }
 
-TEST_CASE("A whole number beyond 2^53 keeps its last bit", "[io][mat]") {
+TEST_CASE("An integer beyond 2^53 keeps its last bit", "[io][mat]") {
   const test::TempDir folder;
   const at::Tensor large = torch::tensor({(int64_t{1} << 53) + 1, -(int64_t{1} << 62) - 1}).view({1, 2});
   for (const MatVersion version : {MatVersion::k5, MatVersion::k73}) {
@@ -79,7 +79,7 @@ TEST_CASE("A whole number beyond 2^53 keeps its last bit", "[io][mat]") {
   }
 }
 
-TEST_CASE("What no file can hold is not written", "[io][mat]") {
+TEST_CASE("Values that the format cannot store are not written", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
   const at::Tensor one = torch::ones({1, 1});
@@ -105,7 +105,7 @@ TEST_CASE("A file of either byte order, compressed or not, is read", "[io][mat]"
   const test::TempDir folder;
   for (const bool big_endian : {false, true}) {
     const MatBytes m(big_endian);
-    // a double whose numbers are stored as miINT16, as MATLAB does
+    // A double whose values are stored as miINT16, as MATLAB does.
     const std::string array = m.array({.class_number = 6,
                                        .sizes = {2, 2, 2},
                                        .name = "cube",
@@ -157,7 +157,7 @@ TEST_CASE("Every prefix of a file of version 5 gives the right data or a named e
   }
 }
 
-TEST_CASE("Every changed byte of a compressed file is seen, or changes nothing", "[io][mat]") {
+TEST_CASE("Every changed byte of a compressed file is detected or changes nothing", "[io][mat]") {
   const test::TempDir folder;
   const MatBytes m;
   const std::string bytes = m.header() + m.compressed(m.array());
@@ -170,7 +170,7 @@ TEST_CASE("Every changed byte of a compressed file is seen, or changes nothing",
       changed[at] = static_cast<char>(changed[at] ^ (1 << bit));
       write_bytes(folder / "f.mat", changed);
       const absl::Status status = read_all(folder / "f.mat");
-      if (status.ok()) {  // zlib leaves a few bits before its checksum unused
+      if (status.ok()) {  // zlib ignores a few bits before its checksum
         REQUIRE(at::equal(MatFile::open(folder / "f.mat")->read("x").value(), whole));
         ++unchanged;
         continue;
@@ -309,7 +309,7 @@ TEST_CASE("A bad file is refused with its reason, its offset and its variable", 
                                     m.element(1, "c") + nested) +
                   m.array());
   const auto cells = MatFile::open(folder / "cells.mat");
-  REQUIRE(cells.status() == absl::OkStatus());  // what is nested is never looked at
+  REQUIRE(cells.status() == absl::OkStatus());  // nested elements are never read
   CHECK(cells->read("x").ok());
   CHECK(absl::IsUnimplemented(cells->read("c").status()));
   CHECK(id_of(MatFile::open(folder / "none.mat").status()) == "data.missing");
@@ -318,7 +318,7 @@ TEST_CASE("A bad file is refused with its reason, its offset and its variable", 
   CHECK(id_of(MatFile::open(folder / "pipe").status()) == "data.unreadable");
 }
 
-TEST_CASE("An absent variable is answered with the names there are", "[io][mat]") {
+TEST_CASE("A missing variable is reported with the available names", "[io][mat]") {
   const test::TempDir folder;
   const MatBytes m;
   std::string bytes = m.header();
@@ -335,7 +335,7 @@ TEST_CASE("An absent variable is answered with the names there are", "[io][mat]"
 TEST_CASE("A small file that would fill the memory is refused early", "[io][mat]") {
   const test::TempDir folder;
   const MatBytes m;
-  /// What stands before the data of an array that claims `bytes` of it, and as many of zeros as there are.
+  /// The header of an array that claims `bytes` bytes of data; `zeros` of them exist.
   const auto make = [&](const std::string& name, std::vector<int32_t> sizes, uint32_t bytes, size_t zeros) {
     std::string head = m.array({.sizes = std::move(sizes), .data = "", .claimed = bytes});
     head.replace(4, 4, m.number(static_cast<uint32_t>(head.size() - 8 + bytes)));
@@ -358,7 +358,7 @@ TEST_CASE("A small file that would fill the memory is refused early", "[io][mat]
   CHECK(MatFile::open(folder / "whole.mat")->read("x").value().count_nonzero().item<int64_t>() == 0);
 }
 
-TEST_CASE("A file that is replaced or cut while it is open gives the old data or an error", "[io][mat]") {
+TEST_CASE("A file that is replaced or truncated while it is open gives the old data or an error", "[io][mat]") {
   const test::TempDir folder;
   const std::string path = folder / "f.mat";
   const at::Tensor old = torch::rand({300, 400}, torch::kDouble);
@@ -367,7 +367,7 @@ TEST_CASE("A file that is replaced or cut while it is open gives the old data or
     const auto file = MatFile::open(path);
     REQUIRE(file.ok());
     REQUIRE(write_mat(path, Variables{{"x", torch::zeros({2, 2})}}, version).ok());
-    const auto read = file->read("x");  // HDF5 asks for the name again
+    const auto read = file->read("x");  // HDF5 opens the name again
     CHECK((read.ok() ? at::equal(*read, old) : version == MatVersion::k73 && id_of(read.status()) == "data.mat"));
     const auto cut = MatFile::open(path);
     REQUIRE(cut.ok());

@@ -1,5 +1,5 @@
 #pragma once
-/// Clips and sounds that tests make.
+/// Video and audio clips made by tests.
 
 #include <torch/types.h>
 
@@ -11,7 +11,7 @@
 
 namespace trainkit::test {
 
-/// Frames (count, 3, height, width) in which a disc moves over a gradient with some grain.
+/// Frames (count, 3, height, width) of a disc that moves over a noisy gradient.
 inline at::Tensor moving_disc(int64_t count, int64_t height, int64_t width) {
   const at::Tensor y = torch::arange(height).view({-1, 1}).expand({height, width}).to(at::kFloat);
   const at::Tensor x = torch::arange(width).view({1, -1}).expand({height, width}).to(at::kFloat);
@@ -29,7 +29,7 @@ inline at::Tensor moving_disc(int64_t count, int64_t height, int64_t width) {
   return torch::stack(frames).clamp(0, 255).to(at::kByte);
 }
 
-/// (1, count) of a tone.
+/// A sine tone of shape (1, count).
 inline at::Tensor tone(double hertz, int64_t count, double sample_rate) {
   return (torch::arange(count, at::kDouble) * (2 * std::numbers::pi * hertz / sample_rate))
       .sin()

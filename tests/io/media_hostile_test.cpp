@@ -1,4 +1,4 @@
-// Files that are broken, cut, something else, or made to harm: each is one error that names it, or what it should be.
+// Broken, truncated, unrelated or malicious files: each gives one error that names the file and the problem.
 #include <sys/stat.h>
 
 #include <chrono>
@@ -56,7 +56,7 @@ std::string wave(const WaveFormat& format, const std::string& samples) {
 
 const std::string kSilence(3200, '\0');
 
-/// A small clip with both tracks; made once.
+/// A small clip with both tracks; created once.
 const std::string& sound_clip() {
   static const std::string bytes = [] {
     const test::TempDir folder;
@@ -74,7 +74,7 @@ std::string patched(const std::string& at, size_t offset, const std::string& wit
   return bytes.replace(found + offset, with.size(), with);
 }
 
-/// Opens a file and reads all that it has.
+/// Opens a file and reads all of it.
 absl::Status read_all(const std::string& path, const MediaOptions& options = {}) {
   const auto clip = MediaFile::open(path, options);
   absl::Status status = clip.status();
@@ -92,7 +92,7 @@ bool has_form(const absl::Status& status, const std::string& path) {
          (id == "data.media" || id == "data.timeout");
 }
 
-/// What the system says of this process: "VmRSS:" now, "VmHWM:" the most since reset_peak.
+/// This process's memory from /proc: "VmRSS:" is the current size, "VmHWM:" the peak since reset_peak.
 int64_t resident_bytes(const std::string& which) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -104,7 +104,7 @@ void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 }  // namespace
 
-TEST_CASE("What is broken or no clip is one error that says so", "[io][media]") {
+TEST_CASE("A broken file or one without media gives one clear error", "[io][media]") {
   const test::TempDir folder;
   const std::string& good = sound_clip();
   const std::string name = "file:///etc/passwd";
@@ -115,7 +115,7 @@ TEST_CASE("What is broken or no clip is one error that says so", "[io][media]") 
   const struct {
     const char* name;
     std::string bytes;
-    const char* says;  // "": it is read
+    const char* says;  // "": it can be read
   } rows[] = {
       {"empty", "", "is empty"},
       {"one byte", "x", "is not a video or audio file"},
@@ -145,9 +145,9 @@ TEST_CASE("What is broken or no clip is one error that says so", "[io][media]") 
       {"no stream", good.substr(0, 32) + box("moov", box("mvhd", std::string(100, '\0'))), "neither video nor audio"},
       {"unknown video codec", patched("avc1\0"s, 0, "zzzz"), "codec is not allowed (got 'none'"},
       {"0 x 0 pixels in the header", patched("avc1\0\0\0\0\0\0\0\1"s, 28, std::string(4, '\0')),
-       ""},  // H.264 has its own
+       ""},  // H.264 has its own size
       {"65535 x 65535 pixels", patched("avc1\0\0\0\0\0\0\0\1"s, 28, std::string(4, '\xff')), "pictures are too large"},
-      {"frames that last for months", patched("stts", 16, big(10'000'000)), ""},  // the edit list ends after one
+      {"frames that last for months", patched("stts", 16, big(10'000'000)), ""},  // the edit list ends after one frame
       {"frames that last no time", patched("stts", 16, big(0)), ""},
       {"encrypted", patched("avc1\0"s, 0, "encv"), "codec is not allowed (got 'none'"},
       {"no parameter sets", patched("avcC", 0, "avcX"), "video"},
@@ -179,7 +179,7 @@ TEST_CASE("What is broken or no clip is one error that says so", "[io][media]") 
   };
   for (const auto& row : rows) {
     CAPTURE(row.name);
-    const std::string path = folder / "f.mp4";  // the name says nothing
+    const std::string path = folder / "f.mp4";  // the name gives no hint
     write_bytes(path, row.bytes);
     reset_peak();
     const int64_t before = resident_bytes("VmRSS:");
@@ -194,7 +194,7 @@ TEST_CASE("What is broken or no clip is one error that says so", "[io][media]") 
   }
 }
 
-TEST_CASE("What is no ordinary file is refused at once", "[io][media]") {
+TEST_CASE("Special files are refused immediately", "[io][media]") {
   const test::TempDir folder;
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   for (const std::string& path : {folder / "pipe", folder.path().string(), std::string("/dev/zero")}) {
@@ -234,7 +234,7 @@ TEST_CASE("Every prefix of a clip is an error", "[io][media]") {
   }
 }
 
-TEST_CASE("No mutation of a clip ends the process, hangs, or leaves an error unnamed", "[io][media]") {
+TEST_CASE("No mutation of a clip ends the process, hangs, or gives an error without a name", "[io][media]") {
   const int count = test::environment("TRAINKIT_TEST_FULL").empty() ? 2000 : 50'000;
   struct Tally {
     std::atomic<int> read{0}, refused{0}, unnamed{0};
@@ -242,7 +242,7 @@ TEST_CASE("No mutation of a clip ends the process, hangs, or leaves an error unn
   const test::TempDir folder;
   const std::string& good = sound_clip();
   const size_t moov = good.find("moov");
-  // the whole file, and the header alone, which is small beside the frames
+  // The whole file, and its header, which is small compared with the frames.
   for (const auto& [name, first] : {std::pair("whole", size_t{0}), std::pair("header", moov)}) {
     const test::Shared<Tally> shared;
     Tally& tally = *shared;

@@ -1,4 +1,4 @@
-// Clips of others, sound and odd.
+// Clips from other sources, valid and unusual.
 #include <numeric>
 #include <random>
 
@@ -17,7 +17,7 @@ std::vector<int64_t> all_of(int64_t count) {
 
 }  // namespace
 
-TEST_CASE("Real clips give the same frames alone as together", "[io][media]") {
+TEST_CASE("Real clips give the same frames one by one as together", "[io][media]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   for (const char* name : {"clips/chaplin.mp4", "clips/fire2.mp4", "clips/nasa_13013.mp4", "clips/realshort.mp4",
                            "faces/d18.mp4", "clips/flipping_a_pancake.mkv", "odd/h265_video.mp4",
@@ -39,10 +39,10 @@ TEST_CASE("Real clips give the same frames alone as together", "[io][media]") {
   }
 }
 
-TEST_CASE("Each file has its verdict", "[io][media]") {
+TEST_CASE("Each file has its expected result", "[io][media]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   const struct {
-    const char *name, *video, *audio;  // what is said; "" for frames or samples, "-" if there is no such stream
+    const char *name, *video, *audio;  // the expected text; "" for frames or samples, "-" if there is no such stream
     int64_t height = 0, width = 0, frames = 0;
     int rotation = 0;
   } rows[] = {

@@ -1,4 +1,4 @@
-// Frames and samples beside torchcodec's, and those that torchcodec's authors keep.
+// Frames and samples compared with torchcodec's and with the reference data of torchcodec's authors.
 #include <torch/nn/functional/upsampling.h>
 
 #include "reference_util.h"
@@ -18,7 +18,7 @@ bool has_torchcodec() {
 
 std::string media(const std::string& name) { return test::data_dir() + "/media/" + name; }
 
-/// The share of values that are at most two levels apart.
+/// The share of values that differ by at most two levels.
 double share_within_two(const at::Tensor& a, const at::Tensor& b) {
   REQUIRE(a.sizes() == b.sizes());
   return (a.to(at::kInt) - b.to(at::kInt)).abs().le(2).to(at::kDouble).mean().item<double>();
@@ -37,7 +37,7 @@ at::Tensor kept(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("Frames and samples are those of the decoder that made the references", "[io][media]") {
+TEST_CASE("Frames and samples equal those of the decoder that made the references", "[io][media]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("no TRAINKIT_TEST_DATA");
   const auto clip = MediaFile::open(media("clips/nasa_13013.mp4"), {.audio_stream = 4});
   REQUIRE(clip.status() == absl::OkStatus());
@@ -65,7 +65,7 @@ TEST_CASE("Frames and samples are those of the decoder that made the references"
   CHECK(largest_difference(sine->samples()->data, kept("sine_mono_s16.wav.stream0.all_frames.pt")) <= 1e-3);
 }
 
-TEST_CASE("Frames and samples of many kinds of files are torchcodec's", "[io][media]") {
+TEST_CASE("Frames and samples of many kinds of files equal torchcodec's", "[io][media]") {
   if (!has_torchcodec() || test::data_dir().empty())
     TRAINKIT_SKIP("no Python with torchcodec, or no TRAINKIT_TEST_DATA");
   const char* const names[] = {"clips/nasa_13013.mp4",

@@ -26,7 +26,7 @@ std::vector<int64_t> up_to(int64_t count) {
   return all;
 }
 
-/// How many frames the decoder gives for those that are wanted.
+/// Number of frames that the decoder decodes for the requested ones.
 int64_t decoded_for(const std::string& path, std::vector<int64_t> wanted) {
   const auto source = trainkit::detail::MediaSource::open(path, {});
   REQUIRE(source.status() == absl::OkStatus());
@@ -36,7 +36,7 @@ int64_t decoded_for(const std::string& path, std::vector<int64_t> wanted) {
   return *count;
 }
 
-/// What is written to stderr while it lives.
+/// Captures stderr during its lifetime.
 class StderrCapture {
  public:
   explicit StderrCapture(std::string path) : path_(std::move(path)), before_(::dup(2)) {
@@ -57,7 +57,7 @@ class StderrCapture {
 
 }  // namespace
 
-TEST_CASE("Frames that are wanted alone are the bits of decoding everything", "[io][media]") {
+TEST_CASE("Individually requested frames have the bits of decoding everything", "[io][media]") {
   const test::TempDir folder;
   const struct {
     const char* name;
@@ -86,7 +86,7 @@ TEST_CASE("Frames that are wanted alone are the bits of decoding everything", "[
   }
 }
 
-TEST_CASE("Frames that no wanted frame refers to are not decoded", "[io][media]") {
+TEST_CASE("Frames that no requested frame refers to are not decoded", "[io][media]") {
   const test::TempDir folder;
   REQUIRE(write_media(folder / "a.mp4", moving_disc(60, 64, 64), {}, {.max_b_frames = 3}) == absl::OkStatus());
   CHECK(decoded_for(folder / "a.mp4", up_to(60)) == 60);
@@ -94,7 +94,7 @@ TEST_CASE("Frames that no wanted frame refers to are not decoded", "[io][media]"
   CHECK(decoded_for(folder / "a.mp4", {0}) == 1);
   REQUIRE(write_media(folder / "b.mp4", moving_disc(60, 64, 64), {}, {.keyframe_interval = 10, .max_b_frames = 0}) ==
           absl::OkStatus());
-  CHECK(decoded_for(folder / "b.mp4", {5, 35}) <= 20);  // those of two groups of ten
+  CHECK(decoded_for(folder / "b.mp4", {5, 35}) <= 20);  // the frames of two groups of ten
 }
 
 TEST_CASE("Spread frames are those shown in the middle of equal parts", "[io][media]") {
@@ -138,7 +138,7 @@ TEST_CASE("A clip with a rotation is turned as a viewer turns it", "[io][media]"
   }
 }
 
-TEST_CASE("Colours come back as they were written", "[io][media]") {
+TEST_CASE("Colours are decoded as they were encoded", "[io][media]") {
   const test::TempDir folder;
   for (const auto& colour : {std::array{255, 255, 255}, std::array{0, 0, 0}, std::array{200, 30, 40},
                              std::array{20, 180, 60}, std::array{30, 40, 220}}) {
@@ -149,7 +149,7 @@ TEST_CASE("Colours come back as they were written", "[io][media]") {
   }
 }
 
-TEST_CASE("A tone comes back at its place, resampled", "[io][media]") {
+TEST_CASE("A tone is decoded at its position and resampled", "[io][media]") {
   const test::TempDir folder;
   for (const int64_t rate : {16'000, 44'100, 48'000}) {
     CAPTURE(rate);
@@ -161,16 +161,16 @@ TEST_CASE("A tone comes back at its place, resampled", "[io][media]") {
     const auto sound = clip->samples();
     REQUIRE(sound.status() == absl::OkStatus());
     CHECK(sound->pts_seconds == Approx(0).margin(1e-9));
-    // AAC comes in blocks of 1024 samples: the last may be filled with silence
+    // AAC has blocks of 1024 samples: the last may be padded with silence
     CHECK(sound->data.size(1) >= 32'000);
     CHECK(sound->data.size(1) <= 32'000 + 1024 * 16'000 / rate + 1);
     CHECK(sound->duration_seconds == Approx(static_cast<double>(sound->data.size(1)) / 16'000));
     const at::Tensor apart = (sound->data.narrow(1, 0, 32'000) - tone(440, 32'000, 16'000)).abs();
-    CHECK(apart.mean().item<double>() < 0.02);  // what AAC costs; a sample off would be 0.055
+    CHECK(apart.mean().item<double>() < 0.02);  // AAC's loss; an offset of one sample would be 0.055
   }
 }
 
-TEST_CASE("Many threads decode at once, and a decoder of several threads gives the same", "[io][media]") {
+TEST_CASE("Many threads decode concurrently, and a decoder of several threads gives the same", "[io][media]") {
   const test::TempDir folder;
   REQUIRE(write_media(folder / "f.mp4", moving_disc(50, 144, 176), tone(300, 32'000, 16'000),
                       {.sample_rate = 16'000}) == absl::OkStatus());
@@ -221,7 +221,7 @@ TEST_CASE("A clip over a limit is refused with the limit", "[io][media]") {
   CHECK_THAT(error_line(MediaFile::open(folder.path().string()).status()), Catch::Contains("error[data.unreadable]"));
 }
 
-TEST_CASE("What FFmpeg says becomes the text of an error, not lines on stderr", "[io][media]") {
+TEST_CASE("FFmpeg's messages become the text of an error, not lines on stderr", "[io][media]") {
   const test::TempDir folder;
   REQUIRE(write_media(folder / "f.mp4", moving_disc(20, 64, 64), {}) == absl::OkStatus());
   std::string bytes = test::read_bytes(folder / "f.mp4");

@@ -1,4 +1,4 @@
-// Streams that change on the way and time stamps that real and hostile files have, packed by FFmpeg's own muxer.
+// Streams that change midway and time stamps of real and hostile files, packed by FFmpeg's own muxer.
 #include <cmath>
 #include <numeric>
 
@@ -20,14 +20,14 @@ namespace {
 
 using Packets = std::vector<FfmpegPtr<AVPacket>>;
 
-/// A video stream taken out of its file.
+/// A video stream extracted from its file.
 struct Stream {
   FfmpegPtr<AVCodecParameters> parameters;
   AVRational time_base{};
   Packets packets;
 };
 
-/// A disc as H.264 whose packets carry their own parameter sets, so that streams can follow each other.
+/// A disc as H.264 with parameter sets in its packets, so that streams can be concatenated.
 Stream disc(int64_t count, int64_t height, int64_t width, int b_frames = 0) {
   const test::TempDir folder;
   const std::string path = folder / "f.mp4";
@@ -60,7 +60,7 @@ struct Muxing {
   bool move_first_to_zero = false;
 };
 
-/// Writes the packets as they are.
+/// Writes the packets unchanged.
 void mux(const std::string& path, const Stream& stream, const Muxing& muxing = {}) {
   AVFormatContext* output = nullptr;
   REQUIRE(avformat_alloc_output_context2(&output, nullptr, muxing.format, nullptr) >= 0);
@@ -93,7 +93,8 @@ void shift(Stream& stream, int64_t ticks) {
 
 }  // namespace
 
-TEST_CASE("Pictures that change their size are scaled to the wanted one, and an error at their own", "[io][media]") {
+TEST_CASE("Frames that change their size are scaled to the requested size, or are an error at the original size",
+          "[io][media]") {
   const test::TempDir folder;
   Stream both = disc(10, 48, 64);
   Stream second = disc(10, 96, 80);
@@ -111,7 +112,7 @@ TEST_CASE("Pictures that change their size are scaled to the wanted one, and an 
   CHECK((scaled->data[1].to(at::kFloat) - as_drawn).abs().mean().item<double>() < 12);
 }
 
-TEST_CASE("Time stamps below zero, far away or past 32 bits keep the frames and their distances", "[io][media]") {
+TEST_CASE("Time stamps below zero, far away or beyond 32 bits keep the frames and their distances", "[io][media]") {
   const test::TempDir folder;
   for (const int b_frames : {0, 2}) {
     for (const int64_t seconds : {int64_t{-3}, int64_t{1'000'000}, int64_t{1} << 31}) {
@@ -133,7 +134,7 @@ TEST_CASE("Time stamps below zero, far away or past 32 bits keep the frames and 
   }
 }
 
-TEST_CASE("A million frames a second is a short clip", "[io][media]") {
+TEST_CASE("A million frames per second is a short clip", "[io][media]") {
   const test::TempDir folder;
   Stream stream = disc(12, 48, 64);
   stream.time_base = {1, 1'000'000};
@@ -151,7 +152,7 @@ TEST_CASE("A million frames a second is a short clip", "[io][media]") {
   CHECK(frames->pts_seconds.diff().min().item<double>() > 0);
 }
 
-TEST_CASE("Frames without a time are those of decoding everything", "[io][media]") {
+TEST_CASE("Frames without a time stamp equal those of decoding everything", "[io][media]") {
   const test::TempDir folder;
   mux(folder / "f.avi", disc(12, 48, 64), {.format = "avi"});
   const auto clip = MediaFile::open(folder / "f.avi");
@@ -165,7 +166,7 @@ TEST_CASE("Frames without a time are those of decoding everything", "[io][media]
   CHECK((frames->data.to(at::kFloat) - test::moving_disc(12, 48, 64).to(at::kFloat)).abs().mean().item<double>() < 12);
 }
 
-TEST_CASE("A video that begins within a group of pictures has no frame before its first key frame", "[io][media]") {
+TEST_CASE("A video that begins inside a group of pictures has no frame before its first key frame", "[io][media]") {
   const test::TempDir folder;
   Stream stream = disc(15, 48, 64);
   stream.packets.erase(stream.packets.begin());
@@ -184,12 +185,12 @@ TEST_CASE("A thousand streams are refused", "[io][media]") {
   CHECK_THAT(error_line(MediaFile::open(folder / "f.mkv").status()), Catch::Contains("streams"));
 }
 
-TEST_CASE("Time that runs backwards is an error or the frames in their order, never a hang", "[io][media]") {
+TEST_CASE("Time stamps that run backwards give an error or the frames in order, never a hang", "[io][media]") {
   const test::TempDir folder;
   Stream stream = disc(12, 48, 64);
   mux(folder / "f.mp4", stream);
   std::string bytes = test::read_bytes(folder / "f.mp4");
-  // the table of durations holds one run of 12 equal steps; a step below zero lets the time run backwards
+  // The table of durations has one run of 12 equal steps; a negative step makes the time run backwards.
   const size_t table = bytes.find("stts");
   REQUIRE(table != std::string::npos);
   bytes.replace(table + 16, 4, std::string("\xff\xff\xff\x38", 4));

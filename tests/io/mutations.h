@@ -15,7 +15,7 @@
 
 namespace trainkit::test {
 
-/// A T in memory that child processes share.
+/// A T in memory shared with child processes.
 template <class T>
 class Shared {
  public:
@@ -33,8 +33,8 @@ class Shared {
   T* value_;
 };
 
-/// Calls `work(number)` for each number below `count` in child processes. The numbers of those that ended their
-/// process, or took longer than `seconds`.
+/// Calls `work(number)` for each number below `count` in child processes. Returns the numbers whose process crashed or
+/// took longer than `seconds`.
 template <class Work>
 std::vector<int> ended_by(int count, Work work, unsigned seconds = 20) {
   const Shared<std::atomic<int>> shared;

@@ -22,7 +22,7 @@ std::string npy(const std::string& header, const std::string& data) {
 
 }  // namespace
 
-TEST_CASE("Arrays of every dtype come back as they went in", "[io][npy]") {
+TEST_CASE("Arrays of every dtype are read back unchanged", "[io][npy]") {
   const test::TempDir folder;
   for (const auto type : {at::kBool, at::kByte, at::kChar, at::kShort, at::kUInt16, at::kInt, at::kUInt32, at::kLong,
                           at::kUInt64, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
@@ -41,7 +41,7 @@ TEST_CASE("Arrays of every dtype come back as they went in", "[io][npy]") {
   CHECK(absl::IsInvalidArgument(write_npy(folder / "f.npy", torch::ones({2}).to(at::kBFloat16))));
 }
 
-TEST_CASE("An array in Fortran order is read as the array it is", "[io][npy]") {
+TEST_CASE("An array in Fortran order is read with the right elements", "[io][npy]") {
   const test::TempDir folder;
   write_bytes(folder / "f.npy", npy("{'descr': '|u1', 'fortran_order': True, 'shape': (2, 3), }", "\1\2\3\4\5\6"));
   CHECK(at::equal(read_npy(folder / "f.npy").value(), torch::tensor({{1, 3, 5}, {2, 4, 6}}, torch::kByte)));
@@ -58,7 +58,7 @@ TEST_CASE("Every prefix of a NumPy file is refused", "[io][npy]") {
   }
 }
 
-TEST_CASE("A NumPy file that cannot be read says why", "[io][npy]") {
+TEST_CASE("A NumPy file that cannot be read gives the reason", "[io][npy]") {
   const test::TempDir folder;
   const std::vector<std::pair<std::string, std::string>> faults = {
       {npy("{'descr': '>i4', 'fortran_order': False, 'shape': (1,), }", "1234"), "little-endian"},

@@ -23,7 +23,7 @@ at::Tensor read_png(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("A picture is the pixels that were given", "[io][png]") {
+TEST_CASE("A PNG file contains the given pixels", "[io][png]") {
   const test::TempDir folder;
   for (const auto& [height, width] : {std::pair(1, 1), std::pair(7, 300), std::pair(200, 3)}) {
     const at::Tensor image = torch::randint(0, 256, {height, width, 3}, torch::kByte);
@@ -34,7 +34,7 @@ TEST_CASE("A picture is the pixels that were given", "[io][png]") {
   }
 }
 
-TEST_CASE("What is no picture is refused", "[io][png]") {
+TEST_CASE("Tensors that are not images are refused", "[io][png]") {
   const test::TempDir folder;
   CHECK_THROWS_AS(write_png(folder / "f.png", torch::zeros({3, 4, 3})), c10::ValueError);
   CHECK_THROWS_AS(write_png(folder / "f.png", torch::zeros({3, 4}, torch::kByte)), c10::ValueError);

@@ -1,4 +1,4 @@
-// Work in a copy of this process: what it does there does not end this one.
+// Work in a forked process, which cannot end this one.
 #include "io/run_forked.h"
 
 #include <sys/resource.h>
@@ -17,7 +17,7 @@
 using trainkit::detail::run_forked;
 using trainkit::detail::SharedPages;
 
-TEST_CASE("What work returns comes back whole, and what it wrote to shared pages is there", "[io][run_forked]") {
+TEST_CASE("The result of the work is returned whole, and its writes to shared pages are visible", "[io][run_forked]") {
   const std::string large(10'000'000, 'x');
   CHECK(run_forked([&] { return large + "end"; }).value() == large + "end");
   CHECK(run_forked([] { return std::string(); }).value().empty());
@@ -34,7 +34,7 @@ TEST_CASE("What work returns comes back whole, and what it wrote to shared pages
   CHECK(own == 1);
 }
 
-TEST_CASE("Work that does not come to its end is an error that says what ended it", "[io][run_forked]") {
+TEST_CASE("Work that does not finish is an error with the cause", "[io][run_forked]") {
   const auto problem = [](const std::function<std::string()>& work) {
     const auto told = run_forked(work);
     REQUIRE(told.status().code() == absl::StatusCode::kDataLoss);
@@ -58,7 +58,7 @@ TEST_CASE("Work that does not come to its end is an error that says what ended i
         }) == "its reader was ended by Killed");
 }
 
-TEST_CASE("Copies are made from several threads at once, and leave no process behind", "[io][run_forked]") {
+TEST_CASE("Several threads may fork concurrently, and no process is left behind", "[io][run_forked]") {
   std::vector<std::thread> threads;
   std::atomic<int> good{0};
   for (int thread = 0; thread < 4; ++thread) {

@@ -1,4 +1,4 @@
-// Our reader and writer beside the reference, Python's safetensors.
+// Our reader and writer compared with the reference, Python's safetensors.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -24,7 +24,7 @@ void run_safetensors(const std::string& script, const std::string& arguments) {
 
 std::string read(const std::string& path) { return Fs::posix().read_file(path, int64_t{1} << 30).value(); }
 
-/// What we refuse on purpose though the reference accepts it.
+/// Files that we refuse intentionally although the reference accepts them.
 bool is_stricter(const std::string& line) {
   for (const char* reason :
        {"is a duplicate", "has its '", "does not start with '{'", "is nested deeper", "name holds control characters",
@@ -36,7 +36,7 @@ bool is_stricter(const std::string& line) {
 
 }  // namespace
 
-TEST_CASE("Mutated files get the reference's verdict", "[io][safetensors]") {
+TEST_CASE("Mutated files get the reference's result", "[io][safetensors]") {
   if (!has_safetensors()) TRAINKIT_SKIP("no Python with safetensors and torch");
   test::TempDir dir;
   const std::string count = test::environment("TRAINKIT_TEST_FULL").empty() ? "20000" : "200000";
@@ -71,7 +71,7 @@ TEST_CASE("Mutated files get the reference's verdict", "[io][safetensors]") {
   std::cout << accepted << " accepted, " << refused << " refused, " << stricter << " refused by us alone" << std::endl;
 }
 
-TEST_CASE("Python reads what we write, and writes the same bytes", "[io][safetensors]") {
+TEST_CASE("Python reads the files that we write, and writes the same bytes", "[io][safetensors]") {
   if (!has_safetensors()) TRAINKIT_SKIP("no Python with safetensors and torch");
   test::TempDir dir;
   NamedTensors tensors = {{"scalar", torch::tensor(1.5)},
@@ -91,7 +91,7 @@ TEST_CASE("Python reads what we write, and writes the same bytes", "[io][safeten
   }
 }
 
-TEST_CASE("Files from elsewhere are read as Python reads them", "[io][safetensors]") {
+TEST_CASE("Files from other sources are read as Python reads them", "[io][safetensors]") {
   if (!has_safetensors() || test::data_dir().empty())
     TRAINKIT_SKIP("no Python with safetensors, or no TRAINKIT_TEST_DATA");
   test::TempDir dir;

@@ -24,12 +24,12 @@ std::string length_prefix(uint64_t length) {
   return bytes;
 }
 
-/// A file of that header and `data_bytes` bytes of data.
+/// A file with this header and `data_bytes` bytes of data.
 std::string file_of(const std::string& header, size_t data_bytes = 0) {
   return length_prefix(header.size()) + header + std::string(data_bytes, '\1');
 }
 
-// Built by append: g++ 12 warns of an overflow that is none in `"x" + std::string`.
+// Uses append: g++ 12 gives a false overflow warning for `"x" + std::string`.
 
 /// The pieces, one after the other.
 std::string joined(std::initializer_list<std::string_view> pieces) {
@@ -38,7 +38,7 @@ std::string joined(std::initializer_list<std::string_view> pieces) {
   return all;
 }
 
-/// A header's member for one tensor.
+/// The header entry of one tensor.
 std::string member(std::string_view name, std::string_view dtype, std::string_view shape, std::string_view offsets) {
   return joined({"\"", name, R"(":{"dtype":")", dtype, R"(","shape":)", shape, R"(,"data_offsets":)", offsets, "}"});
 }
@@ -53,7 +53,7 @@ std::string repeated(const std::string& text, int times) {
 
 }  // namespace
 
-TEST_CASE("Tensors of every dtype come back as they were written", "[io][safetensors]") {
+TEST_CASE("Tensors of every dtype are read back unchanged", "[io][safetensors]") {
   test::TempDir dir;
   const std::string path = dir / "m.safetensors";
   NamedTensors written = {
@@ -80,7 +80,7 @@ TEST_CASE("Tensors of every dtype come back as they were written", "[io][safeten
   CHECK(file.tensors()->size() == written.size());
 }
 
-TEST_CASE("Not a number, infinities and negative zero keep their bits", "[io][safetensors]") {
+TEST_CASE("NaN, infinities and negative zero keep their bits", "[io][safetensors]") {
   test::TempDir dir;
   const at::Tensor tensor = torch::tensor({NAN, -NAN, INFINITY, -INFINITY, -0.0f, 1e-45f});
   REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"t", tensor}}).ok());
@@ -88,7 +88,7 @@ TEST_CASE("Not a number, infinities and negative zero keep their bits", "[io][sa
   CHECK(std::memcmp(read.data_ptr(), tensor.data_ptr(), tensor.nbytes()) == 0);
 }
 
-TEST_CASE("Views are written as what they show", "[io][safetensors]") {
+TEST_CASE("Views are written with the elements they show", "[io][safetensors]") {
   test::TempDir dir;
   const at::Tensor base = torch::arange(24.).view({4, 6});
   const NamedTensors views = {{"turned", base.t()},
@@ -105,7 +105,7 @@ TEST_CASE("Views are written as what they show", "[io][safetensors]") {
   }
 }
 
-TEST_CASE("The bytes of a file do not depend on the order given", "[io][safetensors]") {
+TEST_CASE("The bytes of a file do not depend on the order of the tensors", "[io][safetensors]") {
   test::TempDir dir;
   NamedTensors tensors = {
       {"b", torch::ones({3})}, {"a", torch::zeros({2}, torch::kByte)}, {"c", torch::ones({1}, torch::kDouble)}};
@@ -117,7 +117,7 @@ TEST_CASE("The bytes of a file do not depend on the order given", "[io][safetens
   CHECK(SafetensorsFile::open(dir / "1")->names() == std::vector<std::string>{"c", "b", "a"});
 }
 
-TEST_CASE("What cannot be written is named, and the file before stays", "[io][safetensors]") {
+TEST_CASE("A tensor that cannot be written is reported by name, and the previous file stays", "[io][safetensors]") {
   test::TempDir dir;
   REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"a", torch::ones({2})}}).ok());
   const std::string before = file_bytes(dir / "f");
@@ -141,7 +141,7 @@ TEST_CASE("What cannot be written is named, and the file before stays", "[io][sa
   CHECK(Fs::posix().open_directory(dir.path())->list()->size() == 1);
 }
 
-TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "[io][safetensors]") {
+TEST_CASE("A broken file is refused with the tensor and the offsets of the error", "[io][safetensors]") {
   const std::string one = member("a", "F32", "[1]", "[0,4]");
   const struct {
     const char* name;
@@ -249,7 +249,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets at fault", "
   }
 }
 
-TEST_CASE("What looks like another format is hinted at", "[io][safetensors]") {
+TEST_CASE("A file that looks like another format gives a hint", "[io][safetensors]") {
   test::TempDir dir;
   const auto hint = [&](const std::string& bytes) {
     overwrite(dir / "f", bytes);
@@ -261,7 +261,7 @@ TEST_CASE("What looks like another format is hinted at", "[io][safetensors]") {
   CHECK(hint(std::string(40, 'x')).empty());
 }
 
-TEST_CASE("A file that is missing, a folder, a link loop or a pipe is an error of exit code 5", "[io][safetensors]") {
+TEST_CASE("A missing file, a folder, a link loop or a pipe is an error with exit code 5", "[io][safetensors]") {
   test::TempDir dir;
   stdfs::create_symlink(dir / "loop", dir / "loop");
   for (const std::string& path : {dir / "none", dir.path().string(), dir / "loop"}) {
@@ -272,7 +272,7 @@ TEST_CASE("A file that is missing, a folder, a link loop or a pipe is an error o
   }
 }
 
-TEST_CASE("Odd headers that the format allows are accepted", "[io][safetensors]") {
+TEST_CASE("Unusual headers that the format permits are accepted", "[io][safetensors]") {
   test::TempDir dir;
   const std::string rows[] = {
       file_of("{}"),
@@ -301,7 +301,7 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
     while (text.size() + piece.size() + end.size() <= kLongest) text += piece;
     return text.append(end);
   };
-  // the names are numbered by their place, so that none stands twice
+  // The names are numbered, so that there are no duplicates.
   const auto numbered = [](std::string_view begin, std::string_view after, std::string_view end) {
     std::string text(begin);
     for (int i = 0; text.size() + 16 + after.size() + end.size() <= kLongest; ++i)
@@ -335,7 +335,7 @@ TEST_CASE("A header made to fill the memory is refused within 256 MiB", "[io][sa
   }
 }
 
-TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safetensors]") {
+TEST_CASE("Data at an unaligned address is copied to an aligned tensor", "[io][safetensors]") {
   test::TempDir dir;
   const std::string header =
       object(joined({member("a", "U8", "[1]", "[0,1]"), ",", member("b", "F64", "[1]", "[1,9]")}));
@@ -348,7 +348,7 @@ TEST_CASE("Data at an odd address is copied to an aligned tensor", "[io][safeten
   CHECK(reinterpret_cast<uintptr_t>(b.data_ptr()) % 16 == 0);
 }
 
-TEST_CASE("A truth value of any bits but zero is true", "[io][safetensors]") {
+TEST_CASE("A boolean with any bit set is true", "[io][safetensors]") {
   test::TempDir dir;
   overwrite(dir / "f", file_of(object(member("a", "BOOL", "[2]", "[0,2]"))) + std::string("\0\x82", 2));
   const at::Tensor a = SafetensorsFile::open(dir / "f")->tensor("a").value();
@@ -366,7 +366,7 @@ TEST_CASE("A dtype that LibTorch lacks can be listed but not read", "[io][safete
   CHECK(exit_code(status) == ExitCode::kWeights);
 }
 
-TEST_CASE("An empty tensor of sizes that LibTorch cannot hold can be listed but not read", "[io][safetensors]") {
+TEST_CASE("An empty tensor with sizes beyond LibTorch's limit can be listed but not read", "[io][safetensors]") {
   test::TempDir dir;
   overwrite(dir / "f", file_of(object(member("a", "F32", "[0,1099511627776,1099511627776]", "[0,0]")), 0));
   const auto file = SafetensorsFile::open(dir / "f").value();  // as the reference does
@@ -376,7 +376,7 @@ TEST_CASE("An empty tensor of sizes that LibTorch cannot hold can be listed but 
   CHECK(exit_code(status) == ExitCode::kWeights);
 }
 
-TEST_CASE("A name that is not there suggests the nearest", "[io][safetensors]") {
+TEST_CASE("A missing name suggests the nearest", "[io][safetensors]") {
   test::TempDir dir;
   REQUIRE(save_safetensors(Fs::posix(), dir / "f", {{"fc.weight", torch::ones({2})}}).ok());
   const auto file = SafetensorsFile::open(dir / "f").value();
@@ -398,13 +398,13 @@ TEST_CASE("A file that shrinks after it was opened is an error that names it", "
   CHECK(error_of(status)->where == (dir / "f"));
 }
 
-TEST_CASE("A tensor larger than memory in a sparse file is an error, not the end", "[io][safetensors]") {
+TEST_CASE("A tensor larger than memory in a sparse file is an error, not a crash", "[io][safetensors]") {
   test::TempDir dir;
   const std::string header = object(member("a", "U8", "[1125899906842624]", "[0,1125899906842624]"));  // 1 PiB
   overwrite(dir / "f", file_of(header));
   std::error_code error;
   stdfs::resize_file(dir / "f", 8 + header.size() + (uint64_t{1} << 50), error);
-  if (error) return;  // this file system has no files of that size; then the one above is "cut short"
+  if (error) return;  // this file system does not support such sizes; the file above is "cut short"
   const absl::Status status = SafetensorsFile::open(dir / "f")->tensor("a").status();
   CHECK(absl::IsResourceExhausted(status));
 }
@@ -425,7 +425,7 @@ TEST_CASE("Every prefix of a file is refused", "[io][safetensors]") {
   }
 }
 
-TEST_CASE("copy_named_tensors copies by name and converts between floating-point types", "[io][safetensors]") {
+TEST_CASE("copy_named_tensors copies by name and converts between floating-point dtypes", "[io][safetensors]") {
   const at::Tensor a = torch::zeros({2}).requires_grad_(), b = torch::zeros({3}, torch::kHalf);
   REQUIRE(copy_named_tensors({{"b", torch::full({3}, 2.)}, {"a", torch::full({2}, 1., torch::kDouble)}},
                              {{"a", a}, {"b", b}}, "f")
@@ -434,7 +434,7 @@ TEST_CASE("copy_named_tensors copies by name and converts between floating-point
   CHECK(torch::equal(b, torch::full({3}, 2., torch::kHalf)));
 }
 
-TEST_CASE("copy_named_tensors names everything that does not match and copies nothing", "[io][safetensors]") {
+TEST_CASE("copy_named_tensors reports all mismatches by name and copies nothing", "[io][safetensors]") {
   const at::Tensor a = torch::zeros({2}), b = torch::zeros({3}), c = torch::zeros({1}),
                    d = torch::zeros({4}, torch::kLong);
   const absl::Status status = copy_named_tensors(

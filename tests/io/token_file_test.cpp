@@ -25,7 +25,7 @@ const TokenFileOrigin kOrigin{.vocab_size = 300,
 
 TokenFile make(const std::string& path, const std::vector<TokenId>& tokens, const TokenFileOrigin& origin = kOrigin) {
   const absl::Status status = write_token_file(path, origin, [&](const TokenSink& sink) {
-    const size_t half = tokens.size() / 2;  // in two pieces
+    const size_t half = tokens.size() / 2;  // in two parts
     if (absl::Status first = sink(std::span(tokens).first(half)); !first.ok()) return first;
     return sink(std::span(tokens).subspan(half));
   });
@@ -59,7 +59,7 @@ absl::Status thrown(const TokenFile& file, int64_t begin, int64_t count) {
   return absl::OkStatus();
 }
 
-/// The two ends of a file as docs/formats/token-file.md has them, written without the library's own writer.
+/// The two ends of a file as specified in docs/formats/token-file.md, written without the library's own writer.
 struct Ends {
   std::string header, trailer;
 };
@@ -93,7 +93,7 @@ Ends ends(uint64_t count, uint64_t vocab_size, uint32_t token_bytes, uint32_t ve
 
 }  // namespace
 
-TEST_CASE("Tokens come back as they went in, two or four bytes wide", "[io][token_file]") {
+TEST_CASE("Tokens are read back unchanged, with two or four bytes each", "[io][token_file]") {
   const test::TempDir folder;
   std::vector<TokenId> tokens;
   for (uint32_t i = 0; i < 1001; ++i) tokens.push_back(i * 7919 % 65536);
@@ -115,7 +115,7 @@ TEST_CASE("Tokens come back as they went in, two or four bytes wide", "[io][toke
   }
 }
 
-TEST_CASE("The file is laid out as its page in docs/formats says", "[io][token_file]") {
+TEST_CASE("The file has the layout that its page in docs/formats specifies", "[io][token_file]") {
   const test::TempDir folder;
   make(folder / "f", {1, 2, 299});
   std::string tokens;
@@ -136,7 +136,7 @@ TEST_CASE("Every prefix of a token file is refused", "[io][token_file]") {
   }
 }
 
-TEST_CASE("Every changed byte is seen by open or verify", "[io][token_file]") {
+TEST_CASE("Every changed byte is detected by open or verify", "[io][token_file]") {
   const test::TempDir folder;
   make(folder / "whole", {1, 2, 3, 4, 5});
   const std::string bytes = slurp(folder / "whole");
@@ -150,7 +150,7 @@ TEST_CASE("Every changed byte is seen by open or verify", "[io][token_file]") {
   }
 }
 
-TEST_CASE("What is not a token file is refused by name and reason", "[io][token_file]") {
+TEST_CASE("A file that is not a token file is refused by name and reason", "[io][token_file]") {
   const test::TempDir folder;
   const std::string path = folder / "f";
   const std::string tokens(2000, 1);
@@ -164,10 +164,10 @@ TEST_CASE("What is not a token file is refused by name and reason", "[io][token_
       {file(ends(1000, 300, 2, 1, 7), tokens), "contradicts itself"},
       {file(ends(1000, 300, 4), tokens), "contradicts itself"},  // four bytes read as two, or two as four
       {file(ends(1000, 0, 2), tokens), "contradicts itself"},
-      {file(ends(1004, 300, 2), tokens), "the size differs from the header"},  // more than there is
+      {file(ends(1004, 300, 2), tokens), "the size differs from the header"},  // more than the file has
       {file(ends(996, 300, 2), tokens), "the size differs from the header"},
-      {file(ends(uint64_t{1} << 63, 300, 2), tokens), "the size differs from the header"},  // times 2 is 0
-      {file(ends(1000, 300, 2), tokens + "x"), "the size differs from the header"},         // an odd byte
+      {file(ends(uint64_t{1} << 63, 300, 2), tokens), "the size differs from the header"},  // times 2 overflows to 0
+      {file(ends(1000, 300, 2), tokens + "x"), "the size differs from the header"},         // an extra byte
   };
   for (const auto& [bytes, problem] : faults) {
     write(path, bytes);
@@ -184,7 +184,7 @@ TEST_CASE("What is not a token file is refused by name and reason", "[io][token_
   CHECK(id_of(TokenFile::open(folder / "pipe").status()) == "data.unreadable");
 }
 
-TEST_CASE("A token outside the vocabulary is named with its offset when it is read", "[io][token_file]") {
+TEST_CASE("A token outside the vocabulary is reported with its offset when it is read", "[io][token_file]") {
   const test::TempDir folder;
   std::string bytes = slurp((make(folder / "f", {1, 2, 3, 4, 5}), folder / "f"));
   const uint16_t bad = 300;
@@ -199,7 +199,7 @@ TEST_CASE("A token outside the vocabulary is named with its offset when it is re
         std::string::npos);
 }
 
-TEST_CASE("Only whole files of good tokens appear", "[io][token_file]") {
+TEST_CASE("Only complete files of valid tokens appear", "[io][token_file]") {
   const test::TempDir folder;
   const std::string path = folder / "f";
   const auto give = [](std::vector<TokenId> tokens) {
@@ -211,7 +211,7 @@ TEST_CASE("Only whole files of good tokens appear", "[io][token_file]") {
   CHECK(std::filesystem::is_empty(folder.path()));
   make(path, {7});
   CHECK_FALSE(write_token_file(path, kOrigin, give({300})).ok());
-  CHECK(read(TokenFile::open(path).value(), 0, 1) == std::vector<int64_t>{7});  // the old one stays
+  CHECK(read(TokenFile::open(path).value(), 0, 1) == std::vector<int64_t>{7});  // the old one is kept
   CHECK(exit_code(write_token_file(folder / "no/f", kOrigin, give({1}))) == ExitCode::kStorage);
 }
 
@@ -222,17 +222,17 @@ TEST_CASE("A file that shrinks while it is read is an error, not a signal", "[io
   REQUIRE(::truncate((folder / "f").c_str(), 10'000) == 0);
   CHECK(id_of(file.check()) == "data.damaged");
   CHECK(id_of(thrown(file, 50'000, 10)) == "data.damaged");
-  CHECK(id_of(thrown(file, 0, 10)) == "data.damaged");  // once damaged, nothing of it is trusted
+  CHECK(id_of(thrown(file, 0, 10)) == "data.damaged");  // after damage the file is no longer used
   CHECK(id_of(file.verify()) == "data.damaged");
 }
 
-TEST_CASE("More than 2^31 tokens are read like few", "[io][token_file]") {
+TEST_CASE("More than 2^31 tokens are read correctly", "[io][token_file]") {
   const test::TempDir folder;
   constexpr uint64_t kCount = (uint64_t{1} << 31) + 1000;
   const Ends e = ends(kCount, 300, 2);
   const int descriptor = ::open((folder / "f").c_str(), O_CREAT | O_WRONLY, 0600);
   const uint16_t last = 299;
-  REQUIRE(::pwrite(descriptor, e.header.data(), 80, 0) == 80);  // a hole lies between the ends
+  REQUIRE(::pwrite(descriptor, e.header.data(), 80, 0) == 80);  // a hole between the ends
   REQUIRE(::pwrite(descriptor, &last, 2, 80 + 2 * (kCount - 1)) == 2);
   REQUIRE(::pwrite(descriptor, e.trailer.data(), 48, 80 + 2 * kCount) == 48);
   ::close(descriptor);
@@ -241,7 +241,7 @@ TEST_CASE("More than 2^31 tokens are read like few", "[io][token_file]") {
   CHECK(read(file, static_cast<int64_t>(kCount) - 2, 2) == std::vector<int64_t>{0, 299});
 }
 
-TEST_CASE("A cache is used while text and tokenizer are the same, and made again otherwise", "[io][token_file]") {
+TEST_CASE("A cache is used while text and tokenizer are unchanged, and rebuilt otherwise", "[io][token_file]") {
   const test::TempDir folder;
   const std::string path = folder / "cache";
   const std::string text = "the text";

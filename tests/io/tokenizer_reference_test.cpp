@@ -46,6 +46,6 @@ TEST_CASE("GPT-2 tokens equal tiktoken's on every text", "[io][tokenizer]") {
     CHECK((ordinary->encode(text->text()).value() == read_ids(stem + ".ordinary")));
     CHECK((special->decode(tokens).value() == text->text()));
   }
-  // The same merges without their header line make the same tokenizer.
+  // The same merges without their header line give the same tokenizer.
   CHECK(Gpt2Tokenizer::open(bpe + "encoder.json", bpe + "gpt2_merges.txt").value()->digest() == special->digest());
 }

@@ -17,7 +17,7 @@ std::vector<TokenId> encode(const Tokenizer& tokenizer, std::string_view text) {
   return tokenizer.encode(text).value();
 }
 
-/// The character that stands for a byte in GPT-2's files.
+/// The character that represents a byte in GPT-2's files.
 std::string byte_character(int byte) {
   uint32_t next = 256;
   for (int b = 0; b < 256; ++b) {
@@ -67,7 +67,7 @@ TEST_CASE("Characters get ids in the order of their code points", "[io][tokenize
   CHECK(encode(*tokenizer, "").empty());
 }
 
-TEST_CASE("A character that the text did not have is named with its place", "[io][tokenizer]") {
+TEST_CASE("A character missing from the training text is reported with its position", "[io][tokenizer]") {
   const auto tokenizer = CharTokenizer::from_text("abc").value();
   const absl::Status status = tokenizer->encode("abcé").status();
   CHECK(id_of(status) == "data.tokens");
@@ -79,12 +79,12 @@ TEST_CASE("A character that the text did not have is named with its place", "[io
   CHECK(id_of(CharTokenizer::from_text("").status()) == "data.empty");
 }
 
-TEST_CASE("Text that is not UTF-8 is refused with the offset of the fault", "[io][tokenizer]") {
+TEST_CASE("Text that is not UTF-8 is refused with the offset of the error", "[io][tokenizer]") {
   const auto gpt2 = small_gpt2();
   const auto chars = CharTokenizer::from_text("ab").value();
   const std::vector<std::pair<std::string, std::string>> faults = {
-      {"ab\xff", "@0x2"},              // no first byte
-      {"a\xc3", "@0x1"},               // cut short
+      {"ab\xff", "@0x2"},              // not a first byte
+      {"a\xc3", "@0x1"},               // truncated
       {"ab\xc0\xaf", "@0x2"},          // overlong
       {"ab\xed\xa0\x80", "@0x2"},      // lone surrogate
       {"ab\xf4\x90\x80\x80", "@0x2"},  // above U+10FFFF
@@ -126,7 +126,7 @@ TEST_CASE("A saved tokenizer loads as the same one", "[io][tokenizer]") {
   CHECK(exit_code(save_tokenizer(*chars, folder / "no/such/folder")) == ExitCode::kStorage);
 }
 
-TEST_CASE("A file that is not a saved tokenizer is named", "[io][tokenizer]") {
+TEST_CASE("An invalid tokenizer file is reported by name", "[io][tokenizer]") {
   const test::TempDir folder;
   const std::string path = folder / "tokenizer.json";
   for (const char* text :
@@ -145,7 +145,7 @@ TEST_CASE("A file that is not a saved tokenizer is named", "[io][tokenizer]") {
   CHECK(error_line(load_tokenizer(path).status()).find("it holds a NUL byte") != std::string::npos);
 }
 
-TEST_CASE("Pairs are merged best first, and pieces never cross the pattern's borders", "[io][tokenizer]") {
+TEST_CASE("Pairs are merged in order of rank, and pieces never cross the pattern's boundaries", "[io][tokenizer]") {
   const auto tokenizer = small_gpt2();
   CHECK(tokenizer->vocab_size() == 259);
   CHECK(tokenizer->end_of_text() == 258);
@@ -156,7 +156,7 @@ TEST_CASE("Pairs are merged best first, and pieces never cross the pattern's bor
   CHECK(tokenizer->decode(encode(*tokenizer, "abc é 😀\n")).value() == "abc é 😀\n");
 }
 
-TEST_CASE("<|endoftext|> is one token, unless special tokens are off", "[io][tokenizer]") {
+TEST_CASE("<|endoftext|> is one token unless special tokens are disabled", "[io][tokenizer]") {
   const std::string text = "ab<|endoftext|>ab<|endoftext|>";
   CHECK(encode(*small_gpt2(), text) == std::vector<TokenId>{256, 258, 256, 258});
   const auto plain = small_gpt2({.special_tokens = false});
@@ -164,7 +164,7 @@ TEST_CASE("<|endoftext|> is one token, unless special tokens are off", "[io][tok
   CHECK(plain->decode(encode(*plain, text)).value() == text);
 }
 
-TEST_CASE("A long run of letters costs n log n and gives what short runs give", "[io][tokenizer]") {
+TEST_CASE("A long run of letters takes n log n time and gives the tokens of short runs", "[io][tokenizer]") {
   const auto tokenizer = small_gpt2();
   std::string text;
   for (int i = 0; i < 100'000; ++i) text += "abcab";
@@ -176,7 +176,8 @@ TEST_CASE("A long run of letters costs n log n and gives what short runs give", 
   CHECK(error_line(status).find("that cannot be split") != std::string::npos);
 }
 
-TEST_CASE("Tokens arrive in order however long the text, and progress can stop them", "[io][tokenizer]") {
+TEST_CASE("Tokens arrive in order for a text of any length, and the progress callback can stop them",
+          "[io][tokenizer]") {
   std::string text;
   for (int i = 0; i < 100'000; ++i) text += fmt::format("{} words, ", i);
   const auto gpt2 = small_gpt2();
@@ -273,12 +274,12 @@ TEST_CASE("Bad merges are refused by line and rule; a missing header and CRLF ar
   CHECK(parse(vocab(), "#version: 0.2\r\na b\r\nab c\r\n").ok());
 }
 
-TEST_CASE("Swapped files are recognised", "[io][tokenizer]") {
+TEST_CASE("Swapped files are detected", "[io][tokenizer]") {
   CHECK(error_text(parse(kMerges, vocab())).find("swapped?") != std::string::npos);
   CHECK(error_text(parse(vocab(), vocab())).find("swapped?") != std::string::npos);
 }
 
-TEST_CASE("Bytes that are no text are printed as replacement characters", "[io][tokenizer]") {
+TEST_CASE("Bytes that are not text are printed as replacement characters", "[io][tokenizer]") {
   CHECK(replace_invalid_utf8("a\xff"
                              "b\xc3\xa9\xf0\x9f") == "a\uFFFDb\xc3\xa9\uFFFD\uFFFD");
   CHECK(replace_invalid_utf8("") == "");

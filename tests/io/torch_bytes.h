@@ -1,5 +1,5 @@
 #pragma once
-/// PyTorch files built byte by byte: what torch.save writes, and what it never would.
+/// PyTorch files built byte by byte: valid ones as torch.save writes, and invalid ones.
 
 #include <cstring>
 #include <filesystem>
@@ -52,7 +52,7 @@ inline std::string p_tensor(std::string_view storage, std::string_view offset, s
                p_tuple({storage, offset, sizes, strides, "\x89", p_global("collections", "OrderedDict"), ")R", more}),
                "R"});
 }
-/// A whole pickle of one value.
+/// A complete pickle of one value.
 inline std::string pickled(std::string_view opcodes) { return join({"\x80\x02", opcodes, "."}); }
 /// {"a": value}
 inline std::string pickled_a(std::string_view value) { return pickled(join({"}", p_text("a"), value, "s"})); }
@@ -78,7 +78,7 @@ inline void write_zip(const std::string& path, const Entries& entries, uint64_t 
   if (!zip.finish().ok() || !file.close().ok()) throw std::runtime_error("cannot write " + path);
 }
 
-/// An archive of torch.save with that pickle and storages 0, 1, ...
+/// An archive of torch.save with this pickle and storages 0, 1, ...
 inline Entries archive_of(const std::string& pickle, const std::vector<std::string>& storages = {}) {
   Entries entries = {{"archive/data.pkl", pickle}, {"archive/byteorder", "little"}};
   for (size_t i = 0; i < storages.size(); ++i) entries.emplace_back("archive/data/" + std::to_string(i), storages[i]);
@@ -86,7 +86,7 @@ inline Entries archive_of(const std::string& pickle, const std::vector<std::stri
   return entries;
 }
 
-/// A file as before PyTorch 1.6: `storages` are (key, bytes) of float32.
+/// A file of the format before PyTorch 1.6: `storages` are (key, bytes) of float32.
 inline std::string legacy_of(const std::string& pickle, const Entries& storages = {}) {
   std::string keys, data;
   for (const auto& [key, bytes] : storages) {

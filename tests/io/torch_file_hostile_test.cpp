@@ -1,4 +1,4 @@
-// Files that are broken or made to harm: each ends as one line that names the place, in little memory.
+// Broken or malicious files: each gives a one-line error with its location, in little memory.
 #include <random>
 
 #include "peak_memory.h"
@@ -22,7 +22,7 @@ std::string call(std::string_view module, std::string_view name, std::string_vie
   return join({p_global(module, name), argument, "\x85R"});
 }
 
-/// Opens the file and checks the form of the error. Empty if it opens and all tensors can be read.
+/// Opens the file and checks the format of the error. Empty if it opens and all tensors can be read.
 std::string error_of_file(const std::string& path) {
   const auto file = TorchFile::open(path);
   absl::Status status = file.status();
@@ -37,7 +37,7 @@ std::string error_of_file(const std::string& path) {
   return line;
 }
 
-/// Where the records of a zip that we wrote begin.
+/// Offsets of the records of a zip that we wrote.
 struct ZipPlaces {
   explicit ZipPlaces(const std::string& bytes)
       : end(bytes.size() - 22), locator(end - 20), end64(locator - 56), directory(bytes.find("PK\1\2")) {}
@@ -56,7 +56,7 @@ std::string patched(std::string bytes, size_t at, std::string_view with) {
 
 }  // namespace
 
-TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][torch_file]") {
+TEST_CASE("A hostile pickle is refused with the location and the reason", "[io][torch_file]") {
   TempDir dir;
   const std::string dict = p_global("collections", "OrderedDict");
   const struct {
@@ -168,7 +168,7 @@ TEST_CASE("A hostile pickle is refused with the place and the reason", "[io][tor
   CHECK(std::size(rows) >= 54);
 }
 
-TEST_CASE("A tensor that leaves its storage is refused", "[io][torch_file]") {
+TEST_CASE("A tensor that exceeds its storage is refused", "[io][torch_file]") {
   TempDir dir;
   const auto one = [](std::string_view offset, std::string_view sizes, std::string_view strides) {
     return p_tensor(kF32, offset, sizes, strides);
@@ -241,7 +241,7 @@ TEST_CASE("A tensor that leaves its storage is refused", "[io][torch_file]") {
   }
 }
 
-TEST_CASE("A broken archive is refused with the place and the reason", "[io][torch_file]") {
+TEST_CASE("A broken archive is refused with the location and the reason", "[io][torch_file]") {
   TempDir dir;
   const std::string path = dir / "w.pt";
   const Entries entries = archive_of(pickled_a(sound_tensor()), {kFour});
@@ -355,7 +355,7 @@ TEST_CASE("A broken archive is refused with the place and the reason", "[io][tor
   }
 }
 
-TEST_CASE("A broken file of the old format is refused with the place and the reason", "[io][torch_file]") {
+TEST_CASE("A broken file of the old format is refused with the location and the reason", "[io][torch_file]") {
   TempDir dir;
   const std::string path = dir / "w.pt", pickle = pickled_a(sound_tensor()), good = legacy_of(pickle, {{"0", kFour}});
   write_bytes(path, good);
@@ -396,7 +396,7 @@ TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torc
   constexpr int64_t kLimit = test::kSanitized ? int64_t{4} << 30 : 256 << 20;
   TempDir dir;
   constexpr size_t kMany = 20'000'000;
-  // Each dict holds the one before twice: 2^40 ways to the tensor.
+  // Each dict contains the previous one twice: 2^40 paths to the tensor.
   std::string laughs = join({"}", p_text("a"), sound_tensor(), "sq\0"s});
   for (int i = 0; i < 40; ++i) laughs += join({"(h\0h\0tq\0"s});
   const std::string many_names = join({"(", sound_tensor(), "q\0"s, repeat("h\0"s, 500'000), "t"});
@@ -430,9 +430,9 @@ TEST_CASE("A file made to fill the memory is refused within 256 MiB", "[io][torc
   }
 }
 
-TEST_CASE("A tensor that is computed from its storage cannot ask for more memory than the file", "[io][torch_file]") {
+TEST_CASE("A tensor that is computed from its storage cannot allocate more memory than the file", "[io][torch_file]") {
   TempDir dir;
-  // 2^36 elements by a stride of 0: as a view they cost nothing, negated or made 0 and 1 they would cost all.
+  // 2^36 elements with a stride of 0: free as a view, but negation or conversion to bool would allocate all.
   const std::string huge = join({p_long(int64_t{1} << 36), "\x85"}), still = "K\0\x85"s;
   const std::string untyped = join(
       {p_tuple({p_text("storage"), p_global("torch.storage", "UntypedStorage"), p_text("0"), p_text("cpu"), p_int(16)}),
@@ -459,7 +459,7 @@ TEST_CASE("A tensor that is computed from its storage cannot ask for more memory
   CHECK(TorchFile::open(dir / "w.pt")->tensors().ok());
 }
 
-TEST_CASE("Mutated pickles end as an error or as tensors that can be read", "[io][torch_file]") {
+TEST_CASE("Mutated pickles give an error or readable tensors", "[io][torch_file]") {
   TempDir dir;
   const std::string path = dir / "w.pt";
   const std::string pickle = pickled(
@@ -505,7 +505,7 @@ TEST_CASE("Mutated pickles end as an error or as tensors that can be read", "[io
     const auto tensors = file.ok() ? file->tensors() : absl::StatusOr<NamedTensors>(file.status());
     if (tensors.ok()) {
       for (const auto& named : *tensors) {
-        if (named.second.numel() < 1'000'000) named.second.to(torch::kDouble).sum();  // touches every element
+        if (named.second.numel() < 1'000'000) named.second.to(torch::kDouble).sum();  // reads every element
       }
       ++accepted;
     } else {

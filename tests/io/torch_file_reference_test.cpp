@@ -1,4 +1,4 @@
-// Our reader and writer of PyTorch files beside Python's.
+// Our reader and writer of PyTorch files compared with Python's.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -27,7 +27,7 @@ std::string joined(const std::vector<int64_t>& numbers) {
   return text;
 }
 
-/// What torch_files.py says of one file.
+/// The output of torch_files.py for one file.
 struct Reference {
   std::string refusal;
   std::vector<std::vector<std::string>> tensors;  // name, dtype, sizes, strides, group
@@ -67,7 +67,7 @@ Dump dump(const TempDir& dir, const std::vector<std::string>& paths) {
   return result;
 }
 
-/// Every file: the same names, dtypes, sizes, strides, sharing and bits, or a refusal on both sides.
+/// Every file: the same names, dtypes, sizes, strides, sharing and bits, or a refusal by both readers.
 struct Compared {
   int files = 0, refused = 0, tensors = 0;
 };
@@ -123,7 +123,7 @@ Compared compare(const Dump& dump) {
 
 }  // namespace
 
-TEST_CASE("What torch.save writes is read as Python reads it", "[io][torch_file]") {
+TEST_CASE("Files of torch.save are read as Python reads them", "[io][torch_file]") {
   if (!has_reference()) TRAINKIT_SKIP("no Python with torch");
   TempDir dir;
   run_reference("torch_files.py", "make " + (dir / "made"));
@@ -136,7 +136,8 @@ TEST_CASE("What torch.save writes is read as Python reads it", "[io][torch_file]
   CHECK(compared.tensors > 150);
 }
 
-TEST_CASE("PyTorch files from elsewhere are read as Python reads them, or refused as Python does", "[io][torch_file]") {
+TEST_CASE("PyTorch files from other sources are read as Python reads them, or refused as Python does",
+          "[io][torch_file]") {
   if (!has_reference() || data_dir().empty()) TRAINKIT_SKIP("no Python with torch, or no TRAINKIT_TEST_DATA");
   TempDir dir;
   std::vector<std::string> paths;

@@ -30,7 +30,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
           std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0);
 }
 
-/// A small file of each format: two tensors in storages of their own, names and a number.
+/// A small file of each format: two tensors in separate storages, names and a number.
 std::string small_zip() {
   const std::string pickle = pickled(
       join({"}(", p_text("w"), p_tensor(p_storage("FloatStorage", "0", p_int(4)), "K\0"s, "K\2K\2\x86", "K\2K\1\x86"),
@@ -43,7 +43,7 @@ std::string small_zip() {
 
 }  // namespace
 
-TEST_CASE("Tensors of every dtype come back from a PyTorch file as they were written", "[io][torch_file]") {
+TEST_CASE("Tensors of every dtype are read back from a PyTorch file unchanged", "[io][torch_file]") {
   TempDir dir;
   NamedTensors written = {{"scalar", torch::tensor(1.5)}, {"none", torch::empty({0, 7})}};
   for (const auto type : kTypes) written.emplace_back(c10::toString(type), torch::randint(0, 100, {3, 5}).to(type));
@@ -64,7 +64,7 @@ TEST_CASE("Tensors of every dtype come back from a PyTorch file as they were wri
   }
 }
 
-TEST_CASE("A PyTorch file has views as what they show, and tied tensors once", "[io][torch_file]") {
+TEST_CASE("A PyTorch file stores the elements that views show, and tied tensors once", "[io][torch_file]") {
   TempDir dir;
   const at::Tensor base = torch::arange(24.).view({4, 6}), tied = torch::randn({1000});
   const NamedTensors tensors = {{"turned", base.t()},
@@ -86,11 +86,10 @@ TEST_CASE("A PyTorch file has views as what they show, and tied tensors once", "
   }
   CHECK(read["tied.a"].data_ptr() == read["tied.b"].data_ptr());
   CHECK(read["tied.a"].data_ptr() != read["untied"].data_ptr());
-  CHECK(read_bytes(dir / "f").size() < 12'000);  // 4,000 for the tied ones, 2,000 for the part
+  CHECK(read_bytes(dir / "f").size() < 12'000);  // 4,000 for the tied tensors, 2,000 for the slice
 }
 
-TEST_CASE("The bytes of a PyTorch file are the same each time, and the data begins at multiples of 64",
-          "[io][torch_file]") {
+TEST_CASE("A PyTorch file has the same bytes each time, and its data is aligned to 64", "[io][torch_file]") {
   TempDir dir;
   const NamedTensors tensors = {{"b", torch::arange(7.)}, {"a", torch::ones({3}, torch::kByte)}};
   saved(dir / "1", tensors);
@@ -103,7 +102,8 @@ TEST_CASE("The bytes of a PyTorch file are the same each time, and the data begi
   CHECK(at % 64 == 0);
 }
 
-TEST_CASE("What a PyTorch file cannot hold is named, and the file before stays", "[io][torch_file]") {
+TEST_CASE("A value that a PyTorch file cannot store is reported by name, and the previous file stays",
+          "[io][torch_file]") {
   TempDir dir;
   saved(dir / "f", {{"a", torch::ones({2})}});
   const std::string before = read_bytes(dir / "f");
@@ -125,7 +125,7 @@ TEST_CASE("What a PyTorch file cannot hold is named, and the file before stays",
   CHECK(exit_code(save_torch_file(Fs::posix(), dir / "no/f", {})) == ExitCode::kStorage);
 }
 
-TEST_CASE("A checkpoint of dicts is read by the names of its keys", "[io][torch_file]") {
+TEST_CASE("A checkpoint of dicts is read with the names of its keys", "[io][torch_file]") {
   TempDir dir;
   const auto tensor = [](const char* key) {
     return p_tensor(p_storage("FloatStorage", key, p_int(2)), "K\0"s, "K\2\x85", "K\1\x85");
@@ -181,7 +181,7 @@ TEST_CASE("An OrderedDict of Python 2 and one with attributes are read", "[io][t
   }
 }
 
-TEST_CASE("A view of a storage of an old file is read", "[io][torch_file]") {
+TEST_CASE("A view of a storage in a file of the old format is read", "[io][torch_file]") {
   TempDir dir;
   const std::string storage = join({p_tuple({p_text("storage"), p_global("torch.cuda", "FloatStorage"), p_text("7"),
                                              p_text("cuda:0"), p_int(4), p_tuple({p_text("8"), p_int(1), p_int(3)})}),
@@ -197,7 +197,7 @@ TEST_CASE("A view of a storage of an old file is read", "[io][torch_file]") {
   CHECK(error_of(TorchFile::open(dir / "f").status())->problem == "a tensor reaches past the end of its storage");
 }
 
-TEST_CASE("A truth value of a PyTorch file of any bits but zero is true", "[io][torch_file]") {
+TEST_CASE("A boolean of a PyTorch file with any bit set is true", "[io][torch_file]") {
   TempDir dir;
   const std::string typed = p_tensor(p_storage("BoolStorage", "0", p_int(3)), "K\0"s, "K\3\x85", "K\1\x85");
   const std::string untyped = join({p_global("torch._utils", "_rebuild_tensor_v3"),
@@ -226,7 +226,7 @@ TEST_CASE("Archives with 64-bit fields are written and read", "[io][torch_file]"
   }
 }
 
-TEST_CASE("Damage to a tensor's bytes in an archive is seen when it is read", "[io][torch_file]") {
+TEST_CASE("Damage to a tensor's bytes in an archive is detected when it is read", "[io][torch_file]") {
   TempDir dir;
   saved(dir / "f", {{"a", torch::arange(100.)}, {"b", torch::ones({3})}});
   std::string bytes = read_bytes(dir / "f");
@@ -257,7 +257,7 @@ TEST_CASE("Every prefix of a PyTorch file is refused", "[io][torch_file]") {
   }
 }
 
-TEST_CASE("No changed byte of an archive changes what is read without an error", "[io][torch_file]") {
+TEST_CASE("No changed byte of an archive changes the result without an error", "[io][torch_file]") {
   TempDir dir;
   const std::string whole = small_zip();
   write_bytes(dir / "f", whole);
@@ -287,12 +287,11 @@ TEST_CASE("No changed byte of an archive changes what is read without an error",
       }
     }
   }
-  CHECK(refused > 1500);  // what is read has another date, attribute or filling
+  CHECK(refused > 1500);  // the others change a date, an attribute or padding
   CHECK(read > 100);
 }
 
-TEST_CASE("A file that shrinks after it was opened is an error that names it, of PyTorch's formats too",
-          "[io][torch_file]") {
+TEST_CASE("A PyTorch file that shrinks after it was opened is an error that names it", "[io][torch_file]") {
   TempDir dir;
   const TorchFile file = saved(dir / "f", {{"a", torch::ones({1000})}});
   std::filesystem::resize_file(dir / "f", 100);

@@ -10,7 +10,7 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Values of every kind come back from a PyTorch file", "[io][torch_value]") {
+TEST_CASE("Values of every kind are read back from a PyTorch file", "[io][torch_value]") {
   TempDir dir;
   const at::Tensor tied = torch::arange(6.).view({2, 3});
   TorchValue checkpoint = TorchValue::dict();
@@ -56,7 +56,7 @@ TEST_CASE("Values of every kind come back from a PyTorch file", "[io][torch_valu
   CHECK((*tensors)[0].second.is_alias_of((*tensors)[1].second));
 }
 
-TEST_CASE("A value that a PyTorch file cannot hold is named by its keys", "[io][torch_value]") {
+TEST_CASE("A value that a PyTorch file cannot store is reported with its keys", "[io][torch_value]") {
   TempDir dir;
   TorchValue twice = TorchValue::dict();
   twice.set("a", TorchValue::list({TorchValue::dict()}));

@@ -9,7 +9,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// A folder with a model in two files, and an index of that "weight_map".
+/// A folder with a model in two files, and an index with this "weight_map".
 std::string indexed(const TempDir& dir, const std::string& weight_map, const std::string& suffix = ".safetensors") {
   const NamedTensors first = {{"a.weight", torch::arange(3.)}, {"b", torch::ones({2})}},
                      second = {{"c", torch::zeros({2, 2})}};
@@ -59,7 +59,7 @@ TEST_CASE("A model in several files is read by its index", "[io][weight_file]") 
   }
 }
 
-TEST_CASE("An index that is wrong is refused with the tensor at fault", "[io][weight_file]") {
+TEST_CASE("An invalid index is refused with the tensor of the error", "[io][weight_file]") {
   TempDir dir;
   const std::string one = R"("a.weight": "one.safetensors", "b": "one.safetensors")", all = one + R"(, "c": )";
   const std::pair<std::string, std::string> rows[] = {
@@ -87,12 +87,12 @@ TEST_CASE("An index that is wrong is refused with the tensor at fault", "[io][we
 
   const std::string path = indexed(dir, "{" + all + R"("two.safetensors"})");
   REQUIRE(WeightFile::open(path).ok());
-  // A tensor that stands in both files.
+  // A tensor that is in both files.
   REQUIRE(save_safetensors(Fs::posix(), dir / "two.safetensors", {{"b", torch::ones({2})}, {"c", torch::zeros({2, 2})}})
               .ok());
   CHECK_THAT(refusal(path),
              Catch::Contains("b: is in another file than the index states, in two files, or not listed"));
-  // A file of the index that is an index.
+  // An index that refers to another index.
   std::filesystem::copy_file(path, dir / "two.safetensors", std::filesystem::copy_options::overwrite_existing);
   CHECK_THAT(refusal(path), Catch::Contains("two.safetensors"));
 }

@@ -5,8 +5,8 @@
 namespace trainkit {
 namespace {
 
-/// 100 batches in 10 seconds of which the step waited the share `wait`. `read` seconds passed in reads, over all
-/// readers; they were on a processor for `cpu` of them.
+/// 100 batches in 10 seconds in which the step waited for the share `wait`. The readers together spent `read` seconds
+/// in reads, `cpu` of them on a CPU core.
 Observation seen(double wait, double read = 0, double cpu = 0) {
   Observation observation{.seconds = 10};
   observation.loader.batches = 100;
@@ -17,7 +17,7 @@ Observation seen(double wait, double read = 0, double cpu = 0) {
   return observation;
 }
 
-/// The rows that apply: "swing --num_workers".
+/// The causes and remedies that apply: "swing --num_workers".
 std::string rows(const Observation& observation, const LoaderSettings& settings) {
   std::string text;
   for (const Advice& advice : diagnose(observation, settings)) {
@@ -31,7 +31,8 @@ std::string text(const Observation& observation, const LoaderSettings& settings)
   return advice.empty() ? "" : advice[0].text;
 }
 
-TEST_CASE("Why a step waits for data is told in one sentence with the setting to change", "[logging][diagnosis]") {
+TEST_CASE("The diagnosis gives the cause of waiting for data in one sentence, with the setting to change",
+          "[logging][diagnosis]") {
   CHECK(text(seen(0.04, 20, 20), {.num_workers = 2, .cpus = 8}).empty());
   CHECK(text(seen(0.43, 19, 19), {.num_workers = 2, .cpus = 8}) ==
         "data wait 43%: the 2 readers are always busy; raise --num_workers from 2 to 4");
@@ -55,14 +56,14 @@ TEST_CASE("Why a step waits for data is told in one sentence with the setting to
         "data wait 100%: the training thread reads the rows itself; set --num_workers to 4");
 }
 
-TEST_CASE("Readers that queue for a processor do not wait for storage", "[logging][diagnosis]") {
+TEST_CASE("Readers that wait for a CPU core do not wait for storage", "[logging][diagnosis]") {
   Observation queueing = seen(0.50, 20, 4);
   CHECK(rows(queueing, {.num_workers = 2, .cpus = 8}) == "slow_storage --num_workers");
   queueing.readers.queued_seconds = 16;
   CHECK(rows(queueing, {.num_workers = 2, .cpus = 8}) == "too_few_workers --num_workers");
 }
 
-TEST_CASE("A GPU below 70 percent that waits for readers that idle wants four batches each", "[logging][diagnosis]") {
+TEST_CASE("A GPU below 70 percent with idle readers needs prefetching of four batches each", "[logging][diagnosis]") {
   Observation observation = seen(0.4, 8, 8);
   observation.gpu_utilisation = 0.55;
   const LoaderSettings settings{.num_workers = 4, .prefetch_factor = 2, .on_gpu = true, .pinned = true, .cpus = 8};
@@ -70,24 +71,24 @@ TEST_CASE("A GPU below 70 percent that waits for readers that idle wants four ba
   CHECK(text(observation, settings).ends_with("raise --prefetch_factor from 2 to 4"));
 }
 
-TEST_CASE("A periodic swing wants more workers", "[logging][diagnosis]") {
+TEST_CASE("A periodic swing needs more workers", "[logging][diagnosis]") {
   Observation observation = seen(0.5, 10, 10);
   observation.swing = Swing{.min = 0.09, .max = 0.90, .period = 9};
   CHECK(text(observation, {.num_workers = 2, .cpus = 8}) ==
         "data wait 50%: the load swings between 9% and 90% every 9.0 s; raise --num_workers from 2 to 4");
   CHECK(rows(observation, {.num_workers = 2, .cpus = 8}) == "swing --num_workers");
-  observation.loader.wait_seconds = 0.1;  // a swing of the work itself is none of the loader's
+  observation.loader.wait_seconds = 0.1;  // a swing of the step itself is not caused by the loader
   CHECK(rows(observation, {.num_workers = 2, .cpus = 8}).empty());
 }
 
-TEST_CASE("Epochs that begin without a batch want persistent workers", "[logging][diagnosis]") {
+TEST_CASE("Epochs that begin without a ready batch need persistent workers", "[logging][diagnosis]") {
   LoaderSettings settings{.num_workers = 2, .persistent_workers = false, .batches_per_epoch = 10, .cpus = 8};
   CHECK(rows(seen(0.3, 6, 6), settings) == "epoch_start --persistent_workers");
   settings.persistent_workers = true;
   CHECK(rows(seen(0.3, 6, 6), settings) == "short_ring --prefetch_factor");
 }
 
-TEST_CASE("Short memory wants a smaller batch, or fewer workers where it is the host's", "[logging][diagnosis]") {
+TEST_CASE("Low memory needs a smaller batch, or fewer workers if it is the host's", "[logging][diagnosis]") {
   const LoaderSettings settings{.batch_size = 32, .num_workers = 8, .on_gpu = true, .pinned = true, .cpus = 16};
   Observation observation = seen(0.01);
   observation.gpu = GpuMemory{.total_bytes = int64_t{80} << 30, .free_bytes = int64_t{20} << 30};
@@ -102,7 +103,7 @@ TEST_CASE("Short memory wants a smaller batch, or fewer workers where it is the 
   CHECK(rows(observation, settings) == "memory --batch_size");
 }
 
-TEST_CASE("A wait of half the timeout wants a longer one", "[logging][diagnosis]") {
+TEST_CASE("A wait of half the timeout needs a longer timeout", "[logging][diagnosis]") {
   Observation observation = seen(0.01);
   observation.loader.longest_wait_seconds = 29;
   CHECK(rows(observation, {.num_workers = 2, .timeout_seconds = 60, .cpus = 8}).empty());
@@ -112,7 +113,7 @@ TEST_CASE("A wait of half the timeout wants a longer one", "[logging][diagnosis]
         "a wait for data took 45 s of the 60 s allowed; raise --timeout to 120");
 }
 
-TEST_CASE("Copies from memory that is not page-locked want --pin_memory", "[logging][diagnosis]") {
+TEST_CASE("Copies from pageable memory need --pin_memory", "[logging][diagnosis]") {
   Observation observation = seen(0.01);
   observation.steps.copy_seconds = 2;
   const LoaderSettings pageable{.num_workers = 2, .on_gpu = true, .pinned = false, .cpus = 8};
@@ -130,7 +131,7 @@ TEST_CASE("Copies from memory that is not page-locked want --pin_memory", "[logg
   CHECK(rows(observation, pageable).starts_with("pinned_memory --pin_memory"));
 }
 
-TEST_CASE("A batch is too small for an idle GPU, a heavy update or a heavy reduction", "[logging][diagnosis]") {
+TEST_CASE("A batch is too small if the GPU idles or the update or all-reduce dominates", "[logging][diagnosis]") {
   const LoaderSettings gpu{.batch_size = 16, .num_workers = 2, .on_gpu = true, .pinned = true, .cpus = 8};
   Observation observation = seen(0.01);
   observation.gpu_utilisation = 0.75;
@@ -152,14 +153,14 @@ TEST_CASE("A batch is too small for an idle GPU, a heavy update or a heavy reduc
   CHECK(rows(observation, cpu).empty());
 }
 
-TEST_CASE("A few batches are no reason for advice", "[logging][diagnosis]") {
+TEST_CASE("A few batches are not enough for advice", "[logging][diagnosis]") {
   Observation few = seen(0.9, 10, 10);
   few.loader.batches = 9;
   CHECK(rows(few, {.num_workers = 1, .cpus = 4}).empty());
   CHECK(rows({}, {}).empty());
 }
 
-TEST_CASE("The shares of a step's time add up to it", "[logging][diagnosis]") {
+TEST_CASE("The time shares of a step add up to its time", "[logging][diagnosis]") {
   Observation observation = seen(0.25);
   observation.loader.copy_seconds = 0.5;
   observation.steps = {.copy_seconds = 0.5, .reduce_seconds = 2, .update_seconds = 1};
@@ -172,7 +173,7 @@ TEST_CASE("The shares of a step's time add up to it", "[logging][diagnosis]") {
   CHECK(split_of(0, observation.loader, observation.steps).compute == 0);
 }
 
-TEST_CASE("The difference of two moments is what happened between them", "[logging][diagnosis]") {
+TEST_CASE("The difference of two observations is the activity between them", "[logging][diagnosis]") {
   PrefetcherStats before = seen(0.9, 10).loader, after = before;
   after.batches += 20;
   after.rows += 320;

@@ -1,5 +1,5 @@
 #pragma once
-/// What the pretended driver (fake_nvml.cpp) is told.
+/// Environment variables that control the fake driver (fake_nvml.cpp).
 
 #include <cstdlib>
 

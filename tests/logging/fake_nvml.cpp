@@ -1,6 +1,6 @@
-// A driver library with two GPUs, one of which this user may not see; the other is cuda:0. The functions have the names
-// and structures of NVML and of the CUDA driver. FAKE_NVML_UTILISATION (percent, or "none") and FAKE_NVML_FREE_MIB
-// change what it says.
+// A driver library with two GPUs; this user may not access one, the other is cuda:0. The functions have the names and
+// structures of NVML and of the CUDA driver. FAKE_NVML_UTILISATION (percent, or "none") and FAKE_NVML_FREE_MIB set its
+// answers.
 #include <cstdlib>
 #include <cstring>
 
@@ -63,7 +63,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned int* count, P
   if (!device || *count < 2) return 1;
   *count = 2;
   processes[0] = {1, 2ull << 30, 0, 0};
-  processes[1] = {4194305, ~0ull, 0, 0};  // beyond the largest number that a process can have
+  processes[1] = {4194305, ~0ull, 0, 0};  // beyond the largest valid process id
   return 0;
 }
 }

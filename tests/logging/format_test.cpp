@@ -7,7 +7,7 @@
 
 using namespace trainkit;
 
-TEST_CASE("Numbers have five digits and no surprises", "[logging][format]") {
+TEST_CASE("Numbers are printed with five digits", "[logging][format]") {
   CHECK(format_number(2.10341) == "2.1034");
   CHECK(format_number(0.8731) == "0.87310");
   CHECK(format_number(-1234.56) == "-1234.6");
@@ -18,12 +18,12 @@ TEST_CASE("Numbers have five digits and no surprises", "[logging][format]") {
   CHECK(format_number(-std::numeric_limits<double>::infinity()) == "-inf");
 }
 
-TEST_CASE("Settings are as short as they were written", "[logging][format]") {
+TEST_CASE("Settings are printed in their shortest form", "[logging][format]") {
   CHECK(format_setting(1e-3) == "0.001");
   CHECK(format_setting(9.549e-5) == "9.55e-05");
 }
 
-TEST_CASE("Counts, bytes and durations change their unit at the right place", "[logging][format]") {
+TEST_CASE("Counts, bytes and durations change their unit at the right value", "[logging][format]") {
   CHECK(format_count(0) == "0");
   CHECK(format_count(2.5) == "2.5");
   CHECK(format_count(812.4) == "812");
@@ -44,7 +44,7 @@ TEST_CASE("Counts, bytes and durations change their unit at the right place", "[
   CHECK(format_duration(std::numeric_limits<double>::quiet_NaN()) == "?");
 }
 
-TEST_CASE("A size is read in units of 1024 and of 1000, and nothing else is", "[logging][format]") {
+TEST_CASE("A size is parsed with units of 1024 and of 1000, and other text is refused", "[logging][format]") {
   CHECK(parse_size("512") == 512);
   CHECK(parse_size("512B") == 512);
   CHECK(parse_size("24GiB") == int64_t{24} << 30);
@@ -60,7 +60,7 @@ TEST_CASE("A size is read in units of 1024 and of 1000, and nothing else is", "[
   }
 }
 
-TEST_CASE("Text keeps its lines, loses its control bytes and its secrets", "[logging][format]") {
+TEST_CASE("Text keeps its lines, without control bytes and secrets", "[logging][format]") {
   CHECK(format_text("to be,\n\tor not") == "to be,\n\tor not");
   CHECK(format_text("a\x1b[31mred\n") == "a\\x1b[31mred\n");
   CHECK(format_text("WANDB_API_KEY=abc123 next") == "WANDB_API_KEY=*** next");

@@ -32,7 +32,7 @@ std::string rewound(const std::string& path, int64_t step) {
 
 }  // namespace
 
-TEST_CASE("A record is one JSON object with the fields of the design in order", "[logging][jsonl]") {
+TEST_CASE("A record is one JSON object with the documented fields in order", "[logging][jsonl]") {
   CHECK(to_json({.step = 20,
                  .epoch = 0.25,
                  .values = {{"loss", 2.3125}, {"grad_norm", 0.1}, {"samples_per_second", 812}},
@@ -44,12 +44,12 @@ TEST_CASE("A record is one JSON object with the fields of the design in order", 
   CHECK(to_json({.step = 20, .epoch = 1, .split = "val"}) == R"({"step":20,"epoch":1,"split":"val"})");
 }
 
-TEST_CASE("Not a number and infinity are strings, because JSON has no word for them", "[logging][jsonl]") {
+TEST_CASE("NaN and infinity are strings, because JSON has no literal for them", "[logging][jsonl]") {
   CHECK(to_json({.values = {{"a", kNan}, {"b", kInf}, {"c", -kInf}}, .lr = {kNan}}) ==
         R"({"step":0,"epoch":0,"split":"train","a":"NaN","b":"Infinity","c":"-Infinity","lr":["NaN"]})");
 }
 
-TEST_CASE("Control bytes, quotes and bad UTF-8 in a name are escaped", "[logging][jsonl]") {
+TEST_CASE("Control bytes, quotes and invalid UTF-8 in a name are escaped", "[logging][jsonl]") {
   CHECK(to_json({.split = "a\nb", .values = {{"x\x1b\"\xff", 1}}}) ==
         R"({"step":0,"epoch":0,"split":"a\\x0ab","x\\x1b\"\\xff":1})");
 }
@@ -61,13 +61,13 @@ TEST_CASE("A value cannot take the name of a fixed field or of another value", "
         R"({"step":3,"epoch":0,"split":"train","step_":9,"a\\x7f":1})");
 }
 
-TEST_CASE("Long names stay whole and apart", "[logging][jsonl]") {
+TEST_CASE("Long names stay complete and distinct", "[logging][jsonl]") {
   const std::string begin(150, 'n');
   CHECK(to_json({.step = 3, .values = {{begin + "1", 1}, {begin + "2", 2}}}) ==
         "{\"step\":3,\"epoch\":0,\"split\":\"train\",\"" + begin + "1\":1,\"" + begin + "2\":2}");
 }
 
-TEST_CASE("What is written reads back to the same doubles", "[logging][jsonl]") {
+TEST_CASE("Written values are read back as the same doubles", "[logging][jsonl]") {
   test::TempDir dir;
   const LogRecord written{.step = int64_t{1} << 53,
                           .epoch = 1.0 / 3,
@@ -96,7 +96,7 @@ TEST_CASE("What is written reads back to the same doubles", "[logging][jsonl]") 
   CHECK(records[0].values[3].second == -kInf);
 }
 
-TEST_CASE("After a rewind no step stands twice, wherever the file was cut", "[logging][jsonl]") {
+TEST_CASE("After a rewind every step occurs once, wherever the file was cut", "[logging][jsonl]") {
   test::TempDir dir;
   std::string whole, kept;
   for (int step = 1; step <= 4; ++step) {
@@ -118,11 +118,11 @@ TEST_CASE("After a rewind no step stands twice, wherever the file was cut", "[lo
   }
   write(dir / "m.jsonl", whole);
   CHECK(rewound(dir / "m.jsonl", -1).empty());
-  write(dir / "m.jsonl", kept + std::string(100, '\0') + "\n");  // what a power cut leaves
+  write(dir / "m.jsonl", kept + std::string(100, '\0') + "\n");  // as after a power loss
   CHECK(rewound(dir / "m.jsonl", 2) == kept);
 }
 
-TEST_CASE("A rewind to the last step forgets the test that followed it, which is taken again", "[logging][jsonl]") {
+TEST_CASE("A rewind to the last step removes the test record after it, which is evaluated again", "[logging][jsonl]") {
   test::TempDir dir;
   auto logger = JsonlLogger::open(dir / "m.jsonl").value();
   for (const char* split : {"train", "val", "test"}) logger->log({.step = 4, .split = split});
@@ -135,7 +135,7 @@ TEST_CASE("A rewind to the last step forgets the test that followed it, which is
   CHECK(records[2].split == "test");
 }
 
-TEST_CASE("A line with a NUL byte is no record, however well it begins", "[logging][jsonl]") {
+TEST_CASE("A line with a NUL byte is not a record, even if its start is valid", "[logging][jsonl]") {
   test::TempDir dir;
   const std::string line = to_json({.step = 1, .values = {{"loss", 2}}});
   write(dir / "m.jsonl", line + "\n" + line + '\0' + "garbage\n" + line + "\n");
@@ -143,7 +143,7 @@ TEST_CASE("A line with a NUL byte is no record, however well it begins", "[loggi
   CHECK(rewound(dir / "m.jsonl", 2) == line + "\n");
 }
 
-TEST_CASE("Integers that 64 bits do not hold are no step, and no bytes", "[logging][jsonl]") {
+TEST_CASE("Integers beyond 64 bits are neither steps nor byte counts", "[logging][jsonl]") {
   test::TempDir dir;
   write(dir / "m.jsonl", R"({"step":1,"gpu_memory_bytes":[7,44444444444073741824,9223372036854775808,1e30,1.5,-1]}
 {"step":18446744073709551615}
@@ -153,7 +153,7 @@ TEST_CASE("Integers that 64 bits do not hold are no step, and no bytes", "[loggi
   CHECK(records[0].gpu_memory_bytes == std::vector<int64_t>{7, 0, 0, 0, 0, -1});
 }
 
-TEST_CASE("Logging goes on behind what a rewind left", "[logging][jsonl]") {
+TEST_CASE("Logging continues after the records that a rewind kept", "[logging][jsonl]") {
   test::TempDir dir;
   auto logger = JsonlLogger::open(dir / "m.jsonl").value();
   for (int step = 1; step <= 5; ++step) logger->log({.step = step});
@@ -175,7 +175,7 @@ TEST_CASE("A full disk is exit code 6 and names the file", "[logging][jsonl]") {
         "  hint: free some space or choose another --output_dir\n");
 }
 
-TEST_CASE("A disk that was full for a while leaves no half line and loses no record", "[logging][jsonl]") {
+TEST_CASE("A temporarily full disk leaves no partial line and loses no record", "[logging][jsonl]") {
   test::TempDir dir;
   auto logger = JsonlLogger::open(dir / "m.jsonl").value();
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);

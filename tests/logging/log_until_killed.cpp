@@ -1,5 +1,5 @@
-// log_until_killed DIR STEPS: logs steps 1..STEPS to DIR/metrics.jsonl and DIR/tensorboard, a "checkpoint" (the file
-// DIR/saved) every 20 steps, and goes on from the checkpoint when it is started again. It is made to be killed, at any
+// log_until_killed DIR STEPS: logs steps 1..STEPS to DIR/metrics.jsonl and DIR/tensorboard, writes a "checkpoint" (the
+// file DIR/saved) every 20 steps, and resumes from the checkpoint when it is started again. The test may kill it at any
 // moment after the line "started".
 #include <fstream>
 #include <iostream>

@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// What a sink was asked to do, in order.
+/// The calls of a sink, in order.
 struct Trace {
   std::mutex mutex;
   std::vector<std::string> calls;
@@ -49,7 +49,7 @@ class TraceLogger : public Logger {
   bool optional_;
 };
 
-/// A door that stays shut until it is opened, and knows whether someone stands before it.
+/// A gate that stays closed until it is opened, and knows whether a thread waits at it.
 class Gate {
  public:
   void pass() {
@@ -99,7 +99,7 @@ TEST_CASE("Every sink gets every record, text and line in the order of the calls
   CHECK(a->take() == Calls{"close"});
 }
 
-TEST_CASE("A sink that is added later does not see what was logged before", "[logging][logger]") {
+TEST_CASE("A sink that is added later does not get earlier records", "[logging][logger]") {
   auto a = std::make_shared<Trace>(), b = std::make_shared<Trace>();
   RunLogger logger;
   logger.add(std::make_unique<TraceLogger>(a));
@@ -111,7 +111,7 @@ TEST_CASE("A sink that is added later does not see what was logged before", "[lo
   CHECK(b->take() == Calls{"train2", "flush"});
 }
 
-TEST_CASE("The destructor writes what is queued", "[logging][logger]") {
+TEST_CASE("The destructor writes the queue", "[logging][logger]") {
   auto trace = std::make_shared<Trace>();
   {
     RunLogger logger({.drain_every = 1h});
@@ -125,7 +125,7 @@ TEST_CASE("The destructor writes what is queued", "[logging][logger]") {
   CHECK(calls.back() == "close");
 }
 
-TEST_CASE("A stalled sink holds up nothing: training records are dropped, counted and warned of once",
+TEST_CASE("A stalled sink blocks nothing: training records are dropped, counted and reported in one warning",
           "[logging][logger]") {
   auto slow = std::make_shared<Trace>(), other = std::make_shared<Trace>();
   Gate gate;
@@ -135,7 +135,7 @@ TEST_CASE("A stalled sink holds up nothing: training records are dropped, counte
   logger.add(std::move(sink));
   logger.add(std::make_unique<TraceLogger>(other));
   logger.log({.step = 0});
-  gate.wait_for_someone();  // the writer now stands inside the sink
+  gate.wait_for_someone();  // the writer now waits inside the sink
   for (int step = 1; step <= 100; ++step) logger.log({.step = step});
   CHECK(logger.dropped() == 92);
   logger.log({.step = 100, .split = "val"});  // never dropped
@@ -153,7 +153,7 @@ TEST_CASE("A stalled sink holds up nothing: training records are dropped, counte
   CHECK(logger.close().ok());
 }
 
-TEST_CASE("With WhenFull::kWait no record is lost however small the queue", "[logging][logger]") {
+TEST_CASE("With WhenFull::kWait no record is lost, however small the queue is", "[logging][logger]") {
   auto trace = std::make_shared<Trace>();
   RunLogger logger({.queue_capacity = 2, .when_full = WhenFull::kWait});
   logger.add(std::make_unique<TraceLogger>(trace));
@@ -165,7 +165,7 @@ TEST_CASE("With WhenFull::kWait no record is lost however small the queue", "[lo
   CHECK(logger.dropped() == 0);
 }
 
-TEST_CASE("The failure of a sink is one warning, one error of flush, and the error of close", "[logging][logger]") {
+TEST_CASE("A failed sink gives one warning, one error of flush, and the error of close", "[logging][logger]") {
   auto bad = std::make_shared<Trace>(), good = std::make_shared<Trace>();
   RunLogger logger;
   logger.add(std::make_unique<TraceLogger>(bad, kDiskFull));
@@ -178,7 +178,7 @@ TEST_CASE("The failure of a sink is one warning, one error of flush, and the err
   CHECK(error_line(logger.close()) == "error[log.write] disk full");
 }
 
-TEST_CASE("The failure of an optional sink is a warning and not an error", "[logging][logger]") {
+TEST_CASE("A failed optional sink gives a warning, not an error", "[logging][logger]") {
   auto bad = std::make_shared<Trace>(), good = std::make_shared<Trace>();
   RunLogger logger;
   logger.add(std::make_unique<TraceLogger>(bad, kDiskFull, /*optional=*/true));
@@ -188,7 +188,7 @@ TEST_CASE("The failure of an optional sink is a warning and not an error", "[log
   CHECK(logger.close().ok());
 }
 
-TEST_CASE("A sink that throws is a sink that failed", "[logging][logger]") {
+TEST_CASE("A sink that throws counts as failed", "[logging][logger]") {
   auto bad = std::make_shared<Trace>(), good = std::make_shared<Trace>();
   RunLogger logger;
   auto sink = std::make_unique<TraceLogger>(bad);
@@ -214,7 +214,7 @@ TEST_CASE("The latest step reaches the sinks between records", "[logging][logger
   CHECK(std::count(calls.begin(), calls.end(), "tick42") == 1);
 }
 
-TEST_CASE("A failure is warned of between checkpoints too", "[logging][logger]") {
+TEST_CASE("A failure is also reported between checkpoints", "[logging][logger]") {
   auto bad = std::make_shared<Trace>(), good = std::make_shared<Trace>();
   RunLogger logger({.drain_every = 1ms, .flush_every = 1ms});
   logger.add(std::make_unique<TraceLogger>(bad, kDiskFull));
@@ -240,7 +240,7 @@ TEST_CASE("Records after close are ignored", "[logging][logger]") {
   CHECK(trace->take() == Calls{"close"});
 }
 
-TEST_CASE("Many threads may log, flush and tick at once", "[logging][logger]") {
+TEST_CASE("Many threads may log, flush and tick concurrently", "[logging][logger]") {
   auto trace = std::make_shared<Trace>();
   RunLogger logger({.queue_capacity = 16, .when_full = WhenFull::kWait, .drain_every = 1ms});
   logger.add(std::make_unique<TraceLogger>(trace));
@@ -251,7 +251,7 @@ TEST_CASE("Many threads may log, flush and tick at once", "[logging][logger]") {
       for (int i = 0; i < 500; ++i) {
         logger.log({.step = t * 1000 + i, .values = {{"loss", 1.0 / (i + 1)}}, .lr = {1e-3}});
         logger.tick(i);
-        if (i % 100 == 0) flushed += logger.flush().ok() ? 1 : 0;  // Catch is for one thread at a time
+        if (i % 100 == 0) flushed += logger.flush().ok() ? 1 : 0;  // Catch is not thread-safe
       }
     });
   }
@@ -263,7 +263,7 @@ TEST_CASE("Many threads may log, flush and tick at once", "[logging][logger]") {
         2000);
 }
 
-TEST_CASE("A queue that cannot hold two records is refused", "[logging][logger]") {
+TEST_CASE("A queue for fewer than two records is refused", "[logging][logger]") {
   CHECK_THROWS_AS(RunLogger({.queue_capacity = 1}), c10::ValueError);
   CHECK_THROWS_AS(RunLogger({.drain_every = 0ms}), c10::ValueError);
   CHECK_THROWS_AS(RunLogger({.flush_every = 0ms}), c10::ValueError);

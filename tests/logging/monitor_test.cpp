@@ -1,4 +1,4 @@
-// The Monitor's sums and windows with a clock of the test's own. With the real clock: planted_test.cpp.
+// The Monitor's sums and windows with a simulated clock. With the real clock: planted_test.cpp.
 #include "trainkit/logging/monitor.h"
 
 #include <cmath>
@@ -8,11 +8,11 @@
 namespace trainkit {
 namespace {
 
-/// A run that is looked at four times a second; how much of the time until the next look it waits, is up to the test.
+/// A run that is observed four times per second; the test sets the share of waiting until the next observation.
 struct PretendedRun {
   explicit PretendedRun(LoaderSettings settings = {.num_workers = 2, .cpus = 8}) : series(settings, 1.0) {
     series.add(now);  // before the first batch
-    now.seconds = 5;  // which takes its time
+    now.seconds = 5;  // which is slow
     now.loader.wait_seconds = 5;
     now.loader.batches = 1;
     series.add(now);
@@ -30,7 +30,7 @@ struct PretendedRun {
   MonitorSample now;
 };
 
-TEST_CASE("A swing of nine seconds is found and named", "[logging][monitor]") {
+TEST_CASE("A nine-second swing is found and reported", "[logging][monitor]") {
   PretendedRun run;
   for (int i = 0; i < 4 * 90; ++i) run.pass(0.25, std::fmod(i * 0.25, 9.0) < 4.5 ? 0.91 : 0.09);
   const MonitorReport report = run.series.report();
@@ -56,7 +56,7 @@ TEST_CASE("A steady run has no swing and no advice", "[logging][monitor]") {
   CHECK(describe(report) == "utilisation 98%; step: wait 2%, copy 0%, compute 98%, reduce 0%; queue 3.0 of 4");
 }
 
-TEST_CASE("Waiting for the first batch is the start of a run and not part of it", "[logging][monitor]") {
+TEST_CASE("The wait for the first batch is part of the start, not of the run", "[logging][monitor]") {
   PretendedRun run;
   CHECK(run.series.report().seconds == 0);
   CHECK(describe(run.series.report()) == "the run was too short to measure");
@@ -67,7 +67,7 @@ TEST_CASE("Waiting for the first batch is the start of a run and not part of it"
   CHECK(run.series.windows().empty());
 }
 
-TEST_CASE("A window ends after a second, and a look that comes late stands for those it missed", "[logging][monitor]") {
+TEST_CASE("A window ends after a second, and a late observation also covers the missed ones", "[logging][monitor]") {
   PretendedRun run;
   CHECK_FALSE(run.pass(0.25, 1));
   CHECK_FALSE(run.pass(0.25, 1));
@@ -94,7 +94,7 @@ TEST_CASE("An evaluation is neither waiting nor training", "[logging][monitor]")
   CHECK(run.series.training_time(200) == Approx(100));
 }
 
-TEST_CASE("Utilisation is the GPUs' where their driver tells it", "[logging][monitor]") {
+TEST_CASE("Utilisation is that of the GPUs if their driver reports it", "[logging][monitor]") {
   PretendedRun run;
   for (int i = 0; i < 8; ++i) {
     run.now.gpus = {{.used_bytes = 100 + i, .total_bytes = 1000, .utilization = i % 2 ? 0.2 : 0.4},
@@ -115,7 +115,7 @@ TEST_CASE("Utilisation is the GPUs' where their driver tells it", "[logging][mon
   CHECK(report.utilisation == Approx(0.5));
 }
 
-TEST_CASE("Memory is the least that was free, what LibTorch keeps being free", "[logging][monitor]") {
+TEST_CASE("Memory is the smallest free amount, counting LibTorch's cache as free", "[logging][monitor]") {
   PretendedRun run({.batch_size = 8, .num_workers = 2, .on_gpu = true, .pinned = true, .cpus = 8});
   run.now.gpus = {{.used_bytes = 990, .total_bytes = 1000, .utilization = 0.9}};
   run.now.allocators = {{.allocated_bytes = 300, .reserved_bytes = 900}};
@@ -130,7 +130,7 @@ TEST_CASE("Memory is the least that was free, what LibTorch keeps being free", "
   CHECK(report.advice[0].row == Bottleneck::kMemory);
 }
 
-TEST_CASE("Each GPU has a utilisation of its own", "[logging][monitor]") {
+TEST_CASE("Each GPU has its own utilisation", "[logging][monitor]") {
   PretendedRun run;
   CHECK(run.series.of_each_gpu().empty());
   for (int i = 0; i < 5; ++i) {
@@ -142,7 +142,7 @@ TEST_CASE("Each GPU has a utilisation of its own", "[logging][monitor]") {
   CHECK(run.series.of_each_gpu()[1] == -1);
 }
 
-TEST_CASE("A row of the live table stands under its heading", "[logging][monitor]") {
+TEST_CASE("The columns of the live table are aligned with its heading", "[logging][monitor]") {
   PretendedRun run;
   for (int i = 0; i < 4; ++i) run.pass(0.25, 0.25);
   CHECK(run.series.table_row() == "monitor    0:01   75%   25%    0%      75%      0%   3/4        0 B");

@@ -1,11 +1,11 @@
-// The swing of nine seconds that the guide tells of, at its own pace.
+// The nine-second swing described in the guide, at its original pace.
 #include "planted_run.h"
 #include "test_util.h"
 
 namespace trainkit {
 namespace {
 
-TEST_CASE("A swing of nine seconds in a real run is found and named", "[logging][planted]") {
+TEST_CASE("A nine-second swing in a real run is found and reported", "[logging][planted]") {
   if (test::environment("TRAINKIT_TEST_FULL") != "1") TRAINKIT_SKIP("TRAINKIT_TEST_FULL is not set: it takes a minute");
   const MonitorReport report = test::swinging_run(std::chrono::seconds(1), 5);
   std::cout << describe(report) << std::endl;

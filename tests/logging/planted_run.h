@@ -1,5 +1,5 @@
 #pragma once
-/// Runs with a planted bottleneck, and what the Monitor says of them.
+/// Runs with an artificial bottleneck, and the Monitor's reports on them.
 
 #include <chrono>
 #include <string>
@@ -10,13 +10,13 @@
 
 namespace trainkit::test {
 
-/// "slow_storage --num_workers" of the row that comes first; empty if all is well.
+/// "slow_storage --num_workers" for the first advice; empty if there is none.
 inline std::string first_row(const MonitorReport& report) {
   if (report.advice.empty()) return "";
   return std::string(to_string(report.advice[0].row)) + " " + report.advice[0].flag;
 }
 
-/// Readers stand still for the first half of every nine windows; a step always has work for less.
+/// Readers block during the first half of every nine windows; the queue lasts for less than that.
 inline MonitorReport swinging_run(std::chrono::milliseconds window, int periods) {
   const auto period = 9 * window, start_of_calm = period / 2;
   using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
-// Bottlenecks planted in a real loader, on a real clock: each is to be named. Nothing is asserted of how long anything
-// takes; a machine with other work makes the planted cause stronger or leaves it as it is.
+// Artificial bottlenecks in a real loader with a real clock must be reported. The test checks no durations; other work
+// on the machine makes the bottleneck stronger or leaves it unchanged.
 #include <ctime>
 #include <thread>
 
@@ -18,7 +18,7 @@ using test::swinging_run;
 
 void sleep_for(double ms) { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); }
 
-/// Keeps a processor busy for so long, time in which others had it not counted.
+/// Keeps a CPU core busy for `ms` of CPU time.
 void work_for(double ms) {
   const auto spent = [] {
     timespec time{};
@@ -29,7 +29,7 @@ void work_for(double ms) {
   }
 }
 
-/// The report of a run of `steps` steps that take `step` each.
+/// The report of a run with `steps` steps of duration `step`.
 MonitorReport watch(HookedDataset::Hook read, PrefetcherOptions options, int64_t steps,
                     const std::function<void()>& step, MonitorOptions monitoring = {}, MonitorSources sources = {}) {
   auto loader = Prefetcher::create(test::hooked(steps * options.batch_size, std::move(read)),
@@ -45,35 +45,35 @@ MonitorReport watch(HookedDataset::Hook read, PrefetcherOptions options, int64_t
   return monitor.stop();
 }
 
-TEST_CASE("A slow disk is named", "[logging][planted]") {
+TEST_CASE("A slow disk is reported", "[logging][planted]") {
   const auto report =
       watch([](const RowKey&) { sleep_for(3); }, {.batch_size = 4, .num_workers = 2}, 60, [] { sleep_for(1); });
   INFO(describe(report));
   CHECK(first_row(report) == "slow_storage --num_workers");
 }
 
-TEST_CASE("A slow decode is named", "[logging][planted]") {
+TEST_CASE("A slow decoder is reported", "[logging][planted]") {
   const auto report = watch([](const RowKey&) { work_for(2); }, {.batch_size = 4, .num_workers = 2}, 60,
                             [] { sleep_for(1); }, {.cpus = 2});
   INFO(describe(report));
   CHECK(first_row(report) == "slow_decode ");
 }
 
-TEST_CASE("Too few workers are named", "[logging][planted]") {
+TEST_CASE("A lack of workers is reported", "[logging][planted]") {
   const auto report =
       watch([](const RowKey&) { work_for(2); }, {.batch_size = 4, .num_workers = 1}, 60, [] { sleep_for(5); });
   INFO(describe(report));
   CHECK(first_row(report) == "too_few_workers --num_workers");
 }
 
-TEST_CASE("A training thread that reads the rows itself is named", "[logging][planted]") {
+TEST_CASE("A training thread that reads the rows itself is reported", "[logging][planted]") {
   const auto report =
       watch([](const RowKey&) { sleep_for(1); }, {.batch_size = 4, .num_workers = 0}, 30, [] { sleep_for(1); });
   INFO(describe(report));
   CHECK(first_row(report) == "no_workers --num_workers");
 }
 
-TEST_CASE("A ring too short for rows of uneven cost is named", "[logging][planted]") {
+TEST_CASE("A ring too short for rows of uneven cost is reported", "[logging][planted]") {
   const auto every_eighth = [](const RowKey& key) {
     if (key.index % 32 == 0) sleep_for(60);
   };
@@ -83,7 +83,7 @@ TEST_CASE("A ring too short for rows of uneven cost is named", "[logging][plante
   CHECK(first_row(report) == "short_ring --prefetch_factor");
 }
 
-TEST_CASE("A wait that comes near the timeout is named", "[logging][planted]") {
+TEST_CASE("A wait close to the timeout is reported", "[logging][planted]") {
   const auto one_slow_row = [](const RowKey& key) {
     if (key.index == 20) sleep_for(2500);
   };
@@ -93,7 +93,7 @@ TEST_CASE("A wait that comes near the timeout is named", "[logging][planted]") {
   CHECK(first_row(report) == "timeout --timeout");
 }
 
-TEST_CASE("A loader that keeps up gets no advice", "[logging][planted]") {
+TEST_CASE("A fast loader gets no advice", "[logging][planted]") {
   const auto report = watch([](const RowKey&) {}, {.batch_size = 4, .num_workers = 2, .timeout = milliseconds(60000)},
                             100, [] { sleep_for(10); });
   INFO(describe(report));
@@ -102,8 +102,8 @@ TEST_CASE("A loader that keeps up gets no advice", "[logging][planted]") {
   CHECK(report.queue_depth > 1);
 }
 
-TEST_CASE("A swing of nine windows in a real run is found and named", "[logging][planted]") {
-  // Other work on the machine may hide one swing, not many in a row.
+TEST_CASE("A swing of nine windows in a real run is found and reported", "[logging][planted]") {
+  // Other work on the machine may hide one swing, but not many in a row.
   MonitorReport report;
   for (int attempt = 0; attempt < 10 && first_row(report) != "swing --num_workers"; ++attempt) {
     report = swinging_run(milliseconds(50), 6);
@@ -116,7 +116,7 @@ TEST_CASE("A swing of nine windows in a real run is found and named", "[logging]
   CHECK(first_row(report) == "swing --num_workers");
 }
 
-TEST_CASE("What the GPUs' driver says is looked at during the run", "[logging][planted]") {
+TEST_CASE("The values of the GPUs' driver are sampled during the run", "[logging][planted]") {
   const MonitorOptions monitoring{.window = milliseconds(40), .libraries = {.nvml = FAKE_NVML, .cuda = FAKE_NVML}};
   const PrefetcherOptions options{.batch_size = 4, .num_workers = 2};
   const auto run = [&](bool pinned) {
@@ -131,19 +131,19 @@ TEST_CASE("What the GPUs' driver says is looked at during the run", "[logging][p
     CHECK(report.gpu_used_bytes == int64_t{3} << 30);
     CHECK(first_row(report).empty());
   }
-  SECTION("a GPU that idles though data is there has too small a batch") {
+  SECTION("a GPU that idles although data is ready has too small a batch") {
     const test::EnvironmentVariable idle("FAKE_NVML_UTILISATION", "35");
     CHECK(first_row(run(true)) == "small_batch --batch_size");
   }
-  SECTION("a GPU that idles and is fed from pageable memory wants it page-locked") {
+  SECTION("a GPU that idles with copies from pageable memory needs page-locked memory") {
     const test::EnvironmentVariable idle("FAKE_NVML_UTILISATION", "35");
     CHECK(first_row(run(false)) == "pinned_memory --pin_memory");
   }
-  SECTION("a GPU whose memory is nearly full wants a smaller batch") {
+  SECTION("a GPU with nearly full memory needs a smaller batch") {
     const test::EnvironmentVariable full("FAKE_NVML_FREE_MIB", "500");
     CHECK(first_row(run(true)) == "memory --batch_size");
   }
-  SECTION("a slice of a GPU that does not tell is judged by the waiting") {
+  SECTION("a GPU slice without utilisation is judged by the waiting time") {
     const test::EnvironmentVariable slice("FAKE_NVML_UTILISATION", "none");
     const auto report = run(true);
     CHECK_FALSE(report.of_gpus);
@@ -151,7 +151,7 @@ TEST_CASE("What the GPUs' driver says is looked at during the run", "[logging][p
   }
 }
 
-TEST_CASE("A Monitor ends at once, however long its window", "[logging][monitor]") {
+TEST_CASE("A Monitor stops immediately, however long its window is", "[logging][monitor]") {
   auto loader =
       Prefetcher::create(test::hooked(4, [](const RowKey&) {}), SequentialSampler(4), {.batch_size = 1}).value();
   const auto begin = Clock::now();
@@ -162,7 +162,7 @@ TEST_CASE("A Monitor ends at once, however long its window", "[logging][monitor]
   CHECK(Clock::now() - begin < std::chrono::minutes(5));
 }
 
-TEST_CASE("The live table has a heading and a row for every few windows", "[logging][monitor]") {
+TEST_CASE("The live table has a heading and one row per few windows", "[logging][monitor]") {
   auto loader = Prefetcher::create(test::hooked(1 << 20, [](const RowKey&) {}), SequentialSampler(1 << 20),
                                    {.batch_size = 1, .num_workers = 1})
                     .value();

@@ -20,7 +20,7 @@ std::vector<LogRecord> run(int steps) {
   return records;
 }
 
-/// The points of the line of a split, as they stand in its path.
+/// The points of the line of a split in its path.
 std::vector<std::pair<double, double>> line_of(const std::string& svg, const std::string& split) {
   std::smatch path;
   std::vector<std::pair<double, double>> points;
@@ -39,7 +39,7 @@ size_t count(const std::string& text, const std::string& piece) {
   return found;
 }
 
-/// Every element is closed: a small check that any XML reader would accept it.
+/// Checks that every element is closed, as any XML reader requires.
 bool balanced(const std::string& svg) {
   std::vector<std::string> open;
   const std::regex tag("<(/?)([a-z]+)([^<>]*)>");
@@ -56,19 +56,19 @@ bool balanced(const std::string& svg) {
 
 }  // namespace
 
-TEST_CASE("The picture has a line for each split through its points, axes and a legend", "[logging][plot]") {
+TEST_CASE("The picture has a line through the points of each split, axes and a legend", "[logging][plot]") {
   const std::string svg = plot_svg(run(1000));
   CHECK(balanced(svg));
   const auto train = line_of(svg, "train"), val = line_of(svg, "val");
   REQUIRE(train.size() == 100);
   REQUIRE(val.size() == 10);
-  CHECK(train.back().first == Approx(776));  // the last step is the right edge
+  CHECK(train.back().first == Approx(776));  // the last step is at the right edge
   CHECK(train.front().first == Approx(72 + 704 * 0.01).margin(0.1));
   for (size_t i = 1; i < train.size(); ++i) {
     CHECK(train[i].first > train[i - 1].first);
     CHECK(train[i].second >= train[i - 1].second);  // the loss falls, and y grows downwards
   }
-  // The axis goes from 1 to 4 with marks of 0.5: loss 4 is the top, loss 1 the foot.
+  // The axis goes from 1 to 4 with marks every 0.5: loss 4 is at the top, loss 1 at the bottom.
   CHECK(train.front().second == Approx(56));
   CHECK(train.back().second == Approx(392 - 336 * 0.03 / 3).margin(0.1));
   CHECK(svg.find(" train 1.0300<") != std::string::npos);
@@ -79,7 +79,7 @@ TEST_CASE("The picture has a line for each split through its points, axes and a 
   CHECK(count(svg, "<circle") == 10);
 }
 
-TEST_CASE("A long run is averaged to a point per pixel and keeps its mean", "[logging][plot]") {
+TEST_CASE("A long run is averaged to one point per pixel and keeps its mean", "[logging][plot]") {
   std::vector<LogRecord> records;
   for (int step = 1; step <= 100'000; ++step)
     records.push_back({.step = step, .values = {{"loss", step % 2 ? 1.0 : 3.0}}});
@@ -88,7 +88,7 @@ TEST_CASE("A long run is averaged to a point per pixel and keeps its mean", "[lo
   for (const auto& [x, y] : line) CHECK(y == Approx((56 + 392) / 2.0).margin(3));
 }
 
-TEST_CASE("Values that are not finite leave a gap and a mark", "[logging][plot]") {
+TEST_CASE("Non-finite values leave a gap and a mark", "[logging][plot]") {
   auto records = run(200);
   records[5].values[0].second = std::numeric_limits<double>::quiet_NaN();
   records[6].values[0].second = std::numeric_limits<double>::infinity();
@@ -101,7 +101,7 @@ TEST_CASE("Values that are not finite leave a gap and a mark", "[logging][plot]"
   CHECK(line.find("inf") == std::string::npos);
 }
 
-TEST_CASE("Runs with nothing, one point, one value or a hostile name still give a picture", "[logging][plot]") {
+TEST_CASE("Runs with no point, one point, one value or a hostile name still give a picture", "[logging][plot]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const auto& records : std::vector<std::vector<LogRecord>>{
            {},
@@ -132,7 +132,7 @@ TEST_CASE("loss.svg is drawn from metrics.jsonl", "[logging][plot]") {
   CHECK(svg == plot_svg(run(300)));
 }
 
-TEST_CASE("a picture of something else than a run names its axis and no lowest value") {
+TEST_CASE("A picture of other data names its axis and has no lowest value") {
   const std::vector<LogRecord> records = {{.step = 1, .split = "linear", .values = {{"speed-up", 1}}},
                                           {.step = 8, .split = "linear", .values = {{"speed-up", 8}}}};
   const std::string svg = plot_svg(records, "speed-up", "devices & nodes");

@@ -14,7 +14,7 @@ using Style = ProgressOptions::Style;
 
 namespace {
 
-/// A stream whose text can be taken.
+/// A stream whose text can be taken out.
 class Screen {
  public:
   Screen() : stream_(std::tmpfile()) {}
@@ -33,7 +33,7 @@ class Screen {
   off_t taken_ = 0;
 };
 
-/// What the last line of a terminal shows.
+/// The visible last line of a terminal.
 std::string last_line(std::string text) {
   text = text.substr(text.rfind('\r') + 1);
   const size_t erase = text.find("\x1b[K");
@@ -44,7 +44,7 @@ LogRecord record(int64_t step) {
   return {.step = step, .epoch = 1.85, .values = {{"loss", 2.10341}, {"tokens_per_second", 12345}}, .lr = {9.55e-4}};
 }
 
-/// LANG decides which characters the bar is made of.
+/// LANG selects the characters of the bar.
 struct Locale {
   explicit Locale(const char* value) { setenv("LC_ALL", value, 1); }
   ~Locale() { unsetenv("LC_ALL"); }
@@ -70,7 +70,7 @@ TEST_CASE("Without a terminal each training record is a plain line", "[logging][
   CHECK(screen.take().empty());
 }
 
-TEST_CASE("A run of unknown length shows no total and no time left", "[logging][progress]") {
+TEST_CASE("A run of unknown length shows no total and no remaining time", "[logging][progress]") {
   Screen screen;
   ConsoleProgress progress(screen.stream());
   progress.begin({});
@@ -91,7 +91,7 @@ TEST_CASE("The bar shows step, time, epoch, loss, lr and throughput on one line"
         "tokens/s");
 }
 
-TEST_CASE("The bar is drawn at most ten times a second and moves between records", "[logging][progress]") {
+TEST_CASE("The bar is drawn at most ten times per second and moves between records", "[logging][progress]") {
   Screen screen;
   double now = 0;
   ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = 100, .clock = [&] { return now; }});
@@ -108,7 +108,8 @@ TEST_CASE("The bar is drawn at most ten times a second and moves between records
   CHECK(last_line(screen.take()).find("1001/1000 [0:02]") != std::string::npos);
 }
 
-TEST_CASE("The bar fits any width: the bar itself goes first, then fields from the right", "[logging][progress]") {
+TEST_CASE("The bar fits any width: the bar itself is dropped first, then fields from the right",
+          "[logging][progress]") {
   for (int width = 1; width <= 200; ++width) {
     Screen screen;
     Locale locale("en_US.UTF-8");
@@ -127,7 +128,7 @@ TEST_CASE("The bar fits any width: the bar itself goes first, then fields from t
   }
 }
 
-TEST_CASE("Lines appear above the bar, which stays last and is left standing at the end", "[logging][progress]") {
+TEST_CASE("Lines appear above the bar, which stays last and remains at the end", "[logging][progress]") {
   Screen screen;
   double now = 0;
   ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = 60, .clock = [&] { return now; }});
@@ -145,18 +146,18 @@ TEST_CASE("Lines appear above the bar, which stays last and is left standing at 
   CHECK(screen.take().empty());
 }
 
-TEST_CASE("The time left follows the present speed", "[logging][progress]") {
+TEST_CASE("The remaining time follows the present speed", "[logging][progress]") {
   Screen screen;
   double now = 0;
   ConsoleProgress progress(screen.stream(), {.style = Style::kLines, .clock = [&] { return now; }});
   progress.begin({.total_steps = 100'000});
-  for (int64_t step = 1; step <= 600; ++step) now += 1, progress.tick(step);           // one step a second
-  for (int64_t step = 610; step <= 10'000; step += 10) now += 1, progress.tick(step);  // then ten
+  for (int64_t step = 1; step <= 600; ++step) now += 1, progress.tick(step);           // one step per second
+  for (int64_t step = 610; step <= 10'000; step += 10) now += 1, progress.tick(step);  // then ten per second
   progress.log({.step = 10'000});
   CHECK(screen.take().ends_with("left 2:30:00\n"));
 }
 
-TEST_CASE("A resumed run does not count the steps before it as its own speed", "[logging][progress]") {
+TEST_CASE("A resumed run does not count earlier steps for its speed", "[logging][progress]") {
   Screen screen;
   double now = 0;
   ConsoleProgress progress(screen.stream(), {.style = Style::kLines, .clock = [&] { return now; }});
@@ -166,20 +167,20 @@ TEST_CASE("A resumed run does not count the steps before it as its own speed", "
   CHECK(screen.take().ends_with("left 1:30\n"));
 }
 
-TEST_CASE("Secrets are masked on the way to the screen", "[logging][progress]") {
+TEST_CASE("Secrets are masked on screen", "[logging][progress]") {
   Screen screen;
   ConsoleProgress progress(screen.stream());
   progress.print("WANDB_API_KEY=canary https://u:canary@host");
   CHECK(screen.take() == "WANDB_API_KEY=*** https://***@host\n");
 }
 
-TEST_CASE("A reader that went away raises no signal and ends nothing", "[logging][progress]") {
+TEST_CASE("A reader that closes the pipe raises no signal and ends nothing", "[logging][progress]") {
   int ends[2];
   REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
   std::FILE* stream = fdopen(ends[1], "w");
   close(ends[0]);
   {
-    ConsoleProgress progress(stream);  // SIGPIPE has its default action here: it would end this program
+    ConsoleProgress progress(stream);  // SIGPIPE has its default action here and would end this program
     progress.print("nobody reads this");
     progress.log(record(1));
     CHECK(progress.flush().ok());
@@ -190,7 +191,7 @@ TEST_CASE("A reader that went away raises no signal and ends nothing", "[logging
   fclose(stream);
 }
 
-TEST_CASE("A closed stream is silence", "[logging][progress]") {
+TEST_CASE("A closed stream prints nothing", "[logging][progress]") {
   std::FILE* stream = std::tmpfile();
   close(fileno(stream));
   ConsoleProgress progress(stream);
@@ -199,7 +200,7 @@ TEST_CASE("A closed stream is silence", "[logging][progress]") {
   fclose(stream);
 }
 
-TEST_CASE("A terminal gets a bar of its width, a dumb one gets lines", "[logging][progress]") {
+TEST_CASE("A terminal gets a bar of its width, a dumb terminal gets lines", "[logging][progress]") {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   REQUIRE(terminal >= 0);
   REQUIRE(grantpt(terminal) == 0);

@@ -7,7 +7,7 @@
 
 using namespace trainkit;
 
-TEST_CASE("Memory and processor time of this process are measured", "[logging][resource_monitor]") {
+TEST_CASE("Memory and CPU time of this process are measured", "[logging][resource_monitor]") {
   ResourceMonitor monitor({.nvml = "libdoes-not-exist.so"});
   const int64_t before = monitor.resident_bytes();
   CHECK(before > (4 << 20));
@@ -22,7 +22,7 @@ TEST_CASE("Memory and processor time of this process are measured", "[logging][r
   CHECK(block.back() == 1);
 }
 
-TEST_CASE("GPUs are read through the driver's library, without those that it refuses", "[logging][resource_monitor]") {
+TEST_CASE("GPUs are read through the driver's library, except those that it refuses", "[logging][resource_monitor]") {
   const ResourceMonitor monitor({.nvml = FAKE_NVML, .cuda = FAKE_NVML});
   const std::vector<GpuUsage> gpus = monitor.gpus();
   REQUIRE(gpus.size() == 1);
@@ -33,25 +33,25 @@ TEST_CASE("GPUs are read through the driver's library, without those that it ref
   CHECK(gpus[0].pci_bus_id == "00000000:81:00.0");
 }
 
-TEST_CASE("LibTorch's devices are found by their place on the bus", "[logging][resource_monitor]") {
+TEST_CASE("LibTorch's devices are found by their PCI bus address", "[logging][resource_monitor]") {
   const ResourceMonitor monitor({.nvml = FAKE_NVML, .cuda = FAKE_NVML});
   CHECK(monitor.gpus_of({0}).size() == 1);
   CHECK(monitor.gpus_of({0, 0}).size() == 2);
-  CHECK(monitor.gpus_of({1}).empty());  // the driver knows no such place
+  CHECK(monitor.gpus_of({1}).empty());  // the driver does not know this address
   CHECK(monitor.gpus_of({}).empty());
   CHECK(ResourceMonitor({.nvml = FAKE_NVML, .cuda = "no-such-library.so"}).gpus_of({0}).empty());
 }
 
-TEST_CASE("A GPU that does not tell its utilisation is not an idle one", "[logging][resource_monitor]") {
+TEST_CASE("A GPU that does not report its utilisation does not count as idle", "[logging][resource_monitor]") {
   const test::EnvironmentVariable slice("FAKE_NVML_UTILISATION", "none");
   CHECK(ResourceMonitor({.nvml = FAKE_NVML}).gpus().at(0).utilization < 0);
 }
 
-TEST_CASE("A library of that name that is not NVML is no GPU", "[logging][resource_monitor]") {
+TEST_CASE("A library with NVML's name but not its functions gives no GPU", "[logging][resource_monitor]") {
   CHECK(ResourceMonitor({.nvml = "libm.so.6"}).gpus().empty());
 }
 
-TEST_CASE("Processes that hold memory of a GPU are named where they can be seen", "[logging][resource_monitor]") {
+TEST_CASE("Processes that hold memory of a GPU are listed if they are visible", "[logging][resource_monitor]") {
   const std::vector<GpuProcess> processes = ResourceMonitor({.nvml = FAKE_NVML}).gpu_processes();
   REQUIRE(processes.size() == 2);
   CHECK(processes[0].gpu == 1);

@@ -27,7 +27,7 @@ void log_steps(const RunLogOptions& options, int64_t first, int64_t last) {
 
 }  // namespace
 
-TEST_CASE("A new run starts empty files and a resumed one goes on behind its checkpoint", "[logging][run_log]") {
+TEST_CASE("A new run creates its files and a resumed one appends after its checkpoint", "[logging][run_log]") {
   test::TempDir dir;
   const std::string run = dir / "deep/run";
   log_steps({.output_dir = run}, 1, 5);
@@ -40,7 +40,7 @@ TEST_CASE("A new run starts empty files and a resumed one goes on behind its che
   CHECK(files_in(run + "/tensorboard") == 1);
 }
 
-TEST_CASE("Each sink can be left out, moved or shown", "[logging][run_log]") {
+TEST_CASE("Each sink can be omitted, moved or enabled", "[logging][run_log]") {
   test::TempDir dir;
   std::FILE* screen = std::tmpfile();
   log_steps({.output_dir = dir / "a", .console = screen, .tensorboard_dir = dir / "elsewhere"}, 1, 1);
@@ -53,7 +53,7 @@ TEST_CASE("Each sink can be left out, moved or shown", "[logging][run_log]") {
   CHECK(files_in(dir / "b") == 1);
 }
 
-TEST_CASE("What cannot be opened is reported before the first step", "[logging][run_log]") {
+TEST_CASE("A file that cannot be opened is reported before the first step", "[logging][run_log]") {
   test::TempDir dir;
   CHECK(exit_code(open_run_log({.output_dir = "/proc/none"}).status()) == ExitCode::kStorage);
   CHECK(exit_code(open_run_log({.output_dir = dir / "a", .tensorboard_dir = "/dev/null"}).status()) ==

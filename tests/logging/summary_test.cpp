@@ -13,7 +13,7 @@ namespace {
 json read(const std::string& path) { return json::parse(std::ifstream(path)); }
 }  // namespace
 
-TEST_CASE("The summary says how the run ended, what it reached and with what", "[logging][summary]") {
+TEST_CASE("The summary has the outcome, the scores and the settings of the run", "[logging][summary]") {
   test::TempDir dir;
   RunSummary summary{.exit_reason = "early_stopping",
                      .steps = 2000,
@@ -47,7 +47,7 @@ TEST_CASE("A run without an evaluation has no best step, and NaN is a string", "
   CHECK(written["final"] == json{{"loss", "NaN"}, {"x", "-Infinity"}});
 }
 
-TEST_CASE("Scores are entries of their own, and a dot makes an object", "[logging][summary]") {
+TEST_CASE("Scores are separate entries, and a dot creates an object", "[logging][summary]") {
   const json written = json::parse(to_json(RunSummary{
       .scores = {{"ndcg@10", 0.25}, {"popularity.mrr", 0.5}, {"popularity.ndcg@10", 0.125}, {"recall@10", 1}}}));
   CHECK(written["ndcg@10"] == 0.25);
@@ -55,7 +55,7 @@ TEST_CASE("Scores are entries of their own, and a dot makes an object", "[loggin
   CHECK(written["popularity"] == json{{"mrr", 0.5}, {"ndcg@10", 0.125}});
 }
 
-TEST_CASE("error.json holds the error, and a later success removes it", "[logging][summary]") {
+TEST_CASE("error.json contains the error, and a later success removes it", "[logging][summary]") {
   test::TempDir dir;
   const absl::Status error = to_status({.exit_code = ExitCode::kData,
                                         .id = "data.tokens",
@@ -75,13 +75,13 @@ TEST_CASE("error.json holds the error, and a later success removes it", "[loggin
   REQUIRE(write_summary(dir.path(), {}).ok());
 }
 
-TEST_CASE("A folder that is not there is exit code 6", "[logging][summary]") {
+TEST_CASE("A missing folder is exit code 6", "[logging][summary]") {
   test::TempDir dir;
   CHECK(exit_code(write_summary(dir / "none", {})) == ExitCode::kStorage);
   CHECK(exit_code(write_error(dir / "none", absl::InternalError("x"))) == ExitCode::kStorage);
 }
 
-TEST_CASE("the first lines of a run become one JSON object, with lists where a line goes on") {
+TEST_CASE("The first lines of a run become one JSON object, with lists for continued lines") {
   const auto json = nlohmann::ordered_json::parse(plan_to_json(
       "strategy   single on cpu\n\ndata       3 rows, \"a\"\n           x (3, 4) Long\n           y (3) Long\nlast\n"));
   CHECK(json == nlohmann::ordered_json{{"strategy", "single on cpu"},
@@ -90,7 +90,7 @@ TEST_CASE("the first lines of a run become one JSON object, with lists where a l
   CHECK(plan_to_json("") == "{}");
 }
 
-TEST_CASE("Long names of scores stay whole and apart", "[logging][summary]") {
+TEST_CASE("Long names of scores stay complete and distinct", "[logging][summary]") {
   const std::string begin(150, 'n');
   const auto json = nlohmann::json::parse(
       to_json(RunSummary{.scores = {{begin + "1", 1}, {begin + "2", 2}, {"m." + begin + "1", 3}}}));

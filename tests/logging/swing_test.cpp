@@ -9,7 +9,7 @@
 namespace trainkit {
 namespace {
 
-/// `count` values that are `low` for the first `part` of every `period` values and `high` for the rest, with noise.
+/// `count` values: `low` for the first `part` of every `period` values, `high` for the rest, with noise.
 std::vector<double> square(int count, double period, double part, double low, double high, double noise = 0,
                            unsigned seed = 1) {
   std::mt19937 random(seed);
@@ -22,7 +22,7 @@ std::vector<double> square(int count, double period, double part, double low, do
   return values;
 }
 
-TEST_CASE("A swing's extremes and period are found, whatever its phase", "[logging][swing]") {
+TEST_CASE("A swing's extremes and period are found for any phase", "[logging][swing]") {
   for (unsigned seed = 1; seed <= 50; ++seed) {
     const auto swing = find_swing(square(60, 9, 0.5, 0.09, 0.90, 0, seed));
     INFO("seed " << seed);
@@ -33,7 +33,7 @@ TEST_CASE("A swing's extremes and period are found, whatever its phase", "[loggi
   }
 }
 
-TEST_CASE("A swing of 9 to 90 percent is found under noise, with 27 values or with 600", "[logging][swing]") {
+TEST_CASE("A swing from 9 to 90 percent is found in noise, with 27 values or with 600", "[logging][swing]") {
   const int count = GENERATE(27, 60, 600);
   int found = 0;
   for (unsigned seed = 1; seed <= 200; ++seed) {
@@ -57,7 +57,7 @@ TEST_CASE("A flat line, a short series and a small ripple have no swing", "[logg
   CHECK_FALSE(find_swing(square(100, 9, 0.5, 0.80, 0.90)));
 }
 
-TEST_CASE("Noise of any length is called a swing in fewer than one of a hundred series", "[logging][swing]") {
+TEST_CASE("Noise of any length is reported as a swing in fewer than 1 % of the series", "[logging][swing]") {
   const int count = GENERATE(12, 30, 120, 600);
   int found = 0;
   for (unsigned seed = 1; seed <= 1000; ++seed)
@@ -66,7 +66,7 @@ TEST_CASE("Noise of any length is called a swing in fewer than one of a hundred 
   CHECK(found < 10);
 }
 
-TEST_CASE("A drift, a single step and a single outlier are no swing", "[logging][swing]") {
+TEST_CASE("A drift, a single step and a single outlier are not a swing", "[logging][swing]") {
   std::vector<double> drift, step, outlier(100, 0.9);
   for (int i = 0; i < 100; ++i) {
     drift.push_back(i / 100.0);

@@ -1,4 +1,4 @@
-// What stock TensorBoard makes of our files.
+// TensorBoard's own reader on our files.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -20,7 +20,7 @@ extern char** environ;
 
 namespace {
 
-/// What Python's EventAccumulator reads; null if there is no Python with tensorboard.
+/// The output of Python's EventAccumulator; null without Python or tensorboard.
 json accumulate(const std::string& folder) {
   if (test::python().empty()) return nullptr;
   test::TempDir dir;
@@ -37,7 +37,7 @@ json accumulate(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("EventAccumulator reads the tags, steps, values and texts that were logged", "[logging][tensorboard]") {
+TEST_CASE("EventAccumulator reads the logged tags, steps, values and texts", "[logging][tensorboard]") {
   test::TempDir dir;
   {
     auto logger = TensorBoardLogger::open(dir.path()).value();
@@ -75,7 +75,7 @@ TEST_CASE("EventAccumulator reads every complete event of a file that was cut an
   }
   const auto file = std::filesystem::directory_iterator(whole.path())->path();
   const auto size = std::filesystem::file_size(file);
-  const auto event_size = (size - std::min<uintmax_t>(size, 40)) / 3;  // the file version's event has 40 bytes
+  const auto event_size = (size - std::min<uintmax_t>(size, 40)) / 3;  // the event with the file version has 40 bytes
   REQUIRE(40 + 3 * event_size == size);
   test::TempDir cut;
   for (uintmax_t bytes : {size, size - 1, size - event_size / 2, size - event_size + 1, size - event_size}) {
@@ -89,14 +89,14 @@ TEST_CASE("EventAccumulator reads every complete event of a file that was cut an
 }
 
 // 100 times with TRAINKIT_TEST_FULL (./dev test --full).
-TEST_CASE("A run killed at random times and resumed each time has every step once, for stock TensorBoard too",
+TEST_CASE("A run killed at random times and resumed has every step once, also for stock TensorBoard",
           "[logging][tensorboard]") {
   test::TempDir dir;
   const int kills = test::environment("TRAINKIT_TEST_FULL").empty() ? 15 : 100;
   std::string program = LOG_UNTIL_KILLED, folder = dir.path(), steps = "1000000";
   char* arguments[] = {program.data(), folder.data(), steps.data(), nullptr};
   std::mt19937 random(7);
-  const auto start = [&] {  // returns once the child is about to rewind
+  const auto start = [&] {  // returns when the child is about to rewind
     int ends[2];
     REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
     posix_spawn_file_actions_t actions;
@@ -124,7 +124,7 @@ TEST_CASE("A run killed at random times and resumed each time has every step onc
   int64_t saved = 0;
   std::ifstream(dir / "saved") >> saved;
   REQUIRE(saved > 0);
-  steps = std::to_string(saved + 30);  // the last run goes past the checkpoint and ends by itself
+  steps = std::to_string(saved + 30);  // the last run passes the checkpoint and ends normally
   arguments[2] = steps.data();
   int status = 0;
   waitpid(start(), &status, 0);

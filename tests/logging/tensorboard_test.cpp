@@ -25,7 +25,7 @@ std::vector<std::filesystem::path> files_of(const std::string& folder) {
   return files;
 }
 
-/// Steps of the complete events of all files, without the file versions (step 0).
+/// Steps of the complete events of all files, without file version events (step 0).
 std::vector<int64_t> logged_steps(const std::string& folder) {
   std::vector<int64_t> steps;
   for (const auto& file : files_of(folder)) {
@@ -44,13 +44,13 @@ void log_steps(TensorBoardLogger& logger, int64_t first, int64_t last) {
 
 }  // namespace
 
-TEST_CASE("CRC-32C agrees with RFC 3720's examples", "[logging][tensorboard]") {
+TEST_CASE("CRC-32C gives the results of RFC 3720's examples", "[logging][tensorboard]") {
   CHECK(trainkit::detail::crc32c(std::string(32, '\0')) == 0x8a9136aau);
   CHECK(trainkit::detail::crc32c(std::string(32, '\xff')) == 0x62a8ab43u);
   CHECK(trainkit::detail::crc32c("123456789") == 0xe3069283u);
 }
 
-TEST_CASE("A record reads back, and not when a bit of it changed or its end is missing", "[logging][tensorboard]") {
+TEST_CASE("A record is read back, but not with a changed bit or a missing end", "[logging][tensorboard]") {
   const std::string record = trainkit::detail::frame_record("some event");
   size_t offset = 0;
   CHECK(trainkit::detail::next_record(record, offset) == "some event");
@@ -68,7 +68,7 @@ TEST_CASE("A record reads back, and not when a bit of it changed or its end is m
   }
 }
 
-TEST_CASE("The step of an event is found behind any other fields, and malformed events have none",
+TEST_CASE("The step of an event is found after any other fields, and malformed events have none",
           "[logging][tensorboard]") {
   trainkit::detail::EventBuilder event(1.5, 123456789012);
   event.scalar("loss", 1);
@@ -77,13 +77,13 @@ TEST_CASE("The step of an event is found behind any other fields, and malformed 
   CHECK(trainkit::detail::event_step("") == 0);
   CHECK_FALSE(trainkit::detail::event_step("\x10\xff"));                // a varint without an end
   CHECK_FALSE(trainkit::detail::event_step("\x2a\x7f"));                // a string longer than the event
-  CHECK_FALSE(trainkit::detail::event_step(std::string("\x09\0", 2)));  // a double cut short
-  CHECK_FALSE(trainkit::detail::event_step("\x0b"));                    // a wire type that does not exist
+  CHECK_FALSE(trainkit::detail::event_step(std::string("\x09\0", 2)));  // a truncated double
+  CHECK_FALSE(trainkit::detail::event_step("\x0b"));                    // an unknown wire type
 }
 
-TEST_CASE("The file appears with the first record and is named so that it sorts last", "[logging][tensorboard]") {
+TEST_CASE("The file is created with the first record, and its name sorts last", "[logging][tensorboard]") {
   test::TempDir dir;
-  std::ofstream(dir / "events.out.tfevents.4000000000.other.1") << "";  // the clock was wrong once
+  std::ofstream(dir / "events.out.tfevents.4000000000.other.1") << "";  // the clock was once wrong
   {
     auto logger = TensorBoardLogger::open(dir.path()).value();
     CHECK(files_of(dir.path()).size() == 1);
@@ -98,7 +98,7 @@ TEST_CASE("The file appears with the first record and is named so that it sorts 
   CHECK(logged_steps(dir.path()) == std::vector<int64_t>{1, 2});
 }
 
-TEST_CASE("After a rewind each step stands once, wherever the last file was cut", "[logging][tensorboard]") {
+TEST_CASE("After a rewind every step occurs once, wherever the last file was cut", "[logging][tensorboard]") {
   test::TempDir first;
   log_steps(*TensorBoardLogger::open(first.path()).value(), 1, 4);
   const std::string whole = read(files_of(first.path()).at(0));
@@ -119,13 +119,13 @@ TEST_CASE("After a rewind each step stands once, wherever the last file was cut"
   }
 }
 
-TEST_CASE("A rewind to the last step cuts the test's scalars and table, whichever of them a kill let be written",
+TEST_CASE("A rewind to the last step removes the test's scalars and table, whichever of them a kill left",
           "[logging][tensorboard]") {
   const auto log_test_of = [](Logger& logger) {
     logger.log({.step = 4, .split = "test", .values = {{"accuracy", 0.5}}});
     logger.log_text({.step = 4, .tag = "test", .text = "| class | accuracy |"});
   };
-  for (const int texts : {0, 1}) {  // a kill came before the table, or after it
+  for (const int texts : {0, 1}) {  // a kill before or after the table was written
     test::TempDir dir;
     {
       auto logger = TensorBoardLogger::open(dir.path()).value();
@@ -143,11 +143,11 @@ TEST_CASE("A rewind to the last step cuts the test's scalars and table, whicheve
   }
 }
 
-TEST_CASE("A rewind to the step that a run went on from keeps what was evaluated then", "[logging][tensorboard]") {
+TEST_CASE("A rewind to the step that a run resumed from keeps its evaluation", "[logging][tensorboard]") {
   test::TempDir dir;
   {
     auto logger = TensorBoardLogger::open(dir.path()).value();
-    log_steps(*logger, 1, 4);  // and a signal, before the evaluation of the last step
+    log_steps(*logger, 1, 4);  // and a signal before the evaluation of the last step
     REQUIRE(logger->flush().ok());
   }
   for (int restart = 0; restart < 3; ++restart) {
@@ -156,14 +156,15 @@ TEST_CASE("A rewind to the step that a run went on from keeps what was evaluated
     if (restart == 0) logger->log({.step = 4, .split = "val", .values = {{"loss", 1}}});
     logger->log({.step = 4, .split = "test", .values = {{"accuracy", 0.5}}});
     REQUIRE(logger->flush().ok());
-    // 5 is the mark of a restart: that before the evaluation, and before the test if that is in another file
+    // 5 is the restart mark: one before the evaluation, and one before the test if that is in another file
     const std::vector<int64_t> steps =
         restart == 0 ? std::vector<int64_t>{1, 2, 3, 4, 5, 4, 4} : std::vector<int64_t>{1, 2, 3, 4, 5, 4, 5, 4};
     CHECK(logged_steps(dir.path()) == steps);
   }
 }
 
-TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in another", "[logging][tensorboard]") {
+TEST_CASE("A rewind in the middle of a run truncates its own file and continues in a new one",
+          "[logging][tensorboard]") {
   test::TempDir dir;
   auto logger = TensorBoardLogger::open(dir.path()).value();
   log_steps(*logger, 1, 5);
@@ -176,7 +177,7 @@ TEST_CASE("A rewind in the middle of a run cuts its own file and goes on in anot
   CHECK(files_of(dir.path()).size() == 3);
 }
 
-TEST_CASE("Files of others are left alone", "[logging][tensorboard]") {
+TEST_CASE("Files of other programs are left unchanged", "[logging][tensorboard]") {
   test::TempDir dir;
   std::ofstream(dir / "events.out.tfevents.1000000000.host.7.0") << "torn";
   std::ofstream(dir / "notes.trainkit") << "mine";
@@ -184,14 +185,14 @@ TEST_CASE("Files of others are left alone", "[logging][tensorboard]") {
   CHECK(files_of(dir.path()).size() == 2);
 }
 
-TEST_CASE("A folder that cannot be made or written is exit code 6", "[logging][tensorboard]") {
+TEST_CASE("A folder that cannot be created or written is exit code 6", "[logging][tensorboard]") {
   test::TempDir dir;
   std::ofstream(dir / "file") << "";
   CHECK(exit_code(TensorBoardLogger::open(dir / "file").status()) == ExitCode::kStorage);
   CHECK(exit_code(TensorBoardLogger::open(dir / "file/folder").status()) == ExitCode::kStorage);
 }
 
-TEST_CASE("A folder that goes away is an error of flush, not of log", "[logging][tensorboard]") {
+TEST_CASE("A folder that disappears is an error of flush, not of log", "[logging][tensorboard]") {
   test::TempDir dir;
   auto logger = TensorBoardLogger::open(dir / "tensorboard").value();
   std::filesystem::remove(dir / "tensorboard");

@@ -1,4 +1,4 @@
-// The official client, offline.
+// The official W&B client, offline.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -44,7 +44,7 @@ struct Variable {
 
 }  // namespace
 
-TEST_CASE("The official client records offline what was logged, and nowhere the key", "[logging][wandb]") {
+TEST_CASE("The official client records the logged values offline, and nowhere the key", "[logging][wandb]") {
   if (!has_wandb()) TRAINKIT_SKIP("no Python with wandb");
   test::TempDir dir;
   Variable mode("WANDB_MODE", "offline"), key("WANDB_API_KEY", "canary0123456789canary0123456789canary01");
@@ -69,7 +69,7 @@ TEST_CASE("The official client records offline what was logged, and nowhere the 
     logger->log({.step = 30, .epoch = 1.5, .values = {{"loss", 1.75}}});
     REQUIRE(logger->close().ok());
   }
-  // Two runs of one second: the client calls them NAME and NAME-1, and the second one sorts first as a path.
+  // Two runs within one second: the client names them NAME and NAME-1, and the second one sorts first as a path.
   auto folders = run_folders(dir);
   REQUIRE(folders.size() == 2);
   const std::string second = folders[folders[0] == first ? 1 : 0];
@@ -100,13 +100,14 @@ TEST_CASE("The official client records offline what was logged, and nowhere the 
   }
 }
 
-TEST_CASE("An interpreter without the package is exit code 2 and says how to install it", "[logging][wandb]") {
+TEST_CASE("An interpreter without the package is exit code 2 with the install command", "[logging][wandb]") {
   if (test::python().empty()) TRAINKIT_SKIP("no Python");
   test::TempDir dir;
   const std::string bare = dir / "bare.sh";
   std::ofstream(bare) << "#!/bin/sh\nexec " << test::python() << " -S -E \"$@\"\n";
   std::filesystem::permissions(bare, std::filesystem::perms::owner_all);
-  std::filesystem::create_directory(dir / "wandb");  // a folder of that name in the working directory is no package
+  std::filesystem::create_directory(dir / "wandb");  // a folder of that name in the working directory is not the
+                                                     // package
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(dir.path());
   const absl::Status status = WandbLogger::create({.dir = dir.path(), .python = bare}).status();

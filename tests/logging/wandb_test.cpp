@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// An executable shell script: a client of W&B that we can make do anything.
+/// An executable shell script: a W&B client with arbitrary behaviour.
 std::string script(const test::TempDir& dir, const std::string& body) {
   const std::string path = dir / "client.sh";
   std::ofstream(path) << "#!/bin/sh\n" << body << "\n";
@@ -38,7 +38,7 @@ absl::Status wait_for_failure(WandbLogger& logger) {
 
 }  // namespace
 
-TEST_CASE("No interpreter is exit code 2 and says what to install", "[logging][wandb]") {
+TEST_CASE("A missing interpreter is exit code 2 with the package to install", "[logging][wandb]") {
   test::TempDir dir;
   const absl::Status status = WandbLogger::create({.dir = dir.path(), .python = "/no/such/python"}).status();
   CHECK(error_text(status) ==
@@ -48,7 +48,7 @@ TEST_CASE("No interpreter is exit code 2 and says what to install", "[logging][w
   CHECK(exit_code(status) == ExitCode::kUsage);
 }
 
-TEST_CASE("A client that ends before it is ready is exit code 2", "[logging][wandb]") {
+TEST_CASE("A client that exits before it is ready is exit code 2", "[logging][wandb]") {
   test::TempDir dir;
   const absl::Status status = WandbLogger::create({.dir = dir.path(), .python = script(dir, "exit 1")}).status();
   CHECK(exit_code(status) == ExitCode::kUsage);
@@ -79,7 +79,7 @@ TEST_CASE("The client gets the options, then each record and text as a line, the
                     "{\"step\":3,\"tag\":\"sample\\\\x0a\",\"text\":\"a \\\"b\\\"\"}\n{\"finish\":true}\n"));
 }
 
-TEST_CASE("A client that fails tells why, once, and later records go nowhere", "[logging][wandb]") {
+TEST_CASE("The reason of a client's failure is reported once, and later records are dropped", "[logging][wandb]") {
   test::TempDir dir;
   const std::string body = std::string(kReady) + "echo '{\"failed\": \"CommError: api_key=canary\"}' >&0\nsleep 60";
   auto logger = WandbLogger::create({.dir = dir.path(), .python = script(dir, body), .finish_timeout = 10s}).value();
@@ -89,7 +89,7 @@ TEST_CASE("A client that fails tells why, once, and later records go nowhere", "
         "W&B; see " +
             (dir / "wandb/client.log") + "\n");
   logger->log({.step = 1});
-  CHECK(logger->close() == status);  // does not wait for the client that is still there
+  CHECK(logger->close() == status);  // does not wait for the client, which is still running
 }
 
 TEST_CASE("A client that dies is a failure and raises no SIGPIPE", "[logging][wandb]") {
@@ -100,7 +100,7 @@ TEST_CASE("A client that dies is a failure and raises no SIGPIPE", "[logging][wa
   CHECK(logger->optional());
 }
 
-TEST_CASE("A client that reads nothing blocks nothing and costs bounded memory", "[logging][wandb]") {
+TEST_CASE("A client that reads nothing blocks nothing and takes limited memory", "[logging][wandb]") {
   test::TempDir dir;
   auto logger =
       WandbLogger::create(
@@ -111,7 +111,7 @@ TEST_CASE("A client that reads nothing blocks nothing and costs bounded memory",
   CHECK(error_line(logger->flush()).find("is too slow") != std::string::npos);
 }
 
-TEST_CASE("A client that does not finish in time goes on by itself", "[logging][wandb]") {
+TEST_CASE("A client that does not finish in time continues on its own", "[logging][wandb]") {
   test::TempDir dir;
   auto logger =
       WandbLogger::create(

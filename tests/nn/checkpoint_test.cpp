@@ -10,7 +10,7 @@ using namespace trainkit;
 
 namespace {
 
-/// Counts the bytes of tensors that live on the CPU.
+/// Counts the bytes of live CPU tensors.
 class Meter : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t change, size_t, size_t, c10::Device) override {
@@ -69,7 +69,7 @@ const TransformerConfig kConfig{.vocab_size = 31, .block_size = 16, .n_layers = 
 
 }  // namespace
 
-TEST_CASE("Gradients with checkpointing are those without, bit for bit", "[nn][checkpoint]") {
+TEST_CASE("Gradients with checkpointing equal those without, bit for bit", "[nn][checkpoint]") {
   for (const double dropout : {0.0, 0.2}) {
     for (const bool bias : {false, true}) {
       for (const bool tied : {false, true}) {
@@ -84,10 +84,10 @@ TEST_CASE("Gradients with checkpointing are those without, bit for bit", "[nn][c
   }
 }
 
-TEST_CASE("The second run computes under the autocast of the first", "[nn][checkpoint]") {
+TEST_CASE("Recomputation uses the autocast state of the first run", "[nn][checkpoint]") {
   const Run plain = run(false, kConfig, /*autocast=*/true);
   check_equal(run(true, kConfig, /*autocast=*/true), plain);
-  CHECK_FALSE(torch::equal(plain.gradients[0], run(false, kConfig).gradients[0]));  // autocast did something
+  CHECK_FALSE(torch::equal(plain.gradients[0], run(false, kConfig).gradients[0]));  // autocast had an effect
 }
 
 TEST_CASE("Checkpointing keeps less memory", "[nn][checkpoint]") {
@@ -98,7 +98,7 @@ TEST_CASE("Checkpointing keeps less memory", "[nn][checkpoint]") {
   CHECK(checkpointed < plain / 2);
 }
 
-TEST_CASE("Gradients with any number of segments are those without, bit for bit, and more take less memory",
+TEST_CASE("Gradients with any number of segments equal those without, and more segments take less memory",
           "[nn][checkpoint]") {
   TransformerConfig config{.vocab_size = 31, .block_size = 64, .n_layers = 7, .n_heads = 2, .hidden_dim = 64};
   for (const double dropout : {0.0, 0.2}) {
@@ -119,7 +119,7 @@ TEST_CASE("Gradients with any number of segments are those without, bit for bit,
   CHECK_THROWS_AS(model->set_checkpoint_segments(8), c10::ValueError);
 }
 
-TEST_CASE("checkpoint_sequential computes each layer but the last segment's twice", "[nn][checkpoint]") {
+TEST_CASE("checkpoint_sequential computes each layer twice, except those of the last segment", "[nn][checkpoint]") {
   std::vector<int> calls(5);
   std::vector<CheckpointedLayer> layers;
   const at::Tensor weight = torch::rand({3}).requires_grad_(), x = torch::rand({3});
@@ -142,7 +142,7 @@ TEST_CASE("torch::autograd::grad works through a checkpoint, and checkpoints nes
   CHECK_FALSE(weight.grad().defined());
 }
 
-TEST_CASE("An input without gradient still lets the parameters have theirs", "[nn][checkpoint]") {
+TEST_CASE("An input without gradient still gives the parameters their gradients", "[nn][checkpoint]") {
   const at::Tensor weight = torch::rand({3}).requires_grad_();
   const at::Tensor frozen = torch::rand({3});
   const at::Tensor x = torch::rand({3});
@@ -151,7 +151,7 @@ TEST_CASE("An input without gradient still lets the parameters have theirs", "[n
   CHECK(torch::allclose(weight.grad(), x * frozen));
 }
 
-TEST_CASE("Without grad mode the function is simply called, once", "[nn][checkpoint]") {
+TEST_CASE("Without grad mode the function is called once, directly", "[nn][checkpoint]") {
   int calls = 0;
   const at::Tensor weight = torch::rand({3}).requires_grad_();
   const auto function = [&](const at::Tensor& t) { return ++calls, t * weight; };
@@ -164,14 +164,14 @@ TEST_CASE("Without grad mode the function is simply called, once", "[nn][checkpo
   CHECK(calls == 3);
 }
 
-TEST_CASE("Double backward through a checkpoint is an error that says so", "[nn][checkpoint]") {
+TEST_CASE("Double backward through a checkpoint is a clear error", "[nn][checkpoint]") {
   const at::Tensor x = torch::rand({3}).requires_grad_();
   const at::Tensor y = checkpoint([](const at::Tensor& t) { return t * t * t; }, x, {}).sum();
   CHECK_THROWS_WITH(torch::autograd::grad({y}, {x}, {}, true, true),
                     Catch::Contains("double backward is not supported"));
 }
 
-TEST_CASE("A failure in the second run puts the random numbers back", "[nn][checkpoint]") {
+TEST_CASE("A failed recomputation restores the random number generator", "[nn][checkpoint]") {
   int calls = 0;
   const at::Tensor x = torch::rand({3}).requires_grad_();
   const auto function = [&](const at::Tensor& t) {

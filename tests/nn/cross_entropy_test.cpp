@@ -12,7 +12,7 @@ double relative_to_largest(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max()).item<double>();
 }
 
-/// Loss and gradient of logits, by `loss_of`.
+/// Loss and gradient of logits with `loss_of`.
 template <class F>
 std::pair<at::Tensor, at::Tensor> with_gradient(const at::Tensor& logits, F loss_of) {
   const at::Tensor x = logits.detach().clone().requires_grad_();
@@ -72,19 +72,19 @@ TEST_CASE("cross_entropy treats ignored rows, NaN and infinity as LibTorch does"
   const at::Tensor logits = torch::randn({4, 3});
   same(logits, target);
   same(logits, torch::tensor({1, 0, 7, 2}), 7);
-  same(logits, torch::full({4}, -100, at::kLong));  // NaN: nothing counts
+  same(logits, torch::full({4}, -100, at::kLong));  // NaN: no row counts
   for (const double odd : {double(NAN), double(INFINITY), double(-INFINITY)}) {
     at::Tensor other = logits.clone();
     other[1][2] = odd;
     same(other, target);
-    other[1][0] = odd;  // the target's own
+    other[1][0] = odd;  // the target's own logit
     same(other, target);
   }
-  // Far apart: the exponential of the others underflows.
+  // Very different logits: the exponentials of the others underflow.
   same(torch::tensor({{0.f, 1000.f}, {1000.f, 0.f}}), torch::tensor({0, 0}));
 }
 
-TEST_CASE("cross_entropy takes what its fast path does not", "[nn][cross_entropy]") {
+TEST_CASE("cross_entropy accepts inputs that its fast path does not support", "[nn][cross_entropy]") {
   const at::Tensor target = torch::randint(6, {4});
   for (const at::Tensor& logits :
        {torch::randn({4, 6}, at::kDouble), torch::randn({4, 6}).to(at::kBFloat16), torch::randn({6, 4}).t()}) {
@@ -94,13 +94,13 @@ TEST_CASE("cross_entropy takes what its fast path does not", "[nn][cross_entropy
   CHECK_THROWS(cross_entropy(torch::randn({4, 6}), torch::zeros({3}, at::kLong)));
 }
 
-TEST_CASE("cross_entropy names a target out of range", "[nn][cross_entropy]") {
+TEST_CASE("cross_entropy reports a target out of range", "[nn][cross_entropy]") {
   CHECK_THROWS_WITH(cross_entropy(torch::randn({2, 3}), torch::tensor({0, 3})),
                     Catch::Contains("target 3 of row 1 is out of range for 3 classes"));
   CHECK_THROWS_AS(cross_entropy(torch::randn({2, 3}), torch::tensor({-1, 0})), c10::IndexError);
 }
 
-TEST_CASE("cross_entropy goes backward twice only where the graph is retained, and has no second derivative",
+TEST_CASE("cross_entropy runs backward twice only with a retained graph, and has no second derivative",
           "[nn][cross_entropy]") {
   const at::Tensor target = torch::tensor({1, 0});
   const at::Tensor x = torch::randn({2, 3}).requires_grad_();
@@ -114,7 +114,7 @@ TEST_CASE("cross_entropy goes backward twice only where the graph is retained, a
   CHECK_THROWS_WITH(loss.backward({}, true, /*create_graph=*/true), Catch::Contains("no second derivative"));
 }
 
-TEST_CASE("Under autocast cross_entropy of bfloat16 logits is that of the same values in float32",
+TEST_CASE("Under autocast cross_entropy of bfloat16 logits equals that of the same values in float32",
           "[nn][cross_entropy]") {
   const at::Tensor target = torch::randint(6, {4}), logits = torch::randn({4, 6}).to(at::kBFloat16);
   at::autocast::set_autocast_enabled(at::kCPU, true);

@@ -1,4 +1,4 @@
-// Blocks that are one autograd node, against the same blocks of separate operations.
+// Fused blocks (one autograd node each), compared with the same blocks of separate operations.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -19,7 +19,7 @@ double worst_relative_error(const at::Tensor& a, const at::Tensor& b) {
   return ((a.to(at::kDouble) - b).abs().max() / b.abs().max().clamp_min(1e-30)).item<double>();
 }
 
-/// The output, then the gradients of all parameters, for a gradient of the output that is always the same.
+/// The output, then the gradients of all parameters, for a fixed gradient of the output.
 template <typename Model>
 std::vector<at::Tensor> results(Model model, const std::function<at::Tensor(Model&)>& forward, bool bf16 = false) {
   model->zero_grad();
@@ -37,8 +37,7 @@ std::vector<at::Tensor> results(Model model, const std::function<at::Tensor(Mode
   return all;
 }
 
-/// The errors of the fused blocks and of the separate operations, both against float64, and that the first are of the
-/// size of the second.
+/// Errors of the fused blocks and of the separate operations, both compared with float64; they must be of similar size.
 template <typename Model>
 void require_as_exact(Model model, const std::function<at::Tensor(Model&)>& forward, bool bf16 = false) {
   const auto fused = results(model, forward, bf16);
@@ -57,7 +56,7 @@ void require_as_exact(Model model, const std::function<at::Tensor(Model&)>& forw
           2 * worst_relative_error(separate[k], exact[k]) + (bf16 ? 2e-3 : 2e-6));
     differs = differs || !fused[k].equal(separate[k]);
   }
-  CHECK(differs);  // or it was not the fused block that ran
+  CHECK(differs);  // otherwise the fused block did not run
 }
 
 Transformer small_transformer(int64_t width, int64_t heads, int64_t time, bool bias) {
@@ -119,13 +118,13 @@ TEST_CASE("A fused block of GPT-2 is as exact as separate operations, with paddi
       const at::Tensor seen = padded ? mask : at::Tensor();
       require_as_exact<GPT2Model>(gpt2_with(activation), [&](GPT2Model& model) {
         const at::Tensor hidden = model->forward(ids, seen);
-        return padded ? hidden * mask.unsqueeze(2) : hidden;  // what stands at padding is of no use
+        return padded ? hidden * mask.unsqueeze(2) : hidden;  // values at padding positions do not matter
       });
     }
   }
 }
 
-TEST_CASE("Training with fused blocks has the losses of training with separate operations", "[nn][fused]") {
+TEST_CASE("Training with fused blocks gives the losses of training with separate operations", "[nn][fused]") {
   constexpr int kSteps = 60;
   const auto losses = [&](bool fused, bool bf16) {
     torch::manual_seed(12);
@@ -134,7 +133,7 @@ TEST_CASE("Training with fused blocks has the losses of training with separate o
     model->set_fused_blocks(fused);
     std::vector<double> all;
     for (int step = 0; step < kSteps; ++step) {
-      const at::Tensor text = (torch::randint(37, {8, 1}) + torch::arange(25) * 5).remainder(37);  // steps of five
+      const at::Tensor text = (torch::randint(37, {8, 1}) + torch::arange(25) * 5).remainder(37);  // increments of five
       at::Tensor loss;
       {
         const AutocastGuard autocast(at::kCPU, at::kBFloat16, bf16);
@@ -154,12 +153,12 @@ TEST_CASE("Training with fused blocks has the losses of training with separate o
     for (int step = 0; step < kSteps; ++step) worst = std::max(worst, std::abs(fused[step] / separate[step] - 1));
     CAPTURE(bf16, worst, fused.front(), fused.back());
     CHECK(fused.back() < 0.5 * fused.front());
-    CHECK(fused != separate);  // or it was not the fused block that ran
+    CHECK(fused != separate);  // otherwise the fused block did not run
     CHECK(worst < (bf16 ? 0.02 : 1e-4));
   }
 }
 
-TEST_CASE("What a fused block cannot do is computed by separate operations", "[nn][fused]") {
+TEST_CASE("Configurations that a fused block does not support use separate operations", "[nn][fused]") {
   torch::manual_seed(3);
   const auto is_fused = [](auto model, const auto& forward) {
     const at::Tensor first = forward(model);
@@ -179,7 +178,7 @@ TEST_CASE("What a fused block cannot do is computed by separate operations", "[n
   CHECK_FALSE(is_fused(gpt2_with("relu"), forward));
   GPT2Model training = gpt2_with();
   training->train();
-  CHECK_FALSE(is_fused(training, forward));  // GPT-2 has dropout of its own
+  CHECK_FALSE(is_fused(training, forward));  // GPT-2 has its own dropout
   GPT2Model adapted = gpt2_with();
   REQUIRE(apply_lora(*adapted).ok());
   CHECK_FALSE(is_fused(adapted, forward));
@@ -232,7 +231,8 @@ TEST_CASE("Fused blocks have the same bits with gradient checkpointing", "[nn][f
   for (size_t k = 0; k < expected.size(); ++k) CHECK(again[k].equal(expected[k]));
 }
 
-TEST_CASE("A fused block runs backward as often as its graph is kept, for the weights that want it", "[nn][fused]") {
+TEST_CASE("A fused block runs backward while its graph is retained, for the weights that require gradients",
+          "[nn][fused]") {
   torch::manual_seed(6);
   const at::Tensor ids = torch::randint(37, {2, 9});
   Transformer model = small_transformer(32, 2, 9, true);

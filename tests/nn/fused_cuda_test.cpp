@@ -23,7 +23,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// The simulated device takes a minute over what a GPU does at once: the largest tensors with TRAINKIT_TEST_FULL.
+/// The simulated device takes a minute for a GPU's instant: the largest tensors run with TRAINKIT_TEST_FULL only.
 bool is_for_gpus(int64_t values) {
   static const bool is_simulated = dlsym(RTLD_DEFAULT, "cuda_sim_counts") != nullptr;
   return is_simulated && values > 300'000 && environment("TRAINKIT_TEST_FULL").empty();
@@ -31,11 +31,12 @@ bool is_for_gpus(int64_t values) {
 
 }  // namespace
 
-TEST_CASE("On a GPU residual_layer_norm and its gradients are LibTorch's in float64 within rounding", "[nn][gpu]") {
+TEST_CASE("residual_layer_norm and its gradients on a GPU equal LibTorch's in float64 within rounding", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(1);
   for (const Types& types : kTypes) {
-    // Threads of one warp and of several, sums in shared memory and not, vectors and single values, no rows at all.
+    // Threads of one warp and of several, sums with and without shared memory, vectors and single values, no rows at
+    // all.
     for (const auto& sizes : std::vector<std::vector<int64_t>>{{1, 1},
                                                                {2, 3, 17},
                                                                {600, 24},
@@ -57,7 +58,7 @@ TEST_CASE("On a GPU residual_layer_norm and its gradients are LibTorch's in floa
   }
 }
 
-TEST_CASE("On a GPU bias_gelu and its gradients are LibTorch's in float64 within rounding", "[nn][gpu]") {
+TEST_CASE("bias_gelu and its gradients on a GPU equal LibTorch's in float64 within rounding", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(2);
   for (const Types& types : kTypes) {
@@ -70,7 +71,7 @@ TEST_CASE("On a GPU bias_gelu and its gradients are LibTorch's in float64 within
   }
 }
 
-TEST_CASE("On a GPU cross_entropy and its gradient are LibTorch's in float64 within rounding", "[nn][gpu]") {
+TEST_CASE("cross_entropy and its gradient on a GPU equal LibTorch's in float64 within rounding", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(3);
   for (const Types& types : kTypes) {
@@ -83,13 +84,13 @@ TEST_CASE("On a GPU cross_entropy and its gradient are LibTorch's in float64 wit
   }
 }
 
-TEST_CASE("On a GPU cross_entropy treats ignored rows, NaN and infinity as LibTorch does", "[nn][gpu]") {
+TEST_CASE("cross_entropy on a GPU treats ignored rows, NaN and infinity as LibTorch does", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(4);
   check_odd_logits(at::kCUDA);
 }
 
-TEST_CASE("On a GPU a block of our operations is the block of separate ones", "[nn][gpu]") {
+TEST_CASE("A block with our operations on a GPU equals the block of separate ones", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(5);
   const at::Tensor ids = torch::randint(37, {3, 16}).to(at::kCUDA);
@@ -102,7 +103,7 @@ TEST_CASE("On a GPU a block of our operations is the block of separate ones", "[
   }
 }
 
-TEST_CASE("On a GPU our operations have the same bits every time", "[nn][gpu]") {
+TEST_CASE("Our operations on a GPU have the same bits every time", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(6);
   const int64_t rows = is_for_gpus(20'000 * 96) ? 1000 : 20'000;
@@ -123,8 +124,7 @@ TEST_CASE("On a GPU our operations have the same bits every time", "[nn][gpu]") 
   }
 }
 
-TEST_CASE("On a GPU that our kernels are left out on, LibTorch's operations have their values and gradients",
-          "[nn][gpu]") {
+TEST_CASE("LibTorch's operations give the same values and gradients on a GPU without our kernels", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(8);
   const at::Tensor x = random_values({64, 96}, at::kFloat, at::kCUDA),
@@ -144,7 +144,7 @@ TEST_CASE("On a GPU that our kernels are left out on, LibTorch's operations have
 }
 
 #ifdef TRAINKIT_WITH_CUDA
-TEST_CASE("Our operations and their gradients are captured in a CUDA graph, which computes with new values",
+TEST_CASE("Our operations and their gradients can be captured in a CUDA graph, which computes with new values",
           "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(7);

@@ -1,5 +1,5 @@
 #pragma once
-/// What must hold of nn/fused_ops.h, on the CPU that stands in for a GPU and on a GPU.
+/// Checks of nn/fused_ops.h, on a GPU and on the CPU that replaces a GPU.
 
 #include <torch/torch.h>
 
@@ -17,11 +17,11 @@
 
 namespace trainkit::test {
 
-/// Of a residual stream and of what goes into products.
+/// Dtypes of the residual stream and of matrix products.
 struct Types {
   at::ScalarType stream, product;
   bool uses_autocast() const { return stream != product; }
-  /// Of one rounding, with room for those of a few.
+  /// The error of one rounding, with a margin for a few.
   double tolerance() const { return product == at::kFloat ? 5e-6 : product == at::kHalf ? 3e-3 : 2e-2; }
 };
 
@@ -37,7 +37,7 @@ inline double worst_relative(const at::Tensor& a, const at::Tensor& b) {
   return ((a.to(at::kDouble).cpu() - expected).abs().max() / expected.abs().max().clamp_min(1e-3)).item<double>();
 }
 
-/// Values of a type on a device. `is_shifted`: they begin one value after what 16 bytes divide.
+/// Random values of a dtype on a device. `is_shifted`: they begin one value after a multiple of 16 bytes.
 inline at::Tensor random_values(at::IntArrayRef sizes, at::ScalarType type, at::Device device,
                                 bool is_shifted = false) {
   const at::Tensor values = torch::randn(sizes).to(type).to(device);
@@ -46,7 +46,7 @@ inline at::Tensor random_values(at::IntArrayRef sizes, at::ScalarType type, at::
   return room.slice(0, 1).view(sizes).copy_(values).detach().requires_grad_();
 }
 
-/// Leaves of the same values in float64 on the CPU.
+/// Leaves with the same values in float64 on the CPU.
 inline std::vector<at::Tensor> exact_copies(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
@@ -116,7 +116,7 @@ inline void check_bias_gelu(at::Device device, at::IntArrayRef sizes, const Type
              torch::autograd::grad({expected}, exact, {d_out.to(at::kDouble).cpu()}), inputs, types.tolerance());
 }
 
-/// @param spread how far logits lie apart.
+/// @param spread range of the logits.
 inline void check_cross_entropy(at::Device device, int64_t rows, int64_t classes, const Types& types, double spread,
                                 bool is_shifted = false) {
   CAPTURE(device, rows, classes, types.stream, types.product, spread, is_shifted);
@@ -142,7 +142,7 @@ inline void check_cross_entropy(at::Device device, int64_t rows, int64_t classes
   if (classes > 1) CHECK(worst_relative(gradient * rows, expected_gradient * rows) < 2 * types.tolerance());
 }
 
-/// Rows that are ignored, NaN and infinite, against LibTorch's operation on the CPU.
+/// Ignored, NaN and infinite rows, compared with LibTorch's operation on the CPU.
 inline void check_odd_logits(at::Device device) {
   const auto same = [&](const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index) {
     CAPTURE(logits, target, ignore_index);
@@ -185,7 +185,7 @@ std::vector<at::Tensor> results_of(Model& model, const Forward& forward) {
   return all;
 }
 
-/// That a model's blocks give the same with and without the operations of ours, and not by the same operations.
+/// Checks that a model's blocks give the same with and without our operations, and that these differ.
 template <typename Model, typename Forward>
 void check_blocks(Model model, at::Device device, const Types& types, const Forward& forward) {
   CAPTURE(device, types.product);

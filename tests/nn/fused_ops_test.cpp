@@ -1,4 +1,4 @@
-// The operations of a GPU on the CPU that stands in for one: their gradients, dtypes and conditions.
+// The GPU operations on the CPU that replaces a GPU: gradients, dtypes and conditions.
 #include "nn/fused_ops.h"
 
 #include "core/gpu_operations.h"
@@ -7,7 +7,7 @@
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("residual_layer_norm and its gradients are LibTorch's in float64 within rounding", "[nn][fused_ops]") {
+TEST_CASE("residual_layer_norm and its gradients equal LibTorch's in float64 within rounding", "[nn][fused_ops]") {
   torch::manual_seed(1);
   const trainkit::detail::GpuOperations gpu(true);
   for (const Types& types : kTypes) {
@@ -20,7 +20,7 @@ TEST_CASE("residual_layer_norm and its gradients are LibTorch's in float64 withi
   }
 }
 
-TEST_CASE("bias_gelu and its gradients are LibTorch's in float64 within rounding", "[nn][fused_ops]") {
+TEST_CASE("bias_gelu and its gradients equal LibTorch's in float64 within rounding", "[nn][fused_ops]") {
   torch::manual_seed(2);
   const trainkit::detail::GpuOperations gpu(true);
   for (const Types& types : kTypes) {
@@ -30,7 +30,7 @@ TEST_CASE("bias_gelu and its gradients are LibTorch's in float64 within rounding
   }
 }
 
-TEST_CASE("cross_entropy for a GPU and its gradient are LibTorch's in float64 within rounding", "[nn][fused_ops]") {
+TEST_CASE("cross_entropy for a GPU and its gradient equal LibTorch's in float64 within rounding", "[nn][fused_ops]") {
   torch::manual_seed(3);
   const trainkit::detail::GpuOperations gpu(true);
   for (const Types& types : kTypes) {
@@ -48,7 +48,7 @@ TEST_CASE("cross_entropy for a GPU treats ignored rows, NaN and infinity as LibT
   CHECK_THROWS_AS(cross_entropy(torch::randn({2, 3}), torch::tensor({0, 3})), c10::IndexError);
 }
 
-TEST_CASE("A block of operations for a GPU is the block of separate ones, with dropout and under autocast",
+TEST_CASE("A block of GPU operations equals the block of separate ones, with dropout and under autocast",
           "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);
   torch::manual_seed(5);
@@ -63,7 +63,7 @@ TEST_CASE("A block of operations for a GPU is the block of separate ones, with d
     }
     for (const std::string activation : {"gelu_new", "gelu", "relu"}) {
       CAPTURE(activation);
-      check_blocks(small_gpt2(activation), at::kCPU, types, forward);  // it has dropout of its own
+      check_blocks(small_gpt2(activation), at::kCPU, types, forward);  // it has its own dropout
     }
   }
   GPT2Model adapted = small_gpt2("gelu_new");
@@ -71,7 +71,7 @@ TEST_CASE("A block of operations for a GPU is the block of separate ones, with d
   check_blocks(adapted, at::kCPU, kTypes[0], forward);
 }
 
-TEST_CASE("The operations for a GPU have the same gradients as often as the graph is kept, and no second",
+TEST_CASE("The GPU operations give the same gradients while the graph is retained, and no second derivative",
           "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);
   torch::manual_seed(6);
@@ -95,7 +95,7 @@ TEST_CASE("The operations for a GPU have the same gradients as often as the grap
   }
 }
 
-TEST_CASE("A residual stream that only passes a norm gets its gradient, and one that is not used none",
+TEST_CASE("A residual stream that only passes a norm gets its gradient, and an unused one gets none",
           "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);
   const at::Tensor x = torch::randn({3, 4}).requires_grad_(), branch = torch::randn({3, 4}).requires_grad_();
@@ -111,7 +111,7 @@ TEST_CASE("A residual stream that only passes a norm gets its gradient, and one 
   CHECK(of_norm[2].defined());
 }
 
-TEST_CASE("What the operations for a GPU cannot take is LibTorch's to compute", "[nn][fused_ops]") {
+TEST_CASE("LibTorch computes inputs that the GPU operations do not support", "[nn][fused_ops]") {
   torch::manual_seed(7);
   const at::Tensor x = torch::randn({3, 4}), weight = torch::randn({4});
   const auto is_separate = [&](const at::Tensor& stream, const at::Tensor& of, const at::Tensor& branch) {
@@ -119,7 +119,7 @@ TEST_CASE("What the operations for a GPU cannot take is LibTorch's to compute", 
     const at::Tensor sum = branch.defined() ? stream + branch : stream;
     return norm.sum.equal(sum) && norm.normed.equal(at::layer_norm(sum, {4}, of, {}, 1e-5));
   };
-  CHECK(is_separate(x, weight, x));  // on the CPU as such
+  CHECK(is_separate(x, weight, x));  // a plain CPU tensor
   CHECK(trainkit::detail::bias_gelu(x, weight, false).equal(at::gelu(x + weight)));
   const trainkit::detail::GpuOperations gpu(true);
   CHECK(is_separate(x.to(at::kDouble), weight.to(at::kDouble), {}));
@@ -134,13 +134,14 @@ TEST_CASE("What the operations for a GPU cannot take is LibTorch's to compute", 
 }
 
 TEST_CASE(
-    "On a GPU without our kernels norm, GELU and cross-entropy are LibTorch's, with the kernels' values and "
-    "gradients",
+    "Without our kernels norm, GELU and cross-entropy on a GPU are LibTorch's, with the kernels' values and gradients",
     "[nn][fused_ops]") {
   torch::manual_seed(8);
   for (const Types& types : kTypes) {
     CAPTURE(types.stream, types.product);
-    if (types.product == at::kHalf) continue;  // LibTorch's norm on the CPU takes no float32 weights with it
+    if (types.product == at::kHalf)
+      continue;  // LibTorch's norm on the CPU does not accept float32 weights with
+                 // float16
     const AutocastGuard autocast(at::kCPU, types.product, types.uses_autocast());
     const at::Tensor x = random_values({12, 16}, types.stream, at::kCPU);
     const at::Tensor branch = random_values({12, 16}, types.product, at::kCPU);
@@ -156,7 +157,7 @@ TEST_CASE(
       for (const at::Tensor& each : {norm.normed, inner, loss}) {
         CHECK((each.grad_fn()->name().find("Function") != std::string::npos) == has_kernels);
       }
-      CHECK(loss.grad_fn()->name().find("CrossEntropyBackward") == std::string::npos);  // that of the CPU
+      CHECK(loss.grad_fn()->name().find("CrossEntropyBackward") == std::string::npos);  // the CPU's cross-entropy
       std::vector<at::Tensor> all = torch::autograd::grad({loss + norm.sum.square().mean()}, {x, branch, weight, bias});
       for (const at::Tensor& value : {norm.sum, norm.normed, inner, loss}) all.push_back(value.detach());
       return all;
@@ -170,7 +171,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("On a GPU without our kernels a model's blocks are the separate operations", "[nn][fused_ops]") {
+TEST_CASE("Without our kernels a model's blocks on a GPU use the separate operations", "[nn][fused_ops]") {
   torch::manual_seed(9);
   const at::Tensor ids = torch::randint(37, {3, 16});
   const auto check = [&](auto model) {

@@ -1,4 +1,4 @@
-// GPT-2 beside transformers': the same files give the same hidden states.
+// GPT-2 compared with transformers': the same files give the same hidden states.
 #include <filesystem>
 
 #include "reference_util.h"
@@ -22,7 +22,7 @@ double worst_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.detach().to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// loss_of() of the scripts.
+/// loss_of() of the Python scripts.
 at::Tensor loss_of(const at::Tensor& x) { return (x * (torch::arange(x.numel()) % 7 - 3).view_as(x)).sum(); }
 
 SafetensorsFile reference(const TempDir& dir, const std::string& arguments) {
@@ -30,7 +30,7 @@ SafetensorsFile reference(const TempDir& dir, const std::string& arguments) {
   return SafetensorsFile::open(dir / "out.safetensors").value();
 }
 
-/// Padding on no side, right, left with the positions of the columns, left with positions that count.
+/// No padding, padding on the right, on the left with column positions, on the left with positions that skip it.
 void check_hidden_states(GPT2Model& model, const SafetensorsFile& file, double tolerance) {
   const torch::NoGradGuard no_grad;
   const at::Tensor ids = file.tensor("ids").value();
@@ -85,12 +85,12 @@ TEST_CASE("GPT-2's hidden states and gradients equal transformers' for every set
         CHECK(worst_difference(item.value().grad(), expected) < 1e-5 * (1 + expected.abs().max().item<double>()));
         ++checked;
       }
-      CHECK(file.names().size() == 1 + 4 * 4 + checked);  // Python has no parameter that we lack
+      CHECK(file.names().size() == 1 + 4 * 4 + checked);  // we have every parameter of Python's model
     }
   }
 }
 
-TEST_CASE("A GPT-2 small that transformers saved gives its hidden states to 1e-4", "[nn][gpt2][slow]") {
+TEST_CASE("A GPT-2 small saved by transformers gives its hidden states to 1e-4", "[nn][gpt2][slow]") {
   if (!has_transformers()) TRAINKIT_SKIP("no Python with transformers");
   TempDir dir;
   const SafetensorsFile file = reference(dir, "--config '{}' --head --save " + (dir / "model"));

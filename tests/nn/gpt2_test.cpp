@@ -32,7 +32,7 @@ NamedTensors parameters(const GPT2Model& model) {
   return tensors;
 }
 
-/// `text` with the first `from` replaced.
+/// `text` with the first `from` replaced by `to`.
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
   REQUIRE(at != std::string::npos);
@@ -43,7 +43,7 @@ std::string read(const std::string& path) { return Fs::posix().read_file(path, 1
 
 }  // namespace
 
-TEST_CASE("A padded row gives the hidden states of the row alone", "[nn][gpt2]") {
+TEST_CASE("A padded row gives the hidden states of the row without padding", "[nn][gpt2]") {
   GPT2Model model(small());
   model->eval();
   const torch::NoGradGuard no_grad;
@@ -60,20 +60,20 @@ TEST_CASE("A padded row gives the hidden states of the row alone", "[nn][gpt2]")
   const at::Tensor counted = model->forward(left, left_mask, position_ids_of(left_mask));
   CHECK(torch::allclose(counted[0].slice(0, 4, 9), alone[0], 1e-5, 1e-6));
   CHECK(counted.isfinite().all().item<bool>());
-  // What the padding holds changes nothing of what counts.
+  // The values of padding do not change valid positions.
   at::Tensor changed = right.clone();
   changed[0].slice(0, 5, 9).fill_(3);
   CHECK(torch::equal(model->forward(changed, right_mask)[0].slice(0, 0, 5), padded[0].slice(0, 0, 5)));
 }
 
-TEST_CASE("last_token_hidden finds the last token wherever the padding stands", "[nn][gpt2]") {
+TEST_CASE("last_token_hidden finds the last token for padding on either side", "[nn][gpt2]") {
   const at::Tensor hidden = torch::arange(24.).view({3, 4, 2});
   const at::Tensor mask = torch::tensor({{1, 1, 0, 0}, {0, 0, 1, 1}, {0, 0, 0, 0}});
   CHECK(torch::equal(last_token_hidden(hidden, mask), torch::stack({hidden[0][1], hidden[1][3], hidden[2][0]})));
   CHECK_THROWS_AS(last_token_hidden(hidden, mask.t()), c10::ValueError);
 }
 
-TEST_CASE("A row of padding alone has no gradient that is not finite", "[nn][gpt2]") {
+TEST_CASE("A row of padding only has finite gradients", "[nn][gpt2]") {
   GPT2Model model(small());
   const at::Tensor mask = torch::tensor({{0, 0, 0}, {0, 1, 1}});
   model->forward(torch::ones({2, 3}, torch::kLong), mask).sum().backward();
@@ -83,7 +83,7 @@ TEST_CASE("A row of padding alone has no gradient that is not finite", "[nn][gpt
   }
 }
 
-TEST_CASE("A new GPT-2 has the initial values that its paper gives", "[nn][gpt2]") {
+TEST_CASE("A new GPT-2 has the initial values that its paper specifies", "[nn][gpt2]") {
   torch::manual_seed(1);
   GPT2Config config = small();
   config.n_embd = 128;
@@ -103,7 +103,7 @@ TEST_CASE("A new GPT-2 has the initial values that its paper gives", "[nn][gpt2]
   }
 }
 
-TEST_CASE("GPT-2 drops out while training only", "[nn][gpt2]") {
+TEST_CASE("GPT-2 applies dropout in training mode only", "[nn][gpt2]") {
   GPT2Config config = small();
   config.attn_pdrop = config.resid_pdrop = config.embd_pdrop = 0.5;
   GPT2Model model(config);
@@ -113,7 +113,7 @@ TEST_CASE("GPT-2 drops out while training only", "[nn][gpt2]") {
   CHECK(torch::equal(model->forward(ids), model->forward(ids)));
 }
 
-TEST_CASE("A GPT-2 of bad sizes or inputs is refused with all that is wrong", "[nn][gpt2]") {
+TEST_CASE("A GPT-2 with invalid sizes or inputs is refused with all errors", "[nn][gpt2]") {
   GPT2Config config = small();
   config.n_head = 3;
   config.resid_pdrop = 1;
@@ -130,7 +130,7 @@ TEST_CASE("A GPT-2 of bad sizes or inputs is refused with all that is wrong", "[
   CHECK_THROWS_AS(model->forward(torch::ones({1, 3}, torch::kLong), torch::ones({1, 4})), c10::ValueError);
 }
 
-TEST_CASE("A saved GPT-2 comes back with the same bits", "[nn][gpt2]") {
+TEST_CASE("A saved GPT-2 is loaded with the same bits", "[nn][gpt2]") {
   TempDir dir;
   GPT2Config config = small();
   config.n_inner = 20;
@@ -149,7 +149,7 @@ TEST_CASE("A saved GPT-2 comes back with the same bits", "[nn][gpt2]") {
   }
 }
 
-TEST_CASE("A GPT-2 with an adapter is saved only once it is merged, and without it", "[nn][gpt2]") {
+TEST_CASE("A GPT-2 with an adapter is saved only after merging, and without the adapter", "[nn][gpt2]") {
   TempDir dir;
   GPT2Model model(small());
   model->eval();
@@ -166,7 +166,7 @@ TEST_CASE("A GPT-2 with an adapter is saved only once it is merged, and without 
   CHECK(torch::equal(load_gpt2(dir / "m").value()->forward(ids), model->forward(ids)));
 }
 
-TEST_CASE("A folder that is no GPT-2 is refused with the file and the field", "[nn][gpt2]") {
+TEST_CASE("A folder without a valid GPT-2 is refused with the file and the field", "[nn][gpt2]") {
   TempDir dir;
   const std::string folder = dir / "m", config_path = folder + "/config.json";
   REQUIRE(save_gpt2(*GPT2Model(small()), folder) == absl::OkStatus());
@@ -217,7 +217,7 @@ TEST_CASE("A folder that is no GPT-2 is refused with the file and the field", "[
   CHECK(exit_code(load_gpt2(dir / "none").status()) == ExitCode::kWeights);
 }
 
-TEST_CASE("Of a GPT-2 with heads, these and the masks of old files are left out", "[nn][gpt2]") {
+TEST_CASE("Heads and the masks of old files are ignored when a GPT-2 is loaded", "[nn][gpt2]") {
   TempDir dir;
   GPT2Model model(small());
   REQUIRE(save_gpt2(*model, dir / "m") == absl::OkStatus());

@@ -1,4 +1,4 @@
-// LoRA beside peft's: the same adapters give the same outputs and gradients, and travel both ways.
+// LoRA compared with peft's: the same adapters give the same outputs and gradients, and load in both directions.
 #include <torch/nn/init.h>
 
 #include "reference_util.h"
@@ -22,7 +22,7 @@ double worst_lora_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.detach() - b).abs().max().item<double>();
 }
 
-/// lora_loss() of the scripts.
+/// lora_loss() of the Python scripts.
 at::Tensor lora_loss(const at::Tensor& x) { return (x * (torch::arange(x.numel()) % 7 - 3).view_as(x)).sum(); }
 
 /// The Mlp of lora.py.
@@ -40,13 +40,13 @@ std::string saved_gpt2(const TempDir& dir) {
   return dir / "gpt2";
 }
 
-/// With and without the adapter, merged and unmerged, and the gradients of the adapters alone.
+/// Compares outputs with and without the adapter, merged and unmerged, and the adapters' gradients.
 template <class Model>
 void check_parity(Model& model, const SafetensorsFile& file) {
   const at::Tensor x = file.tensor("x").value(), adapted = file.tensor("adapted").value();
   const at::Tensor out = model->forward(x);
   CHECK(worst_lora_difference(out, adapted) < 1e-5);
-  CHECK(worst_lora_difference(file.tensor("y").value(), adapted) > 0.01);  // the adapter says something
+  CHECK(worst_lora_difference(file.tensor("y").value(), adapted) > 0.01);  // the adapter has an effect
   lora_loss(out).backward();
   size_t checked = 0;
   for (const auto& item : model->named_parameters()) {
@@ -68,7 +68,7 @@ void check_parity(Model& model, const SafetensorsFile& file) {
 
 }  // namespace
 
-TEST_CASE("Adapters of peft on GPT-2 give peft's outputs and gradients", "[nn][lora]") {
+TEST_CASE("Adapters of peft for GPT-2 give peft's outputs and gradients", "[nn][lora]") {
   if (!has_peft()) TRAINKIT_SKIP("no Python with peft");
   const struct {
     const char *config, *flags;
@@ -92,7 +92,7 @@ TEST_CASE("Adapters of peft on GPT-2 give peft's outputs and gradients", "[nn][l
     GPT2Model model = load_gpt2(base).value();
     const auto config = load_lora(*model, dir / "adapter");
     REQUIRE(config.status() == absl::OkStatus());
-    auto sorted = config->targets;  // peft keeps a set
+    auto sorted = config->targets;  // peft stores a set
     std::sort(sorted.begin(), sorted.end());
     CHECK(sorted == row.targets);
     model->eval();
@@ -115,7 +115,7 @@ TEST_CASE("peft reads the adapters that we save, and gives our outputs and gradi
   check_parity(model, SafetensorsFile::open(dir / "out").value());
 }
 
-TEST_CASE("Adapters of peft on linear layers give peft's outputs and gradients", "[nn][lora]") {
+TEST_CASE("Adapters of peft for linear layers give peft's outputs and gradients", "[nn][lora]") {
   if (!has_peft()) TRAINKIT_SKIP("no Python with peft");
   TempDir dir;
   run_reference("lora.py", (dir / "out") +

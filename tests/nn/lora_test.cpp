@@ -50,7 +50,7 @@ const at::Tensor kIds = torch::arange(12).view({2, 6});
 
 }  // namespace
 
-TEST_CASE("A new adapter changes no output and trains alone", "[nn][lora]") {
+TEST_CASE("A new adapter changes no output and is the only trainable part", "[nn][lora]") {
   GPT2Model model = small();
   const at::Tensor before = model->forward(kIds);
   REQUIRE(apply_lora(*model, {.rank = 3, .targets = {"c_attn", "mlp.c_proj"}}) == absl::OkStatus());
@@ -100,7 +100,7 @@ TEST_CASE("A new Linear has the parameters of torch's", "[nn][lora]") {
   CHECK(torch::equal(ours->forward(torch::ones({2, 40})), torchs->forward(torch::ones({2, 40}))));
 }
 
-TEST_CASE("Dropout of an adapter is of its input, while training only", "[nn][lora]") {
+TEST_CASE("An adapter applies dropout to its input, in training mode only", "[nn][lora]") {
   Linear layer(50, 1, false);
   layer->add_adapter(1, 1.0, 0.5);
   {
@@ -116,7 +116,7 @@ TEST_CASE("Dropout of an adapter is of its input, while training only", "[nn][lo
   CHECK(torch::equal(layer->forward(x), torch::full({200, 1}, 50.0)));
 }
 
-TEST_CASE("Training adapters lowers the loss and leaves every weight as it was", "[nn][lora]") {
+TEST_CASE("Training adapters lowers the loss and leaves every weight unchanged", "[nn][lora]") {
   GPT2Model model = small();
   REQUIRE(apply_lora(*model, {.rank = 4, .alpha = 16, .targets = {"c_attn", "c_fc", "c_proj"}}).ok());
   const at::Tensor target = torch::randn({2, 6, 16});
@@ -140,7 +140,7 @@ TEST_CASE("Training adapters lowers the loss and leaves every weight as it was",
   CHECK(equal(before, after));
 }
 
-TEST_CASE("Unmerging puts back the bits from before", "[nn][lora]") {
+TEST_CASE("Unmerging restores the original bits", "[nn][lora]") {
   GPT2Model model = small();
   REQUIRE(apply_lora(*model, {.rank = 4, .alpha = 3.7, .targets = {"c_attn", "c_fc"}}) == absl::OkStatus());
   randomise_adapters(model);
@@ -148,7 +148,7 @@ TEST_CASE("Unmerging puts back the bits from before", "[nn][lora]") {
   const at::Tensor out = model->forward(kIds);
   for (int round = 0; round < 2; ++round) {
     merge_lora(*model);
-    merge_lora(*model);  // once is enough
+    merge_lora(*model);  // merging once is enough
     CHECK_FALSE(equal(copies(model), before));
     CHECK(torch::allclose(model->forward(kIds), out, 1e-4, 1e-5));
     unmerge_lora(*model);
@@ -164,7 +164,7 @@ TEST_CASE("Unmerging puts back the bits from before", "[nn][lora]") {
   CHECK(torch::equal(model->forward(kIds), merged));
 }
 
-TEST_CASE("A target that no layer has, or whose layer is another, is named and nothing is changed", "[nn][lora]") {
+TEST_CASE("A target that matches no layer, or an unsupported layer, is reported and nothing is changed", "[nn][lora]") {
   GPT2Model model = small();
   const NamedTensors before = copies(model);
   const absl::Status missing = apply_lora(*model, {.targets = {"c_attn", "c_attm"}});
@@ -173,7 +173,7 @@ TEST_CASE("A target that no layer has, or whose layer is another, is named and n
   CHECK(error_of(missing)->hint == "did you mean 'c_attn'?");
   const absl::Status other = apply_lora(*model, {.targets = {"wte"}});
   CHECK_THAT(error_line(other), Catch::Contains("wte: cannot carry an adapter"));
-  CHECK_FALSE(apply_lora(*model, {.targets = {"attn"}}).ok());   // a whole attention
+  CHECK_FALSE(apply_lora(*model, {.targets = {"attn"}}).ok());   // an entire attention module
   CHECK_FALSE(apply_lora(*model, {.targets = {"_attn"}}).ok());  // part of a name
   const absl::Status bad = apply_lora(*model, {.rank = 0, .dropout = 1.0, .targets = {}});
   CHECK_THAT(error_line(bad), Catch::Contains("rank must be in [1, 1048576], got 0") &&
@@ -188,7 +188,7 @@ TEST_CASE("A target that no layer has, or whose layer is another, is named and n
              Catch::Contains("expected trainkit::Linear or Conv1D"));
 }
 
-TEST_CASE("Saved adapters come back with the same bits and their configuration", "[nn][lora]") {
+TEST_CASE("Saved adapters are loaded with the same bits and their configuration", "[nn][lora]") {
   TempDir dir;
   const LoRAConfig config{.rank = 3, .alpha = 2.5, .dropout = 0.25, .targets = {"c_fc"}, .rank_stabilized = true};
   GPT2Model model = small(), other = small();
@@ -207,7 +207,7 @@ TEST_CASE("Saved adapters come back with the same bits and their configuration",
   model->eval();
   other->eval();
   CHECK(torch::equal(model->forward(kIds), other->forward(kIds)));
-  // As peft wrote before safetensors.
+  // In peft's format before safetensors.
   const NamedTensors tensors = SafetensorsFile::open(dir / "new/a/adapter_model.safetensors")->tensors().value();
   REQUIRE(save_torch_file(Fs::posix(), dir / "new/a/adapter_model.bin", tensors).ok());
   std::filesystem::remove(dir / "new/a/adapter_model.safetensors");
@@ -216,7 +216,7 @@ TEST_CASE("Saved adapters come back with the same bits and their configuration",
   CHECK(equal(copies(model), copies(third)));
 }
 
-TEST_CASE("A folder of adapters that does not fit is refused with the file and the field, and nothing is changed",
+TEST_CASE("A folder of adapters that does not match is refused with the file and the field, and nothing is changed",
           "[nn][lora]") {
   TempDir dir;
   const std::string folder = dir / "a", path = folder + "/adapter_config.json";

@@ -1,4 +1,4 @@
-// Mel spectrograms beside torchaudio's.
+// Mel spectrograms compared with torchaudio's.
 #include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
@@ -6,7 +6,7 @@
 
 using namespace trainkit;
 
-TEST_CASE("Mel spectrograms are torchaudio's", "[nn][mel_spectrogram]") {
+TEST_CASE("Mel spectrograms equal torchaudio's", "[nn][mel_spectrogram]") {
   if (test::python().empty() || std::system((test::python() + " -c 'import torchaudio' 2> /dev/null").c_str()) != 0) {
     TRAINKIT_SKIP("no Python with torchaudio");
   }

@@ -16,7 +16,7 @@ at::Tensor tone(double hertz, int64_t count) {
 
 }  // namespace
 
-TEST_CASE("The loudest row of a tone is that of its pitch", "[nn][mel_spectrogram]") {
+TEST_CASE("The loudest row of a tone is the one of its frequency", "[nn][mel_spectrogram]") {
   MelSpectrogram mel(MelSpectrogramOptions{.n_fft = 1024, .n_mels = 64});
   int64_t before = -1;
   for (const double hertz : {150., 400., 1000., 2500., 6000.}) {
@@ -28,7 +28,7 @@ TEST_CASE("The loudest row of a tone is that of its pitch", "[nn][mel_spectrogra
   }
 }
 
-TEST_CASE("Each row of a batch is what it is alone", "[nn][mel_spectrogram]") {
+TEST_CASE("Each row of a batch equals the row computed alone", "[nn][mel_spectrogram]") {
   MelSpectrogram mel(MelSpectrogramOptions{.hop_length = 160, .n_mels = 64, .log_floor = 1e-6});
   const at::Tensor batch = torch::randn({2, 3, 8000}) * 0.1;
   const at::Tensor all = mel->forward(batch);
@@ -37,7 +37,7 @@ TEST_CASE("Each row of a batch is what it is alone", "[nn][mel_spectrogram]") {
   CHECK(mel->forward(torch::zeros(8000)).sub(std::log(1e-6)).abs().max().item<double>() < 1e-4);
 }
 
-TEST_CASE("Autocast does not touch powers that half cannot hold", "[nn][mel_spectrogram]") {
+TEST_CASE("Autocast does not affect powers beyond the range of float16", "[nn][mel_spectrogram]") {
   MelSpectrogram mel;
   const at::Tensor loud = tone(500, 16'000) * 100;
   const at::Tensor plain = mel->forward(loud);
@@ -52,7 +52,7 @@ TEST_CASE("Autocast does not touch powers that half cannot hold", "[nn][mel_spec
   CHECK(at::equal(under, plain));
 }
 
-TEST_CASE("Options out of range and sounds that are too short are refused", "[nn][mel_spectrogram]") {
+TEST_CASE("Options out of range and audio that is too short are refused", "[nn][mel_spectrogram]") {
   CHECK_THROWS_AS(MelSpectrogram(MelSpectrogramOptions{.sample_rate = 0}), c10::ValueError);
   CHECK_THROWS_AS(MelSpectrogram(MelSpectrogramOptions{.n_fft = 1}), c10::ValueError);
   CHECK_THROWS_AS(MelSpectrogram(MelSpectrogramOptions{.win_length = 401}), c10::ValueError);

@@ -13,7 +13,7 @@ double error_of(const at::Tensor& result, const at::Tensor& exact) {
   return ((result.to(at::kDouble) - exact).abs().max() / exact.abs().max()).item<double>();
 }
 
-/// oneDNN, whatever the processor.
+/// Uses oneDNN on any CPU.
 void use_onednn() {
   setenv("TRAINKIT_ONEDNN_MATMUL", "1", 1);
   REQUIRE(use_onednn_matmul());
@@ -21,7 +21,7 @@ void use_onednn() {
 
 }  // namespace
 
-TEST_CASE("Products through oneDNN are LibTorch's within the rounding of float32", "[nn][onednn_matmul]") {
+TEST_CASE("Matrix products with oneDNN equal LibTorch's within float32 rounding", "[nn][onednn_matmul]") {
   use_onednn();
   torch::manual_seed(1);
   for (const auto& [m, k, n] : std::vector<std::array<int64_t, 3>>{{768, 128, 384}, {1000, 129, 67}, {64, 2048, 50}}) {
@@ -32,11 +32,11 @@ TEST_CASE("Products through oneDNN are LibTorch's within the rounding of float32
     CHECK(error_of(at::mm(torch::randn({m, 2 * k}).slice(1, 0, k).copy_(a), b), exact) < 3e-6);
     CHECK(error_of(at::addmm(c, a, b), exact + c) < 3e-6);
     CHECK(error_of(at::addmm(c, a, b, 0.5, 2), 2 * exact + 0.5 * c) < 3e-6);
-    CHECK(error_of(at::addmm(torch::full({n}, NAN), a, b, 0, 1), exact) < 3e-6);  // beta = 0: not looked at
+    CHECK(error_of(at::addmm(torch::full({n}, NAN), a, b, 0, 1), exact) < 3e-6);  // beta = 0: not read
   }
 }
 
-TEST_CASE("Linear and its gradients go through oneDNN, in three dimensions and with bias", "[nn][onednn_matmul]") {
+TEST_CASE("Linear and its gradients use oneDNN, with three dimensions and with bias", "[nn][onednn_matmul]") {
   use_onednn();
   torch::manual_seed(2);
   torch::nn::Linear layer(256, 96), exact(256, 96);
@@ -56,11 +56,11 @@ TEST_CASE("Linear and its gradients go through oneDNN, in three dimensions and w
   CHECK(error_of(layer->bias.grad(), exact->bias.grad()) < 3e-6);
 }
 
-TEST_CASE("Small products and other numbers stay LibTorch's", "[nn][onednn_matmul]") {
+TEST_CASE("Small products and other dtypes use LibTorch", "[nn][onednn_matmul]") {
   use_onednn();
   const at::Tensor a = torch::randn({64, 128}), b = torch::randn({128, 10});
   CHECK(at::mm(a, b).equal(at::cpu::mm(a, b)));
   const at::Tensor whole = torch::randint(9, {300, 300}, at::kLong);
   CHECK(at::mm(whole, whole).equal(at::cpu::mm(whole, whole)));
-  CHECK_THROWS_AS(at::mm(torch::randn({2000, 900}), torch::randn({800, 1000})), c10::Error);  // shapes do not fit
+  CHECK_THROWS_AS(at::mm(torch::randn({2000, 900}), torch::randn({800, 1000})), c10::Error);  // incompatible shapes
 }

@@ -1,4 +1,5 @@
-// Kernels of our own run on LibTorch's threads. Alone in its process: the first parallel work starts the threads.
+// Our kernels run on LibTorch's threads. The only test of its process, because the first parallel work starts the
+// threads.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -8,7 +9,7 @@
 
 using namespace trainkit;
 
-TEST_CASE("A kernel shares its work among LibTorch's threads", "[nn][parallel]") {
+TEST_CASE("A kernel divides its work among LibTorch's threads", "[nn][parallel]") {
 #if defined(__SANITIZE_THREAD__)
   TRAINKIT_SKIP("ThreadSanitizer does not see what OpenMP's threads wait for: kernels run on one");
 #endif

@@ -1,4 +1,4 @@
-// The formulae that kernels on a GPU compute with, against LibTorch in float64.
+// The formulas of the GPU kernels, compared with LibTorch in float64.
 #include "nn/row_math.h"
 
 #include <torch/torch.h>
@@ -12,7 +12,7 @@ using namespace trainkit::detail;
 
 namespace {
 
-/// f of each value, as float64.
+/// f of each value in float64.
 template <typename F>
 at::Tensor mapped(const at::Tensor& values, const F& f) {
   at::Tensor out = values.to(at::kFloat).clone();
@@ -38,7 +38,7 @@ float log_sum_of(const std::vector<float>& values, ExpSum start = {}) {
 
 }  // namespace
 
-TEST_CASE("GELU and its derivative are LibTorch's in float64 within float32 rounding, by erf and by tanh") {
+TEST_CASE("GELU and its derivative equal LibTorch's in float64 within float32 rounding, with erf and with tanh") {
   const at::Tensor x = torch::linspace(-12, 12, 4801, at::kDouble).to(at::kFloat).to(at::kDouble).requires_grad_();
   for (const bool by_tanh : {false, true}) {
     CAPTURE(by_tanh);
@@ -54,7 +54,7 @@ TEST_CASE("GELU and its derivative are LibTorch's in float64 within float32 roun
   }
 }
 
-TEST_CASE("The gradient of a layer norm's value is LibTorch's in float64") {
+TEST_CASE("The gradient of a layer norm's value equals LibTorch's in float64") {
   torch::manual_seed(1);
   const at::Tensor x = (torch::randn({1, 40}, at::kDouble) * 3 + 7).requires_grad_();
   const at::Tensor weight = torch::randn({40}, at::kDouble), d_out = torch::randn({1, 40}, at::kDouble);
@@ -70,7 +70,7 @@ TEST_CASE("The gradient of a layer norm's value is LibTorch's in float64") {
   }
 }
 
-TEST_CASE("The logarithm of a sum of exponentials is LibTorch's, however its values are grouped") {
+TEST_CASE("The logarithm of a sum of exponentials equals LibTorch's for any grouping of its values") {
   torch::manual_seed(2);
   for (const double spread : {0.0, 1.0, 100.0, 1e30}) {
     for (const int64_t count : {1, 2, 7, 16, 101}) {
@@ -89,7 +89,7 @@ TEST_CASE("The logarithm of a sum of exponentials is LibTorch's, however its val
   }
 }
 
-TEST_CASE("A sum of exponentials passes on what is no finite number") {
+TEST_CASE("A sum of exponentials propagates non-finite numbers") {
   const float infinity = INFINITY;
   CHECK(log_of(merged({}, {})) == -infinity);
   CHECK(log_sum_of<1>({-infinity, -infinity}) == -infinity);
@@ -106,7 +106,7 @@ TEST_CASE("A sum of exponentials passes on what is no finite number") {
   CHECK(std::isnan(log_sum_of<2>({1, infinity})));
 }
 
-TEST_CASE("The gradient of cross-entropy in a logit is LibTorch's in float64") {
+TEST_CASE("The gradient of cross-entropy for a logit equals LibTorch's in float64") {
   torch::manual_seed(3);
   for (const double shift : {0.0, 250.0}) {
     const at::Tensor x = (torch::randn({1, 30}) * 4 + shift).to(at::kDouble).requires_grad_();
@@ -121,7 +121,7 @@ TEST_CASE("The gradient of cross-entropy in a logit is LibTorch's in float64") {
   }
 }
 
-TEST_CASE("Sums over rows are divided into parts that each have rows and have room") {
+TEST_CASE("Sums over rows are divided into parts that are not empty and fit the buffer") {
   for (const int64_t width : {1, 64, 768, 3072, 50257, 10'000'000}) {
     for (const int64_t rows : {1, 15, 16, 17, 1000, 100'000, 10'000'000}) {
       CAPTURE(rows, width);

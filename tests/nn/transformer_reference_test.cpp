@@ -44,7 +44,7 @@ void check_parity(const TransformerConfig& config) {
       CHECK(worst_difference(item.value().grad(), file.tensor("grad:" + item.key()).value()) < 1e-5);
       ++checked;
     }
-    CHECK(file.names().size() == 4 + 2 * checked);  // Python has no parameter that we lack
+    CHECK(file.names().size() == 4 + 2 * checked);  // we have every parameter of Python's model
   }
 }
 

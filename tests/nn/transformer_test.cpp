@@ -24,7 +24,7 @@ at::Tensor ids(int64_t rows, int64_t length) { return torch::randint(0, 11, {row
 
 }  // namespace
 
-TEST_CASE("A position sees itself and what came before, and nothing after it", "[nn][transformer]") {
+TEST_CASE("A position attends to itself and earlier ones, and to none after it", "[nn][transformer]") {
   Transformer model = small_model();
   const at::Tensor x = ids(2, 8);
   const at::Tensor before = model->forward(x);
@@ -39,7 +39,7 @@ TEST_CASE("A position sees itself and what came before, and nothing after it", "
   }
 }
 
-TEST_CASE("Parameters are named and shaped as in nanoGPT", "[nn][transformer]") {
+TEST_CASE("Parameters have nanoGPT's names and shapes", "[nn][transformer]") {
   TransformerConfig config = small_config();
   config.n_layers = 1;
   config.bias = true;
@@ -79,7 +79,8 @@ TEST_CASE("Parameters are named and shaped as in nanoGPT", "[nn][transformer]") 
   CHECK(lean->num_parameters() == elements);
 }
 
-TEST_CASE("Weights start as in nanoGPT, with smaller projections into the residual stream", "[nn][transformer]") {
+TEST_CASE("Weights are initialised as in nanoGPT, with smaller projections into the residual stream",
+          "[nn][transformer]") {
   torch::manual_seed(1);
   Transformer model(
       TransformerConfig{.vocab_size = 500, .block_size = 64, .n_layers = 8, .hidden_dim = 128, .bias = true});
@@ -98,7 +99,8 @@ TEST_CASE("Weights start as in nanoGPT, with smaller projections into the residu
   }
 }
 
-TEST_CASE("The heads are 8 or the largest number below that divides the width", "[nn][transformer]") {
+TEST_CASE("The default number of heads is 8 or the largest smaller number that divides the width",
+          "[nn][transformer]") {
   CHECK(default_n_heads(512) == 8);
   CHECK(default_n_heads(100) == 5);
   CHECK(default_n_heads(6) == 6);
@@ -107,7 +109,7 @@ TEST_CASE("The heads are 8 or the largest number below that divides the width", 
   CHECK(Transformer(TransformerConfig{.vocab_size = 5, .n_layers = 1, .hidden_dim = 12})->config().n_heads == 6);
 }
 
-TEST_CASE("A bad configuration is refused with every fault in one message", "[nn][transformer]") {
+TEST_CASE("An invalid configuration is refused with all errors in one message", "[nn][transformer]") {
   const absl::Status status =
       validate({.vocab_size = 0, .block_size = -1, .n_layers = 0, .n_heads = 3, .hidden_dim = 16, .dropout = 1.0});
   CHECK(exit_code(status) == ExitCode::kUsage);
@@ -119,14 +121,14 @@ TEST_CASE("A bad configuration is refused with every fault in one message", "[nn
   CHECK_THROWS_AS(Transformer(TransformerConfig{.vocab_size = 5, .n_heads = 3, .hidden_dim = 16}), c10::ValueError);
 }
 
-TEST_CASE("A sequence that is longer than the block, or not (B, T), is an error", "[nn][transformer]") {
+TEST_CASE("A sequence longer than the block, or not of shape (B, T), is an error", "[nn][transformer]") {
   Transformer model = small_model();
   CHECK_THROWS_AS(model->forward(ids(1, 9)), c10::ValueError);
   CHECK_THROWS_AS(model->forward(ids(1, 8).flatten()), c10::ValueError);
   CHECK_THROWS_AS(model->forward(torch::empty({1, 0}, at::kLong)), c10::ValueError);
 }
 
-TEST_CASE("The loss is the mean over the targets that count", "[nn][transformer]") {
+TEST_CASE("The loss is the mean over the targets that are not ignored", "[nn][transformer]") {
   Transformer model = small_model();
   const at::Tensor logits = model->forward(ids(2, 4));
   at::Tensor targets = ids(2, 4);
@@ -135,7 +137,7 @@ TEST_CASE("The loss is the mean over the targets that count", "[nn][transformer]
   CHECK(torch::allclose(language_model_loss(logits, targets), expected, 1e-5, 1e-6));
 }
 
-TEST_CASE("Dropout acts while training and never in evaluation", "[nn][transformer]") {
+TEST_CASE("Dropout applies in training and never in evaluation", "[nn][transformer]") {
   TransformerConfig config = small_config();
   config.dropout = 0.3;
   Transformer model = small_model(config);
@@ -145,7 +147,7 @@ TEST_CASE("Dropout acts while training and never in evaluation", "[nn][transform
   CHECK_FALSE(torch::equal(model->forward(x), model->forward(x)));
 }
 
-TEST_CASE("The model learns one batch by heart", "[nn][transformer]") {
+TEST_CASE("The model overfits one batch", "[nn][transformer]") {
   Transformer model = small_model();
   model->train();
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
@@ -161,7 +163,7 @@ TEST_CASE("The model learns one batch by heart", "[nn][transformer]") {
   CHECK(language_model_loss(model->forward(x), y).item<double>() < 0.05);
 }
 
-TEST_CASE("Generation is a function of the seed and leaves the model's mode as it was", "[nn][transformer]") {
+TEST_CASE("Generation depends only on the seed and leaves the model's mode unchanged", "[nn][transformer]") {
   Transformer model = small_model();
   model->train();
   const GenerateOptions options{.max_tokens = 30, .temperature = 2.0, .top_k = 0, .seed = 5};
@@ -174,7 +176,7 @@ TEST_CASE("Generation is a function of the seed and leaves the model's mode as i
   CHECK(*std::max_element(text.begin(), text.end()) < 11);
 }
 
-TEST_CASE("A model that goes on from a cache has the logits of the whole sequence", "[nn][transformer]") {
+TEST_CASE("A model that continues from a cache gives the logits of the whole sequence", "[nn][transformer]") {
   for (const bool bias : {false, true}) {
     Transformer model = small_model();
     if (bias)
@@ -185,7 +187,7 @@ TEST_CASE("A model that goes on from a cache has the logits of the whole sequenc
                                             .hidden_dim = 16,
                                             .bias = true,
                                             .tied_head = false});
-    for (const at::Tensor& parameter : model->parameters()) {  // far from the small initial weights
+    for (const at::Tensor& parameter : model->parameters()) {  // much larger than the small initial weights
       torch::NoGradGuard no_grad;
       parameter.normal_(0, 0.5);
     }
@@ -203,7 +205,7 @@ TEST_CASE("A model that goes on from a cache has the logits of the whole sequenc
   }
 }
 
-TEST_CASE("A full cache takes no further position, nor another number of sequences", "[nn][transformer]") {
+TEST_CASE("A full cache accepts no further position, nor another number of sequences", "[nn][transformer]") {
   Transformer model = small_model();
   KeyValueCache cache;
   model->forward(torch::zeros({2, 7}, torch::kLong), cache);
@@ -213,7 +215,7 @@ TEST_CASE("A full cache takes no further position, nor another number of sequenc
   CHECK(cache.length == 8);
 }
 
-TEST_CASE("Temperature 0 and top_k 1 both take the most probable token after the tokens in sight",
+TEST_CASE("Temperature 0 and top_k 1 both take the most probable token after the tokens in the window",
           "[nn][transformer]") {
   Transformer model = small_model();  // of 8 positions
   for (const auto& [slide, forgotten] : {std::pair{0, 4}, std::pair{1, 1}, std::pair{3, 3}, std::pair{8, 8}}) {
@@ -246,10 +248,10 @@ TEST_CASE("Frequencies of generated tokens follow the model's probabilities", "[
     const double expected = kDraws * probabilities[i].item<double>();
     chi_squared += (counts[i] - expected) * (counts[i] - expected) / expected;
   }
-  CHECK(chi_squared < 29.6);  // 10 degrees of freedom: exceeded once in a thousand, and the seeds are fixed
+  CHECK(chi_squared < 29.6);  // 10 degrees of freedom: exceeded once in a thousand cases, and the seeds are fixed
 }
 
-TEST_CASE("Generation refuses an empty prompt, ids outside the vocabulary and bad options", "[nn][transformer]") {
+TEST_CASE("Generation refuses an empty prompt, ids outside the vocabulary and invalid options", "[nn][transformer]") {
   Transformer model = small_model();
   CHECK_THROWS_AS(generate(model, {}), c10::ValueError);
   CHECK_THROWS_AS(generate(model, {11}), c10::IndexError);

@@ -1,4 +1,4 @@
-// A run that goes on on another number of ranks reads the same rows in the same order.
+// A run resumed with another number of ranks reads the same rows in the same order.
 #include <sstream>
 
 #include "ranks.h"
@@ -8,12 +8,12 @@ using namespace trainkit::test;
 
 namespace {
 
-/// What a run is, whatever the ranks.
+/// Settings of a run that are independent of the ranks.
 struct Shape {
   int64_t rows, global_batch, micro_batch;
 };
 
-/// Ranks of the small trainer that stop after `steps`.
+/// Runs ranks of the small trainer that stop after `steps`.
 std::vector<RankEnd> train(const Shape& shape, const TempDir& folder, int64_t world, int64_t steps, bool resume,
                            int64_t accumulation = 0) {
   if (accumulation == 0) accumulation = shape.global_batch / world / shape.micro_batch;
@@ -26,8 +26,8 @@ std::vector<RankEnd> train(const Shape& shape, const TempDir& folder, int64_t wo
   return Ranks(job, folder.path().string()).wait();
 }
 
-/// The rows of each micro-batch, in the order of the whole epoch: position p of rank r of `world` is place
-/// p * world + r.
+/// The rows of each micro-batch in the order of the whole epoch: position p of rank r of `world` has index p * world +
+/// r.
 std::vector<int64_t> rows_read(const TempDir& folder, int64_t world) {
   std::vector<std::vector<std::vector<int64_t>>> lines(static_cast<size_t>(world));
   for (int64_t rank = 0; rank < world; ++rank) {
@@ -68,10 +68,10 @@ void append(std::vector<T>& whole, const std::vector<T>& part) {
 
 }  // namespace
 
-TEST_CASE("A run that goes on on other numbers of ranks reads the rows of one that did not, in their order",
+TEST_CASE("A run resumed with other numbers of ranks reads the rows of an uninterrupted run in the same order",
           "[ranks][elastic]") {
-  // 103 rows: six steps of 16 and one of 7 an epoch; on 4 ranks one of them has a row too many, which counts nothing.
-  // 101 rows: 25 steps of 4 and one of a single row, which three of 4 ranks have not.
+  // 103 rows: six steps of 16 and one of 7 per epoch; with 4 ranks one has a padding row, which is not counted. 101
+  // rows: 25 steps of 4 and one of a single row, in which three of 4 ranks have none.
   for (const Shape& shape : {Shape{103, 16, 2}, Shape{101, 4, 1}}) {
     const TempDir whole_folder, folder;
     const int64_t epoch = (shape.rows + shape.global_batch - 1) / shape.global_batch;

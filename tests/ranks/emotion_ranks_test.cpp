@@ -9,7 +9,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// `world` ranks; 0: one process without a launcher. On sound alone, which takes a few milliseconds a step.
+/// `world` ranks; 0: one process without a launcher. Audio only, which takes a few milliseconds per step.
 RanksOptions job_of(const EmotionPlace& place, const std::string& name, int64_t world,
                     const std::vector<std::string>& more, bool sound = true) {
   return {.world = std::max<int64_t>(world, 1),
@@ -66,13 +66,13 @@ TEST_CASE("dp and ddp of trainkit-emotion train and score as one device with the
   check_same("ddp");
 }
 
-TEST_CASE("A run of trainkit-emotion goes from one rank to two and back, on the rows of one that does not",
+TEST_CASE("A run of trainkit-emotion resumes with one rank, two ranks and one again, and reads the same rows",
           "[ranks][emotion][resume]") {
   const EmotionPlace place;
   const std::vector<std::string> flags = {"--batch_size", "14", "--epochs",    "3",       "--dropout", "0",
                                           "--log_every",  "1",  "--scheduler", "constant"};
   require_done(run(place, "whole", 1, flags));
-  // 42 clips are 3 steps an epoch.
+  // 42 clips are 3 steps per epoch.
   require_done(run(place, "moved", 1, with({"--max_steps", "3"}, flags)));
   const auto two = run(place, "moved", 2, with({"--max_steps", "6", "--resume", "latest"}, flags));
   require_done(two);
@@ -87,7 +87,7 @@ TEST_CASE("A run of trainkit-emotion goes from one rank to two and back, on the 
   CHECK(scored_clips(place.dir / "moved") == 14);
 }
 
-TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of one that was not",
+TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of an uninterrupted run",
           "[ranks][emotion][resume]") {
   struct Way {
     int64_t world;
@@ -116,7 +116,7 @@ TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of 
   }
 }
 
-TEST_CASE("Ranks of trainkit-emotion fill one cache of clips: one decodes, the other finds them",
+TEST_CASE("Ranks of trainkit-emotion fill one cache of clips: one decodes, the other reads them",
           "[ranks][emotion][cache]") {
   const EmotionPlace place;
   std::ofstream(place.data + "/train_splits/dia0_utt2.mp4") << "no clip";
@@ -131,7 +131,7 @@ TEST_CASE("Ranks of trainkit-emotion fill one cache of clips: one decodes, the o
   CHECK(scored_clips(place.dir / "cached") == 14);
 }
 
-TEST_CASE("trainkit launch starts ranks of trainkit-emotion, and a dry run of theirs trains nothing",
+TEST_CASE("trainkit launch starts ranks of trainkit-emotion, and their dry run trains nothing",
           "[ranks][emotion][launch]") {
   const EmotionPlace place;
   const auto launch = [&](const std::string& name, const std::vector<std::string>& more) {

@@ -56,7 +56,7 @@ TEST_CASE("dp and ddp of trainkit-hsi train and score as one device with the sam
       CHECK(logged[i].split == expected[i].split);
       if (logged[i].split != "test") CHECK(logged[i].loss == Approx(expected[i].loss).epsilon(2e-3).margin(1e-4));
     }
-    // Each pixel once, whatever a rank repeats so that all have as many.
+    // Each pixel once, although ranks may repeat pixels to have equally many.
     CHECK(rows_of(scores_of(place, name)) == rows_of(scores));
     CHECK(scores_of(place, name).at("oa").get<double>() == Approx(scores.at("oa").get<double>()).margin(0.01));
     CHECK(scores_of(place, name).at("leak") == scores.at("leak"));
@@ -74,13 +74,13 @@ TEST_CASE("dp and ddp of trainkit-hsi train and score as one device with the sam
     for (const RankEnd& end : ends) CHECK(end.errors.empty());
     check_same(name);
   }
-  // A run goes on elsewhere with its global batch.
+  // A run resumed on other devices keeps its global batch.
   const auto ends = run(place, "single", 4, {"--epochs", "4", "--resume", "latest"});
   require_done(ends);
   CHECK_THAT(ends[0].output, Catch::Contains("2 per device x 4 devices x 1 accumulated = 8 per step"));
 }
 
-TEST_CASE("The whole scene is classified by all ranks together, and repeats run on ranks too", "[ranks][hsi]") {
+TEST_CASE("All ranks together classify the whole scene, and repeats run on ranks too", "[ranks][hsi]") {
   const HsiPlace place;
   const std::vector<std::string> flags = {"--epochs", "1", "--repeats", "2"};
   require_done(run(place, "two", 2, flags));
@@ -91,7 +91,7 @@ TEST_CASE("The whole scene is classified by all ranks together, and repeats run 
   CHECK(nlohmann::json::parse(read_text(place.dir / "two" + "/summary.json")).at("repeats") == 2);
 }
 
-TEST_CASE("A run of trainkit-hsi on several devices that is killed and resumed has the bits of one that was not",
+TEST_CASE("A run of trainkit-hsi on several devices that is killed and resumed has the bits of an uninterrupted run",
           "[ranks][hsi][resume]") {
   for (const int64_t world : {0, 2}) {
     const HsiPlace place;
@@ -123,7 +123,7 @@ TEST_CASE("A run of trainkit-hsi on several devices that is killed and resumed h
   }
 }
 
-TEST_CASE("Ranks of trainkit-hsi that were started differently name the setting", "[ranks][hsi]") {
+TEST_CASE("Ranks of trainkit-hsi with different settings report the setting", "[ranks][hsi]") {
   const HsiPlace place;
   struct Mismatch {
     std::string flag, value, text;

@@ -13,7 +13,7 @@ std::string quoted(const std::vector<std::string>& arguments) {
   return line;
 }
 
-/// `script` in a shell, with the launcher's variables of this process taken away.
+/// Runs `script` in a shell without this process's launcher variables.
 RankEnd shell(const TempDir& folder, const std::string& script) {
   Program program("/bin/sh", {"-c", script}, folder.path().string(), {.environment = base_environment()});
   RankEnd end;
@@ -27,7 +27,7 @@ const std::vector<std::string> kRun = {"--max_steps", "60", "--save_every", "10"
 
 }  // namespace
 
-TEST_CASE("A run under torchrun that is killed restarts, resumes and ends with the weights of one that was not",
+TEST_CASE("A run that is killed under torchrun restarts, resumes and ends with the weights of an uninterrupted run",
           "[ranks][launchers]") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const Place place;
@@ -39,7 +39,7 @@ TEST_CASE("A run under torchrun that is killed restarts, resumes and ends with t
   RanksOptions whole{.world = 2, .flags = place.flags("whole", kRun)};
   for (const RankEnd& end : Ranks(whole, place.dir.path().string()).wait()) REQUIRE(end.code == 0);
 
-  // The first attempt loses rank 1 when the first checkpoint is there; the second goes on from it.
+  // The first attempt loses rank 1 after the first checkpoint; the second resumes from it.
   const std::string latest = place.dir / "run" + "/checkpoints/latest";
   std::ofstream(place.dir / "worker.sh") << "if [ \"$TORCHELASTIC_RESTART_COUNT\" = 0 ]; then\n"
                                          << "  if [ \"$RANK\" = 1 ]; then\n    (while [ ! -e " << latest
@@ -58,7 +58,7 @@ TEST_CASE("A run under torchrun that is killed restarts, resumes and ends with t
   CHECK(losses(place.dir / "run") == losses(place.dir / "whole"));
 }
 
-TEST_CASE("What a rank says of its failure is in torchrun's summary", "[ranks][launchers]") {
+TEST_CASE("The error of a rank is in torchrun's summary", "[ranks][launchers]") {
   if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const Place place;
   const RankEnd end =

@@ -1,4 +1,4 @@
-// Ranks that were started with something other than the rest: all end, and say what differs.
+// Ranks that were started with different settings all end and report the difference.
 #include "ranks.h"
 
 using namespace trainkit;

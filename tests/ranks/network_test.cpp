@@ -1,4 +1,4 @@
-// A network between the ranks that fails: two network namespaces joined by a wire.
+// A failing network between the ranks: two network namespaces connected by a veth pair.
 #include "ranks.h"
 
 using namespace trainkit;
@@ -49,7 +49,7 @@ RanksOptions job_on(const Wire& wire, const TempDir& folder, std::vector<std::st
 
 }  // namespace
 
-TEST_CASE("Ranks of two machines whose wire is cut, slow, lossy or gone end or go on, and never hang",
+TEST_CASE("Ranks of two machines with a cut, slow, lossy or missing link end or continue, and never hang",
           "[ranks][network]") {
   if (geteuid() != 0 || !Wire::shell("ip netns list")) TRAINKIT_SKIP("network namespaces need root and iproute2");
   struct Trouble {

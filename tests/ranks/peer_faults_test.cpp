@@ -1,10 +1,10 @@
-// What happens to the other ranks when one does harm at a named moment: they end, soon, and say why.
+// What the other ranks do when one fails at a named moment: they end soon and report why.
 //
-// Random moments are in random_kills_test.cpp, ranks that differ in mismatch_test.cpp, who meets where in
-// rendezvous_test.cpp and strangers_test.cpp, networks in network_test.cpp, restarts in launchers_test.cpp. Not tried:
-// a link of 1 kB/s and an MTU black hole (no hang differs from that of a cut link), a name server that comes and goes
-// (names are resolved once), a clock that jumps (every wait is on the monotonic clock), a stranger who speaks the
-// store's protocol (the store has no passwords: who reaches the port belongs to the job).
+// Random moments are in random_kills_test.cpp, ranks that differ in mismatch_test.cpp, the rendezvous in
+// rendezvous_test.cpp and strangers_test.cpp, networks in network_test.cpp, restarts in launchers_test.cpp. Not tested:
+// a link of 1 kB/s and an MTU black hole (their hangs equal that of a cut link), an unreliable name server
+// (names are resolved once), a clock that jumps (every wait uses the monotonic clock), an attacker who speaks the
+// store's protocol (the store has no passwords: anyone who reaches the port belongs to the job).
 #include "ranks.h"
 
 using namespace trainkit;
@@ -18,12 +18,12 @@ constexpr int kKilled = 256 + SIGKILL;
 struct PeerFault {
   const char* what;
   int64_t world;
-  /// <moment>:<how often passed before>:<action>; see rank_program.cpp.
+  /// <moment>:<number of earlier passes>:<action>; see rank_program.cpp.
   const char* at;
   const char* victims;
   int victim_code;
   int survivor_code;
-  /// In the survivors' errors; "" checks nothing.
+  /// Expected text in the survivors' errors; "" checks nothing.
   const char* text;
   std::vector<std::string> flags = {};
 };
@@ -39,7 +39,7 @@ bool is_victim(const PeerFault& fault, size_t rank) {
   return std::string_view(fault.victims).find(std::to_string(rank)) != std::string_view::npos;
 }
 
-/// When the harm was done, by the clock that all processes share.
+/// Time of the failure, by the clock that all processes share.
 steady_clock::time_point harm_time(const TempDir& folder) {
   std::ifstream file(folder / "harm");
   int64_t nanoseconds = 0;
@@ -106,7 +106,8 @@ TEST_CASE("A rank that dies or fails at any moment ends the others, who name it"
   }
 }
 
-TEST_CASE("A rank that stands still ends the others at the timeout, who name it and where", "[ranks][faults]") {
+TEST_CASE("A rank that hangs ends the others at the timeout, and they report its number and the operation",
+          "[ranks][faults]") {
   for (const char* victim : {"1", "0"}) {
     const PeerFault fault{"stopped", 2, "forward:13:stop", victim, kKilled, 8, "", {"--timeout", "2000"}};
     const TempDir folder;
@@ -134,7 +135,7 @@ TEST_CASE("A rank that stands still ends the others at the timeout, who name it 
   }
 }
 
-TEST_CASE("A rank that stands still for less than the timeout is waited for", "[ranks][faults]") {
+TEST_CASE("The others wait for a rank that pauses for less than the timeout", "[ranks][faults]") {
   const PeerFault fault{"stopped for a second", 2, "forward:13:stop", "1", 0, 0, ""};
   const TempDir folder;
   Ranks ranks(job(fault, folder.path().string()), folder.path().string());
@@ -144,16 +145,15 @@ TEST_CASE("A rank that stands still for less than the timeout is waited for", "[
   check_ends(fault, ranks.wait(), folder);
 }
 
-TEST_CASE("A rank that is much slower than the others is waited for", "[ranks][faults]") {
+TEST_CASE("The others wait for a rank that is much slower", "[ranks][faults]") {
   const PeerFault fault{"slow", 2, "forward:0:slow", "1", 0, 0, "", {"--steps", "20"}};
   const TempDir folder;
   Ranks ranks(job(fault, folder.path().string()), folder.path().string());
   check_ends(fault, ranks.wait(), folder);
 }
 
-TEST_CASE("Ranks that leave out rows that cannot be read, whole batches of them too, stay together",
-          "[ranks][faults]") {
-  // A row a batch: a third of the batches are lost, some of them on one rank alone, some on both.
+TEST_CASE("Ranks that skip unreadable rows, including whole batches, stay in step", "[ranks][faults]") {
+  // One row per batch: a third of the batches are lost, some on one rank only, some on both.
   const TempDir folder;
   RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
   options.flags = {"--folder", folder.path().string(), "--batch", "1", "--accum", "1", "--bad", "35", "--steps",
@@ -200,7 +200,7 @@ TEST_CASE("SIGTERM to every rank stops all after the same step", "[ranks][faults
   }
 }
 
-TEST_CASE("A rank killed before the first collective ends the others, with connections made late too",
+TEST_CASE("A rank killed before the first collective ends the others, also with lazily opened connections",
           "[ranks][faults]") {
   const PeerFault fault{
       "killed before the first collective, TORCH_GLOO_LAZY_INIT=1", 2, "model:0:kill", "1", kKilled, 8, "rank 1"};
@@ -211,7 +211,7 @@ TEST_CASE("A rank killed before the first collective ends the others, with conne
   check_ends(fault, ranks.wait(), folder);
 }
 
-TEST_CASE("A rank that may open no more files ends, and so do the others", "[ranks][faults]") {
+TEST_CASE("A rank at its limit of open files ends, and so do the others", "[ranks][faults]") {
   for (const char* limit : {"20", "72"}) {
     const TempDir folder;
     RanksOptions options{.world = 2, .program = "trainkit-test-rank"};
@@ -227,7 +227,7 @@ TEST_CASE("A rank that may open no more files ends, and so do the others", "[ran
   }
 }
 
-TEST_CASE("SIGUSR1 to one rank saves a checkpoint and the run goes on", "[ranks][faults]") {
+TEST_CASE("SIGUSR1 to one rank saves a checkpoint and the run continues", "[ranks][faults]") {
   const PeerFault fault{"SIGUSR1", 2, "forward:13:usr1", "1", 0, 0, "", {"--save_every", "1000"}};
   const TempDir folder;
   Ranks ranks(job(fault, folder.path().string()), folder.path().string());

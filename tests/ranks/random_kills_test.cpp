@@ -1,5 +1,5 @@
-// Ranks of the real trainer that are killed or stopped at moments drawn at random: none hangs, and the run goes on from
-// its last checkpoint.
+// Ranks of the real trainer that are killed or suspended at random moments: none hangs, and the run resumes from its
+// last checkpoint.
 #include <random>
 
 #include "apps/text_place.h"
@@ -9,10 +9,10 @@ using namespace trainkit;
 using namespace trainkit::test;
 using std::chrono::steady_clock;
 
-TEST_CASE("No rank hangs when one is killed or stopped at a random moment", "[ranks][kills]") {
+TEST_CASE("No rank hangs when one is killed or suspended at a random moment", "[ranks][kills]") {
   const bool full = !environment("TRAINKIT_TEST_FULL").empty();
   const int wanted = full ? 60 : 6;
-  constexpr double kTimeout = 8;  // a loaded machine takes a while to start four programs
+  constexpr double kTimeout = 8;  // a loaded machine needs several seconds to start four programs
   std::mt19937 random(17);
   double slowest_kill = 0, slowest_stop = 0, sum_kill = 0;
   int kills = 0, stops = 0, before_meeting = 0;
@@ -28,7 +28,7 @@ TEST_CASE("No rank hangs when one is killed or stopped at a random moment", "[ra
                                    "--dist_timeout", "8s", "--num_workers", "1"});
     if (i % 4 >= 2) job.flags.push_back("--no-dist_shared_memory");
     Ranks ranks(job, place.dir.path().string());
-    // Most moments lie in training; some in the meeting of the ranks.
+    // Most moments are during training, some during the rendezvous.
     const bool early = i % 10 == 9;
     const auto started = steady_clock::now();
     while (!early && read_text(log).empty()) {
@@ -42,7 +42,7 @@ TEST_CASE("No rank hangs when one is killed or stopped at a random moment", "[ra
     before_meeting += !met;
     ranks[victim].kill(kill ? SIGKILL : SIGSTOP);
     const auto harm = steady_clock::now();
-    // The others end by themselves; the stopped one is killed when they have.
+    // The others end on their own; then the suspended one is killed.
     double slowest = 0;
     std::vector<int64_t> others;
     for (int64_t rank = 0; rank < world; ++rank) {
@@ -73,7 +73,7 @@ TEST_CASE("No rank hangs when one is killed or stopped at a random moment", "[ra
       (kill ? kills : stops) += 1;
       if (kill) sum_kill += slowest;
     }
-    // What was saved is whole: the run goes on from it, on one process here.
+    // The saved checkpoint is complete: the run resumes from it, here with one process.
     if (i % 5 == 0 && std::filesystem::exists(place.dir / name + "/checkpoints/latest")) {
       auto flags = place.flags(name, {"--max_steps", "1", "--resume", "latest"});
       Program again("trainkit-transformer", flags, place.dir.path().string());

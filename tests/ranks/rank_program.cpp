@@ -1,5 +1,5 @@
-// A small trainer built on the library as a user would, whose code (data set, model, loss, schedule, logger) does harm
-// at a named moment: what the tests of lost ranks start.
+// A small trainer built on the library as a user would, whose code (data set, model, loss, schedule, logger) fails at a
+// named moment. The tests of lost ranks start it.
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -34,9 +34,9 @@ int64_t number(const std::string& name, int64_t otherwise) {
 
 int64_t my_rank = 0;
 
-/// Passes moment `name`; at the one that --at names (<moment>:<how often passed before>:<action>), on --victim ("1", or
-/// "123" for several ranks), acts.
-/// Returns true if the caller shall make its values not a number.
+/// Passes moment `name`. If --at names it (<moment>:<number of earlier passes>:<action>) and --victim includes this
+/// rank ("1", or "123" for several ranks), performs the action. Returns true if the caller should set its values to
+/// NaN.
 bool moment(const std::string& name) {
   static std::mutex mutex;
   static std::map<std::string, int64_t> passed;
@@ -55,15 +55,15 @@ bool moment(const std::string& name) {
     return false;
   }
   const int64_t when = std::stoll(at.substr(first + 1, second - first - 1));
-  // What throws goes on throwing: a row that cannot be read is tried again, alone; a step without memory in parts.
+  // These actions repeat: a row that cannot be read is retried alone, a step without memory in parts.
   const bool lasts = action == "throw" || action == "oom";
   if (lasts ? count < when : count != when) return false;
-  // The test reads when the harm was done.
+  // The test reads the time of the failure.
   std::ofstream(flag("folder") + "/harm") << std::chrono::steady_clock::now().time_since_epoch().count() << std::endl;
   if (action == "kill") raise(SIGKILL);
   if (action == "stop") raise(SIGSTOP);
   if (action == "segv") {
-    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer has a handler
+    ::signal(SIGSEGV, SIG_DFL);  // a sanitizer installs a handler
     raise(SIGSEGV);
   }
   if (action == "abort") raise(SIGABRT);
@@ -77,7 +77,7 @@ bool moment(const std::string& name) {
   return action == "nan";
 }
 
-/// TinyNet's data, with rows that may be slow, bad or deadly.
+/// TinyNet's data with rows that may be slow, bad or fatal.
 class HarmfulDataset final : public Dataset {
  public:
   explicit HarmfulDataset(std::shared_ptr<const Dataset> inner) : inner_(std::move(inner)) {}
@@ -98,7 +98,7 @@ class HarmfulSchedule final : public LRSchedule {
   double factor(int64_t) const override { return moment("step"), 1.0; }
 };
 
-/// Keeps losses in a file of the rank's own; its flush is what comes before a checkpoint.
+/// Writes losses to a file of this rank; its flush precedes a checkpoint.
 class HarmfulLogger final : public Logger {
  public:
   explicit HarmfulLogger(const std::string& path) : file_(path) {}
@@ -116,7 +116,7 @@ class HarmfulLogger final : public Logger {
   std::ofstream file_;
 };
 
-/// What a rank may have other than the rest, for the comparison of ranks.
+/// Settings in which a rank may differ, for the comparison of ranks.
 TinyNet make_model() {
   moment("model");
   TinyNet model(0.0);

@@ -1,5 +1,5 @@
 #pragma once
-/// The ranks of one job as child processes, started by the environment that a launcher would give them.
+/// The ranks of one job as child processes, started with the environment of a launcher.
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -14,7 +14,7 @@
 
 namespace trainkit::test {
 
-/// A port that nobody listens on now.
+/// A port that is free now.
 inline uint16_t free_port() {
   const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -28,7 +28,7 @@ inline uint16_t free_port() {
   return ntohs(address.sin_port);
 }
 
-/// This environment without what a launcher would add, and with one thread per rank.
+/// This environment without a launcher's variables, and with one thread per rank.
 inline std::vector<std::string> base_environment() {
   std::vector<std::string> variables = {"OMP_NUM_THREADS=1"};
   for (char** entry = environ; *entry; ++entry) {
@@ -45,22 +45,22 @@ inline std::vector<std::string> base_environment() {
 struct RanksOptions {
   int64_t world = 2;
   std::string program = "trainkit-transformer";
-  /// false: the processes are not told that they are ranks.
+  /// false: the processes get no launcher variables.
   bool launched = true;
-  /// Flags of every rank, and of one.
+  /// Flags of every rank, and of one rank.
   std::vector<std::string> flags = {};
   std::function<std::vector<std::string>(int64_t rank)> more = {};
-  /// NAME=value, replacing what a rank would get otherwise; an empty value removes it.
+  /// NAME=value, overrides the default environment of a rank; an empty value removes it.
   std::function<std::vector<std::string>(int64_t rank)> environment = {};
-  /// Put before the program: {"ip", "netns", "exec", ...}.
+  /// Prefix of the command: {"ip", "netns", "exec", ...}.
   std::function<std::vector<std::string>(int64_t rank)> wrapper = {};
   std::string master_addr = "127.0.0.1";
   uint16_t master_port = free_port();
-  /// Ranks that are started at once; the others by start().
+  /// Ranks not started at once, but by start().
   std::vector<int64_t> late = {};
 };
 
-/// How a rank ended.
+/// Exit code and output of a rank.
 struct RankEnd {
   static constexpr int kHung = -1;
   int code = kHung;
@@ -96,7 +96,7 @@ class Ranks {
 
   Program& operator[](int64_t rank) { return *programs_[static_cast<size_t>(rank)]; }
 
-  /// Waits until all have ended. A rank that has not at the deadline is killed, and its code is kHung.
+  /// Waits until all have ended. Ranks still running at the deadline are killed and get the code kHung.
   std::vector<RankEnd> wait(std::chrono::seconds deadline = std::chrono::seconds(120)) {
     std::vector<RankEnd> ends(programs_.size());
     const auto give_up = std::chrono::steady_clock::now() + deadline;
@@ -113,7 +113,7 @@ class Ranks {
       }
       if (left == 0) break;
       if (std::chrono::steady_clock::now() > give_up) {
-        for (auto& program : programs_) program->kill(SIGKILL);  // a stopped process dies of it too
+        for (auto& program : programs_) program->kill(SIGKILL);  // SIGKILL ends a suspended process too
         break;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -151,7 +151,7 @@ class Ranks {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
-/// All of the ranks' ends in one text, for INFO.
+/// The results of all ranks in one text, for INFO.
 inline std::string describe(const std::vector<RankEnd>& ends) {
   std::string text;
   for (size_t rank = 0; rank < ends.size(); ++rank) {

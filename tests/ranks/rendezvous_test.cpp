@@ -1,4 +1,4 @@
-// Environments that do not fit together, and what may listen where the ranks are to meet.
+// Inconsistent environments, and other programs that listen at the ranks' rendezvous.
 #include "ranks.h"
 
 using namespace trainkit;
@@ -7,7 +7,7 @@ using std::chrono::steady_clock;
 
 namespace {
 
-/// Something that listens on a port and answers every connection with `text`.
+/// Listens on a port and answers every connection with `text`.
 class Server {
  public:
   explicit Server(std::string text) : text_(std::move(text)), fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -53,7 +53,7 @@ auto on_rank(int64_t odd, std::vector<std::string> entries) {
   return [odd, entries](int64_t rank) { return rank == odd ? entries : std::vector<std::string>{}; };
 }
 
-/// No rank hangs, and each that ends with an error says so in one line (and a hint) with exit code 8.
+/// No rank hangs, and each error is one line (and a hint) with exit code 8.
 void check_refused(const std::vector<RankEnd>& ends, const std::string& text) {
   INFO(describe(ends));
   bool said = false;
@@ -68,21 +68,21 @@ void check_refused(const std::vector<RankEnd>& ends, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("Ranks that were told different sizes of the job end with exit code 8", "[ranks][rendezvous]") {
+TEST_CASE("Ranks with different world sizes end with exit code 8", "[ranks][rendezvous]") {
   const TempDir folder;
   auto options = job(folder);
   options.environment = on_rank(1, {"WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3"});
   check_refused(Ranks(options, folder.path().string()).wait(), "WORLD_SIZE");
 }
 
-TEST_CASE("A rank that is there twice ends the job with exit code 8", "[ranks][rendezvous]") {
+TEST_CASE("A duplicate rank ends the job with exit code 8", "[ranks][rendezvous]") {
   const TempDir folder;
   auto options = job(folder, 3);
   options.environment = on_rank(2, {"RANK=1", "LOCAL_RANK=1"});
   check_refused(Ranks(options, folder.path().string()).wait(), "rank 1");
 }
 
-TEST_CASE("A rank that never comes is named at the timeout", "[ranks][rendezvous]") {
+TEST_CASE("A missing rank is reported at the timeout", "[ranks][rendezvous]") {
   const TempDir folder;
   auto options = job(folder, 3);
   options.late = {2};
@@ -99,11 +99,11 @@ TEST_CASE("A rank that never comes is named at the timeout", "[ranks][rendezvous
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   CHECK_THAT(ranks[0].errors(), Catch::Contains("rank 2 did not join within 4 s"));
-  ranks.start(2);  // much too late: there is nobody
+  ranks.start(2);  // much too late: the others have ended
   CHECK(ranks[2].wait() == 8);
 }
 
-TEST_CASE("A rank too many, after the others have met, is turned away and does them no harm", "[ranks][rendezvous]") {
+TEST_CASE("An extra rank after the rendezvous is refused and does not disturb the others", "[ranks][rendezvous]") {
   const TempDir folder, other;
   auto options = job(folder);
   options.flags = {"--folder", folder.path().string(), "--steps", "60", "--save_every", "0", "--at", "forward:0:slow"};
@@ -112,7 +112,7 @@ TEST_CASE("A rank too many, after the others have met, is turned away and does t
   auto extra_options = job(other);
   extra_options.master_port = options.master_port;
   extra_options.late = {0};
-  Ranks extra(extra_options, other.path().string());  // says that it is rank 1
+  Ranks extra(extra_options, other.path().string());  // claims to be rank 1
   CHECK(extra[1].wait() == 8);
   CHECK_THAT(extra[1].errors(), Catch::Contains("error[dist."));
   const auto ends = ranks.wait();
@@ -120,14 +120,14 @@ TEST_CASE("A rank too many, after the others have met, is turned away and does t
   for (const RankEnd& end : ends) CHECK(end.code == 0);
 }
 
-TEST_CASE("Ranks that are sent to different places do not wait for ever", "[ranks][rendezvous]") {
+TEST_CASE("Ranks with different rendezvous addresses do not wait for ever", "[ranks][rendezvous]") {
   const TempDir folder;
   auto options = job(folder);
   options.environment = on_rank(1, {"MASTER_PORT=" + std::to_string(free_port())});
   check_refused(Ranks(options, folder.path().string()).wait(), "rank 1 did not join");
 }
 
-TEST_CASE("A port that is taken is said to be so by the rank that wants it", "[ranks][rendezvous]") {
+TEST_CASE("A port in use is reported by the rank that needs it", "[ranks][rendezvous]") {
   const Server server("");
   const TempDir folder;
   auto options = job(folder);
@@ -135,7 +135,7 @@ TEST_CASE("A port that is taken is said to be so by the rank that wants it", "[r
   check_refused(Ranks(options, folder.path().string()).wait(), "MASTER_PORT");
 }
 
-TEST_CASE("A web server, or nothing, where rank 0 should be ends a rank at the timeout", "[ranks][rendezvous]") {
+TEST_CASE("A web server, or nothing, at rank 0's address ends a rank at the timeout", "[ranks][rendezvous]") {
   const Server server("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
   for (const uint16_t port : {server.port(), free_port()}) {
     const TempDir folder;

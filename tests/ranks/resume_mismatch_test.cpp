@@ -1,11 +1,11 @@
-// Ranks that would go on from different checkpoints.
+// Ranks that would resume from different checkpoints.
 #include "apps/text_place.h"
 #include "ranks.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
 
-TEST_CASE("Ranks that find different checkpoints to go on from end with exit code 8, and nothing is written",
+TEST_CASE("Ranks that find different checkpoints to resume from end with exit code 8, and nothing is written",
           "[ranks][resume]") {
   const Place place;
   const auto flags = [&](std::vector<std::string> more) {

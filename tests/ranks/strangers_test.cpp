@@ -1,4 +1,4 @@
-// Strangers on the ranks' ports.
+// Unrelated clients on the ranks' ports.
 #include <random>
 #include <set>
 #include <sstream>
@@ -35,7 +35,7 @@ std::set<uint16_t> listening_ports(pid_t pid) {
   return ports;
 }
 
-/// Sends `bytes` to a port of the loopback and hangs up.
+/// Sends `bytes` to a loopback port and disconnects.
 void send_to(uint16_t port, const std::string& bytes) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -50,7 +50,7 @@ void send_to(uint16_t port, const std::string& bytes) {
 
 std::string run(const TempDir& folder, bool disturbed) {
 #ifdef __SANITIZE_ADDRESS__
-  // LibTorch's store loses the 4 KiB it had ready for a connection that ends (c10d::detail::UvTcpSocket::alloc_buffer).
+  // LibTorch's store leaks the 4 KiB buffer of a connection that ends (c10d::detail::UvTcpSocket::alloc_buffer).
   if (disturbed) setenv("ASAN_OPTIONS", (environment("ASAN_OPTIONS") + ":detect_leaks=0").c_str(), 1);
 #endif
   RanksOptions job{
@@ -63,7 +63,7 @@ std::string run(const TempDir& folder, bool disturbed) {
     std::set<uint16_t> ports = listening_ports(ranks[0].pid());
     ports.merge(listening_ports(ranks[1].pid()));
     CHECK(ports.contains(job.master_port));
-    CHECK(ports.size() >= 2);  // the store's, and Gloo's
+    CHECK(ports.size() >= 2);  // the store's and Gloo's
     std::mt19937 random(3);
     for (int i = 0; i < 100; ++i) {
       for (const uint16_t port : ports) {
@@ -81,7 +81,7 @@ std::string run(const TempDir& folder, bool disturbed) {
 
 }  // namespace
 
-TEST_CASE("Strangers that send garbage to the ranks' ports do not change a run", "[ranks][network]") {
+TEST_CASE("Garbage sent to the ranks' ports does not change a run", "[ranks][network]") {
   const TempDir quiet, noisy;
   const std::string expected = run(quiet, false);
   REQUIRE(!expected.empty());

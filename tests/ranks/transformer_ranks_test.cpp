@@ -1,4 +1,4 @@
-// trainkit-transformer on several devices: the same training as on one, resumed with the same bits, on any number.
+// trainkit-transformer on several devices: the same training as on one, resumed with the same bits on any number.
 #include "apps/text_place.h"
 #include "ranks.h"
 
@@ -17,7 +17,7 @@ std::vector<RankEnd> run(const Place& place, const std::string& name, int64_t wo
   return Ranks(job_of(place, name, world, more), place.dir.path().string()).wait();
 }
 
-/// The same with 16 rows a step on any number of devices, and without dropout, whose masks would differ.
+/// The same with 16 rows per step on any number of devices, and without dropout, whose masks would differ.
 std::vector<RankEnd> run_plain(const Place& place, const std::string& name, int64_t world,
                                const std::vector<std::string>& more) {
   RanksOptions job = job_of(place, name, world, more);
@@ -40,7 +40,7 @@ void check_near(const std::vector<Loss>& a, const std::vector<Loss>& b, double e
 
 }  // namespace
 
-TEST_CASE("What is odd about the launcher's environment is said with the first lines", "[ranks][transformer]") {
+TEST_CASE("Warnings about the launcher's environment are in the first lines", "[ranks][transformer]") {
   const Place place;
   RanksOptions job = job_of(place, "odd", 2, {"--max_steps", "1"});
   job.environment = [](int64_t) { return std::vector<std::string>{"TORCH_NCCL_ASYNC_ERROR_HANDLING=0"}; };
@@ -51,7 +51,7 @@ TEST_CASE("What is odd about the launcher's environment is said with the first l
 
 TEST_CASE("dp and ddp log the losses of one device with the same global batch", "[ranks][transformer]") {
   const Place place;
-  // 1,108 windows in steps of 16: the second epoch begins at step 70, after a step of fewer rows.
+  // 1,108 windows in steps of 16: the second epoch begins at step 70, after a smaller step.
   const std::vector<std::string> flags = {"--max_steps", "80", "--eval_every", "20", "--save_every", "40"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), flags.begin(), flags.end());
@@ -75,7 +75,7 @@ TEST_CASE("dp and ddp log the losses of one device with the same global batch", 
     for (const RankEnd& end : ends) CHECK(end.errors.empty());
     check_near(losses(place.dir / name), expected, 1e-4);
   }
-  // The global batch is kept, too, where a run goes on elsewhere with the flags that it began with.
+  // A run resumed on other devices with its original flags keeps the global batch too.
   const auto ends = run_plain(place, "single", 4, {"--max_steps", "90", "--eval_every", "20", "--resume", "latest"});
   require_done(ends);
   CHECK_THAT(ends[0].output, Catch::Contains("4 per device x 4 devices x 1 accumulated = 16 per step"));
@@ -84,7 +84,7 @@ TEST_CASE("dp and ddp log the losses of one device with the same global batch", 
   CHECK_THAT(three[0].errors, Catch::Contains("global_batch_size: is not divisible by the number of devices"));
 }
 
-TEST_CASE("A run of several devices that is killed and resumed has the bits of one that was not",
+TEST_CASE("A run of several devices that is killed and resumed has the bits of an uninterrupted run",
           "[ranks][transformer][resume]") {
   for (const int64_t world : {0, 2}) {
     const Place place;
@@ -131,7 +131,8 @@ TEST_CASE("SIGTERM to one rank of the trainer stops all with a checkpoint that v
   }
 }
 
-TEST_CASE("A rank that fails before the ranks have met, or of its own data, ends the others", "[ranks][transformer]") {
+TEST_CASE("A rank that fails before the rendezvous, or because of its own data, ends the others",
+          "[ranks][transformer]") {
   const Place place;
   struct Fault {
     std::vector<std::string> flags;
@@ -163,7 +164,7 @@ TEST_CASE("A rank that fails before the ranks have met, or of its own data, ends
   }
 }
 
-TEST_CASE("Ranks of the trainer that differ name the setting, and no file is written", "[ranks][transformer]") {
+TEST_CASE("Ranks of the trainer that differ report the setting, and no file is written", "[ranks][transformer]") {
   const Place place;
   std::ofstream(place.dir / "other.txt") << demo_text(15'000, 2);
   struct Mismatch {
@@ -186,7 +187,7 @@ TEST_CASE("Ranks of the trainer that differ name the setting, and no file is wri
       }
       return all;
     };
-    std::filesystem::create_directories(folder / "run1");  // rank 0 alone makes the folder of a run
+    std::filesystem::create_directories(folder / "run1");  // only rank 0 creates the run folder
     const auto ends = Ranks(job, place.dir.path().string()).wait();
     INFO(describe(ends));
     for (const RankEnd& end : ends) {
