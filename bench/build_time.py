@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what compiling costs, and prints the table of docs/building.md.
+"""Measures compile times, and prints the table of docs/building.md.
 
     bench/build_time.py [ROW ...]     rows: transformer, everything, test, change, readme, bench, demo (all by default)
 
-Each row starts from nothing in a folder of its own (.deps/build-time), without ccache, with what `./dev setup` installs
-already there; `demo` alone installs everything, in a bare Debian 12 (it needs root and debootstrap). Wall time and
-processor time are printed in seconds. Nothing else should run on the machine.
+Each row starts from scratch in a separate folder (.deps/build-time), without ccache, with the packages of `./dev setup`
+already installed; only `demo` installs everything, on a fresh Debian 12 (it needs root and debootstrap). Wall time and
+processor time are printed in seconds. Run nothing else on the machine.
 """
 
 import os
@@ -23,7 +23,7 @@ ENVIRONMENT = {**os.environ, "CCACHE_DISABLE": "1", "TRAINKIT_BUILD": str(BUILD)
 
 
 def run(command, **options):
-    """(wall seconds, processor seconds) of a command; its output goes to .deps/build-time/log."""
+    """Runs a command and returns (wall seconds, processor seconds); its output goes to .deps/build-time/log."""
     def used():
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
@@ -58,7 +58,7 @@ def test():
 
 
 def change():
-    """A line of prefetcher.cpp is changed: `./dev test -R unit.data.prefetcher` compiles, links and runs its tests."""
+    """Changes a line of prefetcher.cpp: `./dev test -R unit.data.prefetcher` compiles, links and runs its tests."""
     command = ["./dev", "test", "-R", r"^unit\.data\.prefetcher$"]
     run(command)
     source = ROOT / "libtrainkit/src/data/prefetcher.cpp"
@@ -72,7 +72,7 @@ def change():
 
 
 def readme():
-    """The README's program against the installed library, compiled and linked with CMAKE_BUILD_TYPE=Release."""
+    """Compiles and links the README's program with the installed library and CMAKE_BUILD_TYPE=Release."""
     run(["./dev", "build"])
     prefix, project = WORK / "installed", WORK / "readme"
     shutil.rmtree(prefix, ignore_errors=True)
@@ -90,7 +90,7 @@ def readme():
 
 
 def bench():
-    """What `./dev bench --filter Rows` builds, from a tree where the library is built."""
+    """Builds the targets of `./dev bench --filter Rows` in a tree where the library is built."""
     run(["./dev", "build", "trainkit_train"])
     names = subprocess.run(["python3", "bench/run.py", "--targets", "--filter", "Rows"], cwd=ROOT, capture_output=True, text=True,
                            check=True).stdout.split()
@@ -98,14 +98,14 @@ def bench():
 
 
 def demo():
-    """`./dev demo` of a clone in a bare Debian 12, installation included."""
+    """Runs `./dev demo` of a clone on a fresh Debian 12, installation included."""
     debian = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / "trainkit-build-time-debian"
     shutil.rmtree(debian, ignore_errors=True)
     try:
         run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", debian])
         run(["git", "clone", "-q", ROOT, debian / "trainkit"])
-        # the machine's way to the network: name servers, and its certificates under a name that no package overwrites
-        # (pip prefers REQUESTS_CA_BUNDLE to its own PIP_CERT)
+        # This machine's network settings: name servers, and its certificates under a name that no package overwrites
+        # (pip prefers REQUESTS_CA_BUNDLE to its own PIP_CERT).
         shutil.copy("/etc/resolv.conf", debian / "etc/resolv.conf")
         shutil.copy(os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"), debian / "etc/build-time.crt")
         for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):

@@ -1,6 +1,6 @@
 #pragma once
-/// Measuring several ways of doing the same work in turn, so that each round gives ratios that other load on the
-/// machine has left alone.
+/// Measures several implementations of the same work alternately, so that other load on the machine does not affect the
+/// ratios of a round.
 
 #include <benchmark/benchmark.h>
 #include <time.h>
@@ -22,7 +22,7 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Work per second of calling `piece`, which returns how much work it did, for about `duration` seconds.
+/// Work per second of calling `piece` for about `duration` seconds; `piece` returns the amount of its work.
 template <class Piece>
 double rate(double duration, Piece piece) {
   const auto start = Clock::now();
@@ -34,10 +34,10 @@ double rate(double duration, Piece piece) {
   return work / elapsed;
 }
 
-/// Work per second of `threads` threads that each call `piece(thread)` again and again for about `duration` seconds.
+/// Work per second of `threads` threads that call `piece(thread)` repeatedly for about `duration` seconds.
 template <class Piece>
 double threaded_rate(int threads, double duration, Piece piece) {
-  std::vector<double> work(threads * 16);  // a cache line each
+  std::vector<double> work(threads * 16);  // one cache line per thread
   const auto start = Clock::now();
   std::vector<std::thread> crew;
   for (int thread = 0; thread < threads; ++thread) {
@@ -58,34 +58,34 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// One way of doing the work: its rate, measured for about `duration` seconds.
+/// One implementation: its rate, measured for about `duration` seconds.
 struct Contestant {
   std::string name;
   std::function<double(double duration)> rate;
 };
 
-/// Seconds of processor time that this process has used.
+/// CPU time of this process in seconds.
 inline double processor_seconds() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Whether to see only that everything runs (TRAINKIT_BENCH_QUICK): figures are then worth nothing.
+/// Whether this is a smoke test (TRAINKIT_BENCH_QUICK): ignore its timings.
 inline bool quick() {
   const char* value = std::getenv("TRAINKIT_BENCH_QUICK");
   return value && *value;
 }
 
-/// Measures the contestants in turn, each for `duration` seconds, once an iteration. Counters: the median rate of each
-/// under its name; for each after the first the median over the rounds of first / it, "over_<name>"; and the same per
-/// second of processor time, "cpu_over_<name>", which other load on the machine changes far less.
+/// Measures the contestants alternately, each for `duration` seconds, once per iteration. Counters: the median rate of
+/// each under its name; for each after the first the median over the rounds of first / it, "over_<name>"; and the same
+/// per second of CPU time, "cpu_over_<name>", which depends much less on other load.
 inline void run_rounds(benchmark::State& state, const std::vector<Contestant>& contestants, double duration = 0.1) {
   const size_t count = contestants.size();
   if (quick()) duration /= 20;
   std::vector<std::vector<double>> rates(count), ratios(count), cpu_ratios(count);
   std::vector<double> per_cpu_second(count);
-  for (const auto& contestant : contestants) contestant.rate(duration / 10);  // warm
+  for (const auto& contestant : contestants) contestant.rate(duration / 10);  // warm-up
   for (auto _ : state) {
     for (size_t i = 0; i < count; ++i) {
       const auto start = Clock::now();

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Measures the library beside its peers, and writes what came out as ratios.
+"""Measures the library against its peers, and reports ratios.
 
     bench/run.py [--filter REGEX] [--quick] [--repetitions N] [--build DIR] [--publish] [--targets]
 
-Runs every suite build/bin/bench_* and every peer bench/peers/*.py, in turn, N times over, so that each repetition has
-ours, the peer and the floor within the same minutes: a ratio is formed within a repetition, and its median and range
-over the repetitions are reported. Ratios and their targets are listed in bench/ratios.json. A full run writes
-docs/benchmarks.md and docs/benchmarks.svg; with --filter or --quick they go to build/bench/. What was published before
-stands in bench/published.json, beside what comes out now: a row whose values all lie on the worse side of all values
-published for a processor of that name has become slower. A full run publishes its rows; --publish those of a part.
+Runs every suite build/bin/bench_* and every peer bench/peers/*.py, in turn, N times. Each repetition measures ours, the
+peer and the floor within a few minutes: a ratio is formed within a repetition, and its median and range over the
+repetitions are reported. bench/ratios.json lists the ratios and their targets. A full run writes docs/benchmarks.md and
+docs/benchmarks.svg; with --filter or --quick they go to build/bench/. bench/published.json has the values published
+before: a row is slower if all its values are worse than all values published for the same processor name. A full run
+publishes its rows; --publish those of a partial run.
 
-A peer prints one JSON object a line: {"name": ..., "value": ..., "unit": "us" or "rows/s" or ...}.
+A peer prints one JSON object per line: {"name": ..., "value": ..., "unit": "us" or "rows/s" or ...}.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Measurement:
-    """Values of one benchmark, one a repetition. A time is in seconds; a rate is per second."""
+    """Values of one benchmark, one per repetition. A time is in seconds; a rate is per second."""
 
     def __init__(self):
         self.times, self.rates, self.counters, self.repetitions = {}, {}, {}, set()
@@ -40,7 +40,7 @@ class Measurement:
         return {"time": self.times, "rate": self.rates}.get(metric, self.counters.get(metric, {})).get(repetition)
 
     def rate(self, repetition):
-        """Work per second: the rate that was counted, else one over the time."""
+        """Work per second: the reported rate, else the inverse of the time."""
         if repetition in self.rates:
             return self.rates[repetition]
         return 1 / self.times[repetition] if self.times.get(repetition) else None
@@ -94,7 +94,7 @@ def run_suite(program, options, repetition, results, log):
         if entry.get("error_occurred"):
             print(f"   {entry['name']}: {entry['error_message']}", file=sys.stderr)
             continue
-        # Google Benchmark adds these to the name; they say how it was timed, not what
+        # Google Benchmark adds these to the name; they describe the timing, not the work
         name = re.sub(r"/(real_time|manual_time|process_time|iterations:\d+|min_time:[\d.]+|repeats:\d+)", "", entry["name"])
         measurement = add(results, f"{program.name}:{name}", repetition)
         measurement.times[repetition] = entry["real_time"] * SECONDS[entry["time_unit"]]
@@ -164,7 +164,7 @@ def higher_is_better(row):
 
 
 def change(row, values, before):
-    """"slower" or "faster" if no value of now is as good, or as bad, as any of before; else ""."""
+    """"slower" or "faster" if all values are worse, or better, than all values before; else ""."""
     if not before:
         return ""
     above, below = min(values) > before["highest"], max(values) < before["lowest"]
@@ -268,7 +268,7 @@ to add a benchmark or a peer.
 
 
 def chart(ratios):
-    """Bars of the ratios on a logarithmic axis; a tick at each target."""
+    """Bars of the ratios on a logarithmic axis, with a tick at each target."""
     bars = [(row, statistics.median(values), min(values), max(values)) for row, values in ratios if unit_of(row) == "×"]
     if not bars:
         return None
@@ -298,7 +298,7 @@ def chart(ratios):
 
 
 def read_published(facts):
-    """What bench/published.json has of a processor like this one: rows by name."""
+    """Rows by name of bench/published.json for this processor."""
     file = ROOT / "bench/published.json"
     return (json.loads(file.read_text()) if file.exists() else {}).get(facts["processor"], {})
 
@@ -314,7 +314,7 @@ def publish(ratios, facts):
 
 
 def published_text(machines):
-    """A line a row, so that a change of one is a change of one line."""
+    """Writes one line per row, so that a changed row changes one line."""
     parts = []
     for processor in sorted(machines):
         rows = machines[processor]
@@ -356,7 +356,7 @@ def main():
             run_peer(script, options, repetition, results)
 
     facts = machine()
-    published = {} if options.quick else read_published(facts)  # short runs are for their working, not for their figures
+    published = {} if options.quick else read_published(facts)  # short runs are a smoke test; ignore their timings
     ratios = []
     for row in json.loads((ROOT / "bench/ratios.json").read_text()):
         values = evaluate(row, results)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The figures of run.py are those that the suites and peers gave: checked with programs that report known ones."""
+"""run.py reports the values that suites and peers print: checked with programs that print known values."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ class RunTest(unittest.TestCase):
             self.assertEqual(run.targets("workers:2", root), ["bench_nn"])
             self.assertEqual(run.targets("Read/large", root), ["bench_io"])
             self.assertEqual(run.targets("", root), ["bench_io", "bench_nn"])
-            self.assertEqual(run.targets("/rows:8", root), ["bench_io", "bench_nn"])  # no file shows such a name
+            self.assertEqual(run.targets("/rows:8", root), ["bench_io", "bench_nn"])  # no file contains such a name
             (root / "bench/peers").mkdir()
             (root / "bench/peers/programs.py").write_text('"""A peer."""\n# builds: program device\n')
             self.assertEqual(run.targets("programs", root), ["program", "device"])
@@ -106,7 +106,7 @@ class RunTest(unittest.TestCase):
             self.assertIn("| memory | 640 | 640 – 640 | ≤ 600 |  | **missed** |", page)
             self.assertIn("| `bench_fake:BM_Step` | 2.00 |", page)
             self.assertIn("MISSED", printed)
-            # the suite takes 4 us and more from now on: three times the peer's speed, and less, where it had been 4 and more
+            # the suite now takes 4 us and more: at most three times the peer's speed, before at least four times
             again = subprocess.run([sys.executable, root / "bench/run.py", "--build", root / "build", "--repetitions", "2"],
                                    capture_output=True, text=True, check=True).stdout
             self.assertIn("slower than published", again)

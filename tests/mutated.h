@@ -1,5 +1,5 @@
 #pragma once
-/// Damaged files by number.
+/// Damaged files, selected by number.
 
 #include <algorithm>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace trainkit::test {
 
-/// `bytes` with one to four changes behind `first`: a bit, a byte, eight bytes, a copy of others. The same for a
-/// number.
+/// `bytes` with one to four changes after `first`: a bit, a byte, eight bytes, or copied bytes. The same for equal
+/// numbers.
 inline std::string mutated(std::string bytes, int number, size_t first = 0) {
   RandomStream random(hash_key(7, number));
   const auto place = [&] { return first + random.below(bytes.size() - first); };

@@ -1,5 +1,5 @@
 #pragma once
-/// How much memory a call takes at its peak: reset_peak_memory(), the call, peak_memory().
+/// Peak memory of a call: reset_peak_memory(), the call, peak_memory().
 
 #include <cstdint>
 #include <fstream>
@@ -9,7 +9,7 @@ namespace trainkit::test {
 
 inline void reset_peak_memory() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-/// Largest resident set since the last reset, in bytes.
+/// Peak resident set size since the last reset, in bytes.
 inline int64_t peak_memory() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -23,7 +23,7 @@ extern char** environ;
 
 namespace trainkit::test {
 
-/// A port that nobody listens on now.
+/// A port that is free now.
 inline int free_port() {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -38,8 +38,8 @@ inline int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// The processes of one job. Each rank's output is in FOLDER/rank<r>.out and .err. Those still running are killed when
-/// the object goes.
+/// The processes of one job. Each rank's output is in FOLDER/rank<r>.out and .err. The destructor kills those still
+/// running.
 class Ranks {
  public:
   Ranks(const std::string& program, int count, const std::vector<std::string>& arguments, std::string folder)
@@ -59,7 +59,7 @@ class Ranks {
 
   void kill(int rank, int signal) { ::kill(pids_[static_cast<size_t>(rank)], signal); }
 
-  /// The exit code of `rank`, or 256 + the signal that killed it; -1 if it has not ended within `limit`.
+  /// The exit code of `rank`, or 256 + the signal that killed it; -1 if it is still running after `limit`.
   int wait(int rank, std::chrono::seconds limit = std::chrono::seconds(120)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     int& code = codes_[static_cast<size_t>(rank)];

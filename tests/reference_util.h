@@ -1,5 +1,5 @@
 #pragma once
-/// Runs a Python reference of tests/reference while the test runs.
+/// Runs a Python reference of tests/reference during a test.
 
 #include <cstdlib>
 #include <fstream>
@@ -12,7 +12,8 @@
 
 namespace trainkit::test {
 
-/// What `script` (a file of tests/reference) prints when run with `arguments`. Throws with its stderr if it fails.
+/// Runs `script` (a file of tests/reference) with `arguments` and returns its output. Throws with its stderr if it
+/// fails.
 inline std::string run_reference(const std::string& script, const std::string& arguments = "") {
   const TempDir dir;
   const std::string command = python() + " " + TRAINKIT_REFERENCE_DIR + "/" + script + " " + arguments + " > " +

@@ -2,8 +2,8 @@
 
 namespace trainkit::test {
 
-/// Whether this is built with AddressSanitizer or ThreadSanitizer: they reserve terabytes of addresses, and the memory
-/// of the process is theirs too, which grows.
+/// Whether AddressSanitizer or ThreadSanitizer is enabled: they reserve terabytes of addresses, and their own memory
+/// grows with the process.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else

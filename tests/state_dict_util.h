@@ -1,5 +1,5 @@
 #pragma once
-/// Comparing and keeping states in tests.
+/// Compares and copies states in tests.
 
 #include <torch/types.h>
 
@@ -7,7 +7,7 @@
 
 namespace trainkit::test {
 
-/// Whether two states have the same names, types and values, tensors bit for bit.
+/// Returns whether two states have the same names, types and values, tensors bit for bit.
 inline bool same_state(const StateDict& a, const StateDict& b) {
   const auto same = [](const StateValue& x, const StateValue& y) {
     if (x.index() != y.index()) return false;

@@ -1,1 +1,1 @@
-// Only the precompiled header is of use.
+// This file only compiles the precompiled header.

@@ -10,6 +10,6 @@
 #include <random>
 #include <sstream>
 #include <thread>
-// torch/torch.h defines CHECK; Catch2's is the one that tests mean.
+// torch/torch.h defines CHECK; tests use Catch2's.
 #undef CHECK
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// What every test may use.
+/// Utilities for all tests.
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 
 #include "trainkit/core/error.h"
 
-/// Ends the test case as skipped (CTest reports the whole file so: keep such cases in a file of their own).
+/// Ends the test case as skipped (CTest reports the whole file as skipped: put such cases in a separate file).
 #define TRAINKIT_SKIP(reason)                          \
   do {                                                 \
     std::cout << "skipped: " << (reason) << std::endl; \
@@ -19,7 +19,7 @@
 
 namespace trainkit::test {
 
-/// A folder of its own, removed at the end of the scope.
+/// A temporary folder, removed at the end of the scope.
 class TempDir {
  public:
   TempDir() {
@@ -40,7 +40,7 @@ class TempDir {
   std::filesystem::path path_;
 };
 
-/// The id of an error of ours, or empty.
+/// The id of an error of this library, or empty.
 inline std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
 
 /// The value of an environment variable, or empty.
@@ -49,10 +49,10 @@ inline std::string environment(const char* name) {
   return value ? value : "";
 }
 
-/// Folder with real data sets (TRAINKIT_TEST_DATA), or empty: then the test skips.
+/// Folder with real data sets (TRAINKIT_TEST_DATA); if it is empty, the test is skipped.
 inline std::string data_dir() { return environment("TRAINKIT_TEST_DATA"); }
 
-/// A Python with torch (TRAINKIT_PYTHON), the reference of parity tests, or empty: then the test skips.
+/// A Python with torch (TRAINKIT_PYTHON), the reference of parity tests; if it is empty, the test is skipped.
 inline std::string python() { return environment("TRAINKIT_PYTHON"); }
 
 }  // namespace trainkit::test

@@ -1,5 +1,5 @@
-// Decoded pictures of 224 x 224 from a packed file, in random order: what every epoch after the first costs. The floor
-// copies the same rows from plain memory into a ring of the same size. The peer: peers/decoded_cache.py.
+// Reads decoded images of 224 x 224 from a packed file in random order: the cost of every epoch after the first. The
+// floor copies the same rows from plain memory into a ring of the same size. The peer: peers/decoded_cache.py.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -21,7 +21,7 @@ namespace {
 constexpr int kWorkers = 2;
 constexpr int64_t kRows = 2048, kPicture = 224 * 224 * 3, kBatch = 64, kSlots = 2 * kWorkers;
 
-/// Pictures that a decoder would give.
+/// Images as a decoder would return them.
 class Pictures final : public Dataset {
  public:
   int64_t size() const override { return kRows; }
@@ -35,7 +35,7 @@ class Pictures final : public Dataset {
   }
 };
 
-/// Copies of random pictures from memory, each thread into slots of its own.
+/// Copies random images from memory; each thread has its own slots.
 class Floor {
  public:
   Floor() : pictures_(kRows * kPicture, 7), ring_(kSlots * kBatch * kPicture), order_(kRows) {

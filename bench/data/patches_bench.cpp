@@ -1,5 +1,5 @@
-/// Patches of a hyperspectral scene (11 x 11 x 200 float32 of 145 x 145 pixels, 256 a batch) beside the floor of the
-/// machine, which is a loop of streaming stores, and beside LibTorch's own loader.
+/// Patches of a hyperspectral scene (11 x 11 x 200 float32 of 145 x 145 pixels, 256 per batch), compared with the
+/// machine's floor (a loop of streaming stores) and with LibTorch's own loader.
 
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
@@ -37,7 +37,7 @@ std::shared_ptr<PatchDataset> patches() {
   return std::make_shared<PatchDataset>(image(), pixels, torch::zeros_like(pixels), PatchOptions{.patch_size = kPatch});
 }
 
-/// Rings of batches, one a thread, whose slots are aligned as those of a Prefetcher.
+/// Rings of batches, one per thread, with slots aligned as those of a Prefetcher.
 struct Rings {
   at::Tensor memory = torch::zeros({kThreads * kRing * kBatch, kPatchFloats});
   int64_t next[kThreads * 16] = {};
@@ -46,7 +46,7 @@ struct Rings {
   }
 };
 
-/// Copies a run of 32 byte blocks: rows of a patch are that.
+/// Copies a run of 32-byte blocks, as a row of a patch is.
 using CopyRun = void (*)(float* to, const float* from, int64_t floats);
 
 void copy_run(float* to, const float* from, int64_t floats) { std::memcpy(to, from, floats * sizeof(float)); }
@@ -59,7 +59,7 @@ __attribute__((target("avx"))) void stream_run(float* to, const float* from, int
 constexpr CopyRun stream_run = copy_run;
 #endif
 
-/// Nothing but the copies: random centres, rows of patches into a ring.
+/// Only the copies: random centres, rows of patches into a ring.
 Contestant floor_of(const std::string& name, CopyRun copy) {
   auto rings = std::make_shared<Rings>();
   return {name, [=](double duration) {
@@ -78,7 +78,7 @@ Contestant floor_of(const std::string& name, CopyRun copy) {
           }};
 }
 
-/// The data set's own copy into the same rings, of random rows.
+/// The dataset's own copy of random rows into the same rings.
 Contestant gather(const std::string& name, bool augment) {
   auto rings = std::make_shared<Rings>();
   const at::Tensor pixels = torch::arange(kSide * kSide, torch::kLong);
@@ -108,7 +108,7 @@ void BM_PatchGather(benchmark::State& state) {
 }
 BENCHMARK(BM_PatchGather)->ArgName("augment")->Arg(0)->Arg(1)->UseManualTime()->Iterations(15);
 
-// What an expert writes for LibTorch's loader: views of the image, stacked.
+// Idiomatic code for LibTorch's loader: views of the image, stacked.
 struct TorchPatches : torch::data::datasets::Dataset<TorchPatches> {
   torch::data::Example<> get(size_t row) override {
     const auto y = static_cast<int64_t>(row) / kSide, x = static_cast<int64_t>(row) % kSide;

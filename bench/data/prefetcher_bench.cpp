@@ -1,4 +1,4 @@
-/// The loader beside what the machine can do at most, and beside LibTorch's own loader.
+/// Compares the loader with the machine's memory bandwidth and with LibTorch's own loader.
 
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
@@ -39,7 +39,8 @@ Table& table() {
   return instance;
 }
 
-// Loops of memcpy into rings of 8 batches, one ring per thread; the second also asks for the row that is 8 further on.
+// Loops of memcpy into rings of 8 batches, one ring per thread; the second loop also prefetches the row 8 positions
+// ahead.
 class Floor {
  public:
   explicit Floor(bool prefetch)
@@ -76,7 +77,7 @@ class Floor {
   int64_t next_[kWorkers * 16] = {};
 };
 
-// An expert's use of LibTorch's loader: one index_select per batch and field.
+// Idiomatic use of LibTorch's loader: one index_select per batch and field.
 struct TorchRows : torch::data::datasets::BatchDataset<TorchRows, torch::data::Example<>> {
   torch::data::Example<> get_batch(torch::ArrayRef<size_t> rows) override {
     auto index = torch::empty({static_cast<int64_t>(rows.size())}, torch::kLong);
@@ -117,7 +118,7 @@ Contestant torch_loader(const std::string& name, Dataset dataset) {
           }};
 }
 
-// A dataset that knows rows alone.
+// A dataset that only implements get.
 class RowByRow final : public Dataset {
  public:
   int64_t size() const override { return rows_.size(); }
@@ -175,8 +176,8 @@ void BM_RowByRow(benchmark::State& state) {
 }
 BENCHMARK(BM_RowByRow)->UseManualTime()->Iterations(10);
 
-// ---- Windows of 257 tokens at random places of 100 M, widened from 16 to 64 bits: a batch of 16 is a language
-// model's.
+// ---- Windows of 257 tokens at random positions of 100 M, converted from 16 to 64 bits: a batch of 16 is typical of a
+// language model.
 
 constexpr int64_t kTokens = 100'000'000, kWindow = 257, kWindows = 16;
 
@@ -212,7 +213,7 @@ class TokenWindows final : public Dataset {
   const uint16_t* from_ = tokens().data();
 };
 
-// The same loop and nothing around it, into rings of 16 batches; the second asks for all windows of a batch first.
+// The same loop alone, into rings of 16 batches; the second loop prefetches all windows of a batch first.
 class WindowFloor {
  public:
   explicit WindowFloor(bool prefetch) : prefetch_(prefetch) {}
@@ -252,7 +253,7 @@ BENCHMARK(BM_TokenWindows)
     ->UseManualTime()
     ->Iterations(10);
 
-// ---- From nothing to the first batch, and what two workers take.
+// ---- Time to the first batch, and the memory of two workers.
 
 std::shared_ptr<Dataset> rows_of(int64_t row_bytes) {
   return std::make_shared<TensorDataset>(TensorDataset({{"x", torch::zeros({1000, row_bytes}, torch::kByte)}}));

@@ -1,4 +1,4 @@
-// Steps on two ranks as processes, and on two replicas in threads of one process. The peer is PyTorch's
+// Steps with two ranks as processes, and with two replicas in threads of one process. The peer is PyTorch's
 // DistributedDataParallel under torchrun (bench/peers/ddp_step.py): the same model, rows, optimizer and threads.
 #include <benchmark/benchmark.h>
 
@@ -11,9 +11,9 @@
 namespace trainkit::bench {
 namespace {
 
-/// One iteration is a whole job of two ranks; its figures are counters. `overlap` is the share of the communication
-/// that is hidden: (compute + communication - step) / communication; `exposed_ms` what reducing adds to a step. Where
-/// ranks take all processors, communication costs computing time and nothing can be hidden.
+/// One iteration is a whole job of two ranks; its results are counters. `overlap` is the hidden share of the
+/// communication: (compute + communication - step) / communication; `exposed_ms` is the time that reducing adds to a
+/// step. If the ranks use all CPU cores, communication takes compute time and cannot be hidden.
 void BM_DdpStep(benchmark::State& state) {
   for (auto _ : state) {
     const test::TempDir folder;
@@ -36,9 +36,9 @@ void BM_DdpStep(benchmark::State& state) {
 }
 BENCHMARK(BM_DdpStep)->Iterations(1)->UseManualTime()->Unit(benchmark::kMillisecond);
 
-/// The same rows by two replicas of one process, a thread each.
+/// The same rows with two replicas in one process, one thread each.
 void BM_DataParallelStep(benchmark::State& state) {
-  at::set_num_threads(2);  // one for each replica
+  at::set_num_threads(2);  // one per replica
   torch::manual_seed(0);
   const auto devices = DeviceReplicator::create([] { return WideMlp(); }, {.cpu_replicas = 2}).value();
   AdamW optimizer({.lr = 1e-4});

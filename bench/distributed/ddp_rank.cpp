@@ -1,5 +1,5 @@
-// One rank of BM_DdpStep: ddp_rank STEPS. Rank 0 prints "name value" a line: seconds a step together, alone (compute),
-// of the reduction alone (communication), and of the agreement alone.
+// One rank of BM_DdpStep: ddp_rank STEPS. Rank 0 prints one "name value" per line: seconds per step in total, of
+// computation only (compute), of the reduction only (communication), and of the agreement only.
 #include <iostream>
 
 #include "ddp_step.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// The step that is measured: an MLP 256-1024-1024-1024-10 (2.4 million parameters), 64 rows a replica, AdamW.
+/// The measured step: an MLP 256-1024-1024-1024-10 (2.4 million parameters), 64 rows per replica, AdamW.
 
 #include <torch/torch.h>
 

@@ -1,6 +1,6 @@
-// Training steps of the hyperspectral trainer's networks as a run does them (loader, gather, loss, backward, clipping,
-// AdamW), two threads: patches of 11 x 11 x 200, batches of 256 (2-D) and 64 (3-D). The peer, peers/hsi_step.py, trains
-// the same networks in Python.
+// Training steps of the hyperspectral trainer's networks as in a run (loader, gather, loss, backward, clipping, AdamW),
+// two threads: patches of 11 x 11 x 200, batches of 256 (2-D) and 64 (3-D). The peer, peers/hsi_step.py, trains the
+// same networks in Python.
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 

@@ -1,5 +1,5 @@
-// Weights to and from a file, beside what a bare write, read and memcpy of the same bytes reach. Ours and the floor
-// take turns within one repetition; the counters are ratios of their times, higher is better.
+// Writes and reads weights, compared with a bare write, read and memcpy of the same bytes. Ours and the floor alternate
+// within one repetition; the counters are ratios of their times, higher is better.
 #include <ATen/Functions.h>
 #include <benchmark/benchmark.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace trainkit;
 
-/// A folder on the disk that is measured: TRAINKIT_BENCH_DIR, or the one for temporary files.
+/// A folder on the measured disk: TRAINKIT_BENCH_DIR, or the folder for temporary files.
 class Folder {
  public:
   Folder() {
@@ -34,7 +34,7 @@ class Folder {
   std::string path_;
 };
 
-/// 64 tensors of `bytes` together.
+/// 64 tensors with `bytes` bytes in total.
 NamedTensors tensors_of(int64_t bytes) {
   NamedTensors tensors;
   for (int i = 0; i < 64; ++i)
@@ -61,7 +61,7 @@ void plain_write(const std::string& path, const NamedTensors& tensors) {
   require(fsync(file) == 0 && close(file) == 0);
 }
 
-/// Reads a whole file into memory that is new, as a tensor's is.
+/// Reads a whole file into newly allocated memory, as a tensor's is.
 void plain_read(const std::string& path, int64_t bytes) {
   const int file = open(path.c_str(), O_RDONLY);
   const at::Tensor memory = at::empty({bytes}, at::kByte);

@@ -1,4 +1,4 @@
-// What logging costs the step, and what it costs the writer.
+// The cost of logging for the step and for the writer thread.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@ using namespace trainkit;
 
 namespace {
 
-/// A record as the Trainer makes it.
+/// A record as the Trainer creates it.
 LogRecord record() {
   return {
       .step = 10,
@@ -28,7 +28,7 @@ class NullLogger final : public Logger {
   absl::Status flush() override { return absl::OkStatus(); }
 };
 
-/// A folder of this process, removed at its end.
+/// A temporary folder of this process, removed at exit.
 class Folder {
  public:
   Folder() : path_((std::filesystem::temp_directory_path() / "trainkit-bench-XXXXXX").string()) {
@@ -41,7 +41,7 @@ class Folder {
   std::string path_;
 };
 
-/// The floor: copying the record into memory that is there already.
+/// The floor: copying the record into allocated memory.
 void BM_CopyRecord(benchmark::State& state) {
   LogRecord source = record(), target;
   for (auto _ : state) {
@@ -52,7 +52,7 @@ void BM_CopyRecord(benchmark::State& state) {
 }
 BENCHMARK(BM_CopyRecord);
 
-/// What the step pays for a record. The queue never fills: it is flushed outside of the measured time.
+/// The cost of a record for the step. The queue never fills: it is flushed outside the measured time.
 void BM_RunLoggerLog(benchmark::State& state) {
   constexpr int kBurst = 1024;
   RunLogger logger({.queue_capacity = 4 * kBurst, .drain_every = std::chrono::hours(1)});
@@ -75,7 +75,7 @@ void BM_RunLoggerLog(benchmark::State& state) {
 }
 BENCHMARK(BM_RunLoggerLog);
 
-/// What the step pays between records.
+/// The cost for the step between records.
 void BM_RunLoggerTick(benchmark::State& state) {
   RunLogger logger({.drain_every = std::chrono::hours(1)});
   int64_t step = 0;
@@ -83,7 +83,7 @@ void BM_RunLoggerTick(benchmark::State& state) {
 }
 BENCHMARK(BM_RunLoggerTick);
 
-/// What the writer's thread pays, a write to the page cache included.
+/// The cost for the writer thread, including a write to the page cache.
 void BM_JsonlLog(benchmark::State& state) {
   const Folder folder;
   const auto logger = JsonlLogger::open(folder.path() + "/metrics.jsonl").value();

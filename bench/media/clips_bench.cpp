@@ -1,5 +1,5 @@
-// Clips of 3 s in 720p with sound, to 8 pictures of 224 x 224 and a log-mel spectrogram, in two threads. The peer is
-// peers/media_clips.py, which reads the files that are written here.
+// Decodes clips of 3 s in 720p with sound to 8 images of 224 x 224 and a log-mel spectrogram, in two threads. The peer,
+// peers/media_clips.py, reads the files written here.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
@@ -22,8 +22,8 @@ namespace {
 constexpr int64_t kClips = 4, kFrames = 72, kHeight = 720, kWidth = 1280;
 constexpr int64_t kSamples = 48'000;
 
-/// Shapes that move slowly before a pattern that stands, and a camera's grain. x264 makes one key frame of it and three
-/// B-frames between others, as of most films and series.
+/// Shapes that move slowly over a static pattern with camera noise. x264 encodes it with one key frame and three
+/// B-frames between others, as most films and series.
 at::Tensor pictures(int64_t clip) {
   const at::Tensor y = at::arange(kHeight, at::kFloat).view({-1, 1}), x = at::arange(kWidth, at::kFloat).view({1, -1});
   const at::Tensor pattern = ((x / 37).sin() * (y / 23).cos() * 60 + 110 + x / 16).unsqueeze(0);
@@ -43,7 +43,7 @@ at::Tensor pictures(int64_t clip) {
   return frames;
 }
 
-/// The clips' files, written by the first call.
+/// Paths of the clips, which the first call writes.
 const std::array<std::string, kClips>& clips() {
   static const std::array<std::string, kClips> paths = [] {
     const auto folder = std::filesystem::temp_directory_path() / "trainkit-bench-media-1";

@@ -1,5 +1,5 @@
-// Cross-entropy forward and backward beside at::cross_entropy_loss: a small classifier, a character model, GPT-2's
-// vocabulary.
+// Cross-entropy forward and backward compared with at::cross_entropy_loss: a small classifier, a character model,
+// GPT-2's vocabulary.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 

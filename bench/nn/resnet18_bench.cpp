@@ -1,5 +1,5 @@
-// Forward, loss and backward of ResNet18 on the CPU: 16 pictures of 224 x 224, channels_last, two threads, in float32
-// and under bfloat16 autocast. The peer, peers/resnet18_step.py, is torchvision's.
+// Forward, loss and backward of ResNet18 on the CPU: 16 images of 224 x 224, channels_last, two threads, in float32 and
+// under bfloat16 autocast. The peer, peers/resnet18_step.py, uses torchvision's model.
 #include <ATen/autocast_mode.h>
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// Forward, loss and backward of nanoGPT's model for a CPU: 4 layers, 4 heads, 128 wide, blocks of 64, batches of 12,
-// two threads. The peer, peers/transformer_step.py, is the same model in Python.
+// Forward, loss and backward of nanoGPT's CPU model: 4 layers, 4 heads, width 128, blocks of 64, batches of 12, two
+// threads. The peer, peers/transformer_step.py, is the same model in Python.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
@@ -31,8 +31,8 @@ void BM_TransformerStep(benchmark::State& state) {
 }
 BENCHMARK(BM_TransformerStep)->ArgName("checkpointing")->Arg(0)->Arg(1)->UseRealTime()->Unit(benchmark::kMillisecond);
 
-/// `slide` as in GenerateOptions: with 1 every token behind the first block costs a forward of the whole block, as all
-/// would without a cache.
+/// `slide` as in GenerateOptions: with 1 every token after the first block costs a forward of the whole block, as
+/// without a cache.
 void BM_Generate(benchmark::State& state) {
   at::set_num_threads(2);
   torch::manual_seed(0);

@@ -1,6 +1,6 @@
-// What a step of the optimizer costs beside the bare kernel and LibTorch's own optimizer, clipping beside LibTorch's,
-// and a GradScaler beside a step without one. Each benchmark runs its candidates in turns, so that other load on the
-// machine falls on all of them, and reports medians in microseconds. One intra-op thread.
+// The cost of an optimizer step compared with the bare kernel and LibTorch's own optimizer, of clipping compared with
+// LibTorch's, and of a GradScaler compared with a step without one. Each benchmark alternates its candidates, so that
+// other load on the machine affects all of them, and reports medians in microseconds. One intra-op thread.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
@@ -39,7 +39,7 @@ ParamGroup group(const std::vector<at::Tensor>& params) {
   return group;
 }
 
-/// at::_fused_adam_ as one would write it by hand, with a count of steps per parameter.
+/// Hand-written use of at::_fused_adam_, with a step count per parameter.
 struct RawAdam {
   explicit RawAdam(std::vector<at::Tensor> parameters) : params(std::move(parameters)) {
     for (const at::Tensor& param : params) {
@@ -102,7 +102,7 @@ void BM_AdamStep(benchmark::State& state) {
 }
 BENCHMARK(BM_AdamStep)->ArgName("small")->Arg(1)->Arg(0)->UseManualTime()->Unit(benchmark::kMillisecond);
 
-/// clip_grad_norm_ on the same parameters; LibTorch's reads the norm back.
+/// clip_grad_norm_ on the same parameters; LibTorch's reads the norm from the device.
 void BM_ClipGradNorm(benchmark::State& state) {
   const bool small = state.range(0) != 0;
   const std::vector<at::Tensor> params = parameters(small);
@@ -121,7 +121,7 @@ void BM_GradScaler(benchmark::State& state) {
   plain.add_param_group(group(parameters(true)));
   scaled.add_param_group(group(params));
   passed.add_param_group(group(parameters(true)));
-  GradScaler scaler({.init_scale = 1.0, .max_scale = 1.0});  // the gradients stay as they are from call to call
+  GradScaler scaler({.init_scale = 1.0, .max_scale = 1.0});  // the gradients do not change between calls
   GradScaler disabled({.enabled = false});
   LRScheduler scheduler(plain,
                         create_schedule({.name = "cosine", .total_steps = 1'000'000, .warmup_steps = 100}).value());

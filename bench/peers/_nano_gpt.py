@@ -1,4 +1,4 @@
-"""nanoGPT's model for a CPU (train_shakespeare_char), as its readers write it with PyTorch."""
+"""nanoGPT's CPU model (train_shakespeare_char), as users of PyTorch write it."""
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ class Layer(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """(B, T) tokens and targets to the loss."""
+    """Maps (B, T) tokens and targets to the loss."""
     rows, block, vocabulary = 12, 64, 65
 
     def __init__(self):

@@ -1,5 +1,5 @@
-"""The work of BM_BprMfEpoch in Python: epochs of matrix factorisation by BPR with vectorised sampling and fused Adam, two
-threads: 6,040 users, 3,706 items, 1,000,000 interactions, dimension 64, batches of 2048."""
+"""The work of BM_BprMfEpoch in Python: epochs of matrix factorisation by BPR with vectorised sampling and fused Adam,
+two threads: 6,040 users, 3,706 items, 1,000,000 interactions, dimension 64, batches of 2048."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 """The work of BM_BprMfEpoch in RecBole 1.2.1: its BPR, its loader and its sampler, two threads. Without RecBole
-(`pip install recbole==1.2.1`) it says so and prints no figure."""
+(`pip install recbole==1.2.1`) it prints a message and no result."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ import _made_up
 for name, kind in {"float": float, "float_": np.float64, "int": int, "object": object, "complex_": np.complex128,
                    "string_": np.bytes_, "unicode_": np.str_}.items():
     if name not in np.__dict__:
-        setattr(np, name, kind)  # NumPy has dropped what RecBole 1.2.1 still uses
+        setattr(np, name, kind)  # NumPy removed these names, and RecBole 1.2.1 still uses them
 try:
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation
@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
     lines = [f"{user}\t{item}\n" for user, item in zip(users, items)]
     for part, some in {"train": lines, "validation": lines[:10], "test": lines[:10]}.items():
         (data / f"made.{part}.inter").write_text("user_id:token\titem_id:token\n" + "".join(some))
-    os.chdir(folder)  # RecBole keeps logs where it runs
+    os.chdir(folder)  # RecBole writes logs to the working directory
     config = Config("BPR", "made", config_dict={
         "data_path": folder, "checkpoint_dir": folder, "benchmark_filename": ["train", "validation", "test"],
         "load_col": {"inter": ["user_id", "item_id"]}, "embedding_size": 64, "train_batch_size": 2048,

@@ -1,7 +1,7 @@
-"""What a training step asks of CUDA, and the time the host takes for it: the trainers and PyTorch in Python on the simulated
-device of tests/cuda_sim, whose kernels compute nothing here. So the time is that of the host alone, without the 2 to 5 us that
-a driver takes for each launch; the counts are those of any GPU. Python's ways: PyTorch's default optimizer (foreach), fused,
-and the whole step as a CUDA graph by hand.
+"""The CUDA calls of a training step and their host time: the trainers and PyTorch in Python on the simulated device of
+tests/cuda_sim, whose kernels compute nothing here. The time is host time only, without the 2 to 5 us that a driver
+takes for each launch; the counts are those of any GPU. Variants in Python: PyTorch's default optimizer (foreach),
+fused, and the whole step as a manually captured CUDA graph.
 
     bench/peers/cuda_sim.py [--build DIR] [--table]     --table prints the table of docs/performance.md
 """
@@ -20,13 +20,13 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = bool(os.environ.get("TRAINKIT_BENCH_QUICK"))
 
-TRAINERS = {  # flags, and the steps of an interval that is timed
+TRAINERS = {  # flags, and the number of steps in the measured interval
     "transformer": (["--input", "%"], ["--hidden_dim", "128", "--n_layers", "4", "--n_heads", "4", "--block_size", "64",
                                        "--grad_accum_steps", "1", "--sample_tokens", "1"], 12, 200),
     "hsi": (["--cube", "%/demo.mat", "--gt", "%/demo_gt.mat"], ["--model", "cnn2d", "--patch_size", "5", "--train_ratio", "0.8", "--no-write_maps"], 12, 200),
     "gpt2rec": (["--data_dir", "%/ml-1m"], ["--model", "bpr_mf"], 48, 200),
     "emotion": (["--data_dir", "%"], ["--model_size", "simple", "--frames", "2", "--image_size", "32",
-                                      "--audio_seconds", "1"], 6, None),  # a step waits for the decoding of its clips
+                                      "--audio_seconds", "1"], 6, None),  # a step waits until its clips are decoded
 }
 STRATEGIES = {  # flags, devices, ranks
     "graph": (["--cuda_graph", "auto"], 1, 1),
@@ -45,7 +45,7 @@ def on_device(build, devices, report, computes=False):
 
 
 def summed(counts):
-    """The counts of the device, as the table has them."""
+    """The device's counts in the table's format."""
     return {"launches": counts["launches"], "graph_launches": counts["graph_launches"],
             "copies": sum(counts[way] for way in ("to_device", "to_host", "on_device", "between_devices")),
             "pageable": counts["pageable"], "synchronisations": counts["stream_syncs"] + counts["device_syncs"],
@@ -61,14 +61,14 @@ def of_process(report):
 
 
 def run(build, folder, name, strategy, steps, interval, computes):
-    """The folder and the counts of a run. One that does not compute may fail in what follows its steps."""
+    """The folder and the counts of a run. A run that does not compute may fail after its steps."""
     data, flags, rows, _ = TRAINERS[name]
     strategy_flags, devices, ranks = STRATEGIES[strategy]
     program = build / f"bin/trainkit-{name}"
     if not (folder / name).exists():
         subprocess.run([program, "--make_demo_data", folder / name], check=True, capture_output=True)
         for text in (folder / name).glob("*.txt"):
-            os.truncate(text, 10_000)  # little to evaluate at a run's end
+            os.truncate(text, 10_000)  # little text to evaluate at the end
     launcher = [build / "bin/trainkit", "launch", "--nproc_per_node", str(ranks), "--"] if ranks > 1 else []
     output = folder / f"{name}_{strategy}_{steps}_{computes}"
     report = pathlib.Path(f"{output}.counts")
@@ -81,7 +81,8 @@ def run(build, folder, name, strategy, steps, interval, computes):
 
 
 def trainer(build, folder, name, strategy):
-    """Microseconds of the host for a step, and what it asked of the device. Ranks share the cores: their time says nothing."""
+    """Host time of a step in microseconds, and its CUDA calls. Ranks share the cores, so their time is not
+    meaningful."""
     _, _, rows, interval = TRAINERS[name]
     _, devices, ranks = STRATEGIES[strategy]
     counted = [of_process(run(build, folder, name, strategy, steps, 10, True)[1]) for steps in (20, 40)]
@@ -136,7 +137,7 @@ def models():
 
 
 def peer(name, way):
-    """In a process of its own, on the device."""
+    """Runs in a separate process on the device."""
     import torch
 
     make, make_batch, clip = models()[name]

@@ -1,4 +1,5 @@
-"""The step of BM_DdpStep with PyTorch's DistributedDataParallel: two ranks under torchrun on Gloo, one thread each."""
+"""The step of BM_DdpStep with PyTorch's DistributedDataParallel: two ranks under torchrun with Gloo, one thread
+each."""
 
 import json
 import os

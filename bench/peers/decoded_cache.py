@@ -1,5 +1,5 @@
-"""The work of BM_DecodedCache with TurboLoader: pictures of 224 x 224 that it decoded and keeps in memory, batches of 64, two
-workers. Its lightest output is float32."""
+"""The work of BM_DecodedCache with TurboLoader: images of 224 x 224 that it decodes and caches in memory, batches of
+64, two workers. Its smallest output type is float32."""
 
 import io
 import json

@@ -1,5 +1,5 @@
-"""The work of BM_FullRanking in Python: 20 best of 3,706 items for 6,040 users with history masked, and their scores as
-RecBole computes them, two threads."""
+"""The work of BM_FullRanking in Python: the best 20 of 3,706 items for 6,040 users with history masked, and their
+scores as RecBole computes them, two threads."""
 
 import json
 import os

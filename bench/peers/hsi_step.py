@@ -1,6 +1,6 @@
-"""The work of BM_HsiCnn2d and BM_HsiCnn3d in Python: training steps on patches that are gathered by one index_select,
-channels_last where that is faster (2-D), two threads, fused Adam, eager and compiled, of which `..._best` is the faster;
-and with a DataLoader as most published code has it."""
+"""The work of BM_HsiCnn2d and BM_HsiCnn3d in Python: training steps with patches gathered by one index_select,
+channels_last if it is faster (2-D), two threads, fused Adam, eager and compiled; `..._best` is the faster of both. Also
+with a DataLoader, as in most published code."""
 
 import json
 import os

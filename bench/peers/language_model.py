@@ -1,6 +1,6 @@
-"""The work of BM_LanguageModel in Python: whole training steps of both models, two threads, in the ways that PyTorch
-offers; `..._best` is the fastest of those that compute in the type they are asked for: "medium" takes float32 products in
-bfloat16 where the processor has it."""
+"""The work of BM_LanguageModel in Python: whole training steps of both models, two threads, in PyTorch's variants;
+`..._best` is the fastest variant that computes in the requested dtype: "medium" computes float32 products in bfloat16
+if the CPU supports it."""
 
 import json
 import os

@@ -1,5 +1,6 @@
-"""The work of BM_Clips with torchcodec in two threads, as SPDL and many hand-written loaders have it: the same frames, scaled
-by the decoder or by torch, whichever is faster, and torchaudio's log-mel. Reads the files that bench_media wrote."""
+"""The work of BM_Clips with torchcodec in two threads, as in SPDL and many hand-written loaders: the same frames,
+scaled by the decoder or by torch, whichever is faster, and torchaudio's log-mel. Reads the files that bench_media
+wrote."""
 
 import json
 import os

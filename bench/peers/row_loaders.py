@@ -1,4 +1,4 @@
-"""The work of BM_Rows in Python: batches of 256 random rows of 1 KB and a label, for a consumer that only takes them."""
+"""The work of BM_Rows in Python: batches of 256 random rows of 1 KB and a label, with an idle consumer."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class Rows(Dataset):
 
 
 def by_index_select():
-    """What an expert writes by hand: one gather per batch and field."""
+    """Idiomatic code: one gather per batch and field."""
     while True:
         for rows in torch.randperm(ROWS).split(BATCH):
             yield x.index_select(0, rows), y.index_select(0, rows)

@@ -1,4 +1,5 @@
-"""The work of BM_TokenWindows in NumPy: batches of 16 windows of 257 tokens at random places of 100 M, from 16 to 64 bits."""
+"""The work of BM_TokenWindows in NumPy: batches of 16 windows of 257 tokens at random positions of 100 M, from 16 to 64
+bits."""
 
 import json
 import os
@@ -15,7 +16,7 @@ tokens = random.integers(0, 50257, TOKENS, dtype=np.uint16)
 
 
 def gather():
-    """What an expert writes: one fancy index into a view of all windows."""
+    """Idiomatic code: one fancy index into a view of all windows."""
     windows = np.lib.stride_tricks.sliding_window_view(tokens, WINDOW)
     while True:
         batch = torch.from_numpy(windows[random.integers(0, TOKENS - WINDOW, WINDOWS)].astype(np.int64))

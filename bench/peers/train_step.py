@@ -1,4 +1,4 @@
-"""The step of BM_MlpStep in Python: an MLP 64-128-10 on batches of 64 rows that are ready in memory, Adam, one thread."""
+"""The step of BM_MlpStep in Python: an MLP 64-128-10 with batches of 64 rows in memory, Adam, one thread."""
 
 import json
 import os

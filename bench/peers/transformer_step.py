@@ -1,4 +1,4 @@
-"""The work of BM_TransformerStep in Python: forward, loss and backward of nanoGPT's model for a CPU, two threads."""
+"""The work of BM_TransformerStep in Python: forward, loss and backward of nanoGPT's CPU model, two threads."""
 
 import json
 import os

@@ -1,5 +1,6 @@
-"""The work of BM_Triplets in Python: batches of 2048 (user, positive, negative) with negatives checked against a table of
-what each user chose, drawn by vectorised NumPy and torch, on MovieLens 100k (TRAINKIT_TEST_DATA) and on its size of 1M."""
+"""The work of BM_Triplets in Python: batches of 2048 (user, positive, negative) with negatives checked against a table
+of each user's items, drawn by vectorised NumPy and torch, for MovieLens 100k (TRAINKIT_TEST_DATA) and data of the size
+of 1M."""
 
 import json
 import os

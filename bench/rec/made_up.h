@@ -1,5 +1,5 @@
 #pragma once
-/// Interactions of MovieLens 1M's size: those of peers/bpr_mf.py, to the law they are drawn by.
+/// Interactions with the size of MovieLens 1M, drawn from the same distribution as in peers/bpr_mf.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,7 @@ namespace trainkit::bench {
 
 using namespace trainkit::rec;
 
-/// 6,040 users, 3,706 items, `count` distinct pairs in random order, an item's popularity falling with its number as
+/// 6,040 users, 3,706 items, `count` distinct pairs in random order; the popularity of an item is proportional to
 /// 1/sqrt(number).
 inline Interactions movielens_sized(int64_t count) {
   Interactions made;

@@ -1,4 +1,4 @@
-// Full ranking of 6,040 users and 3,706 items, with history left out and all scores, two threads. The peer:
+// Full ranking of 6,040 users and 3,706 items, with history excluded and all scores, two threads. The peer:
 // peers/full_ranking.py.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>

@@ -1,5 +1,6 @@
-// Epochs of bpr_mf as the trainer runs them (Trainer, Adam, triplets drawn by the loader), sizes of MovieLens 1M: 6,040
-// users, 3,706 items, 1,000,000 interactions, dimension 64, batches of 2048, two threads. The peer: peers/bpr_mf.py.
+// Epochs of bpr_mf as in the trainer (Trainer, Adam, triplets drawn by the loader), with the size of MovieLens 1M:
+// 6,040 users, 3,706 items, 1,000,000 interactions, dimension 64, batches of 2048, two threads. The peer:
+// peers/bpr_mf.py.
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 

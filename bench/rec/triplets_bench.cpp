@@ -1,5 +1,5 @@
-// Triplets with history check, as the trainer's loader makes them, for a consumer that only takes them: MovieLens 100k
-// (TRAINKIT_TEST_DATA) and data of MovieLens 1M's size, batches of 2048. The peer: peers/triplets.py.
+// Triplets with history check, as in the trainer's loader, with an idle consumer: MovieLens 100k (TRAINKIT_TEST_DATA)
+// and data with the size of MovieLens 1M, batches of 2048. The peer: peers/triplets.py.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>

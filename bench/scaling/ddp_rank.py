@@ -3,10 +3,10 @@
 
     for n in 1 2 4; do trainkit launch --nproc_per_node $n -- python3 bench/scaling/ddp_rank.py; done
 
-Every rank keeps its batch (weak scaling) and computes with one thread. Rank 0 prints one JSON line: the median step in
-seconds, the same in seconds of processor time (of all threads: other work on the machine hardly shows in it), the
-gradients' bytes, and the median of an all-reduce of 4 KiB and of 25 MiB over the same ranks. With
-TRAINKIT_BENCH_ALONE=1 the ranks share the machine and nothing else: what they take from one another without DDP.
+Every rank keeps its batch size (weak scaling) and computes with one thread. Rank 0 prints one JSON line: the median
+step in seconds, the same in seconds of CPU time (of all threads; nearly independent of other load), the gradients'
+bytes, and the median time of an all-reduce of 4 KiB and of 25 MiB over the same ranks. With TRAINKIT_BENCH_ALONE=1 the
+ranks only share the machine: the slowdown without DDP.
 """
 
 import json

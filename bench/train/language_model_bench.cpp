@@ -1,6 +1,6 @@
-// Whole training steps of language models on the CPU, two threads, as a run does them: batch, forward, loss, backward,
-// clipping, fused AdamW. baby is nanoGPT's model for a CPU (4 layers, 4 heads, 128 wide, batches of 12 blocks of 64, 65
-// tokens), lm has 3 layers, 4 heads, 256 wide, batches of 16 blocks of 128, 2048 tokens. The peer,
+// Whole training steps of language models on the CPU, two threads, as in a run: batch, forward, loss, backward,
+// clipping, fused AdamW. baby is nanoGPT's CPU model (4 layers, 4 heads, width 128, batches of 12 blocks of 64, 65
+// tokens), lm has 3 layers, 4 heads, width 256, batches of 16 blocks of 128, 2048 tokens. The peer,
 // peers/language_model.py, trains the same models in Python.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>

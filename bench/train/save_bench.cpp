@@ -1,5 +1,5 @@
-// What a save takes from the thread that trains: a Transformer of 30 M parameters with AdamW's state, 344 MiB, written
-// and flushed in the background.
+// The cost of a save for the training thread: a Transformer of 30 M parameters with AdamW's state, 344 MiB, written and
+// flushed in the background.
 #include <benchmark/benchmark.h>
 #include <stdlib.h>
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 
-/// A folder on the disk of the temporary files.
+/// A temporary folder on disk.
 struct Folder {
   Folder() : path((std::filesystem::temp_directory_path() / "trainkit-save-XXXXXX").string()) {
     if (!mkdtemp(path.data())) throw std::runtime_error("no temporary folder");
@@ -30,7 +30,7 @@ struct Folder {
   std::string path;
 };
 
-/// When each step began.
+/// Start time of each step.
 std::vector<bench::Clock::time_point> run(DeviceReplicator& devices, Prefetcher& loader,
                                           const TrainerOptions& options) {
   std::vector<bench::Clock::time_point> starts;
@@ -45,9 +45,9 @@ std::vector<bench::Clock::time_point> run(DeviceReplicator& devices, Prefetcher&
   return starts;
 }
 
-/// Windows of the same number of steps, with a save at the beginning of each and without, in turns of runs. `lost_ms`
-/// is the median of what a window with a save takes longer: the copy, and what the writing thread takes from the
-/// others' processors. `lost_percent` is that at a save a minute; `waited_ms` the time alone that training stood still.
+/// Compares windows of equal numbers of steps with and without a save at their start; such runs alternate. `lost_ms` is
+/// the median of the extra time of a window with a save: the copy, and the CPU time of the writer thread.
+/// `lost_percent` is the same at one save per minute; `waited_ms` is only the time in which training was blocked.
 void BM_BackgroundSave(benchmark::State& state) {
   const bool quick = bench::quick();
   const int64_t window = quick ? 2 : 12, windows = quick ? 1 : 4;
@@ -77,7 +77,7 @@ void BM_BackgroundSave(benchmark::State& state) {
     std::vector<double> steps, without;
     for (int64_t i = window; i < window * (windows + 1); ++i) steps.push_back(seconds(peace, i, i + 1));
     for (int64_t w = 1; w <= windows; ++w) without.push_back(seconds(peace, w * window - 1, (w + 1) * window - 1));
-    for (int64_t w = 1; w <= windows; ++w) {  // the save of step w * window lies before the start of the next
+    for (int64_t w = 1; w <= windows; ++w) {  // the save of step w * window is before the start of the next step
       lost_ms.push_back(1e3 * (seconds(saving, w * window - 1, (w + 1) * window - 1) - bench::median(without)));
       waited_ms.push_back(1e3 * (seconds(saving, w * window - 1, w * window) - bench::median(steps)));
     }

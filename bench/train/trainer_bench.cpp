@@ -1,5 +1,5 @@
-// What the training loop costs over a loop written by hand, on a model so small that the loop shows: an MLP 64-128-10
-// on batches of 64, with fused Adam, one intra-op thread. Both feed from a Prefetcher without workers.
+// The overhead of the training loop over a hand-written loop, with a model small enough to show it: an MLP 64-128-10,
+// batches of 64, fused Adam, one intra-op thread. Both read from a Prefetcher without workers.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
@@ -43,7 +43,7 @@ double seconds(const std::function<void()>& work) {
   return bench::seconds_since(start);
 }
 
-/// A loop of one's own: no Trainer, no logging.
+/// A hand-written loop without `Trainer` and logging.
 void by_hand(Task& task, Optimizer& optimizer, int64_t steps) {
   Mlp model(std::dynamic_pointer_cast<MlpImpl>(task.devices->module()));
   for (int64_t step = 0; step < steps;) {
@@ -62,9 +62,9 @@ class Discard final : public Logger {
   absl::Status flush() override { return absl::OkStatus(); }
 };
 
-/// Steps by hand and by Trainer in turns, so that other load on the machine falls on both, on the same model and data,
-/// so that where memory lies does. Counters are microseconds a step; `overhead` is the median over the turns of their
-/// difference.
+/// Alternates the hand-written loop and Trainer, so that other load on the machine affects both, with the same model
+/// and data, so that memory addresses affect both. Counters are microseconds per step; `overhead` is the median of
+/// their difference over the rounds.
 void BM_TrainerOverhead(benchmark::State& state) {
   const int64_t steps = bench::quick() ? 100 : state.range(0);
   Task task;
@@ -91,7 +91,7 @@ void BM_TrainerOverhead(benchmark::State& state) {
 }
 BENCHMARK(BM_TrainerOverhead)->Arg(10'000)->Iterations(10)->UseManualTime()->Unit(benchmark::kMillisecond);
 
-/// The step alone, by hand: the peer is the same step in Python with fused Adam (bench/peers/train_step.py).
+/// The hand-written step only: the peer is the same step in Python with fused Adam (bench/peers/train_step.py).
 void BM_MlpStep(benchmark::State& state) {
   Task task;
   Adam adam({.lr = 1e-3});

@@ -1,4 +1,4 @@
-// The simulated device itself: that it finds what it is there to find, and computes what the CPU computes.
+// The simulated device itself: it detects planted faults and computes the same as the CPU.
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -16,7 +16,7 @@ namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
 
-/// Two streams that nothing orders, and their tensors.
+/// Two unordered streams and their tensors.
 struct TwoStreams {
   c10::cuda::CUDAStream first = c10::cuda::getStreamFromPool(), second = c10::cuda::getStreamFromPool();
 };
@@ -81,7 +81,7 @@ TEST_CASE("Convolutions, normalisations, pooling and FFT compute as on the CPU",
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("Operations that read the device on the host see what was computed", "[cuda_sim][device]") {
+TEST_CASE("Operations that read the device on the host see the computed values", "[cuda_sim][device]") {
   const auto x = torch::arange(10, torch::device(kGpu)).remainder(3);
   CHECK(x.nonzero().size(0) == 6);
   CHECK(x.masked_select(x > 1).numel() == 3);
@@ -114,16 +114,16 @@ TEST_CASE("The host cannot reach device memory", "[cuda_sim][device]") {
   (void)cudaGetLastError();
 }
 
-TEST_CASE("A source that changes before its copy is made is a race", "[cuda_sim][device]") {
+TEST_CASE("A copy source that changes before the copy runs is a race", "[cuda_sim][device]") {
   const CudaSimSetting late("DELAY_US", "3000");
   const auto source = pinned(100, 1);
   const auto copied = source.to(kGpu, /*non_blocking=*/true);
-  SECTION("at once") {
+  SECTION("immediately") {
     source.fill_(2);
     CHECK(copied.sum().item<float>() >= 0);
     CHECK_THAT(take_cuda_sim_findings(), Contains("race: the host changed 400 bytes"));
   }
-  SECTION("after a wait") {
+  SECTION("after synchronising") {
     c10::cuda::getCurrentCUDAStream().synchronize();
     source.fill_(2);
     CHECK(copied.sum().item<float>() == 100);
@@ -170,7 +170,7 @@ TEST_CASE("Memory that another stream still uses must be recorded before it is f
     sum = x.sum();
     if (is_recorded) x.record_stream(streams.second);
   }
-  const auto y = torch::full({5000}, 3, kGpu);  // takes the bytes of x, unless they are kept
+  const auto y = torch::full({5000}, 3, kGpu);  // reuses the bytes of x unless they are recorded
   c10::cuda::device_synchronize();
   CHECK(take_cuda_sim_findings().empty() == is_recorded);
 }
@@ -196,7 +196,7 @@ TEST_CASE("A captured graph computes at each replay, and draws new random number
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("A graph draws the numbers that eager operations would draw", "[cuda_sim][device]") {
+TEST_CASE("A graph draws the same random numbers as eager operations", "[cuda_sim][device]") {
   const auto stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);
   const auto draw = [] { return torch::dropout(torch::ones({1000}, kGpu), 0.5, true); };
@@ -215,7 +215,7 @@ TEST_CASE("A graph draws the numbers that eager operations would draw", "[cuda_s
   }
 }
 
-TEST_CASE("A capture forbids what CUDA forbids", "[cuda_sim][device]") {
+TEST_CASE("A capture forbids the calls that CUDA forbids", "[cuda_sim][device]") {
   const auto stream = c10::cuda::getStreamFromPool(), other = c10::cuda::getStreamFromPool();
   const auto capture = [&](cudaStreamCaptureMode mode, const std::function<void()>& work) {
     REQUIRE(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
@@ -263,7 +263,7 @@ TEST_CASE("A capture forbids what CUDA forbids", "[cuda_sim][device]") {
   cudaFree(bytes);
 }
 
-TEST_CASE("Device memory ends where it is set to end", "[cuda_sim][device]") {
+TEST_CASE("Device memory ends at the configured size", "[cuda_sim][device]") {
   c10::cuda::CUDACachingAllocator::emptyCache();
   const CudaSimSetting small("MEMORY_MB", "64", "8192");
   CHECK_THAT(error_of([] { torch::empty({100 << 20}, torch::device(kGpu).dtype(at::kByte)); }),
@@ -271,7 +271,7 @@ TEST_CASE("Device memory ends where it is set to end", "[cuda_sim][device]") {
   CHECK(torch::ones({1000}, kGpu).sum().item<float>() == 1000);
 }
 
-TEST_CASE("The device's random numbers have their distribution", "[cuda_sim][device]") {
+TEST_CASE("The device's random numbers have the right distribution", "[cuda_sim][device]") {
   torch::cuda::manual_seed(3);
   const auto x = torch::randn({10000}, kGpu), y = torch::randn({10000}, kGpu);
   CHECK(std::abs(x.mean().item<float>()) < 0.05);

@@ -1,5 +1,5 @@
-// What a trainer does when the simulated device fails or has no memory: one line, the right exit code, and checkpoints
-// that a run resumes from with the same bits.
+// Trainers when the simulated device fails or has no memory: one line, the right exit code, and checkpoints that a run
+// resumes from with the same bits.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSteps = 24;
 
-/// A small Transformer that trains on the simulated device.
+/// A small Transformer trained on the simulated device.
 struct Trainings {
   Trainings() {
     std::filesystem::create_directory(dir / "text");
@@ -63,7 +63,7 @@ struct Trainings {
     return run_program("trainkit-transformer", flags(name, more), settings);
   }
 
-  /// On two ranks, of which the second alone has `fault`, a setting of the device.
+  /// Runs two ranks; only the second one has `fault`, a setting of the device.
   Ended run_ranks(const std::string& name, const std::vector<std::string>& more,
                   const std::string& fault = "UNUSED=") const {
     std::vector<std::string> all = {"launch",
@@ -79,7 +79,7 @@ struct Trainings {
     return run_program("trainkit", all, {"CUDA_SIM_DEVICES=2"});
   }
 
-  /// A run without a fault, and the device's counts at its end.
+  /// Runs without a fault and returns the device's final counts.
   nlohmann::json run_whole(const std::string& name, const std::vector<std::string>& more) const {
     const Ended whole = run(name, more, {"CUDA_SIM_REPORT=" + dir / (name + ".json")});
     INFO(whole.errors);
@@ -87,7 +87,7 @@ struct Trainings {
     return nlohmann::json::parse(read_text(dir / (name + ".json")));
   }
 
-  /// The losses of `name`, which is whole, are those of the run `as`.
+  /// Checks that the losses of the complete run `name` equal those of the run `as`.
   void check_same(const std::string& name, const std::string& as) const {
     CHECK(losses(dir / name) == losses(dir / as));
     const auto weights = [&](const std::string& run) {
@@ -110,7 +110,7 @@ struct Trainings {
   }
 };
 
-/// Whether a run has finished a checkpoint; it may have been killed before it wrote "latest".
+/// Returns whether a run has finished a checkpoint; it may have been killed before it wrote "latest".
 bool has_checkpoint(const std::string& run) {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(run + "/checkpoints", none)) {
@@ -130,7 +130,7 @@ int points(int few, int many) { return environment("TRAINKIT_TEST_FULL").empty()
 
 }  // namespace
 
-TEST_CASE("A device that fails ends a run with one line, and the run resumed has the bits of one that did not",
+TEST_CASE("A device failure ends a run with one line, and the resumed run has the bits of an uninterrupted run",
           "[cuda_sim][device_failure]") {
   const Trainings trainings;
   for (const std::string graph : {"off", "auto"}) {
@@ -165,7 +165,7 @@ TEST_CASE("A device that fails ends a run with one line, and the run resumed has
   }
 }
 
-TEST_CASE("A device that fails under one of two ranks ends both, and the run resumed has the bits of one that did not",
+TEST_CASE("A device failure on one of two ranks ends both, and the resumed run has the bits of an uninterrupted run",
           "[cuda_sim][device_failure]") {
   const Trainings trainings;
   REQUIRE(trainings.run_ranks("whole", {}).code == 0);
@@ -179,7 +179,7 @@ TEST_CASE("A device that fails under one of two ranks ends both, and the run res
     CHECK(failed.code == 11);
     CHECK(count_of(failed.errors, "error[device.failed] cuda:1: an illegal memory access was encountered") == 1);
     CHECK(count_of(failed.errors, "error[dist.peer] rank 1 ") <= 1);  // where rank 0 waits for it
-    CHECK(count_of(failed.errors, "error[") <= 3);                    // and the launcher's own
+    CHECK(count_of(failed.errors, "error[") <= 3);                    // and the launcher's own error
     std::vector<std::string> again;
     if (has_checkpoint(trainings.dir / name)) again = {"--resume", "latest"};
     const Ended resumed = trainings.run_ranks(name, again);
@@ -189,7 +189,7 @@ TEST_CASE("A device that fails under one of two ranks ends both, and the run res
   }
 }
 
-TEST_CASE("A run whose device has no more memory ends with exit code 7 and what may help, or has the same bits",
+TEST_CASE("A run whose device is out of memory ends with exit code 7 and a hint, or has the same bits",
           "[cuda_sim][device_memory]") {
   const Trainings trainings;
   for (const std::string graph : {"off", "auto"}) {

@@ -1,4 +1,4 @@
-// The memory that a trainer predicts, compared with what LibTorch's caching allocator counts on the simulated device.
+// Compares the memory that a trainer predicts with the counts of LibTorch's caching allocator on the simulated device.
 #include <nlohmann/json.hpp>
 
 #include "simulated_program.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// Bounds: a share of the real memory; for models of a few MiB, tensors of a few bytes each and one segment of the
+// Tolerances: a share of the real memory; for models of a few MiB, tensors of a few bytes each and one segment of the
 // allocator.
 constexpr double kAllocatedShare = 0.02, kReservedShare = 0.05;
 constexpr int64_t kFewBytes = 64 * kKiB, kSegment = 2 * kMiB;
@@ -18,7 +18,7 @@ constexpr int64_t kFewBytes = 64 * kKiB, kSegment = 2 * kMiB;
 struct Model {
   std::string name;
   std::string program;
-  std::vector<std::string> data_flags;  // %: the folder of the data
+  std::vector<std::string> data_flags;  // % is replaced by the data folder
   std::vector<std::string> flags;
 };
 
@@ -58,7 +58,7 @@ class Runs {
     std::ofstream(dir_ / "data/short.txt") << read_text(dir_ / "data/demo.txt").substr(0, 12000);
   }
 
-  /// summary.json of a run of a few steps.
+  /// Returns summary.json of a run of a few steps.
   nlohmann::json run(const Setting& setting) const {
     std::vector<std::string> arguments = flags(setting);
     std::vector<std::string> device = {"CUDA_SIM_CC=80"};

@@ -1,4 +1,4 @@
-// Programs on simulated devices: what they copy, what they log of the GPUs, and which device they choose.
+// Programs on simulated devices: their copies, their logged GPU values, and their choice of device.
 #include <nlohmann/json.hpp>
 
 #include "runs_on_device.h"
@@ -11,7 +11,7 @@ namespace {
 const std::vector<std::string> kThreeGpus = {
     "--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--use_multi_gpu", "--gpu_ids", "0", "1", "2"};
 
-/// What the device counted in a run on three GPUs without evaluations.
+/// The device's counts in a run with three GPUs without evaluations.
 nlohmann::json counts(const Runs& runs, const std::string& name, const std::vector<std::string>& more) {
   const std::string report = runs.dir / (name + ".json");
   Setting setting{.flags = kThreeGpus, .device = {"CUDA_SIM_DEVICES=3", "CUDA_SIM_REPORT=" + report}, .devices = 3};
@@ -32,7 +32,7 @@ TEST_CASE("Class weights are copied once to each device", "[cuda_sim][class_weig
   CHECK(copies("with", "--class_weights") - copies("without", "--no-class_weights") == 3);
 }
 
-TEST_CASE("A record has the memory of the GPUs of all replicas and ranks", "[cuda_sim][gpu_records]") {
+TEST_CASE("A record contains the memory of the GPUs of all replicas and ranks", "[cuda_sim][gpu_records]") {
   Trainer trainer = transformer();
   trainer.steps = 10;
   const Runs runs(trainer);
@@ -48,7 +48,7 @@ TEST_CASE("A record has the memory of the GPUs of all replicas and ranks", "[cud
   }
 }
 
-TEST_CASE("The README's program trains on the GPU that is there, and says so", "[cuda_sim][readme]") {
+TEST_CASE("The README's program trains on the available GPU, and logs it", "[cuda_sim][readme]") {
   const TempDir dir;
   const auto run = [&](bool on_device) {
     ProgramOptions options;
@@ -63,5 +63,5 @@ TEST_CASE("The README's program trains on the GPU that is there, and says so", "
   const std::string cpu = run(false), gpu = run(true);
   CHECK_THAT(cpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cpu, loss "));
   CHECK_THAT(gpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cuda:0, loss "));
-  for (const std::string& text : {cpu, gpu}) CHECK(loss_of(text) < 0.5);  // not seeded
+  for (const std::string& text : {cpu, gpu}) CHECK(loss_of(text) < 0.5);  // no fixed seed
 }

@@ -1,5 +1,5 @@
-// Training loops on simulated devices whose streams run late at random: no work touches memory that other work still
-// uses. 1,000 steps each with TRAINKIT_TEST_FULL.
+// Training loops on simulated devices with random stream delays: no work accesses memory that other work still uses.
+// 1,000 steps each with TRAINKIT_TEST_FULL.
 #include <cmath>
 #include <functional>
 
@@ -32,11 +32,11 @@ struct RaceNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(RaceNet);
 
-/// Where a step finds its rows.
+/// The source of a step's rows.
 enum class Feed {
   kHost,     ///< The step copies page-locked batches (DataParallel: each replica its slice).
   kDevice,   ///< The Prefetcher copies batches ahead.
-  kResident  ///< All rows are on each device; batches are row numbers.
+  kResident  ///< All rows are on each device; batches are row indices.
 };
 
 struct Loop {
@@ -116,10 +116,10 @@ double train(const Loop& loop, int64_t steps) {
   return last.item<double>();
 }
 
-/// Copies slices to the devices, whose streams nothing orders: as an evaluation on several devices does. Checks the
-/// sum of what arrived; steps are whole epochs.
+/// Copies slices to unordered streams of the devices, as an evaluation on several devices does. Checks the sums of the
+/// received rows; steps are whole epochs.
 void visit(const Loop& loop, int64_t steps) {
-  const at::Tensor numbers = at::randint(8, {kRows, kInputs}).to(at::kFloat);  // whose sums are exact
+  const at::Tensor numbers = at::randint(8, {kRows, kInputs}).to(at::kFloat);  // their sums are exact
   const auto dataset = std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{{"x", numbers}});
   const auto loader = loader_of(dataset, loop, at::kCPU);
   std::vector<at::Tensor> sums;
@@ -130,7 +130,7 @@ void visit(const Loop& loop, int64_t steps) {
     const auto batch = loader->next().value();
     if (!batch) continue;  // the end of an epoch
     for (int64_t i = 0; i < loop.devices; ++i) {
-      for (int64_t j = 0; j < 10 * i; ++j) sums[static_cast<size_t>(i)] += 0;  // the last device falls behind
+      for (int64_t j = 0; j < 10 * i; ++j) sums[static_cast<size_t>(i)] += 0;  // the last device is slower
       const Batch rows = batch->slice(kRowsPerStep * i / loop.devices, kRowsPerStep * (i + 1) / loop.devices);
       sums[static_cast<size_t>(i)] += rows.to(sums[static_cast<size_t>(i)].device())["x"].sum();
     }
@@ -160,24 +160,24 @@ void check_feed(Feed feed, int64_t devices) {
 
 }  // namespace
 
-TEST_CASE("A step copies page-locked batches that are not overwritten meanwhile", "[cuda_sim][race]") {
+TEST_CASE("A step copies page-locked batches before they are overwritten", "[cuda_sim][race]") {
   check_feed(Feed::kHost, 1);
 }
 TEST_CASE("Batches that are copied ahead are not overwritten while a step reads them", "[cuda_sim][race]") {
   check_feed(Feed::kDevice, 1);
 }
-TEST_CASE("Row numbers of resident data are not overwritten while a step reads them", "[cuda_sim][race]") {
+TEST_CASE("Row indices of resident data are not overwritten while a step reads them", "[cuda_sim][race]") {
   check_feed(Feed::kResident, 1);
 }
-TEST_CASE("Replicas copy slices of page-locked batches that are not overwritten meanwhile", "[cuda_sim][race][dp]") {
+TEST_CASE("Replicas copy slices of page-locked batches before they are overwritten", "[cuda_sim][race][dp]") {
   check_feed(Feed::kHost, 2);
 }
 TEST_CASE("Replicas read slices of batches that were copied ahead to the first device", "[cuda_sim][race][dp]") {
   check_feed(Feed::kDevice, 2);
 }
-TEST_CASE("Replicas copy slices of row numbers of resident data", "[cuda_sim][race][dp]") {
+TEST_CASE("Replicas copy slices of row indices of resident data", "[cuda_sim][race][dp]") {
   check_feed(Feed::kResident, 2);
 }
-TEST_CASE("Slices that are copied to two devices are not overwritten meanwhile", "[cuda_sim][race][slices]") {
+TEST_CASE("Slices that are copied to two devices are not overwritten during the copy", "[cuda_sim][race][slices]") {
   for_each_loop(Feed::kHost, 2, visit);
 }

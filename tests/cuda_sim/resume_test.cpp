@@ -1,4 +1,4 @@
-// Runs that are resumed on another kind or number of devices, and runs on a device that are killed.
+// Runs resumed on another kind or number of devices, and runs on a device that are killed.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +14,7 @@ namespace {
 
 using Flags = std::vector<std::string>;
 
-/// Where a run trains, on a machine with three GPUs.
+/// The placement of a run on a machine with three GPUs.
 Setting on(int64_t gpus, int64_t ranks, const Flags& more, const std::string& precision = "fp32") {
   Setting setting{.flags = {"--device", gpus > 0 ? "cuda" : "cpu", "--precision", precision},
                   .device = {"CUDA_SIM_DEVICES=3"},
@@ -29,7 +29,7 @@ Setting on(int64_t gpus, int64_t ranks, const Flags& more, const std::string& pr
   return setting;
 }
 
-/// Kills a run: of several ranks the first one, which the launcher tells the others.
+/// Kills a run; of several ranks only the first, and the launcher stops the others.
 void kill_now(Program& program, const Setting& setting) {
   if (setting.ranks == 1) return program.kill(SIGKILL);
   const std::string pid = std::to_string(program.pid());
@@ -39,7 +39,7 @@ void kill_now(Program& program, const Setting& setting) {
   ::kill(first_rank, SIGKILL);
 }
 
-/// A run that is killed when it has a checkpoint of step 20, and resumed to its end.
+/// Runs until a checkpoint of step 20, kills the run, and resumes it to its end.
 void run_killed(const Runs& runs, Setting setting) {
   Setting again = setting;
   again.flags.insert(again.flags.end(), {"--resume", "latest"});
@@ -54,7 +54,7 @@ void run_killed(const Runs& runs, Setting setting) {
   runs.end_well("killed", *resumed);
 }
 
-/// Runs that begin from checkpoints of step 10, and how far their losses are from those of one run on the CPU.
+/// Runs that resume from checkpoints of step 10, and the difference of their losses to those of one run on the CPU.
 struct Elsewhere {
   explicit Elsewhere(const Trainer& trainer) : runs(trainer) {
     expected = runs.run("cpu", on(0, 1, saves));
@@ -78,7 +78,7 @@ struct Elsewhere {
   int resumed = 0;
 };
 
-/// `trainer` with few steps, no evaluations, and its saves at the steps of the test.
+/// `trainer` with few steps, without evaluations, and with saves at the test's steps.
 Trainer short_one(Trainer trainer, int64_t steps = 20) {
   trainer.steps = steps;
   trainer.flags.insert(trainer.flags.end(), {"--eval_every", "0"});
@@ -97,7 +97,8 @@ TEST_CASE("A checkpoint of the CPU resumes on a GPU and back, with the losses of
   test.resume("gpu", 1, 1, "");
 }
 
-TEST_CASE("A checkpoint resumes on fewer GPUs and on more, in one process and in ranks", "[cuda_sim][resume_fewer]") {
+TEST_CASE("A checkpoint resumes with fewer and with more GPUs, in one process and in ranks",
+          "[cuda_sim][resume_fewer]") {
   Elsewhere test(short_one(transformer()));
   test.run("three", 3, 1);
   test.run("ranks", 2, 2);
@@ -118,8 +119,7 @@ TEST_CASE("Checkpoints of the other trainers resume on the other kind of device"
   test.resume("gpu", 0, 1, "random numbers");
 }
 
-TEST_CASE("A checkpoint of a run in float32 resumes in float16, with a new loss scale",
-          "[cuda_sim][resume_elsewhere]") {
+TEST_CASE("A checkpoint of a float32 run resumes in float16 with a new loss scale", "[cuda_sim][resume_elsewhere]") {
   const Runs runs(short_one(transformer()));
   runs.run("cpu", on(0, 1, {"--save_every", "10", "--keep_last", "0"}));
   const std::string checkpoint = runs.dir / "cpu/checkpoints/step-00000010";
@@ -127,7 +127,7 @@ TEST_CASE("A checkpoint of a run in float32 resumes in float16, with a new loss 
   CHECK_THAT(runs.printed, Contains("the checkpoint has no loss scale, as its run was not in fp16"));
 }
 
-TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes of one that was not",
+TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes of an uninterrupted run",
           "[cuda_sim][resume]") {
   Trainer trainer = short_one(transformer(), 40);
   trainer.flags.insert(trainer.flags.end(), {"--dropout", "0.1"});

@@ -14,13 +14,13 @@
 
 namespace trainkit::test {
 
-/// A trainer, and a small run of it. Without dropout, whose numbers differ between devices, and with steps so small
-/// that Adam does not make a large difference of the sign of a gradient that is nearly zero.
+/// A trainer and a small run of it. Without dropout, whose masks differ between devices, and with steps so small that
+/// Adam does not amplify the sign of a gradient close to zero.
 struct Trainer {
   std::string name;
-  std::vector<std::string> data_flags;  // %: the folder of the demonstration's data
+  std::vector<std::string> data_flags;  // % is replaced by the demonstration's data folder
   std::vector<std::string> flags;
-  int64_t rows;  // of a step
+  int64_t rows;  // per step
   int64_t steps = 60;
 };
 
@@ -41,7 +41,7 @@ inline Trainer hsi() {
 inline Trainer gpt2rec() {
   return {"trainkit-gpt2rec", {"--data_dir", "%/ml-1m"}, {"--model", "bpr_mf", "--embed_dim", "8", "--lr", "0.02"}, 48};
 }
-/// 42 clips: no batch has so few rows that the statistics of BatchNorm are hardly determined.
+/// 42 clips: every batch has enough rows for well-defined BatchNorm statistics.
 inline Trainer emotion() {
   return {"trainkit-emotion",
           {"--data_dir", "%"},
@@ -63,7 +63,7 @@ struct Runs {
   explicit Runs(const Trainer& trainer) : trainer(trainer) {
     Program demo(trainer.name, {"--make_demo_data", dir / "data"}, dir.path().string());
     if (demo.wait() != 0) throw std::runtime_error(demo.errors());
-    // Little text to evaluate at a run's end, which takes longer than its steps.
+    // Little text to evaluate at the end of a run, because that takes longer than its steps.
     for (const auto& entry : std::filesystem::directory_iterator(dir / "data")) {
       if (entry.path().extension() == ".txt") std::filesystem::resize_file(entry.path(), 10'000);
     }
@@ -99,7 +99,7 @@ struct Runs {
     return std::make_unique<Program>(program, arguments, dir.path().string(), options);
   }
 
-  /// What a run that has been started prints. It must end well, and the device have nothing to report.
+  /// The output of a started run. It must succeed, and the device must have no findings.
   std::string end_well(const std::string& name, Program& started) const {
     const int code = started.wait();
     INFO(trainer.name << " " << name << "\n" << started.errors());
@@ -107,7 +107,7 @@ struct Runs {
     return started.output() + started.errors();
   }
 
-  /// Losses of the training, by step, after `before` steps that the run was resumed from.
+  /// Training losses by step, after `before` steps that the run resumed from.
   std::vector<Loss> run(const std::string& name, const Setting& setting, int64_t before = 0) const {
     const auto started = start(name, setting);
     printed = end_well(name, *started);
@@ -121,7 +121,7 @@ struct Runs {
 
   Trainer trainer;
   TempDir dir;
-  mutable std::string printed;  // by the last run()
+  mutable std::string printed;  // of the last run()
 };
 
 inline void check_close(const std::vector<Loss>& found, const std::vector<Loss>& expected, double relative = 1e-4) {

@@ -1,5 +1,5 @@
 #pragma once
-// How a test starts a program on simulated devices.
+// Starts programs on simulated devices.
 #include <string>
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 namespace trainkit::test {
 
-/// This process's environment with the simulated device, and `settings` of it.
+/// This process's environment with the simulated device and its `settings`.
 inline std::vector<std::string> simulated(const std::vector<std::string>& settings) {
   std::vector<std::string> all = {"LD_PRELOAD=" CUDA_SIM_LIBRARY, "LD_LIBRARY_PATH=" CUDA_SIM_FOLDER};
   for (char** variable = environ; *variable; ++variable) all.emplace_back(*variable);

@@ -1,4 +1,4 @@
-// State of a run on simulated devices: how it comes to the host, what a save holds, and replicas on several devices.
+// State of a run on simulated devices: copies to the host, contents of a save, and replicas on several devices.
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/torch.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
 
-/// What the device counted while `work` ran.
+/// The device's counts while `work` ran.
 struct Counted {
   explicit Counted(const std::function<void()>& work) {
     const nlohmann::json before = cuda_sim_counts();
@@ -33,7 +33,7 @@ struct Counted {
   int64_t pageable, to_host, waits;
 };
 
-/// Tensors of all layouts and some types, on the CPU.
+/// Tensors of all layouts and some dtypes, on the CPU.
 std::vector<at::Tensor> all_kinds() {
   torch::manual_seed(3);
   const at::Tensor image = torch::randn({2, 3, 4, 5});
@@ -69,7 +69,7 @@ struct ImageNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ImageNet);
 
-/// Gradients of one step on nine images, on the CPU.
+/// Gradients of one step with nine images, on the CPU.
 std::vector<at::Tensor> image_gradients(const DeviceReplicatorOptions& options, bool channels_last) {
   torch::manual_seed(5);
   const at::Tensor images = torch::randn({9, 3, 8, 8}), labels = torch::randint(4, {9});
@@ -103,7 +103,8 @@ std::vector<at::Tensor> image_gradients(const DeviceReplicatorOptions& options, 
 
 }  // namespace
 
-TEST_CASE("Tensors of a device come to the host with one wait, through page-locked memory", "[cuda_sim][state]") {
+TEST_CASE("Tensors of a device are copied to the host with one synchronisation, through page-locked memory",
+          "[cuda_sim][state]") {
   const std::vector<at::Tensor> expected = all_kinds(), tensors = on_gpu(expected);
   std::vector<at::Tensor> found;
   trainkit::detail::HostBuffer buffer;
@@ -116,12 +117,12 @@ TEST_CASE("Tensors of a device come to the host with one wait, through page-lock
     check_equal(found[i], expected[i]);
     if (found[i].numel() > 0) CHECK(found[i].is_pinned());
   }
-  SECTION("a buffer that is in use is left alone") {
+  SECTION("a buffer in use is not reused") {
     const auto again = trainkit::detail::copy_to_host(tensors, buffer);
     CHECK(again[0].data_ptr() != found[0].data_ptr());
     check_equal(found[0], expected[0]);
   }
-  SECTION("one that is free is used again") {
+  SECTION("a free buffer is reused") {
     const void* before = found[0].data_ptr();
     found.clear();
     CHECK(trainkit::detail::copy_to_host(tensors, buffer)[0].data_ptr() == before);
@@ -129,7 +130,7 @@ TEST_CASE("Tensors of a device come to the host with one wait, through page-lock
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("A file's tensors come through one buffer, as many at a time as it holds", "[cuda_sim][state]") {
+TEST_CASE("A file's tensors are copied through one buffer, as many at a time as fit", "[cuda_sim][state]") {
   const std::vector<at::Tensor> expected = all_kinds(), tensors = on_gpu(expected);
   for (const auto& [room, waits] : {std::pair<int64_t, int64_t>{1 << 20, 1}, {1024, 3}, {1, 9}}) {
     trainkit::detail::HostTensors on_host(tensors, room);
@@ -143,7 +144,7 @@ TEST_CASE("A file's tensors come through one buffer, as many at a time as it hol
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("A checkpoint holds the weights of its step though training changes them at once", "[cuda_sim][state]") {
+TEST_CASE("A checkpoint has the weights of its step although training changes them immediately", "[cuda_sim][state]") {
   const CudaSimSetting late("DELAY_US", "2000");
   const TempDir dir;
   const at::Tensor weight = torch::full({1000}, 1.0, kGpu), moment = torch::full({1000}, 2.0, kGpu);
@@ -162,7 +163,7 @@ TEST_CASE("A checkpoint holds the weights of its step though training changes th
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("A buffer is kept for the next save only where saves follow one another", "[cuda_sim][state]") {
+TEST_CASE("A buffer is kept for the next save only if saves follow one another", "[cuda_sim][state]") {
   const auto now = BackgroundSaves::TimePoint() + std::chrono::hours(9);
   CHECK_FALSE(BackgroundSaves::keeps_buffer(std::nullopt, now));
   CHECK(BackgroundSaves::keeps_buffer(now - std::chrono::seconds(60), now));
@@ -184,7 +185,7 @@ TEST_CASE("Gradients that are not contiguous are summed over three devices", "[c
   CHECK(take_cuda_sim_findings().empty());
 }
 
-TEST_CASE("A run that names no device trains on the GPU, with a loader that names none", "[cuda_sim][state]") {
+TEST_CASE("A run trains on the GPU by default, with a loader that does too", "[cuda_sim][state]") {
   const auto loss_on = [](const DeviceReplicatorOptions& options, at::Device expected) {
     torch::manual_seed(7);
     const at::Tensor x = torch::randn({64, 8}), y = torch::randint(3, {64});

@@ -1,5 +1,5 @@
-// A step in the middle of a run asks the device for no more than it must: nothing waits, nothing is copied from memory
-// that is not page-locked, no memory is asked of CUDA.
+// A step in the middle of a run makes only the necessary CUDA calls: no synchronisation, no copy from pageable memory,
+// no allocation from CUDA.
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,7 +11,7 @@ using namespace trainkit::test;
 
 namespace {
 
-/// What the devices counted in a run, all of its processes together.
+/// The devices' counts in a run, summed over its processes.
 std::map<std::string, int64_t> counted(Runs& runs, const std::string& strategy, int64_t steps, Setting setting) {
   const std::string name = strategy + std::to_string(steps);
   runs.trainer.steps = steps;
@@ -52,23 +52,23 @@ void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
       INFO(what);
       CHECK(all[what] == warm.at(what));
     }
-    CHECK(all["mallocs"] - warm.at("mallocs") < kMore / 10);  // streams that run late may need a segment more
+    CHECK(all["mallocs"] - warm.at("mallocs") < kMore / 10);  // late streams may need one segment more
     CHECK(all["graph_launches"] - warm.at("graph_launches") == (strategy == "graph" ? kMore : 0));
-    CHECK(all["to_device"] + all["on_device"] > warm.at("to_device") + warm.at("on_device"));  // it counts at all
+    CHECK(all["to_device"] + all["on_device"] > warm.at("to_device") + warm.at("on_device"));  // the counter works
   }
 }
 
 }  // namespace
 
-TEST_CASE("A steady step of trainkit-transformer waits for nothing", "[cuda_sim][steady]") {
+TEST_CASE("A steady step of trainkit-transformer does not synchronise", "[cuda_sim][steady]") {
   check_steady(transformer(), {"eager", "graph", "dp", "ddp"});
 }
-TEST_CASE("A steady step of trainkit-hsi waits for nothing", "[cuda_sim][steady]") {
+TEST_CASE("A steady step of trainkit-hsi does not synchronise", "[cuda_sim][steady]") {
   check_steady(hsi(), {"graph", "dp"});
 }
-TEST_CASE("A steady step of trainkit-gpt2rec waits for nothing", "[cuda_sim][steady]") {
+TEST_CASE("A steady step of trainkit-gpt2rec does not synchronise", "[cuda_sim][steady]") {
   check_steady(gpt2rec(), {"graph", "ddp"});
 }
-TEST_CASE("A steady step of trainkit-emotion waits for nothing", "[cuda_sim][steady]") {
+TEST_CASE("A steady step of trainkit-emotion does not synchronise", "[cuda_sim][steady]") {
   check_steady(emotion(), {"eager", "dp"});
 }

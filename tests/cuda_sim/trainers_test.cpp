@@ -1,11 +1,11 @@
-// The four trainers on simulated devices: the CPU's losses with each strategy, and nothing for the device to report.
+// The four trainers on simulated devices: the CPU's losses with each strategy, and no findings of the device.
 #include "runs_on_device.h"
 
 using namespace trainkit::test;
 
 namespace {
 
-/// 60 steps on simulated devices have the CPU's losses, whatever shares the work.
+/// 60 steps on simulated devices have the CPU's losses with every strategy.
 void check_strategies(const Trainer& trainer) {
   const Runs runs(trainer);
   const Setting on_cpu{.flags = {"--device", "cpu", "--precision", "fp32"}, .is_simulated = false};
@@ -18,7 +18,7 @@ void check_strategies(const Trainer& trainer) {
   check_close(runs.run("eager", {.flags = with({"--cuda_graph", "off"}), .device = {"CUDA_SIM_RANDOM_DELAY_US=100"}}),
               expected);
   check_close(runs.run("graph", {.flags = cuda}), expected);
-  Setting cpus = on_cpu;  // class weights and statistics of BatchNorm make a difference of who has which rows
+  Setting cpus = on_cpu;  // class weights and BatchNorm statistics depend on how rows are divided
   cpus.devices = 3;
   cpus.flags.insert(cpus.flags.end(), {"--parallel", "3"});
   check_close(runs.run("dp", {.flags = with({"--use_multi_gpu", "--gpu_ids", "0", "1", "2"}),
@@ -31,7 +31,7 @@ void check_strategies(const Trainer& trainer) {
               runs.run("ddp_cpu", ranks));
 }
 
-/// float16 with a GradScaler, and bfloat16, learn as float32 does, to their precision.
+/// float16 with a GradScaler, and bfloat16, learn as float32 does, within their precision.
 void check_precisions(Trainer trainer) {
   trainer.steps = 20;
   const Runs runs(trainer);
@@ -41,8 +41,8 @@ void check_precisions(Trainer trainer) {
               expected, 4e-2);
 }
 
-/// Without evaluations, which take longer than the steps, and without batches of a few rows, over which the statistics
-/// of BatchNorm are hardly determined.
+/// Without evaluations, which take longer than the steps, and without batches of a few rows, for which BatchNorm
+/// statistics are poorly defined.
 Trainer without_evaluations(Trainer trainer) {
   trainer.flags.insert(trainer.flags.end(), {"--eval_every", "0"});
   return trainer;

@@ -1,4 +1,4 @@
-// trainkit doctor --verify on simulated devices: all checks pass, and each finds the fault that it is there to find.
+// trainkit doctor --verify on simulated devices: all checks pass, and each detects its fault.
 #include <nlohmann/json.hpp>
 
 #include "simulated_program.h"
@@ -40,8 +40,8 @@ struct Doctor {
   Json report;
 };
 
-/// All checks of one device pass. Predictions of memory need a step on the CPU, which a busy machine may be too slow
-/// for.
+/// All checks of one device pass. Memory predictions need a step on the CPU, and a busy machine may be too slow for
+/// that.
 void check_device(const Doctor& doctor, const std::string& section, size_t expected = 9) {
   const Json& checks = doctor.report.at(section);
   CHECK(checks.size() == expected);
@@ -52,7 +52,7 @@ void check_device(const Doctor& doctor, const std::string& section, size_t expec
   }
 }
 
-/// The check `name` of `flag` fails with this fault of the device, and the program with it.
+/// The check `name` of `flag` fails with this device fault, and so does the program.
 void check_finds(const std::string& flag, const std::string& name, const std::string& fault,
                  const std::string& section = "verify gpu 0") {
   const std::vector<std::string> only = {"--verify_seconds", "0", "--verify_only", flag};
@@ -66,7 +66,7 @@ void check_finds(const std::string& flag, const std::string& name, const std::st
 
 }  // namespace
 
-TEST_CASE("doctor --verify passes on one GPU, and says what it could not check", "[verify]") {
+TEST_CASE("doctor --verify passes on one GPU, and lists the skipped checks", "[verify]") {
   const Doctor doctor({"--verify_seconds", "0"}, simulated({}));
   INFO(doctor.errors);
   CHECK(doctor.code == 0);
@@ -81,7 +81,7 @@ TEST_CASE("doctor --verify passes on one GPU, and says what it could not check",
 
 TEST_CASE("doctor --verify passes on two GPUs", "[verify]") {
   std::vector<std::string> flags = {"--verify_seconds", "0"};
-  const bool full = environment("TRAINKIT_TEST_FULL") == "1";  // a step's memory takes half a minute
+  const bool full = environment("TRAINKIT_TEST_FULL") == "1";  // measuring a step's memory takes half a minute
   if (!full) {
     flags.insert(flags.end(), {"--verify_only", "layer_norm", "gelu", "cross_entropy", "patches", "graph", "copies",
                                "checkpoint", "data_parallel", "all_reduce"});
@@ -102,7 +102,7 @@ TEST_CASE("doctor --verify passes while streams run late", "[verify]") {
   CHECK(doctor.code == 0);
 }
 
-TEST_CASE("doctor --verify checks on the CPU what it can where there is no GPU", "[verify]") {
+TEST_CASE("doctor --verify runs the CPU checks if there is no GPU", "[verify]") {
   std::vector<std::string> environment = simulated({"CUDA_VISIBLE_DEVICES="});
   std::erase_if(environment, [](const std::string& variable) { return variable.starts_with("LD_"); });
   const Doctor doctor({"--verify_only", "graph", "patches", "gelu", "copies", "checkpoint", "data_parallel"},
@@ -117,21 +117,21 @@ TEST_CASE("doctor --verify checks on the CPU what it can where there is no GPU",
   }
 }
 
-TEST_CASE("Checks for which there is no time are skipped", "[verify]") {
+TEST_CASE("Checks without enough time left are skipped", "[verify]") {
   const Doctor doctor({"--verify_only", "patches", "gelu", "--verify_seconds", "1e-9"}, simulated({}));
   INFO(doctor.errors);
   CHECK(doctor.code == 0);
   CHECK(doctor.report["verify gpu 0"]["patch gather"]["text"] == "skipped: time limit of 1e-09 s reached");
 }
 
-TEST_CASE("Flags of --verify without it are a mistake", "[verify]") {
+TEST_CASE("Flags of --verify without --verify are a usage error", "[verify]") {
   TempDir dir;
   Program program("trainkit", {"doctor", "--verify_only", "graph"}, dir.path().string());
   CHECK(program.wait() == 2);
   CHECK_THAT(program.errors(), Contains("--verify_only") && Contains("needs --verify"));
 }
 
-TEST_CASE("A report for the developers names devices and versions, and nothing of the user's", "[verify]") {
+TEST_CASE("A report for the developers has devices and versions, and no user data", "[verify]") {
   const Doctor doctor({"--verify_only", "patches"}, simulated({"CUDA_SIM_CC=90"}));
   INFO(doctor.errors);
   CHECK(doctor.code == 0);
@@ -147,14 +147,14 @@ TEST_CASE("A report for the developers names devices and versions, and nothing o
   CHECK_THAT(doctor.report.dump(), !Contains(doctor.dir.path().string()));
 }
 
-TEST_CASE("A GPU that computes with none of our kernels is said to", "[verify]") {
+TEST_CASE("A GPU that runs none of our kernels is reported", "[verify]") {
   const Doctor doctor({"--verify_only", "layer_norm"}, simulated({"CUDA_SIM_CC=70"}));
   CHECK(doctor.code == 0);
   CHECK_THAT(doctor.report["verify gpu 0"]["residual + layer norm"]["text"].get<std::string>(),
              Contains("by LibTorch's operations, as this build has no kernels for this GPU"));
 }
 
-TEST_CASE("doctor --verify finds kernels that are wrong", "[verify]") {
+TEST_CASE("doctor --verify detects wrong kernels", "[verify]") {
   check_finds("layer_norm", "residual + layer norm", "CUDA_SIM_WRONG_KERNEL=norm_kernel:3");
   check_finds("layer_norm", "residual + layer norm", "CUDA_SIM_WRONG_KERNEL=norm_gradient_kernel:2");
   check_finds("gelu", "bias + GELU", "CUDA_SIM_WRONG_KERNEL=gelu_kernel:5");
@@ -162,32 +162,32 @@ TEST_CASE("doctor --verify finds kernels that are wrong", "[verify]") {
   check_finds("patches", "patch gather", "CUDA_SIM_WRONG_KERNEL=gather_patches_kernel:4");
 }
 
-TEST_CASE("doctor --verify finds a replay of a graph that does nothing", "[verify]") {
+TEST_CASE("doctor --verify detects a graph replay that does nothing", "[verify]") {
   check_finds("graph", "CUDA graph, fp32", "CUDA_SIM_DROP_REPLAY=5");
 }
 
-TEST_CASE("doctor --verify finds a batch and a slice that are not copied", "[verify]") {
+TEST_CASE("doctor --verify detects a batch and a slice that are not copied", "[verify]") {
   check_finds("copies", "copies under load", "CUDA_SIM_DROP_COPY=40:262144");
   check_finds("copies", "copies under load", "CUDA_SIM_DROP_COPY=40:87040");
 }
 
-TEST_CASE("doctor --verify finds a tensor that does not reach a checkpoint", "[verify]") {
+TEST_CASE("doctor --verify detects a tensor that is missing from a checkpoint", "[verify]") {
   check_finds("checkpoint", "checkpoint", "CUDA_SIM_DROP_COPY=5:36864");
 }
 
-TEST_CASE("doctor --verify finds rows that do not reach a replica", "[verify]") {
+TEST_CASE("doctor --verify detects rows that do not reach a replica", "[verify]") {
   check_finds("data_parallel", "data parallel", "CUDA_SIM_DROP_COPY=5:2304", "verify all gpus");
 }
 
-TEST_CASE("doctor --verify finds sums over GPUs that are wrong", "[verify]") {
+TEST_CASE("doctor --verify detects wrong sums over GPUs", "[verify]") {
   check_finds("all_reduce", "all-reduce", "CUDA_SIM_WRONG_KERNEL=ncclAllReduce:7", "verify all gpus");
 }
 
-TEST_CASE("doctor --verify finds a GPU whose memory is too small for a step", "[verify]") {
+TEST_CASE("doctor --verify detects a GPU with too little memory for a step", "[verify]") {
   check_finds("memory", "memory of a step", "CUDA_SIM_MEMORY_MB=200");
 }
 
-TEST_CASE("Checks that fail do not hide those that pass", "[verify]") {
+TEST_CASE("Failed checks do not hide passed ones", "[verify]") {
   const Doctor doctor({"--verify_only", "gelu", "cross_entropy", "patches"},
                       simulated({"CUDA_SIM_WRONG_KERNEL=gelu_kernel:1"}));
   CHECK(doctor.code == 1);

@@ -2,12 +2,12 @@
 """The C++ blocks of the pages, as programs that are built and run.
 
     tests/docs/pages.py extract FOLDER PAGE...   writes FOLDER/programs.cpp with every ```cpp block, and their names
-    tests/docs/pages.py check PAGE...            names the blocks that are no programs
-    tests/docs/pages.py run PAGE N PROGRAM [NAME]   runs PROGRAM NAME, block N of PAGE, in a folder of its own
+    tests/docs/pages.py check PAGE...            names the blocks that are not programs
+    tests/docs/pages.py run PAGE N PROGRAM [NAME]   runs PROGRAM NAME, block N of PAGE, in a temporary folder
 
-A block is a whole program: whoever reads it can compile it. If the text behind it begins with "prints" or "It prints", the
-lines of the block that follows must stand in the program's output, to the letter but for figures; "exits with 4" there is the
-exit code, otherwise 0. Exit status: 0 as the page says, 1 not so.
+A block is a complete program that a reader can compile. If the text after it begins with "prints" or "It prints", the
+lines of the following block must be in the program's output, except for numbers; "exits with 4" there is the exit code,
+otherwise 0. Exit status: 0 if the page is correct, else 1.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```cpp\n(?P<code>.*?)^```\n(?P<behind>\n*(?:It )?prints(?P
 
 
 def blocks(page):
-    """(line, code, output or None, exit code) of every C++ block of a page."""
+    """Returns (line, code, output or None, exit code) of every C++ block of a page."""
     text = pathlib.Path(page).read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         code = re.search(r"exits with (\d+)", match["how"] or "")
@@ -38,13 +38,13 @@ def check(*pages):
 
 
 def as_function(name, line, page, code):
-    """(includes, rest) of a program: its main becomes the function run_<name> in a namespace of its own."""
+    """Returns (includes, rest) of a program: its main becomes the function run_<name> in a separate namespace."""
     includes = re.findall(r"^#include .*$", code, re.M)
     code = re.sub(r"^#include .*$", "", code, flags=re.M)
     head, arguments, body = re.split(r"^int main\((.*?)\)", code.rstrip(), maxsplit=1, flags=re.M)
     if not body.endswith("}") or re.search(r"^\}", body[:-1], re.M):
         raise SystemExit(f"{page}:{line}: main() is not the last function of the program")
-    body = body[:-1] + "\n  return 0;\n}"  # main alone may end without
+    body = body[:-1] + "\n  return 0;\n}"  # only main may end without a return
     parameters = arguments or "int, char**"
     return includes, (f'namespace {name} {{\n#line {line} "{page}"\n{head}int run({parameters}){body}\n}}  // namespace {name}\n')
 
@@ -75,7 +75,7 @@ def extract(folder, *pages):
 
 
 def shape(text):
-    """Lines without their figures."""
+    """The lines without numbers."""
     return [re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line.rstrip()) for line in text.splitlines()]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""pages.py finds a fault that was planted for it."""
+"""pages.py detects planted faults."""
 
 import io
 import pathlib

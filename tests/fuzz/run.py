@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the fuzz targets and prints their findings: `./dev fuzz [MINUTES] [TARGET...]` calls it.
 
-Every program fuzz_<target> of BUILD starts from its own seeds, the repository's corpus and useful inputs of earlier runs
-in CORPUS/<target>. A finding is minimised and saved in CORPUS/<target>.findings.
+Every program fuzz_<target> of BUILD starts from its own seeds, the repository's corpus and useful inputs of earlier
+runs in CORPUS/<target>. A finding is minimised and saved in CORPUS/<target>.findings.
 """
 import argparse
 import concurrent.futures

@@ -1,4 +1,4 @@
-# Installs the built library, moves it elsewhere, and builds and runs examples/consumer against it there.
+# Installs the library, moves it, and builds and runs examples/consumer with it there.
 cmake_minimum_required(VERSION 3.25)
 
 function(run)
@@ -13,7 +13,7 @@ set(prefix ${WORK_DIR}/moved)
 file(REMOVE_RECURSE ${first} ${prefix} ${WORK_DIR}/consumer)
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${first})
 
-# No path of the machine that built it: nothing quoted or listed in the package begins at the root of a file system.
+# No absolute path of the build machine: no quoted or listed text in the package begins with a slash.
 file(GLOB_RECURSE package ${first}/*.cmake)
 if(NOT package)
   message(FATAL_ERROR "no package file was installed below ${first}")
@@ -44,7 +44,7 @@ run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE_DIR}/examples/consumer -B ${WORK_DIR}/
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/consumer)
 run(${WORK_DIR}/consumer/consumer)
 
-# The trainer of docs/own-trainer.md: trains, resumes to the same weights, and trains on two ranks.
+# The trainer of docs/own-trainer.md trains, resumes to the same weights, and trains on two ranks.
 file(REMOVE_RECURSE ${WORK_DIR}/own_trainer ${WORK_DIR}/own_runs)
 run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE_DIR}/examples/own_trainer -B ${WORK_DIR}/own_trainer ${arguments})
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/own_trainer)
@@ -68,7 +68,7 @@ if(NOT status EQUAL 2 OR NOT text MATCHES "data_dir" OR EXISTS ${runs}/refused)
   message(FATAL_ERROR "a run without data ended with ${status}: ${text}")
 endif()
 
-# A component that does not exist is an error of find_package, not of the linker.
+# A missing component is an error of find_package, not of the linker.
 file(WRITE ${WORK_DIR}/unknown/CMakeLists.txt
   "cmake_minimum_required(VERSION 3.25)\nproject(unknown LANGUAGES CXX)\nfind_package(trainkit REQUIRED COMPONENTS no_such_module)\n")
 execute_process(COMMAND ${CMAKE_COMMAND} -G Ninja -S ${WORK_DIR}/unknown -B ${WORK_DIR}/unknown/build ${arguments}

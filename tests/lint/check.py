@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The project's own checks: what no compiler or formatter looks for.
+"""The project's own checks, beyond those of compilers and formatters.
 
     tests/lint/check.py [--root DIR] [--build DIR] [--fix] [CHECK ...]
 
-Each check is a function that yields problems, one line each: "file:line: what". The quick ones are tests of every build
-(lint.<check>); those that need --build (a built tree) run in `./dev lint`. Exit status: 0 nothing found, 1 something.
+Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are tests of every
+build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. Exit status: 0 without problems, else
+1.
 """
 
 import argparse
@@ -23,7 +24,7 @@ BANNED_SYMBOL = re.compile(
     r"^(torch::(load|save|pickle_load|pickle_save)\b|torch::serialize::(Input|Output)Archive::"
     r"|torch::jit::(load|import_ir_module|pickle|unpickle|pickle_load|pickle_save)\(|caffe2::serialize::PyTorchStream)")
 
-# Folders that only a developer's own machine has.
+# Folders that exist only on a developer's own machine.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|home/\w+|Users/\w+)/")
 
 
@@ -32,7 +33,7 @@ def line_of(text, position):
 
 
 class Tree:
-    """The tracked files of a checkout (every file, where it is no git checkout)."""
+    """The tracked files of a checkout (every file outside a git checkout)."""
 
     def __init__(self, root):
         self.root = pathlib.Path(root).resolve()
@@ -55,7 +56,8 @@ class Tree:
         return re.search(r"foreach\(module ([\w ]+)\)", self.read("libtrainkit/CMakeLists.txt")).group(1).split()
 
     def dependencies(self):
-        """Module -> modules it may include: itself and what its CMakeLists.txt DEPENDS on, transitively."""
+        """Maps each module to the modules that it may include: itself and the modules of DEPENDS in its CMakeLists.txt,
+        transitively."""
         reachable = {}
         for module in self.modules():
             name = f"libtrainkit/src/{module}/CMakeLists.txt"
@@ -67,7 +69,7 @@ class Tree:
 
 
 def check_layers(tree):
-    """No module includes one above it, nor one that its CMakeLists.txt does not declare."""
+    """No module includes one above it or one that its CMakeLists.txt does not declare."""
     order = tree.modules()
     declared = tree.dependencies()
     for name in tree.matching(r"^libtrainkit/(include/trainkit|src)/\w+/.*\.(h|cpp|cu)$"):
@@ -85,12 +87,13 @@ def check_layers(tree):
 
 
 UMBRELLA = "libtrainkit/include/trainkit/trainkit.h"
-# Networks: programs include those that they use, for LibTorch's headers of modules take long to compile.
+# Networks: programs include only those that they use, because LibTorch's module headers take long to compile.
 BESIDE_UMBRELLA = {f"nn/{name}.h" for name in ("gpt2", "lora", "resnet18", "transformer")}
 
 
 def check_umbrella(tree):
-    """trainkit/trainkit.h includes every public header but the networks, modules in order. `--fix` rewrites its list."""
+    """trainkit/trainkit.h includes every public header except the networks, in module order. `--fix` rewrites its
+    list."""
     order = tree.modules()
     name = UMBRELLA
     included = [f"{module}/{header}" for module, header in INCLUDE.findall(tree.read(name))]
@@ -117,7 +120,7 @@ def fix_umbrella(tree):
 
 
 def check_headers_listed(tree):
-    """Every public header stands in the HEADERS of its module's CMakeLists.txt, or it would not be installed."""
+    """Every public header is listed in HEADERS of its module's CMakeLists.txt; otherwise it would not be installed."""
     for name in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$"):
         module, header = name.split("/", 4)[3:]
         listing = f"libtrainkit/src/{module}/CMakeLists.txt"
@@ -134,7 +137,7 @@ def check_file_functions(tree):
 
 
 def check_paths(tree):
-    """Tracked text names no folder of somebody's own machine."""
+    """Tracked text names no folder of a developer's machine."""
     for name in tree.files:
         data = (tree.root / name).read_bytes()
         if b"\0" in data[:8192]:
@@ -145,7 +148,7 @@ def check_paths(tree):
 
 
 def anchors(text):
-    """The anchors of a Markdown page, as its headings give them."""
+    """The anchors of a Markdown page, derived from its headings."""
     found = set()
     for heading in re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M):
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).strip().replace(" ", "-")
@@ -171,21 +174,21 @@ def check_links(tree):
 
 
 def code_blocks(text, language):
-    """(line, code) of the fenced blocks in a language; a block may be indented."""
+    """Returns (line, code) of the fenced blocks in a language; a block may be indented."""
     for match in re.finditer(rf"^( *)```{language}[^\n]*\n(.*?)^ *```", text, re.M | re.S):
         indent = match.group(1)
         yield line_of(text, match.start()), re.sub(rf"^{indent}", "", match.group(2), flags=re.M)
 
 
 def check_readme(tree):
-    """The README's program is examples/readme.cpp, to the letter."""
+    """The README's program equals examples/readme.cpp."""
     blocks = [code for _, code in code_blocks(tree.read("README.md"), "cpp")]
     if not blocks or blocks[0] != tree.read("examples/readme.cpp"):
         yield "README.md: its first program differs from examples/readme.cpp"
 
 
 def check_promises(tree):
-    """Every test that docs/reliability.md names in quotation marks is there."""
+    """Every test that docs/reliability.md names in quotation marks exists."""
     page = "docs/reliability.md"
     if page not in tree.files:
         return
@@ -199,8 +202,8 @@ def check_promises(tree):
                 yield f'{page}:{number}: there is no test "{title}"'
 
 
-# Phrases that readers of English as a second language stumble over, with the word to write instead. A space stands for any
-# gap, also from one line of a comment to the next.
+# Phrases that are hard for readers of English as a second language, with the replacement. A space stands for any gap,
+# including a line break between two lines of a comment.
 HARD_PHRASES = [
     (r"beside", "next to, with, or compared with"),
     (r"(?:go|goes|went) on", "continue, or resume"),
@@ -235,7 +238,7 @@ PLAIN_ENGLISH_LATER = (
 
 
 def prose(name, text):
-    """The text with blanks for what a program prints, for code in a sentence, and for the titles of tests."""
+    """Returns the text with blanks instead of program output, inline code and test titles."""
     if not name.endswith(".md"):
         return text
     spared = r"^( *)```(?!cpp|sh|yaml|python)[^\n]*\n.*?^ *```|`[^`\n]+`"
@@ -257,7 +260,7 @@ def check_plain_english(tree):
 
 
 def check_symbols(tree, build):
-    """No built library calls LibTorch's file functions, by whatever way."""
+    """No built library calls LibTorch's file functions, directly or indirectly."""
     for library in sorted(build.glob("libtrainkit/src/*/libtrainkit_*.a")):
         symbols = subprocess.run(["nm", "-C", "--undefined-only", library], capture_output=True, text=True, check=True).stdout
         for symbol in sorted({line.strip()[2:] for line in symbols.splitlines()}):

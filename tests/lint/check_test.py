@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each check of check.py finds a fault that was planted for it, and nothing in a tree without faults."""
+"""Each check of check.py detects a planted fault, and reports nothing for a tree without faults."""
 
 import pathlib
 import subprocess

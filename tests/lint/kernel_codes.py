@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that compiled CUDA objects hold code for each architecture they were built for.
+"""Checks that compiled CUDA objects contain code for each architecture they were built for.
 
     kernel_codes.py "sm_75 ... compute_120" OBJECT...
 
-Reads the headers of nvcc's "fat binaries" in the section .nv_fatbin. Where cuobjdump is found (CUOBJDUMP, PATH, or beside
-NVCC), its listing must be the same. Exit status: 0 all as expected, 1 not.
+Reads the headers of nvcc's "fat binaries" in the section .nv_fatbin. If cuobjdump is found (CUOBJDUMP, PATH, or next to
+NVCC), its listing must be the same. Exit status: 0 if all codes are present, else 1.
 """
 
 import os
@@ -20,7 +20,7 @@ PTX, MACHINE_CODE = 1, 2  # kinds of entries
 
 
 def section(data, wanted):
-    """The bytes of a section of a 64-bit little-endian ELF file; empty if it has none of that name."""
+    """The bytes of a section of a 64-bit little-endian ELF file; empty if there is no such section."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
     table, = struct.unpack_from("<Q", data, 40)
@@ -52,7 +52,7 @@ def codes_of(data):
 
 
 def listed(cuobjdump, path):
-    """The same by cuobjdump."""
+    """The same names from cuobjdump."""
     found = set()
     for option, prefix in (("--list-elf", "sm"), ("--list-ptx", "compute")):
         text = subprocess.run([cuobjdump, option, path], capture_output=True, text=True, check=True).stdout

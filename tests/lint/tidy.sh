@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/lint/tidy.sh BUILD [--all]: clang-tidy on the library's and programs' sources that differ from the main branch,
-# or on all of them.
+# tests/lint/tidy.sh BUILD [--all]: runs clang-tidy on the sources of the library and programs that differ from the main
+# branch, or on all.
 set -euo pipefail
 build=$1
 base=$(git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)

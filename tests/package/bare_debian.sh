@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The packages of ./dev package in a bare Debian 12: the .tar.gz, then the .debs, then the wheel, each with the LibTorch of
-# PyPI. Prints how long each step took and what it added to the disk.
+# Tests the packages of ./dev package on a fresh Debian 12: the .tar.gz, then the .debs, then the wheel, each with
+# PyPI's
+# LibTorch. Prints the time of each step and the disk space it added.
 #
 #   bare_debian.sh SOURCE WORK
 #
 # TRAINKIT_TEST_PACKAGES: a folder with the packages, instead of ./dev package. TRAINKIT_TEST_WHEELS: a folder of wheels
-# that pip looks into before it fetches. TRAINKIT_TEST_MIRROR: of Debian's packages.
+# that pip searches before it downloads. TRAINKIT_TEST_MIRROR: a mirror of Debian's packages.
 set -euo pipefail
 source=$1 work=$2
 mirror=${TRAINKIT_TEST_MIRROR:-http://deb.debian.org/debian}
@@ -19,7 +20,7 @@ command -v curl >/dev/null && { curl -sfI -m 20 "$mirror/dists/bookworm/Release"
 root=$work/root
 unmount() { for place in proc dev/pts dev wheels; do ! mountpoint -q "$root/$place" || umount "$root/$place"; done; }
 trap unmount EXIT
-# removes the Debian, but never what is mounted in it
+# removes the Debian system, but never mounted folders in it
 remove() {
   unmount
   ! grep -q " $root/" /proc/mounts || { echo "failed: $root holds mounts of an earlier run" >&2; exit 1; }
@@ -29,7 +30,7 @@ remove "$work"
 mkdir -p "$root"
 
 begin=$(date +%s.%N) size=0
-# step TEXT: prints what the step before took.
+# step TEXT: prints the cost of the previous step.
 step() {
   local now megabytes
   now=$(date +%s.%N) megabytes=$(du -sm --exclude=proc --exclude=dev --exclude=wheels "$root" 2>/dev/null | cut -f1)
@@ -50,7 +51,7 @@ mkdir -p "$root/packages" "$root/wheels" "$root/consumer"
 cp "$packages"/* "$root/packages/"
 cp "$source"/examples/consumer/* "$root/consumer/"
 [ -z "${TRAINKIT_TEST_WHEELS:-}" ] || mount -o bind,ro "$TRAINKIT_TEST_WHEELS" "$root/wheels"
-# the certificates of this machine: it may reach PyPI through a proxy of its own
+# this machine's certificates: it may reach PyPI through a proxy
 mkdir -p "$root/etc/trainkit" && cp /etc/ssl/certs/ca-certificates.crt "$root/etc/trainkit/"
 step "debootstrap"
 
@@ -62,7 +63,7 @@ inside() {
     chroot "$root" bash -euo pipefail -c "$*"
 }
 
-# expect_one_line PROGRAM TEXT...: it exits with 2, and its first line on stderr holds each text.
+# expect_one_line PROGRAM TEXT...: checks that it exits with 2 and that its first line on stderr contains each text.
 expect_one_line() {
   local program=$1 code=0 text
   shift
@@ -73,7 +74,7 @@ expect_one_line() {
   for text in "$@"; do grep -q -- "$text" "$work/err" || fail "$program does not say: $text"; done
 }
 
-# trains PROGRAM: 50 steps on text.
+# trains PROGRAM: trains 50 steps on text.
 trains() {
   inside "rm -rf /run/text /run/trained; $1 --make_demo_data /run/text >/dev/null
     $1 --input /run/text --output_dir /run/trained --device cpu --preset shakespeare_char_cpu --max_steps 50 --save_every 50 \
@@ -116,7 +117,7 @@ inside 'torch=$(trainkit --cmake_prefix | cut -d";" -f2)
 step "consumer with pkg-config"
 inside "apt-get -qq purge -y trainkit libtrainkit-dev >/dev/null"
 
-# The wheel; apt leaves the libraries that the .debs needed.
+# The wheel; apt does not remove the libraries that the .debs needed.
 inside "pip install --quiet /packages/trainkit-*.whl; command -v trainkit | grep -x /opt/venv/bin/trainkit"
 step "pip install the wheel"
 inside "trainkit doctor"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The launcher of installed programs, with made-up folders in place of LibTorch and of the programs.
+"""The launcher of installed programs, with fake folders instead of LibTorch and of the programs.
 
     launcher_test.py LAUNCHER COMPILER
 """
@@ -39,14 +39,14 @@ class LauncherTest(unittest.TestCase):
         return path
 
     def torch(self, place, version="2.11.0+cu130"):
-        """A folder that looks like the torch package of a Python."""
+        """A folder that looks like a Python's torch package."""
         (self.root / place / "lib").mkdir(parents=True)
         (self.root / place / "lib" / "libtorch_cpu.so").touch()
         (self.root / place / "version.py").write_text(f"__all__ = []\n__version__ = '{version}'\n")
         return self.root / place
 
     def python3(self, packages):
-        """A folder for PATH with a python3 that knows these packages."""
+        """A folder for PATH with a python3 that finds these packages."""
         folder = self.root / "python"
         folder.mkdir(exist_ok=True)
         (folder / "python3").write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
@@ -130,7 +130,7 @@ class LauncherTest(unittest.TestCase):
         self.assert_uses(result, torch)
 
     def linked(self, library):
-        """A program that asks for a shared library that is nowhere."""
+        """A program that needs a missing shared library."""
         program = self.program("trainkit-linked", "")
         source = self.root / "a.cpp"
         source.write_text("int f() { return 0; }")

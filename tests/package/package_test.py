@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The installed tree, moved away from where it was installed. Part of the ordinary tests; compiles one small program.
+"""The installed tree, moved after installation. Part of the normal tests; compiles one small program.
 
     package_test.py BUILD SOURCE TORCH COMPILER WORK [unittest arguments]
 
-BUILD: a finished build. TORCH: the torch package or folder of LibTorch that it was built with. WORK: a folder to write.
+BUILD: a finished build. TORCH: the torch package or LibTorch folder that it was built with. WORK: a folder for output.
 """
 
 import os
@@ -146,7 +146,7 @@ class ConsumerTest(unittest.TestCase):
         return run("cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}",
                    f"-DCMAKE_CXX_COMPILER={COMPILER}", *arguments, environment=variables)
 
-    # packages that core does not need, as if they were not installed
+    # packages that core does not need, treated as not installed
     ABSENT = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("FFmpeg", "Matio", "PNG", "LibCsv", "ZLIB", "yaml-cpp")]
 
     def test_core_needs_none_of_the_packages_of_other_modules(self):

@@ -1,4 +1,5 @@
-"""Prints scikit-learn's scores of trainkit-emotion's predictions.csv: name,value... , per label in the file's order."""
+"""Prints scikit-learn's scores for trainkit-emotion's predictions.csv: name,value... , per label in the file's
+order."""
 
 import csv
 import sys

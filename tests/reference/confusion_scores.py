@@ -1,4 +1,4 @@
-"""Prints scikit-learn's scores of a file of rows `true class,predicted class`, classes 0 to 5."""
+"""Prints scikit-learn's scores for a file of rows `true class,predicted class`, classes 0 to 5."""
 
 import sys
 import warnings
@@ -8,7 +8,7 @@ from sklearn import metrics
 
 truth, predicted = np.loadtxt(sys.argv[1], delimiter=",", dtype=np.int64).T
 classes = list(range(6))
-warnings.simplefilter("ignore")  # of a class that is predicted but never there
+warnings.simplefilter("ignore")  # for a class that is predicted but does not occur
 precision, recall, f1, support = metrics.precision_recall_fscore_support(truth, predicted, labels=classes, zero_division=0)
 for name, values in (
     ("oa", [metrics.accuracy_score(truth, predicted)]),

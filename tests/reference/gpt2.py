@@ -1,14 +1,14 @@
 """Hidden states and gradients of transformers' GPT-2, as the reference of nn/gpt2.h.
 
-usage: gpt2.py OUT.safetensors --model FOLDER                     a model that is there
+usage: gpt2.py OUT.safetensors --model FOLDER                     an existing model
        gpt2.py OUT.safetensors --config JSON --save FOLDER        a random one, saved into FOLDER:
                [--head]       as GPT2LMHeadModel, with its head and its prefix
                [--torch zip|legacy]   as pytorch_model.bin instead of model.safetensors, with the masks of old files
                [--half]       in float16
 
 OUT has "ids" (B, T), and for none, right, left and counted (left, with position ids that count from the first token)
-"<case>.mask", "<case>.hidden", "<case>.positions", "<case>.last" (the row of the last token); for the random models that
-are small, "grad:<name>" of loss_of(right.hidden where the mask is 1).
+"<case>.mask", "<case>.hidden", "<case>.positions", "<case>.last" (the row of the last token); for small random models
+also "grad:<name>" of loss_of(right.hidden where the mask is 1).
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ logging.set_verbosity_error()
 
 
 def random_model(config):
-    """All weights random, norms and biases too, so that no zero hides a fault."""
+    """All weights are random, norms and biases too, so that no zero hides an error."""
     torch.manual_seed(11)
     model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **config))
     with torch.no_grad():
@@ -47,14 +47,14 @@ def save(model, options):
 
 
 def masks(rows, length):
-    """Rows of several lengths; the first is whole."""
+    """Rows of several lengths; the first is complete."""
     lengths = [length - (row * (length - 1)) // max(1, rows - 1) for row in range(rows)]
     right = torch.tensor([[1] * n + [0] * (length - n) for n in lengths])
     return {"none": torch.ones_like(right), "right": right, "left": right.flip(1), "counted": right.flip(1)}
 
 
 def loss_of(x):
-    """A sum with weights, for a plain sum of what a layer norm gives has no gradient."""
+    """A weighted sum, because a plain sum of a layer norm's output has no gradient."""
     return (x * (torch.arange(x.numel()) % 7 - 3).view_as(x)).sum()
 
 

@@ -1,7 +1,7 @@
 """A trace of torch.amp.GradScaler over 300 steps, for tests/amp/grad_scaler_reference_test.cpp.
 
 python grad_scaler.py FLOOR... prints CSV: step,scale,growth_tracker,skipped,w0,w1 (after each update), 300 lines for
-each floor. A floor of 0 is torch.amp.GradScaler to the letter; another one is put under the scale after each update.
+each floor. A floor of 0 is torch.amp.GradScaler unchanged; another one is the scale's minimum after each update.
 """
 import math
 import sys
@@ -12,7 +12,7 @@ STEPS = 300
 
 
 def planted(step):
-    """What the gradient is multiplied with: inf and nan here and there, and a burst."""
+    """The factor of the gradient: inf and nan in some steps, and a series of them."""
     if step in (5, 40, 41, 133, 240):
         return math.inf
     if step in (17, 90, 91, 92, 250):

@@ -1,8 +1,8 @@
 """Outputs and gradients of peft's LoRA, as the reference of nn/lora.h.
 
-usage: lora.py OUT.safetensors --base FOLDER --lora JSON --save FOLDER [--head]   a random adapter on that GPT-2, saved
-       lora.py OUT.safetensors --base FOLDER --adapter FOLDER                     an adapter that is there
-       lora.py OUT.safetensors --mlp --lora JSON --save FOLDER                    one on torch.nn.Linear "up" and "down"
+usage: lora.py OUT.safetensors --base FOLDER --lora JSON --save FOLDER [--head]   a random adapter for that GPT-2, saved
+       lora.py OUT.safetensors --base FOLDER --adapter FOLDER                     an existing adapter
+       lora.py OUT.safetensors --mlp --lora JSON --save FOLDER                    one for torch.nn.Linear "up" and "down"
 
 OUT has "x" (token ids, or the MLP's input), "y" without the adapter, with it ("adapted") and "merged"; the gradients of
 loss_of(adapted) as "grad:<name of the parameter in our model>"; of the MLP also "base:<name>".
@@ -29,7 +29,7 @@ class Mlp(torch.nn.Module):
 
 
 def loss_of(x):
-    """A sum with weights, for a plain sum of what a layer norm gives has no gradient."""
+    """A weighted sum, because a plain sum of a layer norm's output has no gradient."""
     return (x * (torch.arange(x.numel()) % 7 - 3).view_as(x)).sum()
 
 

@@ -58,7 +58,7 @@ for case, (make, steps) in MAIN.items():
     trace(case + "_warm", warm(make, 25, 0.2), min(25 + steps, 25 + 81 if case == "cosine" else 10**9))
 for case, options in ONE_CYCLE.items():
     trace(case, lambda o: OneCycleLR(o, max_lr=1.0, cycle_momentum=False, **options), 100)
-# A LambdaLR by the formula of nanoGPT's get_lr: warm-up to step 20, cosine to step 120, down to a tenth.
+# A LambdaLR with the formula of nanoGPT's get_lr: warm-up to step 20, cosine to step 120, down to a tenth.
 trace("nanogpt", lambda o: LambdaLR(o, lambda it: (it + 1) / 21 if it < 20 else 0.1 if it > 120 else
                                     0.1 + 0.5 * (1 + math.cos(math.pi * (it - 20) / 100)) * 0.9), 150)
 for case, options in PLATEAU.items():

@@ -1,7 +1,7 @@
 """Writes .mat files in four forms, and each array that we should read as a NumPy file of its name, into a folder.
 
-plain.mat and compressed.mat as SciPy writes them; big_endian.mat, which SciPy cannot write, from its plain bytes;
-hdf5.mat as MATLAB 7.3 lays it out, by h5py.
+plain.mat and compressed.mat as SciPy writes them; big_endian.mat, which SciPy cannot write, converted from plain.mat;
+hdf5.mat in the layout of MATLAB 7.3, by h5py.
 """
 
 import struct

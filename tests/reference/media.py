@@ -1,9 +1,9 @@
-"""What torchcodec reads from a file, as the reference of io/media.h.
+"""Reads a file with torchcodec, as the reference of io/media.h.
 
 usage: media.py FILE OUT.safetensors [--video STREAM] [--audio STREAM] [--frames I,J,...]
 
-OUT has "frames" (N, 3, H, W), "pts_seconds" and "duration_seconds" of the frames asked for, "num_frames"; "sound" as it
-is in the file and "mono" at 16 kHz, "sound_pts". What the file lacks is left out.
+OUT has "frames" (N, 3, H, W), "pts_seconds" and "duration_seconds" of the requested frames, "num_frames"; "sound" in
+the file's format and "mono" at 16 kHz, "sound_pts". Missing streams are omitted.
 """
 import argparse
 

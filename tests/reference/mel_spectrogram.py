@@ -1,6 +1,6 @@
 """torchaudio's MelSpectrogram, as the reference of nn/mel_spectrogram.h.
 
-usage: mel_spectrogram.py OUT.safetensors JSON...   one picture of "samples" for each set of options: "mel0", "mel1", ...
+usage: mel_spectrogram.py OUT.safetensors JSON...   a spectrogram of "samples" per set of options: "mel0", "mel1", ...
 """
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Writes NumPy files of every type into the folder that is named: of the 30 numbers 0 .. 29, and some that are refused."""
+"""Writes NumPy files of every dtype with the numbers 0 .. 29 to the given folder, and some invalid ones."""
 
 import sys
 

@@ -63,7 +63,7 @@ def main(out):
     for name, (kind, options) in CASES.items():
         for with_missing in (False, True):
             for fused in (False, True):
-                # Fused SGD cannot start with some of the momentum buffers missing.
+                # Fused SGD cannot start if some of the momentum buffers are missing.
                 if with_missing and fused and kind is torch.optim.SGD:
                     continue
                 suffix = (".fused" if fused else "") + (".missing" if with_missing else "")

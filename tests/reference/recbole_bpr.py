@@ -2,7 +2,7 @@
 
     pip install recbole==1.2.1 && python tests/reference/recbole_bpr.py runs/gpt2rec/split.tsv [seed]
 
-Prints one JSON object: the scores of the test part at the best epoch by ndcg@10 of the validation part.
+Prints one JSON object: the test scores at the epoch with the best validation ndcg@10.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 for name, kind in {"float": float, "float_": np.float64, "int": int, "object": object, "complex_": np.complex128,
                    "string_": np.bytes_, "unicode_": np.str_}.items():
     if name not in np.__dict__:
-        setattr(np, name, kind)  # NumPy has dropped what RecBole 1.2.1 still uses
+        setattr(np, name, kind)  # NumPy removed these names, and RecBole 1.2.1 still uses them
 load = torch.load
 torch.load = lambda *a, **k: load(*a, **{**k, "weights_only": False})  # its own checkpoints
 

@@ -1,4 +1,4 @@
-"""RecBole's metrics on scores that tests/apps/rec_ranking_test.cpp makes too, which holds what this prints.
+"""RecBole's metrics for the scores that tests/apps/rec_ranking_test.cpp also generates; that test contains this output.
 
     pip install recbole==1.2.1 && python tests/reference/recbole_metrics.py
 """
@@ -6,7 +6,7 @@
 import numpy as np
 import torch
 
-np.float = float  # NumPy has dropped what RecBole 1.2.1 still uses
+np.float = float  # NumPy removed this name, and RecBole 1.2.1 still uses it
 
 from recbole.evaluator.collector import DataStruct
 from recbole.evaluator.metrics import MRR, NDCG, Hit, ItemCoverage, Precision, Recall
@@ -24,7 +24,7 @@ def mix64(x):
 
 bits = np.array([[int(mix64(u * ITEMS + i + 1)) for i in range(ITEMS)] for u in range(USERS)], dtype=np.uint64)
 scores = torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) / 2**24)
-kind = (bits & np.uint64(15)).astype(int)  # 0, 1: training; 2: to be found; user 7 has nothing to be found
+kind = (bits & np.uint64(15)).astype(int)  # 0, 1: training; 2: positives of the test; user 7 has none
 positive = torch.from_numpy(kind == 2)
 positive[7] = False
 scores[torch.from_numpy(kind < 2)] = -torch.inf

@@ -1,4 +1,4 @@
-"""Reads a safetensors file with the reference and writes what it read again: safetensors_copy.py FROM TO."""
+"""Reads a safetensors file with the reference and writes its tensors again: safetensors_copy.py FROM TO."""
 import sys
 
 import safetensors

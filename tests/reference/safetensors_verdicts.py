@@ -1,4 +1,4 @@
-"""Mutated safetensors files and what the reference says of each.
+"""Mutated safetensors files and the reference's result for each.
 
 usage: safetensors_verdicts.py OUT COUNT SEED
 

@@ -1,6 +1,7 @@
-"""Reads folders of event files with stock TensorBoard and writes what it found: tensorboard_events.py OUT.json FOLDER...
+"""Reads folders of event files with stock TensorBoard and writes the contents: tensorboard_events.py OUT.json FOLDER...
 
-Values that are not finite are strings. The JSON maps each folder to {"scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step, text], ...]}}.
+Non-finite values are strings. The JSON maps each folder to
+{"scalars": {tag: [[step, value], ...]}, "texts": {tag: [[step, text], ...]}}.
 """
 import json
 import math

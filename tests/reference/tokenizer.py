@@ -2,9 +2,9 @@
 
     python tokenizer.py ENCODER.json VOCAB.bpe TEXTS... OUT
 
-Builds tiktoken's "gpt2" encoding from the two files and encodes every text of the folders TEXTS and some hard ones made
-here. For text number i writes OUT/<i>.txt, OUT/<i>.ordinary and OUT/<i>.special (uint32 ids, <|endoftext|> as text and
-as a token), and OUT/count.
+Builds tiktoken's "gpt2" encoding from the two files and encodes every text of the folders TEXTS and some difficult ones
+created here. For text number i writes OUT/<i>.txt, OUT/<i>.ordinary and OUT/<i>.special (uint32 ids, <|endoftext|> as
+text and as a token), and OUT/count.
 """
 import pathlib
 import random
@@ -22,7 +22,7 @@ encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks
 
 texts = [p.read_bytes().decode("utf-8") for f in folders for p in sorted(pathlib.Path(f).iterdir())]
 every = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
-texts.append("".join(every))  # every code point once, with its class's neighbours
+texts.append("".join(every))  # every code point once, next to others of its class
 texts.append("x".join(every[::7]) + " ".join(every[::11]))
 rng = random.Random(7)
 pieces = [" ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "\u2028", "'s", "'S", "'ll", "'", "''re", "\u2019s", "1", "23", "\u00b2", "\u0663",
@@ -31,7 +31,7 @@ for _ in range(300):
     texts.append("".join(rng.choice(pieces) for _ in range(rng.randrange(1, 60))))
 for _ in range(50):
     texts.append("".join(rng.choice(every) for _ in range(200)))
-for _ in range(20):  # long runs without a place to split
+for _ in range(20):  # long runs without a position to split
     texts.append("".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.choice([127, 128, 129, 130, 3000]))))
 texts += ["", " ", "\n", "a" * 5000, " " * 3000, "ab" * 1000 + " " * 500 + "\n", "  a", "a  ", "a \n b", "=" * 2000]
 

@@ -1,11 +1,12 @@
-"""PyTorch files for tests, and what PyTorch reads in files.
+"""PyTorch files for tests, and PyTorch's contents of files.
 
 usage: torch_files.py make FOLDER            writes files of every kind into FOLDER
        torch_files.py dump OUT FILE...       reads each FILE by torch.load(weights_only=True)
 
 `dump` writes OUT.txt: for each file a line "file PATH", then "tensor NAME DTYPE SIZES STRIDES GROUP" for each tensor
-(tab-separated; GROUP numbers storages in the order met, -1 for an empty tensor and for what is a storage itself) and
-"value NAME TEXT" for what is none, or "refused EXCEPTION"; and OUT.bin: the values of all tensors, row-major, one after the other.
+(tab-separated; GROUP numbers storages in order of appearance, -1 for an empty tensor and for a bare storage) and
+"value NAME TEXT" for other values, or "refused EXCEPTION"; and OUT.bin: the values of all tensors, row-major, one after
+the other.
 """
 import io
 import os
@@ -71,7 +72,7 @@ def make(folder):
 
 
 def big_endian(tensors, path):
-    """What torch.save writes on a big-endian machine."""
+    """The output of torch.save on a big-endian machine."""
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     keys = {}

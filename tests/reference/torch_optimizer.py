@@ -1,8 +1,8 @@
-"""Python's side of tests/train/optimizer_file_test.cpp.
+"""The Python part of tests/train/optimizer_file_test.cpp.
 
-python torch_optimizer.py FOLDER takes FOLDER/model.pt and FOLDER/optimizer.pt, written by us, makes two more steps with
-both ways to load an optimizer and prints whether they agree; writes python.pt, the weights and the optimizer after that,
-with names, and numbers.pt, the same with numbers alone.
+python torch_optimizer.py FOLDER loads FOLDER/model.pt and FOLDER/optimizer.pt, written by us, makes two more steps with
+both ways to load an optimizer and prints whether they agree; writes python.pt, the weights and the optimizer after
+that, with names, and numbers.pt, the same with numbers only.
 """
 import copy
 import sys
@@ -21,7 +21,7 @@ class Model(torch.nn.Module):
 
 
 def groups(model, named):
-    """Matrices decay, vectors do not."""
+    """Weight decay for matrices, none for vectors."""
     both = [[(n, p) for n, p in model.named_parameters() if (p.dim() > 1) == matrix] for matrix in (True, False)]
     return [{"params": g if named else [p for _, p in g], "weight_decay": d} for g, d in zip(both, (0.1, 0.0))]
 

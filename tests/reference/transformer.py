@@ -2,8 +2,8 @@
 
     python transformer.py OUT.safetensors CONFIG.json
 
-Makes a model with random weights (all of them, so that no zero hides a fault), one batch, and writes the weights, the
-batch, the logits, the loss and every gradient.
+Creates a model with random weights (all of them, so that no zero hides an error) and one batch, and writes the weights,
+the batch, the logits, the loss and every gradient.
 """
 import json
 import sys
@@ -34,7 +34,7 @@ class Attention(nn.Module):
     def forward(self, x):
         b, t, c = x.shape
         q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2) for p in self.c_attn(x).split(c, dim=2))
-        weights = (q @ k.transpose(-2, -1)) * (k.size(-1) ** -0.5)  # spelled out: not the kernel under test
+        weights = (q @ k.transpose(-2, -1)) * (k.size(-1) ** -0.5)  # explicit: not the kernel under test
         weights = weights.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
         return self.c_proj((weights @ v).transpose(1, 2).reshape(b, t, c))
 

@@ -1,8 +1,9 @@
-"""Writes what a folder of offline W&B runs holds as JSON: wandb_history.py OUT.json FOLDER
+"""Writes the contents of a folder of offline W&B runs as JSON: wandb_history.py OUT.json FOLDER
 
-{"runs": [{"id", "project", "config", "history": [{"_step", name: value, ...}, ...], "exit_code"}, ...]}, in the order in
-which the runs began: the folders' names do not tell, for the client calls two of one second NAME and NAME-1. A .wandb file is a LevelDB log (https://github.com/google/leveldb/blob/main/doc/log_format.md) of protobufs
-behind a header of 7 bytes.
+{"runs": [{"id", "project", "config", "history": [{"_step", name: value, ...}, ...], "exit_code"}, ...]}, in the order
+in which the runs began. The folder names do not give the order, because the client names two runs within one second
+NAME and NAME-1. A .wandb file is a LevelDB log (https://github.com/google/leveldb/blob/main/doc/log_format.md) of
+protobufs after a header of 7 bytes.
 """
 import glob
 import json

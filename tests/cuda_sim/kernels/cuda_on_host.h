@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's language for kernels, compiled for the host. The generated copy of a .cu file includes this first. Only what
-// is small enough to be compiled together with the kernels, whose memory accesses are checked.
+// CUDA's kernel language for the host. The generated copy of a .cu file includes this first. Contains only code small
+// enough to be compiled together with the kernels, whose memory accesses are checked.
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -26,7 +26,7 @@ struct Place {
   uint3 thread, block;
   dim3 block_dim, grid_dim;
 };
-/// Of the thread of the grid that runs.
+/// Of the running thread of the grid.
 extern constinit thread_local Place place;
 
 enum class WarpOperation : uint8_t { kShuffle, kShuffleXor, kShuffleUp, kShuffleDown, kBallot, kSync };
@@ -34,10 +34,10 @@ enum class WarpOperation : uint8_t { kShuffle, kShuffleXor, kShuffleUp, kShuffle
 void sync_block();
 void trap();
 unsigned lane();
-/// Waits for all lanes of `mask`; returns the bits of lane `source`, or of a ballot.
+/// Waits for all lanes of `mask`; returns the bits of lane `source` or of a ballot.
 uint64_t exchange(WarpOperation operation, unsigned mask, uint64_t bits, unsigned source);
 void* dynamic_shared();
-/// The block's array of a declaration, which `key` identifies.
+/// The block's array for a declaration, identified by `key`.
 void* static_shared(const void* key, size_t bytes);
 
 template <class T, int line>
@@ -57,7 +57,7 @@ T shuffle(WarpOperation operation, unsigned mask, T value, unsigned source) {
   return value;
 }
 
-/// What register_kernel needs to know about one instantiation of a kernel.
+/// Information about one instantiation of a kernel for register_kernel.
 struct Registration {
   const char* type_name;  // mangled, of Named<Type, kernel>
   void (*body)(const std::byte* const* arguments);
@@ -92,8 +92,8 @@ struct Configuration {
   explicit Configuration(dim3, dim3 = {}, size_t = 0, cudaStream_t = nullptr) {}
 };
 
-/// Takes the place of kernel<<<...>>>(arguments...). Never runs: the library's own objects launch. Its instantiation
-/// registers the kernel.
+/// Replaces kernel<<<...>>>(arguments...). Never runs, because the library's own objects launch the kernels. Its
+/// instantiation registers the kernel.
 template <auto kernel, class... Arguments>
 bool launch(const Configuration&, Arguments&&...) {
   return Entry<kernel>::registered;
@@ -114,7 +114,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return static_cast<unsigned>(exchange(WarpOperation::kBallot, mask, predicate != 0, 0));
 }
 
-// A lane outside the caller's group of `width` lanes: the caller's own value.
+// A lane outside the caller's group of `width` lanes gives the caller's own value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   using namespace ::cuda_sim::on_host;
@@ -142,7 +142,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = 32) {
                  source > (mine | (static_cast<unsigned>(width) - 1)) ? mine : source);
 }
 
-/// Atomic among the streams' threads, too.
+/// Also atomic between the streams' threads.
 template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_relaxed);

@@ -41,8 +41,8 @@ void unpoison(const void*, size_t) {}
 
 #ifndef CUDA_SIM_UCONTEXT
 extern "C" void cuda_sim_switch_stacks(void** save, void* to);
-// Registers that a called function keeps go onto the old stack and come from the new one. ucontext does this, too, but
-// with two system calls.
+// Pushes callee-saved registers to the old stack and pops them from the new one. ucontext does the same with two system
+// calls.
 __asm__(R"(
 .text
 .globl cuda_sim_switch_stacks
@@ -100,7 +100,7 @@ void Fiber::reset() {
 #else
   constexpr int kRegisters = 6;
   auto** top = reinterpret_cast<void**>(stack_ + kStackBytes);
-  *--top = nullptr;  // where start() would return to; the place aligns the stack as a call does
+  *--top = nullptr;  // return address of start(); its position aligns the stack as a call does
   *--top = reinterpret_cast<void*>(&Fiber::start);
   for (int i = 0; i < kRegisters; ++i) *--top = nullptr;
   inside_ = top;

@@ -1,5 +1,5 @@
 #pragma once
-// Stacks of their own, between which one thread of the operating system switches.
+// Separate stacks that one thread of the operating system switches between.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace cuda_sim {
 
-/// A function that is entered and left many times. Belongs to the thread that made it.
+/// A function that can be suspended and resumed many times. Belongs to the thread that created it.
 class Fiber {
  public:
   /// @param work never returns.
@@ -22,18 +22,19 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Runs `work`, from its begin or from where it left, until it leaves. Call from the thread's own stack.
+  /// Runs `work` from its start or from where it was suspended until the next leave(). Call from the thread's own
+  /// stack.
   void enter();
   /// Returns to the caller of enter(). Call from this fibre.
   void leave();
-  /// Begins anew with the next enter(), without destroying what is on the stack.
+  /// Starts again at the next enter(), without destroying the objects on the stack.
   void reset();
 
   uintptr_t stack_begin() const { return reinterpret_cast<uintptr_t>(stack_); }
   uintptr_t stack_end() const { return stack_begin() + kStackBytes; }
 
  private:
-  static constexpr size_t kStackBytes = size_t{256} << 10;  // committed when touched
+  static constexpr size_t kStackBytes = size_t{256} << 10;  // committed on first access
   static void start();
 
   std::function<void(Fiber&)> work_;
@@ -44,7 +45,7 @@ class Fiber {
   void* inside_ = nullptr;  // stack pointers
   void* outside_ = nullptr;
 #endif
-  // For AddressSanitizer, which has to know the stack.
+  // For AddressSanitizer, which must know the stack.
   void* fake_stack_inside_ = nullptr;
   void* fake_stack_outside_ = nullptr;
   const void* outside_bottom_ = nullptr;

@@ -1,6 +1,7 @@
-# cuda_sim_kernels: the bodies of the library's CUDA kernels, compiled for the host, and what runs them. An OBJECT library
-# for the shared library of the simulated device; the library's own launch functions, which are compiled once more, stay
-# hidden in it.
+# cuda_sim_kernels: the bodies of the library's CUDA kernels, compiled for the host, and the code that runs them. An
+# OBJECT
+# library for the shared library of the simulated device; the library's own launch functions, which are compiled again,
+# stay hidden in it.
 #
 #   cuda_sim_add_kernels(TARGET INCLUDES directory ... FILES a.cu ...)
 #
@@ -8,8 +9,9 @@
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(CUDA_SIM_KERNELS_DIR ${CMAKE_CURRENT_LIST_DIR})
 
-# -fsanitize=kernel-address calls functions alone, has no runtime, and names them as we like, so that it does not meet the
-# real sanitizers. It includes copies of structures (float4), which -fsanitize-coverage=trace-loads leaves out.
+# -fsanitize=kernel-address only calls functions, has no runtime, and allows other function names, so that it does not
+# conflict with the real sanitizers. It includes copies of structures (float4), which -fsanitize-coverage=trace-loads
+# omits.
 set(CUDA_SIM_CHECKS -fno-sanitize=all -fsanitize=kernel-address)
 foreach(option instrumentation-with-call-threshold=0 memory-access-callback-prefix=__cuda_sim_ kernel-mem-intrinsic-prefix=1
                stack=0 globals=0 opt=0 constructor-kind=none)
@@ -47,5 +49,5 @@ target_compile_features(cuda_sim_kernels PUBLIC cxx_std_20)
 target_include_directories(cuda_sim_kernels SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 set_target_properties(cuda_sim_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                                                   VISIBILITY_INLINES_HIDDEN ON)
-# Fibres are no threads to ThreadSanitizer.
+# ThreadSanitizer does not know fibres as threads.
 target_compile_options(cuda_sim_kernels PRIVATE $<$<CXX_COMPILER_ID:Clang,GNU>:-fno-sanitize=thread>)

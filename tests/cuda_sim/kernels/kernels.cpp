@@ -19,14 +19,14 @@ std::string demangled(const char* name) {
   return text ? text.get() : name;
 }
 
-/// By demangled name: compilers mangle anonymous namespaces differently. Never destroyed.
+/// Key: demangled name, because compilers mangle anonymous namespaces differently. Never destroyed.
 std::map<std::string, Kernel>& registry() {
   static auto* const kernels = new std::map<std::string, Kernel>;
   return *kernels;
 }
 
-/// The kernel "void f<int>(int*)" of the demangled "...Named<void (*)(int*), &(void f<int>(int*))>", or "f(int*)" of
-/// "...Named<void (*)(int*), &f>".
+/// Returns the kernel "void f<int>(int*)" of the demangled "...Named<void (*)(int*), &(void f<int>(int*))>", or
+/// "f(int*)" of "...Named<void (*)(int*), &f>".
 std::string kernel_of(const std::string& named) {
   const std::string type = "Named<void (*)", separator = ", &";
   const size_t begin = named.find(type) + type.size(), middle = named.find(separator, begin), end = named.rfind('>');
@@ -35,7 +35,7 @@ std::string kernel_of(const std::string& named) {
   return name + named.substr(begin, middle - begin);
 }
 
-/// "f<int>" of "void a::(anonymous namespace)::f<int>(a::B, long)": the last name outside brackets.
+/// Returns "f<int>" of "void a::(anonymous namespace)::f<int>(a::B, long)": the last name outside brackets.
 std::string short_name(const std::string& signature) {
   size_t begin = 0, end = signature.size();
   const std::string anonymous = "(anonymous namespace)";
@@ -56,7 +56,8 @@ std::string short_name(const std::string& signature) {
   return signature.substr(begin, end - begin);
 }
 
-/// Replaces addresses of device memory by those where the host finds the bytes. False if one is not the launch's.
+/// Replaces device addresses by the host addresses of the same bytes. Returns false if an address is not accessible to
+/// the launch.
 bool translate(const Kernel& kernel, int device, std::vector<std::vector<std::byte>>& arguments) {
   const auto refuse = [&](size_t i, const std::string& why) {
     finding("memory", kernel.name + ": argument " + std::to_string(i + 1) + " " + why);
@@ -72,7 +73,7 @@ bool translate(const Kernel& kernel, int device, std::vector<std::vector<std::by
         continue;
       }
       if (owner != device) {
-        // in a structure it may be what lay in its padding; using it is found out when it is used
+        // In a structure it may be the content of padding; a wrong address is detected on use.
         if (!kernel.argument_is_pointer[i]) continue;
         return refuse(i, "is an address of device " + std::to_string(owner) + ", but the launch is on device " +
                              std::to_string(device));
@@ -84,7 +85,7 @@ bool translate(const Kernel& kernel, int device, std::vector<std::vector<std::by
   return true;
 }
 
-/// Runs all blocks. Returns the error of the first that is given up.
+/// Runs all blocks. Returns the error of the first block that fails.
 cudaError_t run_blocks(const Kernel& kernel, const Launch& launch, LaunchMemory& memory,
                        const std::function<void()>& body) {
   Order order(kernel.name);

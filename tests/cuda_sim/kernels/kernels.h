@@ -1,5 +1,5 @@
 #pragma once
-// Our kernels' bodies, compiled for the host from the .cu files, and how a grid of them runs.
+// Our kernels' bodies, compiled for the host from the .cu files, and the execution of a grid.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Launch {
   dim3 grid, block;
   size_t shared_bytes;
   int device;
-  std::vector<std::vector<std::byte>> arguments;  // copied when the kernel was launched
+  std::vector<std::vector<std::byte>> arguments;  // copied at launch
 };
 
 /// Result of a launch. An error is sticky, as on a device; its finding has been reported.
@@ -32,10 +32,11 @@ struct Kernel {
   Outcome (*run)(const Kernel& kernel, const Launch& launch);
 };
 
-/// The host's body of a kernel that __cudaRegisterFunction names (mangled); nullptr if it is not ours.
+/// The host body of a kernel that __cudaRegisterFunction names (mangled); nullptr if it is not ours.
 const Kernel* find_kernel(const std::string& mangled_name);
 
-/// The device address whose byte is at `backing`, allocated or not; nullptr if no device has it. Part of the runtime.
+/// The device address of the byte at `backing`, allocated or not; nullptr if it belongs to no device. Part of the
+/// runtime.
 const void* device_address(const void* backing);
 
 }  // namespace cuda_sim

@@ -119,7 +119,7 @@ Fiber& BlockRunner::idle_fiber() {
   return fiber;
 }
 
-/// What a fibre does: the next threads of the block, one after the other.
+/// Work of a fibre: runs the next threads of the block, one after the other.
 void BlockRunner::work(Fiber& fiber) {
   while (true) {
     while (next_ < order_.size()) {
@@ -153,7 +153,7 @@ void BlockRunner::enter(Fiber& fiber) {
   running_ = nullptr;
 }
 
-/// Takes the fibres from threads that did not exit.
+/// Removes the fibres of threads that did not exit.
 void BlockRunner::end_block() {
   if (!failure_) return;
   idle_.clear();
@@ -173,7 +173,7 @@ void BlockRunner::sync_block() {
   wait(State::kAtBarrier);
 }
 
-/// Wakes threads when no other can run. False if none may go on.
+/// Wakes threads when no other can run. Returns false if none may continue.
 bool BlockRunner::release() {
   current_ = nullptr;
   return release_barrier() || release_warps();
@@ -212,7 +212,7 @@ bool BlockRunner::is_complete(const Warp& warp, unsigned mask, WarpOperation ope
   });
 }
 
-/// Whether the lane that a waiting thread reads takes part.
+/// Returns whether the lane that a waiting thread reads takes part.
 bool BlockRunner::is_source(const Warp& warp, const Thread& thread) const {
   return thread.source < kWarp && (thread.mask & warp.alive) >> thread.source & 1;
 }
@@ -280,7 +280,7 @@ void BlockRunner::fail(cudaError_t error, const std::string& kind, const std::st
   throw Stop();
 }
 
-/// How many threads wait for what.
+/// Counts of waiting threads by reason.
 std::string BlockRunner::deadlock() const {
   std::string text;
   const auto add = [&](const Thread& first, size_t count, const std::string& what) {

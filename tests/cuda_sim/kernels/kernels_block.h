@@ -1,5 +1,5 @@
 #pragma once
-// The threads of one block, each on a fibre when it has to wait.
+// The threads of one block. A thread that waits gets its own fibre.
 #include <functional>
 #include <memory>
 #include <random>
@@ -11,8 +11,8 @@
 
 namespace cuda_sim {
 
-/// In which order threads of a block and blocks of a grid run: CUDA_SIM_THREAD_ORDER=forward, reverse or random, the
-/// last by CUDA_SIM_SEED and `name`.
+/// The order in which threads of a block and blocks of a grid run: CUDA_SIM_THREAD_ORDER=forward, reverse or random,
+/// which depends on CUDA_SIM_SEED and `name`.
 class Order {
  public:
   explicit Order(const std::string& name);
@@ -36,17 +36,17 @@ class BlockRunner {
   /// Of this thread of the operating system, which keeps its fibres.
   static BlockRunner& instance();
 
-  /// Calls body() once for each thread of the block, whose on_host::place is set except `thread`. Returns nullptr, or
-  /// why the block was given up.
+  /// Calls body() once for each thread of the block, with on_host::place set except `thread`. Returns nullptr, or the
+  /// reason for which the block failed.
   const Failure* run(Order& order, const std::function<void()>& body);
 
   // For threads of the block:
   void sync_block();
   uint64_t exchange(on_host::WarpOperation operation, unsigned mask, uint64_t bits, unsigned source);
   unsigned lane() const { return current_->id % kWarp; }
-  /// Gives the block up.
+  /// Ends the block with an error.
   [[noreturn]] void fail(cudaError_t error, const std::string& kind, const std::string& text);
-  /// The fibre that runs; nullptr if none.
+  /// The running fibre; nullptr if none.
   const Fiber* fiber() const { return running_; }
 
  private:
@@ -59,13 +59,13 @@ class BlockRunner {
     State state;
     on_host::WarpOperation operation;
     unsigned mask, source;
-    uint64_t bits;  // given, then received
+    uint64_t bits;  // first the lane's value, then the result
     Fiber* fiber;
   };
 
   struct Warp {
     unsigned alive = 0, waiting = 0;  // lanes
-    std::vector<Thread*> threads;     // in the order in which they run
+    std::vector<Thread*> threads;     // in the order of execution
   };
 
   void begin_block(Order& order);
@@ -80,7 +80,7 @@ class BlockRunner {
   bool release();
   bool release_barrier();
   bool release_warps();
-  /// Whether all lanes of the mask that have not exited wait for the same.
+  /// Returns whether all lanes of the mask that have not exited wait for the same operation.
   bool is_complete(const Warp& warp, unsigned mask, on_host::WarpOperation operation) const;
   void complete(Warp& warp, unsigned mask);
   bool is_source(const Warp& warp, const Thread& thread) const;

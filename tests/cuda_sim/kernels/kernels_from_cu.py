@@ -3,8 +3,8 @@
 
 usage: kernels_from_cu.py IN.cu OUT.cpp
 
-Replaces what is not C++: launches, which become registrations of their kernels, and declarations of shared memory. The
-rest stays as it is, line by line (cuda_on_host.h defines CUDA's names).
+Replaces CUDA syntax: launches become registrations of their kernels, and declarations of shared memory change. All
+other lines stay the same (cuda_on_host.h defines CUDA's names).
 """
 import re
 import sys
@@ -15,7 +15,7 @@ SPACE = "::cuda_sim::on_host::"
 
 
 def blanked(text):
-    """The text with comments, strings and character literals blanked, of the same length."""
+    """The text with comments, strings and character literals blanked, at equal length."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<![\w])\'(?:\\.|[^\'\\\n])+\'', re.S)
     return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
 
@@ -30,7 +30,7 @@ class Source:
         sys.exit(f"{self.path}:{self.text.count(chr(10), 0, at) + 1}: {what}")
 
     def closing(self, at):
-        """Where the bracket at `at` is closed."""
+        """The position of the bracket that closes the one at `at`."""
         open_ones = []
         for i in range(at, len(self.code)):
             c = self.code[i]
@@ -44,7 +44,7 @@ class Source:
         self.error(at, "unbalanced brackets")
 
     def kernel_begin(self, end):
-        """Where the name, with its template arguments, begins that ends before `end`."""
+        """The start of the name, with its template arguments, that ends before `end`."""
         i = len(self.code[:end].rstrip())
         if self.code[i - 1] == ">":
             depth = 0
@@ -61,7 +61,7 @@ class Source:
         return name.start()
 
     def configuration_end(self, at):
-        """Where the >>> is that closes a launch configuration."""
+        """The position of the >>> that closes a launch configuration."""
         while at < len(self.code):
             if self.code.startswith(">>>", at):
                 return at

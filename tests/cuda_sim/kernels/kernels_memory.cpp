@@ -15,7 +15,7 @@ constexpr size_t kPage = 4096, kSharedBytes = size_t{1} << 20, kGap = 256;
 
 thread_local LaunchMemory* active_memory = nullptr;
 
-/// The first byte of the allocation that holds `address`: bytes_left() knows its end alone.
+/// The first byte of the allocation that contains `address`: bytes_left() only gives its end.
 const char* begin_of(const char* address) {
   const char* const end = address + bytes_left(address);
   const auto is_inside = [&](const char* p) { return bytes_left(p) == static_cast<size_t>(end - p); };
@@ -30,7 +30,7 @@ const char* begin_of(const char* address) {
   return address;
 }
 
-/// Where an address outside all allocations is.
+/// Describes an address outside all allocations.
 std::string neighbour_of(const char* address) {
   constexpr size_t kMost = size_t{1} << 16;
   for (size_t away = 1; away <= kMost; ++away) {
@@ -132,7 +132,7 @@ void LaunchMemory::check(uintptr_t address, size_t bytes, bool writes) {
       .set((address - range.begin) / kUnit, (address + bytes - range.begin + kUnit - 1) / kUnit);
 }
 
-/// The range that holds all bytes; nullptr for memory of the host. Gives the block up if there is none.
+/// Returns the range that contains all bytes, or nullptr for host memory. Fails the block if there is none.
 LaunchMemory::Range* LaunchMemory::look_up(uintptr_t address, size_t bytes, bool writes) {
   Range* found = nullptr;
   for (const auto& range : ranges_) {
@@ -187,7 +187,7 @@ LaunchMemory::Range* LaunchMemory::add_device(const char* device, uintptr_t addr
   return ranges_.back().get();
 }
 
-/// Memory of the host is the simulation's own: arguments, constants, the place of a thread.
+/// Host memory belongs to the simulation: arguments, constants, a thread's position.
 void LaunchMemory::check_host(uintptr_t address, const std::string& what) const {
   constexpr uintptr_t kLowest = 1 << 16;
   if (address < kLowest) fail(what + ", a null pointer");
@@ -197,7 +197,7 @@ void LaunchMemory::check_host(uintptr_t address, const std::string& what) const 
   }
 }
 
-/// Runs of set bits.
+/// Appends runs of set bits.
 void LaunchMemory::append(const Range& range, const Bits& bits, bool writes, std::vector<Access>& to) {
   if (bits.first > bits.last) return;
   const size_t size = range.end - range.begin, end = (bits.last + 1) * 64;
@@ -238,7 +238,7 @@ void* static_shared(const void* key, size_t bytes) {
 }  // namespace on_host
 }  // namespace cuda_sim
 
-// Called by the instrumented kernels. Outside a launch (registration) they have nothing to check.
+// Called by the instrumented kernels. Outside a launch (registration) nothing is checked.
 namespace {
 
 void on_access(uintptr_t address, size_t bytes, bool writes) {

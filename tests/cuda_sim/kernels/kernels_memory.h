@@ -24,10 +24,10 @@ class SharedMemory {
   };
 
   void begin_launch(size_t dynamic_bytes);
-  /// Fills all with 0xff, which is NaN.
+  /// Fills it with 0xff, which is NaN.
   void begin_block();
   void* dynamic() const { return arrays_.front().begin; }
-  /// The array of a declaration; nullptr if there is no room.
+  /// The array of a declaration; nullptr if there is not enough memory.
   void* find(const void* key, size_t bytes);
   bool holds(uintptr_t address) const;
   const Array* array_at(uintptr_t address) const;
@@ -39,7 +39,7 @@ class SharedMemory {
   std::vector<Array> arrays_;
 };
 
-/// What one launch may touch, and what it touched.
+/// The memory that one launch may access, and its accesses.
 class LaunchMemory {
  public:
   LaunchMemory(int device, size_t shared_bytes);
@@ -50,7 +50,7 @@ class LaunchMemory {
   /// Of the launch that runs in this thread of the operating system; nullptr if none.
   static LaunchMemory* active();
 
-  /// A load or store of the thread that runs. Gives the block up if it is a fault.
+  /// A load or store of the running thread. Fails the block if it is invalid.
   void check(uintptr_t address, size_t bytes, bool writes);
   SharedMemory& shared() { return shared_; }
   std::vector<Access> accesses() const;
@@ -66,7 +66,7 @@ class LaunchMemory {
     size_t first = SIZE_MAX, last = 0;  // words with bits
     void set(size_t begin, size_t end);
   };
-  /// An allocation of device memory, or an array of shared memory, by addresses of the host.
+  /// An allocation of device memory, or an array of shared memory, by host addresses.
   struct Range {
     uintptr_t begin, end;
     const char* device;  // its address; nullptr if it is shared memory
@@ -74,7 +74,7 @@ class LaunchMemory {
   };
   struct Cached {
     uintptr_t page = UINTPTR_MAX;
-    Range* range = nullptr;  // nullptr: the host's
+    Range* range = nullptr;  // nullptr: host memory
   };
 
   Range* look_up(uintptr_t address, size_t bytes, bool writes);

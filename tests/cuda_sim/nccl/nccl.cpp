@@ -50,7 +50,7 @@ std::string check_stream(const Comm& comm, cudaStream_t stream) {
                                        ", the communicator of CUDA device " + std::to_string(comm.device());
 }
 
-/// Fills in the operation of the work.
+/// Sets the operation of the work.
 std::string check_redop(Comm& comm, Work* work) {
   const int redop = work->call.redop;
   if (redop == -1) return "";
@@ -80,7 +80,7 @@ ncclResult_t call(const Arguments& arguments, ncclComm_t handle, cudaStream_t st
             .recv = arguments.recv,
             .factor = {}};
   std::string text = check_redop(*comm, &work);
-  if (text.empty() && arguments.count == 0 && !is_message(arguments.op)) return ncclSuccess;  // as NCCL
+  if (text.empty() && arguments.count == 0 && !is_message(arguments.op)) return ncclSuccess;  // as in NCCL
   if (text.empty() && arguments.count > 0) text = check_buffers(*comm, work);
   if (text.empty()) text = check_stream(*comm, stream);
   if (!text.empty()) return refuse(ncclInvalidArgument, prefix + text);

@@ -9,14 +9,14 @@
 
 namespace cuda_sim::nccl {
 
-/// A factor of ncclRedOpCreatePreMulSum: its value, or where the device has it.
+/// A factor of ncclRedOpCreatePreMulSum: its value, or its device address.
 struct Factor {
   std::array<std::byte, 8> value{};
   const void* address = nullptr;
   int datatype = -1;
 };
 
-/// A call and its buffers, as addresses of device memory.
+/// A call and its buffers, as device addresses.
 struct Work {
   Call call;
   const void* send = nullptr;
@@ -28,7 +28,7 @@ class Comm {
  public:
   /// Joins as a rank on the current device. Does not wait for the other ranks.
   static std::shared_ptr<Comm> join(const std::string& name, int ranks, int rank, std::string* error);
-  /// The communicator of a handle; nullptr if there is none, or no longer.
+  /// The communicator of a handle; nullptr if it does not exist or was destroyed.
   static std::shared_ptr<Comm> find(ncclComm_t handle);
 
   Comm(std::shared_ptr<Clique> clique, int ranks, int rank, int device);
@@ -42,16 +42,16 @@ class Comm {
 
   /// Waits until all ranks have joined.
   ncclResult_t wait_for_ranks();
-  /// Queues works, which all are Sends and Receives or a single collective. The current device is this one's.
+  /// Queues works: either sends and receives or a single collective. This communicator's device must be current.
   ncclResult_t enqueue(cudaStream_t stream, std::vector<Work> works);
-  /// Waits for the queued work, and refuses more of it.
+  /// Waits for the queued work, and refuses further work.
   ncclResult_t finalize();
-  /// Lets the handle go. A communicator that is destroyed has done its work; one that is aborted stops it.
+  /// Releases the handle. A communicator that is destroyed has finished its work; one that is aborted stops it.
   void destroy();
   void abort();
 
-  /// Says how to split the communicator; finish_split waits for the other ranks to say so. Each returns the number of
-  /// the split that the other needs.
+  /// Announces how to split the communicator; finish_split waits for the other ranks' announcements. Each returns the
+  /// split number that the other needs.
   uint64_t start_split(int color, int key);
   ncclResult_t finish_split(uint64_t number, int color, std::shared_ptr<Comm>* part);
 
@@ -70,19 +70,20 @@ class Comm {
   std::vector<int> missing_for_step(const Call& call, bool first);
   bool all_complete_step(const Call& call);
 
-  struct Transfer;  // a Send or Recv on its way
+  struct Transfer;  // an active Send or Recv
   void exchange_messages(const std::vector<Work>& works);
   std::vector<int> progress(std::vector<Transfer>& transfers);
   bool send_step(Transfer& transfer);
   bool receive_step(Transfer& transfer);
 
-  /// Waits until `missing` names no rank. False if that cannot become true; then error() says why.
+  /// Waits until `missing` returns no rank. Returns false if that is impossible; then error() gives the reason.
   bool wait(const Call& call, const std::function<std::vector<int>()>& missing);
   std::string why_never(const std::vector<int>& ranks, bool checks_processes);
   std::string who_is_late(const std::vector<int>& ranks, const Call& call, long seconds);
   void break_with(const std::string& text);
   void end_broken(const std::string& text);
-  /// Another rank has ended or stopped: prints it, but this is no fault of the program, such as in a test of that.
+  /// Reports that another rank has ended or stopped. This is not a fault of the program, for example in a test of that
+  /// case.
   void fail_remotely(const std::string& text);
   void fail(ncclResult_t code, const std::string& text);
   bool stopped() const { return error_ != ncclSuccess; }
@@ -93,23 +94,23 @@ class Comm {
   std::atomic<ncclResult_t> error_{ncclSuccess};
   std::atomic<bool> finalized_{false}, destroyed_{false};
 
-  std::mutex issue_;  // the order of tickets is that of the queues
+  std::mutex issue_;  // tickets have the order of the queues
   uint64_t next_ticket_ = 0;
 
-  // One piece of work runs at a time. Eager work runs in the order of the calls. Work of a CUDA graph runs when its
-  // stream comes to it: it may come before eager work that was queued earlier on a stream which waits for the graph.
+  // One work runs at a time. Eager work runs in the order of the calls. Work of a CUDA graph runs when its stream
+  // reaches it: possibly before eager work that was queued earlier on a stream that waits for the graph.
   std::mutex turn_;
   std::condition_variable turn_changed_;
   bool running_ = false;
   uint64_t serving_ = 0, pending_ = 0;
 
-  uint64_t steps_ = 0;  // of collectives that this rank has finished
+  uint64_t steps_ = 0;  // number of finished collectives of this rank
 
   std::mutex factors_mutex_;
   std::vector<std::optional<Factor>> factors_;
 };
 
-/// Keeps a text for ncclGetLastError.
+/// Stores a text for ncclGetLastError.
 void set_last_error(const std::string& text);
 const char* last_error();
 

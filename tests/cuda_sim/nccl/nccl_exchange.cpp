@@ -1,4 +1,4 @@
-// Collectives: steps in which each rank writes a chunk, meets the others, and reads their chunks.
+// Collectives: steps in which each rank writes a chunk, waits for the others, and reads their chunks.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@ namespace cuda_sim::nccl {
 
 namespace {
 
-/// ReduceScatter and AlltoAll have a piece for each rank.
+/// ReduceScatter and AlltoAll have one piece per rank.
 bool has_pieces(Op op) { return op == Op::kReduceScatter || op == Op::kAlltoAll; }
 
 std::byte* host(const void* device_memory) { return static_cast<std::byte*>(backing(device_memory)); }
@@ -63,7 +63,7 @@ std::vector<int> Comm::missing_for_step(const Call& call, bool first) {
   return {};
 }
 
-/// Whether no rank has stopped within the step: its result would be of no use.
+/// Returns whether no rank has stopped within the step; otherwise its result is invalid.
 bool Comm::all_complete_step(const Call& call) {
   for (int rank = 0; rank < ranks_; ++rank) {
     Slot& slot = clique_->slot(rank);

@@ -40,13 +40,13 @@ ncclResult_t enqueue(const std::shared_ptr<Comm>& comm, cudaStream_t stream, std
   return comm->enqueue(stream, std::move(works));
 }
 
-/// Queues the messages of one communicator that begin at `issues[first]`, as one piece of work.
+/// Queues the messages of one communicator that begin at `issues[first]` as one work.
 ncclResult_t enqueue_messages(const std::vector<ThreadGroup::Issue>& issues, size_t first) {
   const std::shared_ptr<Comm>& comm = issues[first].comm;
   std::vector<Work> works;
   for (size_t i = 0; i < issues.size(); ++i) {
     if (issues[i].comm != comm || !is_message(issues[i].work.call.op)) continue;
-    if (i < first) return ncclSuccess;  // queued with that one
+    if (i < first) return ncclSuccess;  // queued with the first one
     if (issues[i].stream != issues[first].stream)
       return refuse(ncclInvalidUsage, "the simulation needs one stream for the Sends and Receives of a group");
     works.push_back(issues[i].work);
@@ -54,7 +54,7 @@ ncclResult_t enqueue_messages(const std::vector<ThreadGroup::Issue>& issues, siz
   return enqueue(comm, issues[first].stream, std::move(works));
 }
 
-/// Queues collectives before messages, as NCCL.
+/// Queues collectives before messages, as NCCL does.
 ncclResult_t launch(const std::vector<ThreadGroup::Issue>& issues) {
   for (const ThreadGroup::Issue& issue : issues) {
     if (is_message(issue.work.call.op)) continue;

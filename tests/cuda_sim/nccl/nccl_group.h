@@ -1,5 +1,5 @@
 #pragma once
-// The calls that a thread has made since ncclGroupStart.
+// The calls of a thread since ncclGroupStart.
 #include "nccl_comm.h"
 
 namespace cuda_sim::nccl {
@@ -22,24 +22,24 @@ struct ThreadGroup {
   };
 
   int depth = 0;
-  ncclResult_t error = ncclSuccess;  // the first of its calls
+  ncclResult_t error = ncclSuccess;  // the first error of its calls
   std::vector<Issue> issues;
   std::vector<Start> starts;
   std::vector<Split> splits;
 };
 
 ThreadGroup& thread_group();
-/// Does the calls of the thread's group, or none if one of them was an error.
+/// Runs the calls of the thread's group, or none if one of them was an error.
 ncclResult_t launch_group();
 
-/// Makes an error that of the group too, if there is one.
+/// Also makes an error the group's error, if there is a group.
 ncclResult_t note_in_group(ncclResult_t error);
-/// Reports a call that is a fault of the caller.
+/// Reports a call that is an error of the caller.
 ncclResult_t refuse(ncclResult_t error, const std::string& text);
 
 inline bool is_message(Op op) { return op == Op::kSend || op == Op::kRecv; }
 
-/// Makes a device the current one for a scope.
+/// Makes a device current for a scope.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device);

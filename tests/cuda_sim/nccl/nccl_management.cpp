@@ -1,4 +1,4 @@
-// NCCL's functions that make, ask and end communicators.
+// NCCL's functions that create, query and destroy communicators.
 #include <cstring>
 
 #include "nccl_group.h"
@@ -57,7 +57,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int
   return start_rank(comm, nranks, id, rank);
 }
 
-// Waits for the other ranks even if the configuration says that it need not.
+// Waits for the other ranks even if the configuration is non-blocking.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t*) {
   return start_rank(comm, nranks, id, rank);
 }
@@ -171,7 +171,7 @@ ncclResult_t ncclMemFree(void* address) {
   return cudaFree(address) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-// Registered buffers are used as others are.
+// Registered buffers are used like others.
 ncclResult_t ncclCommRegister(const ncclComm_t, void* buffer, size_t, void** handle) {
   *handle = buffer;
   return ncclSuccess;
@@ -186,7 +186,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t, void* buffer, size_t, ncclWindow
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return ncclSuccess; }
 
-// Declared in nccl_device.h, which is for the device's compiler.
+// Declared in nccl_device.h, which is for the device compiler.
 ncclResult_t ncclDevCommCreate(ncclComm_t, const void*, void*) { return ncclInvalidUsage; }
 ncclResult_t ncclDevCommDestroy(ncclComm_t, const void*) { return ncclInvalidUsage; }
 

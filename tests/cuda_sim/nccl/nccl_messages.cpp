@@ -1,4 +1,4 @@
-// Send and Recv. Those of a group progress together, so that two ranks may both send first.
+// Send and Recv. The messages of a group progress together, so that two ranks may both send first.
 #include <algorithm>
 #include <cstring>
 
@@ -28,7 +28,7 @@ void Comm::exchange_messages(const std::vector<Work>& works) {
   wait(works[0].call, [&] { return progress(transfers); });
 }
 
-/// Moves what can be moved, and returns the ranks that it waits for.
+/// Moves available data, and returns the ranks that it waits for.
 std::vector<int> Comm::progress(std::vector<Transfer>& transfers) {
   std::vector<int> peers;
   for (bool moved = true; moved && !stopped();) {

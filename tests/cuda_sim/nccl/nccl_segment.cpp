@@ -32,7 +32,7 @@ Cliques& cliques() {
   return all;
 }
 
-/// The number of a device before CUDA_VISIBLE_DEVICES selects and reorders.
+/// The device number before CUDA_VISIBLE_DEVICES selects and reorders.
 std::string physical_device(int device) {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   std::string list = visible ? visible : "";
@@ -101,7 +101,7 @@ std::string Clique::join(int rank, int device) {
            std::to_string(getpid());
   const std::string physical = physical_device(device);
   physical.copy(slot(rank).device, sizeof(Slot::device) - 1);
-  // The kernel drops a process's locks when it ends, however it ends, and when it executes another program.
+  // The kernel releases a process's locks when it ends in any way, and when it executes another program.
   struct flock lock = lock_of(rank);
   if (fcntl(file_, F_SETLK, &lock) != 0) return std::string("no lock of shared memory: ") + std::strerror(errno);
   slot(rank).state = State::kPresent;

@@ -1,5 +1,5 @@
 #pragma once
-// Names a call of NCCL, and computes its reductions.
+// Describes NCCL calls, and computes their reductions.
 #include <nccl.h>
 
 #include <cstddef>
@@ -25,7 +25,7 @@ enum class Op : int32_t {
 
 constexpr int kPreMulSum = ncclNumOps;  // in Call::redop, for every operation of ncclRedOpCreatePreMulSum
 
-/// The arguments on which ranks must agree. For Send and Recv, `root` is the other rank.
+/// The arguments that must be equal on all ranks. For Send and Recv, `root` is the other rank.
 struct Call {
   Op op = Op::kNone;
   int32_t datatype = -1;
@@ -37,25 +37,25 @@ struct Call {
 };
 
 const char* name_of(Op op);
-/// Such as "AllReduce of 100 float (sum)".
+/// For example "AllReduce of 100 float (sum)".
 std::string describe(const Call& call);
 
-/// The bytes of an element; 0 if there is no such type.
+/// The bytes of an element; 0 for an unknown type.
 size_t type_bytes(int datatype);
-/// Whether reduce() supports the type: all except those of 8-bit floating point.
+/// Returns whether reduce() supports the type: all except 8-bit floating point.
 bool can_reduce(int datatype);
 
-/// The buffers of a call as one rank sees them.
+/// The buffers of a call on one rank.
 struct Buffers {
   bool sends, receives;
   size_t send_bytes, recv_bytes;
 };
 Buffers buffers_of(const Call& call, int rank, int ranks);
-/// Whether the receive buffer lies as NCCL's documentation says for a call in place.
+/// Returns whether the receive buffer is at the address that NCCL documents for an in-place call.
 bool is_in_place(const Call& call, int rank, const void* send, const void* recv);
 
-/// Reduces `sources` element by element in their order, so that every rank gets the same bits. half and bfloat16 are
-/// accumulated in float, other types in themselves; ncclAvg divides the sum.
+/// Reduces `sources` element by element in order, so that every rank gets the same bits. half and bfloat16 are
+/// accumulated in float, other types in their own type; ncclAvg divides the sum.
 void reduce(int datatype, int redop, const std::vector<const std::byte*>& sources, std::byte* result, size_t count);
 
 /// Multiplies `count` elements by a scalar of the same type.

@@ -1,4 +1,4 @@
-// How a rank waits for others, and what it says if they do not come.
+// How a rank waits for others, and its report if they do not arrive.
 #include <chrono>
 #include <cstdio>
 
@@ -26,7 +26,7 @@ bool Comm::wait(const Call& call, const std::function<std::vector<int>()>& missi
     const bool checks_processes = now >= next_check;
     if (checks_processes) next_check = now + kProcessCheck;
     const std::string never = why_never(ranks, checks_processes);
-    // A rank may have done its part and then left.
+    // A rank may have finished its part and left.
     if (!never.empty() && !missing().empty()) {
       fail_remotely(never + "; rank " + std::to_string(rank_) + " waits for it in " + describe(call));
       return false;

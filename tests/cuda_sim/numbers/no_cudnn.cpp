@@ -1,4 +1,4 @@
-// cuDNN is not simulated: convolutions and normalisations and attention take LibTorch's own CUDA code.
+// cuDNN is not simulated: convolutions, normalisations and attention use LibTorch's own CUDA code.
 #include <ATen/Context.h>
 
 [[maybe_unused]] static const bool is_off = [] {

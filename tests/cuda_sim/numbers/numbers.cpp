@@ -25,8 +25,8 @@ namespace {
 
 using torch::jit::Stack;
 
-/// Operations that read device memory on the host to decide something: the host waits, as with CUDA, and the CPU's
-/// result is copied to the device.
+/// Operations that read device memory on the host for a decision: the host waits, as with CUDA, and the CPU's result is
+/// copied to the device.
 const std::set<std::string>& waiting_operations() {
   static const auto* const names = new std::set<std::string>{"aten::nonzero",
                                                              "aten::nonzero.out",
@@ -41,7 +41,7 @@ const std::set<std::string>& waiting_operations() {
   return *names;
 }
 
-/// A copy from or to another device is made of others, within a device and of bytes as they are; each computes.
+/// A copy from or to another device consists of copies within a device and of raw bytes; each of these computes.
 bool is_composed(const std::string& name, const Stack& arguments) {
   return name == "aten::copy_" && arguments[0].toTensor().device() != arguments[1].toTensor().device();
 }
@@ -53,20 +53,19 @@ size_t extent_of(const at::Tensor& t) {
   return static_cast<size_t>(last + 1) * t.element_size();
 }
 
-/// The device's bytes as a CPU tensor, without a share in their storage.
+/// The device's bytes as a CPU tensor that does not own its storage.
 at::Tensor alias_of(const at::Tensor& t) {
   const auto options = t.options().device(at::kCPU).requires_grad(false).pinned_memory(false);
   if (t.numel() == 0) return at::detail::empty_strided_cpu(t.sizes(), t.strides(), t.scalar_type());
   return at::from_blob(backing(t.const_data_ptr()), t.sizes(), t.strides(), options);
 }
 
-/// One operation: what it reads and writes, as CPU tensors.
+/// One operation: its inputs and outputs as CPU tensors.
 class Operation {
  public:
   explicit Operation(const c10::OperatorHandle& handle) : handle_(handle) {}
 
-  /// An argument as the CPU's operation takes it; CPU tensors are copied, since a kernel has their values at its
-  /// launch.
+  /// An argument for the CPU's operation. CPU tensors are copied, because a kernel gets their values at launch.
   c10::IValue argument(const c10::IValue& value, bool writes) {
     if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(tensor(value.toTensor(), writes)) : value;
     if (value.isTensorList()) {
@@ -105,7 +104,7 @@ class Operation {
   int device() const { return device_; }
   void set_random(std::function<RandomPlace()> place) { random_ = std::move(place); }
 
-  /// Computes; in the stream's thread.
+  /// Computes, in the stream's thread.
   void run() const {
     const at::NoGradGuard no_grad;
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -144,9 +143,9 @@ class Operation {
     return t.defined() && (t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16);
   }
 
-  /// Arguments that say what else than float32 is computed in: all is raised to that before, and lowered after.
+  /// Arguments that request another dtype than float32: all inputs are converted to float32 before and back after.
   static c10::IValue plain(const std::string& name, const c10::IValue& value) {
-    if (name == "half_to_float") return false;     // of softmax and its logarithm
+    if (name == "half_to_float") return false;     // of softmax and log_softmax
     if (name == "input_dtype" && value.isInt()) {  // of their gradients
       const auto type = static_cast<at::ScalarType>(value.toInt());
       return static_cast<int64_t>(type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type);
@@ -154,7 +153,7 @@ class Operation {
     return value;
   }
 
-  /// float32 in place of half and bfloat16: kernels compute in it, and the CPU lacks many operations on half.
+  /// float32 instead of half and bfloat16: kernels compute in float32, and the CPU lacks many operations on half.
   static c10::IValue raised(const c10::IValue& value) {
     if (value.isTensor()) return is_low(value.toTensor()) ? c10::IValue(value.toTensor().to(at::kFloat)) : value;
     if (value.isTensorList()) {
@@ -171,13 +170,12 @@ class Operation {
     return value;
   }
 
-  /// Brings what was computed to the device's bytes.
+  /// Copies the result to the device's bytes.
   static void store(const c10::IValue& from, const c10::IValue& to) {
     if (to.isTensor()) {
       if (!to.toTensor().defined() || !from.toTensor().defined()) return;
       const at::Tensor &a = to.toTensor(), &b = from.toTensor();
-      if (b.numel() == 0)
-        return;  // a result that one of the two leaves out, as native_batch_norm's means in evaluation
+      if (b.numel() == 0) return;  // a result that one of both omits, such as native_batch_norm's means in evaluation
       if (a.const_data_ptr() != b.const_data_ptr() && a.numel() > 0) a.copy_(b);
     } else if (to.isTensorList()) {
       const auto a = to.toTensorVector(), b = from.toTensorVector();
@@ -214,7 +212,7 @@ class Operation {
   int device_ = -1;
 };
 
-/// Whether an operation draws random numbers.
+/// Returns whether an operation draws random numbers.
 bool is_random(const c10::FunctionSchema& schema) {
   static const std::set<std::string> others = {"aten::native_dropout", "aten::_scaled_dot_product_efficient_attention",
                                                "aten::_scaled_dot_product_flash_attention"};
@@ -225,7 +223,7 @@ bool is_random(const c10::FunctionSchema& schema) {
   return false;
 }
 
-/// The place of the generator before the operation; in a captured graph, the place at each replay.
+/// The generator's position before the operation; in a captured graph, the position at each replay.
 std::function<RandomPlace()> random_place(const Stack& arguments, int device) {
   at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(static_cast<c10::DeviceIndex>(device));
   for (const c10::IValue& argument : arguments) {
@@ -241,11 +239,11 @@ std::function<RandomPlace()> random_place(const Stack& arguments, int device) {
   };
 }
 
-/// One thread for the operations of this thread: the same bits always, and no more threads than processors. MKL has a
-/// number of its own for all threads, which at::set_num_threads of any thread changes.
+/// One thread for the operations of this thread, for reproducible bits and no more threads than CPU cores. MKL has a
+/// separate thread count, which at::set_num_threads of any thread changes.
 void compute_in_one_thread() {
   thread_local const bool is_set = [] {
-    at::get_num_threads();  // sets this thread's number from the program's, once
+    at::get_num_threads();  // sets this thread's count from the program's, once
     if (auto* set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) set(1);
     if (auto* set = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"))) set(1);
     return true;
@@ -267,7 +265,7 @@ int device_in(const c10::IValue& value) {
   return -1;
 }
 
-/// Where LibTorch runs an operation: on the device of its first tensor, not on the thread's.
+/// The device where LibTorch runs an operation: that of its first tensor, not the thread's.
 int device_of_operation(const Stack& arguments) {
   for (const c10::IValue& argument : arguments) {
     if (const int device = device_in(argument); device >= 0) return device;
@@ -275,7 +273,7 @@ int device_of_operation(const Stack& arguments) {
   return current_device();
 }
 
-/// In place of an operation's CUDA kernel in LibTorch's dispatcher.
+/// Replaces an operation's CUDA kernel in LibTorch's dispatcher.
 class Interceptor : public c10::OperatorKernel {
  public:
   Interceptor(const c10::OperatorHandle& handle, c10::SafeKernelFunction original)
@@ -295,7 +293,7 @@ class Interceptor : public c10::OperatorKernel {
     const uint64_t before = launches_of_this_thread();
     run_original(handle, keys, stack);
     if (launches_of_this_thread() == before) return;  // a view, an allocation, a copy
-    const at::DisableRecordFunctionGuard unseen;      // what is done here is no part of the program
+    const at::DisableRecordFunctionGuard unseen;      // this work is not part of the program
     auto operation = std::make_shared<Operation>(handle);
     operation->add_arguments(handle.schema(), arguments);
     operation->add_results(
@@ -346,7 +344,7 @@ class Interceptor : public c10::OperatorKernel {
 
 thread_local bool Interceptor::is_nested_ = false;
 
-/// Puts an Interceptor before every operation of LibTorch that has a CUDA kernel, and before copy_.
+/// Registers an Interceptor for every operation of LibTorch that has a CUDA kernel, and for copy_.
 void install() {
   struct NoWarning : c10::WarningHandler {
     void process(const c10::Warning&) override {}
@@ -370,7 +368,7 @@ void install() {
 [[maybe_unused]] const bool is_installed = [] {
   if (device_count() == 0 || !computes()) return true;
   install();
-  std::atexit(stop_streams);  // before LibTorch's operations are gone
+  std::atexit(stop_streams);  // before LibTorch's operations are destroyed
   return true;
 }();
 

@@ -1,4 +1,4 @@
-// Operations that the CPU lacks under the names of CUDA's, by their definitions.
+// Operations that the CPU lacks under CUDA's names, implemented from their definitions.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
@@ -25,7 +25,7 @@ void native_dropout(const Counterpart& c) {
   c.results[1].copy_(mask);
 }
 
-/// softmax(q k^T scale + bias) of (batch, heads, rows, size), with what its gradient needs.
+/// softmax(q k^T scale + bias) of (batch, heads, rows, size), with the values needed for its gradient.
 struct Attention {
   at::Tensor q, k, v, weights, kept, log_sums;  // kept: 0 or 1 / (1 - p) for each weight; undefined without dropout
   double scale;
@@ -75,7 +75,7 @@ c10::optional<double> optional_double(const c10::IValue& value) {
 }
 at::Tensor optional_tensor(const c10::IValue& value) { return value.isTensor() ? value.toTensor() : at::Tensor(); }
 
-/// Rows beyond `rows` (kernels pad them) stay as they are.
+/// Rows beyond `rows` (padding of kernels) stay unchanged.
 void store_rows(const at::Tensor& to, const at::Tensor& from) {
   if (to.defined() && to.numel() > 0) to.narrow(-1, 0, from.size(-1)).copy_(from);
 }

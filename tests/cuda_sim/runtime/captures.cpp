@@ -21,14 +21,14 @@ struct Graph {
   std::shared_ptr<const std::vector<Work>> nodes;
 };
 
-/// Whether a call that CUDA takes for unsafe is forbidden to this thread while `capture` goes on.
+/// Returns whether a call that CUDA considers unsafe is forbidden to this thread during `capture`.
 bool is_forbidden_by(const Capture& capture) {
   if (mode_of_thread == cudaStreamCaptureModeRelaxed || capture.mode == cudaStreamCaptureModeRelaxed) return false;
   if (capture.thread == &thread_identity) return true;
   return mode_of_thread == cudaStreamCaptureModeGlobal && capture.mode == cudaStreamCaptureModeGlobal;
 }
 
-/// Whether a stream of the capture has work that its first stream does not wait for.
+/// Returns whether a stream of the capture has work that the capture's first stream does not wait for.
 bool is_unjoined(Capture& capture) {
   const Clock& end = capture.clocks[capture.origin];
   return std::any_of(capture.clocks.begin(), capture.clocks.end(), [&](const auto& entry) {
@@ -105,7 +105,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
 
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   *graph = nullptr;
-  (void)call_in_capture(__func__, /*is_always=*/true);  // it ends the capture also where it fails
+  (void)call_in_capture(__func__, /*is_always=*/true);  // ends the capture even if it fails
   const std::lock_guard lock(api_mutex());
   Stream* stream = stream_of(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
@@ -178,7 +178,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  delete reinterpret_cast<Graph*>(executable);  // launches that are pending keep its nodes
+  delete reinterpret_cast<Graph*>(executable);  // pending launches keep its nodes
   return cudaSuccess;
 }
 

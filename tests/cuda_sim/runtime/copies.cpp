@@ -1,5 +1,5 @@
-// Copies and fills. Those of page-locked memory are made late, in the stream's thread, and notice a source that changed
-// meanwhile; those of pageable memory keep the caller waiting as CUDA's do, and are counted.
+// Copies and fills. Copies of page-locked memory run late, in the stream's thread, and detect a source that changed;
+// copies of pageable memory block the caller as in CUDA, and are counted.
 #include <cstring>
 
 #include "state.h"
@@ -15,7 +15,7 @@ Place place_of(const void* p) {
   return host_block_of(p) ? Place::kPinned : Place::kPageable;
 }
 
-/// Where the host finds the bytes.
+/// The host address of the bytes.
 void* bytes_of(const void* p) {
   void* backed = backing(p);
   return backed ? backed : const_cast<void*>(p);
@@ -46,7 +46,7 @@ std::string text_of(const void* p) {
   }
 }
 
-/// Whether the two addresses are what `kind` says; a finding if not.
+/// Returns whether the two addresses match `kind`; reports a finding if not.
 bool fits(const char* call, const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   const bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
   const bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -100,7 +100,7 @@ std::string name_of(const void* to, const void* from, size_t bytes) {
 /// A copy between device memory and page-locked memory, or within device memory.
 cudaError_t copy_late(void* to, const void* from, size_t bytes, cudaStream_t stream) {
   const bool from_host = device_of(from) < 0;
-  if (is_capturing(stream)) {  // what a replay finds there is what counts
+  if (is_capturing(stream)) {  // a replay uses the values at its time
     return enqueue(stream, name_of(to, from, bytes), accesses_of(to, from, bytes),
                    [=] { memmove(bytes_of(to), bytes_of(from), bytes); });
   }
@@ -118,8 +118,8 @@ cudaError_t copy_late(void* to, const void* from, size_t bytes, cudaStream_t str
   });
 }
 
-/// A copy from or to memory that is not page-locked: the caller waits, or the bytes are taken at once. A function of
-/// its own, so that a debugger can stop there.
+/// A copy from or to pageable memory: the caller waits, or the bytes are copied immediately. A separate function, so
+/// that a debugger can set a breakpoint.
 [[gnu::noinline]] cudaError_t copy_pageable(const char* call, void* to, const void* from, size_t bytes,
                                             cudaStream_t stream) {
   {

@@ -1,4 +1,4 @@
-// What the simulated devices say of themselves, and errors.
+// Properties of the simulated devices, and errors.
 #include <cstdio>
 #include <cstring>
 
@@ -11,7 +11,7 @@ thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<cudaError_t> kernel_error{cudaSuccess};
 
 int capability() {
-  static const long value = setting("CC", 90L);  // of an H100; 89: RTX 4090
+  static const long value = setting("CC", 90L);  // an H100; 89: RTX 4090
   return static_cast<int>(value);
 }
 
@@ -175,7 +175,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-// The driver's functions: LibTorch asks for them by name.
+// The driver's functions, which LibTorch looks up by name.
 static int not_supported() { return 801; }  // CUDA_ERROR_NOT_SUPPORTED
 static int success() { return 0; }
 static int context_state(int, unsigned* flags, int* is_active) { return *flags = 0, *is_active = 1, 0; }

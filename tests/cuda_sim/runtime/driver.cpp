@@ -1,4 +1,5 @@
-// libcuda.so.1 of the simulated device: LibTorch opens it and asks for little; doctor asks for names and peers.
+// libcuda.so.1 of the simulated device: LibTorch opens it and uses a few functions; doctor asks for names and peer
+// access.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -8,7 +9,7 @@ namespace {
 
 constexpr int kInvalidDevice = 101;
 
-/// A function of the runtime, which is preloaded.
+/// A function of the preloaded runtime.
 template <typename F>
 F* runtime(const char* name) {
   return reinterpret_cast<F*>(dlsym(RTLD_DEFAULT, name));

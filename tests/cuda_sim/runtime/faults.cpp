@@ -1,4 +1,4 @@
-// Faults of a device, made on purpose: results that are wrong, and copies and replays that are not made.
+// Intentional device faults: wrong results, and omitted copies and replays.
 #include <cstdlib>
 #include <cstring>
 
@@ -25,7 +25,7 @@ Choice choice_of(const char* value) {
   return choice;
 }
 
-/// "<n>" or "<n>:<bytes>": whether this is the n-th, of those that have as many bytes.
+/// "<n>" or "<n>:<bytes>": returns whether this is the n-th call, counting only calls of this size.
 bool is_chosen(const char* value, size_t bytes, std::atomic<uint64_t>& seen) {
   if (!value) return false;
   char* end = nullptr;

@@ -1,4 +1,4 @@
-// Kernels: ours run here, from their own sources (kernels.h); LibTorch's do nothing, because the CPU counterpart of the
+// Kernels: ours run here from their own sources (kernels.h); LibTorch's do nothing, because the CPU counterpart of the
 // operation that launches them computes (numbers.cpp).
 #include <atomic>
 #include <cstring>
@@ -15,7 +15,7 @@ thread_local bool is_in_operation = false;
 
 struct Variable {
   size_t bytes;
-  std::map<int, void*> places;  // of devices
+  std::map<int, void*> places;  // by device
 };
 
 std::map<const void*, std::string>& kernel_names() {
@@ -34,7 +34,7 @@ std::string name_of(const void* function) {
   return name == kernel_names().end() ? "?" : name->second;
 }
 
-/// Our kernel behind a host function; nullptr if it is LibTorch's.
+/// Our kernel for a host function; nullptr if it is LibTorch's.
 const Kernel* kernel_of(const void* function) {
   static auto* const found = new std::map<const void*, const Kernel*>;
   static auto* const mutex = new std::mutex;
@@ -44,8 +44,8 @@ const Kernel* kernel_of(const void* function) {
   return place->second;
 }
 
-/// Whether this is the launch that CUDA_SIM_FAIL_LAUNCH names, or the first after it: counts include those of the
-/// libraries, which do not fail.
+/// Returns whether this is the launch that CUDA_SIM_FAIL_LAUNCH names, or the first after it: counts include launches
+/// of the libraries, which do not fail.
 bool fails_by_setting(uint64_t n) {
   static const long wanted = setting("FAIL_LAUNCH", 0L);
   static std::atomic<bool> has_failed = false;

@@ -1,4 +1,4 @@
-"""Writes cuBLAS and cuFFT as functions that do nothing: the operations that call them are computed by numbers.cpp.
+"""Writes cuBLAS and cuFFT as functions that do nothing: numbers.cpp computes the operations that call them.
 
 usage: make_library_stubs.py NM LIBTORCH_CUDA.SO > library_stubs.cpp
 """

@@ -1,5 +1,5 @@
-// Device memory: each device's is a file of memory, mapped once without any permission (the addresses that programs
-// see) and once for the simulation itself (backing()). Fresh memory is filled with 0xff, which is NaN.
+// Device memory. Each device's memory is a memory file, mapped once without permissions (the addresses that programs
+// see) and once for the simulation itself (backing()). New memory is filled with 0xff, which is NaN.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -26,10 +26,10 @@ struct Space {
   size_t used = 0;
   int file = -1;
   std::map<uintptr_t, size_t> blocks;  // by address
-  std::map<uintptr_t, size_t> gaps;    // freed, between blocks
+  std::map<uintptr_t, size_t> gaps;    // free ranges between blocks
 
   explicit Space(size_t wanted) : size(wanted) {
-    const size_t reserved = 2 * size;  // gaps between blocks must not be what memory ends with
+    const size_t reserved = 2 * size;  // gaps between blocks must not exhaust the address range
     file = memfd_create("cuda_sim", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, static_cast<off_t>(reserved)) != 0) abort();
     addresses = static_cast<char*>(mmap(nullptr, reserved, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0));
@@ -58,7 +58,7 @@ struct Space {
     return nullptr;
   }
 
-  /// The bytes that it had; 0 if it is no allocation.
+  /// Returns the size of the freed block; 0 if it is not an allocation.
   size_t free(void* p) {
     const auto block = blocks.find(reinterpret_cast<uintptr_t>(p));
     if (block == blocks.end()) return 0;
@@ -66,7 +66,7 @@ struct Space {
     const uintptr_t at = block->first;
     blocks.erase(block);
     used -= taken;
-    // whole pages go back to the machine
+    // Whole pages are returned to the system.
     const off_t begin = static_cast<off_t>(rounded(at - reinterpret_cast<uintptr_t>(addresses), 4096));
     const off_t end = static_cast<off_t>((at - reinterpret_cast<uintptr_t>(addresses) + taken) / 4096 * 4096);
     if (end > begin) fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, end - begin);
@@ -100,7 +100,7 @@ std::map<uintptr_t, HostBlock>& host_blocks() {
   return *blocks;
 }
 
-/// Whether this allocation shall fail: CUDA_SIM_FAIL_MALLOC=n, or n:m for m in a row.
+/// Returns whether this allocation should fail: CUDA_SIM_FAIL_MALLOC=n, or n:m for m allocations in a row.
 bool fails_by_setting(uint64_t n) {
   const char* text = setting("FAIL_MALLOC");
   if (!text) return false;
@@ -191,7 +191,7 @@ cudaError_t cudaFree(void* pointer) {
   if (const cudaError_t error = unsafe_call("cudaFree")) return error;
   const int device = device_of(pointer);
   if (device < 0) return fail(cudaErrorInvalidValue);
-  drain_device(device);  // as CUDA does
+  drain_device(device);  // as in CUDA
   ++counts().frees;
   const std::lock_guard lock(api_mutex());
   const size_t bytes = spaces()[static_cast<size_t>(device)]->free(pointer);
@@ -268,7 +268,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
-// Stream-ordered allocation, virtual memory and memory of other processes: LibTorch uses them only when asked.
+// Stream-ordered allocation, virtual memory and memory of other processes: LibTorch uses them only on request.
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t*, int) { return cudaErrorNotSupported; }
@@ -282,7 +282,7 @@ cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return 
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { return cudaErrorNotSupported; }
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t*, cudaIpcEventHandle_t) { return cudaErrorNotSupported; }
 
-/// For NVML: a device's bytes in use, and all of them.
+/// For NVML: a device's used and total bytes.
 int cuda_sim_memory(int device, size_t* used, size_t* total) {
   const std::lock_guard lock(api_mutex());
   *used = spaces()[static_cast<size_t>(device)]->used;

@@ -1,4 +1,4 @@
-// libnvidia-ml.so.1 of the simulated device: what the resource monitor and LibTorch ask NVML for.
+// libnvidia-ml.so.1 of the simulated device: the NVML functions that the resource monitor and LibTorch use.
 #include <dlfcn.h>
 #include <unistd.h>
 

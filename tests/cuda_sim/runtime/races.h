@@ -1,6 +1,6 @@
 #pragma once
-// A race detector for CUDA: which work is known to be done before which, by vector clocks over streams; and what last
-// read and wrote each byte.
+// A race detector for CUDA. Vector clocks over streams give the order of the work; for each byte the last reads and
+// writes are stored.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace cuda_sim {
 
-/// For each stream, how much of its work is known to be done.
+/// The amount of finished work known for each stream.
 class Clock {
  public:
   uint32_t at(int stream) const { return static_cast<size_t>(stream) < times_.size() ? times_[stream] : 0; }
@@ -23,10 +23,10 @@ class Clock {
 
 class RaceDetector {
  public:
-  /// Work of `stream` with `clock` (its own time included) makes these accesses. Returns the text of a race with
-  /// earlier work that is not known to be done, or nothing.
+  /// Adds accesses of work on `stream` with `clock` (including its own time). Returns the text of a race with earlier
+  /// unordered work, or nothing.
   std::string add(int stream, const Clock& clock, const std::string& name, const std::vector<Access>& accesses);
-  /// The bytes were freed, with all work on them done.
+  /// The bytes were freed after all work on them had finished.
   void forget(const void* begin, size_t bytes);
 
  private:
@@ -41,7 +41,7 @@ class RaceDetector {
   };
   using Cells = std::map<uintptr_t, Cell>;
 
-  /// Makes `place` the begin of a cell if it is within one.
+  /// Splits a cell at `place` if it contains it.
   void split(uintptr_t place);
   uint32_t id_of(const std::string& name);
   std::string conflict(const std::vector<Use>& uses, const char* verb, int stream, const Clock& clock) const;

@@ -20,7 +20,7 @@ std::mutex& report_mutex() {
   return *mutex;
 }
 
-/// Settings that a test has changed.
+/// Settings changed by a test.
 std::map<std::string, const char*>& changed_settings() {
   static auto* const settings = new std::map<std::string, const char*>;
   return *settings;
@@ -102,7 +102,7 @@ void print_counts(FILE* to) {
   number("findings", c.findings, "}\n");
 }
 
-/// When the process ends: counts to CUDA_SIM_REPORT, and code 86 if there were findings.
+/// At process exit: writes the counts to CUDA_SIM_REPORT, and exits with code 86 if there were findings.
 __attribute__((destructor)) void end() {
   if (const char* path = setting("REPORT")) {
     if (FILE* file = fopen(path, "a")) {
@@ -123,20 +123,20 @@ __attribute__((destructor)) void end() {
 // For tests and benchmarks, which find these with dlsym.
 extern "C" {
 
-/// The counts as a JSON object, into `text`.
+/// Writes the counts as a JSON object to `text`.
 void cuda_sim_counts(char* text, size_t size) {
   FILE* memory = fmemopen(text, size, "w");
   cuda_sim::print_counts(memory);
   fclose(memory);
 }
 
-/// Sets CUDA_SIM_<name> from now on. Strings that were returned before stay valid.
+/// Sets CUDA_SIM_<name>. Strings returned before stay valid.
 void cuda_sim_set(const char* name, const char* value) {
   const std::lock_guard lock(cuda_sim::report_mutex());
   cuda_sim::changed_settings()[name] = strdup(value);
 }
 
-/// The texts of all findings since the last call, one a line; they count no more.
+/// The texts of all findings since the last call, one per line; they no longer affect the exit code.
 void cuda_sim_take_findings(char* text, size_t size) {
   const std::lock_guard lock(cuda_sim::report_mutex());
   snprintf(text, size, "%s", cuda_sim::texts_of_findings().c_str());

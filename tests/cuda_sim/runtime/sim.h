@@ -1,6 +1,6 @@
 #pragma once
-// What the parts of the simulated device share. Addresses of device memory cannot be read or written by the host: the
-// same bytes are mapped a second time at backing().
+// Shared by the parts of the simulated device. The host cannot read or write addresses of device memory: the same bytes
+// are mapped a second time at backing().
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -11,26 +11,26 @@
 
 namespace cuda_sim {
 
-/// Bytes that a piece of work reads or writes: addresses of device memory, or of page-locked memory of the host.
+/// Bytes that a work reads or writes: addresses of device memory, or of page-locked host memory.
 struct Access {
   const void* begin;
   size_t bytes;
   bool writes;
 };
 
-/// Queues work on a stream, in whose thread it runs; if the stream captures, it becomes a node of the graph and runs in
-/// each launch of that. Checks the accesses for races with other streams. nullptr: the default stream of this thread's
-/// device. Does not block.
+/// Queues work on a stream, whose thread runs it. If the stream is capturing, the work becomes a node of the graph and
+/// runs in each launch of the graph. Checks the accesses for races with other streams. nullptr: the default stream of
+/// this thread's device. Does not block.
 cudaError_t enqueue(cudaStream_t stream, std::string name, std::vector<Access> accesses, std::function<void()> run);
 
-/// Where the host finds the bytes of an address of device memory; nullptr if it is none.
+/// The host address for an address of device memory; nullptr if it is not device memory.
 void* backing(const void* address);
-/// Whose memory an address is; -1 if it is no device's.
+/// The device that an address belongs to; -1 if none.
 int device_of(const void* address);
-/// The bytes from `address` to the end of the allocation (cudaMalloc) that holds it; 0 if none does.
+/// The bytes from `address` to the end of its allocation (cudaMalloc); 0 if there is none.
 size_t bytes_left(const void* address);
 
-/// Gives up what is queued, as the end of a process does; waits up to a second for what runs.
+/// Discards queued work, as process exit does; waits up to a second for running work.
 void stop_streams();
 
 int device_count();
@@ -38,18 +38,18 @@ int current_device();
 int device_of_stream(cudaStream_t stream);
 bool is_capturing(cudaStream_t stream);
 
-/// Reports a fault of the program that is tested, such as finding("race", "..."): prints it once, counts it, and lets
-/// the process end with code 86.
+/// Reports a fault of the tested program, for example finding("race", "..."): prints it once, counts it, and makes the
+/// process exit with code 86.
 void finding(const std::string& kind, const std::string& text);
-/// Prints what may explain a later error, with CUDA_SIM_VERBOSE=1.
+/// Prints information that may explain a later error, with CUDA_SIM_VERBOSE=1.
 void note(const std::string& text);
 
-/// Whether kernels compute: not with CUDA_SIM_NUMBERS=0, where device memory is all zeros and what the host does can be
-/// timed.
+/// Returns whether kernels compute. With CUDA_SIM_NUMBERS=0 they do not: device memory is all zeros, and host time can
+/// be measured.
 bool computes();
-/// Counts a launch of a kernel whose numbers an operation's CPU counterpart computes (LibTorch's, cuBLAS, cuFFT).
+/// Counts a launch of a kernel whose values an operation's CPU counterpart computes (LibTorch's, cuBLAS, cuFFT).
 void count_launch(const char* name);
-/// How many this thread has counted.
+/// The count of this thread.
 uint64_t launches_of_this_thread();
 
 /// A setting CUDA_SIM_<name> of the environment, or `otherwise`.

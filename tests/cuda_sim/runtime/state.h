@@ -1,5 +1,5 @@
 #pragma once
-// What the runtime's own files share. Nothing here is destroyed: LibTorch's destructors call into the runtime.
+// Shared by the runtime's own files. Nothing here is destroyed, because LibTorch's destructors call into the runtime.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,23 +16,23 @@
 
 namespace cuda_sim {
 
-/// Every function of the API that changes what another thread may see holds it; streams do not while they work.
+/// Held by every API function that changes state visible to other threads; streams do not hold it while they work.
 std::mutex& api_mutex();
 
 // ---- memory.cpp
 struct HostBlock {
   size_t bytes;
-  int pending_copies;  // that read or write it
+  int pending_copies;  // copies that read or write it
 };
-/// The page-locked block of the host that holds an address; nullptr if none. Call with api_mutex held.
+/// The page-locked host block that contains an address; nullptr if none. Call with api_mutex held.
 HostBlock* host_block_of(const void* address);
-/// Whether [address, address + bytes) is within one allocation of device memory.
+/// Returns whether [address, address + bytes) is within one allocation of device memory.
 bool is_device_range(const void* address, size_t bytes);
-/// Forgets who used bytes that are freed. Call with api_mutex held.
+/// Clears the access history of freed bytes. Call with api_mutex held.
 void forget_accesses(const void* begin, size_t bytes);
 
 // ---- streams.cpp
-/// A moment of a stream: what an event records and a wait waits for.
+/// A position in a stream: recorded by an event and waited for by a wait.
 struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
@@ -49,16 +49,16 @@ struct Capture;
 struct Stream {
   int device = 0;
   int id = 0;   // its component of a clock
-  Clock clock;  // what is known to be done before the next work
+  Clock clock;  // finished work known before the next work
   std::shared_ptr<Capture> capture;
   bool is_blocking = false;
   uint64_t handle_check = kHandle;
   static constexpr uint64_t kHandle = 0x5354524541;
 
   void push(std::function<void()> work);
-  /// Blocks until all that was pushed is done.
+  /// Blocks until all queued work has finished.
   void drain();
-  /// Gives up what was pushed, and waits up to a second for what runs.
+  /// Discards queued work, and waits up to a second for running work.
   void stop();
   bool is_idle();
 
@@ -70,15 +70,15 @@ struct Stream {
   bool is_busy_ = false, is_started_ = false, is_stopped_ = false;
 };
 
-/// nullptr, and the error cudaErrorInvalidResourceHandle reported, if it is no stream.
+/// nullptr, with the error cudaErrorInvalidResourceHandle reported, if it is not a stream.
 Stream* stream_of(cudaStream_t stream);
-/// The host has waited for all that `clock` knows.
+/// Records that the host has waited for all work in `clock`.
 void host_waited_for(const Clock& clock);
 /// Waits for all work of a device.
 void drain_device(int device);
 
 // ---- captures.cpp
-/// Work of a stream. A kernel of ours knows what it read and wrote when it has run (is_late), all others before.
+/// Work of a stream. The accesses of our kernels are known after they ran (is_late), all others before.
 struct Work {
   std::string name;
   std::vector<Access> accesses;
@@ -86,7 +86,7 @@ struct Work {
   bool is_late = false;
 };
 
-/// Checks work against all that was queued before it, once its accesses and theirs are known.
+/// Checks work for races with all work queued before it, once the accesses of both are known.
 class AccessLog {
  public:
   struct Entry {
@@ -108,7 +108,7 @@ class AccessLog {
 };
 AccessLog& access_log();
 
-/// Queues all nodes of a graph as one piece of work. Call with api_mutex held.
+/// Queues all nodes of a graph as one work. Call with api_mutex held.
 void enqueue_graph(Stream& stream, const std::shared_ptr<const std::vector<Work>>& nodes);
 /// enqueue() of sim.h, for work that may be late.
 cudaError_t enqueue_work(cudaStream_t stream, Work work);
@@ -116,7 +116,7 @@ cudaError_t enqueue_work(cudaStream_t stream, Work work);
 struct Capture {
   unsigned long long id = 0;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  const void* thread = nullptr;  // that began it
+  const void* thread = nullptr;  // the thread that began it
   Stream* origin = nullptr;
   bool is_invalid = false;
   std::vector<Work> nodes;
@@ -124,20 +124,20 @@ struct Capture {
   RaceDetector races;
 };
 
-/// Records the error; a call that CUDA forbids while a stream captures also invalidates the capture.
+/// Records the error. A call that CUDA forbids while a stream captures also invalidates the capture.
 cudaError_t unsafe_call(const char* name);
-/// As unsafe_call, for the capture of one stream (a synchronisation with it, a copy of pageable memory).
+/// Like unsafe_call, for the capture of one stream (a synchronisation with it, a copy of pageable memory).
 cudaError_t illegal_in(Stream& stream, const char* name);
 
 // ---- errors.cpp
-/// Sets what cudaGetLastError returns.
+/// Sets the value that cudaGetLastError returns.
 cudaError_t fail(cudaError_t error);
 /// The error that a kernel left, which every later call returns; cudaSuccess if none.
 cudaError_t sticky_error();
 void set_sticky_error(cudaError_t error);
 
-/// Counts a call that is part of a capture; fails it, and the capture, if it is the one that CUDA_SIM_FAIL_CAPTURE
-/// names. Always counted: the calls that begin, end and instantiate (`is_always`).
+/// Counts a call during a capture. Fails the call and the capture if CUDA_SIM_FAIL_CAPTURE names it. Always counted:
+/// the calls that begin, end and instantiate (`is_always`).
 cudaError_t call_in_capture(const char* name, bool is_always = false);
 
 #define CUDA_SIM_ENTER()                                                                                     \
@@ -146,18 +146,19 @@ cudaError_t call_in_capture(const char* name, bool is_always = false);
     if (const cudaError_t error = ::cuda_sim::call_in_capture(__func__); error != cudaSuccess) return error; \
   } while (false)
 
-/// The same for a call that no capture fails, because it asks or because the runtime's own functions call it.
+/// The same for a call that invalidates no capture, because it is a query or because the runtime itself calls it.
 #define CUDA_SIM_ENTER_SAFELY()                                                                      \
   do {                                                                                               \
     if (const cudaError_t sticky = ::cuda_sim::sticky_error(); sticky != cudaSuccess) return sticky; \
   } while (false)
 
 // ---- faults.cpp
-/// CUDA_SIM_DROP_COPY=n[:bytes]: whether this copy between host and device is the n-th (of that size), not to be made.
+/// CUDA_SIM_DROP_COPY=n[:bytes]: returns whether this copy between host and device is the n-th (of that size), which is
+/// omitted.
 bool is_dropped_copy(size_t bytes);
-/// CUDA_SIM_DROP_REPLAY=n: whether this launch of a graph is the n-th, not to be done.
+/// CUDA_SIM_DROP_REPLAY=n: returns whether this graph launch is the n-th, which is omitted.
 bool is_dropped_replay();
-/// CUDA_SIM_WRONG_KERNEL=name[:n]: changes what work wrote whose name contains that, each time or the n-th.
+/// CUDA_SIM_WRONG_KERNEL=name[:n]: changes the output of work whose name contains `name`, each time or the n-th time.
 void spoil_if_chosen(const std::string& name, const std::vector<Access>& accesses);
 
 // ---- counts

@@ -1,4 +1,4 @@
-// Streams are queues, each with a thread of its own; events mark places in them.
+// Streams are queues with one thread each; events mark positions in them.
 #include <cstring>
 #include <random>
 #include <thread>
@@ -11,8 +11,8 @@ namespace {
 thread_local int device_of_thread = 0;
 
 struct Streams {
-  std::vector<std::unique_ptr<Stream>> all;  // destroyed ones too: their marks may be waited for
-  std::map<int, Stream*> defaults;           // of devices
+  std::vector<std::unique_ptr<Stream>> all;  // including destroyed ones: their marks may still be waited for
+  std::map<int, Stream*> defaults;           // by device
 };
 Streams& streams() {
   static auto* const made = new Streams;
@@ -41,7 +41,7 @@ Stream* default_stream(int device) {
   return stream;
 }
 
-/// Waits as CUDA_SIM_DELAY_US says, or at random up to CUDA_SIM_RANDOM_DELAY_US.
+/// Waits for CUDA_SIM_DELAY_US, or a random time up to CUDA_SIM_RANDOM_DELAY_US.
 void delay(int stream) {
   const long fixed = setting("DELAY_US", 0L), most = setting("RANDOM_DELAY_US", 0L);
   thread_local std::minstd_rand random(static_cast<unsigned>(setting("SEED", 1L) + 7919 * stream + 1));
@@ -204,7 +204,7 @@ AccessLog& access_log() {
 
 void forget_accesses(const void* begin, size_t bytes) { access_log().forget(begin, bytes); }
 
-/// Runs work and tells the log what a late one used.
+/// Runs work and reports the accesses of late work to the log.
 static void run_work(const Work& work, AccessLog::Entry& entry) {
   std::vector<Access> late;
   if (sticky_error() == cudaSuccess) {
@@ -239,7 +239,7 @@ cudaError_t enqueue(cudaStream_t stream, std::string name, std::vector<Access> a
   return enqueue_work(stream, {std::move(name), std::move(accesses), [run = std::move(run)](auto&) { run(); }});
 }
 
-/// Queues all nodes of a graph as one piece of work. Call with api_mutex held.
+/// Queues all nodes of a graph as one work. Call with api_mutex held.
 void enqueue_graph(Stream& stream, const std::shared_ptr<const std::vector<Work>>& nodes) {
   stream.clock.join(host_clock());
   stream.clock.advance(stream.id);
@@ -250,17 +250,17 @@ void enqueue_graph(Stream& stream, const std::shared_ptr<const std::vector<Work>
   });
 }
 
-/// A recorded event; marks live on when it is recorded again or destroyed.
+/// A recorded event; its marks stay valid when it is recorded again or destroyed.
 struct Event {
   std::shared_ptr<Mark> last;
-  std::shared_ptr<Capture> capture;  // that it was recorded in
+  std::shared_ptr<Capture> capture;  // the capture that it was recorded in
   Clock captured;
   bool has_timing = true;
 };
 
 static Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
-/// The event, or the error of a call that reads it from the host.
+/// The event's mark, or the error of a call that reads it from the host.
 static cudaError_t last_mark(cudaEvent_t event, const char* name, std::shared_ptr<Mark>& mark) {
   if (const cudaError_t error = unsafe_call(name)) return error;
   const std::lock_guard lock(api_mutex());

@@ -1,5 +1,5 @@
 #pragma once
-// A stand-in for the simulated runtime: memory of two devices, and launches that run at once. For the test alone.
+// A replacement of the simulated runtime: memory of two devices, and launches that run immediately. For the test only.
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +15,7 @@ struct Finding {
 };
 FAKE_EXPORT std::vector<Finding>& findings();
 
-/// Outcomes of launches, by name of the kernel.
+/// Outcomes of launches, by kernel name.
 FAKE_EXPORT std::vector<std::pair<std::string, cuda_sim::Outcome>>& outcomes();
 /// Names that __cudaRegisterFunction was called with.
 FAKE_EXPORT std::vector<std::string>& registered();

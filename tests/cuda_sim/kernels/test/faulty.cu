@@ -1,4 +1,4 @@
-// Kernels with faults, and one that uses all that threads of a warp can exchange.
+// Kernels with faults, and one that uses every warp exchange operation.
 #include <cuda_runtime.h>
 
 #include "faulty.h"
@@ -55,7 +55,7 @@ __global__ void exchange_kernel(int* out, int* sum) {
   mine[5] = static_cast<int>(__ballot_sync(~0u, lane % 3 == 0));
   if (lane < 16) mine[6] = __shfl_sync(0xffffu, id, lane + 1, 16);
   __syncwarp();
-  if (threadIdx.x >= 32) return;  // those that have exited do not count
+  if (threadIdx.x >= 32) return;  // exited threads do not count
   __syncthreads();
   mine[7] = atomicAdd(sum, 1);
 }

@@ -102,7 +102,7 @@ void test_orders() {
   setenv("CUDA_SIM_THREAD_ORDER", "forward", 1);
 }
 
-/// All kernels that nvcc compiled are found.
+/// Checks that all kernels compiled by nvcc are found.
 void test_names() {
   for (const std::string& name : fake::registered()) CHECK(fake::find(name), "%s", name.c_str());
   CHECK(fake::registered().size() > 40, "%zu kernels", fake::registered().size());

@@ -26,7 +26,7 @@ Bits cross_entropy_case(Numbers numbers, int64_t rows, int64_t classes, bool is_
                    {loss.address(), loss.bytes()}},
                   true, "cross entropy");
 
-  // One number further, gradients do not begin at the logits' place of 16 bytes.
+  // Shifted by one number, gradients do not begin at the logits' 16-byte alignment.
   const size_t shift = is_shifted ? 1 : 0;
   const Values room(numbers.product, size + shift);
   void* const d_logits = static_cast<char*>(room.address()) + shift * bytes_of(numbers.product);
@@ -101,7 +101,7 @@ Bits gather_case(int64_t bands, bool has_orientations) {
     const int turn = has_orientations ? turns[n] : 0;
     for (int64_t i = 0; i < kPatch; ++i) {
       for (int64_t j = 0; j < kPatch; ++j) {
-        // Transposed first, then flipped in rows and columns.
+        // First transposed, then flipped in rows and columns.
         int64_t r = turn & 4 ? j : i, c = turn & 4 ? i : j;
         if (turn & 1) r = kPatch - 1 - r;
         if (turn & 2) c = kPatch - 1 - c;

@@ -1,5 +1,5 @@
 #pragma once
-// Arrays in the fake device's memory, and what the cases of the test have in common.
+// Arrays in the fake device's memory, and helpers shared by the cases of the test.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -80,7 +80,7 @@ class Values {
     return __half2float(static_cast<const __half*>(bytes)[i]);
   }
 
-  /// Compares with a reference, within some units of the type and of float32.
+  /// Compares with a reference, within a few units of the dtype and of float32.
   void expect(const std::vector<double>& reference, const char* what, double units = 1.5,
               double absolute = 2e-5) const {
     for (size_t i = 0; i < reference.size(); ++i) {
@@ -128,12 +128,12 @@ struct Area {
   size_t bytes;
 };
 
-/// Checks that all launches so far wrote (or read) just these areas, and forgets the launches if they wrote.
+/// Checks that all launches so far wrote (or read) exactly these areas, and clears the list of launches if they wrote.
 void expect_accesses(const std::vector<Area>& areas, bool writes, const char* what);
 void forget_launches();
 void expect_no_findings(const char* what);
 
-// The cases, each of which fills the memory that is free before.
+// The cases. Each one first fills the free memory.
 Bits norm_case(Numbers numbers, int64_t rows, int64_t width, bool has_added, bool has_bias);
 Bits norm_gradient_case(Numbers numbers, int64_t rows, int64_t width, bool has_added, bool has_bias);
 Bits gelu_case(Numbers numbers, int64_t rows, int64_t width, bool by_tanh);

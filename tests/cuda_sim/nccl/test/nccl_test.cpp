@@ -1,4 +1,4 @@
-// Runs each test in a process of its own, so that the first one stays without threads.
+// Runs each test in a separate process, so that the first process stays single-threaded.
 #include "nccl_test.h"
 
 int main(int argc, char** argv) {

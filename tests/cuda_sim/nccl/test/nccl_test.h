@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of the simulated NCCL share.
+// Shared by the tests of the simulated NCCL.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <sys/wait.h>
@@ -76,7 +76,7 @@ inline std::vector<Rank> replicas(int count) {
 
 inline bool says(const char* words) { return std::strstr(ncclGetLastError(nullptr), words) != nullptr; }
 
-/// Whether child processes end with code 0.
+/// Returns whether all child processes end with code 0.
 inline bool all_succeed(const std::vector<pid_t>& children) {
   bool good = true;
   for (pid_t child : children) {
@@ -87,7 +87,7 @@ inline bool all_succeed(const std::vector<pid_t>& children) {
   return good;
 }
 
-/// Runs `body` for each rank in a process of its own.
+/// Runs `body` for each rank in a separate process.
 inline void processes(int count, const std::function<void(Rank&, int)>& body) {
   ncclUniqueId id;
   CHECK_NCCL(ncclGetUniqueId(&id));

@@ -71,7 +71,7 @@ void types() {
 }
 // ---- all collectives, in place and not, for ranks of one or several processes
 
-/// What a rank sends, calls and expects. Two functions: all ranks of a process call before one waits.
+/// Inputs, calls and expected results of a rank. Two functions: all ranks of a process call before one waits.
 struct Case {
   float* send;
   float* recv;

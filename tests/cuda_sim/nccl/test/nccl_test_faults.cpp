@@ -90,7 +90,7 @@ void abort_releases() {
   processes(2, [](Rank& self, int rank) {
     float* buffer = self.put(std::vector<float>(100, 5.0F));
     CHECK_NCCL(ncclAllReduce(buffer, buffer, 100, ncclFloat, ncclSum, self.comm, self.stream));
-    self.sync();  // rank 0 may abort when rank 1 is not yet through
+    self.sync();  // rank 0 may abort before rank 1 has finished
     if (rank == 0) {
       CHECK_NCCL(ncclRecv(buffer, 3, ncclFloat, 1, self.comm, self.stream));
       std::thread([comm = self.comm] {

@@ -48,7 +48,7 @@ void capture() {
   });
 }
 
-/// Eager work that was queued before the graph came to its collective, and waits for it.
+/// Eager work that was queued before the graph's collective, and waits for it.
 void eager_after_graph() {
   processes(2, [](Rank& self, int) {
     float* buffer = self.put(std::vector<float>(3, 1.0F));

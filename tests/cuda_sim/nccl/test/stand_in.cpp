@@ -1,4 +1,4 @@
-// A stand-in for the simulated runtime: memory, streams and captures of one stream, enough to test NCCL alone.
+// A replacement of the simulated runtime: memory, streams and captures of one stream, enough to test NCCL alone.
 #include <sys/mman.h>
 
 #include <condition_variable>
