@@ -38,22 +38,22 @@ def run(command, **options):
     return wall, used() - before
 
 
-def from_nothing():
+def from_scratch():
     shutil.rmtree(BUILD, ignore_errors=True)
 
 
 def transformer():
-    from_nothing()
+    from_scratch()
     return run(["./dev", "build", "trainkit-transformer"])
 
 
 def everything():
-    from_nothing()
+    from_scratch()
     return run(["./dev", "build"])
 
 
 def test():
-    from_nothing()
+    from_scratch()
     return run(["./dev", "test"])
 
 
@@ -120,10 +120,10 @@ def demo():
 
 
 ROWS = {
-    "transformer": (transformer, "`./dev build trainkit-transformer` from nothing", 180),
-    "demo": (demo, "`./dev demo` on a bare Debian 12, installation included", 480),
-    "everything": (everything, "library, trainers, tests, examples from nothing (`./dev build`)", 600),
-    "test": (test, "`./dev test` from nothing, installation excluded", 1200),
+    "transformer": (transformer, "`./dev build trainkit-transformer` from scratch", 180),
+    "demo": (demo, "`./dev demo` on a fresh Debian 12, installation included", 480),
+    "everything": (everything, "library, trainers, tests, examples from scratch (`./dev build`)", 600),
+    "test": (test, "`./dev test` from scratch, installation excluded", 1200),
     "change": (change, "one line changed in `prefetcher.cpp`: rebuild and run its tests", 20),
     "readme": (readme, "the README's program against the installed library, compile and link", 12),
     "bench": (bench, "`./dev bench --filter Rows`: its builds, the library built", None),
@@ -137,7 +137,7 @@ def main():
     wanted = sys.argv[1:] or list(ROWS)
     unknown = set(wanted) - set(ROWS)
     if unknown:
-        sys.exit(f"build_time: no row {', '.join(sorted(unknown))}; rows: {', '.join(ROWS)}")
+        sys.exit(f"build_time: unknown row {', '.join(sorted(unknown))}; rows: {', '.join(ROWS)}")
     WORK.mkdir(parents=True, exist_ok=True)
     subprocess.run(["./dev", "setup"], cwd=ROOT, check=True)
     print("| what | wall time | processor time | target |\n|---|---|---|---|", flush=True)

@@ -53,9 +53,9 @@ def add(results, name, repetition):
 
 
 def targets(pattern, root=ROOT):
-    """What a run of this part needs built: the suites that have a benchmark whose name matches, by the names in their sources
-    and in ratios.json, and what peers whose name matches list after "# builds:". All suites if that is nothing: a name may
-    have arguments that no file shows."""
+    """Returns the targets to build: the suites with a matching benchmark name in their sources or in ratios.json, and the
+    targets that matching peers list after "# builds:". All suites if nothing matches: a name may have arguments that no
+    file contains."""
     found, everything = [], []
     rows = json.loads((root / "bench/ratios.json").read_text())
     for folder in sorted(path.parent for path in (root / "bench").glob("*/CMakeLists.txt")):
@@ -125,7 +125,7 @@ def run_peer(script, options, repetition, results):
 
 
 def evaluate(row, results):
-    """The row's value in each repetition: [] where a benchmark was not run.
+    """The row's value in each repetition; [] if a benchmark was not run.
 
     {"ours": A, "peer": B, "at_least": 1.3}                    work per second of A (or its counter) over that of B
     {"ours": A, "minus": B, "unit": "us", "at_most": 1}        difference in time
@@ -242,15 +242,16 @@ def report(ratios, results, loads, options, facts, published):
                            f"{engineering(statistics.median(rates))}" if rates else "", str(len(measurement.repetitions))])
     return f"""# Benchmarks
 
-Written by `{command}` on {now:%Y-%m-%d %H:%M} UTC. Repetitions: {options.repetitions}; in each, every suite and every peer
-ran once, one after the other. A ratio is ours over the peer's (or the floor's) rate within one repetition: above 1 is
-faster. Medians over the repetitions, with the lowest and the highest. "Before" is the median that was published last for a
-processor of this name; a row is slower if its highest is below the lowest of then.
+Written by `{command}` on {now:%Y-%m-%d %H:%M} UTC. Repetitions: {options.repetitions}; in each repetition, every suite and
+every peer ran once, one after the other. A ratio is our rate divided by the rate of the peer (or of the floor) in the
+same repetition: above 1 is faster. The table gives the median over the repetitions, with the lowest and the highest.
+"Before" is the last published median for the same processor name; a row is slower or faster if its range and the
+published range do not overlap.
 
 - Machine: {facts['processor']}; {facts['system']}
 - Versions: {facts['versions']}; commit {facts['commit']}
-- Load average when each repetition began: {', '.join(f'{load:.1f}' for load in loads)}. Other work on the cores shows in
-  the range of a ratio and in its median; compare figures of quiet runs alone.
+- Load average when each repetition began: {', '.join(f'{load:.1f}' for load in loads)}. Other work on the cores
+  changes the range of a ratio and its median; compare only figures of quiet runs.
 
 ## Ratios and targets
 
@@ -258,8 +259,8 @@ processor of this name; a row is slower if its highest is below the lowest of th
 
 ![Ratios](benchmarks.svg)
 
-What each name stands for is in [bench/ratios.json](../bench/ratios.json); [bench/README.md](../bench/README.md) says how
-to add a benchmark or a peer.
+[bench/ratios.json](../bench/ratios.json) defines each name. [bench/README.md](../bench/README.md) explains how to add a
+benchmark or a peer.
 
 ## Every benchmark
 
@@ -325,11 +326,11 @@ def published_text(machines):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--filter", default="", help="only benchmarks and peers whose name matches")
-    parser.add_argument("--quick", action="store_true", help="one short repetition: does it run at all")
+    parser.add_argument("--filter", default="", help="run only benchmarks and peers whose name matches")
+    parser.add_argument("--quick", action="store_true", help="run one short repetition as a smoke test")
     parser.add_argument("--repetitions", type=int)
-    parser.add_argument("--publish", action="store_true", help="keep what comes out in bench/published.json (a full run does)")
-    parser.add_argument("--targets", action="store_true", help="print the suites that would run, and run none")
+    parser.add_argument("--publish", action="store_true", help="save the results in bench/published.json (default for a full run)")
+    parser.add_argument("--targets", action="store_true", help="print the selected suites without running them")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     options = parser.parse_args()
     options.repetitions = options.repetitions or (1 if options.quick else 5)

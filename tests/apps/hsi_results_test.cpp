@@ -50,11 +50,11 @@ TEST_CASE("A map shows each pixel of the scene in its class's colour, and a lege
     }
   }
   CHECK(right);
-  std::set<std::string> beside;
+  std::set<std::string> legend;
   for (int64_t i = 0; i < picture.size(0); ++i) {
-    for (int64_t j = 30; j < picture.size(1); ++j) beside.insert(pixel(picture, i, j));
+    for (int64_t j = 30; j < picture.size(1); ++j) legend.insert(pixel(picture, i, j));
   }
-  for (int64_t k = 0; k <= 3; ++k) CHECK(beside.count(bytes_of(class_colour(k))) == 1);
+  for (int64_t k = 0; k <= 3; ++k) CHECK(legend.count(bytes_of(class_colour(k))) == 1);
 }
 
 TEST_CASE("Classes have different colours, also beyond the palette", "[apps][hsi][maps]") {

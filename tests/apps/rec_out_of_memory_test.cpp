@@ -44,7 +44,7 @@ TEST_CASE("Out of memory at one row per micro-batch drops the cache, and the los
     if (limited) memory.limit(standing + 500'000);
     for (size_t row = 1; row < rows.size(); ++row) {
       // Another allocation takes the remaining memory.
-      const at::Tensor beside = limited && row == 2 ? at::empty({499'000}, at::kByte) : at::Tensor();
+      const at::Tensor other = limited && row == 2 ? at::empty({499'000}, at::kByte) : at::Tensor();
       losses.push_back(step(rows[row], loss).loss.item<double>());
     }
     memory.limit(0);

@@ -128,8 +128,8 @@ TEST_CASE("A damaged row is read from the dataset again, whichever byte is damag
   const auto cached = open(rows, folder / "rows");
   for (int64_t i = 0; i < 4; ++i) CHECK(row_of(*cached, i) == row_of(Counted(4), i));
   CHECK(rows->reads == 4);
-  const auto mended = open(rows, folder / "rows");
-  for (int64_t i = 0; i < 4; ++i) CHECK(row_of(*mended, i) == row_of(Counted(4), i));
+  const auto repaired = open(rows, folder / "rows");
+  for (int64_t i = 0; i < 4; ++i) CHECK(row_of(*repaired, i) == row_of(Counted(4), i));
   CHECK(rows->reads == 4);
 }
 

@@ -11,14 +11,14 @@ void check(const std::string& text) {
   const auto manifest = trainkit::detail::manifest_from_json(text, "manifest.json");
   if (!manifest.ok()) return fuzz::require_named(manifest.status(), {"ckpt."});
   const auto again = trainkit::detail::manifest_from_json(trainkit::detail::manifest_to_json(*manifest), "again.json");
-  fuzz::require(again.ok(), "what was read can be written: " + again.status().ToString());
+  fuzz::require(again.ok(), "a value that was read can be written: " + again.status().ToString());
   bool same = again->step == manifest->step && again->files.size() == manifest->files.size();
   for (const auto& [name, record] : manifest->files) {
     const auto other = again->files.find(name);
     same = same && other != again->files.end() && other->second.bytes == record.bytes &&
            other->second.xxh3_128 == record.xxh3_128;
   }
-  fuzz::require(same && manifest->step >= 0, "the manifest comes back");
+  fuzz::require(same && manifest->step >= 0, "the manifest is read back");
   // No name leads out of the checkpoint's folder: at worst its file is missing.
   fuzz::write_bytes(trainkit::detail::kManifestFile, text);
   const auto folder = Fs::posix().open_directory(fuzz::folder());

@@ -25,9 +25,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto state = trainkit::detail::state_from_json(fuzz::as_text(data, size), "state.json");
   if (!state.ok()) return fuzz::require_named(state.status(), {"ckpt."}), 0;
   const auto text = trainkit::detail::state_to_json(*state);
-  fuzz::require(text.ok(), "what was read can be written: " + text.status().ToString());
+  fuzz::require(text.ok(), "a value that was read can be written: " + text.status().ToString());
   const auto again = trainkit::detail::state_from_json(*text, "again.json");
-  fuzz::require(again.ok(), "and read: " + again.status().ToString());
+  fuzz::require(again.ok(), "and read again: " + again.status().ToString());
   fuzz::require(trainkit::detail::state_to_json(*again).value() == *text, "and is the same");
   return 0;
 }

@@ -48,7 +48,7 @@ void check(const std::string& path) {
   Options again;
   const std::string copy = fuzz::write_bytes("again.yaml", yaml);
   const auto other = again.parser.parse({"--config", copy});
-  fuzz::require(other.ok(), "what is printed can be read: " + other.status().ToString() + "\n" + yaml);
+  fuzz::require(other.ok(), "printed settings can be read: " + other.status().ToString() + "\n" + yaml);
   fuzz::require(again.parser.settings() == options.parser.settings(), "and gives the same settings: " + yaml);
   const auto place = [](const std::filesystem::path& path) {
     std::error_code failed;

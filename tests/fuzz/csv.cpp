@@ -41,11 +41,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   text += '\n';
   const auto again = CsvFile::open(copy.write(text));
-  fuzz::require(again.ok(), "what was read can be written: " + again.status().ToString());
-  fuzz::require(again->columns() == table->columns() && again->rows() == table->rows(), "columns and rows come back");
+  fuzz::require(again.ok(), "a value that was read can be written: " + again.status().ToString());
+  fuzz::require(again->columns() == table->columns() && again->rows() == table->rows(),
+                "columns and rows are read back");
   for (int64_t row = 0; row < table->rows(); ++row) {
     for (int64_t column = 0; column < columns; ++column)
-      fuzz::require(again->at(row, column) == table->at(row, column), "a field comes back");
+      fuzz::require(again->at(row, column) == table->at(row, column), "a field is read back");
   }
   return 0;
 }

@@ -30,6 +30,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string read(begin, tensor->nbytes()), given(cube.substr(cube.size() - tensor->nbytes()));
   std::sort(read.begin(), read.end());
   std::sort(given.begin(), given.end());
-  fuzz::require(read == given, "the cube holds the bytes of the file");
+  fuzz::require(read == given, "the cube has the bytes of the file");
   return 0;
 }

@@ -57,11 +57,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string path = fuzz::write_bytes("tensorboard/events.out.tfevents.0000000001.host.1.trainkit", file);
   {
     auto logger = TensorBoardLogger::open(folder);
-    fuzz::require(logger.ok() && (*logger)->rewind(kStep).ok(), "a resume cuts it");
+    fuzz::require(logger.ok() && (*logger)->rewind(kStep).ok(), "a resume truncates it");
   }
   const std::string kept = std::filesystem::exists(path) ? fuzz::read_bytes(path) : "";
-  fuzz::require(kept.size() <= file.size() && file.starts_with(kept), "what was kept is as it was");
-  fuzz::require(kept.size() == whole, "whole records up to the step are kept, of a file with any");
+  fuzz::require(kept.size() <= file.size() && file.starts_with(kept), "kept records are unchanged");
+  fuzz::require(kept.size() == whole, "all complete records up to the step are kept");
   std::filesystem::remove_all(folder);
   return 0;
 }

@@ -29,7 +29,7 @@ inline void check_tokenizer(const Tokenizer& tokenizer, std::string_view text) {
   const auto tokens = tokenizer.encode(text);
   if (!tokens.ok()) return require_named(tokens.status(), {"data.encoding", "data.tokens"});
   const auto decoded = tokenizer.decode(*tokens);
-  require(decoded.ok() && *decoded == text, "a text comes back from its tokens");
+  require(decoded.ok() && *decoded == text, "the tokens decode to the text");
 }
 
 }  // namespace trainkit::fuzz

@@ -33,16 +33,17 @@ inline void check_mat(const std::string& path, MatVersion version) {
       require_named(tensor.status(), {"data."});
       continue;
     }
-    require(tensor->sizes() == variable.sizes && tensor->scalar_type() == variable.dtype, "as it is listed");
+    require(tensor->sizes() == variable.sizes && tensor->scalar_type() == variable.dtype,
+            "sizes and dtype equal the listed ones");
     if (tensor->numel() == 0 || tensor->nbytes() > 1 << 16) continue;
     const std::string copy = folder() + "/again.mat";
     const absl::Status saved =
         write_mat(copy, std::vector<std::pair<std::string, at::Tensor>>{{"again", *tensor}}, version);
-    require(saved.ok(), "what was read can be written: " + saved.ToString());
+    require(saved.ok(), "a value that was read can be written: " + saved.ToString());
     const auto again = MatFile::open(copy);
-    require(again.ok(), "what was written can be read: " + again.status().ToString());
+    require(again.ok(), "a written file can be read: " + again.status().ToString());
     const auto other = again->read("again");
-    require(other.ok() && same_bits(*other, *tensor), "a variable comes back: " + other.status().ToString());
+    require(other.ok() && same_bits(*other, *tensor), "a variable is read back: " + other.status().ToString());
   }
 }
 

@@ -77,7 +77,7 @@ def main():
     known = sorted(path.name.removeprefix("fuzz_") for path in (args.build / "bin").glob("fuzz_*"))
     unknown = [target for target in args.targets if target not in known]
     if unknown or not known:
-        sys.exit(f"no target {', '.join(unknown)}; there are: {', '.join(known)}")
+        sys.exit(f"unknown target {', '.join(unknown)}; available: {', '.join(known)}")
     targets = args.targets or known
     jobs = min(args.jobs, len(targets))
     seconds = args.minutes * 60 * jobs / len(targets)
@@ -87,14 +87,14 @@ def main():
         for future in concurrent.futures.as_completed([pool.submit(run_target, target, args, seconds) for target in targets]):
             r = future.result()
             results.append(r)
-            told = f"{len(r['found'])}" if r["found"] or r["code"] == 0 else f"ended with {r['code']}, see {r['log']}"
+            found = f"{len(r['found'])}" if r["found"] or r["code"] == 0 else f"ended with {r['code']}, see {r['log']}"
             print(f"{r['target']:<20} {r['runs']:>10,} {r['runs'] / max(r['wall'], 1e-9):>10,.0f} {r['coverage']:>8,} "
-                  f"{r['corpus']:>6,}  {told}", flush=True)
+                  f"{r['corpus']:>6,}  {found}", flush=True)
     print(f"seed {args.seed}, {sum(r['runs'] for r in results):,} inputs in all")
     for r in results:
         for path in r["found"]:
-            print(f"\n{r['target']}: {path}\n  again:  {args.build}/bin/fuzz_{r['target']} {path}\n"
-                  f"  once it is mended: cp {path} tests/fuzz/corpus/{r['target']}/, which ./dev test replays")
+            print(f"\n{r['target']}: {path}\n  reproduce:  {args.build}/bin/fuzz_{r['target']} {path}\n"
+                  f"  after the fix: cp {path} tests/fuzz/corpus/{r['target']}/, which ./dev test replays")
     sys.exit(any(r["code"] != 0 for r in results))
 
 

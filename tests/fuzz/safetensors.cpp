@@ -290,14 +290,14 @@ void check_round_trip(const SafetensorsFile& file) {
   }
   const std::string path = fuzz::folder() + "/again.safetensors";
   const absl::Status saved = save_safetensors(Fs::posix(), path, tensors, file.metadata());
-  fuzz::require(saved.ok(), "what was read can be written: " + saved.ToString());
+  fuzz::require(saved.ok(), "a value that was read can be written: " + saved.ToString());
   const auto again = SafetensorsFile::open(path);
-  fuzz::require(again.ok(), "what was written can be read: " + again.status().ToString());
-  fuzz::require(again->metadata() == file.metadata(), "the metadata comes back");
-  fuzz::require(again->entries().size() == tensors.size(), "every tensor comes back");
+  fuzz::require(again.ok(), "a written file can be read: " + again.status().ToString());
+  fuzz::require(again->metadata() == file.metadata(), "the metadata is read back");
+  fuzz::require(again->entries().size() == tensors.size(), "every tensor is read back");
   for (const auto& [name, tensor] : tensors) {
     const auto other = again->tensor(name);
-    fuzz::require(other.ok() && fuzz::same_bits(*other, tensor), "a tensor comes back");
+    fuzz::require(other.ok() && fuzz::same_bits(*other, tensor), "a tensor is read back");
   }
 }
 

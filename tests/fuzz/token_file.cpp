@@ -31,12 +31,13 @@ void check(const std::string& path) {
   const std::string copy = fuzz::folder() + "/again.tokens";
   const std::vector<TokenId> ids(tokens.begin(), tokens.end());
   const absl::Status saved = write_token_file(copy, file->origin(), [&](const TokenSink& sink) { return sink(ids); });
-  fuzz::require(saved.ok(), "what was read can be written: " + saved.ToString());
+  fuzz::require(saved.ok(), "a value that was read can be written: " + saved.ToString());
   const auto again = TokenFile::open(copy);
-  fuzz::require(again.ok() && again->origin() == file->origin() && again->size() == file->size(), "it comes back");
+  fuzz::require(again.ok() && again->origin() == file->origin() && again->size() == file->size(),
+                "the file is read back");
   std::vector<int64_t> others(tokens.size());
   again->read(0, others);
-  fuzz::require(others == tokens, "the tokens come back");
+  fuzz::require(others == tokens, "the tokens are read back");
 }
 
 std::string with_right_digest(std::string bytes) {

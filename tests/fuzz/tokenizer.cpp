@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!tokenizer.ok()) return fuzz::require_named(tokenizer.status(), {"data."}), 0;
   fuzz::check_tokenizer(**tokenizer, fuzz::as_text(data, size));
   const auto again = load_tokenizer(copy.write((*tokenizer)->to_json()));
-  fuzz::require(again.ok(), "what was read can be written: " + again.status().ToString());
+  fuzz::require(again.ok(), "a value that was read can be written: " + again.status().ToString());
   fuzz::require((*again)->digest() == (*tokenizer)->digest(), "and is the same tokenizer");
   return 0;
 }

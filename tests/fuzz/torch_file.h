@@ -27,7 +27,8 @@ inline void check_torch_file(const std::string& path) {
   require(tensors->size() == file->entries().size(), "every tensor is read");
   for (size_t i = 0; i < tensors->size(); ++i) {
     const TorchEntry& entry = file->entries()[i];
-    require((*tensors)[i].first == entry.name && (*tensors)[i].second.sizes() == entry.shape, "as it is listed");
+    require((*tensors)[i].first == entry.name && (*tensors)[i].second.sizes() == entry.shape,
+            "sizes and dtype equal the listed ones");
     if (entry.bytes > 0 && bytes <= kMostBytes)
       require(same_bits((*tensors)[i].second, (*tensors)[i].second.clone()), "bits");
   }
@@ -36,14 +37,14 @@ inline void check_torch_file(const std::string& path) {
   const absl::Status saved = save_torch_file(Fs::posix(), copy, *tensors);
   if (names.size() < tensors->size())
     return require(saved.code() == absl::StatusCode::kInvalidArgument, "a name twice");
-  require(saved.ok(), "what was read can be written: " + saved.ToString());
+  require(saved.ok(), "a value that was read can be written: " + saved.ToString());
   const auto again = TorchFile::open(copy);
-  require(again.ok(), "what was written can be read: " + again.status().ToString());
+  require(again.ok(), "a written file can be read: " + again.status().ToString());
   const auto others = again->tensors();
-  require(others.ok() && others->size() == tensors->size(), "every tensor comes back");
+  require(others.ok() && others->size() == tensors->size(), "every tensor is read back");
   for (size_t i = 0; i < tensors->size(); ++i) {
     require((*others)[i].first == (*tensors)[i].first, "a name comes back");
-    require(same_bits((*others)[i].second, (*tensors)[i].second), "a tensor comes back");
+    require(same_bits((*others)[i].second, (*tensors)[i].second), "a tensor is read back");
   }
 }
 

@@ -232,8 +232,6 @@ PLAIN_ENGLISH = [(re.compile(r"\b" + phrase.replace(" ", GAP) + r"\b", re.I), pl
 # Files that have such phrases still: take a line away when its files are rewritten.
 PLAIN_ENGLISH_LATER = (
     "apps/transformer/demo_text.cpp",  # a text to learn
-    "tests/",
-    "bench/",
 )
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Tests the packages of ./dev package on a fresh Debian 12: the .tar.gz, then the .debs, then the wheel, each with
-# PyPI's
-# LibTorch. Prints the time of each step and the disk space it added.
+# PyPI's LibTorch. Prints the time of each step and the disk space it added.
 #
 #   bare_debian.sh SOURCE WORK
 #

@@ -2,7 +2,7 @@
 
 usage: lora.py OUT.safetensors --base FOLDER --lora JSON --save FOLDER [--head]   a random adapter for that GPT-2, saved
        lora.py OUT.safetensors --base FOLDER --adapter FOLDER                     an existing adapter
-       lora.py OUT.safetensors --mlp --lora JSON --save FOLDER                    one for torch.nn.Linear "up" and "down"
+       lora.py OUT.safetensors --mlp --lora JSON --save FOLDER                  for torch.nn.Linear "up" and "down"
 
 OUT has "x" (token ids, or the MLP's input), "y" without the adapter, with it ("adapted") and "merged"; the gradients of
 loss_of(adapted) as "grad:<name of the parameter in our model>"; of the MLP also "base:<name>".

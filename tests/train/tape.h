@@ -2,10 +2,8 @@
 /// Records work on the CPU, as a CUDA graph does on a GPU, one operation at a time.
 ///
 /// Each operation below autograd is recorded with its tensors. A replay calls the operations again on the same memory
-/// and
-/// copies the results to the recorded addresses; no other code of the step runs. Values that a step does not compute
-/// with
-/// LibTorch stay unchanged, as in a CUDA graph.
+/// and copies the results to the recorded addresses; no other code of the step runs. Values that a step does not
+/// compute with LibTorch stay unchanged, as in a CUDA graph.
 
 #include <torch/library.h>
 #include <torch/torch.h>

@@ -1,7 +1,6 @@
 # cuda_sim_kernels: the bodies of the library's CUDA kernels, compiled for the host, and the code that runs them. An
-# OBJECT
-# library for the shared library of the simulated device; the library's own launch functions, which are compiled again,
-# stay hidden in it.
+# OBJECT library for the shared library of the simulated device; the library's own launch functions, which are compiled
+# again, stay hidden in it.
 #
 #   cuda_sim_add_kernels(TARGET INCLUDES directory ... FILES a.cu ...)
 #
