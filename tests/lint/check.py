@@ -88,7 +88,7 @@ def check_layers(tree):
 
 UMBRELLA = "libtrainkit/include/trainkit/trainkit.h"
 # Networks: programs include only those that they use, because LibTorch's module headers take long to compile.
-BESIDE_UMBRELLA = {f"nn/{name}.h" for name in ("gpt2", "lora", "resnet18", "transformer")}
+NOT_IN_UMBRELLA = {f"nn/{name}.h" for name in ("gpt2", "lora", "resnet18", "transformer")}
 
 
 def check_umbrella(tree):
@@ -99,9 +99,9 @@ def check_umbrella(tree):
     included = [f"{module}/{header}" for module, header in INCLUDE.findall(tree.read(name))]
     prefix = "libtrainkit/include/trainkit/"
     public = [path[len(prefix):] for path in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$")]
-    for header in sorted(BESIDE_UMBRELLA & set(included)):
+    for header in sorted(NOT_IN_UMBRELLA & set(included)):
         yield f"{name}: includes trainkit/{header}, a network"
-    for header in sorted(set(public) - set(included) - BESIDE_UMBRELLA):
+    for header in sorted(set(public) - set(included) - NOT_IN_UMBRELLA):
         yield f"{name}: lacks trainkit/{header}"
     for header in sorted(set(included) - set(public)):
         yield f"{name}: includes trainkit/{header}, which does not exist"
@@ -113,7 +113,7 @@ def check_umbrella(tree):
 def fix_umbrella(tree):
     order = tree.modules()
     headers = [path.split("/", 2)[2] for path in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$")]
-    headers = [header for header in headers if header.removeprefix("trainkit/") not in BESIDE_UMBRELLA]
+    headers = [header for header in headers if header.removeprefix("trainkit/") not in NOT_IN_UMBRELLA]
     headers.sort(key=lambda header: (order.index(header.split("/")[1]), header))
     introduction = tree.read(UMBRELLA).split("#include")[0]
     (tree.root / UMBRELLA).write_text(introduction + "".join(f'#include "{header}"\n' for header in headers))
@@ -229,19 +229,17 @@ HARD_PHRASES = [
 GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:///?<?|#|\*)?[ \t]*)"
 PLAIN_ENGLISH = [(re.compile(r"\b" + phrase.replace(" ", GAP) + r"\b", re.I), plain) for phrase, plain in HARD_PHRASES]
 
-# Files that have such phrases still: take a line away when its files are rewritten.
+# Files without this check.
 PLAIN_ENGLISH_LATER = (
     "apps/transformer/demo_text.cpp",  # a text to learn
 )
 
 
 def prose(name, text):
-    """Returns the text with blanks instead of program output, inline code and test titles."""
+    """Returns the text of a page with blanks instead of program output and inline code."""
     if not name.endswith(".md"):
         return text
     spared = r"^( *)```(?!cpp|sh|yaml|python)[^\n]*\n.*?^ *```|`[^`\n]+`"
-    if name == "docs/reliability.md":
-        spared += r'|"[A-Z][^"\n]{15,}"'
     return re.sub(spared, lambda match: re.sub(r"[^\n]", "_", match.group()), text, flags=re.M | re.S)
 
 
@@ -275,7 +273,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=pathlib.Path(__file__).parents[2])
     parser.add_argument("--build", type=pathlib.Path)
-    parser.add_argument("--fix", action="store_true", help="first rewrite what can be: the list in trainkit/trainkit.h")
+    parser.add_argument("--fix", action="store_true", help="first rewrite the list in trainkit/trainkit.h")
     parser.add_argument("checks", nargs="*")
     arguments = parser.parse_args()
     tree = Tree(arguments.root)
