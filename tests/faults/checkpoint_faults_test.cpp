@@ -49,7 +49,7 @@ const Scenario kScenarios[] = {
     {"a save that drops the one before", 1, {10}, 20},
     {"a save that drops an older one", 2, {10, 20}, 30},
     {"the latest step again", 3, {10, 20}, 20},
-    {"a step of a run that was taken back", 3, {20, 10}, 20},
+    {"a step after a rollback", 3, {20, 10}, 20},
 };
 
 struct Outcome {

@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!tensor.ok()) return fuzz::require_named(tensor.status(), {"data."}), 0;
   fuzz::require(tensor->nbytes() <= size, "the array is not larger than the file");
   const std::string path = fuzz::folder() + "/again.npy";
-  fuzz::require(write_npy(path, *tensor).ok(), "a record that was read can be written");
+  fuzz::require(write_npy(path, *tensor).ok(), "an array that was read can be written");
   const auto again = read_npy(path);
   fuzz::require(again.ok() && fuzz::same_bits(*again, *tensor), "and is read back: " + again.status().ToString());
   return 0;

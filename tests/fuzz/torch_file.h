@@ -28,7 +28,7 @@ inline void check_torch_file(const std::string& path) {
   for (size_t i = 0; i < tensors->size(); ++i) {
     const TorchEntry& entry = file->entries()[i];
     require((*tensors)[i].first == entry.name && (*tensors)[i].second.sizes() == entry.shape,
-            "sizes and dtype equal the listed ones");
+            "names and sizes equal the listed ones");
     if (entry.bytes > 0 && bytes <= kMostBytes)
       require(same_bits((*tensors)[i].second, (*tensors)[i].second.clone()), "bits");
   }
@@ -43,7 +43,7 @@ inline void check_torch_file(const std::string& path) {
   const auto others = again->tensors();
   require(others.ok() && others->size() == tensors->size(), "every tensor is read back");
   for (size_t i = 0; i < tensors->size(); ++i) {
-    require((*others)[i].first == (*tensors)[i].first, "a name comes back");
+    require((*others)[i].first == (*tensors)[i].first, "a name is read back");
     require(same_bits((*others)[i].second, (*tensors)[i].second), "a tensor is read back");
   }
 }

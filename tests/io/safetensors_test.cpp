@@ -162,7 +162,7 @@ TEST_CASE("A broken file is refused with the tensor and the offsets of the error
       {"byte order mark", file_of("\xef\xbb\xbf{}"), "does not start with '{'"},
       {"not JSON", file_of("{nope}"), "@0xa: header: is not valid JSON"},
       {"not UTF-8", file_of("{\"\xff\":{}}"), "is not valid JSON"},
-      {"padding that is no space", file_of("{}xx"), "is not valid JSON"},
+      {"padding other than spaces", file_of("{}xx"), "is not valid JSON"},
       {"NUL after the header's end", file_of(std::string("{}\0}", 4)),
        "header: is not valid JSON: it holds a NUL byte"},
       {"root is a list", file_of("[]"), "does not start with '{'"},

@@ -11,7 +11,7 @@ using namespace trainkit;
 
 TEST_CASE("A kernel divides its work among LibTorch's threads", "[nn][parallel]") {
 #if defined(__SANITIZE_THREAD__)
-  TRAINKIT_SKIP("ThreadSanitizer does not see what OpenMP's threads wait for: kernels run on one");
+  TRAINKIT_SKIP("ThreadSanitizer does not see OpenMP's synchronisation: kernels run on one thread");
 #endif
   const auto threads = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());

@@ -271,7 +271,7 @@ TEST_CASE("A broken checkpoint is refused with the damaged file and an older che
       {"older schema",
        [](const Run& run) { edit_manifest(run.path(30, "manifest.json"), "\"schema\": 1", "\"schema\": 0"); },
        "manifest.json", "was written by another version of the library (got '0', expected 1)"},
-      {"a step that is no number of 64 bits",
+      {"a step beyond 64 bits",
        [](const Run& run) {
          edit_manifest(run.path(30, "manifest.json"), "\"step\": 30", "\"step\": 18446744073709551615");
        },

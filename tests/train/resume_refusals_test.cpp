@@ -93,7 +93,7 @@ TEST_CASE("A checkpoint of another run is refused with the mismatch, and the run
       {"generator of another kind", set("rng.cpu", torch::zeros({16}, at::kByte)), ExitCode::kWeights,
        "is not a state of this generator"},
       {"generator of a device that is not here", set("rng.cuda.0", torch::zeros({16}, at::kByte)), ExitCode::kOk, ""},
-      {"generators of ranks that are none", set("rng_ranks", torch::zeros({2, 16}, at::kByte)), ExitCode::kWeights,
+      {"generators of invalid ranks", set("rng_ranks", torch::zeros({2, 16}, at::kByte)), ExitCode::kWeights,
        "rng_ranks: does not have one row of bytes per rank"},
       {"another data set", kNothing, ExitCode::kWeights, "made with another data set", {.rows = 48}},
       {"other rows of the same number",

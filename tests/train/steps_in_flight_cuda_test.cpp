@@ -16,7 +16,7 @@ using namespace trainkit::test;
 
 #ifndef TRAINKIT_WITH_CUDA
 
-TEST_CASE("The host is one step ahead at most", "[train][steps_in_flight_cuda]") {
+TEST_CASE("The host is at most one step ahead", "[train][steps_in_flight_cuda]") {
   TRAINKIT_SKIP("this build is without CUDA");
 }
 
@@ -67,7 +67,7 @@ int64_t bytes_reserved(at::Device device) {
 
 }  // namespace
 
-TEST_CASE("The host is one step ahead at most", "[train][steps_in_flight_cuda]") {
+TEST_CASE("The host is at most one step ahead", "[train][steps_in_flight_cuda]") {
   if (!torch::cuda::is_available()) TRAINKIT_SKIP("there is no GPU");
   const std::vector<at::Device> all = gpus();
   const auto devices = GENERATE_COPY(std::vector<at::Device>{all.front()}, all);
