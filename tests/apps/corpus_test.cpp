@@ -130,8 +130,7 @@ TEST_CASE("A validation set without a target is refused", "[apps][corpus]") {
   const test::TempDir folder;
   const CorpusOptions options{
       .input = write(folder / "text", "abcdefghijk"), .cache_dir = folder.path().string(), .block_size = 2};
-  const absl::Status status = prepare_corpus(options).status();  // 11 tokens: 9 for training and 2 for validation are
-                                                                 // enough
+  const absl::Status status = prepare_corpus(options).status();  // 11 tokens are enough: 9 and 2
   CHECK(status.ok());
   write(options.input, "abcdefghi");
   CHECK(error_line(prepare_corpus(options).status()).find("validation part of the text is too short") !=

@@ -69,8 +69,7 @@ TEST_CASE("A GPU plan includes the gradients of BPR-MF as dense tensors", "[apps
   StepRecipe recipe = recipe_of(settings, session);
   recipe.for_gpu = true;
   const MemoryBytes peak = record_step_memory(recipe, 8, 1).value().peak();
-  CHECK(peak[MemoryClass::kGradients] > peak[MemoryClass::kWeights] / 2);  // the gradients of the user table, the
-                                                                           // larger one
+  CHECK(peak[MemoryClass::kGradients] > peak[MemoryClass::kWeights] / 2);  // the larger table's gradients
 }
 
 TEST_CASE("The ladder has the guides' suggestions in order, each with its memory", "[apps][rec][memory]") {

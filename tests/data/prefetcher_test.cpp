@@ -247,7 +247,7 @@ TEST_CASE("Prefetcher refuses a state of other data and keeps its position", "[d
   CHECK(exit_code(loader->load_state_dict(incomplete)) == ExitCode::kWeights);
 }
 
-TEST_CASE("Prefetcher refuses a state of other rows with the same count, and accepts one if rows are bad",
+TEST_CASE("Prefetcher refuses a state of other rows with the same count, unless a bad row left it without a digest",
           "[data][prefetcher]") {
   const auto state_of = [](std::shared_ptr<const Dataset> dataset) {
     return Prefetcher::create(std::move(dataset), SequentialSampler(50), {.batch_size = 5}).value()->state_dict();

@@ -79,7 +79,7 @@ std::vector<int64_t> sizes_of(int64_t rows, int64_t world, Tail tail) {
   return sizes;
 }
 
-TEST_CASE("DistributedSampler drops, pads or leaves uneven the remainder", "[data][sampler]") {
+TEST_CASE("DistributedSampler drops or pads the remainder, or leaves it uneven", "[data][sampler]") {
   CHECK(sizes_of(10, 4, Tail::kDrop) == std::vector<int64_t>{2, 2, 2, 2});
   CHECK(sizes_of(10, 4, Tail::kPad) == std::vector<int64_t>{3, 3, 3, 3});
   CHECK(sizes_of(10, 4, Tail::kUneven) == std::vector<int64_t>{3, 3, 2, 2});

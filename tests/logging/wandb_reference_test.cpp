@@ -106,8 +106,7 @@ TEST_CASE("An interpreter without the package is exit code 2 with the install co
   const std::string bare = dir / "bare.sh";
   std::ofstream(bare) << "#!/bin/sh\nexec " << test::python() << " -S -E \"$@\"\n";
   std::filesystem::permissions(bare, std::filesystem::perms::owner_all);
-  std::filesystem::create_directory(dir / "wandb");  // a folder of that name in the working directory is not the
-                                                     // package
+  std::filesystem::create_directory(dir / "wandb");  // a folder of that name is not the package
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(dir.path());
   const absl::Status status = WandbLogger::create({.dir = dir.path(), .python = bare}).status();

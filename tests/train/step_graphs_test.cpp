@@ -220,8 +220,7 @@ TEST_CASE("A trace records host reads, random draws and host memory", "[train][s
   auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
   CHECK_THAT(trace_of([&] { at::randn({2}, generator); }).obstacle, Catch::Contains("its own random generator"));
   const at::Tensor elsewhere = at::empty({2}, at::kMeta);
-  const auto taken = trace_of([&] { CHECK_THROWS(at::Tensor(one).copy_(elsewhere)); });  // the copy fails: it has no
-                                                                                         // memory to read
+  const auto taken = trace_of([&] { CHECK_THROWS(at::Tensor(one).copy_(elsewhere)); });  // the copy cannot read
   CHECK(taken.obstacle == "aten::copy_ copies from host memory");
   CHECK(trace_of([&] { at::Tensor(elsewhere).copy_(one); }).obstacle == "aten::copy_ copies to the host");
 }

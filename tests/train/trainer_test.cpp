@@ -394,9 +394,7 @@ TEST_CASE("Records contain the learning rate of each group, wherever the optimiz
         at::addThreadLocalCallback(at::RecordFunctionCallback(watch_copies).needsInputs(true));
     const absl::Status status = trainer.fit(*loader, tiny_loss, {.logger = &logger}).status();
     CHECK(lr_copies == 0);
-    if (capturable)
-      CHECK((trainer.optimizer().group_lrs().size() == 2 && lr_copies == 1));  // a copy is detected if it
-                                                                               // happens
+    if (capturable) CHECK((trainer.optimizer().group_lrs().size() == 2 && lr_copies == 1));  // detects a copy
     at::removeCallback(watch);
     REQUIRE(status.ok());
     std::vector<std::vector<double>> lrs;
