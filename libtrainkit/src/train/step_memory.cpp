@@ -5,7 +5,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <limits>
 #include <utility>
