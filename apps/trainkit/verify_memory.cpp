@@ -1,4 +1,5 @@
 // Compares the predicted peak memory of a step with the peak that the device's allocator counts.
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -8,6 +9,7 @@
 #include <map>
 
 #include "core/gpu_kernel_support.h"
+#include "train/gpu_libraries.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/data/tensor_dataset.h"
@@ -69,9 +71,12 @@ absl::StatusOr<MemoryPlan> shared_plan(const StepRecipe& recipe, at::Device devi
   return known.insert_or_assign(key, std::move(plan)).first->second;
 }
 
-/// Resets the peak statistics. Returns the bytes still allocated, such as workspaces of earlier checks; 0 on the CPU.
+/// Frees the workspaces of earlier checks, which a plan counts, and resets the peak statistics. Returns the bytes still
+/// allocated; 0 on the CPU. Waits for the device.
 int64_t reset_memory(at::Device device) {
   if (device.is_cpu()) return 0;
+  at::accelerator::synchronizeDevice(device.index());
+  trainkit::detail::free_library_workspaces();
   auto* const allocator = at::getDeviceAllocator(device.type());
   allocator->emptyCache();
   allocator->resetPeakStats(device.index());

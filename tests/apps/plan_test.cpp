@@ -115,17 +115,16 @@ TEST_CASE(
 TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on the guide's devices and its bottleneck",
           "[apps][plan][emotion]") {
   const TempDir dir;
-  const auto plan = [&](std::vector<std::string> flags, const std::vector<std::string>& more = {}) {
+  const auto plan = [&](std::vector<std::string> flags, const std::string& image_size = "32") {
     flags.insert(flags.begin(), {"plan", "--app", "emotion"});
     flags.insert(flags.end(),
-                 {"--", "--model_size", "simple", "--frames", "2", "--image_size", "64", "--batch_size", "6"});
-    flags.insert(flags.end(), more.begin(), more.end());
+                 {"--", "--model_size", "simple", "--frames", "2", "--image_size", image_size, "--batch_size", "6"});
     const Ended ended = run_to_end("trainkit", flags, dir.path().string());
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
     return ended.output;
   };
-  const Json answer = Json::parse(plan({"--json"}));
+  const Json answer = Json::parse(plan({"--json"}, "64"));
   CHECK(answer["rows"] == 9989);
   CHECK(answer["devices"] == 3);
   CHECK(answer["batch_size"] == 6);

@@ -82,6 +82,12 @@ GpuLibraries gpu_libraries([[maybe_unused]] c10::Device device) {
   return libraries;
 }
 
+void free_library_workspaces() {
+#ifdef TRAINKIT_WITH_CUDA
+  at::cuda::clearCublasWorkspaces();
+#endif
+}
+
 LibraryWatch::LibraryWatch(MemoryRecorder& recorder, const GpuLibraries& libraries, bool on)
     : recorder_(recorder), libraries_(libraries) {
   if (!on) return;

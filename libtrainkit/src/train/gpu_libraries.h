@@ -14,6 +14,10 @@ namespace trainkit::detail {
 /// Returns the workspace sizes of a CUDA device of this machine; for any other device the defaults of GpuLibraries.
 GpuLibraries gpu_libraries(c10::Device device);
 
+/// Frees the workspaces that cuBLAS and cuBLASLt have on all devices; their next use allocates new ones. The devices must
+/// be idle. Does nothing without CUDA.
+void free_library_workspaces();
+
 /// Adds GPU workspaces to a recording, for the operations that this thread runs during the object's lifetime. Each
 /// thread that calls cuBLAS has two: one for forward and update, one for backward. Temporary memory of the CPU's
 /// convolutions becomes MemoryClass::kWorkspace. Without cuDNN the column buffers of LibTorch's own convolutions are

@@ -5,7 +5,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <limits>
 #include <utility>
@@ -99,15 +98,6 @@ enum Stream : int32_t {
 
 constexpr int64_t kMetricBytes = 4;
 
-/// Returns the bytes of all gradients.
-int64_t gradient_bytes(const torch::nn::Module& model) {
-  int64_t bytes = 0;
-  for (const at::Tensor& parameter : model.parameters()) {
-    if (parameter.requires_grad()) bytes += static_cast<int64_t>(parameter.nbytes());
-  }
-  return bytes;
-}
-
 TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
   TrainStepOptions options = recipe.step;
   options.grad_accum_steps = micro_batches;
@@ -145,7 +135,8 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // - Capture. Before the second step the batches are copied into the graph's inputs and the allocator's cache is
 //   emptied.
 // - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
-// - Ranks. The Reducer rebuilds its buckets after the first step: for a moment all gradients exist twice.
+// - Ranks. Gradients stay allocated in the Reducer's buckets. It frees its first bucket before it allocates the
+//   buckets that it keeps, so that gradients never exist twice (Distributed::begin_reduction).
 // Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
 // class after each micro-batch, because the CPU allocates them among the activations.
 
@@ -189,9 +180,6 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.set_stream(steps);
   const LossFunction loss = watched_loss(recipe, recorder, libraries);
   for (int i = 0; i < kSteps; ++i) {
-    if (recipe.keeps_gradients && i > 0) {  // c10d's Reducer rebuilds its buckets once
-      recorder.pass(std::array{gradient_bytes(*model)}, MemoryClass::kGradients);
-    }
     if (recipe.captures_graph && i > 0) {
       recorder.add(kMetricBytes, MemoryClass::kActivations);  // metrics of the last eager step, read later
       inputs = add_batches(kDefaultStream, micro_batches);
