@@ -92,7 +92,8 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   settings.batch_size = options.batch_size;
   settings.devices = {cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
   settings.feed = options.feed == "loader" ? FeedKind::kLoader : FeedKind::kDevice;
-  settings.num_workers = resolve_num_workers({.num_workers = options.num_workers}, machine);
+  const DevicePlan plan{.devices = std::vector(static_cast<size_t>(options.gpus), settings.devices.front())};
+  settings.num_workers = resolve_num_workers({.num_workers = options.num_workers}, plan, machine);
   settings.prefetch_factor = options.prefetch_factor;
   settings.seconds = options.seconds;
   if (options.mixed_precision) settings.precision = cuda ? Precision::kFp16 : Precision::kBf16;
