@@ -58,6 +58,18 @@ TEST_CASE("A record has the memory of the GPUs of all replicas and ranks, as hav
   }
 }
 
+TEST_CASE("On a GPU mixed precision is on by default in every trainer", "[cuda_sim][gpu_records]") {
+  const TempDir dir;
+  for (const char* trainer : {"trainkit-transformer", "trainkit-hsi", "trainkit-gpt2rec", "trainkit-emotion"}) {
+    ProgramOptions options;
+    options.environment = simulated({});
+    Program program(trainer, {"--device", "cuda", "--print_config"}, dir.path().string(), options);
+    INFO(trainer << program.errors());
+    REQUIRE(program.wait() == 0);
+    CHECK_THAT(program.output(), Catch::Contains("mixed_precision: true"));
+  }
+}
+
 TEST_CASE("The README's program trains on the GPU that is there, and says so", "[cuda_sim][readme]") {
   const TempDir dir;
   const auto run = [&](bool on_device) {
