@@ -20,6 +20,12 @@ std::string line(const char* what, double seconds, const std::string& from) {
 
 const std::vector<GpuSheet>& gpu_sheets() {
   static const std::vector<GpuSheet> sheets = {{"rtx4090", 165.2e12, "24GiB", "NVIDIA Ada GPU Architecture whitepaper"},
+                                               {"rtx4080", 97.5e12, "16GiB", "NVIDIA Ada GPU Architecture whitepaper"},
+                                               // Computed: 46 multiprocessors x 512 operations (as in the Ada
+                                               // whitepaper's cards) x 2.475 GHz.
+                                               {"rtx4070", 58.3e12, "12GiB", "NVIDIA GeForce RTX 4070 specifications"},
+                                               {"rtx3090", 71e12, "24GiB", "NVIDIA Ampere GA102 whitepaper"},
+                                               {"rtx3080", 59.5e12, "10GiB", "NVIDIA Ampere GA102 whitepaper"},
                                                {"a100", 312e12, "80GiB", "NVIDIA A100 80GB SXM data sheet"},
                                                {"h100", 989.4e12, "80GiB", "NVIDIA H100 SXM data sheet"},
                                                {"h200", 989.4e12, "141GB", "NVIDIA H200 SXM data sheet"}};

@@ -227,6 +227,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
                       "for devices\nthat this machine does not have. --preset NAME is passed to the trainer.",
        .examples = {"trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
                     "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
+                    "trainkit plan --app transformer --gpu rtx4070 -- --input book.txt",
                     "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",
                     "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
   PlanFlags flags;

@@ -59,6 +59,30 @@ TEST_CASE("plan tells the memory of devices that are not there, and the batch th
   }
 }
 
+TEST_CASE("plan knows the five cards of the Transformer's guide, with their memory", "[apps][plan]") {
+  const Place place;
+  struct Card {
+    const char* name;
+    int64_t gib;
+    double teraflops;
+  };
+  for (const Card& card : {Card{"rtx4090", 24, 165.2},
+                           {"rtx4080", 16, 97.5},
+                           {"rtx4070", 12, 58.3},
+                           {"rtx3090", 24, 71},
+                           {"rtx3080", 10, 59.5}}) {
+    const Ended ended =
+        plan(place, {"--app", "transformer", "--gpu", card.name, "--preset", "shakespeare_char_cpu", "--json"},
+             {"--batch_size", "8"});
+    INFO(card.name << ended.errors);
+    REQUIRE(ended.code == 0);
+    const Json answer = Json::parse(ended.output);
+    CHECK(answer["device_bytes"] == card.gib << 30);
+    CHECK(answer["epoch"]["gpu"] == card.name);
+    CHECK(answer["epoch"]["flops_per_second"].get<double>() == Approx(card.teraflops * 1e12));
+  }
+}
+
 TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
   const Place place;
   CHECK(plan(place, {"--app", "transformr"}).code == 2);
