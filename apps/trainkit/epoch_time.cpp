@@ -71,11 +71,9 @@ std::string describe_epoch(const Json& plan, const EpochTimeOptions& options, co
   std::string text = fmt::format("\npredicted epoch on {} x {}\n", devices, options.gpu.name);
   text +=
       line("computing", time.computing,
-           fmt::format(
-               "{:.0f} rows x {:.3g} GFLOP (counted here) / {} x {:.4g} TFLOP/s in bf16 ({}) x {:.0f}% ({})", rows,
-               plan.at("row_flops").get<double>() / 1e9, devices, options.gpu.flops_per_second / 1e12,
-               options.gpu.source, 100 * options.efficiency,
-               options.efficiency == kPublishedEfficiency ? "of ResNet-50 on an RTX 4090, published" : "--efficiency"));
+           fmt::format("{:.0f} rows x {:.3g} GFLOP (counted here) / {} x {:.4g} TFLOP/s in bf16 ({}) x {:.0f}% ({})",
+                       rows, plan.at("row_flops").get<double>() / 1e9, devices, options.gpu.flops_per_second / 1e12,
+                       options.gpu.source, 100 * options.efficiency, options.efficiency_source));
   if (devices > 1) {
     text +=
         line("gradients", time.exchange,

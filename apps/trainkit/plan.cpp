@@ -209,12 +209,14 @@ absl::StatusOr<EpochTimeOptions> time_options(const ConfigParser& parser, const 
     const Error error = error_of(link.status()).value();
     return parser.invalid("link", error.problem, error.expected, error.hint);
   }
-  return EpochTimeOptions{.gpu = *find_gpu(flags.gpu),
-                          .efficiency = flags.efficiency,
-                          .link = *link,
-                          .workers = flags.workers,
-                          .rows_per_second = flags.row_rate,
-                          .read_bytes_per_second = 1e9 * flags.read_gbs};
+  EpochTimeOptions options{.gpu = *find_gpu(flags.gpu),
+                           .efficiency = flags.efficiency,
+                           .link = *link,
+                           .workers = flags.workers,
+                           .rows_per_second = flags.row_rate,
+                           .read_bytes_per_second = 1e9 * flags.read_gbs};
+  if (parser.is_given("efficiency")) options.efficiency_source = "--efficiency";
+  return options;
 }
 
 }  // namespace

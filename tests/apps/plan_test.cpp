@@ -176,7 +176,9 @@ TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on 
         "12 workers x 1e+06 rows/s", "bound by computing", "trainkit scale --step_seconds "}) {
     CHECK_THAT(table, Catch::Contains(text));
   }
-  CHECK_THAT(plan({"--read_gbs", "0.01"}), Catch::Contains("bound by reading"));
+  CHECK_THAT(plan({"--read_gbs", "0.01"}),
+             Catch::Contains("bound by reading") && Catch::Contains("x 26% (of ResNet-50"));
+  CHECK_THAT(plan({"--efficiency", "0.26"}), Catch::Contains("x 26% (--efficiency)"));
   CHECK(run_to_end("trainkit", {"plan", "--app", "emotion", "--link", "x"}, dir.path().string()).code == 2);
 
   // The line for scale predicts the same devices.

@@ -47,6 +47,14 @@ TEST_CASE("A run writes its folder, says what it does and ends with a sample", "
   CHECK(!fs::exists(place.dir / "run" + "/error.json"));
 }
 
+TEST_CASE("A folder for demonstration data that cannot be created is named with its cause", "[apps][transformer]") {
+  const Place place;
+  std::ofstream(place.dir / "file") << "x";
+  const Ended ended = run(place, {"--make_demo_data", place.dir / "file" + "/demo"});
+  CHECK(ended.code == 6);
+  CHECK_THAT(ended.errors, Catch::Contains(place.dir / "file") && Catch::Contains("Not a directory"));
+}
+
 TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]") {
   const Place place;
   REQUIRE(run(place, place.flags("run", {"--max_steps", "10", "--save_every", "10"})).code == 0);
