@@ -102,12 +102,17 @@ bool has_flag(const std::vector<std::string>& words, const std::string& name) {
 /// The number of devices and the batch follow the guide's table of settings by memory. Needs no data set.
 void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<std::string>& further,
                      std::vector<std::string>& words) {
-  const MemoryPreset preset = preset_for_memory(device_bytes);
+  const auto& presets = memory_presets();
+  const auto named = std::find_if(presets.begin(), presets.end(),
+                                  [&](const MemoryPreset& preset) { return preset.name == flags.preset; });
+  const MemoryPreset& preset = named != presets.end()  ? *named
+                               : !flags.preset.empty() ? presets.front()  // gpt2_small, the guide's example
+                                                       : preset_for_memory(device_bytes);
   if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
   // One process plans; --plan_devices has the number of devices.
   if (!has_flag(further, "--parallel")) words.insert(words.end(), {"--parallel", "1"});
   if (!flags.preset.empty()) {
-    if (!flags.devices) flags.devices = flags.preset == "4_to_8gib" ? 4 : flags.preset == "under_4gib" ? 2 : 8;
+    if (!flags.devices) flags.devices = preset.devices;
     return;
   }
   flags.preset = "gpt2_small";

@@ -126,6 +126,11 @@ TEST_CASE("plan of the recommender has the guide's sizes without data or weights
   CHECK(answer["largest_bytes"]["cache"] == parts["cache"]["bytes"]);
   CHECK(parts["in all"]["bytes"] == answer["peak_bytes"]["total"]);
 
+  // A preset by its name decides devices and rows.
+  const Json preset = Json::parse(plan({"--preset", "4_to_8gib", "--json", "--", "--n_layer", "1", "--n_embd", "48"}));
+  CHECK(preset["devices"] == 4);
+  CHECK(preset["global_batch_size"] == 1024);
+
   // Smaller, and on data of one's own.
   const std::string table =
       plan({"--gpu_memory", "3GiB", "--", "--n_layer", "1", "--n_embd", "48", "--vocab_size", "0"});
