@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "background_saves.h"
+#include "core/option_problems.h"
 #include "real_memory.h"
 #include "run_state.h"
 #include "skipped_steps.h"
@@ -42,13 +43,9 @@ constexpr int kRollBack = 1000, kGiveUp = 1001;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 absl::Status check_options(const TrainerOptions& options, const DeviceReplicator& devices) {
-  std::string problems;
-  const auto require = [&](bool valid, const std::string& problem) {
-    if (!valid) problems += (problems.empty() ? "" : "; ") + problem;
-  };
+  detail::OptionProblems problems;
   const auto at_least = [&](const char* name, int64_t value, int64_t least) {
-    require(value >= least,
-            std::string(name) + " must be >= " + std::to_string(least) + ", got " + std::to_string(value));
+    problems.require(value >= least, name, fmt::format(">= {}", least), value);
   };
   at_least("max_epochs", options.max_epochs, 0);
   at_least("max_steps", options.max_steps, 0);
@@ -59,19 +56,19 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   at_least("save_every", options.save_every, 0);
   at_least("keep_last", options.keep_last, 0);
   at_least("keep_every", options.keep_every, 0);
-  require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every");
   at_least("early_stopping", options.early_stopping, 0);
   at_least("max_nonfinite", options.max_nonfinite, 1);
-  require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every");
-  require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given");
-  require(options.grad_clip >= 0 && std::isfinite(options.grad_clip), "grad_clip must be >= 0 and finite");
-  require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir");
-  require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir");
-  require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device");
-  require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
-          "precision fp16 needs a GPU; use bf16 on the CPU");
+  problems.require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every")
+      .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every")
+      .require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given")
+      .require(detail::finite_not_negative(options.grad_clip), "grad_clip must be >= 0 and finite")
+      .require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir")
+      .require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir")
+      .require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device")
+      .require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
+               "precision fp16 needs a GPU; use bf16 on the CPU");
   if (problems.empty()) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems});
+  return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems.text()});
 }
 
 std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
