@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/linear.h>
 
@@ -14,6 +15,7 @@ struct ClassifierImpl : torch::nn::Module {
 TORCH_MODULE(Classifier);
 
 int main() {
+  at::manual_seed(7);
   at::Tensor x = at::randn({20'000, 64}), y = x.mm(at::randn({64, 10})).argmax(1);
   auto dataset = std::make_shared<TensorDataset>(NamedTensors{{"x", x}, {"y", y}});
   auto sampler = RandomSampler(dataset->size(), {.seed = 7});

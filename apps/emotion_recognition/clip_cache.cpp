@@ -78,7 +78,7 @@ absl::Status check_room(const std::vector<ClipPart>& parts, const std::string& f
        .id = "storage.cache",
        .where = folder,
        .field = "cache_dir",
-       .problem = "no room for " + describe_bytes(needed) + " of decoded clips",
+       .problem = "not enough space for " + describe_bytes(needed) + " of decoded clips",
        .got = describe_bytes(room) + " free",
        .expected = describe_bytes(needed - room) + " more",
        .hint = "use fewer --frames or a smaller --image_size, or decode in each epoch without --cache_dir"},

@@ -16,7 +16,6 @@ class RecommenderApp final : public App {
   AppInfo info() const override;
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override;
-  Settings device_defaults(bool) const override { return {}; }
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const Machine& machine) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;

@@ -8,6 +8,7 @@
 
 #include "gpt2_recommender/ratings.h"
 #include "trainkit/config/option_group.h"
+#include "trainkit/memory/batch_size_planner.h"
 
 namespace trainkit::rec {
 namespace {
@@ -136,14 +137,14 @@ void add_rec_flags(ConfigParser& parser, RecOptions& options) {
   add_ranking_flags(parser, options);
 }
 
-// Source: the memory guide's table of recommended settings for devices of over 8 GiB, 4 to 8 GiB, and under 4 GiB.
 void add_rec_presets(ConfigParser& parser) {
-  parser.add_preset("over_8gib", {{"global_batch_size", "2048"}, {"use_cache", "true"}, {"parallel", "8"}},
-                    "8 devices of more than 8 GiB");
-  parser.add_preset("4_to_8gib", {{"global_batch_size", "1024"}, {"use_cache", "true"}, {"parallel", "4"}},
-                    "4 devices of 4 to 8 GiB");
-  parser.add_preset("under_4gib", {{"global_batch_size", "512"}, {"use_cache", "false"}, {"parallel", "2"}},
-                    "2 devices of less than 4 GiB");
+  for (const MemoryPreset& preset : memory_presets()) {
+    parser.add_preset(preset.name,
+                      {{"global_batch_size", std::to_string(preset.global_batch_size)},
+                       {"use_cache", preset.use_cache ? "true" : "false"},
+                       {"parallel", std::to_string(preset.devices)}},
+                      fmt::format("{} devices of {}", preset.devices, preset.memory));
+  }
   parser.add_preset("gpt2_small",
                     {{"n_layer", "12"},
                      {"n_head", "12"},

@@ -11,11 +11,13 @@
 #include <string_view>
 #include <tuple>
 
-#include "trainkit/app/run_options.h"
+#include "trainkit/app/placement.h"
+#include "trainkit/app/run_folder.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/launch_environment.h"
 #include "trainkit/logging/summary.h"
 
 namespace trainkit::hsi {
@@ -32,7 +34,8 @@ struct BenchmarkOptions {
   int64_t batch_size = 32;
   int64_t gpus = 1;
   std::string device = "auto";
-  std::string feed = "device";
+  std::vector<std::string> feed = {"device", "loader"};
+  std::vector<std::string> precision = {};
   IntOrAuto num_workers = {};
   int64_t prefetch_factor = 2;
   bool mixed_precision = false;
@@ -62,18 +65,39 @@ void add_flags(ConfigParser& parser, BenchmarkOptions& o, std::string_view comma
   parser.add("prefetch_factor", &o.prefetch_factor, {.help = "Batches prefetched per worker.", .min = 1, .max = 64});
   if (command == "benchmark") {
     parser.add("feed", &o.feed,
-               {.help = "Source of patches: gathered on the device, or copied by the loader.",
-                .choices = {"device", "loader"}});
+               {.help = "Sources of patches to measure: gathered on the device, or copied by the loader.",
+                .choices = {"device", "loader"},
+                .unique_items = true});
+    parser.add("precision", &o.precision,
+               {.help = "Precisions to measure. Default: fp32, on CUDA also fp16; with --mixed_precision that one.",
+                .choices = {"fp32", "bf16", "fp16"},
+                .unique_items = true});
   }
+}
+
+/// Returns the first device of this process: the one of its local rank, if there is one for each rank of the machine.
+absl::StatusOr<at::Device> first_device(const ConfigParser& parser, const BenchmarkOptions& options,
+                                        const Machine& machine) {
+  if (machine.ranks > 0 && options.gpus > 1) {
+    return parser.invalid("gpus", "contradicts the launcher: each rank has one device", "1");
+  }
+  if (options.device == "cpu" || (options.device == "auto" && machine.cuda_devices == 0)) return at::Device(at::kCPU);
+  const int64_t needed = machine.ranks > 0 && machine.cuda_devices != 1 ? machine.local_ranks : options.gpus;
+  if (needed > machine.cuda_devices) {
+    return parser.invalid(machine.cuda_devices == 0 || machine.ranks > 0 ? "device" : "gpus",
+                          "more devices than available", fmt::format("at most {}", machine.cuda_devices),
+                          "--device cpu measures logical replicas");
+  }
+  const int64_t index = machine.cuda_devices == 1 ? 0 : machine.local_rank;
+  return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
 absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const BenchmarkOptions& options,
                                          const Machine& machine) {
-  const bool cuda = options.device == "cuda" || (options.device == "auto" && machine.cuda_devices > 0);
-  if (cuda && options.gpus > machine.cuda_devices) {
-    return parser.invalid(options.device == "cuda" && machine.cuda_devices == 0 ? "device" : "gpus",
-                          "more devices than available", fmt::format("at most {}", machine.cuda_devices),
-                          "--device cpu measures logical replicas");
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, first_device(parser, options, machine));
+  const auto fp16 = std::find(options.precision.begin(), options.precision.end(), "fp16");
+  if (device.is_cpu() && fp16 != options.precision.end()) {
+    return parser.invalid("precision", "fp16 needs a GPU", "fp32 or bf16 on a CPU");
   }
   const HsiModelDefaults defaults = model_defaults(options.model);
   const int64_t patch_size = options.patch_size.value_or(defaults.patch_size);
@@ -90,13 +114,24 @@ absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const Bench
   settings.model.bands = bands;
   settings.model.patch_size = patch_size;
   settings.batch_size = options.batch_size;
-  settings.devices = {cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
-  settings.feed = options.feed == "loader" ? FeedKind::kLoader : FeedKind::kDevice;
-  settings.num_workers = resolve_num_workers({.num_workers = options.num_workers}, machine);
+  settings.devices = {device};
+  const DevicePlan plan{.devices = std::vector(static_cast<size_t>(options.gpus), device)};
+  settings.num_workers = resolve_num_workers({.num_workers = options.num_workers}, plan, machine);
   settings.prefetch_factor = options.prefetch_factor;
   settings.seconds = options.seconds;
-  if (options.mixed_precision) settings.precision = cuda ? Precision::kFp16 : Precision::kBf16;
+  settings.precision = run_precision({.mixed_precision = options.mixed_precision}, device);
   return settings;
+}
+
+/// Connects the ranks of a launcher and compares their settings. nullptr without a launcher.
+absl::StatusOr<std::shared_ptr<ProcessGroup>> join_ranks(const ConfigParser& parser, at::Device device) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
+  if (!launch) return nullptr;
+  TRAINKIT_ASSIGN_OR_RETURN(auto group, ProcessGroup::create(*launch, {.device = device}));
+  std::vector<DigestField> fields;
+  for (const auto& [name, value] : parser.settings()) fields.push_back({name, value});
+  TRAINKIT_RETURN_IF_ERROR(group->compare_digest(fields));
+  return group;
 }
 
 void print_line(const std::string& line) {
@@ -108,7 +143,11 @@ Json json_of(const PerfResult& result) {
   return {{"patches_per_second", result.patches_per_second},
           {"epoch_seconds", result.epoch_seconds},
           {"waiting_share", result.waiting_share},
-          {"utilisation", result.utilisation}};
+          {"utilisation", result.utilisation},
+          {"swing",
+           result.swing
+               ? Json{{"min", result.swing->min}, {"max", result.swing->max}, {"period_seconds", result.swing->period}}
+               : Json()}};
 }
 
 Json header(std::string_view command, const PerfSettings& settings) {
@@ -134,36 +173,90 @@ std::string describe(const PerfSettings& settings) {
                      settings.epoch_rows);
 }
 
-/// Measures 1..N devices.
-absl::StatusOr<int> benchmark(PerfSettings settings, const BenchmarkOptions& options) {
-  print_line(describe(settings));
-  const at::Device first = settings.devices.front();
-  if (first.is_cpu() && options.gpus > 1) print_line("logical replicas share the processors: expect no speed-up");
-  print_line("devices  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting");
-  Json json = header("benchmark", settings);
-  json["results"] = Json::array();
-  double alone = 0;
-  for (int64_t count = 1; count <= options.gpus; ++count) {
-    settings.devices.clear();
-    for (int64_t i = 0; i < count; ++i) {
-      settings.devices.push_back(first.is_cpu() ? first : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(i)));
-    }
-    TRAINKIT_ASSIGN_OR_RETURN(const PerfResult result, measure_training(settings));
-    if (count == 1) alone = result.patches_per_second;
-    const double speedup = result.patches_per_second / alone;
-    const double efficiency = speedup / static_cast<double>(count);
-    print_line(fmt::format("{:7}  {:8.2f}  {:9.0f}  {:8.2f}  {:9.1f}%  {:10.1f}%  {:6.2f}%", count,
-                           result.epoch_seconds, result.patches_per_second, speedup, 100 * efficiency,
-                           100 * result.utilisation, 100 * result.waiting_share));
-    Json entry = {{"devices", count}};
-    entry.update(json_of(result));
-    entry["speedup"] = speedup;
-    entry["efficiency"] = efficiency;
-    json["results"].push_back(std::move(entry));
-  }
-  TRAINKIT_RETURN_IF_ERROR(write_json(options.json, json));
-  return 0;
+std::string swing_of(const PerfResult& result) {
+  if (!result.swing) return "none";
+  return fmt::format("{:.0f}-{:.0f}% every {:.1f} s", 100 * result.swing->min, 100 * result.swing->max,
+                     result.swing->period);
 }
+
+/// Precisions to measure, the first one as the base of comparisons.
+std::vector<std::string> precisions_of(const PerfSettings& settings, const BenchmarkOptions& options) {
+  if (!options.precision.empty()) return options.precision;
+  const bool cuda = settings.devices.front().is_cuda();
+  if (options.mixed_precision) return {cuda ? "fp16" : "bf16"};
+  return cuda ? std::vector<std::string>{"fp32", "fp16"} : std::vector<std::string>{"fp32"};
+}
+
+/// Measures 1..N devices of this process, or the ranks of a launcher. Every rank measures; the first one prints.
+class Scaling {
+ public:
+  Scaling(PerfSettings settings, const BenchmarkOptions& options) : settings_(std::move(settings)), options_(options) {}
+
+  absl::StatusOr<int> run() {
+    const at::Device first = settings_.devices.front();
+    print(describe(settings_));
+    if (first.is_cpu() && (options_.gpus > 1 || ranks() > 1)) {
+      print("replicas on one machine's processors share them: expect no speed-up");
+    }
+    print("devices  feed    precision  epoch, s  patches/s  speed-up  efficiency  utilisation  waiting  swing");
+    json_ = header("benchmark", settings_);
+    json_["results"] = Json::array();
+    for (const std::string& feed : options_.feed) {
+      settings_.feed = feed == "loader" ? FeedKind::kLoader : FeedKind::kDevice;
+      for (const std::string& precision : precisions_of(settings_, options_)) {
+        settings_.precision = run_precision({.precision = precision}, first);
+        TRAINKIT_RETURN_IF_ERROR(measure_devices(feed, precision));
+      }
+    }
+    if (is_first()) TRAINKIT_RETURN_IF_ERROR(write_json(options_.json, json_));
+    return 0;
+  }
+
+ private:
+  int64_t ranks() const { return settings_.group ? settings_.group->world_size() : 1; }
+  bool is_first() const { return !settings_.group || settings_.group->rank() == 0; }
+  void print(const std::string& line) const {
+    if (is_first()) print_line(line);
+  }
+
+  absl::Status measure_devices(const std::string& feed, const std::string& precision) {
+    const at::Device first = settings_.devices.front();
+    double alone = 0;  // unknown with several ranks
+    for (int64_t count = 1; count <= options_.gpus; ++count) {
+      settings_.devices.resize(static_cast<size_t>(count), first);
+      if (!first.is_cpu() && count > 1) {
+        settings_.devices.back() = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(count - 1));
+      }
+      TRAINKIT_ASSIGN_OR_RETURN(const PerfResult result, measure_training(settings_));
+      if (count * ranks() == 1) alone = result.patches_per_second;
+      report(count * ranks(), feed, precision, result, alone);
+    }
+    settings_.devices.resize(1, first);
+    return absl::OkStatus();
+  }
+
+  void report(int64_t devices, const std::string& feed, const std::string& precision, const PerfResult& result,
+              double alone) {
+    const double speedup = alone > 0 ? result.patches_per_second / alone : 0;
+    const double efficiency = speedup / static_cast<double>(devices);
+    const auto known = [&](double value, const char* unit) {
+      return alone > 0 ? fmt::format("{:.2f}{}", value, unit) : std::string("-");
+    };
+    print(fmt::format("{:7}  {:6}  {:9}  {:8.2f}  {:9.0f}  {:>8}  {:>10}  {:10.1f}%  {:6.2f}%  {}", devices, feed,
+                      precision, result.epoch_seconds, result.patches_per_second, known(speedup, ""),
+                      known(100 * efficiency, "%"), 100 * result.utilisation, 100 * result.waiting_share,
+                      swing_of(result)));
+    Json entry = {{"devices", devices}, {"ranks", ranks()}, {"feed", feed}, {"precision", precision}};
+    entry.update(json_of(result));
+    entry["speedup"] = alone > 0 ? Json(speedup) : Json();
+    entry["efficiency"] = alone > 0 ? Json(efficiency) : Json();
+    json_["results"].push_back(std::move(entry));
+  }
+
+  PerfSettings settings_;
+  const BenchmarkOptions& options_;
+  Json json_;
+};
 
 std::string command_line(const PerfSettings& settings, const SweepPoint& point) {
   std::string line = fmt::format("trainkit-hsi --model {} --patch_size {} --batch_size {}", settings.model.model,
@@ -247,42 +340,6 @@ absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOption
 
 }  // namespace
 
-std::string perf_verdict(double loader, double step, double both, int64_t num_workers, FeedKind feed) {
-  const double share = both / step;
-  const std::string used = feed == FeedKind::kDevice ? "--feed device" : "--feed loader";
-  if (share >= 0.9) {
-    return fmt::format("the step is not starved: with {} training reaches {:.0f}% of the rate of the step alone", used,
-                       100 * share);
-  }
-  if (loader < 1.1 * step) {
-    return fmt::format(
-        "the loader starves the step (it delivers {:.0f}% of the step's rate): use --feed device if the cube fits, "
-        "else "
-        "--num_workers {}",
-        100 * loader / step, std::max<int64_t>(2 * num_workers, 2));
-  }
-  return fmt::format(
-      "loader and step are fast enough alone but compete for the processors (together {:.0f}% of the step's rate "
-      "alone): use fewer --num_workers or --feed device",
-      100 * share);
-}
-
-SweepPoint recommended(const std::vector<SweepPoint>& points) {
-  TORCH_CHECK(!points.empty(), "nothing was measured");
-  double fastest = 0;
-  for (const SweepPoint& point : points) fastest = std::max(fastest, point.patches_per_second);
-  const auto cost = [](const SweepPoint& point) {
-    const bool loader = point.feed == FeedKind::kLoader;
-    return std::tuple(point.batch_size, loader ? point.num_workers : 0, loader ? point.prefetch_factor : 0, loader);
-  };
-  const SweepPoint* best = nullptr;
-  for (const SweepPoint& point : points) {
-    if (point.patches_per_second < 0.97 * fastest) continue;
-    if (!best || cost(point) < cost(*best)) best = &point;
-  }
-  return *best;
-}
-
 bool is_benchmark_command(int argc, const char* const* argv) {
   return argc > 1 && std::find(kCommands.begin(), kCommands.end(), argv[1]) != kCommands.end();
 }
@@ -293,12 +350,14 @@ absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
   ConfigParser parser(
       {.name = "trainkit-hsi " + command,
        .version = library_versions()["trainkit"],
-       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices."
+       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices, by feed and precision."
                       : command == "sweep"
                           ? "Training speed over workers, prefetch and batch; prints the recommended flags."
                           : "Finds the bottleneck (loader or step) in under a minute.",
        .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
-                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d", "trainkit-hsi quick_perf_test",
+                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d",
+                    "trainkit-hsi benchmark --feed loader --precision bf16 --seconds 30",
+                    "trainkit launch --nproc_per_node 4 -- trainkit-hsi benchmark", "trainkit-hsi quick_perf_test",
                     "trainkit-hsi sweep --model cnn2d"}});
   add_flags(parser, options, command);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(std::vector<std::string>(argv + 2, argv + argc)));
@@ -306,10 +365,13 @@ absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
     print_line(parser.text(request));
     return 0;
   }
-  const Machine machine = Machine::here();
-  TRAINKIT_ASSIGN_OR_RETURN(const PerfSettings settings, settings_of(parser, options, machine));
+  TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  TRAINKIT_ASSIGN_OR_RETURN(PerfSettings settings, settings_of(parser, options, machine));
   torch::manual_seed(0);
-  if (command == "benchmark") return benchmark(settings, options);
+  if (command == "benchmark") {
+    TRAINKIT_ASSIGN_OR_RETURN(settings.group, join_ranks(parser, settings.devices.front()));
+    return Scaling(settings, options).run();
+  }
   return command == "sweep" ? sweep(settings, options) : quick_perf_test(settings, options);
 }
 

@@ -6,12 +6,9 @@
 #include <ATen/ops/randperm.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -52,9 +49,14 @@ absl::StatusOr<Bench> make_bench(const PerfSettings& settings) {
   const RunOptions run{.num_workers = {settings.num_workers},
                        .prefetch_factor = {settings.prefetch_factor},
                        .batch_size = {settings.batch_size}};
-  const Placement placement{
-      .plan = {.strategy = replicas > 1 ? "dp" : "single", .devices = settings.devices, .replicas = replicas},
-      .batch = {.batch_size = settings.batch_size, .replicas = replicas}};
+  const int64_t ranks = settings.group ? settings.group->world_size() : 1;
+  const Placement placement{.plan = {.strategy = settings.group ? "ddp"
+                                                 : replicas > 1 ? "dp"
+                                                                : "single",
+                                     .devices = settings.devices,
+                                     .replicas = replicas * ranks},
+                            .batch = {.batch_size = settings.batch_size, .replicas = replicas * ranks},
+                            .group = settings.group};
   const auto order = std::make_shared<RandomSampler>(rows.numel());
   TRAINKIT_ASSIGN_OR_RETURN(bench.loader, training_loader(dataset, order, run, Machine::here(), placement));
   TRAINKIT_ASSIGN_OR_RETURN(
@@ -71,72 +73,48 @@ void wait_for(const std::vector<at::Device>& devices) {
   }
 }
 
-/// Samples the GPUs' utilisation five times per second in a thread.
-class GpuUtilisationSampler {
- public:
-  /// @param gpus LibTorch's indices of the GPUs.
-  explicit GpuUtilisationSampler(std::vector<int> gpus) : gpus_(std::move(gpus)), thread_([this] { watch(); }) {}
-  ~GpuUtilisationSampler() {
-    if (thread_.joinable()) stop();
-  }
-  GpuUtilisationSampler(const GpuUtilisationSampler&) = delete;
-  GpuUtilisationSampler& operator=(const GpuUtilisationSampler&) = delete;
-
-  /// Stops sampling. @return the mean utilisation, nullopt if the driver does not report it.
-  std::optional<double> stop() {
-    done_ = true;
-    thread_.join();
-    return samples_ > 0 ? std::optional(sum_ / samples_) : std::nullopt;
-  }
-
- private:
-  void watch() {
-    ResourceMonitor monitor;
-    while (!done_) {
-      for (const GpuUsage& gpu : monitor.gpus_of(gpus_)) {
-        if (gpu.utilization < 0) continue;
-        sum_ += gpu.utilization;
-        ++samples_;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
-  }
-  const std::vector<int> gpus_;
-  std::atomic<bool> done_{false};
-  double sum_ = 0, samples_ = 0;
-  std::thread thread_;
+/// Rows of one call, and whether it was the last one.
+struct Piece {
+  int64_t rows = 0;
+  bool is_last = false;
 };
 
-/// Calls `piece`, which returns the number of rows processed, for settings.seconds after a warm-up of a tenth of that.
-absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefetcher* loader,
-                                       const std::function<absl::StatusOr<int64_t>()>& piece) {
-  const auto repeat = [&](double seconds, int64_t& rows) -> absl::Status {
-    const auto start = Clock::now();
-    do {
-      TRAINKIT_ASSIGN_OR_RETURN(const int64_t done, piece());
-      rows += done;
-    } while (seconds_since(start) < seconds);
-    wait_for(settings.devices);
-    return absl::OkStatus();
-  };
-  int64_t rows = 0;
-  TRAINKIT_RETURN_IF_ERROR(repeat(settings.seconds / 10, rows));
-  rows = 0;
-  const PrefetcherStats before = loader ? loader->stats() : PrefetcherStats{};
-  std::optional<GpuUtilisationSampler> watch;
-  std::vector<int> gpus;
+/// Returns a monitor whose windows are short enough to show a swing in settings.seconds.
+Monitor watch(const PerfSettings& settings, const Prefetcher& loader) {
+  MonitorSources sources;
   for (const at::Device device : settings.devices) {
-    if (device.is_cuda()) gpus.push_back(std::max<int>(device.index(), 0));
+    if (device.is_cuda()) sources.cuda_devices.push_back(std::max<int>(device.index(), 0));
   }
-  if (!gpus.empty()) watch.emplace(gpus);
+  const auto window = static_cast<int64_t>(1000 * settings.seconds / 60);
+  return Monitor(loader, sources, {.window = std::chrono::milliseconds(std::clamp<int64_t>(window, 50, 1000))});
+}
+
+/// Calls `piece` for settings.seconds after a warm-up of a tenth of that. The argument is true once the time is up.
+absl::StatusOr<PerfResult> time_pieces(const PerfSettings& settings, const Prefetcher& loader,
+                                       const std::function<absl::StatusOr<Piece>(bool)>& piece) {
+  const auto repeat = [&](double seconds, const std::function<void()>& on_first) -> absl::StatusOr<int64_t> {
+    const auto start = Clock::now();
+    int64_t rows = 0;
+    for (Piece done; !done.is_last;) {
+      TRAINKIT_ASSIGN_OR_RETURN(done, piece(seconds_since(start) >= seconds));
+      if (rows == 0) on_first();
+      rows += done.rows;
+    }
+    wait_for(settings.devices);
+    return rows;
+  };
+  TRAINKIT_RETURN_IF_ERROR(repeat(settings.seconds / 10, [] {}).status());
+  Monitor monitor = watch(settings, loader);
   const auto start = Clock::now();
-  TRAINKIT_RETURN_IF_ERROR(repeat(settings.seconds, rows));
-  PerfResult result;
-  result.patches_per_second = static_cast<double>(rows) / seconds_since(start);
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t rows, repeat(settings.seconds, [&] { monitor.begin(); }));
+  const double seconds = seconds_since(start);
+  const int64_t ranks = settings.group ? settings.group->world_size() : 1;
+  const MonitorReport report = monitor.stop();
+  PerfResult result{.patches_per_second = static_cast<double>(rows * ranks) / seconds,
+                    .waiting_share = report.split.wait,
+                    .utilisation = report.utilisation,
+                    .swing = report.swing};
   result.epoch_seconds = static_cast<double>(settings.epoch_rows) / result.patches_per_second;
-  if (loader) result.waiting_share = difference(loader->stats(), before).wait_fraction();
-  const std::optional<double> reported = watch ? watch->stop() : std::nullopt;
-  result.utilisation = reported.value_or(1 - result.waiting_share);
   return result;
 }
 
@@ -154,18 +132,19 @@ absl::StatusOr<PerfResult> measure_training(const PerfSettings& settings) {
   TRAINKIT_ASSIGN_OR_RETURN(const Bench bench, make_bench(settings));
   AdamW optimizer;
   TrainStep step(*bench.devices, optimizer, {.precision = settings.precision, .grad_clip = 1.0});
-  return time_pieces(settings, bench.loader.get(), [&]() -> absl::StatusOr<int64_t> {
+  return time_pieces(settings, *bench.loader, [&](bool is_late) -> absl::StatusOr<Piece> {
     TRAINKIT_ASSIGN_OR_RETURN(const Batch batch, next_batch(*bench.loader));
+    step.vote().stop = is_late ? 1 : 0;  // ranks end after the same step
     step(batch, bench.loss);
-    return batch.size();
+    return Piece{batch.size(), step.verdict().stop != 0};
   });
 }
 
 absl::StatusOr<PerfResult> measure_loader(const PerfSettings& settings) {
   TRAINKIT_ASSIGN_OR_RETURN(const Bench bench, make_bench(settings));
-  return time_pieces(settings, bench.loader.get(), [&]() -> absl::StatusOr<int64_t> {
+  return time_pieces(settings, *bench.loader, [&](bool is_late) -> absl::StatusOr<Piece> {
     TRAINKIT_ASSIGN_OR_RETURN(const Batch batch, next_batch(*bench.loader));
-    return batch.size();
+    return Piece{batch.size(), is_late};
   });
 }
 
@@ -174,9 +153,9 @@ absl::StatusOr<PerfResult> measure_step(const PerfSettings& settings) {
   AdamW optimizer;
   TrainStep step(*bench.devices, optimizer, {.precision = settings.precision, .grad_clip = 1.0});
   TRAINKIT_ASSIGN_OR_RETURN(const Batch batch, next_batch(*bench.loader));
-  return time_pieces(settings, nullptr, [&]() -> absl::StatusOr<int64_t> {
+  return time_pieces(settings, *bench.loader, [&](bool is_late) -> absl::StatusOr<Piece> {
     step(batch, bench.loss);
-    return batch.size();
+    return Piece{batch.size(), is_late};
   });
 }
 

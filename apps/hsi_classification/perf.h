@@ -6,11 +6,15 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hsi_classification/feed.h"
 #include "hsi_classification/models.h"
+#include "trainkit/distributed/process_group.h"
+#include "trainkit/logging/swing.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit::hsi {
@@ -24,8 +28,10 @@ struct PerfSettings {
   /// Rows per device and step.
   int64_t batch_size = 32;
   bool augment = true;
-  /// Devices. The CPU several times means logical replicas.
+  /// Devices of this process. The CPU several times means logical replicas.
   std::vector<at::Device> devices = {at::kCPU};
+  /// Ranks that train together; nullptr: this process alone. Every rank measures with the same settings.
+  std::shared_ptr<ProcessGroup> group = nullptr;
   Precision precision = Precision::kFp32;
   FeedKind feed = FeedKind::kDevice;
   int64_t num_workers = 1;
@@ -34,14 +40,17 @@ struct PerfSettings {
   double seconds = 3;
 };
 
+/// Rates are those of all ranks together; the other values those of this process.
 struct PerfResult {
   double patches_per_second = 0;
   /// Duration of an epoch at that rate.
   double epoch_seconds = 0;
   /// Share of time in which the step waited for data.
   double waiting_share = 0;
-  /// Share of time in which the devices were busy: from NVML with CUDA, else 1 - waiting_share.
-  double utilisation = 0;
+  /// Share of time in which the devices were busy: from NVML with CUDA, else 1 - waiting_share. 1 for the step alone.
+  double utilisation = 1;
+  /// Periodic swing of the utilisation, if there is one; the period is in seconds and fits twice into the measurement.
+  std::optional<Swing> swing = {};
 };
 
 /// Measures training as in a run: loader, replicas, loss, backward, clipping, AdamW.

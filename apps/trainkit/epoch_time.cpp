@@ -20,6 +20,12 @@ std::string line(const char* what, double seconds, const std::string& from) {
 
 const std::vector<GpuSheet>& gpu_sheets() {
   static const std::vector<GpuSheet> sheets = {{"rtx4090", 165.2e12, "24GiB", "NVIDIA Ada GPU Architecture whitepaper"},
+                                               {"rtx4080", 97.5e12, "16GiB", "NVIDIA Ada GPU Architecture whitepaper"},
+                                               // Computed: 46 multiprocessors x 512 operations (as in the Ada
+                                               // whitepaper's cards) x 2.475 GHz.
+                                               {"rtx4070", 58.3e12, "12GiB", "NVIDIA GeForce RTX 4070 specifications"},
+                                               {"rtx3090", 71e12, "24GiB", "NVIDIA Ampere GA102 whitepaper"},
+                                               {"rtx3080", 59.5e12, "10GiB", "NVIDIA Ampere GA102 whitepaper"},
                                                {"a100", 312e12, "80GiB", "NVIDIA A100 80GB SXM data sheet"},
                                                {"h100", 989.4e12, "80GiB", "NVIDIA H100 SXM data sheet"},
                                                {"h200", 989.4e12, "141GB", "NVIDIA H200 SXM data sheet"}};
@@ -65,11 +71,9 @@ std::string describe_epoch(const Json& plan, const EpochTimeOptions& options, co
   std::string text = fmt::format("\npredicted epoch on {} x {}\n", devices, options.gpu.name);
   text +=
       line("computing", time.computing,
-           fmt::format(
-               "{:.0f} rows x {:.3g} GFLOP (counted here) / {} x {:.4g} TFLOP/s in bf16 ({}) x {:.0f}% ({})", rows,
-               plan.at("row_flops").get<double>() / 1e9, devices, options.gpu.flops_per_second / 1e12,
-               options.gpu.source, 100 * options.efficiency,
-               options.efficiency == kPublishedEfficiency ? "of ResNet-50 on an RTX 4090, published" : "--efficiency"));
+           fmt::format("{:.0f} rows x {:.3g} GFLOP (counted here) / {} x {:.4g} TFLOP/s in bf16 ({}) x {:.0f}% ({})",
+                       rows, plan.at("row_flops").get<double>() / 1e9, devices, options.gpu.flops_per_second / 1e12,
+                       options.gpu.source, 100 * options.efficiency, options.efficiency_source));
   if (devices > 1) {
     text +=
         line("gradients", time.exchange,

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>
 #include <dlfcn.h>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/gpu_kernel_support.h"
+#include "train/run_state.h"
 #include "trainkit/core/cuda_support.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -60,6 +62,11 @@ void probe_device(Report& report, const Driver& driver, int index, bool quick) {
       section, "memory", {{"free_bytes", free}, {"total_bytes", total}},
       fmt::format("{} free of {}", format_size(static_cast<int64_t>(free)), format_size(static_cast<int64_t>(total))),
       tight ? Verdict::kWarning : Verdict::kOk, tight ? "other processes hold the rest: see \"gpu processes\"" : "");
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  const AllocatorUse use = allocator_use(device);
+  report.add(section, "allocator",
+             {{"allocated_bytes", use.allocated_bytes}, {"reserved_bytes", use.reserved_bytes}, {"total_bytes", total}},
+             describe_memory(use, static_cast<int64_t>(total)));
   const int capability = trainkit::detail::compute_capability(device);
   const std::string number = fmt::format("{}.{}", capability / 10, capability % 10);
   report.add(section, "compute capability", number, number);

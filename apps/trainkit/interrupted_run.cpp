@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "trainkit/command.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/process.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::tool {
@@ -135,40 +137,16 @@ class InterruptedRuns::Process {
 
 absl::StatusOr<std::unique_ptr<InterruptedRuns::Process>> InterruptedRuns::Process::start(
     std::vector<std::string> words, const std::string& log) {
-  std::vector<char*> argv;
-  argv.reserve(words.size() + 1);
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t parent = getpid();
-  int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) return absl::InternalError("cannot create a pipe");
+  const trainkit::detail::UniqueDescriptor output(open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (output.get() < 0) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "tool.log",
+                      .where = log,
+                      .problem = std::string("cannot be written: ") + std::strerror(errno)});
+  }
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  const pid_t pid = fork();
-  if (pid == 0) {  // must not allocate between fork and exec
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int in = open("/dev/null", O_RDONLY), out = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    const bool ready =
-        getppid() == parent && in >= 0 && out >= 0 && dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(out, 2) >= 0;
-    if (ready) {
-      for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) ::signal(number, SIG_DFL);
-      execvp(argv[0], argv.data());
-    }
-    const int error = errno;
-    (void)!write(report[1], &error, sizeof error);
-    _exit(127);
-  }
-  close(report[1]);
-  int error = pid > 0 ? 0 : errno;
-  if (pid > 0 && ::read(report[0], &error, sizeof error) == sizeof error) waitpid(pid, nullptr, 0);
-  close(report[0]);
-  if (error != 0) {
-    return to_status({.exit_code = ExitCode::kUsage,
-                      .id = "tool.start",
-                      .where = words[0],
-                      .problem = std::string("cannot be started: ") + std::strerror(error)});
-  }
-  setpgid(pid, pid);
+  TRAINKIT_ASSIGN_OR_RETURN(const pid_t pid,
+                            start_process({.words = std::move(words), .output = output.get(), .errors = output.get()}));
   return std::make_unique<Process>(pid, log);
 }
 

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -25,11 +24,15 @@
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/launch_environment.h"
+#include "trainkit/process.h"
 #include "trainkit/rank_output.h"
 
 namespace trainkit::tool {
 namespace {
 
+using trainkit::detail::UniqueDescriptor;
+
+constexpr char kStartError[] = "launch.start";
 constexpr double kNever = std::numeric_limits<double>::infinity();
 /// Delay after exit code 8. See Note [Ending of ranks].
 constexpr double kSettleSeconds = 1.0;
@@ -57,19 +60,18 @@ std::string prefix(int64_t rank, int descriptor) {
 }
 
 absl::StatusOr<uint16_t> free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const UniqueDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  const bool bound = socket >= 0 && bind(socket, generic, size) == 0 && getsockname(socket, generic, &size) == 0;
-  const int error = errno;
-  if (socket >= 0) close(socket);
+  const bool bound =
+      socket.get() >= 0 && bind(socket.get(), generic, size) == 0 && getsockname(socket.get(), generic, &size) == 0;
   if (bound) return ntohs(address.sin_port);
   return to_status({.exit_code = ExitCode::kDistributed,
                     .id = "launch.port",
-                    .problem = std::string("no free port on the loopback interface: ") + std::strerror(error)});
+                    .problem = std::string("no free port on the loopback interface: ") + std::strerror(errno)});
 }
 
 /// How a rank ended. `status` is that of waitpid.
@@ -85,45 +87,22 @@ struct Ending {
 };
 
 struct Rank {
-  Rank(int64_t number, int out_pipe, int error_pipe)
+  Rank(int64_t number, pid_t process, UniqueDescriptor output, UniqueDescriptor errors)
       : rank(number),
-        streams{Stream{out_pipe, {prefix(number, 1), [](const auto& line) { write_all(1, line); }}},
-                Stream{error_pipe, {prefix(number, 2), [](const auto& line) { write_all(2, line); }}}} {}
+        pid(process),
+        streams{Stream{std::move(output), {prefix(number, 1), [](const auto& line) { write_all(1, line); }}},
+                Stream{std::move(errors), {prefix(number, 2), [](const auto& line) { write_all(2, line); }}}} {}
 
   struct Stream {
-    int descriptor;
+    UniqueDescriptor descriptor;
     RankOutput lines;
   };
   int64_t rank;
-  pid_t pid = -1;
-  bool running = false;
+  pid_t pid;
+  bool running = true;
   bool signalled = false;
   std::array<Stream, 2> streams;
 };
-
-/// Runs in the child between fork and exec, so it must not allocate. Replaces the process; returns errno on failure.
-int exec_rank(char* const* argv, char* const* environment, const std::array<int, 2>& pipes, pid_t parent) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kDistributed));  // the parent died before prctl
-  const int null = open("/dev/null", O_RDONLY);
-  if (null < 0 || dup2(null, 0) < 0 || dup2(pipes[0], 1) < 0 || dup2(pipes[1], 2) < 0) return errno;
-  if (null > 2) close(null);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  // exec keeps ignored signals ignored, and a shell's background job ignores SIGINT.
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGCHLD}) signal(number, SIG_DFL);
-  execvpe(argv[0], argv, environment);
-  return errno;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> all;
-  for (std::string& text : texts) all.push_back(text.data());
-  all.push_back(nullptr);
-  return all;
-}
 
 /// Starts the ranks of this machine and waits for their end. See Note [Ending of ranks] in launch.h.
 class Job {
@@ -136,31 +115,26 @@ class Job {
     sigaction(SIGHUP, nullptr, &hangup);
     if (hangup.sa_handler != SIG_IGN) sigaddset(&handled, SIGHUP);  // nohup ignores it: keep that
     sigprocmask(SIG_BLOCK, &handled, &previous_);
-    signals_ = signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK);
+    signals_.reset(signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
     signal(SIGPIPE, SIG_IGN);
   }
   ~Job() {
     send(SIGKILL);
     for (Rank& rank : ranks_) {
       if (rank.running) waitpid(rank.pid, nullptr, 0);
-      for (const auto& stream : rank.streams) {
-        if (stream.descriptor >= 0) close(stream.descriptor);
-      }
     }
-    close(signals_);
     sigprocmask(SIG_SETMASK, &previous_, nullptr);
   }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  absl::Status start(std::vector<std::string> program) {
+  absl::Status start(const std::vector<std::string>& program) {
     const int cpus = available_cpus();
-    const std::vector<char*> argv = pointers(program);
     for (int64_t i = 0; i < options_.nproc_per_node; ++i) {
       std::vector<std::string> settings;
       for (const auto& [name, value] : rank_environment(options_, i, cpus, environment_variables()))
         settings.push_back(name + "=" + value);
-      TRAINKIT_RETURN_IF_ERROR(start_rank(i, argv.data(), pointers(settings).data()));
+      TRAINKIT_RETURN_IF_ERROR(start_rank(i, program, std::move(settings)));
     }
     return absl::OkStatus();
   }
@@ -171,7 +145,7 @@ class Job {
     while (true) {
       const bool running = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; });
       const bool has_output = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-        return rank.streams[0].descriptor >= 0 || rank.streams[1].descriptor >= 0;
+        return rank.streams[0].descriptor.get() >= 0 || rank.streams[1].descriptor.get() >= 0;
       });
       if (!running && drained_at == kNever) drained_at = now() + kDrainSeconds;
       if (!running && (!has_output || now() >= drained_at)) break;
@@ -187,7 +161,8 @@ class Job {
   absl::StatusOr<int> result() const;
 
  private:
-  absl::Status start_rank(int64_t local_rank, char* const* argv, char* const* environment);
+  absl::Status start_rank(int64_t local_rank, const std::vector<std::string>& program,
+                          std::vector<std::string> environment);
   void wait(double until);
   void read(Rank::Stream& stream);
   void take_signals();
@@ -213,7 +188,7 @@ class Job {
 
   const LaunchOptions& options_;
   sigset_t previous_;
-  int signals_ = -1;
+  UniqueDescriptor signals_;
   std::deque<Rank> ranks_;
   std::vector<Ending> endings_;
   int forwarded_signal_ = 0;
@@ -222,46 +197,28 @@ class Job {
   double kill_at_ = kNever;
 };
 
-absl::Status Job::start_rank(int64_t local_rank, char* const* argv, char* const* environment) {
-  const auto failed = [](ExitCode code, std::string where, std::string problem) {
-    return to_status({.exit_code = code, .id = "launch.start", .where = std::move(where), .problem = problem});
-  };
-  // stdout, stderr, and the errno of a failed exec: a successful exec closes the third (O_CLOEXEC), and read returns 0.
-  std::array<std::array<int, 2>, 3> pipes;
-  for (auto& pipe : pipes) {
-    if (pipe2(pipe.data(), O_CLOEXEC) != 0) return failed(ExitCode::kBug, "", std::strerror(errno));
-  }
-  Rank& rank = ranks_.emplace_back(options_.node_rank * options_.nproc_per_node + local_rank, pipes[0][0], pipes[1][0]);
-  const pid_t parent = getpid();
-  rank.pid = fork();
-  if (rank.pid == 0) {
-    const int error = exec_rank(argv, environment, {pipes[0][1], pipes[1][1]}, parent);
-    (void)!write(pipes[2][1], &error, sizeof error);
-    _exit(127);
-  }
-  const int fork_error = errno;
-  for (const auto& pipe : pipes) close(pipe[1]);
-  rank.running = rank.pid > 0;
-  int error = 0;
-  ssize_t size = 0;
-  while (rank.running && (size = ::read(pipes[2][0], &error, sizeof error)) < 0 && errno == EINTR) continue;
-  close(pipes[2][0]);
-  if (!rank.running)
-    return failed(ExitCode::kBug, "", std::string("cannot start a process: ") + std::strerror(fork_error));
-  setpgid(rank.pid, rank.pid);  // the child does so too: the first one wins, and kill(-pid) works from here on
-  for (const auto& stream : rank.streams) fcntl(stream.descriptor, F_SETFL, O_NONBLOCK);
-  if (size == sizeof error)
-    return failed(ExitCode::kUsage, argv[0], std::string("cannot be started: ") + std::strerror(error));
+absl::Status Job::start_rank(int64_t local_rank, const std::vector<std::string>& program,
+                             std::vector<std::string> environment) {
+  TRAINKIT_ASSIGN_OR_RETURN(Pipe output, make_pipe(kStartError));
+  TRAINKIT_ASSIGN_OR_RETURN(Pipe errors, make_pipe(kStartError));
+  TRAINKIT_ASSIGN_OR_RETURN(const pid_t pid, start_process({.words = program,
+                                                            .output = output.writer.get(),
+                                                            .errors = errors.writer.get(),
+                                                            .environment = std::move(environment),
+                                                            .id = kStartError}));
+  Rank& rank = ranks_.emplace_back(options_.node_rank * options_.nproc_per_node + local_rank, pid,
+                                   std::move(output.reader), std::move(errors.reader));
+  for (const auto& stream : rank.streams) fcntl(stream.descriptor.get(), F_SETFL, O_NONBLOCK);
   return absl::OkStatus();
 }
 
 void Job::wait(double until) {
-  std::vector<pollfd> polled = {{.fd = signals_, .events = POLLIN, .revents = 0}};
+  std::vector<pollfd> polled = {{.fd = signals_.get(), .events = POLLIN, .revents = 0}};
   std::vector<Rank::Stream*> streams;
   for (Rank& rank : ranks_) {
     for (auto& stream : rank.streams) {
-      if (stream.descriptor < 0) continue;
-      polled.push_back({.fd = stream.descriptor, .events = POLLIN, .revents = 0});
+      if (stream.descriptor.get() < 0) continue;
+      polled.push_back({.fd = stream.descriptor.get(), .events = POLLIN, .revents = 0});
       streams.push_back(&stream);
     }
   }
@@ -275,17 +232,16 @@ void Job::wait(double until) {
 
 void Job::read(Rank::Stream& stream) {
   std::array<char, 65536> buffer;
-  const ssize_t size = ::read(stream.descriptor, buffer.data(), buffer.size());
+  const ssize_t size = ::read(stream.descriptor.get(), buffer.data(), buffer.size());
   if (size > 0) stream.lines.feed({buffer.data(), static_cast<size_t>(size)}, now());
   if (size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR))) return;
-  close(stream.descriptor);
-  stream.descriptor = -1;
+  stream.descriptor.reset();
 }
 
 void Job::take_signals() {
   signalfd_siginfo info;
   bool child = false;
-  while (::read(signals_, &info, sizeof info) == sizeof info) {
+  while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
     int number = static_cast<int>(info.ssi_signo);
     if (number == SIGCHLD) {
       child = true;
@@ -384,7 +340,7 @@ absl::StatusOr<int> launch(LaunchOptions options, const std::vector<std::string>
   std::vector<std::string> words = program;
   words[0] = find_program(words[0]);
   Job job(options);
-  TRAINKIT_RETURN_IF_ERROR(job.start(std::move(words)));
+  TRAINKIT_RETURN_IF_ERROR(job.start(words));
   job.run();
   return job.result();
 }

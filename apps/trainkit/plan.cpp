@@ -102,12 +102,17 @@ bool has_flag(const std::vector<std::string>& words, const std::string& name) {
 /// The number of devices and the batch follow the guide's table of settings by memory. Needs no data set.
 void add_guide_sizes(PlanFlags& flags, int64_t device_bytes, const std::vector<std::string>& further,
                      std::vector<std::string>& words) {
-  const MemoryPreset preset = preset_for_memory(device_bytes);
+  const auto& presets = memory_presets();
+  const auto named = std::find_if(presets.begin(), presets.end(),
+                                  [&](const MemoryPreset& preset) { return preset.name == flags.preset; });
+  const MemoryPreset& preset = named != presets.end()  ? *named
+                               : !flags.preset.empty() ? presets.front()  // gpt2_small, the guide's example
+                                                       : preset_for_memory(device_bytes);
   if (!has_flag(further, "--data_dir")) words.insert(words.end(), {"--plan_data", "6040x3706x1000209"});
   // One process plans; --plan_devices has the number of devices.
   if (!has_flag(further, "--parallel")) words.insert(words.end(), {"--parallel", "1"});
   if (!flags.preset.empty()) {
-    if (!flags.devices) flags.devices = flags.preset == "4_to_8gib" ? 4 : flags.preset == "under_4gib" ? 2 : 8;
+    if (!flags.devices) flags.devices = preset.devices;
     return;
   }
   flags.preset = "gpt2_small";
@@ -209,12 +214,14 @@ absl::StatusOr<EpochTimeOptions> time_options(const ConfigParser& parser, const 
     const Error error = error_of(link.status()).value();
     return parser.invalid("link", error.problem, error.expected, error.hint);
   }
-  return EpochTimeOptions{.gpu = *find_gpu(flags.gpu),
-                          .efficiency = flags.efficiency,
-                          .link = *link,
-                          .workers = flags.workers,
-                          .rows_per_second = flags.row_rate,
-                          .read_bytes_per_second = 1e9 * flags.read_gbs};
+  EpochTimeOptions options{.gpu = *find_gpu(flags.gpu),
+                           .efficiency = flags.efficiency,
+                           .link = *link,
+                           .workers = flags.workers,
+                           .rows_per_second = flags.row_rate,
+                           .read_bytes_per_second = 1e9 * flags.read_gbs};
+  if (parser.is_given("efficiency")) options.efficiency_source = "--efficiency";
+  return options;
 }
 
 }  // namespace
@@ -227,6 +234,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
                       "for devices\nthat this machine does not have. --preset NAME is passed to the trainer.",
        .examples = {"trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
                     "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
+                    "trainkit plan --app transformer --gpu rtx4070 -- --input book.txt",
                     "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",
                     "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
   PlanFlags flags;

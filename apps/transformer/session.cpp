@@ -181,8 +181,7 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
 }
 
 absl::StatusOr<int> write_demo_data(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(folder).status());
   const std::string path = folder + "/demo.txt";
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, demo_text()));
   std::fputs(("wrote " + path + "\ntry: trainkit-transformer --input " + path + "\n").c_str(), stdout);

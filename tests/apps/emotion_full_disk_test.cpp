@@ -26,9 +26,10 @@ TEST_CASE("A disk too small for the decoded clips ends the run before decoding, 
   INFO(large.output << large.errors);
   CHECK(large.code == 6);
   CHECK_THAT(large.output, Catch::Contains("cache      3.87 MiB for 63 clips in "));
-  CHECK_THAT(large.errors, Catch::Contains("error[storage.cache] ") && Catch::Contains("of decoded clips") &&
-                               Catch::Contains(" free'") && Catch::Contains(" more)"));
-  // An existing cache is reused.
+  CHECK_THAT(large.errors, Catch::Contains("error[storage.cache] ") && Catch::Contains("not enough space for ") &&
+                               Catch::Contains("of decoded clips") && Catch::Contains(" free'") &&
+                               Catch::Contains(" more)"));
+  // What was there is there.
   const Ended again = with_cache("again", small);
   CHECK(again.code == 0);
   CHECK_THAT(again.output, Catch::Contains("train: 42 clips cached"));

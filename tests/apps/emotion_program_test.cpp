@@ -10,27 +10,7 @@ using namespace trainkit;
 using namespace trainkit::test;
 namespace fs = std::filesystem;
 
-namespace {
-
-// Source: the guide's config_3x4090.json, for three RTX 4090.
-constexpr char kGuideConfig[] = R"({
-    "use_multi_gpu": true,
-    "gpu_ids": [0, 1, 2],
-    "batch_size": 22,
-    "num_workers": 12,
-    "lr_visual": 3e-4,
-    "lr_audio": 3e-4,
-    "lr_fusion": 3e-3,
-    "auto_scale_lr": false,
-    "fusion_type": "attention",
-    "scheduler": "cosine",
-    "grad_clip": 1.0,
-    "epochs": 100
-})";
-
-}  // namespace
-
-TEST_CASE("A run reads real clips, writes its folder and scores each test clip once", "[apps][emotion]") {
+TEST_CASE("A run reads real clips, writes its folder and scores each clip of the test once", "[apps][emotion]") {
   const EmotionPlace place;
   const Ended ended = run_emotion(place.dir, place.flags("run", {}));
   INFO(ended.errors);
@@ -76,9 +56,8 @@ TEST_CASE("Damaged and missing clips are replaced, listed once and excluded from
 
 TEST_CASE("The guide's command line and configuration are accepted unchanged", "[apps][emotion]") {
   const EmotionPlace place;
-  std::ofstream(place.dir / "config_3x4090.json") << kGuideConfig;
   const std::vector<std::vector<std::string>> ways = {
-      {"--config", place.dir / "config_3x4090.json"},
+      {"--config", EMOTION_CONFIG},
       {"--preset", "multi_gpu_3x4090"},
       {"--dataset", "MELD", "--use_multi_gpu", "--gpu_ids", "0", "1", "2", "--batch_size", "16", "--num_workers", "12",
        "--auto_scale_lr"}};

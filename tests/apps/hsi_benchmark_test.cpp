@@ -84,11 +84,16 @@ TEST_CASE("benchmark, sweep and quick_perf_test print a table and write the same
   REQUIRE(scaling.code == 0);
   CHECK_THAT(scaling.output, Catch::Contains("efficiency") && Catch::Contains("waiting"));
   const auto results = json_in(dir / "benchmark.json").at("results");
-  REQUIRE(results.size() == 2);
-  CHECK(results[0].at("efficiency").get<double>() == 1.0);
-  CHECK(results[1].at("devices").get<int>() == 2);
-  for (const char* name : {"epoch_seconds", "patches_per_second", "speedup", "utilisation", "waiting_share"}) {
-    CHECK(results[1].contains(name));
+  REQUIRE(results.size() == 4);
+  for (const size_t i : {0, 1, 2, 3}) {
+    CHECK(results[i].at("feed") == (i < 2 ? "device" : "loader"));
+    CHECK(results[i].at("precision") == "fp32");
+    CHECK(results[i].at("devices") == i % 2 + 1);
+    CHECK((results[i].at("efficiency") == 1.0) == (i % 2 == 0));
+    for (const char* name :
+         {"epoch_seconds", "patches_per_second", "speedup", "utilisation", "waiting_share", "swing"}) {
+      CHECK(results[i].contains(name));
+    }
   }
 
   const Ended test = run({"quick_perf_test"});
@@ -106,7 +111,44 @@ TEST_CASE("benchmark, sweep and quick_perf_test print a table and write the same
   CHECK_THAT(swept.output, Catch::Contains(sweep.at("recommended").get<std::string>()));
 }
 
-TEST_CASE("Commands refuse flags of other commands and missing devices", "[apps][hsi][benchmark]") {
+TEST_CASE("benchmark measures one feed, mixed precision, and the ranks of a launcher together",
+          "[apps][hsi][benchmark]") {
+  const TempDir dir;
+  const Ended ended = run_to_end("trainkit",
+                                 {"launch",
+                                  "--nproc_per_node",
+                                  "2",
+                                  "--",
+                                  TRAINKIT_BIN_DIR "/trainkit-hsi",
+                                  "benchmark",
+                                  "--device",
+                                  "cpu",
+                                  "--bands",
+                                  "8",
+                                  "--patch_size",
+                                  "5",
+                                  "--seconds",
+                                  "0.2",
+                                  "--feed",
+                                  "loader",
+                                  "--precision",
+                                  "bf16",
+                                  "--json",
+                                  dir / "ranks.json"},
+                                 dir.path().string());
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK_THAT(ended.output, Catch::Contains("devices  feed    precision") && Catch::Contains("      2  loader  bf16"));
+  CHECK_THAT(ended.output, !Catch::Contains("[rank 1]"));
+  const auto results = json_in(dir / "ranks.json").at("results");
+  REQUIRE(results.size() == 1);
+  CHECK(results[0].at("ranks") == 2);
+  CHECK(results[0].at("precision") == "bf16");
+  CHECK(results[0].at("patches_per_second").get<double>() > 0);
+  CHECK(results[0].at("speedup").is_null());  // one rank was not measured
+}
+
+TEST_CASE("Commands refuse flags that are not theirs and devices that are not there", "[apps][hsi][benchmark]") {
   const TempDir dir;
   const std::string place = dir.path().string();
   for (const std::vector<std::string>& words : {std::vector<std::string>{"quick_perf_test", "--gpus", "2"},
@@ -114,6 +156,7 @@ TEST_CASE("Commands refuse flags of other commands and missing devices", "[apps]
                                                 {"benchmark", "--patch_size", "4"},
                                                 {"benchmark", "--model", "ssrn", "--bands", "3"},
                                                 {"benchmark", "--device", "cuda", "--gpus", "64"},
+                                                {"benchmark", "--device", "cpu", "--precision", "fp16"},
                                                 {"sweep", "--workers"}}) {
     const Ended ended = run_to_end("trainkit-hsi", words, place);
     INFO(words[0] << " " << words[1] << "\n" << ended.errors);

@@ -333,7 +333,18 @@ TEST_CASE("A program that cannot be started is a usage error") {
   CHECK(many.wait() == 2);
 }
 
-TEST_CASE("A port in use is reported before any rank starts") {
+TEST_CASE("a limit on open files ends the ranks that have started, and is named") {
+  TempDir dir;
+  Program few(
+      "/bin/bash",
+      {"-c", "ulimit -n 64; exec \"$0\" launch --nproc_per_node 100 -- sleep 600", TRAINKIT_BIN_DIR "/trainkit"},
+      dir.path().string());
+  CHECK(few.wait() == 8);
+  CHECK_THAT(few.errors(), Catch::Contains("error[launch.start]") && Catch::Contains("Too many open files") &&
+                               Catch::Contains("hint: raise the limit of open files: ulimit -n"));
+}
+
+TEST_CASE("a port that is taken is told before any rank starts") {
   Launched first(1,
                  "exec python3 -c 'import socket,sys,time\ns=socket.socket()\ns.bind((\"127.0.0.1\",0))\ns.listen()\n"
                  "print(s.getsockname()[1],file=open(sys.argv[1]+\"/port.new\",\"w\"),flush=True)\n"

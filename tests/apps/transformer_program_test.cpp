@@ -47,7 +47,14 @@ TEST_CASE("A run writes its folder, prints its settings and ends with a sample",
   CHECK(!fs::exists(place.dir / "run" + "/error.json"));
 }
 
-TEST_CASE("config.yaml of a run reproduces the run", "[apps][transformer]") {
+TEST_CASE("A folder for demonstration data that cannot be created is named with its cause", "[apps][transformer]") {
+  const Place place;
+  const Ended ended = run(place, {"--make_demo_data", "/proc/none/demo"});
+  CHECK(ended.code == 6);
+  CHECK_THAT(ended.errors, Catch::Contains("/proc/none: cannot create the directory: No such file"));
+}
+
+TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]") {
   const Place place;
   REQUIRE(run(place, place.flags("run", {"--max_steps", "10", "--save_every", "10"})).code == 0);
   const Ended again = run(place, {"--config", place.dir / "run" + "/config.yaml", "--output_dir", place.dir / "again"});

@@ -157,20 +157,48 @@ TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision o
   CHECK(check_run_options(program.parser, program.run, program.machine).ok());
 }
 
-TEST_CASE("The default number of workers is half the CPU cores, at most 8 and two per GPU", "[config][run_options]") {
-  CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 1}) == 1);
-  CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 16}) == 2);
-  CHECK(resolve_num_workers({}, {.cuda_devices = 3, .cpus = 8}) == 4);
-  CHECK(resolve_num_workers({}, {.cuda_devices = 8, .cpus = 64}) == 8);
-  CHECK(resolve_num_workers({.num_workers = {5}}, {.cuda_devices = 0, .cpus = 2}) == 5);
-  CHECK(resolve_num_workers({.num_workers = {0}}, {.cuda_devices = 0, .cpus = 2}) == 0);
+namespace {
+
+/// Workers of a process that trains on `devices`.
+int workers(size_t devices, const Machine& machine, IntOrAuto given = {}) {
+  return resolve_num_workers({.num_workers = given}, {.devices = std::vector(devices, c10::Device(c10::kCPU))},
+                             machine);
+}
+
+}  // namespace
+
+TEST_CASE("Automatic workers are half the processors, at most 8 and two per device", "[config][run_options]") {
+  CHECK(workers(1, {.cpus = 1}) == 1);
+  CHECK(workers(1, {.cpus = 16}) == 2);
+  CHECK(workers(3, {.cuda_devices = 3, .cpus = 8}) == 4);
+  CHECK(workers(8, {.cuda_devices = 8, .cpus = 64}) == 8);
+  CHECK(workers(1, {.cpus = 2}, {5}) == 5);
+  CHECK(workers(1, {.cpus = 2}, {0}) == 0);
   CHECK(Machine::here().cpus >= 1);
 }
 
-TEST_CASE("The ranks of a machine share the workers chosen by auto", "[config][run_options]") {
-  CHECK(resolve_num_workers({}, {.cuda_devices = 4, .cpus = 64, .ranks = 8, .local_ranks = 4}) == 2);
-  CHECK(resolve_num_workers({}, {.cuda_devices = 0, .cpus = 2, .ranks = 2, .local_ranks = 2}) == 1);
-  CHECK(resolve_num_workers({.num_workers = {3}}, {.cuda_devices = 4, .cpus = 64, .ranks = 4, .local_ranks = 4}) == 3);
+TEST_CASE("Automatic workers count the devices in use, not the visible GPUs", "[config][run_options]") {
+  const Machine eight_gpus{.cuda_devices = 8, .cpus = 64};
+  for (const auto& [flags, expected] :
+       std::vector<std::pair<std::vector<std::string>, int>>{{{}, 2},
+                                                             {{"--device", "cuda:3"}, 2},
+                                                             {{"--device", "cpu"}, 2},
+                                                             {{"--use_multi_gpu", "--gpu_ids", "1", "2", "3"}, 6},
+                                                             {{"--parallel", "2"}, 4},
+                                                             {{"--device", "cpu", "--parallel", "3"}, 6},
+                                                             {{"--use_multi_gpu"}, 8}}) {
+    Program program;
+    REQUIRE(program.parser.parse(flags).ok());
+    const DevicePlan plan = resolve_devices(program.parser, program.run, eight_gpus).value();
+    CHECK(resolve_num_workers(program.run, plan, eight_gpus) == expected);
+  }
+}
+
+TEST_CASE("Workers chosen by auto are shared by the ranks of a machine", "[config][run_options]") {
+  CHECK(workers(1, {.cuda_devices = 4, .cpus = 64, .ranks = 8, .local_ranks = 4}) == 2);
+  CHECK(workers(1, {.cuda_devices = 8, .cpus = 64, .ranks = 2, .local_ranks = 2}) == 2);
+  CHECK(workers(1, {.cpus = 2, .ranks = 2, .local_ranks = 2}) == 1);
+  CHECK(workers(1, {.cuda_devices = 4, .cpus = 64, .ranks = 4, .local_ranks = 4}, {3}) == 3);
 }
 
 namespace {

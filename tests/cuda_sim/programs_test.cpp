@@ -1,5 +1,6 @@
 // Programs on simulated devices: their copies, their logged GPU values, and their choice of device.
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "runs_on_device.h"
 
@@ -32,15 +33,24 @@ TEST_CASE("Class weights are copied once to each device", "[cuda_sim][class_weig
   CHECK(copies("with", "--class_weights") - copies("without", "--no-class_weights") == 3);
 }
 
-TEST_CASE("A record contains the memory of the GPUs of all replicas and ranks", "[cuda_sim][gpu_records]") {
+TEST_CASE("A record has the memory of the GPUs of all replicas and ranks, as have lines at the start and evaluations",
+          "[cuda_sim][gpu_records]") {
   Trainer trainer = transformer();
   trainer.steps = 10;
   const Runs runs(trainer);
   const std::vector<std::string> two = {"CUDA_SIM_DEVICES=2"};
-  runs.run("dp", {.flags = {"--device", "cuda", "--eval_every", "0", "--use_multi_gpu", "--gpu_ids", "0", "1"},
+  const auto check_lines = [&](const std::string& first, const std::string& second) {
+    const std::string use = " [0-9.]+ [KMGi]*B allocated, [0-9.]+ [KMGi]*B reserved, [0-9.]+ [KMGi]*B total";
+    const std::regex line("GPU memory: " + first + use + "; " + second + use);
+    INFO(runs.printed);
+    CHECK(std::distance(std::sregex_iterator(runs.printed.begin(), runs.printed.end(), line), {}) == 3);
+  };
+  runs.run("dp", {.flags = {"--device", "cuda", "--eval_every", "5", "--use_multi_gpu", "--gpu_ids", "0", "1"},
                   .device = two,
                   .devices = 2});
-  runs.run("ddp", {.flags = {"--device", "cuda", "--eval_every", "0"}, .device = two, .devices = 2, .ranks = 2});
+  check_lines("cuda:0", "cuda:1");
+  runs.run("ddp", {.flags = {"--device", "cuda", "--eval_every", "5"}, .device = two, .devices = 2, .ranks = 2});
+  check_lines("rank 0", "rank 1");
   for (const char* name : {"dp", "ddp"}) {
     const auto records = read_jsonl(runs.dir / (std::string(name) + "/metrics.jsonl")).value();
     REQUIRE(records[0].gpu_memory_bytes.size() == 2);
@@ -48,7 +58,19 @@ TEST_CASE("A record contains the memory of the GPUs of all replicas and ranks", 
   }
 }
 
-TEST_CASE("The README's program trains on the available GPU, and logs it", "[cuda_sim][readme]") {
+TEST_CASE("On a GPU mixed precision is on by default in every trainer", "[cuda_sim][gpu_records]") {
+  const TempDir dir;
+  for (const char* trainer : {"trainkit-transformer", "trainkit-hsi", "trainkit-gpt2rec", "trainkit-emotion"}) {
+    ProgramOptions options;
+    options.environment = simulated({});
+    Program program(trainer, {"--device", "cuda", "--print_config"}, dir.path().string(), options);
+    INFO(trainer << program.errors());
+    REQUIRE(program.wait() == 0);
+    CHECK_THAT(program.output(), Catch::Contains("mixed_precision: true"));
+  }
+}
+
+TEST_CASE("The README's program trains on the GPU that is there, and says so", "[cuda_sim][readme]") {
   const TempDir dir;
   const auto run = [&](bool on_device) {
     ProgramOptions options;
@@ -63,5 +85,5 @@ TEST_CASE("The README's program trains on the available GPU, and logs it", "[cud
   const std::string cpu = run(false), gpu = run(true);
   CHECK_THAT(cpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cpu, loss "));
   CHECK_THAT(gpu, Catch::Matchers::StartsWith("390 steps in 5 epochs on cuda:0, loss "));
-  for (const std::string& text : {cpu, gpu}) CHECK(loss_of(text) < 0.5);  // no fixed seed
+  for (const std::string& text : {cpu, gpu}) CHECK(loss_of(text) < 0.5);  // other random weights on a GPU
 }

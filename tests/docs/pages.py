@@ -5,9 +5,10 @@
     tests/docs/pages.py check PAGE...            names the blocks that are not programs
     tests/docs/pages.py run PAGE N PROGRAM [NAME]   runs PROGRAM NAME, block N of PAGE, in a temporary folder
 
-A block is a complete program that a reader can compile. If the text after it begins with "prints" or "It prints", the
-lines of the following block must be in the program's output, except for numbers; "exits with 4" there is the exit code,
-otherwise 0. Exit status: 0 if the page is correct, else 1.
+A block is a whole program: whoever reads it can compile it. If the text behind it begins with "prints" or "It prints", the
+program must print the lines of the block that follows: whole numbers exactly, decimal numbers within 5 % (the last digits of
+a sum differ between processors). "for example" in that text allows any numbers, for times. "exits with 4" is the exit code,
+otherwise 0. Exit status: 0 as the page says, 1 not so.
 """
 
 import pathlib
@@ -20,12 +21,17 @@ BLOCK = re.compile(r"^```cpp\n(?P<code>.*?)^```\n(?P<behind>\n*(?:It )?prints(?P
                    re.M | re.S)
 
 
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+TOLERANCE = 0.05
+
+
 def blocks(page):
-    """Returns (line, code, output or None, exit code) of every C++ block of a page."""
+    """(line, code, output or None, exit code, whether its numbers count) of every C++ block of a page."""
     text = pathlib.Path(page).read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         code = re.search(r"exits with (\d+)", match["how"] or "")
-        yield text.count("\n", 0, match.start()) + 2, match["code"], match["output"], int(code[1]) if code else 0
+        numbers_count = "for example" not in (match["how"] or "")
+        yield text.count("\n", 0, match.start()) + 2, match["code"], match["output"], int(code[1]) if code else 0, numbers_count
 
 
 def is_program(code):
@@ -34,7 +40,7 @@ def is_program(code):
 
 def check(*pages):
     return [f"{page}:{line}: a C++ block without main() cannot be compiled: make it a program"
-            for page in pages for line, code, _, _ in blocks(page) if not is_program(code)]
+            for page in pages for line, code, *_ in blocks(page) if not is_program(code)]
 
 
 def as_function(name, line, page, code):
@@ -56,7 +62,7 @@ def extract(folder, *pages):
     folder.mkdir(parents=True, exist_ok=True)
     includes, functions, names = {}, [], []
     for page in pages:
-        for number, (line, code, _, _) in enumerate(blocks(page), 1):
+        for number, (line, code, *_) in enumerate(blocks(page), 1):
             if not is_program(code):
                 continue
             name = f"{re.sub(r'[^a-z0-9]', '_', pathlib.Path(page).stem.lower())}_{number}"
@@ -74,24 +80,33 @@ def extract(folder, *pages):
     return []
 
 
-def shape(text):
-    """The lines without numbers."""
-    return [re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line.rstrip()) for line in text.splitlines()]
+def same_number(wanted, printed):
+    if wanted.isdigit():
+        return wanted == printed
+    return abs(float(printed) - float(wanted)) <= TOLERANCE * abs(float(wanted))
 
 
-def stands_in(wanted, lines):
-    return any(lines[at:at + len(wanted)] == wanted for at in range(len(lines) - len(wanted) + 1))
+def same_line(wanted, printed, numbers_count):
+    """Whether two lines are equal, each number as the module's text says."""
+    wanted, printed = NUMBER.split(wanted.rstrip()), NUMBER.split(printed.rstrip())
+    return wanted[::2] == printed[::2] and (
+        not numbers_count or all(same_number(*pair) for pair in zip(wanted[1::2], printed[1::2])))
+
+
+def stands_in(wanted, lines, numbers_count=True):
+    return any(all(same_line(*pair, numbers_count) for pair in zip(wanted, lines[at:]))
+               for at in range(len(lines) - len(wanted) + 1))
 
 
 def run(page, number, program, *name):
-    line, _, output, exit_code = list(blocks(page))[int(number) - 1]
+    line, _, output, exit_code, numbers_count = list(blocks(page))[int(number) - 1]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([pathlib.Path(program).resolve(), *name], cwd=folder, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
     problems = []
     if done.returncode != exit_code:
         problems.append(f"{page}:{line}: exits with {done.returncode}, not {exit_code}")
-    if output is not None and not stands_in(shape(output), shape(done.stdout)):
+    if output is not None and not stands_in(output.splitlines(), done.stdout.splitlines(), numbers_count):
         problems.append(f"{page}:{line}: does not print what the page shows")
     if problems:
         problems.append(done.stdout)

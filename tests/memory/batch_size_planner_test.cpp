@@ -19,6 +19,7 @@ TEST_CASE("The table of settings by memory has the guide's limits") {
   CHECK(is(preset_for_memory(8 * kGiB), 1024, true, 4));
   CHECK(is(preset_for_memory(4 * kGiB), 1024, true, 4));
   CHECK(is(preset_for_memory(4 * kGiB - 1), 512, false, 2));
+  CHECK(preset_for_memory(8 * kGiB).name == std::string("4_to_8gib"));
 }
 
 TEST_CASE("A batch is divided as max(1, total / devices), and rows changed by rounding are reported") {

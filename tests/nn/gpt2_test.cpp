@@ -120,7 +120,7 @@ TEST_CASE("A GPT-2 with invalid sizes or inputs is refused with all errors", "[n
   config.activation_function = "tangens";
   const absl::Status status = validate(config);
   CHECK(exit_code(status) == ExitCode::kUsage);
-  CHECK_THAT(std::string(status.message()), Catch::Contains("n_head must divide n_embd 16, got 3") &&
+  CHECK_THAT(std::string(status.message()), Catch::Contains("n_head must be a divisor of n_embd 16, got 3") &&
                                                 Catch::Contains("resid_pdrop must be in [0, 1)") &&
                                                 Catch::Contains("activation_function must be one of gelu_new,"));
   CHECK_THROWS_AS(GPT2Model(config), c10::ValueError);
@@ -188,7 +188,7 @@ TEST_CASE("A folder without a valid GPT-2 is refused with the file and the field
       {"\"n_inner\": null", "\"n_inner\": 2000000000", "n_inner: does not fit the weights"},
       {"\"vocab_size\": 30", "\"vocab_size\": 2000000000", "vocab_size: does not fit the weights"},
       {"\"n_positions\": 12", "\"n_positions\": 2000000000", "n_positions: does not fit the weights"},
-      {"\"n_head\": 2", "\"n_head\": 0", "n_head must divide n_embd 16, got 0"},
+      {"\"n_head\": 2", "\"n_head\": 0", "n_head must be a divisor of n_embd 16, got 0"},
       {"\"n_head\": 2", "\"n_head\": 2, \"add_cross_attention\": true", "add_cross_attention: is not supported"},
       {"\"gelu_new\"", "\"mish\"", "activation_function must be one of"},
       {"1e-05", "0", "layer_norm_epsilon must be in (0, 1), got 0"},

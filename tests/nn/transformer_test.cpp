@@ -114,7 +114,7 @@ TEST_CASE("An invalid configuration is refused with all errors in one message", 
       validate({.vocab_size = 0, .block_size = -1, .n_layers = 0, .n_heads = 3, .hidden_dim = 16, .dropout = 1.0});
   CHECK(exit_code(status) == ExitCode::kUsage);
   for (const char* text : {"vocab_size must be >= 1, got 0", "block_size must be >= 1, got -1", "n_layers",
-                           "n_heads must divide", "dropout must be in [0, 1), got 1"}) {
+                           "n_heads must be a divisor of", "dropout must be in [0, 1), got 1"}) {
     CHECK(std::string(status.message()).find(text) != std::string::npos);
   }
   CHECK(validate(small_config()).ok());

@@ -41,6 +41,7 @@ class InstalledTreeTest(unittest.TestCase):
     def test_every_program_has_a_launcher(self):
         self.assertEqual(sorted(path.name for path in (PREFIX / "bin").iterdir()), PROGRAMS)
         self.assertEqual(sorted(path.name for path in (PREFIX / "libexec/trainkit").iterdir()), PROGRAMS)
+        self.assertTrue((PREFIX / "share/trainkit/config_3x4090.json").is_file())
 
     def test_no_path_of_the_build_machine_remains_in_any_file(self):
         machine = {str(place).encode() for place in (BUILD, SOURCE, FIRST, TORCH, TORCH.parent, pathlib.Path.home())}

@@ -522,7 +522,18 @@ TEST_CASE("--resume accepts latest, a run, a folder, a path or a name", "[train]
   }
 }
 
-TEST_CASE("A snapshot shares no memory with the live tensors", "[train][checkpoint]") {
+TEST_CASE("Resuming from a file of PyTorch names --init_from", "[train][checkpoint]") {
+  const TempDir dir;
+  write(dir / "checkpoint-latest.pt", "PK");
+  for (const std::string& file : {dir / "checkpoint-latest.pt", dir / "missing.pth"}) {
+    const absl::Status status = resolve_checkpoint(file, dir / "run").status();
+    CHECK(exit_code(status) == ExitCode::kWeights);
+    CHECK_THAT(error_text(status), Catch::Contains("not a checkpoint of this library"));
+    CHECK_THAT(error_text(status), Catch::Contains("hint: --init_from " + file + " "));
+  }
+}
+
+TEST_CASE("A snapshot shares nothing with the live tensors", "[train][checkpoint]") {
   const CheckpointContents live = contents_of(1);
   const CheckpointContents copy = snapshot(live);
   live.model[0].second.fill_(9);

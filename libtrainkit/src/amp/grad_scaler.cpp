@@ -14,6 +14,7 @@
 #include <string>
 
 #include "amp/scaling_state.h"
+#include "core/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -22,23 +23,19 @@ namespace {
 
 using Stage = detail::ScalingState::Stage;
 
-/// Describes every option that is out of range; "" if there is none.
-std::string problems_of(const GradScalerOptions& options) {
-  std::string problems;
-  const auto require = [&](bool holds, const char* name, const char* rule, double value) {
-    if (!holds) problems += std::string(" ") + name + " must be " + rule + ", got " + std::to_string(value) + ";";
-  };
-  require(options.growth_factor > 1 && std::isfinite(options.growth_factor), "growth_factor", "finite and > 1",
-          options.growth_factor);
-  require(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor", "in (0, 1)",
-          options.backoff_factor);
-  require(options.growth_interval >= 1, "growth_interval", ">= 1", static_cast<double>(options.growth_interval));
-  require(options.min_scale >= 0 && std::isfinite(options.min_scale), "min_scale", "finite and >= 0",
-          options.min_scale);
-  require(options.max_scale >= options.min_scale, "max_scale", ">= min_scale", options.max_scale);
-  require(options.init_scale > 0 && std::isfinite(options.init_scale) && options.init_scale >= options.min_scale &&
-              options.init_scale <= options.max_scale,
-          "init_scale", "finite, > 0 and between min_scale and max_scale", options.init_scale);
+detail::OptionProblems problems_of(const GradScalerOptions& options) {
+  detail::OptionProblems problems;
+  problems
+      .require(options.growth_factor > 1 && std::isfinite(options.growth_factor), "growth_factor", "finite and > 1",
+               options.growth_factor)
+      .require(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor", "in (0, 1)",
+               options.backoff_factor)
+      .require(options.growth_interval >= 1, "growth_interval", ">= 1", options.growth_interval)
+      .require(detail::finite_not_negative(options.min_scale), "min_scale", "finite and >= 0", options.min_scale)
+      .require(options.max_scale >= options.min_scale, "max_scale", ">= min_scale", options.max_scale)
+      .require(options.init_scale > 0 && std::isfinite(options.init_scale) && options.init_scale >= options.min_scale &&
+                   options.init_scale <= options.max_scale,
+               "init_scale", "finite, > 0 and between min_scale and max_scale", options.init_scale);
   return problems;
 }
 
@@ -78,8 +75,8 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(std::vector<at::Tenso
 
 GradScaler::GradScaler(GradScalerOptions options)
     : options_(options), iteration_(std::make_shared<detail::ScalerIteration>()) {
-  const std::string problems = options.enabled ? problems_of(options) : "";
-  TORCH_CHECK_VALUE(problems.empty(), "GradScaler:", problems);
+  const auto problems = options.enabled ? problems_of(options) : detail::OptionProblems();
+  TORCH_CHECK_VALUE(problems.empty(), "GradScaler: ", problems.text());
 }
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
 GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
@@ -190,15 +187,14 @@ absl::Status GradScaler::load_state_dict(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(options.backoff_factor, get_state<double>(state, "backoff_factor"));
   TRAINKIT_ASSIGN_OR_RETURN(options.growth_interval, get_state<int64_t>(state, "growth_interval"));
   TRAINKIT_ASSIGN_OR_RETURN(const int64_t tracker, get_state<int64_t>(state, "_growth_tracker"));
-  std::string problems = problems_of(options);
-  if (tracker < 0 || tracker >= std::max<int64_t>(options.growth_interval, 1)) {
-    problems += " _growth_tracker must be in [0, growth_interval), got " + std::to_string(tracker) + ";";
-  }
+  detail::OptionProblems problems = problems_of(options);
+  problems.require(tracker >= 0 && tracker < std::max<int64_t>(options.growth_interval, 1), "_growth_tracker",
+                   "in [0, growth_interval)", tracker);
   if (!problems.empty()) {
     return to_status({.exit_code = ExitCode::kWeights,
                       .id = "ckpt.state",
                       .field = "scaler",
-                      .problem = "has values out of range:" + problems},
+                      .problem = "has values out of range: " + problems.text()},
                      absl::StatusCode::kInvalidArgument);
   }
   options_ = options;

@@ -158,7 +158,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
     if (!run.dry_run) program.output_dir = run.output_dir;
   }
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
-  share_processors(run, machine, app.read_cost());
+  share_processors(run, placement.plan, machine, app.read_cost());
   std::vector<Metrics> results;
   std::optional<MemoryPlan> memory;
   for (int64_t i = 0; i < app.repeats(); ++i) {

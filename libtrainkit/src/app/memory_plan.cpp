@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "app/memory_ladder.h"
 #include "core/gpu_kernel_support.h"
 #include "core/host_memory.h"
 #include "train/gpu_libraries.h"
-#include "app/memory_ladder.h"
 #include "train/run_state.h"
 #include "train/step_flops.h"
 #include "trainkit/app/run_folder.h"
@@ -100,7 +100,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, 
   recipe.step.precision = run_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
   recipe.step.cuda_graph = placement.plan.replicas == 1 ? run_cuda_graph(run) : CudaGraph::kOff;
-  const int64_t slots = resolve_num_workers(run, machine) * run.prefetch_factor.value.value_or(2);
+  const int64_t slots = resolve_num_workers(run, placement.plan, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;
   if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
   recipe.libraries = detail::gpu_libraries(placement.device());

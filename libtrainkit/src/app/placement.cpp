@@ -79,7 +79,7 @@ PrefetcherOptions loader_options(const RunOptions& run, const Machine& machine, 
   // Several devices of one process copy their shares of a batch from the host.
   const at::Device target = replicas == 1 ? placement.device() : at::Device(at::kCPU);
   return {.batch_size = placement.batch.batch_size * replicas,
-          .num_workers = resolve_num_workers(run, machine),
+          .num_workers = resolve_num_workers(run, placement.plan, machine),
           .prefetch_factor = static_cast<int>(run.prefetch_factor.value.value_or(2)),
           .adaptive_prefetch = run.prefetch_factor.is_auto(),
           .persistent_workers = run.persistent_workers,

@@ -89,9 +89,9 @@ CudaGraph run_cuda_graph(const RunOptions& run) {
   return run.cuda_graph == "on" ? CudaGraph::kOn : run.cuda_graph == "off" ? CudaGraph::kOff : CudaGraph::kAuto;
 }
 
-int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost) {
+int share_processors(const RunOptions& run, const DevicePlan& plan, const Machine& machine, ReadCost cost) {
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
-  const int share = suggest_intra_op_threads(resolve_num_workers(run, machine), cost, ranks);
+  const int share = suggest_intra_op_threads(resolve_num_workers(run, plan, machine), cost, ranks);
   const int threads = std::min(at::get_num_threads(), share);
   at::set_num_threads(threads);
   return threads;

@@ -382,9 +382,10 @@ c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device)
   return device.is_cuda() ? c10::kHalf : c10::kBFloat16;
 }
 
-int resolve_num_workers(const RunOptions& options, const Machine& machine) {
+int resolve_num_workers(const RunOptions& options, const DevicePlan& plan, const Machine& machine) {
   if (!options.num_workers.is_auto()) return static_cast<int>(*options.num_workers.value);
-  return suggest_num_workers(machine.cuda_devices, static_cast<int>(machine.local_ranks), machine.cpus);
+  const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
+  return suggest_num_workers(static_cast<int>(plan.devices.size()) * ranks, ranks, machine.cpus);
 }
 
 absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,

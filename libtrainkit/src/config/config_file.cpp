@@ -20,6 +20,7 @@
 #include <sstream>
 
 #include "core/strict_json.h"
+#include "core/unique_descriptor.h"
 #include "raw_value.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -75,20 +76,16 @@ Position position_of(std::string_view text, size_t offset) {
 absl::StatusOr<std::string> read_text(const std::string& path) {
   const auto failed = [&](const char* problem) { return file_error(path, "config.file", problem); };
   // O_NONBLOCK: opening a pipe without a writer would block forever.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return failed(std::strerror(errno));
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
+  const detail::UniqueDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) return failed(std::strerror(errno));
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return failed(std::strerror(errno));
+  if (::fstat(file.get(), &info) != 0) return failed(std::strerror(errno));
   if (S_ISDIR(info.st_mode)) return file_error(path, "config.file", "a folder", {}, "a YAML or JSON file");
   if (!S_ISREG(info.st_mode)) return file_error(path, "config.file", "not a regular file", {}, "a YAML or JSON file");
   std::string text;
   char chunk[16384];
   while (text.size() <= kMaxFileBytes) {
-    const ssize_t count = ::read(fd, chunk, sizeof chunk);
+    const ssize_t count = ::read(file.get(), chunk, sizeof chunk);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return failed(std::strerror(errno));
     if (count == 0) break;

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <unordered_set>
 
+#include "core/option_problems.h"
 #include "data/device_copier.h"
 #include "data/worker_pool.h"
 #include "trainkit/core/digest.h"
@@ -55,27 +56,22 @@ std::string digest_of_rows(const Dataset& dataset) try {
 }
 
 absl::Status check(const Dataset* dataset, const Sampler* sampler, const PrefetcherOptions& options) {
-  std::string problems;
-  const auto require = [&](bool holds, const std::string& problem) {
-    if (!holds) problems += (problems.empty() ? "" : "; ") + problem;
-  };
-  const auto got = [](auto value) { return ", got " + std::to_string(value); };
-  require(dataset != nullptr, "the dataset must not be null");
-  require(sampler != nullptr, "the sampler must not be null");
-  require(options.batch_size >= 1, "batch_size must be >= 1" + got(options.batch_size));
-  require(options.num_workers >= 0 && options.num_workers <= 1024,
-          "num_workers must be in 0..1024" + got(options.num_workers));
-  require(options.prefetch_factor >= 1 && options.prefetch_factor <= kMaxPrefetchFactor,
-          "prefetch_factor must be in 1.." + std::to_string(kMaxPrefetchFactor) + got(options.prefetch_factor));
-  require(options.timeout.count() >= 0, "timeout must be >= 0 ms" + got(options.timeout.count()));
-  require(options.max_bad_samples >= -1, "max_bad_samples must be >= -1" + got(options.max_bad_samples));
-  require(options.device.is_cpu() || options.device.is_cuda(),
-          "device must be cpu or cuda, got " + options.device.str());
-  if (options.device.is_cuda())
-    require(at::hasCUDA(), "device is " + options.device.str() + ", but LibTorch finds no CUDA device");
+  detail::OptionProblems problems;
+  problems.require(dataset != nullptr, "the dataset must not be null")
+      .require(sampler != nullptr, "the sampler must not be null")
+      .require(options.batch_size >= 1, "batch_size", ">= 1", options.batch_size)
+      .require(options.num_workers >= 0 && options.num_workers <= 1024, "num_workers", "in 0..1024",
+               options.num_workers)
+      .require(options.prefetch_factor >= 1 && options.prefetch_factor <= kMaxPrefetchFactor, "prefetch_factor",
+               "in 1.." + std::to_string(kMaxPrefetchFactor), options.prefetch_factor)
+      .require(options.timeout.count() >= 0, "timeout", ">= 0 ms", options.timeout.count())
+      .require(options.max_bad_samples >= -1, "max_bad_samples", ">= -1", options.max_bad_samples)
+      .require(options.device.is_cpu() || options.device.is_cuda(), "device", "cpu or cuda", options.device)
+      .require(!options.device.is_cuda() || at::hasCUDA(),
+               "device is " + options.device.str() + ", but LibTorch finds no CUDA device");
   if (problems.empty()) return absl::OkStatus();
   return to_status(
-      {.exit_code = ExitCode::kUsage, .id = "data.options", .field = "PrefetcherOptions", .problem = problems},
+      {.exit_code = ExitCode::kUsage, .id = "data.options", .field = "PrefetcherOptions", .problem = problems.text()},
       absl::StatusCode::kInvalidArgument);
 }
 

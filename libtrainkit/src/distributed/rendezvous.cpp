@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "core/unique_descriptor.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -25,22 +26,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-/// Closes a socket at the end of the scope.
-class Socket {
- public:
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  Socket(Socket&& other) noexcept : descriptor_(other.release()) {}
-  Socket& operator=(Socket&&) = delete;
-  int get() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
-
- private:
-  int descriptor_;
-};
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
@@ -71,11 +56,11 @@ std::string seconds_text(milliseconds time) {
   return text;
 }
 
-absl::StatusOr<Socket> listen_on(const std::string& address, uint16_t port) {
+absl::StatusOr<UniqueDescriptor> listen_on(const std::string& address, uint16_t port) {
   const Addresses addresses = resolve(address, port);
   int error = EADDRNOTAVAIL;
   for (const addrinfo* one = addresses.get(); one; one = one->ai_next) {
-    Socket socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol));
+    UniqueDescriptor socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol));
     const int yes = 1;
     if (socket.get() >= 0 && ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
         ::bind(socket.get(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
@@ -94,7 +79,8 @@ bool wait_for_listener(const std::string& host, uint16_t port, Deadline deadline
   while (true) {
     const Addresses addresses = resolve(host, port);
     for (const addrinfo* one = addresses.get(); one; one = one->ai_next) {
-      const Socket socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, one->ai_protocol));
+      const UniqueDescriptor socket(
+          ::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, one->ai_protocol));
       if (socket.get() < 0) continue;
       if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0) return true;
       if (errno != EINPROGRESS) continue;
@@ -169,7 +155,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> open_store(const LaunchEnvironme
   options.waitWorkers = false;
   options.timeout = left_until(deadline);
   if (serve) {
-    TRAINKIT_ASSIGN_OR_RETURN(Socket socket, listen_on(address, launch.master_port));
+    TRAINKIT_ASSIGN_OR_RETURN(UniqueDescriptor socket, listen_on(address, launch.master_port));
     options.masterListenFd = socket.release();
   } else if (!wait_for_listener(host, launch.master_port, deadline)) {
     return distributed_error("dist.join", "MASTER_ADDR",

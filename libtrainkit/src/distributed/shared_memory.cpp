@@ -16,6 +16,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "core/unique_descriptor.h"
+
 namespace trainkit::detail {
 namespace {
 
@@ -93,20 +95,6 @@ class SumWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> done_;
 };
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 }  // namespace
 
 /// Maps the memory of one rank into this process.
@@ -114,12 +102,11 @@ class SharedMemory::RankMemory {
  public:
   /// Returns null if the memory cannot be mapped or the process cannot be watched.
   static std::unique_ptr<RankMemory> map(int memory, pid_t process) {
-    const int watch = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
-    if (watch < 0) return nullptr;
+    detail::UniqueDescriptor watch(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+    if (watch.get() < 0) return nullptr;
     void* data = ::mmap(nullptr, kShownBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    if (data != MAP_FAILED) return std::unique_ptr<RankMemory>(new RankMemory(static_cast<std::byte*>(data), watch));
-    ::close(watch);
-    return nullptr;
+    if (data == MAP_FAILED) return nullptr;
+    return std::unique_ptr<RankMemory>(new RankMemory(static_cast<std::byte*>(data), std::move(watch)));
   }
   ~RankMemory() { ::munmap(data_, kShownBytes); }
   RankMemory(const RankMemory&) = delete;
@@ -134,9 +121,9 @@ class SharedMemory::RankMemory {
   }
 
  private:
-  RankMemory(std::byte* data, int process) : data_(data), process_(process) {}
+  RankMemory(std::byte* data, detail::UniqueDescriptor process) : data_(data), process_(std::move(process)) {}
   std::byte* data_;
-  Descriptor process_;  // pidfd, readable once the process has ended
+  detail::UniqueDescriptor process_;  // pidfd, readable once the process has ended
 };
 
 std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t rank, int64_t world_size, bool wanted,
@@ -147,7 +134,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
   const uint64_t token = (uint64_t{random()} << 32) | random();
 
   // Anonymous memory: a killed rank leaves nothing behind, and the size of /dev/shm does not matter.
-  const Descriptor own(wanted ? ::memfd_create("trainkit-ranks", MFD_CLOEXEC) : -1);
+  const detail::UniqueDescriptor own(wanted ? ::memfd_create("trainkit-ranks", MFD_CLOEXEC) : -1);
   std::unique_ptr<RankMemory> shown;
   if (own.get() >= 0 && ::ftruncate(own.get(), kShownBytes) == 0) shown = RankMemory::map(own.get(), ::getpid());
   std::string place = "none";
@@ -175,7 +162,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(c10d::Store& store, int64_t ran
       continue;
     }
     const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
-    const Descriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const detail::UniqueDescriptor memory(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     // On another machine this path may be an unrelated file.
     const off_t bytes = memory.get() < 0 ? -1 : ::lseek(memory.get(), 0, SEEK_END);
     auto theirs = bytes == static_cast<off_t>(kShownBytes) ? RankMemory::map(memory.get(), process) : nullptr;

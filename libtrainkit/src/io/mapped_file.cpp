@@ -11,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/unique_descriptor.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -83,15 +84,6 @@ absl::Status not_ordinary(const std::string& path, mode_t mode) {
                    absl::StatusCode::kInvalidArgument);
 }
 
-/// Closes a descriptor unless it was released.
-struct Descriptor {
-  int value;
-  ~Descriptor() {
-    if (value >= 0) ::close(value);
-  }
-  int release() { return std::exchange(value, -1); }
-};
-
 }  // namespace
 
 MappedFile::Guard* MappedFile::Guard::acquire(uintptr_t begin, uintptr_t end) {
@@ -151,16 +143,16 @@ void MappedFile::Guard::install_handler() {
 
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::open(const std::string& path) {
   // O_NONBLOCK: opening a pipe would wait for a writer.
-  Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (descriptor.value < 0) return file_error(path, errno);
+  detail::UniqueDescriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (descriptor.get() < 0) return file_error(path, errno);
   struct stat info = {};
-  if (::fstat(descriptor.value, &info) != 0) return file_error(path, errno);
+  if (::fstat(descriptor.get(), &info) != 0) return file_error(path, errno);
   if (!S_ISREG(info.st_mode)) return not_ordinary(path, info.st_mode);
 
   const auto size = static_cast<size_t>(info.st_size);
   const std::byte* data = nullptr;
   if (size > 0) {
-    void* map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.value, 0);
+    void* map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
     if (map == MAP_FAILED) return file_error(path, errno);
     data = static_cast<const std::byte*>(map);
   }

@@ -100,20 +100,14 @@ at::Tensor row_major(const at::Tensor& columns, const MatVariable& variable) {
 }
 
 absl::StatusOr<MemoryFile> MemoryFile::create() {
-  const int descriptor = ::memfd_create("trainkit", MFD_CLOEXEC);
-  if (descriptor < 0) return no_memory_file("cannot create a file in memory");
-  return MemoryFile(descriptor);
-}
-
-MemoryFile::MemoryFile(MemoryFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-
-MemoryFile::~MemoryFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  UniqueDescriptor descriptor(::memfd_create("trainkit", MFD_CLOEXEC));
+  if (descriptor.get() < 0) return no_memory_file("cannot create a file in memory");
+  return MemoryFile(std::move(descriptor));
 }
 
 absl::Status MemoryFile::append(const void* data, size_t size) {
   for (const char* at = static_cast<const char*>(data); size > 0;) {
-    const ssize_t written = ::write(descriptor_, at, size);
+    const ssize_t written = ::write(descriptor(), at, size);
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return no_memory_file("not enough memory for a file in memory");
     at += written;
@@ -122,7 +116,7 @@ absl::Status MemoryFile::append(const void* data, size_t size) {
   return absl::OkStatus();
 }
 
-std::string MemoryFile::path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
+std::string MemoryFile::path() const { return "/proc/self/fd/" + std::to_string(descriptor()); }
 
 absl::StatusOr<at::Tensor> read_with_matio(const std::string& path, const MatVariable& variable) try {
   be_silent();

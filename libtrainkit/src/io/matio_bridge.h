@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/unique_descriptor.h"
 #include "trainkit/io/mat.h"
 
 namespace trainkit::detail {
@@ -18,16 +19,13 @@ namespace trainkit::detail {
 class MemoryFile {
  public:
   static absl::StatusOr<MemoryFile> create();
-  MemoryFile(MemoryFile&& other) noexcept;
-  MemoryFile& operator=(MemoryFile&&) = delete;
-  ~MemoryFile();
   absl::Status append(const void* data, size_t size);
   std::string path() const;
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
 
  private:
-  explicit MemoryFile(int descriptor) : descriptor_(descriptor) {}
-  int descriptor_;
+  explicit MemoryFile(UniqueDescriptor descriptor) : descriptor_(std::move(descriptor)) {}
+  UniqueDescriptor descriptor_;
 };
 
 /// Returns `tensor` with its dimensions reversed.

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/unique_descriptor.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit::detail {
@@ -39,19 +40,18 @@ absl::Status storage_error(const std::string& path, std::string_view what, int e
 }
 
 absl::StatusOr<std::string> read_file(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return storage_error(path, "cannot open", errno);
+  const UniqueDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return storage_error(path, "cannot open", errno);
   struct stat info {};
-  ::fstat(fd, &info);
+  ::fstat(file.get(), &info);
   std::string bytes(static_cast<size_t>(info.st_size) + 1, '\0');  // one more byte, to see the end at once
   for (size_t used = 0;;) {
     if (used == bytes.size()) bytes.resize(2 * used);
-    const ssize_t count = ::read(fd, bytes.data() + used, bytes.size() - used);
+    const ssize_t count = ::read(file.get(), bytes.data() + used, bytes.size() - used);
     if (count < 0 && errno == EINTR) continue;
     const int error = errno;
     used += count > 0 ? static_cast<size_t>(count) : 0;
     if (count > 0) continue;
-    ::close(fd);
     if (count < 0) return storage_error(path, "cannot read", error);
     bytes.resize(used);
     return bytes;
@@ -59,15 +59,10 @@ absl::StatusOr<std::string> read_file(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd < 0) return storage_error(path, "cannot open for writing", errno);
+  UniqueDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   struct stat info;
-  if (::fstat(fd, &info) != 0) {
-    const int error = errno;
-    ::close(fd);
-    return storage_error(path, "cannot open for writing", error);
-  }
-  return std::unique_ptr<AppendFile>(new AppendFile(path, fd, info.st_size));
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return storage_error(path, "cannot open for writing", errno);
+  return std::unique_ptr<AppendFile>(new AppendFile(path, file.release(), info.st_size));
 }
 
 AppendFile::~AppendFile() {

@@ -20,10 +20,16 @@ double relative_error(int64_t predicted, int64_t counted) {
 
 }  // namespace
 
-MemoryPreset preset_for_memory(int64_t device_bytes) {
-  if (device_bytes > 8 * kGiB) return {.global_batch_size = 2048, .use_cache = true, .devices = 8};
-  if (device_bytes >= 4 * kGiB) return {.global_batch_size = 1024, .use_cache = true, .devices = 4};
-  return {.global_batch_size = 512, .use_cache = false, .devices = 2};
+// Source: the recommended settings of the recommender's guide.
+const std::array<MemoryPreset, 3>& memory_presets() {
+  static constexpr std::array<MemoryPreset, 3> kPresets = {{{"over_8gib", "more than 8 GiB", 2048, true, 8},
+                                                            {"4_to_8gib", "4 to 8 GiB", 1024, true, 4},
+                                                            {"under_4gib", "less than 4 GiB", 512, false, 2}}};
+  return kPresets;
+}
+
+const MemoryPreset& preset_for_memory(int64_t device_bytes) {
+  return memory_presets()[device_bytes > 8 * kGiB ? 0 : device_bytes >= 4 * kGiB ? 1 : 2];
 }
 
 BatchShare share_batch(int64_t total, int64_t devices) {

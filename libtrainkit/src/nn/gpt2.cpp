@@ -16,6 +16,7 @@
 #include <cmath>
 #include <optional>
 
+#include "core/option_problems.h"
 #include "nn/fused_block.h"
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
@@ -56,35 +57,33 @@ GPT2Mask causal_and(const at::Tensor& attention_mask) {
 }  // namespace
 
 absl::Status validate(const GPT2Config& config) {
-  std::vector<std::string> faults;
+  detail::OptionProblems problems;
   const auto in_range = [&](const char* name, int64_t value, int64_t least) {
-    if (value < least) faults.push_back(fmt::format("{} must be >= {}, got {}", name, least, value));
+    problems.require(value >= least, name, fmt::format(">= {}", least), value);
     // Above any real model; the product of two such values does not overflow.
-    if (value > INT32_MAX) faults.push_back(fmt::format("{} must be <= {}, got {}", name, INT32_MAX, value));
+    problems.require(value <= INT32_MAX, name, fmt::format("<= {}", INT32_MAX), value);
   };
   in_range("vocab_size", config.vocab_size, 1);
   in_range("n_positions", config.n_positions, 1);
   in_range("n_embd", config.n_embd, 1);
   in_range("n_layer", config.n_layer, 1);
   in_range("n_inner", config.n_inner, 0);
-  if (config.n_head < 1 || config.n_embd % config.n_head != 0)
-    faults.push_back(fmt::format("n_head must divide n_embd {}, got {}", config.n_embd, config.n_head));
+  problems.require(config.n_head >= 1 && config.n_embd % config.n_head == 0, "n_head",
+                   fmt::format("a divisor of n_embd {}", config.n_embd), config.n_head);
   for (const auto& [name, p] : {std::pair("embd_pdrop", config.embd_pdrop), std::pair("attn_pdrop", config.attn_pdrop),
                                 std::pair("resid_pdrop", config.resid_pdrop)}) {
-    if (!(p >= 0.0 && p < 1.0)) faults.push_back(fmt::format("{} must be in [0, 1), got {}", name, p));
+    problems.require(p >= 0.0 && p < 1.0, name, "in [0, 1)", p);
   }
-  if (!(config.layer_norm_epsilon > 0.0 && config.layer_norm_epsilon < 1.0))
-    faults.push_back(fmt::format("layer_norm_epsilon must be in (0, 1), got {}", config.layer_norm_epsilon));
-  if (!(config.initializer_range >= 0.0 && std::isfinite(config.initializer_range)))
-    faults.push_back(fmt::format("initializer_range must be >= 0, got {}", config.initializer_range));
-  if (std::find(std::begin(kActivations), std::end(kActivations), config.activation_function) ==
-      std::end(kActivations)) {
-    faults.push_back(fmt::format("activation_function must be one of {}, got {}", fmt::join(kActivations, ", "),
-                                 escape_text(config.activation_function)));
-  }
-  if (faults.empty()) return absl::OkStatus();
-  return to_status(
-      {.exit_code = ExitCode::kUsage, .id = "cli.value", .problem = fmt::format("{}", fmt::join(faults, "; "))});
+  problems.require(config.layer_norm_epsilon > 0.0 && config.layer_norm_epsilon < 1.0, "layer_norm_epsilon",
+                   "in (0, 1)", config.layer_norm_epsilon);
+  problems.require(detail::finite_not_negative(config.initializer_range), "initializer_range", ">= 0",
+                   config.initializer_range);
+  problems.require(
+      std::find(std::begin(kActivations), std::end(kActivations), config.activation_function) != std::end(kActivations),
+      "activation_function", fmt::format("one of {}", fmt::join(kActivations, ", ")),
+      escape_text(config.activation_function));
+  if (problems.empty()) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage, .id = "cli.value", .problem = problems.text()});
 }
 
 GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)

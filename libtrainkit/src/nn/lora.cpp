@@ -1,12 +1,12 @@
 #include "trainkit/nn/lora.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "core/option_problems.h"
 #include "nn/lora_layers.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -91,16 +91,14 @@ void train_adapters_alone(torch::nn::Module& model) {
 }  // namespace detail
 
 absl::Status validate(const LoRAConfig& config) {
-  std::vector<std::string> faults;
-  if (config.rank < 1 || config.rank > kMaxRank)
-    faults.push_back(fmt::format("rank must be in [1, {}], got {}", kMaxRank, config.rank));
-  if (!std::isfinite(config.alpha)) faults.push_back(fmt::format("alpha must be a number, got {}", config.alpha));
-  if (!(config.dropout >= 0.0 && config.dropout < 1.0))
-    faults.push_back(fmt::format("dropout must be in [0, 1), got {}", config.dropout));
-  if (config.targets.empty()) faults.push_back("targets must contain a layer name");
-  if (std::count(config.targets.begin(), config.targets.end(), "") > 0) faults.push_back("a target must not be empty");
-  if (faults.empty()) return absl::OkStatus();
-  return to_status(usage_error({}, fmt::format("{}", fmt::join(faults, "; "))));
+  detail::OptionProblems problems;
+  problems
+      .require(config.rank >= 1 && config.rank <= kMaxRank, "rank", fmt::format("in [1, {}]", kMaxRank), config.rank)
+      .require(std::isfinite(config.alpha), "alpha", "a number", config.alpha)
+      .require(config.dropout >= 0.0 && config.dropout < 1.0, "dropout", "in [0, 1)", config.dropout)
+      .require(!config.targets.empty(), "targets must contain a layer name")
+      .require(std::count(config.targets.begin(), config.targets.end(), "") == 0, "a target must not be empty");
+  return problems.empty() ? absl::OkStatus() : to_status(usage_error({}, problems.text()));
 }
 
 absl::Status apply_lora(torch::nn::Module& model, const LoRAConfig& config) {

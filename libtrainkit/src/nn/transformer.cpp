@@ -12,7 +12,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/nn/init.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include <optional>
 #include <string>
 
+#include "core/option_problems.h"
 #include "nn/fused_block.h"
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
@@ -55,23 +55,18 @@ int64_t default_n_heads(int64_t hidden_dim) {
 }
 
 absl::Status validate(const TransformerConfig& config) {
-  std::vector<std::string> faults;
-  const auto at_least_one = [&](const char* name, int64_t value) {
-    if (value < 1) faults.push_back(fmt::format("{} must be >= 1, got {}", name, value));
-  };
-  at_least_one("vocab_size", config.vocab_size);
-  at_least_one("block_size", config.block_size);
-  at_least_one("n_layers", config.n_layers);
-  at_least_one("hidden_dim", config.hidden_dim);
-  if (config.n_heads < 0 || (config.n_heads > 0 && config.hidden_dim % config.n_heads != 0)) {
-    faults.push_back(fmt::format("n_heads must divide hidden_dim {}, got {}", config.hidden_dim, config.n_heads));
+  detail::OptionProblems problems;
+  for (const auto& [name, value] :
+       {std::pair("vocab_size", config.vocab_size), std::pair("block_size", config.block_size),
+        std::pair("n_layers", config.n_layers), std::pair("hidden_dim", config.hidden_dim)}) {
+    problems.require(value >= 1, name, ">= 1", value);
   }
-  if (!(config.dropout >= 0.0 && config.dropout < 1.0)) {
-    faults.push_back(fmt::format("dropout must be in [0, 1), got {}", config.dropout));
-  }
-  if (faults.empty()) return absl::OkStatus();
-  return to_status(
-      {.exit_code = ExitCode::kUsage, .id = "cli.value", .problem = fmt::format("{}", fmt::join(faults, "; "))});
+  problems
+      .require(config.n_heads == 0 || (config.n_heads > 0 && config.hidden_dim % config.n_heads == 0), "n_heads",
+               fmt::format("a divisor of hidden_dim {}", config.hidden_dim), config.n_heads)
+      .require(config.dropout >= 0.0 && config.dropout < 1.0, "dropout", "in [0, 1)", config.dropout);
+  if (problems.empty()) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kUsage, .id = "cli.value", .problem = problems.text()});
 }
 
 LayerNormImpl::LayerNormImpl(int64_t dim, bool with_bias) {

@@ -4,7 +4,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/util/Exception.h>
 
-#include "optim/option_problems.h"
+#include "core/option_problems.h"
 
 namespace trainkit {
 
@@ -12,8 +12,12 @@ Adam::Adam(const AdamOptions& options)
     : Optimizer({.lr = options.lr, .weight_decay = options.weight_decay, .capturable = options.capturable}),
       betas_(options.betas),
       eps_(options.eps) {
-  const std::string problems = detail::shared_option_problems(options.lr, options.weight_decay) + option_problems();
-  TORCH_CHECK_VALUE(problems.empty(), "Adam:", problems);
+  detail::OptionProblems problems;
+  problems.require(detail::finite_not_negative(options.lr), "lr", "finite and >= 0", options.lr)
+      .require(detail::finite_not_negative(options.weight_decay), "weight_decay", "finite and >= 0",
+               options.weight_decay)
+      .require(false, option_problems());
+  TORCH_CHECK_VALUE(problems.empty(), "Adam: ", problems.text());
 }
 
 std::unique_ptr<Optimizer> Adam::create_like() const { return std::make_unique<Adam>(options()); }
@@ -29,9 +33,11 @@ std::vector<std::pair<const char*, double*>> Adam::hyperparameters() {
 }
 
 std::string Adam::option_problems() const {
-  return detail::require_option(betas_[0] >= 0 && betas_[0] < 1, "betas[0]", "in [0, 1)", betas_[0]) +
-         detail::require_option(betas_[1] >= 0 && betas_[1] < 1, "betas[1]", "in [0, 1)", betas_[1]) +
-         detail::require_option(detail::finite_not_negative(eps_), "eps", "finite and >= 0", eps_);
+  return detail::OptionProblems()
+      .require(betas_[0] >= 0 && betas_[0] < 1, "betas[0]", "in [0, 1)", betas_[0])
+      .require(betas_[1] >= 0 && betas_[1] < 1, "betas[1]", "in [0, 1)", betas_[1])
+      .require(detail::finite_not_negative(eps_), "eps", "finite and >= 0", eps_)
+      .text();
 }
 
 void Adam::apply(const FusedArguments& a) {

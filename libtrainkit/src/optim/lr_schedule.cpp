@@ -7,25 +7,22 @@
 #include <numbers>
 #include <utility>
 
-#include "optim/option_problems.h"
+#include "core/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
 namespace {
 
-using detail::finite_not_negative;
+struct Problems : detail::OptionProblems {
+  Problems& steps(int64_t steps, const char* name) { return require(steps >= 1, name, ">= 1", steps), *this; }
+  Problems& factor(double factor, const char* name) {
+    return require(detail::finite_not_negative(factor), name, "finite and >= 0", factor), *this;
+  }
+};
 
-std::string require_steps(int64_t steps, const char* name) {
-  return detail::require_option(steps >= 1, name, ">= 1", static_cast<double>(steps));
-}
-
-std::string require_factor(double factor, const char* name) {
-  return detail::require_option(finite_not_negative(factor), name, "finite and >= 0", factor);
-}
-
-void check(const char* schedule, const std::string& problems) {
-  TORCH_CHECK_VALUE(problems.empty(), schedule, ":", problems);
+void check(const char* schedule, const detail::OptionProblems& problems) {
+  TORCH_CHECK_VALUE(problems.empty(), schedule, ": ", problems.text());
 }
 
 /// Follows half a cosine wave from `start` to `end` while `part` goes from 0 to 1.
@@ -40,9 +37,10 @@ double part_of(int64_t step, int64_t total) { return static_cast<double>(step) /
 }  // namespace
 
 LinearLR::LinearLR(const LinearLROptions& options) : options_(options) {
-  check("LinearLR", require_factor(options.start_factor, "start_factor") +
-                        require_factor(options.end_factor, "end_factor") +
-                        require_steps(options.total_steps, "total_steps"));
+  check("LinearLR", Problems()
+                        .factor(options.start_factor, "start_factor")
+                        .factor(options.end_factor, "end_factor")
+                        .steps(options.total_steps, "total_steps"));
 }
 
 double LinearLR::factor(int64_t step) const {
@@ -52,7 +50,7 @@ double LinearLR::factor(int64_t step) const {
 
 CosineAnnealingLR::CosineAnnealingLR(const CosineAnnealingLROptions& options) : options_(options) {
   check("CosineAnnealingLR",
-        require_steps(options.total_steps, "total_steps") + require_factor(options.min_factor, "min_factor"));
+        Problems().steps(options.total_steps, "total_steps").factor(options.min_factor, "min_factor"));
 }
 
 double CosineAnnealingLR::factor(int64_t step) const {
@@ -61,8 +59,8 @@ double CosineAnnealingLR::factor(int64_t step) const {
 
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options)
     : options_(options) {
-  check("CosineAnnealingWarmRestarts", require_steps(options.t_0, "t_0") + require_steps(options.t_mult, "t_mult") +
-                                           require_factor(options.min_factor, "min_factor"));
+  check("CosineAnnealingWarmRestarts",
+        Problems().steps(options.t_0, "t_0").steps(options.t_mult, "t_mult").factor(options.min_factor, "min_factor"));
 }
 
 double CosineAnnealingWarmRestarts::factor(int64_t step) const {
@@ -79,7 +77,7 @@ double CosineAnnealingWarmRestarts::factor(int64_t step) const {
 }
 
 StepLR::StepLR(const StepLROptions& options) : options_(options) {
-  check("StepLR", require_steps(options.step_size, "step_size") + require_factor(options.gamma, "gamma"));
+  check("StepLR", Problems().steps(options.step_size, "step_size").factor(options.gamma, "gamma"));
 }
 
 double StepLR::factor(int64_t step) const {
@@ -88,14 +86,13 @@ double StepLR::factor(int64_t step) const {
 }
 
 OneCycleLR::OneCycleLR(const OneCycleLROptions& options) : options_(options) {
-  check("OneCycleLR",
-        detail::require_option(options.total_steps >= 2, "total_steps", ">= 2",
-                               static_cast<double>(options.total_steps)) +
-            detail::require_option(options.pct_start > 0 && options.pct_start < (options.three_phase ? 0.5 : 1.0),
-                                   "pct_start", options.three_phase ? "in (0, 0.5)" : "in (0, 1)", options.pct_start) +
-            detail::require_option(options.div_factor >= 1 && std::isfinite(options.div_factor), "div_factor",
-                                   "finite and >= 1", options.div_factor) +
-            detail::require_option(options.final_div_factor > 0 && std::isfinite(options.final_div_factor),
+  check("OneCycleLR", detail::OptionProblems()
+                          .require(options.total_steps >= 2, "total_steps", ">= 2", options.total_steps)
+                          .require(options.pct_start > 0 && options.pct_start < (options.three_phase ? 0.5 : 1.0),
+                                   "pct_start", options.three_phase ? "in (0, 0.5)" : "in (0, 1)", options.pct_start)
+                          .require(options.div_factor >= 1 && std::isfinite(options.div_factor), "div_factor",
+                                   "finite and >= 1", options.div_factor)
+                          .require(options.final_div_factor > 0 && std::isfinite(options.final_div_factor),
                                    "final_div_factor", "finite and > 0", options.final_div_factor));
 }
 
@@ -131,9 +128,9 @@ WarmupLR::WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedul
       start_factor_(options.start_factor.value_or(1.0 / static_cast<double>(options.warmup_steps + 1))),
       schedule_(std::move(schedule)) {
   TORCH_CHECK_VALUE(schedule_ != nullptr, "WarmupLR: the schedule must not be null");
-  check("WarmupLR",
-        detail::require_option(warmup_steps_ >= 0, "warmup_steps", ">= 0", static_cast<double>(warmup_steps_)) +
-            require_factor(start_factor_, "start_factor"));
+  check("WarmupLR", Problems()
+                        .factor(start_factor_, "start_factor")
+                        .require(warmup_steps_ >= 0, "warmup_steps", ">= 0", warmup_steps_));
 }
 
 double WarmupLR::factor(int64_t step) const {
@@ -164,13 +161,12 @@ absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const Schedule
   }
   const bool needs_length = options.name != "constant" && options.name != "step";
   const int64_t steps = options.total_steps - options.warmup_steps;
-  std::string problems;
-  if (options.warmup_steps < 0) problems += " warmup_steps must be >= 0;";
-  if (needs_length && steps < (options.name == "one_cycle" ? 2 : 1)) {
-    problems += " total_steps (" + std::to_string(options.total_steps) + ") must exceed warmup_steps (" +
-                std::to_string(options.warmup_steps) + ");";
-  }
-  if (!problems.empty()) return error("scheduler", problems.substr(1), options.name, "");
+  detail::OptionProblems problems;
+  problems.require(options.warmup_steps >= 0, "warmup_steps", ">= 0", options.warmup_steps)
+      .require(!needs_length || steps >= (options.name == "one_cycle" ? 2 : 1),
+               "total_steps (" + std::to_string(options.total_steps) + ") must exceed warmup_steps (" +
+                   std::to_string(options.warmup_steps) + ")");
+  if (!problems.empty()) return error("scheduler", problems.text(), options.name, "");
   const auto period = [&](int64_t share) {
     return options.period_steps != 0 ? options.period_steps : std::max<int64_t>(1, steps / share);
   };

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "optim/option_problems.h"
+#include "core/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -21,16 +21,15 @@ namespace {
 constexpr int64_t kFirstTableSteps = 4096;
 
 void check(const PlateauOptions& options) {
-  using detail::require_option;
-  const std::string problems =
-      require_option(options.factor > 0 && options.factor < 1, "factor", "in (0, 1)", options.factor) +
-      require_option(options.patience >= 0, "patience", ">= 0", static_cast<double>(options.patience)) +
-      require_option(options.cooldown >= 0, "cooldown", ">= 0", static_cast<double>(options.cooldown)) +
-      require_option(detail::finite_not_negative(options.threshold), "threshold", "finite and >= 0",
-                     options.threshold) +
-      require_option(detail::finite_not_negative(options.min_lr), "min_lr", "finite and >= 0", options.min_lr) +
-      require_option(detail::finite_not_negative(options.eps), "eps", "finite and >= 0", options.eps);
-  TORCH_CHECK_VALUE(problems.empty(), "PlateauOptions:", problems);
+  using detail::finite_not_negative;
+  detail::OptionProblems problems;
+  problems.require(options.factor > 0 && options.factor < 1, "factor", "in (0, 1)", options.factor)
+      .require(options.patience >= 0, "patience", ">= 0", options.patience)
+      .require(options.cooldown >= 0, "cooldown", ">= 0", options.cooldown)
+      .require(finite_not_negative(options.threshold), "threshold", "finite and >= 0", options.threshold)
+      .require(finite_not_negative(options.min_lr), "min_lr", "finite and >= 0", options.min_lr)
+      .require(finite_not_negative(options.eps), "eps", "finite and >= 0", options.eps);
+  TORCH_CHECK_VALUE(problems.empty(), "PlateauOptions: ", problems.text());
 }
 
 double worst(const std::optional<PlateauOptions>& plateau) {

@@ -15,7 +15,7 @@
 #include <set>
 #include <unordered_set>
 
-#include "optim/option_problems.h"
+#include "core/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -426,7 +426,7 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
   }
   if (const std::string problems = option_problems(); !problems.empty()) {
     for (size_t i = 0; i < options.size(); ++i) *options[i].second = previous[i];
-    return bad_state("options", "are out of range:" + problems);
+    return bad_state("options", "are out of range: " + problems);
   }
 
   const at::NoGradGuard no_grad;

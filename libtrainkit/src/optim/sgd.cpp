@@ -3,7 +3,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <c10/util/Exception.h>
 
-#include "optim/option_problems.h"
+#include "core/option_problems.h"
 
 namespace trainkit {
 
@@ -11,8 +11,12 @@ SGD::SGD(const SGDOptions& options)
     : Optimizer({.lr = options.lr, .weight_decay = options.weight_decay, .capturable = options.capturable}),
       momentum_(options.momentum),
       nesterov_(options.nesterov ? 1 : 0) {
-  const std::string problems = detail::shared_option_problems(options.lr, options.weight_decay) + option_problems();
-  TORCH_CHECK_VALUE(problems.empty(), "SGD:", problems);
+  detail::OptionProblems problems;
+  problems.require(detail::finite_not_negative(options.lr), "lr", "finite and >= 0", options.lr)
+      .require(detail::finite_not_negative(options.weight_decay), "weight_decay", "finite and >= 0",
+               options.weight_decay)
+      .require(false, option_problems());
+  TORCH_CHECK_VALUE(problems.empty(), "SGD: ", problems.text());
 }
 
 std::unique_ptr<Optimizer> SGD::create_like() const {
@@ -34,9 +38,11 @@ std::vector<std::pair<const char*, double*>> SGD::hyperparameters() {
 }
 
 std::string SGD::option_problems() const {
-  return detail::require_option(momentum_ >= 0 && momentum_ < 1, "momentum", "in [0, 1)", momentum_) +
-         detail::require_option(nesterov_ == 0 || nesterov_ == 1, "nesterov", "0 or 1", nesterov_) +
-         detail::require_option(nesterov_ == 0 || momentum_ > 0, "momentum", "> 0 with nesterov", momentum_);
+  return detail::OptionProblems()
+      .require(momentum_ >= 0 && momentum_ < 1, "momentum", "in [0, 1)", momentum_)
+      .require(nesterov_ == 0 || nesterov_ == 1, "nesterov", "0 or 1", nesterov_)
+      .require(nesterov_ == 0 || momentum_ > 0, "momentum", "> 0 with nesterov", momentum_)
+      .text();
 }
 
 void SGD::apply(const FusedArguments& a) {

@@ -372,8 +372,9 @@ std::string CheckpointPath::path() const { return folder + "/" + step_name(step)
 
 absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
                                                   const Fs& fs) {
-  const auto not_found = [&](const std::string& where, const std::string& problem) {
+  const auto not_found = [&](const std::string& where, const std::string& problem, const std::string& hint = {}) {
     Error error = checkpoint_error("ckpt.none", where, problem);
+    error.hint = hint;
     error.field = "--resume";
     error.got = spec;
     error.expected = "latest, a run's folder, its checkpoints/, or one step-...";
@@ -396,6 +397,10 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
     return not_found(spec, "no such checkpoint");
   }
   if (fs.open_directory(spec + "/" + kFolder).ok()) return latest_of(spec + "/" + kFolder);
+  if (spec.ends_with(".pt") || spec.ends_with(".pth")) {
+    return not_found(spec, "a PyTorch file, not a checkpoint of this library",
+                     "--init_from " + spec + " starts a new run with its weights");
+  }
   const auto folder = fs.open_directory(spec);
   if (!folder.ok()) return not_found(spec, "no such folder");
   const auto steps = list_steps(*folder);

@@ -1,6 +1,7 @@
 #include "run_state.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -16,6 +17,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit {
@@ -259,18 +261,50 @@ void append_data_fields(const std::string& name, const Dataset& dataset, std::ve
   fields.push_back({name + " fields", text});
 }
 
+AllocatorUse allocator_use(at::Device gpu) {
+  const auto stats = at::getDeviceAllocator(gpu.type())->getDeviceStats(std::max<c10::DeviceIndex>(gpu.index(), 0));
+  return {.allocated_bytes = stats.allocated_bytes[0].current,
+          .reserved_bytes = stats.reserved_bytes[0].current,
+          .retries = stats.num_alloc_retries};
+}
+
 std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices) {
   std::vector<AllocatorUse> all;
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
-    const at::Device device = devices.device(replica);
-    if (device.is_cpu()) continue;
-    const auto stats =
-        at::getDeviceAllocator(device.type())->getDeviceStats(std::max<c10::DeviceIndex>(device.index(), 0));
-    all.push_back({.allocated_bytes = stats.allocated_bytes[0].current,
-                   .reserved_bytes = stats.reserved_bytes[0].current,
-                   .retries = stats.num_alloc_retries});
+    if (!devices.device(replica).is_cpu()) all.push_back(allocator_use(devices.device(replica)));
   }
   return all;
+}
+
+int64_t total_memory_bytes(at::Device gpu) {
+  return static_cast<int64_t>(at::accelerator::getMemoryInfo(std::max<c10::DeviceIndex>(gpu.index(), 0)).second);
+}
+
+std::string describe_memory(const AllocatorUse& use, int64_t total_bytes) {
+  return fmt::format("{} allocated, {} reserved, {} total", format_size(use.allocated_bytes),
+                     format_size(use.reserved_bytes), format_size(total_bytes));
+}
+
+absl::StatusOr<std::string> describe_gpu_memory(const DeviceReplicator& devices, ProcessGroup* group) {
+  std::vector<int64_t> numbers;
+  for (int64_t i = 0; i < devices.replicas() && !devices.device(i).is_cpu(); ++i) {
+    const AllocatorUse use = allocator_use(devices.device(i));
+    numbers.insert(numbers.end(), {use.allocated_bytes, use.reserved_bytes, total_memory_bytes(devices.device(i))});
+  }
+  if (numbers.empty()) return std::string();
+  at::Tensor all = at::tensor(numbers, at::kLong);
+  if (group) {
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor bytes, gather_bytes(*group, all.view(at::kByte), "memory of the GPUs"));
+    all = bytes.view(at::kLong);
+  }
+  all = all.view({-1, 3});
+  std::string text = "GPU memory:";
+  for (int64_t i = 0; i < all.size(0); ++i) {
+    const auto number = [&](int64_t k) { return all[i][k].item<int64_t>(); };
+    text += fmt::format("{} {} {}", i > 0 ? ";" : "", group ? fmt::format("rank {}", i) : devices.device(i).str(),
+                        describe_memory({.allocated_bytes = number(0), .reserved_bytes = number(1)}, number(2)));
+  }
+  return text;
 }
 
 absl::Status gather_gpus(ProcessGroup& group, std::vector<int64_t>& memory_bytes, std::vector<double>& utilisation) {

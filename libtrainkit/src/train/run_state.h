@@ -82,7 +82,15 @@ std::vector<int64_t> device_memory_bytes(const DeviceReplicator& devices);
 /// Gathers memory and utilisation of each rank's GPU into lists over all ranks. Unknown values are -1; a list without
 /// any known value is empty.
 absl::Status gather_gpus(ProcessGroup& group, std::vector<int64_t>& memory_bytes, std::vector<double>& utilisation);
-/// Returns the allocator's statistics of each GPU.
+/// Returns the allocator's statistics of one GPU, or of each GPU of the replicas.
+AllocatorUse allocator_use(at::Device gpu);
 std::vector<AllocatorUse> allocator_use(const DeviceReplicator& devices);
+/// Returns the memory of a GPU in bytes.
+int64_t total_memory_bytes(at::Device gpu);
+/// Formats "1.21 GiB allocated, 2.5 GiB reserved, 79.1 GiB total".
+std::string describe_memory(const AllocatorUse& use, int64_t total_bytes);
+/// Returns a line with the memory of the GPUs of all ranks in `group`, each of which must call it; nullptr: of this
+/// process alone. Empty on the CPU.
+absl::StatusOr<std::string> describe_gpu_memory(const DeviceReplicator& devices, ProcessGroup* group);
 
 }  // namespace trainkit

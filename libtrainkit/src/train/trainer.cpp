@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "background_saves.h"
+#include "core/option_problems.h"
 #include "real_memory.h"
 #include "run_state.h"
 #include "skipped_steps.h"
@@ -42,13 +43,9 @@ constexpr int kRollBack = 1000, kGiveUp = 1001;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 absl::Status check_options(const TrainerOptions& options, const DeviceReplicator& devices) {
-  std::string problems;
-  const auto require = [&](bool valid, const std::string& problem) {
-    if (!valid) problems += (problems.empty() ? "" : "; ") + problem;
-  };
+  detail::OptionProblems problems;
   const auto at_least = [&](const char* name, int64_t value, int64_t least) {
-    require(value >= least,
-            std::string(name) + " must be >= " + std::to_string(least) + ", got " + std::to_string(value));
+    problems.require(value >= least, name, fmt::format(">= {}", least), value);
   };
   at_least("max_epochs", options.max_epochs, 0);
   at_least("max_steps", options.max_steps, 0);
@@ -59,19 +56,19 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
   at_least("save_every", options.save_every, 0);
   at_least("keep_last", options.keep_last, 0);
   at_least("keep_every", options.keep_every, 0);
-  require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every");
   at_least("early_stopping", options.early_stopping, 0);
   at_least("max_nonfinite", options.max_nonfinite, 1);
-  require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every");
-  require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given");
-  require(options.grad_clip >= 0 && std::isfinite(options.grad_clip), "grad_clip must be >= 0 and finite");
-  require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir");
-  require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir");
-  require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device");
-  require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
-          "precision fp16 needs a GPU; use bf16 on the CPU");
+  problems.require(options.keep_every == 0 || options.save_every > 0, "keep_every needs save_every")
+      .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every")
+      .require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given")
+      .require(detail::finite_not_negative(options.grad_clip), "grad_clip must be >= 0 and finite")
+      .require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir")
+      .require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir")
+      .require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device")
+      .require(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
+               "precision fp16 needs a GPU; use bf16 on the CPU");
   if (problems.empty()) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems});
+  return to_status({.exit_code = ExitCode::kUsage, .id = "train.options", .problem = problems.text()});
 }
 
 std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
@@ -200,6 +197,7 @@ class Run {
       step_.synchronize();
     }
     reserve_schedule();
+    TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
     first_step_ = progress_.step;
     result_.split = step_.split();
     if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
@@ -265,7 +263,7 @@ class Run {
     const int64_t step = ++progress_.step;
     progress_.weight_unit = step_.weight_unit();
     if (real_memory_ && is_steady()) log_memory();
-    if (step_.split() != progress_.split) log_split();
+    if (step_.split() != progress_.split) TRAINKIT_RETURN_IF_ERROR(log_split());
     log_graphs();
     if (fit_.logger) {
       fit_.logger->tick(step);
@@ -329,10 +327,18 @@ class Run {
     fit_.logger->print(text);
   }
 
+  /// Logs the memory of the GPUs of all ranks.
+  absl::Status log_gpu_memory() {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string line, describe_gpu_memory(devices_, group_));
+    if (fit_.logger && !line.empty()) fit_.logger->print(line);
+    return absl::OkStatus();
+  }
+
   /// Logs that a step ran out of memory and was retried in smaller parts.
-  void log_split() {
+  absl::Status log_split() {
     progress_.split = result_.split = step_.split();
-    if (!fit_.logger) return;
+    TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
+    if (!fit_.logger) return absl::OkStatus();
     const int64_t rows = std::max<int64_t>(1, loader_.options().batch_size / step_.split());
     fit_.logger->print(
         fmt::format("out of memory at step {}: each batch is now split into {} parts of about {} rows; "
@@ -342,6 +348,7 @@ class Run {
     const bool normalises = std::any_of(buffers.begin(), buffers.end(),
                                         [](const auto& buffer) { return buffer.key().ends_with("running_mean"); });
     if (normalises) fit_.logger->print("warning: BatchNorm now normalises over the smaller parts");
+    return absl::OkStatus();
   }
 
   /// Logs once that steps are captured, and once that they no longer are.
@@ -584,6 +591,7 @@ class Run {
     TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
     const Clock::time_point start = begin_pause();
     TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, evaluate_now());
+    TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
     progress_.evaluated_step = progress_.step;
     if (fit_.on_evaluation) fit_.on_evaluation(progress_.step, metrics);
     const auto monitored = metrics.find(options_.monitor);
@@ -767,8 +775,12 @@ const TrainerOptions& Trainer::options() const { return impl_->options_; }
 namespace {
 
 /// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
-absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
+absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, const DeviceReplicator& devices,
+                           Logger* logger) {
   if (error_of(status)) return status;  // an error of another rank or of the planner
+  // Other ranks cannot be asked any more. Each prints LibTorch's message, which has the memory of its GPU.
+  const auto memory = describe_gpu_memory(devices, nullptr);
+  if (logger && memory.ok() && !memory->empty()) logger->print(*memory);
   if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
   return to_status(
       {.exit_code = ExitCode::kOutOfMemory,
@@ -788,7 +800,8 @@ absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction
   } catch (...) {
     failed = status_from_current_exception();
   }
-  return absl::IsResourceExhausted(failed) ? out_of_memory(failed, impl_->options_, options.logger) : failed;
+  return absl::IsResourceExhausted(failed) ? out_of_memory(failed, impl_->options_, impl_->devices_, options.logger)
+                                           : failed;
 }
 
 int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {

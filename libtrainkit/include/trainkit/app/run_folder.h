@@ -33,7 +33,7 @@ CudaGraph run_cuda_graph(const RunOptions& run);
 /// workers leave free (suggest_intra_op_threads) with the other ranks of this machine. The number never exceeds the
 /// current one (OMP_NUM_THREADS). The last bits of LibTorch's sums depend on this number. It depends only on the flags
 /// and the machine, so a resumed run uses the same number.
-int share_processors(const RunOptions& run, const Machine& machine, ReadCost cost);
+int share_processors(const RunOptions& run, const DevicePlan& plan, const Machine& machine, ReadCost cost);
 
 /// Returns the first lines of a run: strategy and devices, batches, precision, parameters, memory of weights and
 /// optimizer, fields of a batch.

@@ -26,7 +26,7 @@ namespace trainkit {
 struct RunOptions {
   // Data
   std::string data_dir = {};
-  /// Loader threads; auto is min(cpus / 2, 8, 2 x devices) per machine, see resolve_num_workers.
+  /// Loader threads; auto is min(cpus / 2, 8, 2 x devices in use) per machine, see resolve_num_workers.
   IntOrAuto num_workers = {};
   /// Batches that each worker prefetches; auto is 2, and 4 after an epoch in which the loop waited for data.
   IntOrAuto prefetch_factor = {};
@@ -189,8 +189,9 @@ double resolve_lr(const RunOptions& options, int64_t replicas);
 c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device);
 
 /// Returns --num_workers for this process: auto is min(cpus / 2, 8, 2 x devices), divided among the ranks of this
-/// machine, and at least 1.
-int resolve_num_workers(const RunOptions& options, const Machine& machine = Machine::here());
+/// machine, and at least 1. `devices` are those that all ranks of this machine train on, logical replicas included;
+/// other visible GPUs do not count.
+int resolve_num_workers(const RunOptions& options, const DevicePlan& plan, const Machine& machine = Machine::here());
 
 /// Prepares `options.output_dir` for a run; writes nothing in a dry run.
 ///

@@ -4,6 +4,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -16,17 +17,23 @@ namespace trainkit {
 
 /// One row of the table of presets by device memory.
 struct MemoryPreset {
+  /// Name of the preset, such as "4_to_8gib", and the memory of a device in words.
+  const char* name = "";
+  const char* memory = "";
   int64_t global_batch_size = 0;
   /// Keep the outputs of a frozen encoder on the device.
   bool use_cache = false;
   int64_t devices = 0;
 };
 
-/// Returns the preset for the memory of one device:
-///   above 8 GiB           2048 rows, with a cache, 8 devices
-///   4 to 8 GiB inclusive  1024 rows, with a cache, 4 devices
-///   below 4 GiB            512 rows, without a cache, 2 devices
-MemoryPreset preset_for_memory(int64_t device_bytes);
+/// Returns the table, the largest memory first:
+///   over_8gib   more than 8 GiB       2048 rows, with a cache, 8 devices
+///   4_to_8gib   4 to 8 GiB inclusive  1024 rows, with a cache, 4 devices
+///   under_4gib  less than 4 GiB        512 rows, without a cache, 2 devices
+const std::array<MemoryPreset, 3>& memory_presets();
+
+/// Returns the row for the memory of one device.
+const MemoryPreset& preset_for_memory(int64_t device_bytes);
 
 /// Share of each device in the rows of a step.
 struct BatchShare {
