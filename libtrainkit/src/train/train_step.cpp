@@ -26,6 +26,7 @@
 #include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/optim/clip_grad.h"
 
 namespace trainkit {
@@ -110,6 +111,10 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
     if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
   create_mirrors();
+  for (const auto& part : devices.module()->modules()) {
+    const auto* norm = part->as<SyncBatchNormImpl>();
+    collective_backward_ |= norm && norm->options.synchronize && devices.world_replicas() > 1;
+  }
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) device_list_.push_back(devices.device(replica));
   if (ProcessGroup* group = devices.process_group()) agreement_.emplace(*group);
   prepare_graphs();
@@ -265,7 +270,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     const Batch shard = shard_of(batch, replica);
     ReplicaResult& result = results_[i];
     result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
-    if (!result.output) return at::Tensor();
+    if (!result.output || (result.share == 0 && !collective_backward_)) return at::Tensor();
     const at::Tensor& value = result.output->loss;
     const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
     const std::lock_guard lock(scaler_mutex_);
@@ -277,10 +282,9 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     if (capturing_) throw;  // the device has not run anything yet
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
-    fail(std::string(error.message()), again, last);
-    if (!again) throw;
-    if (agreement_ && !verdict_.again) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
-    return false;
+    if (fail(std::string(error.message()), again, last)) return false;
+    if (again && !verdict_.ok()) throw absl::BadStatusOrAccess(failed_elsewhere(verdict_, step_ + 1));
+    throw;
   }
   with_memory([&] {
     StepMetrics sums = metrics_;
@@ -365,15 +369,17 @@ Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
 // before its backward. Each loss is therefore scaled by result.share = weight / expected_weight_, with an estimate of
 // the denominator that is equal everywhere, and update() multiplies gradients and metrics by expected_weight_ / actual
 // weight. If all micro-batches weigh the same, the factor is exactly 1 and nothing is multiplied.
-// - A single replica estimates from the first micro-batch of each step.
+// - A single replica estimates from the first micro-batch of each step that has a weight.
 // - Several replicas or ranks cannot, since their first weights differ. They agree once per run on weight_unit_, the
 //   mean weight of a replica's first batch (agree_on_unit). It affects only the rounding, and it is saved in
 //   checkpoints so that a resumed run rounds in the same way. A rank whose forward throws in that first step still
 //   takes part in the agreement, because the others wait for it.
+// A loss of weight 0 may be NaN (a mean over nothing). It has no backward and its values are not added: NaN * 0 is NaN.
+// Only if SyncBatchNorm makes the replicas wait for each other in backward, its backward runs with factor 0. A step of
+// total weight 0 is skipped.
 
 TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& shard, const LossFunction& loss) {
   ReplicaResult result;
-  const int64_t own = shard.size() - shard.padding_rows();
   try {
     if (shard.size() > 0) result.output = forward(replica, counted_rows(shard), loss);
   } catch (...) {
@@ -381,16 +387,16 @@ TrainStep::ReplicaResult TrainStep::run_replica(int64_t replica, const Batch& sh
     if (weight_unit_ == 0 && devices_.process_group()) agree_on_unit(replica, 0);
     throw;
   }
-  if (own > 0) result.weight = result.output->weight > 0 ? result.output->weight : static_cast<double>(own);
+  if (result.output) result.weight = counted_weight(shard, *result.output);
   const bool alone = devices_.world_replicas() == 1;
   const auto split = static_cast<double>(split_);
   result.unit = alone ? 0 : weight_unit_ > 0 ? weight_unit_ : agree_on_unit(replica, result.weight * split);
   const double whole = static_cast<double>(options_.grad_accum_steps * devices_.world_replicas());
   // See Note [Weights of losses]. With several replicas every thread computes the same number.
   const double expected =
-      alone ? (parts_ == 0 ? result.weight * split * whole : expected_weight_) : result.unit * whole;
+      alone ? (weight_ == 0 ? result.weight * split * whole : expected_weight_) : result.unit * whole;
   if (replica == 0) expected_weight_ = expected;
-  result.share = result.weight / expected;
+  result.share = result.weight > 0 ? result.weight / expected : 0;
   return result;
 }
 
@@ -415,13 +421,19 @@ double TrainStep::agree_on_unit(int64_t replica, double weight) {
 /// has no effect.
 void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics& sums) const {
   const bool first = !sums.loss.defined();
+  const c10::AutoGradMode no_grad(false);
+  if (first && share == 0) {
+    sums.loss = at::zeros_like(output.loss);
+    for (const auto& [name, value] : output.metrics) sums.metrics.emplace_back(name, at::zeros_like(value));
+    return;
+  }
+  if (share == 0) return;
   if (first && share == 1.0) {
     sums.loss = output.loss.tensor_data();  // as detach(), without the dispatcher
     sums.metrics = output.metrics;
     for (auto& [name, value] : sums.metrics) value = value.tensor_data();
     return;
   }
-  const c10::AutoGradMode no_grad(false);
   const at::Device device = devices_.device();
   const auto local = [&](const at::Tensor& value) { return value.detach().to(device, /*non_blocking=*/true); };
   sums.loss = first ? output.loss.detach() * share : sums.loss.add(local(output.loss), share);
@@ -451,24 +463,33 @@ void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics&
 //   (repeat_requests).
 
 /// Handles an exception of this rank: takes part in the exchanges that the other ranks wait for, and tells them whether
-/// to retry the step. See Note [Votes of a step].
-void TrainStep::fail(const std::string& reason, bool again, bool reduced) {
-  const ProcessGroup* group = devices_.process_group();
-  if (group && group->usable()) {
-    if (agreement_->sent()) {
-      // Too late to vote: the others continue until their next exchange, see Note [Votes of a step].
-      receive_verdict();
-      devices_.process_group()->leave(reason);
-    } else {
-      if (!reduced) devices_.skip_reduction();
-      vote_.failed = !again;
-      vote_.out_of_memory = again;
-      send_vote(weight_, reason);
-      receive_verdict();
-      if (verdict_.again) repeat_requests();
-    }
+/// to retry the step. Returns whether all ranks retry it. See Note [Votes of a step].
+bool TrainStep::fail(const std::string& reason, bool again, bool reduced) {
+  verdict_ = {};
+  try {
+    tell_others(reason, again, reduced);
+  } catch (const std::exception&) {
+    // The group has failed as well. The caller reports the first error.
   }
-  abandon(/*for_good=*/!again || (agreement_ && !verdict_.again));
+  const bool retry = again && (!agreement_ || verdict_.again);
+  if (retry) repeat_requests();
+  abandon(/*for_good=*/!retry);
+  return retry;
+}
+
+void TrainStep::tell_others(const std::string& reason, bool again, bool reduced) {
+  ProcessGroup* group = devices_.process_group();
+  if (!group || !group->usable()) return;
+  if (agreement_->sent()) {
+    // Too late to vote: the others continue until their next exchange, see Note [Votes of a step].
+    receive_verdict();
+    return group->leave(reason);
+  }
+  if (!reduced) devices_.skip_reduction();
+  vote_.failed = !again;
+  vote_.out_of_memory = again;
+  send_vote(weight_, reason);
+  receive_verdict();
 }
 
 /// Repeats the requests of the abandoned attempt in the next vote.
@@ -574,6 +595,7 @@ void TrainStep::compute() {
 /// Updates the weights from the summed gradients. Waits for no other rank. See Note [Stages of an update].
 void TrainStep::update() {
   const c10::AutoGradMode no_grad(false);
+  if (verdict_.weight == 0) return skip_update();
   // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
   if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
     for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
@@ -609,6 +631,13 @@ void TrainStep::update() {
   }
   with_memory([&] { scaler_.update(); });
   if (scheduler_) with_memory([&] { scheduler_->step(); });
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+}
+
+/// Drops the gradients of a step in which nothing counts. Weights, optimizer state, scale and schedule stay.
+void TrainStep::skip_update() {
+  if (options_.grad_clip > 0) with_memory([&] { metrics_.grad_norm = at::zeros_like(metrics_.loss); });
+  scaler_.abandon();
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
 }
 
@@ -670,10 +699,13 @@ std::string TrainStep::find_nonfinite() {
       for (int64_t part = 0; part < split_ && found.empty(); ++part) {
         const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
         if (some.size() == 0) continue;
-        found = detail::first_nonfinite(*devices_.module(), [&] {
+        bool counts = true;
+        const std::string first = detail::first_nonfinite(*devices_.module(), [&] {
           const LossOutput output = forward(0, counted_rows(some), kept.loss());
-          output.loss.backward();
+          counts = counted_weight(some, output) > 0;
+          if (counts) output.loss.backward();
         });
+        if (counts) found = first;
       }
     }
   } catch (const std::exception&) {
