@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "background_saves.h"
+#include "core/user_exception.h"
 #include "real_memory.h"
 #include "run_state.h"
 #include "skipped_steps.h"
@@ -100,6 +101,16 @@ class Trainer::Impl {
 
 namespace {
 
+/// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
+absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
+  if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
+  return to_status(
+      {.exit_code = ExitCode::kOutOfMemory,
+       .id = "memory.exhausted",
+       .problem = "a step does not fit into memory, even with one row at a time: " + std::string(status.message()),
+       .hint = "use a smaller model or a device with more memory"});
+}
+
 /// One call of fit: its state, and the work at each interval.
 class Run {
  public:
@@ -109,7 +120,9 @@ class Run {
         optimizer_(optimizer),
         options_(options),
         loader_(loader),
-        loss_(std::move(loss)),
+        loss_(with_step(std::move(loss), "the loss function")),
+        validation_loss_(fit.validation_loss ? with_step(fit.validation_loss, "the loss function of the evaluation")
+                                             : loss_),
         fit_(fit),
         group_(devices.process_group()),
         scheduler_(make_scheduler(optimizer, options)),
@@ -136,6 +149,7 @@ class Run {
     start_ = interval_start_ = Clock::now();
     first_stats_ = loader_.stats();
     monitor_.emplace(loader_, monitor_sources(), options_.monitoring);
+    TRAINKIT_RETURN_IF_ERROR(evaluate_again());
     for (bool first = true; !finished_;) {
       TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
       if (std::exchange(first, false)) monitor_->begin();
@@ -144,7 +158,7 @@ class Run {
         progress_.rows.add(batch->row_indices());
         if (group_) vote();  // may be sent with the gradients
         if (measures_now()) real_memory_.emplace(devices_, optimizer_);
-        step_.accumulate(*batch, loss_);
+        take_step([&] { step_.accumulate(*batch, loss_); });
         if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
       } else {
         if (step_.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
@@ -157,6 +171,30 @@ class Run {
   }
 
  private:
+  /// Wraps a loss function: its exceptions become errors that name the step.
+  LossFunction with_step(LossFunction loss, const char* who) const {
+    return [this, who, loss = std::move(loss)](torch::nn::Module& model, const Batch& batch) {
+      try {
+        return loss(model, batch);
+      } catch (...) {
+        const int64_t step = progress_.step + (model.is_training() ? 1 : 0);
+        throw absl::BadStatusOrAccess(detail::status_from_user_exception("step " + std::to_string(step), who));
+      }
+    };
+  }
+
+  /// Calls a part of the step. If memory runs out there, not even one row at a time fits.
+  template <class Call>
+  void take_step(const Call& call) {
+    try {
+      call();
+    } catch (const std::exception&) {
+      const absl::Status status = status_from_current_exception();
+      if (!absl::IsResourceExhausted(status) || error_of(status)) throw;  // Errors are of another rank or the planner
+      throw absl::BadStatusOrAccess(out_of_memory(status, options_, fit_.logger));
+    }
+  }
+
   bool is_first() const { return !group_ || group_->rank() == 0; }
   int64_t ranks() const { return group_ ? group_->world_size() : 1; }
   bool is_saving() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
@@ -257,7 +295,7 @@ class Run {
 
   absl::Status complete_step() {
     vote();
-    last_metrics_ = step_.finish();
+    take_step([&] { last_metrics_ = step_.finish(); });
     averaged_ = false;
     skipped_.add(progress_.step + 1, last_metrics_);
     log_skips(/*wait=*/false);
@@ -281,11 +319,11 @@ class Run {
     check_stop(stop);
     check_limits();
     if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
-    if (fit_.validation && options_.eval_every > 0 && step % options_.eval_every == 0) {
-      TRAINKIT_RETURN_IF_ERROR(evaluate_step());
-    }
     const bool milestone = options_.keep_every > 0 && step % options_.keep_every == 0;
     const bool save_due = is_saving() && (step_.verdict().save || step % options_.save_every == 0 || milestone);
+    if (evaluation_due()) {
+      TRAINKIT_RETURN_IF_ERROR(evaluate_step(save_due || (is_saving() && was_last_step())));
+    }
     if (save_due && !was_last_step()) return save();
     return absl::OkStatus();
   }
@@ -465,7 +503,7 @@ class Run {
     // After the record of the step, as in any other step.
     const bool evaluates =
         fit_.validation && result_.reason != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
-    if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step());
+    if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step(is_saving()));
     TRAINKIT_RETURN_IF_ERROR(finish_save());
     if (is_saving() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
     TRAINKIT_RETURN_IF_ERROR(finish_save());
@@ -579,16 +617,74 @@ class Run {
                       .hint = "lower the learning rate, clip gradients (--grad_clip 1) or use --precision fp32"});
   }
 
-  absl::Status evaluate_step() {
+  bool evaluation_due() const {
+    return fit_.validation && options_.eval_every > 0 && progress_.step % options_.eval_every == 0;
+  }
+
+  // Note [Failed evaluation]
+  // ~~~~~~~~~~~~~~~~~~~~~~~~
+  // A checkpoint is written after the evaluation of its step, because it contains the evaluation's effects (best step,
+  // plateau schedule, early stopping). If the evaluation fails, the checkpoint that is due is written without them
+  // before the error ends the run: it has an older evaluated_step. A run resumed from it evaluates first
+  // (evaluate_again()), so it continues as a run whose evaluation did not fail. All ranks learn of a failure on one of
+  // them, since the save needs collectives.
+
+  /// Evaluates. If that fails and a save is due, writes the checkpoint before it returns the error. See
+  /// Note [Failed evaluation].
+  absl::Status evaluate_step(bool save_due) {
     TRAINKIT_RETURN_IF_ERROR(emit(/*wait=*/true));
     TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
     const Clock::time_point start = begin_pause();
-    TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, evaluate_now());
+    absl::StatusOr<Metrics> metrics = evaluate_on_all_ranks();
+    if (metrics.ok()) record_evaluation(*std::move(metrics));
+    end_pause(start);
+    if (metrics.ok() || !save_due) return metrics.status();
+    absl::Status saved = save();
+    if (saved.ok()) saved = finish_save();
+    if (!saved.ok() && fit_.logger) fit_.logger->print("warning: " + error_line(saved));
+    return metrics.status();
+  }
+
+  /// Evaluates a resumed step whose evaluation failed in the run that saved it. See Note [Failed evaluation].
+  absl::Status evaluate_again() {
+    const bool failed = !options_.resume.empty() && !finished_ && evaluation_due() && progress_.step > 0 &&
+                        progress_.evaluated_step != progress_.step;
+    return failed ? evaluate_step(/*save_due=*/false) : absl::OkStatus();
+  }
+
+  /// Evaluates and calls on_evaluation. Returns an error on all ranks if one of them fails.
+  absl::StatusOr<Metrics> evaluate_on_all_ranks() {
+    absl::StatusOr<Metrics> metrics;
+    const char* who = "the evaluation";
+    try {
+      metrics = evaluate_now();
+      who = "on_evaluation";
+      if (metrics.ok() && fit_.on_evaluation) fit_.on_evaluation(progress_.step, *metrics);
+    } catch (...) {
+      metrics = detail::status_from_user_exception("step " + std::to_string(progress_.step), who);
+    }
+    if (metrics.ok() && !metrics->contains(options_.monitor)) {
+      metrics = to_status({.exit_code = ExitCode::kUsage,
+                           .id = "train.monitor",
+                           .field = "monitor",
+                           .problem = "is not a metric of the evaluation",
+                           .got = options_.monitor});
+    }
+    if (!metrics.ok()) metrics = annotate(metrics.status(), "evaluation after step " + std::to_string(progress_.step));
+    if (!group_ || !group_->usable()) return metrics;
+    const at::Tensor failures = at::full({1}, metrics.ok() ? 0.0 : 1.0, at::kDouble);
+    const absl::Status agreed = group_->all_reduce(failures, "the end of the evaluation");
+    if (!metrics.ok()) return metrics;
+    TRAINKIT_RETURN_IF_ERROR(agreed);
+    if (failures.item<double>() == 0) return metrics;
+    return to_status({.exit_code = ExitCode::kDistributed,
+                      .id = "dist.peer",
+                      .problem = "the evaluation failed on another rank; see its error"});
+  }
+
+  void record_evaluation(Metrics metrics) {
     progress_.evaluated_step = progress_.step;
-    if (fit_.on_evaluation) fit_.on_evaluation(progress_.step, metrics);
-    const auto monitored = metrics.find(options_.monitor);
-    TORCH_CHECK_VALUE(monitored != metrics.end(), "monitor '", options_.monitor, "' is not a metric of the evaluation");
-    const double value = monitored->second;
+    const double value = metrics.at(options_.monitor);
     const auto best = progress_.best.find(options_.monitor);
     const bool improved = best == progress_.best.end() ||
                           (options_.monitor_higher_is_better ? value > best->second : value < best->second);
@@ -613,8 +709,6 @@ class Run {
       fit_.logger->log(record);
     }
     result_.evaluation = std::move(metrics);
-    end_pause(start);
-    return absl::OkStatus();
   }
 
   /// Evaluates. If memory runs out and captured steps hold some, drops them and evaluates again.
@@ -622,14 +716,13 @@ class Run {
     const auto lacks_memory = [this](const absl::Status& status) {
       return absl::IsResourceExhausted(status) && step_.drop_graphs("out of memory in an evaluation");
     };
-    const LossFunction& loss = fit_.validation_loss ? fit_.validation_loss : loss_;
     try {
-      auto metrics = evaluate(devices_, *fit_.validation, loss, options_.precision);
+      auto metrics = evaluate(devices_, *fit_.validation, validation_loss_, options_.precision);
       if (!lacks_memory(metrics.status())) return metrics;
     } catch (const std::exception&) {
       if (!lacks_memory(status_from_current_exception())) throw;
     }
-    return evaluate(devices_, *fit_.validation, loss, options_.precision);
+    return evaluate(devices_, *fit_.validation, validation_loss_, options_.precision);
   }
 
   /// Excludes evaluation and saves from the measured samples per second.
@@ -668,12 +761,20 @@ class Run {
     end_pause(start);
     if (saved.ok()) {
       last_saved_ = saves_.step();
+      warn_of_old_checkpoints();
     } else if (options_.continue_on_save_error) {
       if (fit_.logger)
         fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
       return absl::OkStatus();
     }
     return saved;
+  }
+
+  /// Warns once if older checkpoints cannot be deleted.
+  void warn_of_old_checkpoints() {
+    const absl::Status kept = saves_.retention_status();
+    if (kept.ok() || std::exchange(warned_of_old_checkpoints_, true) || !fit_.logger) return;
+    fit_.logger->print("warning: an older checkpoint cannot be deleted and keeps its disk space: " + error_line(kept));
   }
 
   /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
@@ -698,7 +799,7 @@ class Run {
   Optimizer& optimizer_;
   const TrainerOptions& options_;
   Prefetcher& loader_;
-  LossFunction loss_;
+  LossFunction loss_, validation_loss_;
   const FitOptions& fit_;
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
@@ -710,6 +811,7 @@ class Run {
   bool finished_ = false;
   int64_t first_step_ = 0;
   int64_t last_saved_ = -1;
+  bool warned_of_old_checkpoints_ = false;
   int64_t nonfinite_ = 0;
   SkippedSteps skipped_;
   int64_t rollbacks_ = 0, rolled_back_to_ = -1;
@@ -764,31 +866,12 @@ Optimizer& Trainer::optimizer() { return *impl_->optimizer_; }
 DeviceReplicator& Trainer::devices() { return impl_->devices_; }
 const TrainerOptions& Trainer::options() const { return impl_->options_; }
 
-namespace {
-
-/// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
-absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
-  if (error_of(status)) return status;  // an error of another rank or of the planner
-  if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
-  return to_status(
-      {.exit_code = ExitCode::kOutOfMemory,
-       .id = "memory.exhausted",
-       .problem = "a step does not fit into memory, even with one row at a time: " + std::string(status.message()),
-       .hint = "use a smaller model or a device with more memory"});
-}
-
-}  // namespace
-
 absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
-  absl::Status failed;
   try {
-    auto result = Run(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
-    if (!absl::IsResourceExhausted(result.status())) return result;
-    failed = result.status();
+    return Run(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
   } catch (...) {
-    failed = status_from_current_exception();
+    return status_from_current_exception();
   }
-  return absl::IsResourceExhausted(failed) ? out_of_memory(failed, impl_->options_, options.logger) : failed;
 }
 
 int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {
