@@ -4,6 +4,7 @@
 
 #include "test_datasets.h"
 #include "test_util.h"
+#include "trainkit/core/error.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/tensor_dataset.h"
 
@@ -259,6 +260,23 @@ class BadSampler final : public Sampler {
 TEST_CASE("An exception of a sampler reaches the consumer as an error with its location", "[data][prefetcher]") {
   const auto status = next_status(fifths(4), std::make_shared<BadSampler>());
   CHECK_THAT(std::string(status.message()), Contains("position 0 of epoch 0") && Contains("no order today"));
+}
+
+TEST_CASE("An exception of the sampler is an error of the caller's code that names the position",
+          "[data][prefetcher]") {
+  struct Broken final : Sampler {
+    int64_t size() const override { return 8; }
+    void fill(int64_t, int64_t begin, std::span<int64_t> out) const override {
+      if (begin == 4) throw std::logic_error("no order");
+      std::fill(out.begin(), out.end(), 0);
+    }
+  };
+  auto loader = Prefetcher::create(fifths(3), Broken(), {.batch_size = 4, .num_workers = GENERATE(0, 2)}).value();
+  REQUIRE(loader->next().ok());
+  const absl::Status status = loader->next().status();
+  CHECK(exit_code(status) == ExitCode::kUsage);
+  CHECK(error_line(status) ==
+        "error[user.exception] batch at position 4 of epoch 0: the sampler threw std::logic_error: no order");
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "contract/sampler_contract.h"
+#include "test_datasets.h"
 #include "test_util.h"
 
 namespace trainkit {
@@ -143,6 +145,38 @@ TEST_CASE("DistributedSampler refuses ranks out of range", "[data][sampler]") {
   CHECK_THROWS_AS(DistributedSampler(std::shared_ptr<const Sampler>(), {}), c10::ValueError);
   const DistributedSampler once(SequentialSampler(8), {.rank = 0, .world_size = 2});
   CHECK_THROWS_WITH(DistributedSampler(once, {.rank = 0, .world_size = 2}), Contains("distributed already"));
+}
+
+TEST_CASE("Repeated draws of a row have different random numbers, equal for any number of workers and ranks",
+          "[data][sampler]") {
+  const auto numbers = [](auto sampler, int workers) {
+    std::vector<std::pair<int64_t, uint64_t>> all;  // row and random number, by position
+    const auto data = test::number_rows(4);
+    auto loader = Prefetcher::create(data, sampler, {.batch_size = 3, .num_workers = workers}).value();
+    while (auto batch = loader->next().value()) {
+      const auto* number = (*batch)["number"].template const_data_ptr<int64_t>();
+      for (int64_t i = 0; i < batch->size(); ++i) {
+        all.emplace_back(batch->row_indices()[i], static_cast<uint64_t>(number[i]));
+      }
+    }
+    return all;
+  };
+  const std::vector<double> weights = {1, 1, 5, 1};
+  const WeightedSampler repeats(weights, {.num_samples = 24, .seed = 3});
+  const auto order = numbers(repeats, 0);
+  const std::set<std::pair<int64_t, uint64_t>> different(order.begin(), order.end());
+  CHECK(different.size() == order.size());
+  CHECK(numbers(repeats, 3) == order);
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    const auto share = numbers(DistributedSampler(repeats, {.rank = rank, .world_size = 2}), 2);
+    REQUIRE(share.size() == 12);
+    for (size_t i = 0; i < share.size(); ++i) CHECK(share[i] == order[2 * i + rank]);
+  }
+  // Without repeats the numbers depend on seed, epoch and row only. Saved runs count on them.
+  for (const auto& [row, number] : numbers(RandomSampler(4, {.seed = 3}), 0)) {
+    RandomStream expected(hash_key(3, 0, row));
+    CHECK(number == expected());
+  }
 }
 
 }  // namespace

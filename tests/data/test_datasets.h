@@ -42,7 +42,24 @@ inline std::shared_ptr<HookedDataset> hooked(int64_t size, HookedDataset::Hook h
   return std::make_shared<HookedDataset>(size, std::move(hook));
 }
 
-/// A gate that readers wait at until it is opened. Copies share the same gate.
+/// Rows with one int64 field "number": the first random number of the row.
+inline std::shared_ptr<const Dataset> number_rows(int64_t size) {
+  struct Numbers final : Dataset {
+    explicit Numbers(int64_t rows) : rows_(rows) {}
+    int64_t size() const override { return rows_; }
+    const std::vector<FieldSpec>& fields() const override {
+      static const std::vector<FieldSpec> fields = {{"number", at::kLong, {}}};
+      return fields;
+    }
+    void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+      *out.row<uint64_t>(0, at) = key.random()();
+    }
+    int64_t rows_;
+  };
+  return std::make_shared<Numbers>(size);
+}
+
+/// A door that readers wait at until it is opened. Copies are the same door.
 class Door {
  public:
   void wait() const {

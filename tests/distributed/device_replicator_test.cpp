@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "test_util.h"
+#include "trainkit/core/error.h"
 
 using namespace trainkit;
 
@@ -28,7 +29,8 @@ TEST_CASE("A missing device is a usage error that lists the available ones", "[d
 
 TEST_CASE("A factory that throws becomes a Status, and a null module is an error", "[distributed][device_replicator]") {
   const auto thrown = DeviceReplicator::create([]() -> torch::nn::Linear { throw std::runtime_error("no weights"); });
-  CHECK(thrown.status().message() == "no weights");
+  CHECK(thrown.status().message() == "error[user.exception] the model factory threw std::runtime_error: no weights");
+  CHECK(exit_code(thrown.status()) == ExitCode::kUsage);
   const auto null = DeviceReplicator::create([] { return std::shared_ptr<torch::nn::Module>(); });
   CHECK(null.status().code() == absl::StatusCode::kInvalidArgument);
 }
@@ -87,7 +89,21 @@ TEST_CASE("Replicas run concurrently in separate threads, with the caller's grad
   CHECK(std::count(ids.begin(), ids.end(), std::this_thread::get_id()) == 0);
 }
 
-TEST_CASE("An exception of one replica is rethrown after all have finished, and the next run works",
+TEST_CASE("The exception that came first is thrown on, not those of replicas that waited for it",
+          "[distributed][device_replicator]") {
+  const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(2, 1); }, {.cpu_replicas = 3}).value();
+  const auto run = [&] {
+    devices->run([&](int64_t replica) -> at::Tensor {
+      if (replica == 2) throw std::runtime_error("replica 2 fails");
+      at::Tensor sum = torch::ones({1});
+      devices->group().all_reduce(replica, sum);  // waits for replica 2
+      return {};
+    });
+  };
+  CHECK_THROWS_WITH(run(), "replica 2 fails");
+}
+
+TEST_CASE("An exception of one replica is thrown on when all are done, and the next run works",
           "[distributed][device_replicator]") {
   const auto devices = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }, {.cpu_replicas = 4}).value();
   std::atomic<int> done = 0;

@@ -124,3 +124,17 @@ TEST_CASE("Models with our batch normalisation are converted, and others are ref
   CHECK_THROWS_AS(SyncBatchNorm(0), c10::ValueError);
   CHECK_THROWS_AS(SyncBatchNorm(4)->forward(torch::ones({2, 5})), c10::ValueError);
 }
+
+TEST_CASE("Training with one value per channel is refused, as in PyTorch", "[distributed][sync_batch_norm]") {
+  SyncBatchNorm norm(3);
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 3}, {1, 3, 1, 1}}) {
+    CHECK_THROWS_WITH(norm->forward(torch::randn(shape)),
+                      Catch::Contains("Expected more than 1 value per channel when training"));
+  }
+  CHECK(norm->running_var.equal(torch::ones({3})));
+  CHECK(norm->num_batches_tracked.item<int64_t>() == 0);
+  norm->forward(torch::randn({1, 3, 1, 2}));
+  CHECK(norm->running_var.isfinite().all().item<bool>());
+  norm->eval();
+  CHECK(norm->forward(torch::randn({1, 3})).isfinite().all().item<bool>());
+}

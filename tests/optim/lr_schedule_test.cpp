@@ -62,7 +62,15 @@ TEST_CASE("create_schedule refuses an unknown name and suggests the nearest, and
   }
 }
 
-TEST_CASE("Constructors of schedules report every option out of range at once") {
+TEST_CASE("OneCycleLR with a rise of one step starts at the top") {
+  for (const bool three_phase : {false, true}) {
+    const OneCycleLR schedule({.total_steps = 10, .pct_start = 0.1, .three_phase = three_phase});
+    CHECK(schedule.factor(0) == 1.0);
+    for (int64_t step = 1; step < 12; ++step) CHECK(schedule.factor(step) < 1.0);
+  }
+}
+
+TEST_CASE("Constructors of schedules name every option out of range at once") {
   CHECK_THROWS_WITH(LinearLR({.start_factor = -1, .end_factor = -1, .total_steps = 0}),
                     Contains("start_factor") && Contains("end_factor") && Contains("total_steps"));
   CHECK_THROWS_WITH(CosineAnnealingLR({.total_steps = 0, .min_factor = -1}),

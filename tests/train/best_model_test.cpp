@@ -7,6 +7,9 @@
 #include <filesystem>
 
 #include "test_util.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/io/safetensors.h"
 #include "trainkit/train/checkpoint.h"
 
 using namespace trainkit;
@@ -189,7 +192,22 @@ TEST_CASE("A rank that does not write leaves the files unchanged and keeps nothi
   CHECK(restored(writer) == 2);
 }
 
-TEST_CASE("A read-only folder and a damaged file are errors with their exit codes", "[train][best_model]") {
+TEST_CASE("Metadata that is not a number is an error that names it", "[train][best_model]") {
+  const TempDir temp;
+  const std::string dir = make_folder(temp);
+  save_checkpoint(dir, 30);
+  for (const auto& [step, score] : {std::pair("12x", "0.5"), {"12", "0.5 "}, {"", "0.5"}, {"12", "best"}}) {
+    const absl::Status written = save_safetensors(Fs::posix(), dir + "/best.safetensors",
+                                                  {{"weight", torch::zeros({1})}}, {{"step", step}, {"f1", score}});
+    REQUIRE(written.ok());
+    const absl::Status refused = BestModel::open(dir, "latest", kScore).status();
+    CHECK(exit_code(refused) == ExitCode::kWeights);
+    CHECK_THAT(error_line(refused), Catch::Contains("is not a number"));
+  }
+}
+
+TEST_CASE("A folder that cannot be written to and a damaged file are errors with their exit codes",
+          "[train][best_model]") {
   const TempDir temp;
   const std::string dir = make_folder(temp);
   BestModel best = open(dir);

@@ -95,9 +95,10 @@ TEST_CASE("A skipped step leaves weights, moments and statistics unchanged", "[t
   auto loader = in_order(rows_with_inf(8, {3, 6}));
   Watched watched;
   const double clip = GENERATE(0.0, 1.0);
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
-                                 {.grad_clip = clip, .on_nonfinite = OnNonfinite::kSkip, .log_every = 1})
-                     .value();
+  auto trainer =
+      Trainer::create(*devices, AdamW({.lr = 1e-2}),
+                      {.max_epochs = 1, .grad_clip = clip, .on_nonfinite = OnNonfinite::kSkip, .log_every = 1})
+          .value();
   const auto result = trainer.fit(*loader, watching_loss(watched), {.logger = &watched});
   REQUIRE(result.status() == absl::OkStatus());
   CHECK(result->steps == 8);
@@ -123,7 +124,8 @@ TEST_CASE("A skipped step leaves weights, moments and statistics unchanged", "[t
   }
   auto some = in_order(std::make_shared<SubsetDataset>(rows_with_inf(8, {}), kept));
   Watched plain;
-  auto reference = Trainer::create(*without, AdamW({.lr = 1e-2}), {.grad_clip = clip, .log_every = 1}).value();
+  auto reference =
+      Trainer::create(*without, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = clip, .log_every = 1}).value();
   REQUIRE(reference.fit(*some, watching_loss(plain)).status() == absl::OkStatus());
   CHECK(equal(copies(*devices->module()), copies(*without->module())));
 }
@@ -131,7 +133,8 @@ TEST_CASE("A skipped step leaves weights, moments and statistics unchanged", "[t
 TEST_CASE("The EMA copies of the weights skip the same steps", "[train][nonfinite]") {
   auto devices = norm_net({.strategy = Strategy::kDataParallel, .cpu_replicas = 2, .share_weights = false});
   auto loader = in_order(rows_with_inf(6, {2}));
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.on_nonfinite = OnNonfinite::kSkip}).value();
+  auto trainer =
+      Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .on_nonfinite = OnNonfinite::kSkip}).value();
   const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
     return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
   });
@@ -149,8 +152,9 @@ TEST_CASE("Too many skipped steps in a row end the run with exit code 9 and the 
           "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(9, {1, 3, 4, 5}));
-  auto trainer =
-      Trainer::create(*devices, AdamW({.lr = 1e-2}), {.on_nonfinite = OnNonfinite::kSkip, .max_nonfinite = 3}).value();
+  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
+                                 {.max_epochs = 1, .on_nonfinite = OnNonfinite::kSkip, .max_nonfinite = 3})
+                     .value();
   Watched watched;
   const auto result = trainer.fit(*loader, watching_loss(watched), {.logger = &watched});
   CHECK(exit_code(result.status()) == ExitCode::kNumerics);
@@ -163,7 +167,8 @@ TEST_CASE("With gradient clipping, non-finite gradients end the run before the w
           "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(9, {4}));
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1000}).value();
+  auto trainer =
+      Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = 1, .log_every = 1000}).value();
   Watched watched;
   const auto result = trainer.fit(*loader, watching_loss(watched));
   CHECK(exit_code(result.status()) == ExitCode::kNumerics);
@@ -174,7 +179,8 @@ TEST_CASE("With gradient clipping, non-finite gradients end the run before the w
 TEST_CASE("Uninitialised memory is not reported as the first non-finite value", "[train][nonfinite]") {
   auto devices = norm_net();
   auto loader = in_order(rows_with_inf(3, {1}));
-  auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1}).value();
+  auto trainer =
+      Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = 1, .log_every = 1}).value();
   const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
     const at::Tensor memory = at::empty({8, 8});
     std::fill_n(memory.mutable_data_ptr<float>(), 64, NAN);  // like reused memory
@@ -195,7 +201,8 @@ TEST_CASE("Values that other threads compute are not reported as the first non-f
   for (int i = 0; i < 20; ++i) {
     auto devices = norm_net();
     auto loader = in_order(rows_with_inf(3, {1}));
-    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1, .log_every = 1}).value();
+    auto trainer =
+        Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = 1, .log_every = 1}).value();
     const auto result = trainer.fit(*loader, [](NormNet& model, const Batch& batch) {
       return at::cross_entropy_loss(model->forward(batch["x"]), batch["y"]);
     });
@@ -213,7 +220,8 @@ TEST_CASE("A rollback restores the weights of the last checkpoint and continues 
   auto loader = in_order(rows_with_inf(12, {6}));
   Watched watched;
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
-                                 {.on_nonfinite = OnNonfinite::kRollback,
+                                 {.max_epochs = 1,
+                                  .on_nonfinite = OnNonfinite::kRollback,
                                   .log_every = 1,
                                   .save_every = 4,
                                   .output_dir = folder.path().string()})
@@ -239,7 +247,8 @@ TEST_CASE("A rollback restores the best model too", "[train][nonfinite]") {
                                 0.3};  // of steps 3 and 6; of step 6 again after the rollback from 7 to 4; of step 9
   std::vector<int64_t> steps;
   auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}),
-                                 {.on_nonfinite = OnNonfinite::kRollback,
+                                 {.max_epochs = 1,
+                                  .on_nonfinite = OnNonfinite::kRollback,
                                   .eval_every = 3,
                                   .save_every = 4,
                                   .output_dir = dir,
@@ -267,7 +276,7 @@ TEST_CASE("Non-finite parameters and losses are reported by name", "[train][nonf
   auto devices = norm_net();
   const auto run = [&](auto loss) {
     auto loader = in_order(rows_with_inf(3, {}));
-    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.grad_clip = 1}).value();
+    auto trainer = Trainer::create(*devices, AdamW({.lr = 1e-2}), {.max_epochs = 1, .grad_clip = 1}).value();
     return error_line(trainer.fit(*loader, loss).status());
   };
   CHECK_THAT(run([](NormNet& model, const Batch& batch) { return (model->forward(batch["x"]) * 0 - 1).sqrt().sum(); }),

@@ -134,7 +134,69 @@ TEST_CASE("An evaluation finds the checkpoints of all earlier steps on disk", "[
   CHECK(latest == std::vector<int64_t>{2, 4, 8, 10});  // evaluations precede the save of their step
 }
 
-TEST_CASE("A failed save ends the run with exit code 6, or logs a warning and the run continues", "[train][saves]") {
+TEST_CASE("A failed evaluation does not prevent the save that is due, and the resumed run evaluates again",
+          "[train][saves]") {
+  const TempDir dir;
+  TrainerOptions options{.max_steps = 12, .plateau = PlateauOptions{.factor = 0.5, .patience = 0}};
+  options.eval_every = options.save_every = 4;
+  options.keep_last = 0;
+  std::vector<int64_t> evaluated;
+  const auto worse = [&](int64_t step, Metrics& metrics) {
+    evaluated.push_back(step);
+    metrics["loss"] = static_cast<double>(step);  // lowers the learning rate each time
+  };
+  options.output_dir = dir / "whole";
+  Run<TinyNet> whole;
+  REQUIRE(whole(options, worse).ok());
+  for (const int64_t fails_at : {4, 12}) {
+    CAPTURE(fails_at);
+    options.output_dir = dir / ("run" + std::to_string(fails_at));
+    options.resume = {};
+    Run<TinyNet> broken;
+    const auto failed = broken(options, [&](int64_t step, Metrics& metrics) {
+      if (step == fails_at) throw std::runtime_error("the scores cannot be computed");
+      worse(step, metrics);
+    });
+    CHECK_THAT(error_line(failed.status()), Catch::Contains("the scores cannot be computed"));
+    REQUIRE(resolve_checkpoint("latest", options.output_dir).value().step == fails_at);
+    options.resume = "latest";
+    evaluated.clear();
+    Run<TinyNet> resumed;
+    REQUIRE(resumed(options, worse).status() == absl::OkStatus());
+    CHECK(evaluated.front() == fails_at);
+    const NamedTensors expected = named_tensors(*whole.devices->module());
+    const NamedTensors weights = named_tensors(*resumed.devices->module());
+    for (size_t i = 0; i < weights.size(); ++i) CHECK(at::equal(weights[i].second, expected[i].second));
+  }
+}
+
+TEST_CASE("A checkpoint that cannot be deleted is reported once and stops no other", "[train][saves]") {
+  const TempDir dir;
+  Run<TinyNet> run;
+  // A tree that is too deep to be removed.
+  const auto deepen = [&](int64_t step, Metrics&) {
+    std::string path = dir / "run/checkpoints/step-00000002";
+    for (int depth = 0; step == 4 && depth < 100; ++depth) path += "/x";
+    if (step == 4) fs::create_directories(path);
+  };
+  const auto result =
+      run({.max_steps = 12, .eval_every = 4, .save_every = 2, .output_dir = dir / "run", .keep_last = 1}, deepen);
+  REQUIRE(result.status() == absl::OkStatus());
+  CHECK(checkpoints_in(dir / "run") == std::vector<std::string>{"step-00000012"});
+  int64_t left = 0;
+  for (const auto& entry : fs::directory_iterator(dir / "run/checkpoints")) {
+    left += entry.path().filename().string().starts_with(".tmp-");
+  }
+  CHECK(left == 1);
+  const std::string warning = "warning: an older checkpoint cannot be deleted";
+  CHECK_THAT(run.logger.lines, Catch::Contains(warning));
+  CHECK(run.logger.lines.find(warning) == run.logger.lines.rfind(warning));
+  // The next run in this folder starts all the same.
+  Run<TinyNet> next;
+  CHECK(next({.max_steps = 14, .save_every = 2, .output_dir = dir / "run", .resume = "latest"}).ok());
+}
+
+TEST_CASE("A save that fails ends the run with exit code 6, or is told and the run goes on", "[train][saves]") {
   for (const bool goes_on : {false, true}) {
     const TempDir dir;
     Run<TinyNet> run;

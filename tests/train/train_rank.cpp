@@ -21,11 +21,12 @@ namespace {
 
 /// Runs the rank's scenario at step `step`, in the forward of its loss.
 void misbehave(const std::string& scenario, int64_t rank, int64_t step) {
+  if (scenario == "throws_alone" && rank == 0 && step == 3) ::raise(SIGKILL);
   if (rank != 1 || step != 3) return;
   if (scenario == "killed") ::raise(SIGKILL);
   if (scenario == "stopped") ::raise(SIGSTOP);
   if (scenario == "exits") ::_exit(0);
-  if (scenario == "throws") throw std::runtime_error("row 17 is not a picture");
+  if (scenario == "throws" || scenario == "throws_alone") throw std::runtime_error("row 17 is not a picture");
   static bool once = false;
   if (scenario == "out_of_memory" && !std::exchange(once, true)) C10_THROW_ERROR(OutOfMemoryError, "no room for 4 GiB");
 }

@@ -125,7 +125,16 @@ TEST_CASE("An exception ends its own rank with the exception, and the others wit
   }
 }
 
-TEST_CASE("An exception inside backward ends its own rank with the exception, and the others with its text",
+TEST_CASE("A rank that throws ends with its exception, also if another rank is lost meanwhile",
+          "[train][train_step][ranks]") {
+  const TempDir folder;
+  Ranks job("train_rank", 2, {"throws_alone", folder.path().string()}, folder.path().string());
+  CHECK(job.wait(0) == 256 + SIGKILL);
+  CHECK(job.wait(1) == 1);
+  CHECK_THAT(job.err(1), Catch::Contains("row 17 is not a picture"));
+}
+
+TEST_CASE("An exception inside backward ends that rank with it, and the others with its text",
           "[train][train_step][ranks]") {
   for (const int count : {2, 4}) {
     const TempDir folder;

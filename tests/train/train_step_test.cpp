@@ -2,9 +2,11 @@
 
 #include "loop_util.h"
 #include "test_util.h"
+#include "trainkit/core/error.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/clip_grad.h"
 #include "trainkit/optim/sgd.h"
+#include "trainkit/train/evaluate.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -80,6 +82,78 @@ TEST_CASE("Accumulated micro-batches give the step of the whole batch, weighted 
     CHECK(largest_difference(parts.first, whole.first) < 1e-6);
     CHECK(parts.second == Approx(whole.second).epsilon(1e-6));
   }
+}
+
+namespace {
+
+/// The mean over the labels that count, NaN if none does, in the way that poisons the gradients too.
+LossOutput masked_loss(TinyNet& model, const Batch& batch) {
+  const at::Tensor counts = batch["y"].ge(0), logits = model->forward(batch["x"]);
+  const at::Tensor sum = at::cross_entropy_loss(logits, batch["y"], {}, at::Reduction::Sum);
+  LossOutput output((sum + 0 * logits.sum()) / counts.sum(), counts.sum().item<double>());
+  output.metrics = {{"mean", output.loss.detach()}};
+  return output;
+}
+
+}  // namespace
+
+TEST_CASE("A batch in which nothing counts weighs nothing", "[train][train_step]") {
+  const at::Tensor x = torch::randn({4, 8}), y = torch::randint(4, {4}), none = torch::full({4}, -100, at::kLong);
+  const LossFunction loss = make_loss_function(masked_loss);
+  const auto run = [&](const std::vector<Batch>& batches, int64_t replicas = 1) {
+    torch::manual_seed(1);
+    const auto devices = DeviceReplicator::create([] { return TinyNet(0.0); }, {.cpu_replicas = replicas}).value();
+    AdamW optimizer({.lr = 0.1});
+    TrainStep step(*devices, optimizer, {.grad_accum_steps = static_cast<int64_t>(batches.size()), .grad_clip = 1.0});
+    StepMetrics metrics;
+    for (int i = 0; i < 2; ++i) {
+      for (const Batch& batch : batches) step.accumulate(batch, loss);
+      metrics = step.finish();
+    }
+    CHECK(metrics.metrics.at(0).second.item<double>() == metrics.loss.item<double>());
+    return std::make_pair(weights(*devices), metrics.loss.item<double>());
+  };
+  const Batch counted = make_batch(x, y), uncounted = make_batch(x, none);
+  const auto expected = run({counted});
+  for (const auto& parts : {run({uncounted, counted}), run({counted, uncounted}),
+                            run({make_batch(torch::cat({x, x}), torch::cat({y, none}))}, /*replicas=*/2),
+                            run({make_batch(torch::cat({x, x}), torch::cat({none, y}))}, /*replicas=*/2)}) {
+    CHECK(largest_difference(parts.first, expected.first) < 1e-6);
+    CHECK(parts.second == Approx(expected.second).epsilon(1e-6));
+  }
+  // A step of such batches changes nothing and has loss 0.
+  for (const int64_t replicas : {1, 2}) {
+    const auto [after, mean] = run({uncounted, uncounted}, replicas);
+    CHECK(largest_difference(after, weights(*tiny_devices())) == 0.0);
+    CHECK(mean == 0.0);
+  }
+}
+
+TEST_CASE("An evaluation leaves out batches in which nothing counts", "[train][evaluate]") {
+  const auto devices = tiny_devices();
+  const at::Tensor x = torch::randn({8, 8}), y = torch::randint(4, {8});
+  const auto evaluate_rows = [&](const at::Tensor& rows, const at::Tensor& labels) {
+    const auto data =
+        std::make_shared<TensorDataset>(std::vector<std::pair<std::string, at::Tensor>>{{"x", rows}, {"y", labels}});
+    auto loader = Prefetcher::create(data, SequentialSampler(rows.size(0)), {.batch_size = 4}).value();
+    return evaluate(*devices, *loader, make_loss_function(masked_loss));
+  };
+  const at::Tensor none = torch::full({4}, -100, at::kLong);
+  const Metrics expected = evaluate_rows(x.slice(0, 4), y.slice(0, 4)).value();
+  CHECK(evaluate_rows(x, torch::cat({none, y.slice(0, 4)})).value().size() == 2);
+  CHECK(evaluate_rows(torch::cat({x.slice(0, 4), x.slice(0, 4)}), torch::cat({none, y.slice(0, 4)})).value() ==
+        expected);
+  CHECK(exit_code(evaluate_rows(x.slice(0, 4), none).status()) == ExitCode::kData);
+}
+
+TEST_CASE("A negative weight of a loss is refused", "[train][train_step]") {
+  const auto devices = tiny_devices();
+  SGD optimizer({.lr = 1.0});
+  TrainStep step(*devices, optimizer);
+  const LossFunction loss =
+      make_loss_function([](TinyNet& model, const Batch& batch) { return LossOutput(tiny_loss(model, batch), -1.0); });
+  CHECK_THROWS_WITH(step(make_batch(torch::randn({2, 8}), torch::randint(4, {2})), loss),
+                    Catch::Contains("LossOutput::weight must be finite and >= 0"));
 }
 
 TEST_CASE("Metrics are averaged over micro-batches as the loss is", "[train][train_step]") {

@@ -232,6 +232,7 @@ TEST_CASE("A checkpoint of another model is refused with its name", "[train][tra
 
 TEST_CASE("Limits of steps, time and patience end the run", "[train][trainer]") {
   CHECK(run({.max_epochs = 5, .max_steps = 3}).value().result.steps == 3);
+  CHECK(run({.max_steps = 20}).value().result.steps == 20);  // an epoch has 13
   const TrainerResult timed =
       run({.max_epochs = 0, .max_steps = 1'000'000, .max_time = std::chrono::milliseconds(30)}).value().result;
   CHECK(timed.reason == ExitReason::kMaxTime);
@@ -330,11 +331,54 @@ TEST_CASE("A non-finite loss ends the run with exit code 9", "[train][trainer]")
 TEST_CASE("Exceptions in the loss become a Status", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = tiny_loader(52, 4);
-  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 1}).value();
   const auto out_of_memory = trainer.fit(*loader, [](TinyNet&, const Batch&) -> at::Tensor {
     TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory left");
   });
   CHECK(exit_code(out_of_memory.status()) == ExitCode::kOutOfMemory);
+  CHECK_THAT(error_line(out_of_memory.status()), Catch::Contains("even with one row at a time: no memory left"));
+}
+
+TEST_CASE("An exception of the caller's own code says what was thrown and where, and is no bug of ours",
+          "[train][trainer]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = tiny_loader(52, 4), validation = tiny_loader(8, 8);
+  const auto error = [&](const FitOptions& fit, int64_t bad_step) {
+    auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_steps = 6, .eval_every = 4}).value();
+    int64_t step = 0;
+    const auto loss = [&](TinyNet& model, const Batch& batch) {
+      if (model->is_training() && ++step == bad_step) throw std::range_error("no such class");
+      return tiny_loss(model, batch);
+    };
+    const absl::Status status = trainer.fit(*loader, loss, fit).status();
+    CHECK(exit_code(status) == ExitCode::kUsage);
+    return error_line(status);
+  };
+  CHECK(error({}, 3) == "error[user.exception] step 3: the loss function threw std::range_error: no such class");
+  const LossFunction bad_loss = [](torch::nn::Module&, const Batch&) -> LossOutput { TORCH_CHECK(false, "no mask"); };
+  CHECK(error({.validation = validation.get(), .validation_loss = bad_loss}, -1) ==
+        "error[user.exception] step 4: the loss function of the evaluation threw c10::Error: no mask");
+  const auto bad_evaluation = [](int64_t, Metrics&) { throw 5; };
+  CHECK_THAT(error({.validation = validation.get(), .on_evaluation = bad_evaluation}, -1),
+             Catch::Contains("step 4: on_evaluation threw int"));
+}
+
+TEST_CASE("A loader that cannot allocate a batch is not an error of the step", "[train][trainer]") {
+  /// A row of 4 PiB.
+  struct Huge final : Dataset {
+    int64_t size() const override { return 8; }
+    const std::vector<FieldSpec>& fields() const override {
+      static const std::vector<FieldSpec> fields = {{"x", at::kFloat, {int64_t{1} << 50}}};
+      return fields;
+    }
+    void get(const RowKey&, const BatchView&, int64_t) const override {}
+  };
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = Prefetcher::create(std::make_shared<Huge>(), SequentialSampler(8), {.batch_size = 1}).value();
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 1}).value();
+  const absl::Status status = trainer.fit(*loader, tiny_loss).status();
+  CHECK(exit_code(status) == ExitCode::kOutOfMemory);
+  CHECK(error_line(status) == "error[memory.exhausted] cannot allocate a batch: out of host memory");
 }
 
 TEST_CASE("Every option out of range is reported at once", "[train][trainer]") {
@@ -348,10 +392,17 @@ TEST_CASE("Every option out of range is reported at once", "[train][trainer]") {
   }
 }
 
-TEST_CASE("An empty training set is a data error", "[train][trainer]") {
+TEST_CASE("A trainer without a limit is refused", "[train][trainer]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  const absl::Status refused = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).status();
+  CHECK(exit_code(refused) == ExitCode::kUsage);
+  CHECK_THAT(error_line(refused), Catch::Contains("max_epochs or max_steps must be given"));
+}
+
+TEST_CASE("No batch to train on is an error of the data", "[train][trainer]") {
   auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
   auto loader = Prefetcher::create(tiny_dataset(3), SequentialSampler(3), {.batch_size = 4, .drop_last = true}).value();
-  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {}).value();
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_epochs = 1}).value();
   CHECK(exit_code(trainer.fit(*loader, tiny_loss).status()) == ExitCode::kData);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/user_exception.h"
 #include "data/reading_row.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -49,7 +50,11 @@ void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, Team
     const uint64_t seed = sampler_->seed();
     scratch.keys.resize(plan.rows);
     for (int64_t i = 0; i < plan.rows; ++i) {
-      scratch.keys[i] = {.index = indices[i], .epoch = plan.epoch, .seed = seed, .origin = indices[i]};
+      scratch.keys[i] = {.index = indices[i],
+                         .epoch = plan.epoch,
+                         .seed = seed,
+                         .origin = indices[i],
+                         .draw = sampler_->draw(plan.begin + i)};
     }
     slot.padding_rows = std::max<int64_t>(0, plan.begin + plan.rows - (sampler_->size() - sampler_->padding()));
     try {
@@ -64,8 +69,9 @@ void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, Team
       read_row_by_row(plan, slot, scratch);
     }
   } catch (...) {
-    slot.status = annotate(status_from_current_exception(), "batch at position " + std::to_string(plan.begin) +
-                                                                " of epoch " + std::to_string(plan.epoch));
+    const std::string where =
+        "batch at position " + std::to_string(plan.begin) + " of epoch " + std::to_string(plan.epoch);
+    slot.status = annotate(status_from_user_exception(where, "the sampler"), where);
   }
 }
 
@@ -113,11 +119,11 @@ bool BatchReader::read_row(const RowKey& key, Slot& slot, int64_t at) const {
 bool BatchReader::read_replacement(const BatchPlan& plan, int64_t position, Slot& slot, int64_t at) const {
   const int64_t size = sampler_->size(), tries = std::min(size - 1, kMaxReplacements);
   for (int64_t i = 1; i <= tries; ++i) {
-    int64_t index = 0;
-    sampler_->fill(plan.epoch, (position + i) % size, {&index, 1});
-    slot.row_indices()[at] = index;
-    if (read_row({.index = index, .epoch = plan.epoch, .seed = sampler_->seed(), .origin = index}, slot, at))
-      return true;
+    const int64_t other = (position + i) % size;
+    RowKey key{.epoch = plan.epoch, .seed = sampler_->seed(), .draw = sampler_->draw(other)};
+    sampler_->fill(plan.epoch, other, {&key.index, 1});
+    key.origin = slot.row_indices()[at] = key.index;
+    if (read_row(key, slot, at)) return true;
     if (max_bad_samples_ >= 0 && static_cast<int64_t>(slot.bad_samples.size()) > max_bad_samples_) return false;
   }
   slot.status =

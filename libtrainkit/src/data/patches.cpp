@@ -109,8 +109,10 @@ void gather_by_libtorch(const at::Tensor& out, const at::Tensor& image, const de
 }  // namespace
 
 uint8_t draw_orientation(const RowKey& key) {
-  return static_cast<uint8_t>(
-      RandomStream(hash_key(kOrientationStream, key.seed, key.epoch, key.index)).below(kOrientations));
+  return static_cast<uint8_t>(RandomStream(key.draw == 0
+                                               ? hash_key(kOrientationStream, key.seed, key.epoch, key.index)
+                                               : hash_key(kOrientationStream, key.seed, key.epoch, key.index, key.draw))
+                                  .below(kOrientations));
 }
 
 at::Tensor gather_patches(const at::Tensor& image, const at::Tensor& pixels, int64_t patch_size,

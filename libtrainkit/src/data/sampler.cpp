@@ -109,6 +109,10 @@ DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, D
   }
 }
 
+int64_t DistributedSampler::draw(int64_t position) const {
+  return sampler_->draw((position * options_.world_size + options_.rank) % rows_);  // padding repeats the first draws
+}
+
 void DistributedSampler::fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const {
   fill_strided(epoch, begin, 1, out);
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "data/reading_row.h"
+#include "trainkit/core/status.h"
 
 namespace trainkit::detail {
 namespace {
@@ -64,41 +65,6 @@ ReaderTimes ThreadTimes::times_of(const Thread& thread) {
           .queued_seconds = 1e-9 * static_cast<double>(queued)};
 }
 
-// ---- BatchQueue
-
-BatchQueue::BatchQueue(const Schedule& of, int64_t end_number, int64_t max_in_progress)
-    : schedule(of),
-      end(std::min(end_number, of.end())),
-      mask_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(max_in_progress))) - 1),
-      entries_(mask_ + 1) {}
-
-RingSlot* BatchQueue::closed() {
-  static RingSlot slot;
-  return &slot;
-}
-
-bool BatchQueue::publish(int64_t number, RingSlot* slot) {
-  RingSlot* empty = nullptr;
-  return entry(number).slot.compare_exchange_strong(empty, slot, std::memory_order_seq_cst);
-}
-
-bool BatchQueue::ready(int64_t number) const { return entry(number).slot.load(std::memory_order_seq_cst) != nullptr; }
-
-RingSlot* BatchQueue::peek(int64_t number) const { return entry(number).slot.load(std::memory_order_acquire); }
-
-RingSlot* BatchQueue::take(int64_t number) { return entry(number).slot.exchange(nullptr, std::memory_order_acq_rel); }
-
-std::vector<RingSlot*> BatchQueue::cancel() {
-  cancelled.store(true, std::memory_order_seq_cst);
-  first.close();  // the leader may have seen `cancelled` and not started
-  std::vector<RingSlot*> published;
-  for (Entry& each : entries_) {
-    RingSlot* slot = each.slot.exchange(closed(), std::memory_order_acq_rel);
-    if (slot && slot != closed()) published.push_back(slot);
-  }
-  return published;
-}
-
 // ---- Reader
 
 Reader::Reader(std::shared_ptr<WorkerPoolState> pool, int num_slots)
@@ -123,8 +89,8 @@ void Reader::read(BatchQueue& queue, int64_t number) {
     TeamRead* team = first && pool_->readers > 1 ? &queue.first : nullptr;
     const int64_t parts = int64_t{kPartsPerReader} * std::max(1, pool_->readers);
     pool_->batches->read(plan, slot->slot, scratch_, team, std::max<int64_t>(1, plan.rows / parts));
-  } catch (const std::exception& error) {
-    slot->slot.fail(absl::ResourceExhaustedError(std::string("cannot allocate a batch: ") + error.what()));
+  } catch (...) {
+    slot->slot.fail(annotate(status_from_current_exception(), "cannot allocate a batch"));
   }
   if (first) queue.first.close();
   if (!queue.publish(number, slot)) free_.fetch_or(slot->bit, std::memory_order_release);

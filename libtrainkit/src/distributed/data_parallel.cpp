@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #ifdef TRAINKIT_WITH_NCCL
 #include <torch/csrc/cuda/nccl.h>
 #endif
@@ -32,9 +33,10 @@ namespace trainkit::detail {
 // `on_exception_` point into the caller's frame; they stay valid for the same reason and are read without the lock.
 //
 // A thread reports an exception through `on_exception_` before it reports completion. This releases replicas that wait
-// for it in LocalGroup. Otherwise run() would wait forever for them.
+// for it in LocalGroup. Otherwise run() would wait forever for them. They throw as a consequence, so run() rethrows the
+// exception that came first.
 
-ReplicaThreads::ReplicaThreads(int64_t count, int intra_op_threads) : exceptions_(static_cast<size_t>(count)) {
+ReplicaThreads::ReplicaThreads(int64_t count, int intra_op_threads) {
   for (int64_t i = 0; i < count; ++i) threads_.emplace_back([this, i, intra_op_threads] { loop(i, intra_op_threads); });
 }
 
@@ -51,14 +53,12 @@ void ReplicaThreads::run(const Task& task, const std::function<void()>& on_excep
   std::unique_lock lock(mutex_);
   task_ = &task;
   on_exception_ = &on_exception;
-  std::fill(exceptions_.begin(), exceptions_.end(), nullptr);
+  first_exception_ = nullptr;
   running_ = static_cast<int64_t>(threads_.size());
   ++round_;
   begin_.notify_all();
   end_.wait(lock, [&] { return running_ == 0; });
-  for (const std::exception_ptr& exception : exceptions_) {
-    if (exception) std::rethrow_exception(exception);
-  }
+  if (first_exception_) std::rethrow_exception(std::exchange(first_exception_, nullptr));
 }
 
 void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
@@ -71,15 +71,15 @@ void ReplicaThreads::loop(int64_t replica, int intra_op_threads) {
     if (stopping_) return;
     seen = round_;
     lock.unlock();
-    std::exception_ptr exception;
     try {
       (*task_)(replica);
     } catch (...) {
-      exception = std::current_exception();
+      lock.lock();
+      if (!first_exception_) first_exception_ = std::current_exception();
+      lock.unlock();
       (*on_exception_)();
     }
     lock.lock();
-    exceptions_[static_cast<size_t>(replica)] = exception;
     if (--running_ == 0) end_.notify_one();
   }
 }

@@ -35,7 +35,7 @@ class ReplicaThreads {
   uint64_t round_ = 0;
   int64_t running_ = 0;
   bool stopping_ = false;
-  std::vector<std::exception_ptr> exceptions_;
+  std::exception_ptr first_exception_;
   std::vector<std::thread> threads_;
 };
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "core/user_exception.h"
 #include "distributed/data_parallel.h"
 #include "distributed/distributed.h"
 #include "distributed/single_device.h"
@@ -97,7 +98,12 @@ absl::Status check_buckets(const DeviceReplicatorOptions& options) {
 
 std::shared_ptr<torch::nn::Module> make_module(const std::function<std::shared_ptr<torch::nn::Module>()>& factory,
                                                at::Device device) {
-  auto module = factory();
+  std::shared_ptr<torch::nn::Module> module;
+  try {
+    module = factory();
+  } catch (...) {
+    throw absl::BadStatusOrAccess(detail::status_from_user_exception("", "the model factory"));
+  }
   TORCH_CHECK_VALUE(module != nullptr, "the factory returned no module");
   module->to(device);
   return module;

@@ -153,10 +153,10 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   try {
     backward(body, reduce);
   } catch (...) {
-    if (reduce) throw_if_broken();
+    if (reduce) throw_if_broken();  // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
     if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
-    if (reduce && !has_collectives_) complete_reduction(/*contribute=*/false);
+    if (reduce && !has_collectives_) release_other_ranks();
     throw;
   }
   reduction_begun_ = false;
@@ -194,6 +194,14 @@ void Distributed::begin_reduction() {
     reducer_->rebuild_buckets();
   } catch (const std::exception& error) {
     throw_status(ranks().failure("the arrangement of buckets", sent_->started, error.what()));
+  }
+}
+
+/// Sends what the other ranks wait for after a failure here. Ignores errors: the caller reports the first one.
+void Distributed::release_other_ranks() {
+  try {
+    complete_reduction(/*contribute=*/false);
+  } catch (const std::exception&) {  // the process group is unusable now
   }
 }
 

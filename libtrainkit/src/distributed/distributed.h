@@ -68,6 +68,7 @@ class Distributed final : public DeviceReplicator {
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction();
   void complete_reduction(bool contribute);
+  void release_other_ranks();
   void copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const;
   void backward(const Body& body, bool reduce);
   /// Waits for all sent buckets. Throws the Error of a lost rank if one failed.

@@ -25,7 +25,7 @@ namespace {
 
 // Positions of the sums; see Note [Step consensus].
 constexpr int64_t kWeight = 0, kStep = 1, kStepSquared = 2, kFirstRank = 3;
-constexpr int kSave = 1, kFoundInf = 2, kOutOfMemory = 4, kFailed = 8, kStop = 16;
+constexpr int kSave = 1, kOutOfMemory = 2, kFailed = 4, kStop = 8;
 
 /// Returns the step modulo 2^20, so that sums of squares stay below 2^53 and are exact.
 double step_residue(int64_t step) { return static_cast<double>(step % (1 << 20)); }
@@ -59,9 +59,8 @@ void StepConsensus::send(int64_t step, const StepVote& vote) {
   numbers[kWeight] = vote.weight;
   numbers[kStep] = place;
   numbers[kStepSquared] = place * place;
-  numbers[kFirstRank + group_.rank()] = (vote.save ? kSave : 0) + (vote.found_inf ? kFoundInf : 0) +
-                                        (vote.out_of_memory ? kOutOfMemory : 0) + (vote.failed ? kFailed : 0) +
-                                        kStop * vote.stop;
+  numbers[kFirstRank + group_.rank()] = (vote.save ? kSave : 0) + (vote.out_of_memory ? kOutOfMemory : 0) +
+                                        (vote.failed ? kFailed : 0) + kStop * vote.stop;
   group_.set_step(step);
   try {
     if (vote.failed || vote.out_of_memory) group_.impl().store().set(reason_key(step, group_.rank()), vote.reason);
@@ -95,7 +94,6 @@ absl::StatusOr<StepVerdict> StepConsensus::read(int64_t step) try {
     const int said = static_cast<int>(numbers[kFirstRank + rank]);
     verdict.stop = std::max(verdict.stop, said / kStop);
     verdict.save |= (said & kSave) != 0;
-    verdict.found_inf |= (said & kFoundInf) != 0;
     if (said & kOutOfMemory) verdict.out_of_memory.push_back(rank);
     if (said & (kFailed | kOutOfMemory)) verdict.failed.push_back(rank);
     for_good |= (said & kFailed) != 0;

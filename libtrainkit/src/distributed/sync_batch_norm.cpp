@@ -124,11 +124,14 @@ at::Tensor SyncBatchNormImpl::forward_relu(const at::Tensor& input, const at::Te
 at::Tensor SyncBatchNormImpl::normalize(const at::Tensor& input, const at::Tensor& residual, bool relu) {
   TORCH_CHECK_VALUE(input.dim() >= 2 && input.size(1) == options.num_features, "SyncBatchNorm: expected (N, ",
                     options.num_features, ", ...), got ", input.sizes());
+  const bool alone = !is_training() || !options.synchronize || !group_ || group_->size() == 1;
   if (is_training()) {
+    TORCH_CHECK_VALUE(!alone || input.numel() != input.size(1),
+                      "SyncBatchNorm: Expected more than 1 value per channel when training, got input size ",
+                      input.sizes());
     const c10::AutoGradMode no_grad(false);
     num_batches_tracked.add_(1);
   }
-  const bool alone = !is_training() || !options.synchronize || !group_ || group_->size() == 1;
   if (alone && is_training() && detail::has_fused_batch_norm(input, residual, weight, bias)) {
     return detail::fused_batch_norm(input, residual, weight, bias,
                                     {running_mean, running_var, options.momentum, options.eps}, relu);
@@ -145,7 +148,8 @@ at::Tensor SyncBatchNormImpl::over_all_replicas(const at::Tensor& input) {
   const Statistics all = [&] {
     const c10::AutoGradMode no_grad(false);
     Statistics statistics = statistics_of_all(x, *group_, replica_);
-    const at::Tensor unbiased = statistics.var * (statistics.count / (statistics.count - 1)).to(statistics.var.dtype());
+    const at::Tensor unbiased =
+        statistics.var * (statistics.count / (statistics.count - 1).clamp_min_(1)).to(statistics.var.dtype());
     running_mean.lerp_(statistics.mean.to(running_mean.scalar_type()), options.momentum);
     running_var.lerp_(unbiased.to(running_var.scalar_type()), options.momentum);
     return statistics;

@@ -114,7 +114,8 @@ double OneCycleLR::factor(int64_t step) const {
   for (size_t i = 0; i < phases.size(); ++i) {
     const Phase& phase = phases[i];
     if (at <= phase.end_step || i + 1 == phases.size()) {
-      const double part = (at - start_step) / (phase.end_step - start_step);
+      const bool is_empty = phase.end_step <= start_step;  // pct_start * total_steps == 1
+      const double part = is_empty ? 1.0 : (at - start_step) / (phase.end_step - start_step);
       return options_.linear ? anneal_linear(phase.start, phase.end, part)
                              : anneal_cosine(phase.start, phase.end, part);
     }

@@ -32,6 +32,10 @@ class BackgroundSaves {
   /// running. @param logged status of flushing the log records of this checkpoint; an error fails the save.
   void begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged);
 
+  /// Returns why an older checkpoint could not be deleted, else OK; see CheckpointStore::retention_status. Not while a
+  /// save is running.
+  absl::Status retention_status() const { return store_ ? store_->retention_status() : absl::OkStatus(); }
+
   bool under_way() const { return written_.valid(); }
   /// Step of the running save, or of the last one.
   int64_t step() const { return step_; }

@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -17,41 +18,54 @@
 namespace trainkit {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kFile[] = "best.safetensors";
 constexpr char kBefore[] = "best.before.safetensors";
 
+/// Reads a number of the metadata of `path`; `fallback` if there is none of this name.
 template <class Number>
-Number number_of(const SafetensorsMetadata& metadata, const std::string& name, Number fallback) {
+absl::StatusOr<Number> number_of(const std::string& path, const SafetensorsMetadata& metadata, const std::string& name,
+                                 Number fallback) {
   const auto at = metadata.find(name);
   if (at == metadata.end()) return fallback;
-  std::from_chars(at->second.data(), at->second.data() + at->second.size(), fallback);
-  return fallback;
-}
-
-absl::Status replace_file(const std::string& from, const std::string& to, bool copy) {
-  std::error_code error;
-  if (copy) {
-    fs::copy_file(from, to, fs::copy_options::overwrite_existing, error);
-  } else {
-    fs::rename(from, to, error);
-  }
-  if (!error) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kStorage,
-                    .id = "storage.write",
-                    .where = to,
-                    .problem = "cannot be replaced by " + from + ": " + error.message()});
-}
-
-absl::Status remove_file(const std::string& path) {
-  std::error_code error;
-  fs::remove(path, error);
-  if (!error) return absl::OkStatus();
-  return to_status({.exit_code = ExitCode::kStorage,
-                    .id = "storage.write",
+  Number number = fallback;
+  const char* end = at->second.data() + at->second.size();
+  const auto [rest, error] = std::from_chars(at->second.data(), end, number);
+  if (error == std::errc() && rest == end) return number;
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.metadata",
                     .where = path,
-                    .problem = "cannot be removed: " + error.message()});
+                    .field = name,
+                    .problem = "is not a number",
+                    .got = at->second});
+}
+
+/// Replaces `to` by a copy of `from`, atomically.
+absl::Status copy_file(const std::string& from, const std::string& to) {
+  const Fs& fs = Fs::posix();
+  TRAINKIT_ASSIGN_OR_RETURN(const ReadableFile source, fs.open_file(from));
+  const auto [folder, name] = split_path(to);
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, fs.open_directory(folder));
+  return write_file_atomically(directory, name, [&](WritableFile& target) -> absl::Status {
+    std::vector<char> block(1 << 20);
+    for (int64_t at = 0; at < source.size_bytes(); at += static_cast<int64_t>(block.size())) {
+      const auto size = static_cast<size_t>(std::min<int64_t>(block.size(), source.size_bytes() - at));
+      TRAINKIT_RETURN_IF_ERROR(source.read_at(at, block.data(), size));
+      TRAINKIT_RETURN_IF_ERROR(target.append(block.data(), size));
+    }
+    return absl::OkStatus();
+  });
+}
+
+/// Renames a file within its folder.
+absl::Status rename_file(const std::string& folder, const char* from, const char* to) {
+  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
+  return directory.rename(from, to);
+}
+
+absl::Status remove_file(const std::string& folder, const char* name) {
+  const auto directory = Fs::posix().open_directory(folder);
+  const absl::Status removed = directory.ok() ? directory->remove_file(name) : directory.status();
+  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
 }
 
 double worst_of(const BestModelOptions& options) {
@@ -69,12 +83,13 @@ BestModel::BestModel(const std::string& output_dir, const BestModelOptions& opti
       value_(worst_of(options)) {}
 
 absl::StatusOr<bool> BestModel::load_if_known(const std::string& path, int64_t resumed_step) {
-  if (!fs::exists(path)) return false;
+  if (absl::IsNotFound(Fs::posix().open_file(path).status())) return false;
   TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
-  const int64_t step = number_of<int64_t>(file.metadata(), "step", -1);
+  TRAINKIT_ASSIGN_OR_RETURN(const int64_t step, number_of<int64_t>(path, file.metadata(), "step", -1));
+  TRAINKIT_ASSIGN_OR_RETURN(const double value, number_of(path, file.metadata(), options_.metric, value_));
   if (step < 0 || step > resumed_step) return false;
   step_ = step;
-  value_ = number_of<double>(file.metadata(), options_.metric, value_);
+  value_ = value;
   return true;
 }
 
@@ -83,18 +98,16 @@ absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const s
   BestModel best(output_dir, options);
   if (!options.writes) return best;
   if (resume.empty()) {
-    for (const std::string& path : {best.path_, best.before_}) TRAINKIT_RETURN_IF_ERROR(remove_file(path));
+    for (const char* name : {kFile, kBefore}) TRAINKIT_RETURN_IF_ERROR(remove_file(output_dir, name));
     return best;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(resume, output_dir));
-  const fs::path folder = fs::path(checkpoint.folder).parent_path();
-  std::error_code unknown;
-  const bool own = fs::equivalent(folder, output_dir, unknown);
+  const std::string folder = split_path(checkpoint.folder).first;
   for (const char* name : {kFile, kBefore}) {
-    const std::string path = (folder / name).string();
+    const std::string path = folder + "/" + name;
     TRAINKIT_ASSIGN_OR_RETURN(const bool known, best.load_if_known(path, checkpoint.step));
     if (!known) continue;
-    if (!own || name == kBefore) TRAINKIT_RETURN_IF_ERROR(replace_file(path, best.path_, /*copy=*/!own));
+    if (path != best.path_) TRAINKIT_RETURN_IF_ERROR(copy_file(path, best.path_));
     break;
   }
   return best;
@@ -114,7 +127,7 @@ absl::Status BestModel::forget_after_checkpoint() {
   step_ = -1;
   value_ = worst_of(options_);
   TRAINKIT_ASSIGN_OR_RETURN(const bool known, load_if_known(before_, saved->step));
-  return known ? replace_file(before_, path_, /*copy=*/false) : remove_file(path_);
+  return known ? rename_file(output_dir_, kBefore, kFile) : remove_file(output_dir_, kFile);
 }
 
 absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Module& model) {
@@ -124,7 +137,7 @@ absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Modul
   value_ = value;
   const auto saved = resolve_checkpoint("latest", output_dir_);
   if (earlier >= 0 && saved.ok() && earlier <= saved->step) {
-    TRAINKIT_RETURN_IF_ERROR(replace_file(path_, before_, /*copy=*/false));
+    TRAINKIT_RETURN_IF_ERROR(rename_file(output_dir_, kFile, kBefore));
   }
   return save_safetensors(Fs::posix(), path_, named_tensors(model),
                           {{"step", fmt::format("{}", step)}, {options_.metric, fmt::format("{}", value)}});

@@ -217,7 +217,7 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
                      absl::StatusCode::kUnavailable);
   }
   auto impl = std::make_unique<Impl>(std::move(folder), options);
-  TRAINKIT_RETURN_IF_ERROR(impl->remove_stale());
+  impl->retention = impl->remove_stale();
   return CheckpointStore(std::move(impl));
 }
 
@@ -235,17 +235,19 @@ absl::StatusOr<CheckpointStore> CheckpointStore::open(const std::string& output_
 // checkpoint until the exchange is known to be on the disk. remove_stale() syncs the parent folder before it deletes,
 // for the same reason: the names that a process sees may be newer than those on the disk.
 
-/// Removes the remains of interrupted saves.
+/// Removes the remains of interrupted saves. One that cannot be removed does not stop the removal of the others;
+/// returns the first error.
 absl::Status CheckpointStore::Impl::remove_stale() const {
   TRAINKIT_ASSIGN_OR_RETURN(const auto names, folder.list());
   const auto stale = [](const std::string& name) { return name.starts_with(kTemporaryPrefix); };
   if (std::none_of(names.begin(), names.end(), stale)) return absl::OkStatus();
   // The names may be newer than those on the disk, see Note [Checkpoint commit].
   TRAINKIT_RETURN_IF_ERROR(folder.sync());
+  absl::Status first;
   for (const std::string& name : names) {
-    if (stale(name)) TRAINKIT_RETURN_IF_ERROR(folder.remove_tree(name));
+    if (stale(name)) first.Update(folder.remove_tree(name));
   }
-  return absl::OkStatus();
+  return first;
 }
 
 /// Writes a complete checkpoint under a temporary name and syncs it.
@@ -299,8 +301,9 @@ absl::Status CheckpointStore::Impl::put_in_place(const std::string& temporary, i
 }
 
 /// Deletes checkpoints in excess of keep_last: first steps after `newest`, of a run that was rolled back; then the
-/// oldest. Milestones up to `newest` stay.
+/// oldest. Milestones up to `newest` stay. Continues after an error and returns the first one.
 absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
+  absl::Status first;
   if (keep_last > 0) {
     TRAINKIT_ASSIGN_OR_RETURN(auto steps, list_steps(folder));
     std::rotate(steps.begin(), std::upper_bound(steps.begin(), steps.end(), newest), steps.end());
@@ -310,10 +313,11 @@ absl::Status CheckpointStore::Impl::drop_old(int64_t newest) const {
     for (int64_t i = 0; i < surplus; ++i) {
       const std::string name = step_name(steps[static_cast<size_t>(i)]);
       // Renamed before it is deleted, see Note [Checkpoint commit].
-      TRAINKIT_RETURN_IF_ERROR(folder.rename(name, temporary_name(name)));
+      first.Update(folder.rename(name, temporary_name(name)));
     }
   }
-  return remove_stale();
+  first.Update(remove_stale());
+  return first;
 }
 
 absl::Status CheckpointStore::save(int64_t step, const CheckpointContents& contents) {

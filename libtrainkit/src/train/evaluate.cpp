@@ -35,7 +35,7 @@ class EvaluationMode {
   bool was_training_;
 };
 
-/// Accumulates weighted sums on the device.
+/// Accumulates weighted sums on the device. A value of weight 0 adds only its name.
 class Sums {
  public:
   void add(const LossOutput& output, double weight) {
@@ -53,11 +53,17 @@ class Sums {
   }
 
   /// Replaces the sums with those over all ranks. First compares the number of metrics (its maximum with its minimum
-  /// over the ranks), since an all-reduce needs tensors of equal size.
-  absl::Status add_other_ranks(ProcessGroup& group) {
+  /// over the ranks), since an all-reduce needs tensors of equal size. If the evaluation has failed on a rank, all
+  /// ranks return an error.
+  absl::Status add_other_ranks(ProcessGroup& group, bool has_failed) {
     const auto count = static_cast<double>(sums_.size());
-    const at::Tensor counts = at::tensor({count, -count}, at::kDouble);
+    const at::Tensor counts = at::tensor({count, -count, has_failed ? 1.0 : 0.0}, at::kDouble);
     TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(counts, "the evaluation's metrics"));
+    if (counts[2].item<double>() > 0) {
+      return to_status({.exit_code = ExitCode::kDistributed,
+                        .id = "dist.peer",
+                        .problem = "the evaluation failed on another rank; see its error"});
+    }
     if (counts[0].item<double>() != -counts[1].item<double>()) {
       return to_status({.exit_code = ExitCode::kData,
                         .id = "data.metrics",
@@ -88,20 +94,18 @@ class Sums {
     if (sums_.size() == at)
       sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
     TORCH_CHECK(at < sums_.size() && sums_[at].first == name, "metric '", name, "' is not returned for every batch");
-    sums_[at].second.add_(value.to(sums_[at].second.options()), weight);
+    if (weight > 0) sums_[at].second.add_(value.to(sums_[at].second.options()), weight);
   }
 
   std::vector<std::pair<std::string, at::Tensor>> sums_;
   double weight_ = 0;
 };
 
-/// Adds one replica's share of a batch; padding rows have no weight.
+/// Adds one replica's share of a batch.
 void add_rows(torch::nn::Module& model, const Batch& rows, const LossFunction& loss, Sums& sums) {
   if (rows.size() == 0) return;
-  const Batch counted = counted_rows(rows);
-  const LossOutput output = loss(model, counted);
-  const double weight = output.weight > 0 ? output.weight : static_cast<double>(counted.size());
-  sums.add(output, rows.size() > rows.padding_rows() ? weight : 0.0);
+  const LossOutput output = loss(model, counted_rows(rows));
+  sums.add(output, counted_weight(rows, output));
 }
 
 }  // namespace
@@ -148,16 +152,27 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
   std::vector<Sums> sums(replicas);
   // A loss function may keep state between calls, so each replica's thread gets its own copy.
   std::vector<LossFunction> losses(replicas, loss);
-  TRAINKIT_RETURN_IF_ERROR(
-      for_each_batch(devices, loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
-        const auto i = static_cast<size_t>(replica);
-        add_rows(model, rows, losses[i], sums[i]);
-      }));
-  for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
-  if (ProcessGroup* group = devices.process_group()) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group));
+  ProcessGroup* group = devices.process_group();
+  try {
+    const absl::Status read =
+        for_each_batch(devices, loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
+          const auto i = static_cast<size_t>(replica);
+          add_rows(model, rows, losses[i], sums[i]);
+        });
+    if (!read.ok()) throw absl::BadStatusOrAccess(read);
+    for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
+  } catch (const absl::BadStatusOrAccess& error) {
+    if (group) sums[0].add_other_ranks(*group, /*has_failed=*/true).IgnoreError();
+    return error.status();
+  } catch (...) {
+    if (group) sums[0].add_other_ranks(*group, /*has_failed=*/true).IgnoreError();
+    throw;
+  }
+  if (group) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group, /*has_failed=*/false));
   if (sums[0].weight() == 0) {
-    return to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = "no rows to evaluate"},
-                     absl::StatusCode::kInvalidArgument);
+    return to_status(
+        {.exit_code = ExitCode::kData, .id = "data.empty", .problem = "no rows to evaluate, or none that count"},
+        absl::StatusCode::kInvalidArgument);
   }
   return sums[0].means();
 }

@@ -160,7 +160,8 @@ void TrainStep::trace_step() {
     record = trace.finish();
   });
   add_weight(record, weight_);
-  if (graphs_->active()) graphs_->traced(std::move(record));
+  // A step in which nothing counts has no update: a graph of it would skip those of other steps.
+  if (graphs_->active() && weight_ > 0) graphs_->traced(std::move(record));
 }
 
 /// Captures the pending step. Returns false on failure: everything is then as before, and no further step is captured.

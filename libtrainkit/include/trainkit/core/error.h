@@ -13,7 +13,7 @@ namespace trainkit {
 enum class ExitCode : int {
   kOk = 0,
   kBug = 1,             ///< A bug in trainkit.
-  kUsage = 2,           ///< A flag or a combination of flags.
+  kUsage = 2,           ///< A flag, a combination of flags, or an exception of the caller's own code.
   kConfig = 3,          ///< A configuration file.
   kData = 4,            ///< A data set.
   kWeights = 5,         ///< A weight file or checkpoint that was read.

@@ -33,7 +33,8 @@ class Batch {
     std::vector<int64_t> row_indices = {};
     int64_t rows = 0;
     int64_t padding_rows = 0;
-    /// Copies to devices that read this memory; null if the memory does not belong to a Prefetcher. Shared with slices.
+    /// Registry of the copies to devices that read this memory; null if the memory does not belong to a Prefetcher.
+    /// Shared with slices and with the Prefetcher. Thread-safe, and no part of the batch's value.
     std::shared_ptr<detail::PendingCopies> copies = {};
   };
 
@@ -59,8 +60,8 @@ class Batch {
   int64_t padding_rows() const { return content_->padding_rows; }
 
   /// Copies the rows to `device`; shares tensors that are already there. With `non_blocking`, page-locked memory is
-  /// copied asynchronously on the current stream, and the Prefetcher does not reuse the memory before the copy has
-  /// ended. This holds for slices too.
+  /// copied asynchronously on the current stream. Registers the copy with the Prefetcher, which does not reuse the
+  /// memory before the copy has ended; the batch itself does not change. This holds for slices too.
   ///
   /// The Prefetcher also tracks your own copies of a tensor (`batch["x"].to(device, true)`) if all of this holds: the
   /// thread that calls next() makes them, on its current device's current stream, and Batch::to is not called for any

@@ -38,9 +38,14 @@ struct RowKey {
   /// Row index in the outermost dataset. A dataset that wraps another one copies the key and changes only `index`, so
   /// that messages name the row that the user knows.
   int64_t origin = -1;
+  /// Sampler::draw of the position. It distinguishes repeated draws of a row in one epoch; 0 if rows do not repeat.
+  int64_t draw = 0;
 
-  /// Returns the random generator of this row in this epoch. It is the same for any number of workers and ranks.
-  RandomStream random() const { return RandomStream(hash_key(seed, epoch, index)); }
+  /// Returns the random generator of this row in this epoch, for this draw. It is the same for any number of workers
+  /// and ranks.
+  RandomStream random() const {
+    return RandomStream(draw == 0 ? hash_key(seed, epoch, index) : hash_key(seed, epoch, index, draw));
+  }
 };
 
 /// Batch memory into which rows are written. The batch owns it. Fields are contiguous: row i of field f starts at

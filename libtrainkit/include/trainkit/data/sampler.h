@@ -30,6 +30,13 @@ class Sampler {
   /// Seed of the order. RowKey passes it on to random augmentation.
   virtual uint64_t seed() const { return 0; }
 
+  /// Number of the draw at `position`, which RowKey passes on to random augmentation: 0 if an epoch visits each row
+  /// once. A sampler that draws a row repeatedly returns another number for each draw, so that augmentations differ.
+  virtual int64_t draw(int64_t position) const {
+    (void)position;
+    return 0;
+  }
+
   /// Number of ranks that share this order. Position p of one rank corresponds to `world_size()` positions of the
   /// epoch.
   virtual int64_t world_size() const { return 1; }
@@ -91,6 +98,7 @@ class WeightedSampler final : public Sampler {
   void fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const override;
   void fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const override;
   uint64_t seed() const override { return options_.seed; }
+  int64_t draw(int64_t position) const override { return position + 1; }
 
  private:
   struct Column {
@@ -135,6 +143,7 @@ class DistributedSampler final : public Sampler {
   void fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const override;
   void fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const override;
   uint64_t seed() const override { return sampler_->seed(); }
+  int64_t draw(int64_t position) const override;
   int64_t world_size() const override { return options_.world_size; }
   int64_t epoch_size() const override { return rows_; }
   int64_t padding() const override { return padding_; }

@@ -18,8 +18,6 @@ struct StepVote {
   int stop = 0;
   /// Checkpoint request of this rank.
   bool save = false;
-  /// Some gradient is not finite.
-  bool found_inf = false;
   /// The step ran out of memory here and can be retried in smaller parts, or failed permanently.
   bool out_of_memory = false;
   bool failed = false;
@@ -33,7 +31,6 @@ struct StepVote {
 struct StepVerdict {
   int stop = 0;
   bool save = false;
-  bool found_inf = false;
   /// Ranks that ran out of memory, and all ranks whose step failed (including those).
   std::vector<int64_t> out_of_memory = {};
   std::vector<int64_t> failed = {};
@@ -47,7 +44,7 @@ struct StepVerdict {
 };
 
 /// Agrees on the outcome of each step with one small all-reduce (3 + ranks doubles, on the host). All ranks then stop
-/// after the same step and skip the same step, and no rank leaves a step that the others continue. See
+/// after the same step, and no rank leaves a step that the others continue. See
 /// Note [Step consensus].
 class StepConsensus {
  public:

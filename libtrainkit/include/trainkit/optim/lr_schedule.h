@@ -111,7 +111,8 @@ struct OneCycleLROptions {
 };
 
 /// Rises from 1 / div_factor to 1 (the optimizer's learning rate is PyTorch's max_lr), falls to the last factor and
-/// stays there. Momentum is not cycled. Source: Smith and Topin, "Super-convergence";
+/// stays there. With pct_start * total_steps == 1, where PyTorch divides by zero, it starts at 1. Momentum is not
+/// cycled. Source: Smith and Topin, "Super-convergence";
 /// torch.optim.lr_scheduler.OneCycleLR.
 class OneCycleLR : public LRSchedule {
  public:

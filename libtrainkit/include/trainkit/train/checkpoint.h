@@ -85,7 +85,9 @@ class CheckpointStore {
   /// Lists the steps in ascending order. Skips links and folders with other names.
   absl::StatusOr<std::vector<int64_t>> steps() const;
 
-  /// Returns why the last save() could not delete an older checkpoint, although its own is safe; else OK.
+  /// Returns why the last save(), or open(), could not delete an older checkpoint or the remains of a save; else OK.
+  /// Such an entry keeps its disk space, has a temporary name and is tried again by every save. It affects nothing
+  /// else.
   absl::Status retention_status() const;
 
   /// `<output_dir>/checkpoints`.

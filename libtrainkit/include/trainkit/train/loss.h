@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -24,13 +25,15 @@ namespace trainkit {
 /// Result of a loss function: a scalar tensor, optionally with a weight and metrics.
 struct LossOutput {
   // NOLINTNEXTLINE(google-explicit-constructor): so that a loss function can `return cross_entropy(...);`
-  LossOutput(at::Tensor loss_, double weight_ = 0) : loss(std::move(loss_)), weight(weight_) {}
+  LossOutput(at::Tensor loss_, std::optional<double> weight_ = std::nullopt)
+      : loss(std::move(loss_)), weight(weight_) {}
 
   /// Scalar: the mean over the counted items.
   at::Tensor loss;
-  /// Number of items in the mean (rows, or tokens that count); 0 means the rows of the batch. Accumulated micro-batches
-  /// and evaluation batches are averaged with this weight.
-  double weight = 0;
+  /// Number of items in the mean (rows, or tokens that count), finite and >= 0; by default the rows of the batch.
+  /// Accumulated micro-batches and evaluation batches are averaged with this weight. With weight 0 the loss and the
+  /// metrics are ignored, NaN included.
+  std::optional<double> weight = std::nullopt;
   /// Further means over the same items by name, scalars on the device. Logged and averaged like the loss.
   std::vector<std::pair<std::string, at::Tensor>> metrics = {};
 };

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "trainkit/distributed/step_consensus.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/step_consensus.h"
 #include "trainkit/logging/step_times.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
@@ -77,8 +77,8 @@ struct StepMetrics {
   std::vector<std::pair<std::string, at::Tensor>> metrics;
   /// 2-norm of the gradients before clipping; undefined unless grad_clip > 0.
   at::Tensor grad_norm;
-  /// Number of consecutive skipped steps up to this one; 0 if this step was not skipped. float32; undefined if no step
-  /// can be skipped.
+  /// Number of consecutive steps up to this one that were skipped because of non-finite gradients; 0 if this step was
+  /// not. float32; undefined if no step can be skipped, or if nothing counts in this one.
   at::Tensor skipped_in_a_row;
   /// Origin of the first non-finite value if this step was skipped. Known immediately, on the CPU only.
   std::string first_nonfinite = {};
@@ -90,7 +90,8 @@ struct StepMetrics {
 /// Runs optimizer steps without reading from the device, so the host runs one step ahead. The first accumulate() of a
 /// step waits until the devices have finished the step before the last one; this bounds the device memory of queued
 /// steps. A step with non-finite gradients (kFp16, or skip_nonfinite) is skipped on the device and changes neither the
-/// weights nor the schedule.
+/// weights nor the schedule. So is a step of total weight 0, in which no row or token counts (LossOutput::weight); its
+/// loss is 0.
 ///
 ///   TrainStep step(*devices, optimizer, {.grad_clip = 1.0});
 ///   while (auto batch = loader->next().value()) { auto metrics = step(*batch, loss); }
@@ -231,6 +232,7 @@ class TrainStep {
   void retry_step();
   bool settle();
   void update();
+  void skip_update();
   void update_unless_nonfinite(Optimizer& optimizer);
   void count_skips(const at::Tensor& found_inf);
   std::string find_nonfinite();
@@ -243,7 +245,8 @@ class TrainStep {
   /// Sends vote_ and clears it. receive_verdict() waits for the combined votes.
   void send_vote(double weight, const std::string& reason = "");
   void receive_verdict();
-  void fail(const std::string& reason, bool again, bool reduced);
+  bool fail(const std::string& reason, bool again, bool reduced);
+  void tell_others(const std::string& reason, bool again, bool reduced);
   void set_empty_metrics();
   void repeat_requests();
   void abandon(bool for_good);
@@ -287,6 +290,7 @@ class TrainStep {
   std::string no_graphs_;                 // reason if graphs_ is null
   std::vector<at::Tensor> module_state_;  // parameters, buffers
   bool capturing_ = false;
+  bool collective_backward_ = false;  // SyncBatchNorm: the replicas wait for each other in backward
   std::vector<KeptBatch> kept_;
   std::unique_ptr<detail::StepsInFlight> in_flight_;
   std::vector<at::Device> device_list_;         // of the replicas

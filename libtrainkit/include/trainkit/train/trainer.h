@@ -34,7 +34,7 @@ enum class OnNonfinite {
 
 struct TrainerOptions {
   /// Limits; 0 means unlimited. At least one of the first two is required. A step is an optimizer step.
-  int64_t max_epochs = 1;
+  int64_t max_epochs = 0;
   int64_t max_steps = 0;
   std::chrono::milliseconds max_time{0};
 

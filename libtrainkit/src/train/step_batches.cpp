@@ -1,0 +1,162 @@
+// Keeps the batches of a step and runs their forward and backward.
+#include <ATen/ops/empty_like.h>
+#include <absl/status/statusor.h>
+#include <c10/core/GradMode.h>
+
+#include <functional>
+
+#include "core/device_error.h"
+#include "counted_rows.h"
+#include "step_graphs.h"
+#include "step_snapshot.h"
+#include "steps_in_flight.h"
+#include "train_step_parts.h"
+#include "trainkit/amp/autocast.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+namespace {
+
+/// Returns whether the batch is already on `device`. A device without an index is the current one.
+bool is_on(at::Device device, const Batch& batch) {
+  if (batch.tensors().empty()) return true;
+  const at::Device there = batch.tensors().front().device();
+  return device.has_index() ? there == device : there.type() == device.type();
+}
+
+}  // namespace
+
+/// Keeps a batch until finish(), see Note [Retrying a step]. Copies are page-locked if the batch is, since devices copy
+/// from them asynchronously.
+TrainStep::KeptBatch& TrainStep::keep(const Batch& batch) {
+  const auto i = static_cast<size_t>(accumulated_);
+  if (kept_.size() <= i) kept_.resize(i + 1);
+  KeptBatch& kept = kept_[i];
+  if (accumulated_ + 1 == options_.grad_accum_steps) {
+    kept.batch = batch;
+  } else {
+    const c10::AutoGradMode no_grad(false);
+    std::vector<at::Tensor> copies;
+    for (size_t t = 0; t < batch.tensors().size(); ++t) {
+      const at::Tensor& tensor = batch.tensors()[t];
+      std::vector<at::Tensor>& memories = kept.memory[tensor.is_cpu() ? in_flight_->place() : 0];
+      memories.resize(batch.tensors().size());
+      at::Tensor& memory = memories[t];
+      const bool fits = memory.defined() && memory.scalar_type() == tensor.scalar_type() &&
+                        memory.device() == tensor.device() && memory.dim() == tensor.dim() &&
+                        memory.sizes().slice(1) == tensor.sizes().slice(1) && memory.size(0) >= tensor.size(0);
+      if (!fits) memory = at::empty_like(tensor, tensor.options().pinned_memory(tensor.is_pinned()));
+      copies.push_back(memory.narrow(0, 0, tensor.size(0)));
+      copies.back().copy_(tensor, /*non_blocking=*/tensor.is_cuda());
+    }
+    kept.batch = batch.with_tensors(std::move(copies));
+  }
+  return kept;
+}
+
+void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accept(batch, &loss, nullptr); }
+void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
+
+void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
+  detail::note_step(device_names_, step_ + 1);
+  if (accumulated_ == 0) in_flight_->begin();
+  KeptBatch* kept = nullptr;
+  with_memory([&] { kept = &keep(batch); });
+  kept->borrowed_loss = borrowed;
+  kept->own_loss = std::move(own);
+  ++accumulated_;
+  if (!uses_graphs()) run_pending_batches();
+}
+
+/// Runs forward and backward of the batches that have not been run yet.
+void TrainStep::run_pending_batches() {
+  if (begun_ == 0) begin_step();
+  while (begun_ < accumulated_) {
+    const KeptBatch& kept = kept_[static_cast<size_t>(begun_++)];
+    if (!run_batch(kept, begun_ == options_.grad_accum_steps)) retry_step();
+  }
+}
+
+/// Runs a batch in split_ parts. Returns false if the step must be retried.
+bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
+  if (split_ == 1) return run_part(kept.batch, kept.loss(), last);
+  const int64_t rows = kept.batch.size();
+  for (int64_t part = 0; part < split_; ++part) {
+    const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
+    const bool last_part = last && part + 1 == split_;
+    if (some.size() == 0 && !last_part) continue;
+    if (!run_part(some, kept.loss(), last_part)) return false;
+  }
+  return true;
+}
+
+/// Runs forward and backward of a micro-batch. Returns false if all ranks must retry the step.
+bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last) {
+  const int64_t replicas = devices_.replicas();
+  results_.resize(static_cast<size_t>(replicas));
+  // A loss function may keep state between calls, so each replica's thread gets its own copy.
+  std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
+  if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
+  const auto scaled_loss = [&](int64_t replica) {
+    const auto i = static_cast<size_t>(replica);
+    const Batch shard = shard_of(batch, replica);
+    ReplicaResult& result = results_[i];
+    result = run_replica(replica, shard, replicas > 1 ? losses[i] : loss);
+    if (!result.output || (result.share == 0 && !collective_backward_)) return at::Tensor();
+    const at::Tensor& value = result.output->loss;
+    const at::Tensor scaled = result.share == 1.0 ? value : value * result.share;
+    const std::lock_guard lock(scaler_mutex_);
+    return scaler_.scale(scaled);
+  };
+  try {
+    devices_.run(std::ref(scaled_loss), last, [this] { send_vote(weight_ + results_[0].weight); });
+  } catch (...) {
+    if (capturing_) throw;  // the device has not run anything yet
+    const absl::Status error = status_from_current_exception();
+    const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
+    if (fail(std::string(error.message()), again, last)) return false;
+    if (again && !verdict_.ok()) throw absl::BadStatusOrAccess(detail::failed_elsewhere(verdict_, step_ + 1));
+    throw;
+  }
+  with_memory([&] {
+    StepMetrics sums = metrics_;
+    for (const ReplicaResult& result : results_) {
+      if (result.output) add_metrics(*result.output, result.share, sums);
+    }
+    metrics_ = std::move(sums);
+  });
+  for (const ReplicaResult& result : results_) weight_ += result.weight;
+  weight_unit_ = results_[0].unit;
+  results_.clear();
+  reduced_ = last;
+  ++parts_;
+  return true;
+}
+
+/// Copies the rows of `replica` to its device; shares differ by one row at most.
+Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
+  const int64_t replicas = devices_.replicas();
+  const int64_t begin = batch.size() * replica / replicas, end = batch.size() * (replica + 1) / replicas;
+  const Batch shard = replicas > 1 ? batch.slice(begin, end) : batch;
+  const at::Device device = devices_.device(replica);
+  if (device.is_cpu() || is_on(device, shard)) return shard;
+  const detail::StepClock::time_point start = detail::StepClock::now();
+  Batch there = shard.to(device);
+  if (replica == 0) detail::add_time(copy_time_, detail::StepClock::now() - start);  // the others copy concurrently
+  return there;
+}
+
+LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFunction& loss) {
+  torch::nn::Module& module = *devices_.module(replica);
+  if (options_.precision == Precision::kFp32) return loss(module, shard);
+  const AutocastGuard autocast(devices_.device(replica),
+                               options_.precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf);
+  return loss(module, shard);
+}
+
+void TrainStep::forget_batches() {
+  for (KeptBatch& kept : kept_) kept = {.batch = {}, .memory = std::move(kept.memory)};
+  accumulated_ = begun_ = 0;
+}
+
+}  // namespace trainkit

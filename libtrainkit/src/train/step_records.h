@@ -1,0 +1,49 @@
+#pragma once
+// Logs the training steps without waiting for the device. Internal to Trainer.
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "train/late_scalars.h"
+#include "trainkit/logging/logger.h"
+#include "trainkit/train/train_step.h"
+
+namespace trainkit {
+
+/// Keeps the records of steps until the copies of their scalars have arrived, then logs them in order.
+class StepRecords {
+ public:
+  /// @param logger nullptr logs nothing
+  /// @param most_nonfinite number of consecutive records with a loss that is not finite that ends the run; 0 means
+  /// unlimited
+  StepRecords(Logger* logger, int64_t most_nonfinite) : logger_(logger), most_nonfinite_(most_nonfinite) {}
+
+  /// Starts to read the loss, metrics and gradient norm of a step, and the learning rates `lrs` of the groups if the
+  /// optimizer keeps them on the device.
+  void add(LogRecord record, const StepMetrics& metrics, const std::vector<at::Tensor>& lrs);
+
+  /// Logs the records whose scalars have arrived; all of them with `wait`. Error: too many losses are not finite (exit
+  /// code 9).
+  absl::Status emit(bool wait);
+
+ private:
+  /// A record and the names of its scalars; the learning rates follow them.
+  struct Pending {
+    LogRecord record = {};
+    std::vector<std::string> names = {};
+    LateScalars scalars = {};
+  };
+
+  absl::Status check_finite(double loss, int64_t step);
+
+  Logger* logger_;
+  int64_t most_nonfinite_;
+  int64_t nonfinite_ = 0;
+  std::deque<Pending> pending_;
+};
+
+}  // namespace trainkit

@@ -1,0 +1,172 @@
+// Updates the weights at the end of a step.
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <map>
+
+#include "counted_rows.h"
+#include "nonfinite.h"
+#include "step_graphs.h"
+#include "step_snapshot.h"
+#include "train_step_parts.h"
+#include "trainkit/core/status.h"
+#include "trainkit/optim/clip_grad.h"
+
+namespace trainkit {
+namespace {
+
+/// Multiplies `gradients` in place. On the CPU a scalar becomes a tensor in each operation, so it is converted once per
+/// dtype. All factors are allocated before the first gradient changes, see Note [Stages of an update].
+void scale(const std::vector<at::Tensor>& gradients, double factor) {
+  if (gradients.empty()) return;
+  if (!gradients.front().is_cpu()) return at::_foreach_mul_(gradients, factor);
+  std::map<at::ScalarType, at::Tensor> factors;
+  for (const at::Tensor& gradient : gradients) {
+    at::Tensor& number = factors[gradient.scalar_type()];
+    if (!number.defined()) number = at::full({}, factor, gradient.options());
+  }
+  for (const at::Tensor& gradient : gradients) at::Tensor(gradient).mul_(factors[gradient.scalar_type()]);
+}
+
+}  // namespace
+
+// Note [Stages of an update]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~
+// An update that fails halfway would leave weights, optimizer state and schedule inconsistent, and a retry would apply
+// a part of it twice. The update is therefore divided into stages, each run by with_memory(). A stage must allocate
+// everything that it needs before it changes anything (compute into temporaries, then assign). Then an out-of-memory
+// error means that the stage has had no effect and can be run again: first after emptying the device's cache, then
+// after dropping graphs or release_memory().
+
+/// Updates the weights from the summed gradients. Waits for no other rank. See Note [Stages of an update].
+void TrainStep::update() {
+  const c10::AutoGradMode no_grad(false);
+  if (verdict_.weight == 0) return skip_update();
+  // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
+  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
+    for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
+  }
+  if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {
+    with_memory([&] {
+      StepMetrics scaled = metrics_;
+      scaled.loss = scaled.loss * correction;
+      for (auto& [name, value] : scaled.metrics) value = value * correction;
+      metrics_ = std::move(scaled);
+    });
+  }
+  for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
+  const bool skips = options_.skip_nonfinite && !scaler_.enabled();
+  for (Optimizer* optimizer : optimizers_) {
+    if (skips) {
+      update_unless_nonfinite(*optimizer);
+      continue;
+    }
+    if (options_.grad_clip > 0) {
+      scaler_.unscale_(*optimizer);
+      with_memory([&] {
+        const at::Tensor norm = clip_grad_norm_(*optimizer, options_.grad_clip);
+        if (optimizer == &optimizer_) metrics_.grad_norm = norm;
+      });
+    }
+    with_memory([&] { scaler_.step(*optimizer); });
+  }
+  if (scaler_.enabled()) {
+    at::Tensor found_inf;
+    with_memory([&] { found_inf = scaler_.found_inf(optimizer_); });
+    count_skips(found_inf);
+  }
+  with_memory([&] { scaler_.update(); });
+  if (scheduler_) with_memory([&] { scheduler_->step(); });
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+}
+
+/// Drops the gradients of a step in which nothing counts. Weights, optimizer state, scale and schedule stay.
+void TrainStep::skip_update() {
+  if (options_.grad_clip > 0) with_memory([&] { metrics_.grad_norm = at::zeros_like(metrics_.loss); });
+  scaler_.abandon();
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+}
+
+/// Clips and updates unless the norm of the gradients is not finite. A non-finite gradient makes the norm non-finite
+/// too, so no separate pass is needed.
+void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
+  at::Tensor norm, found_inf;
+  with_memory([&] { norm = clip_grad_norm_(optimizer, options_.grad_clip); });
+  if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
+    with_memory([&] { found_inf = at::isfinite(norm).logical_not_().to(at::kFloat); });
+  }
+  with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
+  if (&optimizer != &optimizer_) return;
+  if (options_.grad_clip > 0) metrics_.grad_norm = norm;
+  count_skips(found_inf);
+}
+
+/// Counts consecutive skips. `found_inf` is undefined if the host knows that all gradients are finite.
+void TrainStep::count_skips(const at::Tensor& found_inf) {
+  at::Tensor in_a_row, count;  // counted once, even if with_memory() retries
+  with_memory([&] {
+    if (!found_inf.defined()) {
+      if (!none_skipped_.defined()) none_skipped_ = at::zeros({}, at::kFloat);
+      in_a_row = none_skipped_;
+    } else {
+      const at::Tensor before = skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::zeros_like(found_inf);
+      in_a_row = before.add(1).mul_(found_inf);
+    }
+    // A graph updates the tensor that it was captured with, so the count must stay in place.
+    const bool in_place = graphs_ && !in_a_row.is_cpu();
+    count = !in_place ? in_a_row : skipped_in_a_row_.defined() ? skipped_in_a_row_ : at::empty_like(in_a_row);
+  });
+  if (!count.is_same(in_a_row)) count.copy_(in_a_row);
+  skipped_in_a_row_ = count;
+  metrics_.skipped_in_a_row = in_a_row;
+  if (!found_inf.defined() || !options_.skip_nonfinite) return;
+  with_memory([&] { snapshot_->restore_buffers_if(found_inf); });
+  if (found_inf.is_cpu()) metrics_.first_nonfinite = find_nonfinite();
+}
+
+/// Runs the step again from its start without the update, and checks the result of each operation. Returns an empty
+/// string if there is too little memory.
+std::string TrainStep::find_nonfinite() {
+  if (devices_.process_group()) return "";  // one rank cannot run collectives alone
+  const c10::AutoGradMode grad(true);
+  optimizer_.zero_grad(options_.zero_grad_set_to_none);  // drop the non-finite gradients of the failed attempt
+  detail::StepSnapshot now(devices_);
+  std::string found;
+  try {
+    now.take();
+  } catch (const std::exception&) {
+    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+    return "";
+  }
+  try {
+    snapshot_->restore();
+    for (const KeptBatch& kept : kept_) {
+      const int64_t rows = kept.loss() ? kept.batch.size() : 0;
+      for (int64_t part = 0; part < split_ && found.empty(); ++part) {
+        const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
+        if (some.size() == 0) continue;
+        bool counts = true;
+        const std::string first = detail::first_nonfinite(*devices_.module(), [&] {
+          const LossOutput output = forward(0, counted_rows(some), kept.loss());
+          counts = counted_weight(some, output) > 0;
+          if (counts) output.loss.backward();
+        });
+        if (counts) found = first;
+      }
+    }
+  } catch (const std::exception&) {
+    now.restore();
+    if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
+    return "";
+  }
+  now.restore();
+  return found;
+}
+
+}  // namespace trainkit

@@ -1,0 +1,36 @@
+#pragma once
+// Shared by the sources of TrainStep: train_step.cpp, step_batches.cpp, step_shares.cpp, step_retry.cpp and
+// step_update.cpp.
+
+#include <absl/status/status.h>
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+
+#include "trainkit/train/train_step.h"
+
+namespace trainkit {
+
+/// Result of a replica's share of a micro-batch; no output if it had no rows.
+struct TrainStep::ReplicaResult {
+  std::optional<LossOutput> output;
+  double weight = 0;
+  double share = 0;
+  double unit = 0;
+};
+
+namespace detail {
+
+using StepClock = std::chrono::steady_clock;
+
+/// Adds a duration to a counter of nanoseconds.
+inline void add_time(std::atomic<int64_t>& sum, StepClock::duration time) {
+  sum.fetch_add(std::chrono::nanoseconds(time).count(), std::memory_order_relaxed);
+}
+
+/// Returns the error of a step that failed on another rank.
+absl::Status failed_elsewhere(const StepVerdict& verdict, int64_t step);
+
+}  // namespace detail
+}  // namespace trainkit

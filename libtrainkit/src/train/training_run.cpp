@@ -1,0 +1,391 @@
+#include "training_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/user_exception.h"
+#include "train/late_scalars.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
+#include "trainkit/train/signals.h"
+
+namespace trainkit {
+namespace {
+
+std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
+  if (!options.schedule && !options.plateau) return nullptr;
+  auto schedule = options.schedule ? options.schedule : std::make_shared<ConstantLR>();
+  std::optional<PlateauOptions> plateau = options.plateau;
+  if (plateau) plateau->maximize = options.monitor_higher_is_better;
+  return std::make_unique<LRScheduler>(optimizer, std::move(schedule), plateau);
+}
+
+/// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
+absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
+  if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
+  return to_status(
+      {.exit_code = ExitCode::kOutOfMemory,
+       .id = "memory.exhausted",
+       .problem = "a step does not fit into memory, even with one row at a time: " + std::string(status.message()),
+       .hint = "use a smaller model or a device with more memory"});
+}
+
+}  // namespace
+
+TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options,
+                         Prefetcher& loader, LossFunction loss, const FitOptions& fit)
+    : devices_(devices),
+      optimizer_(optimizer),
+      options_(options),
+      loader_(loader),
+      loss_(with_step(std::move(loss), "the loss function")),
+      fit_(fit),
+      group_(devices.process_group()),
+      scheduler_(make_scheduler(optimizer, options)),
+      step_(devices, optimizer,
+            {.precision = options.precision,
+             .grad_accum_steps = options.grad_accum_steps,
+             .grad_clip = options.grad_clip,
+             .skip_nonfinite = options.on_nonfinite != OnNonfinite::kFail || options.grad_clip > 0,
+             .scaler = options.scaler,
+             .cuda_graph = options.cuda_graph,
+             .release_memory = options.release_memory},
+            scheduler_.get()),
+      saves_(group_),
+      skipped_(options.on_nonfinite == OnNonfinite::kFail && options.precision != Precision::kFp16
+                   ? 1
+                   : options.max_nonfinite),
+      records_(fit.logger, options.on_nonfinite != OnNonfinite::kFail ? 0
+                           : step_.scaler().enabled()                 ? 10
+                                                                      : 1),
+      stop_(options, loader, progress_, skipped_),
+      validation_(devices, step_, options, fit,
+                  fit.validation_loss ? with_step(fit.validation_loss, "the loss function of the evaluation") : loss_) {
+}
+
+absl::StatusOr<TrainerResult> TrainingRun::operator()() {
+  std::optional<SignalWatch> signals;
+  if (options_.handle_signals) signals.emplace();
+  use_device();
+  TRAINKIT_RETURN_IF_ERROR(prepare());
+  devices_.module()->train();
+  start_ = interval_start_ = Clock::now();
+  stop_.start();
+  first_stats_ = loader_.stats();
+  monitor_.emplace(loader_, monitor_sources(), options_.monitoring);
+  TRAINKIT_RETURN_IF_ERROR(evaluate_again());
+  for (bool first = true; !stop_.finished();) {
+    TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
+    if (std::exchange(first, false)) monitor_->begin();
+    if (batch) {
+      interval_rows_ += batch->size() - batch->padding_rows();
+      progress_.rows.add(batch->row_indices());
+      if (group_) vote();  // may be sent with the gradients
+      if (measures_now()) real_memory_.emplace(devices_, optimizer_);
+      take_step([&] { step_.accumulate(*batch, loss_); });
+      if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
+    } else {
+      if (step_.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
+      stop_.check_epochs();
+    }
+  }
+  result_.monitor = monitor_->stop();
+  TRAINKIT_RETURN_IF_ERROR(end());
+  return std::move(result_);
+}
+
+LossFunction TrainingRun::with_step(LossFunction loss, const char* who) const {
+  return [this, who, loss = std::move(loss)](torch::nn::Module& model, const Batch& batch) {
+    try {
+      return loss(model, batch);
+    } catch (...) {
+      const int64_t step = progress_.step + (model.is_training() ? 1 : 0);
+      throw absl::BadStatusOrAccess(detail::status_from_user_exception("step " + std::to_string(step), who));
+    }
+  };
+}
+
+void TrainingRun::take_step(c10::function_ref<void()> call) {
+  try {
+    call();
+  } catch (const std::exception&) {
+    const absl::Status status = status_from_current_exception();
+    if (!absl::IsResourceExhausted(status) || error_of(status)) throw;  // an Error is of another rank or the planner
+    throw absl::BadStatusOrAccess(out_of_memory(status, options_, fit_.logger));
+  }
+}
+
+void TrainingRun::use_device() {
+  if (devices_.replicas() > 1 || !devices_.device().is_cuda()) return;
+  for (Prefetcher* loader : {&loader_, fit_.validation}) {
+    if (loader && loader->options().device.is_cpu()) loader->use_device(devices_.device());
+  }
+}
+
+absl::Status TrainingRun::prepare() {
+  if (loader_.batches_per_epoch() == 0) {
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.empty",
+                      .problem = "no batch to train on",
+                      .got = std::to_string(loader_.dataset().size()) + " rows",
+                      .expected = "at least one batch of " + std::to_string(loader_.options().batch_size),
+                      .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
+  }
+  if (is_first() && !options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
+    TRAINKIT_RETURN_IF_ERROR(saves_.open(
+        options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last), .keep_every = options_.keep_every}));
+  }
+  if (!options_.resume.empty()) {
+    const double asked_lr = base_lr();
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string differs,
+                              resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
+    if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
+    log_learning_rate(asked_lr);
+    if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
+    last_saved_ = progress_.step;
+  }
+  TRAINKIT_RETURN_IF_ERROR(compare_ranks());
+  if (!options_.resume.empty()) {
+    step_.set_step(progress_.step);
+    step_.set_weight_unit(progress_.weight_unit);
+    step_.set_split(progress_.split);
+    step_.synchronize();
+  }
+  reserve_schedule();
+  first_step_ = progress_.step;
+  result_.split = step_.split();
+  if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
+  if (options_.predicted_memory) result_.predicted_reserved_bytes = predicted_memory().reserved_bytes;
+  if (fit_.logger) {
+    fit_.logger->begin({.first_step = first_step_,
+                        .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
+                        .total_epochs = static_cast<double>(options_.max_epochs)});
+  }
+  if (!group_ && options_.handle_signals)
+    stop_.check_vote(SignalWatch::stop_signal());  // several ranks vote after a step
+  stop_.check_steps();
+  stop_.check_epochs();
+  stop_.check_patience();
+  return absl::OkStatus();
+}
+
+void TrainingRun::reserve_schedule() {
+  constexpr int64_t kLongest = 1 << 20;
+  const int64_t steps = planned_steps(loader_.batches_per_epoch(), options_);
+  if (scheduler_) scheduler_->reserve(std::min(steps + 2, kLongest));
+}
+
+absl::Status TrainingRun::compare_ranks() {
+  if (!group_) return absl::OkStatus();
+  std::vector<DigestField> fields = {{"max_epochs", std::to_string(options_.max_epochs)},
+                                     {"max_steps", std::to_string(options_.max_steps)},
+                                     {"precision", std::to_string(static_cast<int>(options_.precision))},
+                                     {"grad_accum_steps", std::to_string(options_.grad_accum_steps)},
+                                     {"grad_clip", std::to_string(options_.grad_clip)},
+                                     {"log_every", std::to_string(options_.log_every)},
+                                     {"eval_every", std::to_string(options_.eval_every)},
+                                     {"save_every", std::to_string(options_.save_every)},
+                                     {"batch_size", std::to_string(loader_.options().batch_size)},
+                                     {"batches per epoch", std::to_string(loader_.batches_per_epoch())},
+                                     {"seed of the order", std::to_string(loader_.sampler().seed())},
+                                     {"step of the checkpoint", std::to_string(progress_.step)}};
+  append_data_fields("training", loader_.dataset(), fields);
+  if (fit_.validation) append_data_fields("validation", fit_.validation->dataset(), fields);
+  return group_->compare_digest(fields);
+}
+
+absl::Status TrainingRun::complete_step() {
+  vote();
+  take_step([&] { last_metrics_ = step_.finish(); });
+  averaged_ = false;
+  skipped_.add(progress_.step + 1, last_metrics_);
+  log_skips(/*wait=*/false);
+  if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
+  const int64_t step = ++progress_.step;
+  progress_.weight_unit = step_.weight_unit();
+  if (real_memory_ && is_steady()) log_memory();
+  if (step_.split() != progress_.split) log_split();
+  log_graphs();
+  if (fit_.logger) {
+    fit_.logger->tick(step);
+    for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
+  }
+  // On the CPU non-finite values are known immediately and are the same on all ranks; on devices the ranks vote.
+  const int stop = !group_                      ? stop_.vote()
+                   : devices_.device().is_cpu() ? std::max(step_.verdict().stop, stop_.nonfinite_vote())
+                                                : step_.verdict().stop;
+  if (stop == kGiveUp) return skipped_.error();
+  if (stop == kRollBack) return roll_back();
+  TRAINKIT_RETURN_IF_ERROR(check_background_save());
+  stop_.check_vote(stop);
+  stop_.check_steps();
+  if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
+  const bool milestone = options_.keep_every > 0 && step % options_.keep_every == 0;
+  const bool save_due = is_saving() && (step_.verdict().save || step % options_.save_every == 0 || milestone);
+  if (evaluation_due()) {
+    TRAINKIT_RETURN_IF_ERROR(evaluate_step(save_due || (is_saving() && stop_.was_last_step())));
+  }
+  if (save_due && !stop_.was_last_step()) return save();
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::roll_back() {
+  skipped_.reset_consecutive();
+  TRAINKIT_RETURN_IF_ERROR(finish_save());
+  if (last_saved_ < 0) return absl::OkStatus();
+  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
+  const int64_t from = progress_.step;
+  TRAINKIT_RETURN_IF_ERROR(roll_back_run(options_.output_dir, parts(), progress_));
+  rollbacks_ = std::exchange(rolled_back_to_, progress_.step) == progress_.step ? rollbacks_ + 1 : 1;
+  if (rollbacks_ >= options_.max_nonfinite) return skipped_.error();
+  step_.set_step(progress_.step);
+  step_.synchronize();
+  if (!fit_.logger) return absl::OkStatus();
+  fit_.logger->print(fmt::format("rolled back from step {} to the weights of step {}; continuing with the next rows",
+                                 from, progress_.step));
+  return fit_.logger->rewind(progress_.step);
+}
+
+void TrainingRun::vote() {
+  step_.vote().stop = std::max(step_.vote().stop, stop_.vote());
+  step_.vote().save |= options_.handle_signals && SignalWatch::take_save_request();
+}
+
+// Note [End of an interrupted run]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A run that a signal stops and that is resumed later must produce the records and bits of an uninterrupted run.
+// Therefore, after a signal:
+// - the last step gets no extra log record and no evaluation, which the uninterrupted run would not have there;
+// - if the signal arrived in the last step of the last epoch, the loader is advanced past the end of the epoch, so
+//   that the saved position is that of a finished run;
+// - the final evaluation of a finished run is left to the resumed run, which learns from
+//   progress_.evaluated_step that it is missing.
+// The order is that of every other step: log record, evaluation, checkpoint.
+
+absl::Status TrainingRun::end() {
+  const bool trained = progress_.step > first_step_;
+  // See Note [End of an interrupted run].
+  if (stop_.reason() == ExitReason::kSignal && stop_.has_all_epochs() && !stop_.has_all_steps() &&
+      loader_.at_epoch_end()) {
+    TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
+  }
+  if (trained) {
+    log_skips(/*wait=*/true);
+    if (skipped_.too_many()) return skipped_.error();
+    // See Note [End of an interrupted run].
+    const bool will_resume = stop_.reason() == ExitReason::kSignal && !stop_.has_all_steps() && !stop_.has_all_epochs();
+    const bool due = options_.log_every > 0 && progress_.step % options_.log_every != 0;
+    if (due && !will_resume) TRAINKIT_RETURN_IF_ERROR(log_step());
+    TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
+    average_metrics();
+    result_.loss = LateScalars({last_metrics_.loss}).values()[0];
+  }
+  // After the record of the step, as in any other step.
+  const bool evaluates =
+      fit_.validation && stop_.reason() != ExitReason::kSignal && progress_.evaluated_step != progress_.step;
+  if (evaluates) TRAINKIT_RETURN_IF_ERROR(evaluate_step(is_saving()));
+  TRAINKIT_RETURN_IF_ERROR(finish_save());
+  if (is_saving() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
+  TRAINKIT_RETURN_IF_ERROR(finish_save());
+  if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
+  result_.reason = stop_.reason();
+  result_.signal = stop_.signal();
+  result_.steps = progress_.step;
+  result_.steps_run = progress_.step - first_step_;
+  result_.epochs = epoch_fraction();
+  result_.best_evaluation = progress_.best;
+  result_.best_step = progress_.best_step;
+  result_.wall_seconds = seconds_since(start_);
+  result_.effective_fraction = result_.wall_seconds > 0 ? 1 - pause_seconds_ / result_.wall_seconds : 0;
+  result_.data_wait_fraction = difference(loader_.stats(), first_stats_).wait_fraction();
+  return absl::OkStatus();
+}
+
+bool TrainingRun::evaluation_due() const {
+  return fit_.validation && options_.eval_every > 0 && progress_.step % options_.eval_every == 0;
+}
+
+// Note [Failed evaluation]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A checkpoint is written after the evaluation of its step, because it contains the evaluation's effects (best step,
+// plateau schedule, early stopping). If the evaluation fails, the checkpoint that is due is written without them
+// before the error ends the run: it has an older evaluated_step. A run resumed from it evaluates first
+// (evaluate_again()), so it continues as a run whose evaluation did not fail. All ranks learn of a failure on one of
+// them, since the save needs collectives.
+
+absl::Status TrainingRun::evaluate_step(bool save_due) {
+  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
+  TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
+  const Clock::time_point start = begin_pause();
+  absl::StatusOr<Metrics> metrics = validation_.evaluate(progress_.step);
+  if (metrics.ok()) record_evaluation(*std::move(metrics));
+  end_pause(start);
+  if (metrics.ok() || !save_due) return metrics.status();
+  absl::Status saved = save();
+  if (saved.ok()) saved = finish_save();
+  if (!saved.ok() && fit_.logger) fit_.logger->print("warning: " + error_line(saved));
+  return metrics.status();
+}
+
+absl::Status TrainingRun::evaluate_again() {
+  const bool failed = !options_.resume.empty() && !stop_.finished() && evaluation_due() && progress_.step > 0 &&
+                      progress_.evaluated_step != progress_.step;
+  return failed ? evaluate_step(/*save_due=*/false) : absl::OkStatus();
+}
+
+TrainingRun::Clock::time_point TrainingRun::begin_pause() {
+  monitor_->pause();
+  return Clock::now();
+}
+
+void TrainingRun::end_pause(Clock::time_point start) {
+  monitor_->resume();
+  interval_start_ += Clock::now() - start;
+  pause_seconds_ += seconds_since(start);
+}
+
+absl::Status TrainingRun::save() {
+  TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
+  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
+  const Clock::time_point start = begin_pause();
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
+                            collect_run(parts(), progress_, shape(), options_.config));
+  // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
+  const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
+  saves_.begin(progress_.step, contents, logged);
+  end_pause(start);
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::finish_save() {
+  if (!saves_.under_way()) return absl::OkStatus();
+  const Clock::time_point start = begin_pause();
+  const absl::Status saved = saves_.finish();
+  end_pause(start);
+  if (saved.ok()) {
+    last_saved_ = saves_.step();
+    warn_of_old_checkpoints();
+  } else if (options_.continue_on_save_error) {
+    if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
+    return absl::OkStatus();
+  }
+  return saved;
+}
+
+void TrainingRun::warn_of_old_checkpoints() {
+  const absl::Status kept = saves_.retention_status();
+  if (kept.ok() || std::exchange(warned_of_old_checkpoints_, true) || !fit_.logger) return;
+  fit_.logger->print("warning: an older checkpoint cannot be deleted and keeps its disk space: " + error_line(kept));
+}
+
+RunShape TrainingRun::shape() const {
+  const int64_t micro_batch = loader_.options().batch_size * ranks();
+  return {.global_batch_size = micro_batch * options_.grad_accum_steps, .replicas = devices_.world_replicas()};
+}
+
+}  // namespace trainkit

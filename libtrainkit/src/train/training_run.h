@@ -1,0 +1,182 @@
+#pragma once
+// One call of Trainer::fit. Internal to Trainer.
+
+#include <absl/status/statusor.h>
+#include <c10/util/FunctionRef.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "background_saves.h"
+#include "real_memory.h"
+#include "run_state.h"
+#include "skipped_steps.h"
+#include "step_records.h"
+#include "stop_policy.h"
+#include "trainkit/train/trainer.h"
+#include "validation.h"
+
+namespace trainkit {
+
+/// The state of one call of fit, and the work at each interval. Keeps references to the arguments.
+class TrainingRun {
+  using Clock = std::chrono::steady_clock;
+
+ public:
+  TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const TrainerOptions& options, Prefetcher& loader,
+              LossFunction loss, const FitOptions& fit);
+
+  /// Trains until a limit is reached. Call it once.
+  absl::StatusOr<TrainerResult> operator()();
+
+ private:
+  /// Wraps a loss function: its exceptions become errors that name the step.
+  LossFunction with_step(LossFunction loss, const char* who) const;
+
+  /// Calls a part of the step. If memory runs out there, not even one row at a time fits.
+  void take_step(c10::function_ref<void()> call);
+
+  static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  bool is_first() const { return !group_ || group_->rank() == 0; }
+  int64_t ranks() const { return group_ ? group_->world_size() : 1; }
+  bool is_saving() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
+
+  /// Makes loaders that were created without a device copy their batches to it from now on.
+  void use_device();
+
+  /// Opens the checkpoint folder, resumes if requested, and checks whether any work is left.
+  absl::Status prepare();
+
+  double base_lr() const { return scheduler_ ? scheduler_->base_lr() : optimizer_.lr(); }
+
+  /// Warns if the learning rate of the flags is ignored, because a resumed run keeps the checkpoint's.
+  void log_learning_rate(double asked);
+
+  /// Creates the device's table of learning rates before the first step, since extending it later waits for the device.
+  void reserve_schedule();
+
+  /// Compares settings and data of the ranks before the first collective. If they differed, rows and gradients would
+  /// not match, or one rank would finish before the others.
+  absl::Status compare_ranks();
+
+  absl::Status complete_step();
+
+  /// Steps after which a run without a captured CUDA graph is reported.
+  static constexpr int64_t kLateCapture = 20;
+
+  /// Returns true before the first batch of the second step, which is in the steady state.
+  bool measures_now() const;
+
+  /// Returns whether all further steps take the same memory: if they may become a CUDA graph, it must have been
+  /// captured.
+  bool is_steady() const;
+
+  DeviceMemory predicted_memory() const;
+
+  void log_memory();
+
+  /// Logs that a step ran out of memory and was retried in smaller parts.
+  void log_split();
+
+  /// Logs once that steps are captured, and once that they no longer are.
+  void log_graphs();
+
+  void log_skips(bool wait);
+
+  /// Restores weights and optimizer of the last checkpoint and continues with the next rows. Without a checkpoint the
+  /// skipped step is the only consequence.
+  absl::Status roll_back();
+
+  void vote();
+
+  /// Writes the last log record, evaluation and checkpoint. See Note [End of an interrupted run].
+  absl::Status end();
+
+  /// Returns the callbacks that the monitor's thread may call.
+  MonitorSources monitor_sources();
+
+  /// Averages the metrics of the last step over all ranks, once.
+  void average_metrics();
+
+  /// Starts to read the scalars of the step; the record is logged when they are on the host.
+  absl::Status log_step();
+
+  /// Adds memory and utilisation of every GPU, including those of other ranks.
+  absl::Status add_gpus(LogRecord& record);
+
+  double epoch_fraction() const;
+
+  bool evaluation_due() const;
+
+  /// Evaluates. If that fails and a save is due, writes the checkpoint before it returns the error. See
+  /// Note [Failed evaluation].
+  absl::Status evaluate_step(bool save_due);
+
+  /// Evaluates a resumed step whose evaluation failed in the run that saved it. See Note [Failed evaluation].
+  absl::Status evaluate_again();
+
+  /// Updates the best step, the plateau schedule and early stopping, and logs the metrics.
+  void record_evaluation(Metrics metrics);
+
+  /// Excludes evaluation and saves from the measured samples per second.
+  Clock::time_point begin_pause();
+
+  void end_pause(Clock::time_point start);
+
+  /// Saves a checkpoint. The first rank writes it in a background thread; training continues as soon as the state is
+  /// copied. See Note [Background saves] in background_saves.cpp.
+  absl::Status save();
+
+  /// Waits for the running save, if any. All ranks continue, or all end. Call it before reading or naming the last
+  /// checkpoint.
+  absl::Status finish_save();
+
+  /// Warns once if older checkpoints cannot be deleted.
+  void warn_of_old_checkpoints();
+
+  /// Ends the run soon after a failed save. Several ranks learn of it together, in finish_save().
+  absl::Status check_background_save() { return !group_ && saves_.has_ended() ? finish_save() : absl::OkStatus(); }
+
+  RunShape shape() const;
+
+  RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_}; }
+
+  DeviceReplicator& devices_;
+  Optimizer& optimizer_;
+  const TrainerOptions& options_;
+  Prefetcher& loader_;
+  LossFunction loss_;
+  const FitOptions& fit_;
+  ProcessGroup* group_;  // nullptr: one process
+  std::unique_ptr<LRScheduler> scheduler_;
+  TrainStep step_;
+  BackgroundSaves saves_;
+
+  RunProgress progress_;
+  TrainerResult result_;
+  int64_t first_step_ = 0;
+  int64_t last_saved_ = -1;
+  bool warned_of_old_checkpoints_ = false;
+  SkippedSteps skipped_;
+  StepRecords records_;
+  StopPolicy stop_;
+  Validation validation_;
+  int64_t rollbacks_ = 0, rolled_back_to_ = -1;
+  bool uses_graphs_ = step_.uses_graphs();
+  int64_t captures_ = 0;
+  StepMetrics last_metrics_;
+  bool averaged_ = false;  // last_metrics_ are averaged over the ranks
+  Clock::time_point start_, interval_start_;
+  double pause_seconds_ = 0;
+  int64_t interval_rows_ = 0;
+  double interval_weight_ = 0;
+  PrefetcherStats first_stats_;
+  std::optional<detail::RealMemory> real_memory_;  // from the second step until the steady state
+  std::optional<Monitor> monitor_;                 // its thread reads step_, so it is destroyed first
+};
+
+}  // namespace trainkit

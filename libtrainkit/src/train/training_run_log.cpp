@@ -1,0 +1,164 @@
+// The records and messages of a run.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "training_run.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+
+namespace trainkit {
+
+void TrainingRun::log_learning_rate(double asked) {
+  if (!fit_.logger || asked == base_lr()) return;
+  fit_.logger->print(fmt::format(
+      "warning: resuming with the checkpoint's learning rate {:g}; {:g} is ignored. Use --init_from to start a "
+      "new run from its weights",
+      base_lr(), asked));
+}
+
+bool TrainingRun::measures_now() const {
+  return options_.predicted_memory && progress_.step == first_step_ + 1 && step_.accumulated() == 0 &&
+         detail::RealMemory::can_measure(devices_);
+}
+
+bool TrainingRun::is_steady() const {
+  return !step_.uses_graphs() || step_.graph_captures() > 0 || progress_.step >= first_step_ + kLateCapture;
+}
+
+DeviceMemory TrainingRun::predicted_memory() const {
+  const bool on_gpu = !devices_.device().is_cpu() && options_.predicted_device_memory;
+  return on_gpu ? *options_.predicted_device_memory
+                : DeviceMemory{.allocated_bytes = options_.predicted_memory->total()};
+}
+
+void TrainingRun::log_memory() {
+  const MemoryBytes& classes = *options_.predicted_memory;
+  const DeviceMemory predicted = predicted_memory();
+  const DeviceMemory real = real_memory_->finish(classes[MemoryClass::kBatch] + classes[MemoryClass::kCache]);
+  real_memory_.reset();
+  result_.real_memory_bytes = real.allocated_bytes;
+  result_.real_reserved_bytes = real.reserved_bytes;
+  if (!fit_.logger || real.allocated_bytes == 0) return;
+  const auto compared = [](int64_t planned, int64_t counted, const char* where) {
+    return fmt::format("{} predicted {}, {} real ({:+.1f}%)", format_size(planned), where, format_size(counted),
+                       100 * (static_cast<double>(planned) / static_cast<double>(counted) - 1));
+  };
+  std::string text = "memory: " + compared(predicted.allocated_bytes, real.allocated_bytes, "at the peak of a step");
+  if (predicted.reserved_bytes > 0 && real.reserved_bytes > 0)
+    text += "; " + compared(predicted.reserved_bytes, real.reserved_bytes, "reserved for it");
+  fit_.logger->print(text);
+}
+
+void TrainingRun::log_split() {
+  progress_.split = result_.split = step_.split();
+  if (!fit_.logger) return;
+  const int64_t rows = std::max<int64_t>(1, loader_.options().batch_size / step_.split());
+  fit_.logger->print(
+      fmt::format("out of memory at step {}: each batch is now split into {} parts of about {} rows; "
+                  "the rows per step are unchanged",
+                  progress_.step, step_.split(), rows));
+  const auto buffers = devices_.module()->named_buffers();
+  const bool normalises = std::any_of(buffers.begin(), buffers.end(),
+                                      [](const auto& buffer) { return buffer.key().ends_with("running_mean"); });
+  if (normalises) fit_.logger->print("warning: BatchNorm now normalises over the smaller parts");
+}
+
+void TrainingRun::log_graphs() {
+  result_.graph_steps = step_.graph_steps();
+  const bool first = std::exchange(captures_, step_.graph_captures()) == 0 && captures_ > 0;
+  const bool ended = std::exchange(uses_graphs_, step_.uses_graphs()) && !uses_graphs_;
+  const bool late = uses_graphs_ && captures_ == 0 && progress_.step == first_step_ + kLateCapture;
+  if (!fit_.logger) return;
+  if (first) fit_.logger->print(fmt::format("steps run as one CUDA graph from step {} on", progress_.step));
+  if (ended || late) fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
+}
+
+void TrainingRun::log_skips(bool wait) {
+  for (const std::string& line : skipped_.take(wait)) {
+    if (fit_.logger) fit_.logger->print(line);
+  }
+  result_.skipped_steps = skipped_.total();
+}
+
+MonitorSources TrainingRun::monitor_sources() {
+  MonitorSources sources{.step_times = [this] { return step_.times(); }};
+  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
+    const at::Device device = devices_.device(replica);
+    if (device.is_cuda()) sources.cuda_devices.push_back(std::max<int>(device.index(), 0));
+  }
+  if (!sources.cuda_devices.empty()) sources.allocators = [this] { return allocator_use(devices_); };
+  return sources;
+}
+
+void TrainingRun::average_metrics() {
+  if (!std::exchange(averaged_, true)) step_.average_over_ranks(last_metrics_);
+}
+
+absl::Status TrainingRun::log_step() {
+  // All ranks must end at the same step if a loss is not finite. Earlier records are therefore read now on all of
+  // them; their copies finished long ago.
+  if (group_) TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
+  average_metrics();
+  const double seconds = seconds_since(interval_start_);
+  LogRecord record{.step = progress_.step, .epoch = epoch_fraction(), .split = "train"};
+  record.values = {{"samples_per_second", static_cast<double>(interval_rows_ * ranks()) / seconds}};
+  if (interval_weight_ > 0) {
+    record.values.emplace_back(options_.weight_unit + "_per_second", interval_weight_ / seconds);
+  }
+  monitor_->append_values(record.values);
+  const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
+  if (lrs.empty()) record.lr = optimizer_.group_lrs();
+  TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
+  records_.add(std::move(record), last_metrics_, lrs);
+  interval_rows_ = 0;
+  interval_weight_ = 0;
+  interval_start_ = Clock::now();
+  return group_ && !devices_.device().is_cpu() ? absl::OkStatus() : records_.emit(/*wait=*/false);
+}
+
+absl::Status TrainingRun::add_gpus(LogRecord& record) {
+  record.gpu_memory_bytes = device_memory_bytes(devices_);
+  record.gpu_utilisation = monitor_->gpu_utilisation();
+  if (!group_ || record.gpu_memory_bytes.empty()) return absl::OkStatus();
+  return gather_gpus(*group_, record.gpu_memory_bytes, record.gpu_utilisation);
+}
+
+double TrainingRun::epoch_fraction() const {
+  return static_cast<double>(loader_.epoch()) +
+         static_cast<double>(loader_.position()) / static_cast<double>(loader_.batches_per_epoch());
+}
+
+void TrainingRun::record_evaluation(Metrics metrics) {
+  progress_.evaluated_step = progress_.step;
+  const double value = metrics.at(options_.monitor);
+  const auto best = progress_.best.find(options_.monitor);
+  const bool improved =
+      best == progress_.best.end() || (options_.monitor_higher_is_better ? value > best->second : value < best->second);
+  if (improved) {
+    progress_.best = metrics;
+    progress_.best_step = progress_.step;
+  }
+  progress_.bad_evaluations = improved ? 0 : progress_.bad_evaluations + 1;
+  if (options_.plateau) scheduler_->step_metric(value);
+  stop_.check_patience();
+  if (fit_.logger) {
+    LogRecord record{.step = progress_.step,
+                     .epoch = epoch_fraction(),
+                     .split = "val",
+                     .values = {},
+                     .lr = {},
+                     .gpu_memory_bytes = {}};
+    record.values.emplace_back("loss", metrics.at("loss"));
+    for (const auto& [name, metric] : metrics) {
+      if (name != "loss") record.values.emplace_back(name, metric);
+    }
+    fit_.logger->log(record);
+  }
+  result_.evaluation = std::move(metrics);
+}
+
+}  // namespace trainkit
