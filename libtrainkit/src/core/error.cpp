@@ -18,7 +18,6 @@ constexpr size_t kMaxLine = 400;
 absl::StatusCode default_code(ExitCode code) {
   switch (code) {
     case ExitCode::kOk:
-      return absl::StatusCode::kOk;
     case ExitCode::kBug:
       return absl::StatusCode::kInternal;
     case ExitCode::kUsage:
@@ -111,7 +110,11 @@ Error describe(const absl::Status& status) {
 
 absl::Status to_status(const Error& error) { return to_status(error, default_code(error.exit_code)); }
 
-absl::Status to_status(const Error& error, absl::StatusCode code) {
+absl::Status to_status(const Error& given, absl::StatusCode code) {
+  Error error = given;
+  // An OK Status carries no payload.
+  if (error.exit_code == ExitCode::kOk) error.exit_code = ExitCode::kBug;
+  if (code == absl::StatusCode::kOk) code = default_code(error.exit_code);
   const nlohmann::json record = {{"exit_code", static_cast<int>(error.exit_code)},
                                  {"id", error.id},
                                  {"where", error.where},
