@@ -1,4 +1,4 @@
-// A `.mat` file of version 5, which libmatio reads once our scanner has seen every byte.
+// A `.mat` file of version 5.
 #include "io/mat_bytes.h"
 #include "mat.h"
 

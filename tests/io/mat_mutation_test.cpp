@@ -1,4 +1,4 @@
-// Thousands of damaged files, read in child processes: whatever libmatio or HDF5 would do to the process is seen.
+// Thousands of damaged files, read in child processes: whatever HDF5 would do to the process is seen.
 #include <atomic>
 #include <iostream>
 
