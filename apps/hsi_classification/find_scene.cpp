@@ -1,6 +1,7 @@
 #include "hsi_classification/find_scene.h"
 
 #include <ATen/Functions.h>
+#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,11 +19,7 @@
 namespace trainkit::hsi {
 namespace {
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
-  return result;
-}
+std::string lower(std::string_view text) { return absl::AsciiStrToLower(std::string(text)); }
 
 /// Returns the letters and digits in lower case.
 std::string normalised_name(std::string_view name) {

@@ -1,5 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -45,8 +47,9 @@ std::string proc_value(const std::string& path, const std::string& name) {
 
 /// Returns a value of /proc/meminfo in bytes; -1 if it is missing.
 int64_t meminfo_bytes(const std::string& name) {
-  const std::string text = proc_value("/proc/meminfo", name);
-  return text.empty() ? -1 : std::stoll(text) * 1024;
+  const std::vector<std::string> words = absl::StrSplit(proc_value("/proc/meminfo", name), ' ');  // "1024 kB"
+  int64_t kib = 0;
+  return absl::SimpleAtoi(words.front(), &kib) ? kib * 1024 : -1;
 }
 
 double seconds_now() {
@@ -89,10 +92,9 @@ void probe_memory(Report& report) {
   const bool tight = available >= 0 && available < 2 * kGiB;
   report.add("memory", "available", available, format_size(available), tight ? Verdict::kWarning : Verdict::kOk,
              tight ? "close other programs: the kernel kills a process when memory runs out" : "");
-  const std::string limit = detail::read_text("/sys/fs/cgroup/memory.max");
-  if (!limit.empty() && limit.find_first_not_of("0123456789\n") == std::string::npos) {
-    const int64_t bytes = std::stoll(limit);
-    report.add("memory", "container's limit", bytes, format_size(bytes), Verdict::kNote);
+  int64_t limit = 0;  // "max" is no number
+  if (absl::SimpleAtoi(detail::read_text("/sys/fs/cgroup/memory.max"), &limit)) {
+    report.add("memory", "container's limit", limit, format_size(limit), Verdict::kNote);
   }
   struct statvfs shared {};
   if (statvfs("/dev/shm", &shared) != 0) {

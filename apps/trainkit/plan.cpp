@@ -160,8 +160,14 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   return words;
 }
 
-/// Returns the trainer's own error with its exit code.
-absl::Status failed(const PlanFlags& flags, const Ended& ended) {
+/// Returns the trainer's own error with its exit code, or the reason for a missing plan.
+absl::Status failed(const PlanFlags& flags, const Ended& ended, const Json& answer) {
+  if (ended.code == 0) {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "plan.unavailable",
+                      .where = "trainkit-" + flags.app,
+                      .problem = "printed no plan: " + answer.at("plan").at("unavailable").get<std::string>()});
+  }
   const size_t begin = std::min(ended.errors.find("error["), ended.errors.size());
   const std::string line = ended.errors.substr(begin, ended.errors.find('\n', begin) - begin);
   return to_status({.exit_code = static_cast<ExitCode>(ended.code),
@@ -246,9 +252,11 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto words, trainer_flags(parser, flags, arguments.program));
   TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(parser, flags.app, words));
   const Json answer = Json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
-  const bool planned =
-      ended.code == 0 && answer.is_object() && answer.contains("plan") && !answer["plan"].contains("unavailable");
-  if (!planned) return failed(flags, ended);
+  if (ended.code == 0 && !answer.contains("plan")) {  // --help, --version or --print_config of the trainer
+    print(ended.output);
+    return 0;
+  }
+  if (ended.code != 0 || answer["plan"].contains("unavailable")) return failed(flags, ended, answer);
   Json plan = answer["plan"];
   plan["app"] = flags.app;
   add_guide(flags.app, plan);

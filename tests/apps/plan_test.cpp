@@ -93,6 +93,12 @@ TEST_CASE("plan ends as its trainer does", "[apps][plan]") {
   CHECK(small.code == 7);
   CHECK(small.errors.find("memory.plan") != std::string::npos);
   CHECK(plan(place, {"--app", "transformer"}, {"--hidden_dim", "0"}).code == 2);
+  const Ended unplanned = plan(place, {"--app", "transformer"}, {"--batch_size", "4", "--no-plan_memory"});
+  CHECK(unplanned.code == 2);
+  CHECK_THAT(unplanned.errors, Catch::Contains("printed no plan: --no-plan_memory"));
+  const Ended help = plan(place, {"--app", "transformer"}, {"--help"});
+  CHECK(help.code == 0);
+  CHECK_THAT(help.output, Catch::StartsWith("Usage: trainkit-transformer"));
 }
 
 TEST_CASE(

@@ -67,7 +67,37 @@ TEST_CASE("A Status without an exit code of ours still maps to an exit code and 
   CHECK(error_line(absl::InternalError("boom")) == "error[bug.internal] boom");
 }
 
-TEST_CASE("The nearest name is suggested, and a distant name is not", "[core][error]") {
+TEST_CASE("An error with exit code 0 or an unknown one is not OK and keeps its fields", "[core][error]") {
+  for (const absl::Status& status :
+       {to_status({.exit_code = ExitCode::kOk, .id = "run.failed", .problem = "no output"}),
+        to_status({.exit_code = ExitCode::kOk, .id = "run.failed", .problem = "no output"}, absl::StatusCode::kOk),
+        to_status({.exit_code = ExitCode::kBug, .id = "run.failed", .problem = "no output"}, absl::StatusCode::kOk)}) {
+    CHECK(status.code() == absl::StatusCode::kInternal);
+    CHECK(exit_code(status) == ExitCode::kBug);
+    CHECK(error_line(status) == "error[run.failed] no output");
+  }
+  const absl::Status stopped = to_status({.exit_code = static_cast<ExitCode>(143), .problem = "stopped"});
+  CHECK_FALSE(stopped.ok());
+  CHECK(static_cast<int>(exit_code(stopped)) == 143);
+}
+
+TEST_CASE("An error keeps every byte of its fields", "[core][error]") {
+  const std::string bytes("a\n\0\xff\\n\"\x1b", 8);
+  const auto error = error_of(to_status({.id = bytes,
+                                         .where = bytes,
+                                         .field = "",
+                                         .problem = bytes,
+                                         .got = "\n",
+                                         .expected = bytes,
+                                         .hint = "\n\n"}));
+  REQUIRE(error);
+  for (const std::string& field : {error->id, error->where, error->problem, error->expected}) CHECK(field == bytes);
+  CHECK(error->field.empty());
+  CHECK(error->got == "\n");
+  CHECK(error->hint == "\n\n");
+}
+
+TEST_CASE("The nearest name is suggested, a far one is not", "[core][error]") {
   const std::vector<std::string> names = {"epochs", "batch_size", "lr"};
   CHECK(nearest_name("epoch", names) == "epochs");
   CHECK(nearest_name("bacth_size", names) == "batch_size");

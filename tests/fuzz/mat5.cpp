@@ -1,4 +1,4 @@
-// A `.mat` file of version 5, which libmatio reads after our scanner has checked every byte.
+// A `.mat` file of version 5.
 #include "io/mat_bytes.h"
 #include "mat.h"
 

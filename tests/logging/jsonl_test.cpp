@@ -1,6 +1,9 @@
 #include "trainkit/logging/jsonl.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -194,6 +197,32 @@ TEST_CASE("A temporarily full disk leaves no partial line and loses no record", 
   CHECK(at_limit.back() == '\n');
   CHECK(logger->flush().ok());
   CHECK(read_jsonl(dir / "m.jsonl").value().size() == 10);
+}
+
+TEST_CASE("A half line that cannot be removed stays the last one", "[logging][jsonl]") {
+  const int memory = memfd_create("metrics", MFD_ALLOW_SEALING);  // a file that can be sealed against truncation
+  REQUIRE(memory >= 0);
+  const std::string path = "/proc/self/fd/" + std::to_string(memory);
+  auto logger = JsonlLogger::open(path).value();
+  logger->log({.step = 1, .values = {{"loss", 0.5}}});
+  const std::string whole = read(path);
+  REQUIRE(whole.back() == '\n');
+  REQUIRE(::fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit limited = before;
+  limited.rlim_cur = whole.size() + 10;
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &limited) == 0);
+  logger->log({.step = 2, .values = {{"loss", 0.5}}});
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, old_handler);
+  const std::string torn = read(path);
+  REQUIRE(torn.size() == whole.size() + 10);
+  logger->log({.step = 3, .values = {{"loss", 0.5}}});
+  CHECK(exit_code(logger->flush()) == ExitCode::kStorage);
+  CHECK(read(path) == torn);
+  ::close(memory);
 }
 
 TEST_CASE("A path that cannot be written is exit code 6", "[logging][jsonl]") {

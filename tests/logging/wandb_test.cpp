@@ -1,5 +1,7 @@
 #include "trainkit/logging/wandb.h"
 
+#include <signal.h>
+
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -111,7 +113,18 @@ TEST_CASE("A client that reads nothing blocks nothing and takes limited memory",
   CHECK(error_line(logger->flush()).find("is too slow") != std::string::npos);
 }
 
-TEST_CASE("A client that does not finish in time continues on its own", "[logging][wandb]") {
+TEST_CASE("A client that ends after the logger leaves no zombie", "[logging][wandb]") {
+  test::TempDir dir;
+  const std::string body = std::string(kReady) + "echo $$ > " + (dir / "pid") + "\nread -r line\nread -r line\n" +
+                           "echo '{\"done\": true}' >&0\nsleep 0.2";
+  CHECK(WandbLogger::create({.dir = dir.path(), .python = script(dir, body)}).value()->close().ok());
+  const pid_t client = std::stoi(read(dir / "pid"));
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (::kill(client, 0) == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
+  CHECK(::kill(client, 0) != 0);  // a zombie still has its number
+}
+
+TEST_CASE("A client that does not finish in time goes on by itself", "[logging][wandb]") {
   test::TempDir dir;
   auto logger =
       WandbLogger::create(

@@ -1,5 +1,6 @@
 // Converts the text of a value to the type of its option. Strict: no locale, hexadecimal, octal, spaces, underscores or
 // infinities.
+#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -188,7 +189,7 @@ std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, std::str
   if (find_invalid_utf8(raw.text) != raw.text.size()) return refuse("not valid UTF-8");
   if (!spec.choices.empty() && std::find(spec.choices.begin(), spec.choices.end(), raw.text) == spec.choices.end()) {
     std::string lower = raw.text.substr(0, 64);
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+    absl::AsciiStrToLower(&lower);
     const std::string nearest = nearest_name(lower, spec.choices);
     return refuse("not one of the choices", nearest.empty() ? "" : "did you mean '" + nearest + "'?");
   }

@@ -1,5 +1,11 @@
 #include "trainkit/core/error.h"
 
+#include <absl/strings/ascii.h>
+#include <absl/strings/cord.h>
+#include <absl/strings/escaping.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -14,11 +20,12 @@ namespace {
 
 constexpr char kPayload[] = "trainkit/error";
 constexpr size_t kMaxLine = 400;
+constexpr std::array kFields = {&Error::id,  &Error::where,    &Error::field, &Error::problem,
+                                &Error::got, &Error::expected, &Error::hint};
 
 absl::StatusCode default_code(ExitCode code) {
   switch (code) {
     case ExitCode::kOk:
-      return absl::StatusCode::kOk;
     case ExitCode::kBug:
       return absl::StatusCode::kInternal;
     case ExitCode::kUsage:
@@ -51,8 +58,7 @@ bool is_printable(uint32_t c) {
 }
 
 bool looks_secret(std::string_view field) {
-  std::string lower(field);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = absl::AsciiStrToLower(std::string(field));
   for (std::string_view end : {"key", "token", "secret", "password"}) {
     if (lower.ends_with(end)) return true;
   }
@@ -67,6 +73,28 @@ std::string mask_user_info(std::string text) {
     if (mark != std::string::npos && mark > at) text.replace(at + 3, mark - at - 3, "***");
   }
   return text;
+}
+
+/// Formats the text of error_line().
+std::string line_of(const Error& error) {
+  const std::string got = looks_secret(error.field) ? "***" : escape_text(mask_user_info(error.got), 60);
+  std::string line = "error[" + error.id + "]";
+  const auto part = [&](const std::string& text, size_t most, const char* before) {
+    if (!text.empty()) line += before + escape_text(mask_user_info(text), most);
+  };
+  part(error.where, 120, " ");
+  part(error.field, 60, error.where.empty() ? " " : ": ");
+  part(error.problem, kMaxLine, error.where.empty() && error.field.empty() ? " " : ": ");
+  if (!error.got.empty() || !error.expected.empty()) {
+    std::string tail = " (";
+    if (!error.got.empty()) tail += "got '" + got + "'";
+    if (!error.got.empty() && !error.expected.empty()) tail += ", ";
+    if (!error.expected.empty()) tail += "expected " + escape_text(error.expected, 120);
+    tail += ")";
+    if (line.size() + tail.size() > kMaxLine - 10) line = escape_text(line, kMaxLine - 10 - tail.size());
+    line += tail;
+  }
+  return line.size() > kMaxLine - 10 ? escape_text(line, kMaxLine - 10) : line;
 }
 
 /// Returns the error of any Status: the one that it carries, or one made from its code and message.
@@ -101,49 +129,40 @@ Error describe(const absl::Status& status) {
 
 // Note [Errors in a Status]
 //
-// A Status carries its Error as a payload (CBOR under kPayload), and its message is the formatted line:
+// A Status carries its Error as a payload: the exit code, then one line for each of kFields. Its message is the
+// formatted line:
 //
-// - The payload keeps the raw bytes of each field, valid UTF-8 or not, so that callers can change the exit code or
-//   print the error again without loss (error_of, reclassify).
+// - The payload keeps every byte of each field (CEscape), valid UTF-8 or not, so that callers can change the exit
+//   code or print the error again without loss (error_of, reclassify).
 // - Only printed text is escaped, masked and truncated. File names, flag values and tensor names come from the user or
 //   from a file, and may contain terminal control sequences, text-direction marks or passwords.
 // - (got ..., expected ...) is kept complete; a long problem is truncated to make space for it.
 
 absl::Status to_status(const Error& error) { return to_status(error, default_code(error.exit_code)); }
 
-absl::Status to_status(const Error& error, absl::StatusCode code) {
-  const nlohmann::json record = {{"exit_code", static_cast<int>(error.exit_code)},
-                                 {"id", error.id},
-                                 {"where", error.where},
-                                 {"field", error.field},
-                                 {"problem", error.problem},
-                                 {"got", error.got},
-                                 {"expected", error.expected},
-                                 {"hint", error.hint}};
-  // The payload keeps raw bytes. See Note [Errors in a Status].
-  const auto bytes = nlohmann::json::to_cbor(record);
-  absl::Status carrier(code, "");
-  carrier.SetPayload(kPayload, absl::Cord(std::string(bytes.begin(), bytes.end())));
-  absl::Status status(code, error_line(carrier));
-  status.SetPayload(kPayload, *carrier.GetPayload(kPayload));
+absl::Status to_status(const Error& given, absl::StatusCode code) {
+  Error error = given;
+  // An OK Status carries no payload.
+  if (error.exit_code == ExitCode::kOk) error.exit_code = ExitCode::kBug;
+  if (code == absl::StatusCode::kOk) code = default_code(error.exit_code);
+  absl::Status status(code, line_of(error));
+  std::string payload = std::to_string(static_cast<int>(error.exit_code));
+  for (const auto field : kFields) payload += "\n" + absl::CEscape(error.*field);
+  status.SetPayload(kPayload, absl::Cord(payload));
   return status;
 }
 
 std::optional<Error> error_of(const absl::Status& status) {
   const auto payload = status.GetPayload(kPayload);
   if (!payload) return std::nullopt;
-  const std::string bytes(*payload);
-  const auto record = nlohmann::json::from_cbor(bytes, true, false);
-  if (record.is_discarded()) return std::nullopt;
-  const auto text = [&](const char* key) { return record.at(key).get<std::string>(); };
-  return Error{.exit_code = static_cast<ExitCode>(record.at("exit_code").get<int>()),
-               .id = text("id"),
-               .where = text("where"),
-               .field = text("field"),
-               .problem = text("problem"),
-               .got = text("got"),
-               .expected = text("expected"),
-               .hint = text("hint")};
+  const std::vector<std::string> lines = absl::StrSplit(std::string(*payload), '\n');
+  Error error;
+  int code = 0;
+  bool complete = lines.size() == 1 + kFields.size() && absl::SimpleAtoi(lines[0], &code);
+  for (size_t i = 0; complete && i < kFields.size(); ++i)
+    complete = absl::CUnescape(lines[i + 1], &(error.*kFields[i]));
+  error.exit_code = static_cast<ExitCode>(code);
+  return complete ? std::optional(std::move(error)) : std::nullopt;
 }
 
 ExitCode exit_code(const absl::Status& status) {
@@ -164,27 +183,7 @@ ExitCode exit_code(const absl::Status& status) {
   }
 }
 
-std::string error_line(const absl::Status& status) {
-  const Error error = describe(status);
-  const std::string got = looks_secret(error.field) ? "***" : escape_text(mask_user_info(error.got), 60);
-  std::string line = "error[" + error.id + "]";
-  const auto part = [&](const std::string& text, size_t most, const char* before) {
-    if (!text.empty()) line += before + escape_text(mask_user_info(text), most);
-  };
-  part(error.where, 120, " ");
-  part(error.field, 60, error.where.empty() ? " " : ": ");
-  part(error.problem, kMaxLine, error.where.empty() && error.field.empty() ? " " : ": ");
-  if (!error.got.empty() || !error.expected.empty()) {
-    std::string tail = " (";
-    if (!error.got.empty()) tail += "got '" + got + "'";
-    if (!error.got.empty() && !error.expected.empty()) tail += ", ";
-    if (!error.expected.empty()) tail += "expected " + escape_text(error.expected, 120);
-    tail += ")";
-    if (line.size() + tail.size() > kMaxLine - 10) line = escape_text(line, kMaxLine - 10 - tail.size());
-    line += tail;
-  }
-  return line.size() > kMaxLine - 10 ? escape_text(line, kMaxLine - 10) : line;
-}
+std::string error_line(const absl::Status& status) { return line_of(describe(status)); }
 
 std::string error_text(const absl::Status& status) {
   std::string text = "trainkit: " + error_line(status) + "\n";

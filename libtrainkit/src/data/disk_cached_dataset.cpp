@@ -1,6 +1,7 @@
 #include "trainkit/data/disk_cached_dataset.h"
 
 #include <ATen/Parallel.h>
+#include <absl/strings/escaping.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -57,11 +58,8 @@ int64_t offset_of_rows(int64_t rows) {
 }
 
 DigestBytes bytes_of(const Digest& digest) {
-  const std::string hex = digest.hex();
   DigestBytes bytes = {};
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-  }
+  absl::HexStringToBytes(digest.hex()).copy(reinterpret_cast<char*>(bytes.data()), bytes.size());
   return bytes;
 }
 

@@ -1,6 +1,7 @@
 #include "trainkit/io/envi.h"
 
 #include <ATen/Functions.h>
+#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -41,11 +42,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return result;
-}
+std::string lower(std::string_view text) { return absl::AsciiStrToLower(std::string(text)); }
 
 struct Field {
   std::string value;

@@ -1,5 +1,6 @@
-// Reads MAT files of version 5. Checks every byte before libmatio sees it.
+// Reads MAT files of version 5.
 // Source: "MAT-File Format", The MathWorks, R2019b.
+#include <ATen/Functions.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,37 +27,38 @@ constexpr size_t kMostVariables = 10'000, kMostDimensions = 32, kMostNameBytes =
 /// Storage types, indexed by their number in the file.
 struct StorageType {
   std::string_view name;
-  int bytes = 0;
-  bool is_signed = false, is_float = false;
+  std::optional<at::ScalarType> dtype = {};
 };
-constexpr std::array<StorageType, 14> kStorage = {{{},
-                                                   {"miINT8", 1, true},
-                                                   {"miUINT8", 1},
-                                                   {"miINT16", 2, true},
-                                                   {"miUINT16", 2},
-                                                   {"miINT32", 4, true},
-                                                   {"miUINT32", 4},
-                                                   {"miSINGLE", 4, true, true},
-                                                   {},
-                                                   {"miDOUBLE", 8, true, true},
-                                                   {},
-                                                   {},
-                                                   {"miINT64", 8, true},
-                                                   {"miUINT64", 8}}};
+const std::array<StorageType, 14> kStorage = {{{},
+                                               {"miINT8", at::kChar},
+                                               {"miUINT8", at::kByte},
+                                               {"miINT16", at::kShort},
+                                               {"miUINT16", at::kUInt16},
+                                               {"miINT32", at::kInt},
+                                               {"miUINT32", at::kUInt32},
+                                               {"miSINGLE", at::kFloat},
+                                               {},
+                                               {"miDOUBLE", at::kDouble},
+                                               {},
+                                               {},
+                                               {"miINT64", at::kLong},
+                                               {"miUINT64", at::kUInt64}}};
 constexpr uint32_t kInt32 = 5, kUint32 = 6;
 
 StorageType storage_type(uint32_t type) { return type < kStorage.size() ? kStorage[type] : StorageType{}; }
 
+int64_t width_of(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
 /// Whether an array of `dtype` may be stored as `stored`: MATLAB uses the smallest type that holds all values.
-bool may_hold(at::ScalarType dtype, const StorageType& stored) {
-  if (dtype == at::kBool) return stored.bytes == 1;
+bool may_hold(at::ScalarType dtype, at::ScalarType stored) {
+  if (dtype == at::kBool) return width_of(stored) == 1;
   if (dtype == at::kDouble) return true;
-  if (dtype == at::kFloat) return !stored.is_float || stored.bytes == 4;
-  if (stored.is_float) return false;
-  const int bytes = static_cast<int>(c10::elementSize(dtype));
+  const bool is_float = c10::isFloatingType(stored);
+  if (dtype == at::kFloat) return !is_float || stored == at::kFloat;
+  if (is_float) return false;
   const bool is_signed = c10::isSignedType(dtype);
-  if (is_signed == stored.is_signed) return stored.bytes <= bytes;
-  return is_signed && stored.bytes < bytes;
+  if (is_signed == c10::isSignedType(stored)) return width_of(stored) <= width_of(dtype);
+  return is_signed && width_of(stored) < width_of(dtype);
 }
 
 /// The header of an array before its data, raw and decoded.
@@ -100,7 +102,8 @@ absl::Status read_head(ElementReader& reader, bool swap, Head& head) {
   if (head.class_number != static_cast<int>(MatClass::kOpaque))
     TRAINKIT_RETURN_IF_ERROR(read_sizes(reader, swap, head));
   TRAINKIT_ASSIGN_OR_RETURN(auto name, reader.read_small("name", kMostNameBytes));
-  if (storage_type(name.first).bytes != 1) return absl::InvalidArgumentError("the name is not of miINT8");
+  const auto letters = storage_type(name.first).dtype;
+  if (!letters || width_of(*letters) != 1) return absl::InvalidArgumentError("the name is not of miINT8");
   head.name = std::move(name.second);
   if (head.name.find('\0') != head.name.npos) return absl::InvalidArgumentError("the name has a zero byte");
   return absl::OkStatus();
@@ -121,62 +124,12 @@ MatVariable describe(const Head& head) {
   return variable;
 }
 
-// Note [Checked files for libmatio]
-//
-// libmatio never sees the user's file. read() decodes one variable with ElementReader, which checks every size against
-// the remaining bytes, and writes it as a new file with only this variable into memory (MemoryFile). The new file is
-// uncompressed and has freshly written tags, so its sizes are consistent even if the input was crafted. libmatio then
-// only converts the stored numbers to the class of the array; read_with_matio first compares the sizes and the type
-// that libmatio reports with those of the scan.
-
-/// Builds a complete, uncompressed file with one variable, in the byte order of the original file. See Note [Checked
-/// files for libmatio].
-class PlainFile {
- public:
-  PlainFile(MemoryFile& memory, std::span<const std::byte> header, bool swap) : memory_(memory), swap_(swap) {
-    text_.assign("MATLAB 5.0 MAT-file");
-    text_.resize(116, ' ');
-    text_.append(8, '\0');
-    text_.append(reinterpret_cast<const char*>(header.data()) + 124, 4);  // version and byte order
-  }
-
-  absl::Status begin(const Head& head, uint32_t data_type, int64_t data_bytes) {
-    std::string inside;
-    put_tag(inside, kUint32, 8);
-    put(inside, head.flags);
-    put(inside, uint32_t{0});
-    put_tag(inside, kInt32, 4 * head.sizes.size());
-    for (const int64_t size : head.sizes) put(inside, static_cast<uint32_t>(size));
-    pad(inside);
-    put_tag(inside, 1, head.name.size());
-    inside += head.name;
-    pad(inside);
-    put_tag(inside, data_type, static_cast<uint64_t>(data_bytes));
-    put_tag(text_, kMatMatrix, inside.size() + static_cast<uint64_t>(data_bytes + 7) / 8 * 8);
-    text_ += inside;
-    return memory_.append(text_.data(), text_.size());
-  }
-
-  absl::Status end(int64_t data_bytes) {
-    const uint64_t zeros = 0;
-    return memory_.append(&zeros, static_cast<size_t>((8 - data_bytes % 8) % 8));
-  }
-
- private:
-  void put(std::string& to, uint32_t number) const {
-    const uint32_t stored = swap_ ? swapped(number) : number;
-    to.append(reinterpret_cast<const char*>(&stored), sizeof stored);
-  }
-  void put_tag(std::string& to, uint32_t type, uint64_t bytes) const {
-    put(to, type);
-    put(to, static_cast<uint32_t>(bytes));
-  }
-  static void pad(std::string& to) { to.resize((to.size() + 7) / 8 * 8, '\0'); }
-
-  MemoryFile& memory_;
-  bool swap_;
-  std::string text_;
-};
+/// Reverses the bytes of each number of a contiguous tensor.
+void swap_bytes(const at::Tensor& numbers) {
+  auto* bytes = static_cast<char*>(numbers.data_ptr());
+  const int64_t width = width_of(numbers.scalar_type()), size = static_cast<int64_t>(numbers.nbytes());
+  for (int64_t at = 0; at < size; at += width) std::reverse(bytes + at, bytes + at + width);
+}
 
 class Mat5 final : public MatSource {
  public:
@@ -210,29 +163,22 @@ class Mat5 final : public MatSource {
     TRAINKIT_RETURN_IF_ERROR(check_data(tag, variable));
     TRAINKIT_RETURN_IF_ERROR(reader.claim(tag.bytes));
 
-    TRAINKIT_ASSIGN_OR_RETURN(MemoryFile memory, MemoryFile::create());
-    PlainFile plain(memory, file_->bytes(), swap_);
-    TRAINKIT_RETURN_IF_ERROR(plain.begin(head, tag.type, tag.bytes));
-    std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(tag.bytes, 1 << 20)));
-    for (int64_t left = tag.bytes; left > 0;) {
-      const int64_t size = std::min<int64_t>(left, static_cast<int64_t>(piece.size()));
-      TRAINKIT_RETURN_IF_ERROR(reader.read(piece.data(), size));
-      TRAINKIT_RETURN_IF_ERROR(memory.append(piece.data(), static_cast<size_t>(size)));
-      left -= size;
-    }
-    TRAINKIT_RETURN_IF_ERROR(plain.end(tag.bytes));
+    const std::vector<int64_t> sizes(variable.sizes.rbegin(), variable.sizes.rend());
+    const at::Tensor columns = at::empty(sizes, *storage_type(tag.type).dtype);
+    TRAINKIT_RETURN_IF_ERROR(reader.read(columns.data_ptr(), tag.bytes));
     TRAINKIT_RETURN_IF_ERROR(reader.skip_padding(tag));
     TRAINKIT_RETURN_IF_ERROR(reader.finish());
-    return read_with_matio(memory.path(), variable);
+    if (swap_) swap_bytes(columns);
+    return row_major(*variable.dtype == at::kBool ? columns : columns.to(*variable.dtype), variable);
   }
 
   absl::Status check_data(const ElementReader::Tag& tag, const MatVariable& variable) const {
     const StorageType stored = storage_type(tag.type);
-    if (stored.bytes == 0) return absl::InvalidArgumentError(fmt::format("data of type {} is not known", tag.type));
-    if (!may_hold(*variable.dtype, stored)) {
+    if (!stored.dtype) return absl::InvalidArgumentError(fmt::format("data of type {} is not known", tag.type));
+    if (!may_hold(*variable.dtype, *stored.dtype)) {
       return absl::InvalidArgumentError(fmt::format("an array of {} cannot hold {}", variable.type, stored.name));
     }
-    const int64_t bytes = array_bytes(variable.sizes, static_cast<int64_t>(c10::elementSize(*variable.dtype)));
+    const int64_t bytes = array_bytes(variable.sizes, width_of(*variable.dtype));
     const std::string sizes = describe_sizes(variable.sizes);
     if (bytes < 0) return absl::InvalidArgumentError(fmt::format("a size of {} overflows", sizes));
     if (bytes == 0) return absl::InvalidArgumentError(fmt::format("an array of {} is empty", sizes));
@@ -240,7 +186,7 @@ class Mat5 final : public MatSource {
       return absl::InvalidArgumentError(fmt::format("an array of {} takes {}, more than version 5 and the limit allow",
                                                     sizes, describe_bytes(bytes)));
     }
-    const int64_t expected = array_bytes(variable.sizes, stored.bytes);
+    const int64_t expected = array_bytes(variable.sizes, width_of(*stored.dtype));
     if (tag.bytes != expected) {
       return absl::DataLossError(fmt::format("an array of {} {} needs {} bytes of data, the file has {} (truncated?)",
                                              sizes, stored.name, expected, tag.bytes));

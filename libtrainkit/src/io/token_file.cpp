@@ -1,5 +1,6 @@
 #include "trainkit/io/token_file.h"
 
+#include <absl/strings/escaping.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -71,16 +72,12 @@ static_assert(sizeof(Trailer) == 48);
 
 DigestBytes from_hex(const std::string& hex) {
   DigestBytes bytes = {};
-  for (size_t i = 0; i < bytes.size() && 2 * i + 1 < hex.size(); ++i) {
-    bytes[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-  }
+  absl::HexStringToBytes(hex).copy(reinterpret_cast<char*>(bytes.data()), bytes.size());
   return bytes;
 }
 
 std::string to_hex(const DigestBytes& bytes) {
-  std::string hex;
-  for (uint8_t byte : bytes) hex += fmt::format("{:02x}", byte);
-  return hex;
+  return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 DigestBytes ends_digest(const TokenHeader& header, const Trailer& trailer) {

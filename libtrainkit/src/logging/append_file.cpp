@@ -18,7 +18,7 @@ namespace trainkit::detail {
 // size_ is the number of bytes up to the end of the last complete record.
 //   append() adds the record to pending_ and tries to write all of pending_.
 //   If a write fails after writing a part, the file is truncated to size_. pending_ stays complete, and the next
-//   append() or flush() retries it in order.
+//   append() or flush() retries it in order. If truncating fails too, that is retried first (torn_).
 //   pending_ is limited to kMaxPending. Later records are counted in lost_ and reported once by flush().
 // A killed process can lose only records that are not yet written. The write of a record is one system call, so the
 // kill does not split it.
@@ -37,25 +37,6 @@ absl::Status storage_error(const std::string& path, std::string_view what, int e
                     .problem = std::string(what) + ": " + std::strerror(error),
                     .hint = hint},
                    error == ENOENT ? absl::StatusCode::kNotFound : absl::StatusCode::kAborted);
-}
-
-absl::StatusOr<std::string> read_file(const std::string& path) {
-  const UniqueDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return storage_error(path, "cannot open", errno);
-  struct stat info {};
-  ::fstat(file.get(), &info);
-  std::string bytes(static_cast<size_t>(info.st_size) + 1, '\0');  // one more byte, to see the end at once
-  for (size_t used = 0;;) {
-    if (used == bytes.size()) bytes.resize(2 * used);
-    const ssize_t count = ::read(file.get(), bytes.data() + used, bytes.size() - used);
-    if (count < 0 && errno == EINTR) continue;
-    const int error = errno;
-    used += count > 0 ? static_cast<size_t>(count) : 0;
-    if (count > 0) continue;
-    if (count < 0) return storage_error(path, "cannot read", error);
-    bytes.resize(used);
-    return bytes;
-  }
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::open(const std::string& path) {
@@ -81,12 +62,17 @@ void AppendFile::append(std::string_view record) {
 
 void AppendFile::write_pending() {
   size_t done = 0;
+  torn_ = torn_ && ::ftruncate(fd_, size_) != 0;
+  if (torn_) {
+    error_ = errno;
+    return;
+  }
   while (done < pending_.size()) {
     const ssize_t count = ::write(fd_, pending_.data() + done, pending_.size() - done);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       error_ = count < 0 ? errno : EIO;
-      if (done > 0 && ::ftruncate(fd_, size_) != 0) error_ = errno;  // leave no partial record
+      torn_ = done > 0 && ::ftruncate(fd_, size_) != 0;
       return;
     }
     done += static_cast<size_t>(count);
@@ -117,6 +103,7 @@ absl::Status AppendFile::truncate(int64_t size) {
   error_ = 0;
   if (::ftruncate(fd_, size) != 0) return storage_error(path_, "cannot truncate to the last complete record", errno);
   size_ = size;
+  torn_ = false;
   return absl::OkStatus();
 }
 

@@ -34,7 +34,8 @@ class AppendFile {
 
   std::string path_;
   int fd_;
-  int64_t size_;  // bytes of complete records
+  int64_t size_;       // bytes of complete records
+  bool torn_ = false;  // a partial record follows them
   std::string pending_;
   int error_ = 0;
   int64_t lost_ = 0;
@@ -42,8 +43,5 @@ class AppendFile {
 
 /// Returns the Status of a failed system call on `path`: exit code 6, with a remedy.
 absl::Status storage_error(const std::string& path, std::string_view what, int error);
-
-/// Reads a whole file. Exit code 6 if it cannot be read; kNotFound if it does not exist.
-absl::StatusOr<std::string> read_file(const std::string& path);
 
 }  // namespace trainkit::detail

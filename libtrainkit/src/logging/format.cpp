@@ -1,10 +1,10 @@
 #include "trainkit/logging/format.h"
 
+#include <absl/strings/ascii.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -48,7 +48,7 @@ std::optional<int64_t> parse_size(std::string_view text) {
   if (error != std::errc() || !std::isfinite(number) || number < 0) return std::nullopt;
   std::string unit(end, text.data() + text.size());
   if (unit.starts_with(' ')) unit.erase(0, 1);
-  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::tolower(c); });
+  absl::AsciiStrToLower(&unit);
   static constexpr std::string_view kPrefixes = "kmgt";
   double factor = 1;
   if (!unit.empty() && unit != "b") {

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "core/strict_json.h"
 #include "escape_name.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
@@ -122,7 +124,7 @@ std::string to_json(const LogRecord& record) {
 }
 
 absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(path));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(path, INT64_MAX));
   std::vector<LogRecord> records;
   for_each_record(bytes, [&](LogRecord record) {
     records.push_back(std::move(record));
@@ -151,7 +153,7 @@ void JsonlLogger::log(const LogRecord& record) { impl_->file->append(to_json(rec
 absl::Status JsonlLogger::flush() { return impl_->file->flush(); }
 
 absl::Status JsonlLogger::rewind(int64_t step) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(impl_->file->path()));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(impl_->file->path(), INT64_MAX));
   const size_t keep = for_each_record(bytes, [step](const LogRecord& record) {
     return record.step < step || (record.step == step && record.split != "test");
   });

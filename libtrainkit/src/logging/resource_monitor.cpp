@@ -1,12 +1,12 @@
 #include "trainkit/logging/resource_monitor.h"
 
+#include <absl/strings/match.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <ctime>
 #include <fstream>
 
@@ -36,10 +36,7 @@ std::string bus_id_of(const std::string& library, int device) {
 
 /// Whether two texts are the same PCI bus id. The domain has four or eight digits; case is ignored.
 bool same_place(const std::string& a, const std::string& b) {
-  const size_t common = std::min(a.size(), b.size());
-  return common >= 12 &&
-         std::equal(a.end() - static_cast<ptrdiff_t>(common), a.end(), b.end() - static_cast<ptrdiff_t>(common),
-                    [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+  return std::min(a.size(), b.size()) >= 12 && (absl::EndsWithIgnoreCase(a, b) || absl::EndsWithIgnoreCase(b, a));
 }
 
 }  // namespace

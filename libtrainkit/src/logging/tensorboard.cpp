@@ -13,6 +13,7 @@
 #include "escape_name.h"
 #include "tf_event.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
 
@@ -97,7 +98,7 @@ class TensorBoardLogger::Impl {
   }
 
   static absl::Status rewind_file(const std::string& path, int64_t step) {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, detail::read_file(path));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(path, INT64_MAX));
     size_t offset = 0, keep = 0;
     bool is_first = true;  // the file version; a file with only that is removed
     while (const auto event = detail::next_record(bytes, offset)) {

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "append_file.h"
@@ -173,9 +174,11 @@ int spawn_client(const std::string& python, int socket, const std::string& log, 
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_adddup2(&actions, socket, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  int error = posix_spawn_file_actions_adddup2(&actions, socket, 0);
+  if (error == 0) {
+    error = posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+  }
+  if (error == 0) error = posix_spawn_file_actions_adddup2(&actions, 1, 2);
   sigset_t none, all;
   sigemptyset(&none);
   sigfillset(&all);
@@ -185,10 +188,18 @@ int spawn_client(const std::string& python, int socket, const std::string& log, 
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   std::string program = python, flag = "-c", script = kClient;
   char* arguments[] = {program.data(), flag.data(), script.data(), nullptr};
-  const int error = posix_spawnp(&child, python.c_str(), &actions, &attributes, arguments, environ);
+  if (error == 0) error = posix_spawnp(&child, python.c_str(), &actions, &attributes, arguments, environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   return error;
+}
+
+/// Waits for the end of the client, which may upload for minutes, in a thread of its own.
+void reap(pid_t child) {
+  try {
+    std::thread([child] { ::waitpid(child, nullptr, 0); }).detach();
+  } catch (const std::system_error&) {  // without a thread the child stays until this process ends
+  }
 }
 
 }  // namespace
@@ -204,7 +215,7 @@ class WandbLogger::Impl {
   ~Impl() {
     close().IgnoreError();
     ::close(socket_);
-    ::waitpid(child_, nullptr, WNOHANG);
+    reap(child_);
   }
 
   /// Waits for the client's first answer.

@@ -43,7 +43,7 @@ struct Error {
 };
 
 /// Makes a Status that carries `error`. The code follows from the exit code unless it is given; the message is the text
-/// of error_line().
+/// of error_line(). The Status is never OK: an error with exit code 0 gets kBug.
 absl::Status to_status(const Error& error);
 absl::Status to_status(const Error& error, absl::StatusCode code);
 

@@ -43,9 +43,8 @@ struct MatOptions {
 ///   auto file = MatFile::open("Indian_pines_corrected.mat").value();
 ///   at::Tensor cube = file.read("indian_pines_corrected").value();   // (145, 145, 200) uint16
 ///
-/// libmatio trusts its input: a truncated file gives uninitialised memory, and some files crash the process. Therefore
-/// only checked data reaches it. For version 5, our own scanner first reads every byte of a variable: tags, claimed
-/// sizes, the zlib stream and its checksum. libmatio then receives only that variable, uncompressed.
+/// Version 5 is read without libmatio, which trusts its input: it returns uninitialised memory for a truncated file,
+/// and crashes on some others. Tags, claimed sizes, the zlib stream and its checksum are checked.
 ///
 /// Version 7.3 is read by HDF5 without libmatio, one dataset at a time, in a forked copy of this process. A crash there
 /// becomes an error here. Checked first: the end of file stored in the header against the real size, and type, sizes,
