@@ -344,7 +344,7 @@ TEST_CASE("a limit on open files ends the ranks that have started, and is named"
                                Catch::Contains("hint: raise the limit of open files: ulimit -n"));
 }
 
-TEST_CASE("a port that is taken is told before any rank starts") {
+TEST_CASE("a port in use is reported before any rank starts") {
   Launched first(1,
                  "exec python3 -c 'import socket,sys,time\ns=socket.socket()\ns.bind((\"127.0.0.1\",0))\ns.listen()\n"
                  "print(s.getsockname()[1],file=open(sys.argv[1]+\"/port.new\",\"w\"),flush=True)\n"

@@ -138,7 +138,7 @@ TEST_CASE(
   CHECK(preset["devices"] == 4);
   CHECK(preset["global_batch_size"] == 1024);
 
-  // Smaller, and on data of one's own.
+  // Smaller, and on other data.
   const std::string table =
       plan({"--gpu_memory", "3GiB", "--", "--n_layer", "1", "--n_embd", "48", "--vocab_size", "0"});
   for (const char* text : {"256 rows per device x 2 devices x 1 accumulated = 512", "compared with the guide's example",

@@ -124,7 +124,7 @@ TEST_CASE("A client that ends after the logger leaves no zombie", "[logging][wan
   CHECK(::kill(client, 0) != 0);  // a zombie still has its number
 }
 
-TEST_CASE("A client that does not finish in time goes on by itself", "[logging][wandb]") {
+TEST_CASE("A client that does not finish in time continues by itself", "[logging][wandb]") {
   test::TempDir dir;
   auto logger =
       WandbLogger::create(

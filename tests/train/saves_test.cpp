@@ -196,8 +196,8 @@ TEST_CASE("A checkpoint that cannot be deleted is reported once and stops no oth
   CHECK(next({.max_steps = 14, .save_every = 2, .output_dir = dir / "run", .resume = "latest"}).ok());
 }
 
-TEST_CASE("A save that fails ends the run with exit code 6, or is told and the run goes on", "[train][saves]") {
-  for (const bool goes_on : {false, true}) {
+TEST_CASE("A failed save ends the run with exit code 6, or logs a warning and the run continues", "[train][saves]") {
+  for (const bool continues : {false, true}) {
     const TempDir dir;
     Run<TinyNet> run;
     // From step 6 a file has the name of the checkpoint of step 8.
@@ -209,14 +209,14 @@ TEST_CASE("A save that fails ends the run with exit code 6, or is told and the r
                              .eval_every = 6,
                              .save_every = 4,
                              .output_dir = dir / "run",
-                             .continue_on_save_error = goes_on},
+                             .continue_on_save_error = continues},
                             in_the_way);
     INFO(result.status());
     CHECK(std::ifstream(dir / "run/checkpoints/step-00000008").get() == 'm');
     const auto latest = resolve_checkpoint("latest", dir / "run");
     REQUIRE(latest.ok());
     CHECK(verify_checkpoint(*latest) == absl::OkStatus());
-    if (goes_on) {
+    if (continues) {
       REQUIRE(result.ok());
       CHECK(result->steps == 200);
       CHECK(latest->step == 200);
