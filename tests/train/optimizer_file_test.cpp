@@ -90,7 +90,7 @@ TEST_CASE("An optimizer file that does not match is refused, and nothing changes
   CHECK_THAT(refusal(optimizer, file_of(dir, {"fc.weight", "fc.bias"}, good)),
              Catch::Contains("fc.bias: is not a parameter of this optimizer"));
   CHECK_THAT(refusal(optimizer, file_of(dir, {"fc.weight"}, torch::ones({3, 2}))),
-             Catch::Contains("fc.weight: exp_avg is of another shape"));
+             Catch::Contains("fc.weight: exp_avg has another shape"));
   CHECK_THAT(refusal(optimizer, file_of(dir, {"fc.weight"}, torch::ones({2, 3}, torch::kLong))),
              Catch::Contains("fc.weight: exp_avg has another shape or is not floating point"));
   CHECK_THAT(refusal(optimizer, file_of(dir, {"0"}, good)),

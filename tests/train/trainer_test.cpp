@@ -355,6 +355,14 @@ TEST_CASE("An exception of the caller's own code says what was thrown and where,
     return error_line(status);
   };
   CHECK(error({}, 3) == "error[user.exception] step 3: the loss function threw std::range_error: no such class");
+  const auto hooked_loss = [](TinyNet& model, const Batch& batch) {
+    const at::Tensor loss = tiny_loss(model, batch);
+    if (loss.requires_grad()) loss.register_hook([](const at::Tensor&) -> void { throw std::range_error("no slope"); });
+    return loss;
+  };
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-2}), {.max_steps = 6}).value();
+  CHECK(error_line(trainer.fit(*loader, hooked_loss).status()) ==
+        "error[user.exception] step 1: the backward pass threw std::range_error: no slope");
   const LossFunction bad_loss = [](torch::nn::Module&, const Batch&) -> LossOutput { TORCH_CHECK(false, "no mask"); };
   CHECK(error({.validation = validation.get(), .validation_loss = bad_loss}, -1) ==
         "error[user.exception] step 4: the loss function of the evaluation threw c10::Error: no mask");

@@ -57,12 +57,13 @@ class Sums {
   /// ranks return an error.
   absl::Status add_other_ranks(ProcessGroup& group, bool has_failed) {
     const auto count = static_cast<double>(sums_.size());
-    const at::Tensor counts = at::tensor({count, -count, has_failed ? 1.0 : 0.0}, at::kDouble);
+    const at::Tensor counts = at::tensor({count, -count, has_failed ? group.rank() + 1.0 : 0.0}, at::kDouble);
     TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(counts, "the evaluation's metrics"));
-    if (counts[2].item<double>() > 0) {
+    if (const auto failed = counts[2].item<double>(); failed > 0) {
       return to_status({.exit_code = ExitCode::kDistributed,
                         .id = "dist.peer",
-                        .problem = "the evaluation failed on another rank; see its error"});
+                        .problem = "rank " + std::to_string(static_cast<int64_t>(failed) - 1) +
+                                   " failed in the evaluation; see its error"});
     }
     if (counts[0].item<double>() != -counts[1].item<double>()) {
       return to_status({.exit_code = ExitCode::kData,

@@ -113,11 +113,17 @@ LossFunction TrainingRun::with_step(LossFunction loss, const char* who) const {
 void TrainingRun::take_step(c10::function_ref<void()> call) {
   try {
     call();
-  } catch (const std::exception&) {
-    const absl::Status status = status_from_current_exception();
-    if (!absl::IsResourceExhausted(status) || error_of(status)) throw;  // an Error is of another rank or the planner
-    throw absl::BadStatusOrAccess(out_of_memory(status, options_, fit_.logger));
+  } catch (const c10::Error&) {
+    throw_step_error(status_from_current_exception());
+  } catch (const std::exception&) {  // of a hook or an autograd function
+    throw_step_error(
+        detail::status_from_user_exception("step " + std::to_string(progress_.step + 1), "the backward pass"));
   }
+}
+
+void TrainingRun::throw_step_error(const absl::Status& status) {
+  const bool lacks_memory = absl::IsResourceExhausted(status) && !error_of(status);  // else of another rank
+  throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status, options_, fit_.logger) : status);
 }
 
 void TrainingRun::use_device() {

@@ -37,6 +37,7 @@ class TrainingRun {
 
   /// Calls a part of the step. If memory runs out there, not even one row at a time fits.
   void take_step(c10::function_ref<void()> call);
+  [[noreturn]] void throw_step_error(const absl::Status& status);
 
   static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();

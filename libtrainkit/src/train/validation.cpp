@@ -15,14 +15,15 @@ absl::StatusOr<Metrics> Validation::evaluate(int64_t step) {
   if (!metrics.ok()) metrics = annotate(metrics.status(), "evaluation after step " + std::to_string(step));
   ProcessGroup* group = devices_.process_group();
   if (!group || !group->usable()) return metrics;
-  const at::Tensor failures = at::full({1}, metrics.ok() ? 0.0 : 1.0, at::kDouble);
-  const absl::Status agreed = group->all_reduce(failures, "the end of the evaluation");
+  const at::Tensor failed = at::full({1}, metrics.ok() ? 0.0 : group->rank() + 1.0, at::kDouble);
+  const absl::Status agreed = group->all_reduce_max(failed, "the end of the evaluation");
   if (!metrics.ok()) return metrics;
   TRAINKIT_RETURN_IF_ERROR(agreed);
-  if (failures.item<double>() == 0) return metrics;
+  const auto rank = static_cast<int64_t>(failed.item<double>()) - 1;
+  if (rank < 0) return metrics;
   return to_status({.exit_code = ExitCode::kDistributed,
                     .id = "dist.peer",
-                    .problem = "the evaluation failed on another rank; see its error"});
+                    .problem = "rank " + std::to_string(rank) + " failed after the evaluation; see its error"});
 }
 
 /// Evaluates on this rank; means() exchanges the sums with the others.
