@@ -171,7 +171,8 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   std::optional<MemoryPlan> memory;
   for (int64_t i = 0; i < app.repeats(); ++i) {
     RunOptions repeat = app.repeat_of(run, i);
-    RunContext context{parser, repeat, machine, placement};
+    // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
+    RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement};
     Metrics scores;
     TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context).train(memory, scores));
     if (code != 0 || run.dry_run) return code;
