@@ -37,6 +37,10 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_));
   placement_ = &context.placement;
   output_dir_ = context.run.output_dir;
+  RunFacts description = session_->describe();
+  if (context.run.dry_run) {
+    for (const auto& fact : session_->describe_cache()) description.push_back(fact);
+  }
   counts_ = std::make_shared<EvaluationCounts>(static_cast<int64_t>(session_->labels().size()));
   return TrainingTask{
       .recipe = session_->recipe(context.run, context.placement),
@@ -46,12 +50,11 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
       .make_optimizer = [this, run = context.run, replicas = context.placement.batch.replicas](
                             const torch::nn::Module& model) { return make_optimizer(run, options_, model, replicas); },
       .keep_best = true,
-      .description = session_->describe() + (context.run.dry_run ? session_->describe_cache() : "")};
+      .description = std::move(description)};
 }
 
 absl::StatusOr<int> EmotionApp::prepare(RunContext& context, TrainingTask& task) {
-  const std::string cache = session_->describe_cache();
-  if (!cache.empty()) context.print(cache.substr(0, cache.size() - 1));
+  if (const RunFacts cache = session_->describe_cache(); !cache.empty()) context.print(to_text(cache));
   const auto say = [&](const std::string& line) { context.print(line); };
   TRAINKIT_ASSIGN_OR_RETURN(const int interrupted, session_->fill_cache(context.machine, context.placement, say));
   task.training_set = session_->train_rows();
@@ -77,7 +80,8 @@ absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel
                             test_model(trained.devices, *session_, session_->test_rows(), context.run, context.machine,
                                        context.placement, trained.precision));
   if (context.placement.is_first()) {
-    TRAINKIT_RETURN_IF_ERROR(write_results(context.run.output_dir, *session_, tested, *trained.best));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
+    TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, tested, *trained.best));
     log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->labels(), tested));
   }
   return tested.metrics();

@@ -239,7 +239,7 @@ std::string describe_cache(const std::vector<ClipPart>& parts, const std::string
     missing += missing_bytes(part, folder);
     clips += part.clips->size();
   }
-  return fmt::format("cache      {} for {} clips in {}{}\n", format_size(bytes), clips, folder,
+  return fmt::format("{} for {} clips in {}{}", format_size(bytes), clips, folder,
                      missing > 0 ? fmt::format(", {} of them not decoded yet", format_size(missing)) : "");
 }
 

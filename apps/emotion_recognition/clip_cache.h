@@ -80,7 +80,7 @@ struct ClipCacheOptions {
 absl::StatusOr<std::vector<std::shared_ptr<const Dataset>>> cache_clips(const std::vector<ClipPart>& parts,
                                                                         const ClipCacheOptions& options);
 
-/// Describes the cache as a line: "cache      21.3 GiB for 13708 clips in /fast, 18.4 GiB of them not decoded yet".
+/// Describes the cache: "21.3 GiB for 13708 clips in /fast, 18.4 GiB of them not decoded yet".
 std::string describe_cache(const std::vector<ClipPart>& parts, const std::string& folder);
 
 }  // namespace trainkit::emotion

@@ -115,7 +115,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   return result;
 }
 
-absl::Status write_results(const std::string& output_dir, const Session& session, const TestResult& result,
+absl::Status write_results(const std::string& folder, const Session& session, const TestResult& result,
                            const BestModel& best) {
   Json json = Json::object();
   for (const auto& [name, value] : result.metrics()) json[name] = value;
@@ -133,11 +133,10 @@ absl::Status write_results(const std::string& output_dir, const Session& session
     json["confusion"].push_back(
         std::vector<int64_t>(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel()));
   }
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), output_dir + "/scores.json", json.dump(2) + "\n"));
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), output_dir + "/predictions.csv",
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), folder + "/scores.json", json.dump(2) + "\n"));
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), folder + "/predictions.csv",
                                                  predictions_csv(session.test()->list(), result.probabilities)));
-  return write_file_atomically(Fs::posix(), output_dir + "/confusion.svg",
-                               draw_confusion(result.counts, session.labels()));
+  return write_file_atomically(Fs::posix(), folder + "/confusion.svg", draw_confusion(result.counts, session.labels()));
 }
 
 std::string class_table(const std::vector<std::string>& labels, const TestResult& result) {
@@ -204,7 +203,8 @@ std::string describe_result(const TrainerResult& result, const Metrics& scores, 
   text += "test       " + describe_scores(scores) + "\n           ";
   text += tested_step >= 0 ? fmt::format("with the weights of step {}, the best in validation\n", tested_step)
                            : std::string("with the last weights\n");
-  return text + fmt::format("confusion  {0}/confusion.svg, each clip {0}/predictions.csv\n", output_dir);
+  return text +
+         fmt::format("confusion  {0}/results/confusion.svg, each clip {0}/results/predictions.csv\n", output_dir);
 }
 
 }  // namespace trainkit::emotion

@@ -45,9 +45,9 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
                                       const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
                                       const Machine& machine, const Placement& placement, Precision precision);
 
-/// Writes scores.json (with the step of the tested weights), predictions.csv (true label, predicted label and all
-/// probabilities of each clip) and confusion.svg. Errors: exit code 6.
-absl::Status write_results(const std::string& output_dir, const Session& session, const TestResult& result,
+/// Writes to `folder` (results_dir()): scores.json (with the step of the tested weights), predictions.csv (true label,
+/// predicted label and all probabilities of each clip) and confusion.svg. Errors: exit code 6.
+absl::Status write_results(const std::string& folder, const Session& session, const TestResult& result,
                            const BestModel& best);
 
 /// Formats the scores of each label as a Markdown table.

@@ -142,8 +142,9 @@ std::vector<ClipPart> Session::parts() const {
   return parts;
 }
 
-std::string Session::describe_cache() const {
-  return options_.cache_dir.empty() ? "" : emotion::describe_cache(parts(), options_.cache_dir);
+RunFacts Session::describe_cache() const {
+  if (options_.cache_dir.empty()) return {};
+  return {{"cache", emotion::describe_cache(parts(), options_.cache_dir)}};
 }
 
 absl::StatusOr<int> Session::fill_cache(const Machine& machine, const Placement& placement,
@@ -235,22 +236,23 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) co
   return recipe;
 }
 
-std::string Session::describe() const {
-  std::string text = "clips      " + describe_list("train", *train_);
-  if (validation_) text += ", " + describe_list("validation", *validation_);
-  if (test_) text += ", " + describe_list("test", *test_);
-  text += fmt::format("; {} labels: {}\n", labels().size(), fmt::join(labels(), ", "));
+RunFacts Session::describe() const {
+  std::string clips = describe_list("train", *train_);
+  if (validation_) clips += ", " + describe_list("validation", *validation_);
+  if (test_) clips += ", " + describe_list("test", *test_);
+  clips += fmt::format("; {} labels: {}", labels().size(), fmt::join(labels(), ", "));
   const ClipDatasetOptions& row = train_->options();
-  text += fmt::format("model      {}, {}", options_.model_size, options_.modality);
-  if (options_.modality == "both") text += fmt::format(", fusion by {}", options_.fusion_type);
+  std::string model = fmt::format("{}, {}", options_.model_size, options_.modality);
+  if (options_.modality == "both") model += fmt::format(", fusion by {}", options_.fusion_type);
   if (options_.modality != "audio") {
-    text += fmt::format("; {} frames of {} x {}", row.frames, row.image_size, row.image_size);
-    text += options_.visual_weights.empty() ? "; ResNet18 with random weights (--visual_weights FILE)"
-                                            : "; ResNet18 from " + options_.visual_weights;
+    model += fmt::format("; {} frames of {} x {}", row.frames, row.image_size, row.image_size);
+    model += options_.visual_weights.empty() ? "; ResNet18 with random weights (--visual_weights FILE)"
+                                             : "; ResNet18 from " + options_.visual_weights;
   }
-  text += "\n";
-  if (const std::string none = missing_classes(train_->list()); !none.empty()) text += "warning: " + none + "\n";
-  return text;
+  RunFacts facts = {{"clips", std::move(clips)}, {"model", std::move(model)}};
+  if (std::string none = missing_classes(train_->list()); !none.empty())
+    facts.emplace_back("warning:", std::move(none));
+  return facts;
 }
 
 at::Tensor class_scores(EmotionModel& model, const Batch& batch) {

@@ -15,6 +15,7 @@
 #include "emotion_recognition/evaluation_counts.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/logging/summary.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
@@ -44,8 +45,8 @@ class Session {
   /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_clips and of other ranks.
   absl::StatusOr<int> fill_cache(const Machine& machine, const Placement& placement,
                                  const std::function<void(const std::string&)>& say);
-  /// Describes the cache as a line; empty without --cache_dir.
-  std::string describe_cache() const;
+  /// Describes the cache; empty without --cache_dir.
+  RunFacts describe_cache() const;
 
   /// Makes a new model and loads --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
@@ -62,8 +63,8 @@ class Session {
   /// Describes a training step to the memory planner. Valid as long as this session.
   StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
 
-  /// Describes the clips and the model, with warnings, as the first lines of a run.
-  std::string describe() const;
+  /// Describes the clips and the model, with warnings.
+  RunFacts describe() const;
 
  private:
   Session(EmotionOptions options, std::shared_ptr<const ClipDataset> train,

@@ -8,19 +8,19 @@ LoRAConfig lora_config(const RecOptions& options) {
   return {.rank = options.lora_rank, .alpha = options.lora_alpha, .targets = options.lora_targets};
 }
 
-absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& output_dir,
+absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& folder,
                            const char* name) {
   const auto* recommender = dynamic_cast<const Gpt2Recommender*>(&model);
   if (!recommender || options.lora_rank == 0) return absl::OkStatus();
-  return save_lora(*recommender->gpt2(), lora_config(options), output_dir + "/" + name);
+  return save_lora(*recommender->gpt2(), lora_config(options), folder + "/" + name);
 }
 
-absl::Status save_merged(const Recommender& model, const std::string& output_dir) {
+absl::Status save_merged(const Recommender& model, const std::string& folder) {
   const auto* recommender = dynamic_cast<const Gpt2Recommender*>(&model);
   if (!recommender) return absl::OkStatus();
   GPT2Model gpt2 = recommender->gpt2();
   merge_lora(*gpt2);
-  absl::Status saved = save_gpt2(*gpt2, output_dir + "/merged");
+  absl::Status saved = save_gpt2(*gpt2, folder + "/merged");
   unmerge_lora(*gpt2);
   return saved;
 }

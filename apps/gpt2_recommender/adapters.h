@@ -14,13 +14,13 @@ namespace trainkit::rec {
 /// Returns the adapter settings of --lora_rank, --lora_alpha and --lora_targets.
 LoRAConfig lora_config(const RecOptions& options);
 
-/// Writes the adapters of `model` to `<output_dir>/<name>` in peft's layout (save_lora). Does nothing without adapters.
+/// Writes the adapters of `model` to `<folder>/<name>` in peft's layout (save_lora). Does nothing without adapters.
 /// Errors: exit code 6.
-absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& output_dir,
+absl::Status save_adapters(const Recommender& model, const RecOptions& options, const std::string& folder,
                            const char* name);
 
-/// Implements --merge_lora: writes GPT-2 with the adapters merged into its weights to `<output_dir>/merged`, in Hugging
+/// Implements --merge_lora: writes GPT-2 with the adapters merged into its weights to `<folder>/merged`, in Hugging
 /// Face's layout (save_gpt2). Restores the weights of `model` bit for bit. Errors: exit code 6.
-absl::Status save_merged(const Recommender& model, const std::string& output_dir);
+absl::Status save_merged(const Recommender& model, const std::string& folder);
 
 }  // namespace trainkit::rec

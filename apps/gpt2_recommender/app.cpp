@@ -42,13 +42,15 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(run, options_, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed training, session_->feed(Part::kTrain, run, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed validation, session_->feed(Part::kValidation, run, placement));
+  RunFacts description = session_->describe();
+  if (!rounding_.empty()) description.emplace_back("batch", rounding_);
   return TrainingTask{.recipe = session_->recipe(run, placement, training),
                       .training_set = training.rows(),
                       .validation_set = validation.rows(),
                       .loss = session_->loss(training, placement.plan.devices),
                       .validation_loss = session_->loss(validation, placement.plan.devices),
                       .keep_best = true,
-                      .description = session_->describe() + rounding_};
+                      .description = std::move(description)};
 }
 
 void RecommenderApp::configure(TrainerOptions& options, DeviceReplicator& devices) {

@@ -1,10 +1,11 @@
 #include "gpt2_recommender/options.h"
 
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "gpt2_recommender/ratings.h"
 #include "trainkit/config/option_group.h"
@@ -79,7 +80,8 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
   add("lora_targets", &options.lora_targets,
       {.help = "Layers that get an adapter: c_attn, c_fc, c_proj, mlp.c_proj, ..."});
   add("merge_lora", &options.merge_lora,
-      {.help = "Write GPT-2 with the best adapters merged into its weights to <output_dir>/merged at the end."});
+      {.help =
+           "Write GPT-2 with the best adapters merged into its weights to <output_dir>/results/merged at the end."});
 }
 
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
@@ -174,8 +176,8 @@ std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int6
   if (!given("batch_size")) run.batch_size = {per_device};
   run.global_batch_size = per_device * replicas * steps;
   if (*run.global_batch_size == wanted) return {};
-  return fmt::format("batch      {} rows per step over {} devices{}: {} per device, {} {} by rounding\n", wanted,
-                     replicas, steps > 1 ? fmt::format(" and {} micro-batches", steps) : "", per_device,
+  return fmt::format("{} rows per step over {} devices{}: {} per device, {} {} by rounding", wanted, replicas,
+                     steps > 1 ? fmt::format(" and {} micro-batches", steps) : "", per_device,
                      std::abs(wanted - *run.global_batch_size), wanted > *run.global_batch_size ? "fewer" : "more");
 }
 
@@ -204,8 +206,12 @@ absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run
 std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text) {
   DemoRatingsOptions sizes;
   int64_t ratings = 0;
-  char end = 0;
-  if (std::sscanf(text.c_str(), "%ldx%ldx%ld%c", &sizes.users, &sizes.items, &ratings, &end) != 3) return std::nullopt;
+  const std::vector<std::string> numbers = absl::StrSplit(text, 'x');
+  const bool plain = text.find_first_not_of("0123456789x") == std::string::npos;  // SimpleAtoi takes spaces and signs
+  if (!plain || numbers.size() != 3 || !absl::SimpleAtoi(numbers[0], &sizes.users) ||
+      !absl::SimpleAtoi(numbers[1], &sizes.items) || !absl::SimpleAtoi(numbers[2], &ratings)) {
+    return std::nullopt;
+  }
   const bool in_range = sizes.users >= 2 && sizes.users <= kMostPlanned && sizes.items >= 4 &&
                         sizes.items <= kMostPlanned && ratings >= sizes.users &&
                         ratings <= sizes.users * (sizes.items / 2);

@@ -83,7 +83,7 @@ void add_rec_flags(ConfigParser& parser, RecOptions& options);
 void add_rec_presets(ConfigParser& parser);
 
 /// Divides the global batch (default 2048 rows) among `replicas` devices: max(1, global / replicas) rows each, as one
-/// micro-batch. Returns a line that reports rows added or dropped by rounding; empty if there are none.
+/// micro-batch. Returns a sentence that reports rows added or dropped by rounding; empty if there are none.
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas);
 
 /// Checks the rules between the flags. An error names the source of the value (flag, file, preset).

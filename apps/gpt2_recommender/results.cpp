@@ -29,18 +29,20 @@ Metrics TestScores::summary() const {
 }
 
 absl::Status save_best_adapters(const Recommender& model, const Session& session, const RunOptions& run) {
-  return save_adapters(model, session.options(), run.output_dir, "best_adapter");
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run));
+  return save_adapters(model, session.options(), folder, "best_adapter");
 }
 
 absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& session, const TrainerResult& result,
                                          const BestModel& best, Recommender& model, Logger& logger) {
-  TRAINKIT_RETURN_IF_ERROR(save_adapters(model, session.options(), run.output_dir, "adapter"));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(run));
+  TRAINKIT_RETURN_IF_ERROR(save_adapters(model, session.options(), folder, "adapter"));
   if (result.signal != 0) return TestScores{};
   TRAINKIT_ASSIGN_OR_RETURN(const bool restored, best.restore(model));
   if (restored) TRAINKIT_RETURN_IF_ERROR(save_best_adapters(model, session, run));
-  if (session.options().merge_lora) TRAINKIT_RETURN_IF_ERROR(save_merged(model, run.output_dir));
+  if (session.options().merge_lora) TRAINKIT_RETURN_IF_ERROR(save_merged(model, folder));
   const TestScores scores = test_model(model, session);
-  TRAINKIT_RETURN_IF_ERROR(write_scores(run.output_dir, session, scores, best.step()));
+  TRAINKIT_RETURN_IF_ERROR(write_scores(folder, session, scores, best.step()));
   log_test(logger, result, scores.summary(), score_table(scores));
   return scores;
 }
@@ -51,14 +53,14 @@ TestScores test_model(Recommender& model, const Session& session) {
           session.test().protocol()};
 }
 
-absl::Status write_scores(const std::string& output_dir, const Session& session, const TestScores& scores,
+absl::Status write_scores(const std::string& folder, const Session& session, const TestScores& scores,
                           int64_t best_step) {
   const nlohmann::ordered_json json = {{"protocol", escape_text(scores.protocol, 400)},
                                        {"model", session.options().model},
                                        {"best_step", best_step},
                                        {"test", scores.model},
                                        {"popularity", scores.popularity}};
-  return write_file_atomically(Fs::posix(), output_dir + "/scores.json", json.dump(2) + "\n");
+  return write_file_atomically(Fs::posix(), folder + "/scores.json", json.dump(2) + "\n");
 }
 
 std::string score_table(const TestScores& scores) {

@@ -25,22 +25,23 @@ struct TestScores {
   Metrics summary() const;
 };
 
-/// Writes the adapters of the best model so far to `<output_dir>/best_adapter`. Does nothing without --lora_rank.
+/// Writes the adapters of the best model so far to `<output_dir>/results/best_adapter`. Does nothing without
+/// --lora_rank.
 absl::Status save_best_adapters(const Recommender& model, const Session& session, const RunOptions& run);
 
 /// Writes the results of a run. Only rank 0 calls it.
 ///
-/// With --lora_rank it writes `<output_dir>/adapter`. Unless a signal ended the run, it also loads the best weights
-/// into `model`, tests it, writes scores.json, and the merged GPT-2 with --merge_lora. Returns empty scores after a
-/// signal. Errors: exit codes 5 and 6.
+/// With --lora_rank it writes `<output_dir>/results/adapter`. Unless a signal ended the run, it also loads the best
+/// weights into `model`, tests it, writes scores.json, and the merged GPT-2 with --merge_lora, to the same folder.
+/// Returns empty scores after a signal. Errors: exit codes 5 and 6.
 absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& session, const TrainerResult& result,
                                          const BestModel& best, Recommender& model, Logger& logger);
 
 /// Scores a model on the test part.
 TestScores test_model(Recommender& model, const Session& session);
 
-/// Writes `<output_dir>/scores.json` with the protocol, the step of the best evaluation, and all scores.
-absl::Status write_scores(const std::string& output_dir, const Session& session, const TestScores& scores,
+/// Writes `<folder>/scores.json` with the protocol, the step of the best evaluation, and all scores.
+absl::Status write_scores(const std::string& folder, const Session& session, const TestScores& scores,
                           int64_t best_step);
 
 /// Formats the test scores and the protocol as a Markdown table.

@@ -149,23 +149,25 @@ LossFunction Session::loss(const TripletFeed& feed, const std::vector<at::Device
   });
 }
 
-std::string Session::describe() const {
-  std::string text = fmt::format(
-      "data       {} ({}): {} interactions of {} users and {} items; {} training, {} validation, {} test\n"
-      "protocol   {}\n",
-      ratings_.path, ratings_.format, interactions_.size(), interactions_.num_users(), interactions_.num_items(),
-      split_.count(Part::kTrain), split_.count(Part::kValidation), split_.count(Part::kTest), test_.protocol());
+RunFacts Session::describe() const {
+  RunFacts facts = {
+      {"data", fmt::format("{} ({}): {} interactions of {} users and {} items; {} training, {} validation, {} test",
+                           ratings_.path, ratings_.format, interactions_.size(), interactions_.num_users(),
+                           interactions_.num_items(), split_.count(Part::kTrain), split_.count(Part::kValidation),
+                           split_.count(Part::kTest))},
+      {"protocol", test_.protocol()}};
   if (metadata_) {
-    text += fmt::format("texts      {} of up to {} tokens, vocabulary {}; GPT-2 {}, {}, {}\n", metadata_->rows(),
-                        metadata_->max_tokens(), metadata_->vocab_size,
-                        options_.gpt2.empty() ? "with random weights" : "from " + options_.gpt2,
-                        options_.is_frozen()     ? "frozen"
-                        : options_.lora_rank > 0 ? fmt::format("with adapters of rank {}", options_.lora_rank)
-                                                 : "trained",
-                        options_.is_cached() ? "output cached on each device" : "computed in every step");
+    facts.emplace_back(
+        "texts", fmt::format("{} of up to {} tokens, vocabulary {}; GPT-2 {}, {}, {}", metadata_->rows(),
+                             metadata_->max_tokens(), metadata_->vocab_size,
+                             options_.gpt2.empty() ? "with random weights" : "from " + options_.gpt2,
+                             options_.is_frozen()     ? "frozen"
+                             : options_.lora_rank > 0 ? fmt::format("with adapters of rank {}", options_.lora_rank)
+                                                      : "trained",
+                             options_.is_cached() ? "output cached on each device" : "computed in every step"));
   }
-  for (const std::string& note : ratings_.notes) text += "note       " + note + "\n";
-  return text;
+  for (const std::string& note : ratings_.notes) facts.emplace_back("note", note);
+  return facts;
 }
 
 absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {

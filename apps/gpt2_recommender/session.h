@@ -16,6 +16,7 @@
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/triplets.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/logging/summary.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 
@@ -68,8 +69,8 @@ class Session {
   /// Bytes of further tables on a device: token ids in dynamic mode, and the history for in-batch negatives.
   int64_t device_tables_bytes(const RecOptions& options) const;
 
-  /// Describes the data, the protocol and notes about them, as the first lines of a run.
-  std::string describe() const;
+  /// Describes the data, the protocol and notes about them.
+  RunFacts describe() const;
 
  private:
   Session(RecOptions options, Ratings ratings, Interactions interactions, Split split, Ranking validation, Ranking test,

@@ -60,7 +60,8 @@ absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& tr
                             test_model(trained.devices, *session_, split_, context.run, context.machine,
                                        context.placement, trained.precision, /*whole_scene=*/options_.write_maps));
   if (context.placement.is_first()) {
-    TRAINKIT_RETURN_IF_ERROR(write_results(context.run.output_dir, *session_, split_, tested, options_.write_maps));
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
+    TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, split_, tested, options_.write_maps));
     log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->scene(), tested));
   }
   return tested.metrics();

@@ -111,21 +111,21 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   return result;
 }
 
-absl::Status write_results(const std::string& output_dir, const Session& session, const Split& split,
+absl::Status write_results(const std::string& folder, const Session& session, const Split& split,
                            const TestResult& result, bool maps) {
   const Scene& scene = session.scene();
   TRAINKIT_RETURN_IF_ERROR(
-      write_file_atomically(Fs::posix(), output_dir + "/scores.json", json_of(scene, result).dump(2) + "\n"));
+      write_file_atomically(Fs::posix(), folder + "/scores.json", json_of(scene, result).dump(2) + "\n"));
   if (!maps) return absl::OkStatus();
-  TRAINKIT_RETURN_IF_ERROR(write_png(output_dir + "/classification.png", draw_map(result.map, scene)));
-  TRAINKIT_RETURN_IF_ERROR(write_png(output_dir + "/ground_truth.png", draw_map(scene.labels, scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/classification.png", draw_map(result.map, scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/ground_truth.png", draw_map(scene.labels, scene)));
   at::Tensor parts = at::zeros({scene.height() * scene.width()}, at::kByte);
   parts.index_fill_(0, split.train, 1).index_fill_(0, split.validation, 2).index_fill_(0, split.test, 3);
   const std::vector<std::pair<std::string, at::Tensor>> variables = {
       {"classification", file_values(result.map, scene)},
       {"ground_truth", file_values(scene.labels, scene)},
       {"split", parts.view({scene.height(), scene.width()})}};
-  return write_mat(output_dir + "/maps.mat", variables);
+  return write_mat(folder + "/maps.mat", variables);
 }
 
 std::string describe_scores(const Metrics& metrics) {

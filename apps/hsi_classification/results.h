@@ -37,10 +37,10 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
                                       const RunOptions& run, const Machine& machine, const Placement& placement,
                                       Precision precision, bool whole_scene);
 
-/// Writes scores.json and, with `maps`, classification.png, ground_truth.png (one picture pixel per scene pixel, with a
-/// legend) and maps.mat ("classification" and "ground_truth" with the label values of the scene's file, "split": 1
-/// train, 2 validation, 3 test). Exit code 6.
-absl::Status write_results(const std::string& output_dir, const Session& session, const Split& split,
+/// Writes to `folder` (results_dir()): scores.json and, with `maps`, classification.png, ground_truth.png (one picture
+/// pixel per scene pixel, with a legend) and maps.mat ("classification" and "ground_truth" with the label values of the
+/// scene's file, "split": 1 train, 2 validation, 3 test). Exit code 6.
+absl::Status write_results(const std::string& folder, const Session& session, const Split& split,
                            const TestResult& result, bool maps);
 
 /// Formats "oa 99.61%  aa 99.52%  kappa 0.9951 (leak 97.2%)".

@@ -145,20 +145,20 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, co
   return recipe;
 }
 
-std::string Session::describe(const Split& split) const {
+RunFacts Session::describe(const Split& split) const {
   const Feed& feed = *feed_;
-  std::string text = fmt::format("scene      {}: {} x {} pixels, {} bands, {} classes; {}\n", scene_.name,
-                                 scene_.height(), scene_.width(), scene_.bands(), scene_.num_classes(), prepared_);
-  text += fmt::format(
-      "split      {}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test pixels "
-      "inside a training patch\n",
-      options_.split, split.train.numel(), split.validation.numel(), split.test.numel(), 100 * leak(split));
-  text += fmt::format("feed       {} patches of {} x {}, {}\n", options_.model, feed.patch_size(), feed.patch_size(),
-                      feed.kind() == FeedKind::kDevice
-                          ? fmt::format("gathered in the step from an image of {}",
-                                        format_size(static_cast<int64_t>(feed.image().nbytes())))
-                          : "copied by the loader's workers");
-  return text;
+  const std::string kind = feed.kind() == FeedKind::kDevice
+                               ? fmt::format("gathered in the step from an image of {}",
+                                             format_size(static_cast<int64_t>(feed.image().nbytes())))
+                               : "copied by the loader's workers";
+  return {
+      {"scene", fmt::format("{}: {} x {} pixels, {} bands, {} classes; {}", scene_.name, scene_.height(),
+                            scene_.width(), scene_.bands(), scene_.num_classes(), prepared_)},
+      {"split", fmt::format("{}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test "
+                            "pixels inside a training patch",
+                            options_.split, split.train.numel(), split.validation.numel(), split.test.numel(),
+                            100 * leak(split))},
+      {"feed", fmt::format("{} patches of {} x {}, {}", options_.model, feed.patch_size(), feed.patch_size(), kind)}};
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {

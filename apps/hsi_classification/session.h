@@ -16,6 +16,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/data/prefetcher.h"
+#include "trainkit/logging/summary.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 
@@ -48,8 +49,8 @@ class Session {
   /// Returns the parts of a step on patches of `pixels`, as one device sees it. A scene on the device stays there.
   StepRecipe recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const;
 
-  /// Formats the lines "scene ...", "split ..." and "feed ..." of a run's header.
-  std::string describe(const Split& split) const;
+  /// Returns the facts "scene", "split" and "feed" of a run.
+  RunFacts describe(const Split& split) const;
 
  private:
   Session(HsiOptions options, Scene scene, std::shared_ptr<const Feed> feed, std::string prepared)

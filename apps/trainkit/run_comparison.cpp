@@ -250,9 +250,14 @@ Compared compare_files(const std::string& reference, const std::string& other) {
   Compared compared{.what = "files"};
   const std::set<std::string> others = {"config.yaml", "summary.json", "error.json", "metrics.jsonl",
                                         "best.before.safetensors"};
-  const auto files = names_in(reference, [&](const fs::directory_entry& entry) {
+  auto files = names_in(reference, [&](const fs::directory_entry& entry) {
     return entry.is_regular_file() && !others.contains(entry.path().filename().string());
   });
+  std::error_code none;
+  for (const auto& entry : fs::recursive_directory_iterator(reference + "/results", none)) {
+    if (entry.is_regular_file()) files.push_back(entry.path().lexically_relative(reference).string());
+  }
+  std::sort(files.begin(), files.end());
   std::string list;
   int64_t bytes = 0;
   for (const std::string& file : files) {

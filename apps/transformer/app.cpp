@@ -60,12 +60,14 @@ absl::StatusOr<TrainingTask> TransformerApp::open(RunContext& context) {
                       static_cast<double>(validation_set->targets(batch.row_indices())));
   };
   const at::Device device = context.placement.device();
+  RunFacts description = session_->describe();
+  if (device.is_cuda()) description.emplace_back("memory", describe_memory(device));
   return TrainingTask{.recipe = recipe(context),
                       .training_set = session_->training_set(),
                       .validation_set = validation_set,
                       .validation_loss = make_loss_function(validation_loss),
                       .final_lr_share = options_.final_lr_share,
-                      .description = session_->describe() + (device.is_cuda() ? describe_memory(device) + "\n" : "")};
+                      .description = std::move(description)};
 }
 
 void TransformerApp::apply_plan(const MemoryPlan& plan) {

@@ -93,10 +93,11 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
   return Session(run, options, std::move(temporary), std::move(prepared));
 }
 
-std::string Session::describe() const {
-  return fmt::format("text       {}: {}, {} tokens, vocabulary {} ({}); the last {} tokens are for validation\n",
-                     corpus_.source, format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
-                     corpus_.tokenizer->name(), corpus_.tokens.size() - corpus_.train_tokens);
+RunFacts Session::describe() const {
+  return {{"text",
+           fmt::format("{}: {}, {} tokens, vocabulary {} ({}); the last {} tokens are for validation", corpus_.source,
+                       format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
+                       corpus_.tokenizer->name(), corpus_.tokens.size() - corpus_.train_tokens)}};
 }
 
 std::shared_ptr<const TokenWindows> Session::training_set() const {
@@ -145,7 +146,7 @@ LossFunction text_loss() {
 std::string describe_memory(at::Device device) {
   const auto [free_bytes, total_bytes] = at::accelerator::getMemoryInfo(std::max<c10::DeviceIndex>(device.index(), 0));
   const std::string preset = suggested_preset(static_cast<int64_t>(total_bytes));
-  return fmt::format("memory     {} free of {}{}", format_size(static_cast<int64_t>(free_bytes)),
+  return fmt::format("{} free of {}{}", format_size(static_cast<int64_t>(free_bytes)),
                      format_size(static_cast<int64_t>(total_bytes)),
                      preset.empty() ? "" : "; suggested: --preset " + preset);
 }

@@ -11,6 +11,7 @@
 
 #include "trainkit/app/run_options.h"
 #include "trainkit/core/state_dict.h"
+#include "trainkit/logging/summary.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/trainer.h"
@@ -32,8 +33,8 @@ class Session {
   /// Windows of the training part and of the validation part.
   std::shared_ptr<const TokenWindows> training_set() const;
   std::shared_ptr<const TokenWindows> validation_set() const;
-  /// Formats the line "text ..." of the run's header.
-  std::string describe() const;
+  /// Returns the fact "text" of the run.
+  RunFacts describe() const;
   /// Returns the model's shape, which each checkpoint stores so that sampling needs no flags.
   StateDict model_state() const;
   /// Saves the tokenizer as `<output_dir>/tokenizer.json`.
@@ -60,7 +61,7 @@ std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options
 /// Returns the mean cross-entropy of the windows' targets, weighted by their number.
 LossFunction text_loss();
 
-/// Formats the line "memory ..." of a GPU, with the preset suggested for it.
+/// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
 std::string describe_memory(at::Device device);
 
 /// Implements --sample: continues the text with the latest checkpoint of --output_dir, or with that of --resume. Prints

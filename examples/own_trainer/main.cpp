@@ -83,8 +83,8 @@ class ClassifierApp final : public App {
     task.training_set = part(0, training);
     test_set_ = task.validation_set = part(training, rows);
     task.keep_best = true;
-    task.description = "data       " + std::to_string(rows) + " rows of " + std::to_string(inputs) + " features, " +
-                       std::to_string(classes) + " classes\n";
+    task.description = {{"data", std::to_string(rows) + " rows of " + std::to_string(inputs) + " features, " +
+                                     std::to_string(classes) + " classes"}};
     return task;
   }
 

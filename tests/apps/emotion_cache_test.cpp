@@ -52,7 +52,8 @@ void damage_clips(const EmotionPlace& place) {
 /// The results of a run: its weights, scores and list of bad clips.
 std::string results(const EmotionPlace& place, const std::string& name, const std::string& step) {
   const std::string folder = place.dir / name;
-  return read_text(folder + "/checkpoints/step-" + step + "/model.safetensors") + read_text(folder + "/scores.json") +
+  return read_text(folder + "/checkpoints/step-" + step + "/model.safetensors") +
+         read_text(folder + "/results/scores.json") +
          (fs::exists(folder + "/bad_samples.csv") ? read_text(folder + "/bad_samples.csv") : "");
 }
 

@@ -43,7 +43,7 @@ struct EmotionPlace {
 
 /// Number of clips in the confusion matrix of a run.
 inline int64_t scored_clips(const std::string& folder) {
-  const nlohmann::json scores = json_of(folder + "/scores.json");
+  const nlohmann::json scores = json_of(folder + "/results/scores.json");
   int64_t clips = 0;
   for (const auto& row : scores.at("confusion")) {
     for (const auto& count : row) clips += count.get<int64_t>();

@@ -16,7 +16,7 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   for (const char* name :
-       {"config.yaml", "metrics.jsonl", "summary.json", "scores.json", "loss.svg", "confusion.svg"}) {
+       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "loss.svg", "results/confusion.svg"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"clips      train 42, validation 7, test 14", "ResNet18 with random weights",
@@ -25,7 +25,7 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
     CHECK(ended.output.find(text) != std::string::npos);
   }
   const auto summary = json_of(place.dir / "run" + "/summary.json");
-  const auto scores = json_of(place.dir / "run" + "/scores.json");
+  const auto scores = json_of(place.dir / "run" + "/results/scores.json");
   for (const char* name : {"accuracy", "weighted_f1", "macro_f1", "majority"})
     CHECK(summary.at(name) == scores.at(name));
   CHECK(summary.at("majority").get<double>() == Approx(1.0 / 7));
@@ -91,7 +91,7 @@ TEST_CASE("A run resumed from a checkpoint has the bits of an uninterrupted run"
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
   CHECK(checkpoint_bytes(place.dir / "again", "00000018") == checkpoint_bytes(place.dir / "whole", "00000018"));
-  CHECK(json_of(place.dir / "again" + "/scores.json") == json_of(place.dir / "whole" + "/scores.json"));
+  CHECK(json_of(place.dir / "again" + "/results/scores.json") == json_of(place.dir / "whole" + "/results/scores.json"));
 }
 
 TEST_CASE("A run is not resumed with another list of clips", "[apps][emotion]") {

@@ -24,10 +24,10 @@ TEST_CASE("The scores of a run equal scikit-learn's for its predictions.csv", "[
   REQUIRE(ended.code == 0);
   const std::string run = place.dir / "run";
   std::map<std::string, std::vector<double>> theirs;
-  for (const auto& cells : parse_csv(run_reference("clip_scores.py", run + "/predictions.csv"))) {
+  for (const auto& cells : parse_csv(run_reference("clip_scores.py", run + "/results/predictions.csv"))) {
     for (size_t i = 1; i < cells.size(); ++i) theirs[cells[0]].push_back(std::stod(cells[i]));
   }
-  const auto ours = json_of(run + "/scores.json");
+  const auto ours = json_of(run + "/results/scores.json");
   INFO(ours.dump(2));
   CHECK(ours.at("unreadable") == 2);
   for (const char* name : {"accuracy", "weighted_f1", "macro_f1"}) {

@@ -73,7 +73,7 @@ void check_scored_by_the_best(int ranks) {
     last_is_best = *evaluations.back().find("weighted_f1") == best;
   }
   REQUIRE_FALSE(last_is_best);
-  const auto scores = json_of(run + "/scores.json"), summary = json_of(run + "/summary.json");
+  const auto scores = json_of(run + "/results/scores.json"), summary = json_of(run + "/summary.json");
   CHECK(scores.at("best").at("step") == best_step);
   CHECK(scores.at("best").at("val_weighted_f1") == best);
   CHECK(scores.at("weighted_f1") == best);

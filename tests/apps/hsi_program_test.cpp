@@ -28,8 +28,9 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   const Ended ended = run(place, place.flags("run", {"--monitor"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "scores.json", "split.json", "loss.svg",
-                           "tensorboard", "classification.png", "ground_truth.png", "maps.mat", "checkpoints/latest"}) {
+  for (const char* name :
+       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "loss.svg", "tensorboard",
+        "results/classification.png", "results/ground_truth.png", "results/maps.mat", "checkpoints/latest"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"scene      ", "split      random", "leak ", "single on cpu", "validation loss",
@@ -38,7 +39,7 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
     CHECK(ended.output.find(text) != std::string::npos);
   }
   const auto summary = summary_of(place, "run");
-  const auto scores = nlohmann::json::parse(read_text(place.dir / "run" + "/scores.json"));
+  const auto scores = nlohmann::json::parse(read_text(place.dir / "run" + "/results/scores.json"));
   for (const char* name : {"oa", "aa", "kappa", "leak"}) CHECK(summary.at(name) == scores.at(name));
   int64_t right = 0, rows = 0;
   for (size_t i = 0; i < scores.at("confusion").size(); ++i) {
@@ -52,7 +53,7 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   const auto split = nlohmann::json::parse(read_text(place.dir / "run" + "/split.json"));
   CHECK(static_cast<size_t>(rows) == split.at("test").size());
 
-  const MatFile maps = MatFile::open(place.dir / "run" + "/maps.mat").value();
+  const MatFile maps = MatFile::open(place.dir / "run" + "/results/maps.mat").value();
   const at::Tensor classes = maps.read("classification").value(), truth = maps.read("ground_truth").value();
   const at::Tensor parts = maps.read("split").value();
   CHECK(classes.sizes() == at::IntArrayRef({30, 32}));
@@ -227,14 +228,14 @@ TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it re
   program.kill(SIGTERM);
   REQUIRE(program.wait() == 143);
   CHECK(program.output().find("--resume latest") != std::string::npos);
-  CHECK_FALSE(fs::exists(place.dir / "run" + "/scores.json"));
+  CHECK_FALSE(fs::exists(place.dir / "run" + "/results/scores.json"));
   const std::string split = read_text(place.dir / "run" + "/split.json");
   const Ended resumed =
       run(place, place.flags("run", {"--resume", "latest", "--max_steps", "1", "--validation_share", "0.5"}));
   INFO(resumed.errors);
   REQUIRE(resumed.code == 0);
   CHECK(read_text(place.dir / "run" + "/split.json") == split);
-  CHECK(fs::exists(place.dir / "run" + "/scores.json"));
+  CHECK(fs::exists(place.dir / "run" + "/results/scores.json"));
 }
 
 TEST_CASE("The program can read the demo scene that it writes", "[apps][hsi]") {

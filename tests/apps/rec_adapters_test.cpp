@@ -53,7 +53,7 @@ TEST_CASE("The adapters of a run are trained, saved with the best weights, and m
   const AdaptedRun run({"--merge_lora"});
   const SafetensorsFile best = SafetensorsFile::open(run.out("best.safetensors")).value();
   GPT2Model adapted = load_gpt2(run.base).value();
-  const LoRAConfig config = load_lora(*adapted, run.out("best_adapter")).value();
+  const LoRAConfig config = load_lora(*adapted, run.out("results/best_adapter")).value();
   CHECK(config.rank == 3);
   CHECK(config.alpha == 16);
   int adapters = 0;
@@ -67,10 +67,10 @@ TEST_CASE("The adapters of a run are trained, saved with the best weights, and m
   CHECK(adapters == 2 * 2 * 2);
   CHECK(moved > 0);  // B is initially 0
   GPT2Model last = load_gpt2(run.base).value();
-  CHECK(load_lora(*last, run.out("adapter")).ok());
+  CHECK(load_lora(*last, run.out("results/adapter")).ok());
 
   const at::Tensor ids = at::randint(50257, {3, 7}, at::kLong);
-  GPT2Model merged = load_gpt2(run.out("merged")).value(), plain = load_gpt2(run.base).value();
+  GPT2Model merged = load_gpt2(run.out("results/merged")).value(), plain = load_gpt2(run.base).value();
   const at::Tensor expected = hidden_of(adapted, ids);
   CHECK((hidden_of(merged, ids) - expected).abs().max().item<double>() < 1e-4);
   CHECK((hidden_of(plain, ids) - expected).abs().max().item<double>() > 1e-3);
@@ -81,12 +81,12 @@ TEST_CASE("peft loads the adapters of a run and gives our hidden states", "[apps
   if (!has_peft()) TRAINKIT_SKIP("no Python with peft");
   const AdaptedRun run;
   const std::string out = run.place.dir / "peft.safetensors";
-  run_reference("lora.py", out + " --base " + run.base + " --adapter " + run.out("best_adapter"));
+  run_reference("lora.py", out + " --base " + run.base + " --adapter " + run.out("results/best_adapter"));
   const SafetensorsFile theirs = SafetensorsFile::open(out).value();
   GPT2Model model = load_gpt2(run.base).value();
-  REQUIRE(load_lora(*model, run.out("best_adapter")).ok());
+  REQUIRE(load_lora(*model, run.out("results/best_adapter")).ok());
   const at::Tensor hidden = hidden_of(model, theirs.tensor("x").value());
   CHECK((hidden - theirs.tensor("adapted").value()).abs().max().item<double>() < 1e-4);
   CHECK((hidden - theirs.tensor("y").value()).abs().max().item<double>() > 1e-3);
-  CHECK_FALSE(std::filesystem::exists(run.out("merged")));
+  CHECK_FALSE(std::filesystem::exists(run.out("results/merged")));
 }

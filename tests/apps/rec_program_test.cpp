@@ -38,8 +38,8 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
   const Ended ended = run(place, place.flags("run", {"--monitor"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "scores.json", "split.tsv", "loss.svg",
-                           "tensorboard", "best.safetensors", "checkpoints/latest"}) {
+  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.tsv",
+                           "loss.svg", "tensorboard", "best.safetensors", "checkpoints/latest"}) {
     INFO(name);
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
@@ -48,7 +48,7 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
-  const auto summary = json_of(place, "run/summary.json"), scores = json_of(place, "run/scores.json");
+  const auto summary = json_of(place, "run/summary.json"), scores = json_of(place, "run/results/scores.json");
   for (const char* name : {"recall@10", "ndcg@10", "hit@10"}) {
     CHECK(summary.at(name) == scores.at("test").at(name));
     CHECK(summary.at("popularity").at(name) == scores.at("popularity").at(name));
@@ -274,6 +274,9 @@ TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one 
       {2, "--merge_lora", place.flags("a", {"--model", "gpt2", "--merge_lora"})},
       {2, "--plan_data", place.flags("a", {"--plan_data", "60x50x900"})},
       {2, "--plan_data", {"--dry_run", "--plan_data", "60x50x90000"}},
+      {2, "--plan_data", {"--dry_run", "--plan_data", "60x50x+900"}},
+      {2, "--plan_data", {"--dry_run", "--plan_data", "60x 50x900"}},
+      {2, "--plan_data", {"--dry_run", "--plan_data", "60x50x18446744073709552516"}},  // 900 + 2^64
       {4, "ratings are left", place.flags("a", {"--k_core", "1000"})},
       {5, "error[", place.flags("e", {"--resume", "latest"})},
       {5, "error[", place.flags("f", {"--init_from", place.dir / "ml-1m/movies.dat"})},
@@ -303,14 +306,14 @@ TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; i
   program.kill(SIGTERM);
   REQUIRE(program.wait() == 143);
   CHECK(program.output().find("--resume latest") != std::string::npos);
-  CHECK_FALSE(fs::exists(place.dir / "run" + "/scores.json"));
+  CHECK_FALSE(fs::exists(place.dir / "run" + "/results/scores.json"));
   const std::string split = read_text(place.dir / "run" + "/split.tsv");
   const Ended resumed =
       run(place, place.flags("run", {"--resume", "latest", "--max_steps", "1", "--split", "leave_one_out"}));
   INFO(resumed.errors);
   REQUIRE(resumed.code == 0);
   CHECK(read_text(place.dir / "run" + "/split.tsv") == split);
-  CHECK(fs::exists(place.dir / "run" + "/scores.json"));
+  CHECK(fs::exists(place.dir / "run" + "/results/scores.json"));
 }
 
 TEST_CASE("trainkit-gpt2rec can read the demo data that it writes", "[apps][rec]") {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "test_util.h"
@@ -47,11 +48,49 @@ TEST_CASE("A run writes its folder, prints its settings and ends with a sample",
   CHECK(!fs::exists(place.dir / "run" + "/error.json"));
 }
 
-TEST_CASE("A folder for demonstration data that cannot be created is named with its cause", "[apps][transformer]") {
+TEST_CASE("--help shows the defaults of this machine's device, whatever the other flags are", "[apps][transformer]") {
   const Place place;
-  const Ended ended = run(place, {"--make_demo_data", "/proc/none/demo"});
-  CHECK(ended.code == 6);
-  CHECK_THAT(ended.errors, Catch::Contains("/proc/none: cannot create the directory: No such file"));
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--help"}, {"--device", "cuda:99", "--help"}, {"--no_such_flag", "-h"}}) {
+    const Ended ended = run(place, flags);
+    INFO(ended.output << ended.errors);
+    CHECK(ended.code == 0);
+    const bool cuda = torch::cuda::is_available();
+    CHECK_THAT(ended.output, Catch::Contains(cuda ? "This machine's device is cuda" : "This machine's device is cpu"));
+    CHECK_THAT(ended.output, Catch::Contains(cuda ? "16 (cuda)" : "4 (cpu)"));
+  }
+}
+
+TEST_CASE("The first lines and the last ones name the optimizer's own state, and TensorBoard only if it is used",
+          "[apps][transformer]") {
+  const Place place;
+  const Ended with = run(place, place.flags("with", {"--max_steps", "1"}));
+  const Ended without = run(place, place.flags("without", {"--max_steps", "1", "--no-use_tensorboard"}));
+  INFO(with.output << with.errors << without.output << without.errors);
+  CHECK_THAT(with.output, Catch::Contains("adamw state ") && Catch::Contains("tensorboard --logdir"));
+  CHECK_THAT(without.output, !Catch::Contains("tensorboard"));
+}
+
+TEST_CASE("W&B gets the settings of the run", "[apps][transformer]") {
+  const Place place;
+  const std::string client = place.dir / "client.sh";
+  std::ofstream(client)
+      << "#!/bin/sh\necho '{\"ready\": true}' >&0\nwhile read -r line; do printf '%s\\n' \"$line\" >> "
+      << place.dir / "got"
+      << "; case $line in *finish*) break;; esac; done\n"
+      << "echo '{\"done\": true}' >&0\n";
+  fs::permissions(client, fs::perms::owner_all);
+  std::vector<std::string> variables = {"PATH=/usr/bin:/bin", "TRAINKIT_PYTHON=" + client, "OMP_NUM_THREADS=1"};
+  if (const std::string path = environment("LD_LIBRARY_PATH"); !path.empty())
+    variables.push_back("LD_LIBRARY_PATH=" + path);
+  Program program("trainkit-transformer", place.flags("run", {"--max_steps", "1", "--use_wandb", "--seed", "11"}),
+                  place.dir.path().string(), {.environment = variables});
+  REQUIRE(program.wait() == 0);
+  const std::string got = read_text(place.dir / "got");
+  const auto config = nlohmann::json::parse(got.substr(0, got.find('\n'))).at("config");
+  CHECK(config.at("seed") == "11");
+  CHECK(config.at("batch_size") == "4");
+  CHECK(config.contains("weight_decay"));
 }
 
 TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]") {

@@ -55,6 +55,11 @@ TEST_CASE("verify-resume finds the differences of a trainer that resumes wrongly
        "for f in $out/tensorboard/events*; do cp $f $out/tensorboard/events.out.tfevents.9999999999.x; break; done",
        "more='--batch_size 4'",
        {"TensorBoard"}},
+      {"a result differs",
+       "more='--batch_size 4'; mkdir -p $out/results; echo again > $out/results/scores.json",
+       "",
+       "more='--batch_size 4'; mkdir -p $out/results; echo first > $out/results/scores.json",
+       {"files"}},
       {"a file is gone", "more='--batch_size 4'", "rm $out/loss.svg", "more='--batch_size 4'", {"files"}},
   };
   for (const Wrong& wrong : cases) {

@@ -184,7 +184,7 @@ TEST_CASE("A false superblock is refused", "[io][mat]") {
   const std::vector<std::tuple<size_t, std::string, std::string>> faults = {
       {8, "\x09", "superblock of version 9"},
       {13, "\x04", "addresses are not of 8 bytes"},
-      {24, number(0), "base address of 0, not 512"},
+      {24, number(0), "gives a base address of 0"},
       {40, number(bytes.size() + 1), "the superblock gives an end at byte"},
       {40, number(~uint64_t{0}), "the superblock gives an end at byte"},
       {48, number(96), "requires a driver"},

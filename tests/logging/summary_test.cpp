@@ -81,13 +81,16 @@ TEST_CASE("A missing folder is exit code 6", "[logging][summary]") {
   CHECK(exit_code(write_error(dir / "none", absl::InternalError("x"))) == ExitCode::kStorage);
 }
 
-TEST_CASE("The first lines of a run become one JSON object, with lists for continued lines") {
-  const auto json = nlohmann::ordered_json::parse(plan_to_json(
-      "strategy   single on cpu\n\ndata       3 rows, \"a\"\n           x (3, 4) Long\n           y (3) Long\nlast\n"));
-  CHECK(json == nlohmann::ordered_json{{"strategy", "single on cpu"},
-                                       {"data", {"3 rows, \"a\"", "x (3, 4) Long", "y (3) Long"}},
-                                       {"last", ""}});
-  CHECK(plan_to_json("") == "{}");
+TEST_CASE("The facts of a run are lines, and a text without a name continues the one before", "[logging][summary]") {
+  CHECK(to_text({{"strategy", "single on cpu"},
+                 {"data", "3 rows"},
+                 {"", "x (3, 4) Long"},
+                 {"warning:", "slow"},
+                 {"note", "a"},
+                 {"note", "b"}}) ==
+        "strategy   single on cpu\ndata       3 rows\n           x (3, 4) Long\nwarning: slow\nnote       a\nnote      "
+        " b");
+  CHECK(to_text({}).empty());
 }
 
 TEST_CASE("Long names of scores stay complete and distinct", "[logging][summary]") {

@@ -24,7 +24,7 @@ std::vector<RankEnd> run(const HsiPlace& place, const std::string& name, int64_t
 }
 
 nlohmann::json scores_of(const HsiPlace& place, const std::string& name) {
-  return nlohmann::json::parse(read_text(place.dir / name + "/scores.json"));
+  return nlohmann::json::parse(read_text(place.dir / name + "/results/scores.json"));
 }
 
 int64_t rows_of(const nlohmann::json& scores) {
@@ -85,7 +85,7 @@ TEST_CASE("All ranks together classify the whole scene, and repeats run on ranks
   const std::vector<std::string> flags = {"--epochs", "1", "--repeats", "2"};
   require_done(run(place, "two", 2, flags));
   for (const std::string repeat : {"two/repeat-1", "two/repeat-2"}) {
-    CHECK(std::filesystem::exists(place.dir / repeat + "/classification.png"));
+    CHECK(std::filesystem::exists(place.dir / repeat + "/results/classification.png"));
     CHECK(rows_of(scores_of(place, repeat)) > 0);
   }
   CHECK(nlohmann::json::parse(read_text(place.dir / "two" + "/summary.json")).at("repeats") == 2);

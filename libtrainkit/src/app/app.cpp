@@ -18,6 +18,10 @@
 namespace trainkit {
 namespace {
 
+constexpr char kDeviceRemark[] =
+    "\nDefaults marked ({0}) depend on the device. This machine's device is {0}; --print_config shows the values of a "
+    "run.\n";
+
 void print_line(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
   std::fflush(stdout);
@@ -95,10 +99,14 @@ class AppRun {
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
     app_.configure(settings_, *devices_);
-    const std::string plan =
-        task_.description + memory.describe() + describe_run(run_, settings_, context_.placement, *devices_, *loader_);
-    context_.print(run_.json ? plan_to_json(plan, memory) : plan);
-    return Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_);
+    TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer,
+                              Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_));
+    RunFacts facts = task_.description;
+    for (const RunFacts& more : {memory.describe(), describe_run(run_, trainer, context_.placement, *loader_)}) {
+      facts.insert(facts.end(), more.begin(), more.end());
+    }
+    context_.print(run_.json ? plan_to_json(facts, memory) : to_text(facts));
+    return trainer;
   }
 
   absl::StatusOr<int> fit_and_test(Trainer& trainer, Metrics& scores) {
@@ -124,7 +132,7 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader_, scores));
     context_.print(describe_time(result) + "\n" + app_.describe_scores(result, scores) + "loss curve " +
-                   run_.output_dir + "/loss.svg\n" + describe_next(result, run_, app_.info().name));
+                   run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
     if (code == 0 && is_first) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
     return code;
   }
@@ -163,7 +171,8 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   std::optional<MemoryPlan> memory;
   for (int64_t i = 0; i < app.repeats(); ++i) {
     RunOptions repeat = app.repeat_of(run, i);
-    RunContext context{parser, repeat, machine, placement};
+    // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
+    RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement};
     Metrics scores;
     TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context).train(memory, scores));
     if (code != 0 || run.dry_run) return code;
@@ -186,13 +195,20 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
   add_run_flags(parser, run);
   app.add_flags(parser);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
+  const auto set_device_defaults = [&](at::Device device) {
+    const char* name = device.is_cuda() ? "cuda" : "cpu";
+    parser.set_defaults(app.device_defaults(device.is_cuda()), name);
+    return name;
+  };
   if (request == Request::kHelp || request == Request::kVersion) {
-    print_line(parser.text(request));
+    // Neither depends on a flag or on the launcher's environment, so that neither can fail.
+    const char* device = set_device_defaults(resolve_device(parser, run, Machine::here()).value_or(at::kCPU));
+    print_line(parser.text(request) + (request == Request::kHelp ? fmt::format(kDeviceRemark, device) : ""));
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
-  parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
+  set_device_defaults(device);
   if (request == Request::kPrintConfig) {
     print_line(parser.text(request));
     return 0;

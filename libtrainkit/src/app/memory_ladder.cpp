@@ -74,7 +74,7 @@ std::string memory_ladder(BatchSizePlanner planner, const StepRecipe& recipe, co
         fmt::format("{} device{} instead of {}, same --batch_size", devices / 2, devices / 2 == 1 ? "" : "s", devices),
         rows, steps);
   }
-  return memory.describe() + "What may help, with the predicted memory of one device:\n" + ladder.take() +
+  return to_text(memory.describe()) + "\nWhat may help, with the predicted memory of one device:\n" + ladder.take() +
          fmt::format("  {:<44} {:>10}\n", "a device has", format_size(memory.options.device_bytes));
 }
 

@@ -1,10 +1,11 @@
 #include "trainkit/app/memory_plan.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "app/memory_ladder.h"
@@ -139,6 +140,42 @@ MemoryBytes largest_of(const MemoryTrace& trace) {
 }
 
 /// Sums the bytes of parameters and buffers by the first part of their names.
+Json json_of(const MemoryPlan& memory) {
+  const BatchSizePlan& plan = memory.plan;
+  const bool known = memory.known();
+  Json json = {{"batch_size", plan.batch_size},
+               {"devices", plan.devices},
+               {"grad_accum_steps", plan.grad_accum_steps},
+               {"checkpoint_segments", memory.checkpoint_segments},
+               {"global_batch_size", plan.global_batch_size()},
+               {"lost_rows", plan.lost_rows},
+               {"steps_per_epoch", memory.steps_per_epoch},
+               {"steps", memory.steps},
+               {"device_bytes", memory.options.device_bytes},
+               {"reserve_bytes", memory.options.reserve_bytes},
+               {"fits", known ? Json(plan.fits) : Json(nullptr)},
+               {"peak_bytes", known ? bytes_of(plan.memory.peak) : Json(nullptr)},
+               {"largest_bytes", known ? bytes_of(memory.largest) : Json(nullptr)},
+               {"allocated_bytes", known ? Json(plan.memory.device.allocated_bytes) : Json(nullptr)},
+               {"reserved_bytes", known ? Json(plan.memory.device.reserved_bytes) : Json(nullptr)},
+               {"check_error", known ? Json(memory.check_error) : Json(nullptr)},
+               {"check_batch_size", memory.check_batch_size},
+               {"rows", memory.rows},
+               {"row_bytes", memory.row_bytes},
+               {"row_flops", memory.row_flops},
+               {"step_seconds", memory.step_seconds > 0 ? Json(memory.step_seconds) : Json(nullptr)}};
+  if (known) json["largest_bytes"].erase("total");
+  json["weight_bytes"] = Json::object();
+  for (const auto& [name, bytes] : memory.weight_bytes) json["weight_bytes"][name] = bytes;
+  if (memory.step_seconds > 0) {
+    json["timed_on"] = memory.timed_on;
+    json["epoch_seconds"] = memory.step_seconds * static_cast<double>(memory.steps_per_epoch);
+    json["seconds"] = memory.step_seconds * static_cast<double>(memory.steps);
+  }
+  if (!known) json["unavailable"] = memory.unavailable;
+  return json;
+}
+
 std::vector<std::pair<std::string, int64_t>> weight_bytes_of(const torch::nn::Module& model) {
   std::vector<std::pair<std::string, int64_t>> parts;
   for (const auto& [name, tensor] : named_tensors(model)) {
@@ -260,11 +297,16 @@ absl::Status share(const Placement& placement, MemoryPlan& memory) {
                                                         fmt::format("{} {} {}", plan.batch_size, plan.grad_accum_steps,
                                                                     memory.checkpoint_segments),
                                                         0, "the batch plan"));
-  char* end = nullptr;
-  plan.batch_size = std::strtoll(text.c_str(), &end, 10);
-  plan.grad_accum_steps = std::strtoll(end, &end, 10);
-  memory.checkpoint_segments = std::strtoll(end, nullptr, 10);
-  return absl::OkStatus();
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  if (words.size() == 3 && absl::SimpleAtoi(words[0], &plan.batch_size) &&
+      absl::SimpleAtoi(words[1], &plan.grad_accum_steps) && absl::SimpleAtoi(words[2], &memory.checkpoint_segments)) {
+    return absl::OkStatus();
+  }
+  return to_status({.exit_code = ExitCode::kDistributed,
+                    .id = "dist.plan",
+                    .problem = "the first rank sent no batch plan",
+                    .got = text,
+                    .expected = "three numbers"});
 }
 
 }  // namespace
@@ -294,8 +336,8 @@ absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& r
   return memory;
 }
 
-std::string MemoryPlan::describe() const {
-  if (!known()) return "memory     not predicted: " + unavailable + "\n";
+RunFacts MemoryPlan::describe() const {
+  if (!known()) return {{"memory", "not predicted: " + unavailable}};
   const MemoryBytes& peak = plan.memory.peak;
   std::string parts;
   for (size_t i = 0; i < kMemoryClasses; ++i) {
@@ -303,76 +345,56 @@ std::string MemoryPlan::describe() const {
     if (peak[kind] == 0) continue;
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", to_string(kind), format_size(peak[kind]));
   }
-  std::string text = fmt::format("memory     {} predicted per device at the peak, of {}: {}\n",
-                                 format_size(peak.total()), format_size(options.device_bytes), parts);
+  RunFacts facts = {{"memory", fmt::format("{} predicted per device at the peak, of {}: {}", format_size(peak.total()),
+                                           format_size(options.device_bytes), parts)}};
   if (options.reserve_bytes > 0) {
-    text += fmt::format(
-        "           by CUDA's allocator {} allocated, {} reserved; without the driver's context and cuDNN's "
-        "workspaces\n",
-        format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes));
+    facts.emplace_back(
+        "", fmt::format(
+                "by CUDA's allocator {} allocated, {} reserved; without the driver's context and cuDNN's workspaces",
+                format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes)));
   }
   if (checkpoint_segments > 1) {
-    text += fmt::format("           activations in {} segments, all but the last recomputed in backward\n",
-                        checkpoint_segments);
+    facts.emplace_back(
+        "", fmt::format("activations in {} segments, all but the last recomputed in backward", checkpoint_segments));
   }
   if (check_error > 0.01) {
-    text += fmt::format("           checked at batch size {}: relative error {:.1f}%\n", check_batch_size,
-                        100 * check_error);
+    facts.emplace_back(
+        "", fmt::format("checked at batch size {}: relative error {:.1f}%", check_batch_size, 100 * check_error));
   }
   if (plan.lost_rows != 0) {
-    text += fmt::format("           {} rows of the global batch of {} are lost: it is not divisible by {} devices\n",
-                        plan.lost_rows, options.global_batch_size, options.devices);
+    facts.emplace_back("", fmt::format("{} rows of the global batch of {} are lost: it is not divisible by {} devices",
+                                       plan.lost_rows, options.global_batch_size, options.devices));
   }
   if (step_seconds > 0) {
-    text += fmt::format("time       {} per step, {} per epoch, {} in total: measured on {}{}\n",
-                        short_time(step_seconds), format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
-                        format_duration(step_seconds * static_cast<double>(steps)), timed_on,
-                        plan.devices > 1 ? ", without the gradient all-reduce" : "");
+    facts.emplace_back("time",
+                       fmt::format("{} per step, {} per epoch, {} in total: measured on {}{}", short_time(step_seconds),
+                                   format_duration(step_seconds * static_cast<double>(steps_per_epoch)),
+                                   format_duration(step_seconds * static_cast<double>(steps)), timed_on,
+                                   plan.devices > 1 ? ", without the gradient all-reduce" : ""));
   }
   if (!plan.fits) {
-    text += fmt::format("warning: the step is not expected to fit into {}; use --batch_size auto\n",
-                        format_size(options.device_bytes));
+    facts.emplace_back("warning:", fmt::format("the step is not expected to fit into {}; use --batch_size auto",
+                                               format_size(options.device_bytes)));
   }
-  return text;
+  return facts;
 }
 
-std::string MemoryPlan::to_json() const {
-  Json json = {{"batch_size", plan.batch_size},
-               {"devices", plan.devices},
-               {"grad_accum_steps", plan.grad_accum_steps},
-               {"checkpoint_segments", checkpoint_segments},
-               {"global_batch_size", plan.global_batch_size()},
-               {"lost_rows", plan.lost_rows},
-               {"steps_per_epoch", steps_per_epoch},
-               {"steps", steps},
-               {"device_bytes", options.device_bytes},
-               {"reserve_bytes", options.reserve_bytes},
-               {"fits", known() ? Json(plan.fits) : Json(nullptr)},
-               {"peak_bytes", known() ? bytes_of(plan.memory.peak) : Json(nullptr)},
-               {"largest_bytes", known() ? bytes_of(largest) : Json(nullptr)},
-               {"allocated_bytes", known() ? Json(plan.memory.device.allocated_bytes) : Json(nullptr)},
-               {"reserved_bytes", known() ? Json(plan.memory.device.reserved_bytes) : Json(nullptr)},
-               {"check_error", known() ? Json(check_error) : Json(nullptr)},
-               {"check_batch_size", check_batch_size},
-               {"rows", rows},
-               {"row_bytes", row_bytes},
-               {"row_flops", row_flops},
-               {"step_seconds", step_seconds > 0 ? Json(step_seconds) : Json(nullptr)}};
-  if (known()) json["largest_bytes"].erase("total");
-  json["weight_bytes"] = Json::object();
-  for (const auto& [name, bytes] : weight_bytes) json["weight_bytes"][name] = bytes;
-  if (step_seconds > 0) {
-    json["timed_on"] = timed_on;
-    json["epoch_seconds"] = step_seconds * static_cast<double>(steps_per_epoch);
-    json["seconds"] = step_seconds * static_cast<double>(steps);
+std::string plan_to_json(const RunFacts& facts, const MemoryPlan& plan) {
+  Json json = Json::object();
+  std::string last;
+  for (const auto& [name, value] : facts) {
+    if (!name.empty()) last = name;
+    Json& entry = json[last];
+    const std::string text = format_text(value);
+    if (entry.is_null()) {
+      entry = text;
+    } else if (entry.is_string()) {
+      entry = Json::array({entry, text});
+    } else {
+      entry.push_back(text);
+    }
   }
-  if (!known()) json["unavailable"] = unavailable;
-  return json.dump(2);
-}
-
-std::string plan_to_json(std::string_view lines, const MemoryPlan& plan) {
-  Json json = Json::parse(plan_to_json(lines));
-  json["plan"] = Json::parse(plan.to_json());
+  json["plan"] = json_of(plan);
   return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -78,6 +78,26 @@ std::string describe_devices(const Placement& placement) {
   return text;
 }
 
+/// Describes the parameters, and the memory of weights, gradients and the state that the optimizer has allocated.
+std::string describe_model(const torch::nn::Module& model, const Optimizer& optimizer) {
+  int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0, state_bytes = 0;
+  for (const auto& [name, tensor] : named_tensors(model)) {
+    parameters += tensor.numel();
+    weight_bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (parameter.requires_grad()) trained_bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  const StateDict state = optimizer.state_dict();
+  for (const auto& [name, value] : state) {
+    const auto* tensor = std::get_if<at::Tensor>(&value);
+    if (tensor && !name.ends_with(".step")) state_bytes += static_cast<int64_t>(tensor->nbytes());
+  }
+  return fmt::format("{} parameters; weights {}, gradients {}, {} state {}",
+                     format_count(static_cast<double>(parameters)), format_size(weight_bytes),
+                     format_size(trained_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes));
+}
+
 }  // namespace
 
 Precision run_precision(const RunOptions& run, at::Device device) {
@@ -152,8 +172,11 @@ std::string describe_time(const TrainerResult& result) {
 }
 
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program) {
-  std::string text =
-      "tensorboard --logdir " + (run.tensorboard_dir.empty() ? run.output_dir + "/tensorboard" : run.tensorboard_dir);
+  std::string text;
+  if (run.use_tensorboard) {
+    const std::string own = run.output_dir + "/tensorboard";
+    text += "\ntensorboard --logdir " + (run.tensorboard_dir.empty() ? own : run.tensorboard_dir);
+  }
   if (result.signal != 0) {
     text += fmt::format("\nstopped by signal {}; resume with: {} --config {}/config.yaml --resume latest",
                         result.signal, program, run.output_dir);
@@ -161,44 +184,42 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
   return text;
 }
 
-std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
-                         const DeviceReplicator& devices, const Prefetcher& loader) {
-  int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0;
-  for (const auto& [name, tensor] : named_tensors(*devices.module())) {
-    parameters += tensor.numel();
-    weight_bytes += static_cast<int64_t>(tensor.nbytes());
-  }
-  for (const at::Tensor& parameter : devices.module()->parameters()) {
-    if (parameter.requires_grad()) trained_bytes += static_cast<int64_t>(parameter.nbytes());
-  }
+RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& placement, const Prefetcher& loader) {
+  const DeviceReplicator& devices = trainer.devices();
+  const Precision precision = trainer.options().precision;
+  RunFacts facts;
+  const auto add = [&](const char* name, std::string text) { facts.emplace_back(name, std::move(text)); };
   const BatchPlan& batch = placement.batch;
-  std::string text = fmt::format("strategy   {}\n", describe_devices(placement));
-  text +=
-      fmt::format("batch      {} per device x {} device{} x {} accumulated = {} per step\n", batch.batch_size,
-                  batch.replicas, batch.replicas == 1 ? "" : "s", batch.grad_accum_steps, batch.global_batch_size());
+  add("strategy", describe_devices(placement));
+  add("batch",
+      fmt::format("{} per device x {} device{} x {} accumulated = {} per step", batch.batch_size, batch.replicas,
+                  batch.replicas == 1 ? "" : "s", batch.grad_accum_steps, batch.global_batch_size()));
   if (batch.batch_size != run.batch_size.value) {
-    text += fmt::format("           (instead of {} per device, to keep the global batch)\n", *run.batch_size.value);
+    add("", fmt::format("(instead of {} per device, to keep the global batch)", *run.batch_size.value));
   }
-  text += fmt::format("precision  {}\n", name_of(options.precision));
-  text += fmt::format("model      {} parameters; weights {}, gradients {}, AdamW state {}\n",
-                      format_count(static_cast<double>(parameters)), format_size(weight_bytes),
-                      format_size(trained_bytes), format_size(2 * trained_bytes));
-  text += fmt::format("data       {} rows, {} batches per epoch, {} workers, {} LibTorch threads\n",
-                      loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
-                      at::get_num_threads());
+  add("precision", name_of(precision));
+  add("model", describe_model(*devices.module(), trainer.optimizer()));
+  add("data", fmt::format("{} rows, {} batches per epoch, {} workers, {} LibTorch threads", loader.dataset().size(),
+                          loader.batches_per_epoch(), loader.options().num_workers, at::get_num_threads()));
   for (const FieldSpec& field : loader.dataset().fields()) {
-    text += fmt::format("           {} ({}{}{}) {}\n", field.name, batch.batch_size, field.shape.empty() ? "" : ", ",
-                        fmt::join(field.shape, ", "), c10::toString(field.dtype));
+    add("", fmt::format("{} ({}{}{}) {}", field.name, batch.batch_size, field.shape.empty() ? "" : ", ",
+                        fmt::join(field.shape, ", "), c10::toString(field.dtype)));
   }
-  if (devices.device().is_cuda() && options.precision == Precision::kFp32) {
-    text += "warning: training on a GPU without mixed precision; --mixed_precision is faster and uses less memory\n";
+  if (devices.device().is_cuda() && precision == Precision::kFp32) {
+    add("warning:", "training on a GPU without mixed precision; --mixed_precision is faster and uses less memory");
   }
   if (devices.device().is_cpu() && at::hasCUDA()) {
-    text += "warning: a GPU is available but not used; use --device cuda\n";
+    add("warning:", "a GPU is available but not used; use --device cuda");
   }
-  for (const std::string& warning : placement.warnings) text += "warning: " + warning + "\n";
-  text += "output     " + run.output_dir;
-  return text;
+  for (const std::string& warning : placement.warnings) add("warning:", warning);
+  add("output", run.output_dir);
+  return facts;
+}
+
+absl::StatusOr<std::string> results_dir(const RunOptions& run) {
+  std::string path = run.output_dir + "/results";
+  TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(path).status());
+  return path;
 }
 
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {
@@ -216,13 +237,15 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
     resume_step = checkpoint.step;
   }
-  TRAINKIT_ASSIGN_OR_RETURN(auto logger, open_run_log({.output_dir = run.output_dir,
-                                                       .console = stdout,
-                                                       .use_tensorboard = run.use_tensorboard,
-                                                       .tensorboard_dir = run.tensorboard_dir,
-                                                       .use_wandb = run.use_wandb,
-                                                       .wandb = {.project = program},
-                                                       .resume_step = resume_step}));
+  const Settings settings = parser.settings();
+  TRAINKIT_ASSIGN_OR_RETURN(auto logger,
+                            open_run_log({.output_dir = run.output_dir,
+                                          .console = stdout,
+                                          .use_tensorboard = run.use_tensorboard,
+                                          .tensorboard_dir = run.tensorboard_dir,
+                                          .use_wandb = run.use_wandb,
+                                          .wandb = {.project = program, .config = {settings.begin(), settings.end()}},
+                                          .resume_step = resume_step}));
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }

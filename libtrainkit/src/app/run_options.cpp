@@ -336,8 +336,8 @@ std::vector<fs::path> checkpoints_of(const fs::path& output_dir) {
 /// Removes the files of an earlier run by name; keeps other files.
 absl::Status remove_run(const fs::path& output_dir) {
   std::vector<fs::path> old = checkpoints_of(output_dir);
-  for (const char* name : {"checkpoints/latest", "config.yaml", "metrics.jsonl", "tensorboard", "bad_samples.csv",
-                           "summary.json", "error.json"}) {
+  for (const char* name : {"checkpoints/latest", "config.yaml", "metrics.jsonl", "tensorboard", "results", "loss.svg",
+                           "bad_samples.csv", "summary.json", "error.json"}) {
     old.push_back(output_dir / name);
   }
   for (const fs::path& path : old) {

@@ -65,28 +65,13 @@ std::string to_json(const RunSummary& summary) {
   return json.dump(2) + "\n";
 }
 
-std::string plan_to_json(std::string_view lines) {
-  Json json = Json::object();
-  std::string name;
-  while (!lines.empty()) {
-    const std::string_view line = lines.substr(0, lines.find('\n'));
-    lines.remove_prefix(std::min(line.size() + 1, lines.size()));
-    const size_t begin = line.find_first_not_of(' ');
-    if (begin == std::string_view::npos) continue;
-    const size_t end = begin == 0 ? std::min(line.find(' '), line.size()) : begin;
-    const size_t text = std::min(line.find_first_not_of(' ', end), line.size());
-    if (begin == 0) name = line.substr(0, end);
-    const std::string value = format_text(line.substr(text));
-    Json& entry = json[name];
-    if (entry.is_null()) {
-      entry = value;
-    } else if (entry.is_string()) {
-      entry = Json::array({entry, value});
-    } else {
-      entry.push_back(value);
-    }
+std::string to_text(const RunFacts& facts) {
+  std::string text;
+  for (const auto& [name, value] : facts) {
+    if (!text.empty()) text += "\n";
+    text += (name.ends_with(':') ? name : fmt::format("{:<10}", name)) + " " + value;
   }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  return text;
 }
 
 absl::Status write_summary(const std::string& output_dir, const RunSummary& summary) {

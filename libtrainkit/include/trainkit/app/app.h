@@ -64,8 +64,8 @@ struct TrainingTask {
   double final_lr_share = 0;
   /// Keep the weights of the best evaluation in `best.safetensors`.
   bool keep_best = false;
-  /// Lines about the data for the start of the log, each with a line end.
-  std::string description = {};
+  /// Facts about the data for the first lines of the run: {{"data", "150 rows of 4 features"}}.
+  RunFacts description = {};
 };
 
 /// A trained model, for App::test.
@@ -99,7 +99,8 @@ class App {
   /// Changes defaults of the shared flags.
   virtual void set_defaults(RunOptions& run) const;
   virtual void add_flags(ConfigParser& parser);
-  /// Defaults that depend on the device. By default mixed precision is on with CUDA.
+  /// Defaults that depend on the device. --help shows those of this machine's device. By default mixed precision is on
+  /// with CUDA.
   virtual Settings device_defaults(bool cuda) const;
   /// Writes a small data set to `folder` for --make_demo_data and returns the exit code.
   virtual absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
@@ -138,8 +139,8 @@ class App {
 
   // ---- After training
 
-  /// Tests the model, writes results and returns the scores for summary.json. Every rank calls it, also after a signal
-  /// (TrainerResult::signal).
+  /// Tests the model, writes results (to results_dir()) and returns the scores for summary.json. Every rank calls it,
+  /// also after a signal (TrainerResult::signal).
   virtual absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained);
   /// The scores in the last lines of a run, each line with a line end.
   virtual std::string describe_scores(const TrainerResult& result, const Metrics& scores) const;

@@ -13,6 +13,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
+#include "trainkit/logging/summary.h"
 #include "trainkit/memory/batch_size_planner.h"
 #include "trainkit/train/step_memory.h"
 
@@ -56,10 +57,8 @@ struct MemoryPlan {
   std::optional<DeviceMemory> predicted_on_device() const {
     return known() && options.reserve_bytes > 0 ? std::optional(plan.memory.device) : std::nullopt;
   }
-  /// Returns the "memory ..." lines for the start of a run, with line ends.
-  std::string describe() const;
-  /// Returns one JSON object; unknown memory is null.
-  std::string to_json() const;
+  /// Returns the facts "memory" and "time" for the start of a run.
+  RunFacts describe() const;
 };
 
 /// Bytes of a device reserved for the driver's context and the workspaces of cuBLAS and cuDNN: an allowance, not a
@@ -86,7 +85,8 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,
                                        StepRecipe recipe, Placement& placement);
 
-/// Converts the first lines of a run to JSON, with the plan as "plan".
-std::string plan_to_json(std::string_view lines, const MemoryPlan& plan);
+/// Returns the facts of a run and its plan as one JSON object, for --dry_run --json: {"strategy": "single on cpu",
+/// "data": ["3336 rows", "x (12, 64) Long"], ..., "plan": {...}}. Unknown memory is null.
+std::string plan_to_json(const RunFacts& facts, const MemoryPlan& plan);
 
 }  // namespace trainkit

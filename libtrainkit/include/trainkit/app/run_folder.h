@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
@@ -35,15 +36,19 @@ CudaGraph run_cuda_graph(const RunOptions& run);
 /// and the machine, so a resumed run uses the same number.
 int share_processors(const RunOptions& run, const DevicePlan& plan, const Machine& machine, ReadCost cost);
 
-/// Returns the first lines of a run: strategy and devices, batches, precision, parameters, memory of weights and
-/// optimizer, fields of a batch.
-std::string describe_run(const RunOptions& run, const TrainerOptions& options, const Placement& placement,
-                         const DeviceReplicator& devices, const Prefetcher& loader);
+/// Returns the facts for the first lines of a run: strategy and devices, batches, precision, parameters, memory of
+/// weights and optimizer, fields of a batch.
+RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& placement, const Prefetcher& loader);
 
 /// Returns the common last lines of a trainer: "1200 steps in 2:10, data wait 0.3%"; then the TensorBoard command of
-/// the run and, if a signal stopped it, the command that resumes it.
+/// the run, if it has TensorBoard files, and the command that resumes it, if a signal stopped it, each after a line
+/// end.
 std::string describe_time(const TrainerResult& result);
 std::string describe_next(const TrainerResult& result, const RunOptions& run, const std::string& program);
+
+/// Creates `<output_dir>/results`, the folder for the files of App::on_best and App::test, and returns its path.
+/// --overwrite removes it with everything in it. Errors: exit code 6.
+absl::StatusOr<std::string> results_dir(const RunOptions& run);
 
 /// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). They come after
 /// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).

@@ -47,10 +47,12 @@ std::map<std::string, std::string> library_versions();
 /// Returns the text of summary.json. NaN and infinity are strings, as in metrics.jsonl.
 std::string to_json(const RunSummary& summary);
 
-/// Converts the first lines of a run to one JSON object, for --dry_run --json: {"strategy": "single on cpu", "data":
-/// ["3336 rows", "x (12, 64) Long"], ...}. The first word of a line is its name. A line that begins with a space
-/// continues the previous one.
-std::string plan_to_json(std::string_view lines);
+/// Facts about a run for its first lines, in order: name and text. An empty name adds a text to the fact before it.
+using RunFacts = std::vector<std::pair<std::string, std::string>>;
+
+/// Formats one fact per line, without a line end at the end: the name, then its text from column 12. After a name that
+/// ends in a colon ("warning:") the text follows at once.
+std::string to_text(const RunFacts& facts);
 
 /// Writes `<output_dir>/summary.json` atomically, and removes the error.json of an earlier attempt if the exit code is
 /// 0. Exit code 6 if it cannot be written.
