@@ -1,8 +1,10 @@
 #include "trainkit/train/trainer.h"
 
-#include <cmath>
+#include <fmt/format.h>
+
 #include <string>
 
+#include "core/option_problems.h"
 #include "training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"

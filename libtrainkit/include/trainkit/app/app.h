@@ -83,8 +83,8 @@ struct TrainedModel {
 /// open() must be overridden.
 ///
 ///   class Classifier final : public trainkit::App {
-///     AppInfo info() const override { return {.name = "classifier", .description = "Classifies rows of .npy files."};
-///     } absl::StatusOr<TrainingTask> open(RunContext& context) override { ... }
+///     AppInfo info() const override { return {.name = "classifier", .description = "Classifies .npy rows."}; }
+///     absl::StatusOr<TrainingTask> open(RunContext& context) override { ... }
 ///   };
 ///   int main(int argc, char** argv) { Classifier app; return trainkit::run_app(argc, argv, app); }
 class App {
