@@ -111,7 +111,7 @@ TEST_CASE("Leave-one-out takes the last two interactions, and keeps the file ord
   const auto pairs = filter_ratings(make({{0, 0, 5, 1}, {0, 1, 5, 1}, {1, 0, 5, 1}})).value();
   const auto impossible = make_split(pairs, {.mode = "leave_one_out"});
   REQUIRE_FALSE(impossible.ok());
-  CHECK_THAT(error_line(impossible.status()), Catch::Contains("data.split") && Catch::Contains("to validate on"));
+  CHECK_THAT(error_line(impossible.status()), Catch::Contains("data.split") && Catch::Contains("for validation"));
   Interactions timeless = data;
   timeless.has_times = false;
   CHECK_THAT(error_line(make_split(timeless, {.mode = "leave_one_out"}).status()), Catch::Contains("no times"));

@@ -57,9 +57,9 @@ TEST_CASE("An invalid csv file is reported with its line and cause", "[io][csv]"
   CHECK(error_of_text("\n\n") == "table.csv: no header (expected a line with the columns' names)");
   CHECK(error_of_text("a,b\n") == "table.csv: no rows after the header (got '0 rows', expected at least 1 row)");
   CHECK(error_of_text("a,b,a\n1,2,3\n").starts_with("table.csv:1: duplicate column name (got 'a'"));
-  CHECK(error_of_text("a,b\n1,2\n1,2,3\n").starts_with("table.csv:3: another number of fields"));
-  CHECK(error_of_text("a,b\n1,2\n1\n").starts_with("table.csv:3: another number of fields"));
-  CHECK(error_of_text("a,b\n\"x\ny\",2\n1\n").starts_with("table.csv:4: another number of fields"));
+  CHECK(error_of_text("a,b\n1,2\n1,2,3\n").starts_with("table.csv:3: the number of fields differs"));
+  CHECK(error_of_text("a,b\n1,2\n1\n").starts_with("table.csv:3: the number of fields differs"));
+  CHECK(error_of_text("a,b\n\"x\ny\",2\n1\n").starts_with("table.csv:4: the number of fields differs"));
   CHECK(error_of_text("a,b\n1,\"open\nand\nmore").starts_with("table.csv:2: a quote that is never closed"));
   CHECK(error_of_text("a,b\n1,ba\"re\n").starts_with("table.csv:2: a quote inside a field"));
   CHECK(error_of_text("a,b\n1,\"x\"y\n").starts_with("table.csv:2: a quote inside a field"));
@@ -69,7 +69,7 @@ TEST_CASE("An invalid csv file is reported with its line and cause", "[io][csv]"
   CHECK(error_of_text("\x1f\x8b\x08").starts_with("table.csv: compressed (got 'gzip"));
   CHECK(error_of_text("a,b\n1,it\x92s\n").starts_with("table.csv:2: not UTF-8 (got '\\x92"));
   CHECK(error_of_text("a;b\n1;2\n").starts_with("table.csv:1: unexpected delimiter (got ';"));
-  CHECK(error_of_text("a\tb\n1\t2\n").starts_with("table.csv:1: another delimiter"));
+  CHECK(error_of_text("a\tb\n1\t2\n").starts_with("table.csv:1: unexpected delimiter"));
   CHECK(error_of_text("a,b\n1,\"" + std::string(100, '\n'), {.max_row_bytes = 50}).starts_with("table.csv:2: row too"));
   CHECK(error_of_text(std::string(1000, 'x'), {.max_row_bytes = 50}).starts_with("table.csv:1: row too long"));
 }

@@ -73,11 +73,11 @@ TEST_CASE("An invalid index is refused with the tensor of the error", "[io][weig
       {"{" + all + "3}", "c: has no file name"},
       {"{" + one + R"(, "c": "two.safetensors", "d": "two.safetensors"})", "d: is not in two.safetensors"},
       {R"({"a.weight": "one.safetensors", "c": "two.safetensors"})",
-       "b: is in another file than the index says, in two, or not"},
+       "b: is in another file than the index states, in two files, or not"},
       {R"({"b": "two.safetensors", "c": "two.safetensors", "a.weight": "one.safetensors"})", "b: is in another file"},
       {"{" + one + R"(, "b": "two.safetensors"})", "b: is a duplicate key"},
-      {"{}", "weight_map: is missing, empty or no object"},
-      {"[]", "weight_map: is missing, empty or no object"},
+      {"{}", "weight_map: is missing, empty or not an object"},
+      {"[]", "weight_map: is missing, empty or not an object"},
       {"{", "is not valid JSON"},
   };
   for (const auto& [map, problem] : rows) {

@@ -72,8 +72,13 @@ class ElementReader {
     return absl::OkStatus();
   }
 
-  /// Returns kDataLoss if fewer than `size` bytes remain.
+  /// Returns kDataLoss if fewer than `size` bytes remain, or if compressed data is too short to contain them:
+  /// deflate compresses 1032 to 1 at most (https://zlib.net/zlib_tech.html). Call it before allocating `size` bytes.
   absl::Status claim(int64_t size) const {
+    constexpr int64_t kMaxRatio = 1032;
+    if (inflater_ && size / kMaxRatio > static_cast<int64_t>(element_.bytes.size())) {
+      return absl::DataLossError("the compressed data ends before the variable");
+    }
     if (size <= remaining_) return absl::OkStatus();
     return absl::DataLossError(fmt::format("element claims {} bytes, {} remain (truncated?)", size, remaining_));
   }

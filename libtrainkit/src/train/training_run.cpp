@@ -26,7 +26,11 @@ std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerO
 }
 
 /// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
-absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, Logger* logger) {
+absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, const DeviceReplicator& devices,
+                           Logger* logger) {
+  // Other ranks cannot be asked any more. Each prints LibTorch's message, which has the memory of its GPU.
+  const auto memory = describe_gpu_memory(devices, nullptr);
+  if (logger && memory.ok() && !memory->empty()) logger->print(*memory);
   if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
   return to_status(
       {.exit_code = ExitCode::kOutOfMemory,
@@ -123,7 +127,7 @@ void TrainingRun::take_step(c10::function_ref<void()> call) {
 
 void TrainingRun::throw_step_error(const absl::Status& status) {
   const bool lacks_memory = absl::IsResourceExhausted(status) && !error_of(status);  // else of another rank
-  throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status, options_, fit_.logger) : status);
+  throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status, options_, devices_, fit_.logger) : status);
 }
 
 void TrainingRun::use_device() {
@@ -163,6 +167,7 @@ absl::Status TrainingRun::prepare() {
     step_.synchronize();
   }
   reserve_schedule();
+  TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
   first_step_ = progress_.step;
   result_.split = step_.split();
   if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
@@ -215,7 +220,7 @@ absl::Status TrainingRun::complete_step() {
   const int64_t step = ++progress_.step;
   progress_.weight_unit = step_.weight_unit();
   if (real_memory_ && is_steady()) log_memory();
-  if (step_.split() != progress_.split) log_split();
+  if (step_.split() != progress_.split) TRAINKIT_RETURN_IF_ERROR(log_split());
   log_graphs();
   if (fit_.logger) {
     fit_.logger->tick(step);
@@ -329,6 +334,7 @@ absl::Status TrainingRun::evaluate_step(bool save_due) {
   TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
   const Clock::time_point start = begin_pause();
   absl::StatusOr<Metrics> metrics = validation_.evaluate(progress_.step);
+  if (metrics.ok()) TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
   if (metrics.ok()) record_evaluation(*std::move(metrics));
   end_pause(start);
   if (metrics.ok() || !save_due) return metrics.status();

@@ -81,7 +81,10 @@ class TrainingRun {
   void log_memory();
 
   /// Logs that a step ran out of memory and was retried in smaller parts.
-  void log_split();
+  absl::Status log_split();
+
+  /// Logs the memory of the GPUs of all ranks.
+  absl::Status log_gpu_memory();
 
   /// Logs once that steps are captured, and once that they no longer are.
   void log_graphs();

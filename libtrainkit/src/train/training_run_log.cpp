@@ -53,9 +53,16 @@ void TrainingRun::log_memory() {
   fit_.logger->print(text);
 }
 
-void TrainingRun::log_split() {
+absl::Status TrainingRun::log_gpu_memory() {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string line, describe_gpu_memory(devices_, group_));
+  if (fit_.logger && !line.empty()) fit_.logger->print(line);
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::log_split() {
   progress_.split = result_.split = step_.split();
-  if (!fit_.logger) return;
+  TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
+  if (!fit_.logger) return absl::OkStatus();
   const int64_t rows = std::max<int64_t>(1, loader_.options().batch_size / step_.split());
   fit_.logger->print(
       fmt::format("out of memory at step {}: each batch is now split into {} parts of about {} rows; "
@@ -65,6 +72,7 @@ void TrainingRun::log_split() {
   const bool normalises = std::any_of(buffers.begin(), buffers.end(),
                                       [](const auto& buffer) { return buffer.key().ends_with("running_mean"); });
   if (normalises) fit_.logger->print("warning: BatchNorm now normalises over the smaller parts");
+  return absl::OkStatus();
 }
 
 void TrainingRun::log_graphs() {
