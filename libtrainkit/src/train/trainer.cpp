@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/option_problems.h"
+#include "run_state.h"
 #include "training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -92,12 +93,32 @@ Optimizer& Trainer::optimizer() { return *impl_->optimizer_; }
 DeviceReplicator& Trainer::devices() { return impl_->devices_; }
 const TrainerOptions& Trainer::options() const { return impl_->options_; }
 
+namespace {
+
+/// Prints the memory of this process's GPUs, and advice. Other ranks cannot be asked any more: each prints LibTorch's
+/// message, which has the memory of its GPU.
+void explain_out_of_memory(const TrainerOptions& options, const DeviceReplicator& devices, Logger* logger) {
+  if (!logger) return;
+  const auto memory = describe_gpu_memory(devices, nullptr);
+  if (memory.ok() && !memory->empty()) logger->print(*memory);
+  if (options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
+}
+
+}  // namespace
+
 absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
-  try {
-    return TrainingRun(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
-  } catch (...) {
-    return status_from_current_exception();
-  }
+  const auto run = [&]() -> absl::StatusOr<TrainerResult> {
+    try {
+      return TrainingRun(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  };
+  absl::StatusOr<TrainerResult> result = run();
+  const auto error = error_of(result.status());
+  const bool lacks_memory = absl::IsResourceExhausted(result.status()) && (!error || error->id == "memory.exhausted");
+  if (lacks_memory) explain_out_of_memory(impl_->options_, impl_->devices_, options.logger);
+  return result;
 }
 
 int64_t planned_steps(int64_t batches_per_epoch, const TrainerOptions& options) {

@@ -25,13 +25,8 @@ std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerO
   return std::make_unique<LRScheduler>(optimizer, std::move(schedule), plateau);
 }
 
-/// Makes the error of a run that runs out of memory with one row at a time, after printing advice.
-absl::Status out_of_memory(const absl::Status& status, const TrainerOptions& options, const DeviceReplicator& devices,
-                           Logger* logger) {
-  // Other ranks cannot be asked any more. Each prints LibTorch's message, which has the memory of its GPU.
-  const auto memory = describe_gpu_memory(devices, nullptr);
-  if (logger && memory.ok() && !memory->empty()) logger->print(*memory);
-  if (logger && options.explain_out_of_memory) logger->print(options.explain_out_of_memory());
+/// Makes the error of a step that runs out of memory with one row at a time.
+absl::Status out_of_memory(const absl::Status& status) {
   return to_status(
       {.exit_code = ExitCode::kOutOfMemory,
        .id = "memory.exhausted",
@@ -127,7 +122,7 @@ void TrainingRun::take_step(c10::function_ref<void()> call) {
 
 void TrainingRun::throw_step_error(const absl::Status& status) {
   const bool lacks_memory = absl::IsResourceExhausted(status) && !error_of(status);  // else of another rank
-  throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status, options_, devices_, fit_.logger) : status);
+  throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status) : status);
 }
 
 void TrainingRun::use_device() {
