@@ -35,8 +35,6 @@ absl::Status EmotionApp::check_options(const ConfigParser& parser, const RunOpti
 
 absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_));
-  placement_ = &context.placement;
-  output_dir_ = context.run.output_dir;
   RunFacts description = session_->describe();
   if (context.run.dry_run) {
     for (const auto& fact : session_->describe_cache()) description.push_back(fact);
@@ -62,13 +60,13 @@ absl::StatusOr<int> EmotionApp::prepare(RunContext& context, TrainingTask& task)
   return interrupted;
 }
 
-void EmotionApp::configure(TrainerOptions& options, DeviceReplicator&) {
+void EmotionApp::configure(RunContext&, TrainerOptions& options, DeviceReplicator&) {
   options.monitor = "weighted_f1";
   options.monitor_higher_is_better = true;
 }
 
-absl::Status EmotionApp::on_evaluation(int64_t, Metrics& metrics, DeviceReplicator&) {
-  return add_scores(*counts_, *placement_, metrics);
+absl::Status EmotionApp::on_evaluation(RunContext& context, int64_t, Metrics& metrics, DeviceReplicator&) {
+  return add_scores(*counts_, context.placement, metrics);
 }
 
 absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel& trained) {
@@ -87,8 +85,9 @@ absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel
   return tested.metrics();
 }
 
-std::string EmotionApp::describe_scores(const TrainerResult& result, const Metrics& scores) const {
-  return describe_result(result, scores, tested_step_, output_dir_);
+std::string EmotionApp::describe_scores(const RunContext& context, const TrainerResult& result,
+                                        const Metrics& scores) const {
+  return describe_result(result, scores, tested_step_, context.run.output_dir);
 }
 
 }  // namespace trainkit::emotion

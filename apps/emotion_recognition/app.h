@@ -22,18 +22,17 @@ class EmotionApp final : public App {
   ReadCost read_cost() const override { return options_.cache_dir.empty() ? ReadCost::kDecode : ReadCost::kCopy; }
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   absl::StatusOr<int> prepare(RunContext& context, TrainingTask& task) override;
-  void configure(TrainerOptions& options, DeviceReplicator& devices) override;
-  absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
+  void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
-  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+  std::string describe_scores(const RunContext& context, const TrainerResult& result,
+                              const Metrics& scores) const override;
 
  private:
   EmotionOptions options_;
   std::optional<Session> session_;
   std::shared_ptr<EvaluationCounts> counts_;
-  const Placement* placement_ = nullptr;
   int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones
-  std::string output_dir_;
 };
 
 }  // namespace trainkit::emotion

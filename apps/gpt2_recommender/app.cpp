@@ -36,7 +36,6 @@ absl::Status RecommenderApp::check_options(const ConfigParser& parser, const Run
 }
 
 absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
-  context_ = &context;
   const RunOptions& run = context.run;
   const Placement& placement = context.placement;
   TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(run, options_, placement));
@@ -53,27 +52,26 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
                       .description = std::move(description)};
 }
 
-void RecommenderApp::configure(TrainerOptions& options, DeviceReplicator& devices) {
+void RecommenderApp::configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) {
   options.monitor = "ndcg@10";
   options.monitor_higher_is_better = true;
-  options.release_memory = [this, &devices] {
+  options.release_memory = [&context, &devices] {
     const bool left = leave_cache_mode(devices);
     if (left) {
-      context_->print(
-          "out of memory: freed the cache of GPT-2's output; every step computes it now, with the same loss");
+      context.print("out of memory: freed the cache of GPT-2's output; every step computes it now, with the same loss");
     }
     return left;
   };
 }
 
-absl::Status RecommenderApp::on_evaluation(int64_t, Metrics& metrics, DeviceReplicator& devices) {
+absl::Status RecommenderApp::on_evaluation(RunContext&, int64_t, Metrics& metrics, DeviceReplicator& devices) {
   const RankingVectors vectors = dynamic_cast<Recommender&>(*devices.module()).vectors();
   metrics.merge(session_->validation().score(vectors.users, vectors.items));
   return absl::OkStatus();
 }
 
-absl::Status RecommenderApp::on_best(const torch::nn::Module& model) {
-  return save_best_adapters(dynamic_cast<const Recommender&>(model), *session_, context_->run);
+absl::Status RecommenderApp::on_best(RunContext& context, const torch::nn::Module& model) {
+  return save_best_adapters(dynamic_cast<const Recommender&>(model), *session_, context.run);
 }
 
 absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedModel& trained) {
@@ -85,7 +83,7 @@ absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedM
   return scores_.model.empty() ? Metrics{} : scores_.summary();
 }
 
-std::string RecommenderApp::describe_scores(const TrainerResult& result, const Metrics&) const {
+std::string RecommenderApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics&) const {
   return describe_result(result, scores_, best_step_);
 }
 

@@ -21,17 +21,17 @@ class RecommenderApp final : public App {
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
-  void configure(TrainerOptions& options, DeviceReplicator& devices) override;
-  absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
-  absl::Status on_best(const torch::nn::Module& model) override;
+  void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
+  absl::Status on_best(RunContext& context, const torch::nn::Module& model) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
-  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+  std::string describe_scores(const RunContext& context, const TrainerResult& result,
+                              const Metrics& scores) const override;
 
  private:
   RecOptions options_;
   std::string rounding_;  // line about rows that rounding adds or drops; empty if none
   std::optional<Session> session_;
-  const RunContext* context_ = nullptr;
   TestScores scores_;
   int64_t best_step_ = -1;
 };

@@ -1,11 +1,8 @@
 #include "hsi_classification/app.h"
 
-#include <torch/utils.h>
-
-#include <cstdio>
-
 #include "hsi_classification/benchmark.h"
 #include "hsi_classification/results.h"
+#include "trainkit/app/program.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/status.h"
 
@@ -45,7 +42,6 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   if (!session_) {
     TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.parser, context.run, options_, context.placement));
   }
-  torch::manual_seed(context.run.seed);
   TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run, context.placement));
   const auto validation_set = session_->rows(split_.validation, /*augment=*/false);
   return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
@@ -67,14 +63,13 @@ absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& tr
   return tested.metrics();
 }
 
-std::string HsiApp::describe_scores(const TrainerResult& result, const Metrics& scores) const {
+std::string HsiApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
   return describe_result(result, scores);
 }
 
 absl::Status HsiApp::finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) {
   TRAINKIT_RETURN_IF_ERROR(write_repeats(run.output_dir, scores));
-  const std::string line = hsi::describe_scores(mean_and_deviation(scores));
-  std::printf("\nmean and standard deviation of the runs: %s\n", line.c_str());
+  print_line("\nmean and standard deviation of the runs: " + hsi::describe_scores(mean_and_deviation(scores)));
   return absl::OkStatus();
 }
 

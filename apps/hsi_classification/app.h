@@ -22,7 +22,8 @@ class HsiApp final : public App {
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
-  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+  std::string describe_scores(const RunContext& context, const TrainerResult& result,
+                              const Metrics& scores) const override;
   absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) override;
 
  private:

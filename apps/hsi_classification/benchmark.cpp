@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <tuple>
 
 #include "trainkit/app/placement.h"
+#include "trainkit/app/program.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/fs.h"
@@ -132,11 +132,6 @@ absl::StatusOr<std::shared_ptr<ProcessGroup>> join_ranks(const ConfigParser& par
   for (const auto& [name, value] : parser.settings()) fields.push_back({name, value});
   TRAINKIT_RETURN_IF_ERROR(group->compare_digest(fields));
   return group;
-}
-
-void print_line(const std::string& line) {
-  std::fputs((line + "\n").c_str(), stdout);
-  std::fflush(stdout);
 }
 
 Json json_of(const PerfResult& result) {

@@ -74,19 +74,19 @@ void TransformerApp::apply_plan(const MemoryPlan& plan) {
   if (options_.checkpoint_segments.is_auto()) options_.checkpoint_segments = {plan.checkpoint_segments};
 }
 
-void TransformerApp::configure(TrainerOptions& options, DeviceReplicator&) {
+void TransformerApp::configure(RunContext&, TrainerOptions& options, DeviceReplicator&) {
   options.config = session_->model_state();
   options.weight_unit = "tokens";
 }
 
 absl::Status TransformerApp::save(const RunOptions&) const { return session_->save(); }
 
-absl::Status TransformerApp::on_evaluation(int64_t, Metrics& metrics, DeviceReplicator&) {
+absl::Status TransformerApp::on_evaluation(RunContext&, int64_t, Metrics& metrics, DeviceReplicator&) {
   metrics.merge(language_metrics(metrics["loss"], session_->corpus()));
   return absl::OkStatus();
 }
 
-std::string TransformerApp::describe_scores(const TrainerResult& result, const Metrics&) const {
+std::string TransformerApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics&) const {
   if (result.evaluation.empty()) return "";
   return fmt::format(
       "validation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})\n",

@@ -21,10 +21,11 @@ class TransformerApp final : public App {
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   void apply_plan(const MemoryPlan& plan) override;
-  void configure(TrainerOptions& options, DeviceReplicator& devices) override;
+  void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
   absl::Status save(const RunOptions& run) const override;
-  absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
-  std::string describe_scores(const TrainerResult& result, const Metrics& scores) const override;
+  absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
+  std::string describe_scores(const RunContext& context, const TrainerResult& result,
+                              const Metrics& scores) const override;
   absl::Status finish(RunContext& context, const TrainedModel& trained) override;
 
  private:

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <torch/utils.h>
 
-#include <cstdio>
-
 #include "trainkit/app/program.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/status.h"
@@ -21,11 +19,6 @@ namespace {
 constexpr char kDeviceRemark[] =
     "\nDefaults marked ({0}) depend on the device. This machine's device is {0}; --print_config shows the values of a "
     "run.\n";
-
-void print_line(const std::string& line) {
-  std::fputs((line + "\n").c_str(), stdout);
-  std::fflush(stdout);
-}
 
 void fill_in_defaults(TrainingTask& task, const RunContext& context) {
   StepRecipe& recipe = task.recipe;
@@ -98,7 +91,7 @@ class AppRun {
     settings_.predicted_memory = memory.predicted();
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
-    app_.configure(settings_, *devices_);
+    app_.configure(context_, settings_, *devices_);
     TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer,
                               Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_));
     RunFacts facts = task_.description;
@@ -131,18 +124,18 @@ class AppRun {
     const TrainedModel trained{*devices_, result, settings_.precision, folder->logger(), best_ ? &*best_ : nullptr};
     TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader_, scores));
-    context_.print(describe_time(result) + "\n" + app_.describe_scores(result, scores) + "loss curve " +
+    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
                    run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
     if (code == 0 && is_first) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
     return code;
   }
 
   absl::Status evaluate(int64_t step, Metrics& metrics) {
-    TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(step, metrics, *devices_));
+    TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
     if (!best_) return absl::OkStatus();
     TRAINKIT_RETURN_IF_ERROR(best_->offer(step, metrics.at(settings_.monitor), *devices_->module()));
     const bool is_best = best_->writes() && best_->step() == step;
-    return is_best ? app_.on_best(*devices_->module()) : absl::OkStatus();
+    return is_best ? app_.on_best(context_, *devices_->module()) : absl::OkStatus();
   }
 
   App& app_;
@@ -200,10 +193,14 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
     parser.set_defaults(app.device_defaults(device.is_cuda()), name);
     return name;
   };
-  if (request == Request::kHelp || request == Request::kVersion) {
-    // Neither depends on a flag or on the launcher's environment, so that neither can fail.
+  // Neither depends on a flag or on the launcher's environment, so that neither can fail.
+  if (request == Request::kVersion) {
+    print_line(parser.text(request));
+    return 0;
+  }
+  if (request == Request::kHelp) {
     const char* device = set_device_defaults(resolve_device(parser, run, Machine::here()).value_or(at::kCPU));
-    print_line(parser.text(request) + (request == Request::kHelp ? fmt::format(kDeviceRemark, device) : ""));
+    print_line(parser.text(request) + fmt::format(kDeviceRemark, device));
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
@@ -232,9 +229,7 @@ void RunContext::print(const std::string& line) const {
 absl::StatusOr<std::optional<int>> App::run_subcommand(int, const char* const*) { return std::nullopt; }
 void App::set_defaults(RunOptions&) const {}
 void App::add_flags(ConfigParser&) {}
-Settings App::device_defaults(bool cuda) const {
-  return cuda ? Settings{{"mixed_precision", "true"}} : Settings{{"mixed_precision", "false"}};
-}
+Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cuda ? "true" : "false"}}; }
 absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
   return absl::UnimplementedError(info().name + " has no demonstration data");
 }
@@ -244,15 +239,15 @@ absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Devic
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
 void App::apply_plan(const MemoryPlan&) {}
 absl::StatusOr<int> App::prepare(RunContext&, TrainingTask&) { return 0; }
-void App::configure(TrainerOptions&, DeviceReplicator&) {}
+void App::configure(RunContext&, TrainerOptions&, DeviceReplicator&) {}
 absl::Status App::save(const RunOptions&) const { return absl::OkStatus(); }
-absl::Status App::on_evaluation(int64_t, Metrics&, DeviceReplicator&) { return absl::OkStatus(); }
-absl::Status App::on_best(const torch::nn::Module&) { return absl::OkStatus(); }
+absl::Status App::on_evaluation(RunContext&, int64_t, Metrics&, DeviceReplicator&) { return absl::OkStatus(); }
+absl::Status App::on_best(RunContext&, const torch::nn::Module&) { return absl::OkStatus(); }
 absl::StatusOr<Metrics> App::test(RunContext&, const TrainedModel&) { return Metrics{}; }
 absl::Status App::finish(RunContext&, const TrainedModel&) { return absl::OkStatus(); }
 absl::Status App::finish_repeats(const RunOptions&, const std::vector<Metrics>&) { return absl::OkStatus(); }
 
-std::string App::describe_scores(const TrainerResult& result, const Metrics& scores) const {
+std::string App::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
   std::string text;
   const auto add = [&](const char* split, const Metrics& metrics) {
     if (metrics.empty()) return;

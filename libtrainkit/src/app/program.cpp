@@ -136,4 +136,9 @@ int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body
   return running().exit_code = report(program, result.status());
 }
 
+void print_line(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
 }  // namespace trainkit

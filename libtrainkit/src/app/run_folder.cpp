@@ -1,7 +1,6 @@
 #include "trainkit/app/run_folder.h"
 
 #include <ATen/Context.h>
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "train/run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -29,11 +29,6 @@ constexpr int kTableEvery = 5;
 
 const char* name_of(Precision precision) {
   return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
-}
-
-int64_t device_bytes(at::Device device) {
-  const auto index = std::max<c10::DeviceIndex>(device.index(), 0);
-  return static_cast<int64_t>(at::accelerator::getMemoryInfo(index).second);
 }
 
 std::chrono::milliseconds milliseconds(Seconds seconds) {
@@ -69,11 +64,11 @@ std::string describe_devices(const Placement& placement) {
     return text + fmt::format("cpu, {} logical replicas", plan.devices.size());
   }
   if (placement.group && plan.replicas > 1 && !plan.devices.front().is_cpu()) {
-    return text + fmt::format("a GPU of {}", format_size(device_bytes(plan.devices.front())));
+    return text + fmt::format("a GPU of {}", format_size(total_memory_bytes(plan.devices.front())));
   }
   for (size_t i = 0; i < plan.devices.size(); ++i) {
     text += (i ? ", " : "") + plan.devices[i].str();
-    if (!plan.devices[i].is_cpu()) text += fmt::format(" ({})", format_size(device_bytes(plan.devices[i])));
+    if (!plan.devices[i].is_cpu()) text += fmt::format(" ({})", format_size(total_memory_bytes(plan.devices[i])));
   }
   return text;
 }

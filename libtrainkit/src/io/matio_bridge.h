@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/unique_descriptor.h"
 #include "trainkit/io/mat.h"
 
 namespace trainkit::detail {

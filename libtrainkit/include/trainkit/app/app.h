@@ -126,16 +126,16 @@ class App {
   /// Returns 128 + the number of a signal that interrupted it, else 0.
   virtual absl::StatusOr<int> prepare(RunContext& context, TrainingTask& task);
   /// Changes the trainer's options: the metric to monitor, what checkpoints keep.
-  virtual void configure(TrainerOptions& options, DeviceReplicator& devices);
+  virtual void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices);
   /// Writes files next to the checkpoints before training starts (a tokenizer). Rank 0 alone.
   virtual absl::Status save(const RunOptions& run) const;
 
   // ---- During training
 
   /// Adds metrics to an evaluation, on every rank. Must not draw from the default random generators.
-  virtual absl::Status on_evaluation(int64_t step, Metrics& metrics, DeviceReplicator& devices);
+  virtual absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices);
   /// Called on rank 0 after an evaluation whose weights were kept as the best.
-  virtual absl::Status on_best(const torch::nn::Module& model);
+  virtual absl::Status on_best(RunContext& context, const torch::nn::Module& model);
 
   // ---- After training
 
@@ -143,7 +143,8 @@ class App {
   /// also after a signal (TrainerResult::signal).
   virtual absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained);
   /// The scores in the last lines of a run, each line with a line end.
-  virtual std::string describe_scores(const TrainerResult& result, const Metrics& scores) const;
+  virtual std::string describe_scores(const RunContext& context, const TrainerResult& result,
+                                      const Metrics& scores) const;
   /// Prints more after the last lines, on rank 0, after a run that no signal stopped.
   virtual absl::Status finish(RunContext& context, const TrainedModel& trained);
   /// Combines the scores of several repeats, on rank 0.

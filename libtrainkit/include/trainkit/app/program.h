@@ -29,4 +29,7 @@ struct Program {
 ///   }
 int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body);
 
+/// Prints a line on stdout and flushes it.
+void print_line(const std::string& line);
+
 }  // namespace trainkit
