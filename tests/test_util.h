@@ -54,5 +54,11 @@ inline std::string data_dir() { return environment("TRAINKIT_TEST_DATA"); }
 
 /// A Python with torch (TRAINKIT_PYTHON), the reference of parity tests; if it is empty, the test is skipped.
 inline std::string python() { return environment("TRAINKIT_PYTHON"); }
+/// Whether the tests' Python has these modules ("peft transformers").
+inline bool python_has(const std::string& modules) {
+  const std::string code = "import importlib.util, sys; sys.exit(any(importlib.util.find_spec(m) is None for m in '" +
+                           modules + "'.split()))";
+  return !python().empty() && std::system((python() + " -c \"" + code + "\"").c_str()) == 0;
+}
 
 }  // namespace trainkit::test

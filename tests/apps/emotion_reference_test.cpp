@@ -9,10 +9,7 @@
 using namespace trainkit::test;
 
 TEST_CASE("The scores of a run equal scikit-learn's for its predictions.csv", "[apps][emotion][reference]") {
-  if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
-  if (std::system((python() + " -c 'import sklearn' 2> /dev/null").c_str()) != 0) {
-    TRAINKIT_SKIP("this Python has no scikit-learn");
-  }
+  if (!python_has("sklearn")) TRAINKIT_SKIP("no Python with scikit-learn");
   const EmotionPlace place;
   // Two test clips cannot be read: one is empty, one is missing.
   std::filesystem::resize_file(place.data + "/output_repeated_splits_test/dia0_utt2.mp4", 0);

@@ -35,9 +35,7 @@ struct AdaptedRun {
   std::string base = place.dir / "base";
 };
 
-bool has_peft() {
-  return !python().empty() && std::system((python() + " -c 'import peft, transformers' 2>/dev/null").c_str()) == 0;
-}
+bool has_peft() { return python_has("peft transformers"); }
 
 at::Tensor hidden_of(GPT2Model& model, const at::Tensor& ids) {
   const at::NoGradGuard no_grad;

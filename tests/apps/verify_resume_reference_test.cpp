@@ -8,8 +8,7 @@
 using namespace trainkit::test;
 
 TEST_CASE("Stock TensorBoard reads the files of a trainer that is killed and not resumed", "[apps][tool][resume]") {
-  if (python().empty() || std::system((python() + " -c 'import tensorboard' 2> /dev/null").c_str()) != 0)
-    TRAINKIT_SKIP("no Python with tensorboard");
+  if (!python_has("tensorboard")) TRAINKIT_SKIP("no Python with tensorboard");
   const TextPlace place;
   const int kills = environment("TRAINKIT_TEST_FULL").empty() ? 3 : 100;
   std::string folders;
@@ -39,8 +38,7 @@ TEST_CASE("Stock TensorBoard reads the files of a trainer that is killed and not
 
 TEST_CASE("Stock TensorBoard reads the same from a run that was killed and resumed as from an uninterrupted run",
           "[apps][tool][resume]") {
-  if (python().empty() || std::system((python() + " -c 'import tensorboard' 2> /dev/null").c_str()) != 0)
-    TRAINKIT_SKIP("no Python with tensorboard");
+  if (!python_has("tensorboard")) TRAINKIT_SKIP("no Python with tensorboard");
   const TextPlace place;
   const Verified verified(place, command({"--kills", "4", "--keep", "--folder", place.dir / "runs"},
                                          "trainkit-transformer", place.flags({"--batch_size", "4"})));

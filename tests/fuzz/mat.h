@@ -35,7 +35,9 @@ inline void check_mat(const std::string& path, MatVersion version) {
     }
     require(tensor->sizes() == variable.sizes && tensor->scalar_type() == variable.dtype,
             "sizes and dtype equal the listed ones");
-    if (tensor->numel() == 0 || tensor->nbytes() > 1 << 16) continue;
+    static at::Tensor last;  // most mutations leave the values as they were
+    if (tensor->numel() == 0 || tensor->nbytes() > 1 << 16 || (last.defined() && same_bits(last, *tensor))) continue;
+    last = *tensor;
     const std::string copy = folder() + "/again.mat";
     const absl::Status saved =
         write_mat(copy, std::vector<std::pair<std::string, at::Tensor>>{{"again", *tensor}}, version);

@@ -42,8 +42,8 @@ int replay(const std::filesystem::path& path) {
 
 int run_seeds() {
   const bool is_full = std::getenv("TRAINKIT_TEST_FULL") != nullptr;
-  const size_t prefixes = is_full ? 600 : 100;
-  const int mutations = is_full ? 2000 : 200;
+  const size_t prefixes = is_full ? 600 : 60;
+  const int mutations = is_full ? 2000 : 120;
   int count = 0;
   const std::vector<std::string> seeds = fuzz::seeds();
   for (size_t i = 0; i < seeds.size(); ++i) {

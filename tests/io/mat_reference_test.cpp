@@ -10,10 +10,7 @@ using namespace trainkit;
 
 namespace {
 
-bool has_scipy() {
-  return !test::python().empty() &&
-         std::system((test::python() + " -c 'import scipy.io, h5py' 2> /dev/null").c_str()) == 0;
-}
+bool has_scipy() { return test::python_has("scipy.io h5py"); }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
 
@@ -11,16 +12,7 @@ namespace stdfs = std::filesystem;
 
 namespace {
 
-bool has_safetensors() {
-  return !test::python().empty() &&
-         std::system((test::python() + " -c 'import safetensors.torch' 2> /dev/null").c_str()) == 0;
-}
-
-void run_safetensors(const std::string& script, const std::string& arguments) {
-  const std::string command = test::python() + " " REFERENCE_DIR "/" + script + " " + arguments;
-  INFO(command);
-  REQUIRE(std::system(command.c_str()) == 0);
-}
+bool has_safetensors() { return test::python_has("safetensors torch"); }
 
 std::string read(const std::string& path) { return Fs::posix().read_file(path, int64_t{1} << 30).value(); }
 
@@ -40,7 +32,7 @@ TEST_CASE("Mutated files get the reference's result", "[io][safetensors]") {
   if (!has_safetensors()) TRAINKIT_SKIP("no Python with safetensors and torch");
   test::TempDir dir;
   const std::string count = test::environment("TRAINKIT_TEST_FULL").empty() ? "20000" : "200000";
-  run_safetensors("safetensors_verdicts.py", (dir / "records") + " " + count + " 1");
+  test::run_reference("safetensors_verdicts.py", (dir / "records") + " " + count + " 1");
   std::ifstream records(dir / "records", std::ios::binary);
   const std::string path = dir / "f";
   int accepted = 0, refused = 0, stricter = 0;
@@ -86,7 +78,7 @@ TEST_CASE("Python reads the files that we write, and writes the same bytes", "[i
   }
   for (const SafetensorsMetadata& metadata : {SafetensorsMetadata{}, SafetensorsMetadata{{"format", "pt"}}}) {
     REQUIRE(save_safetensors(Fs::posix(), dir / "ours", tensors, metadata).ok());
-    run_safetensors("safetensors_copy.py", (dir / "ours") + " " + (dir / "theirs"));
+    test::run_reference("safetensors_copy.py", (dir / "ours") + " " + (dir / "theirs"));
     CHECK(read(dir / "ours") == read(dir / "theirs"));
   }
 }
@@ -102,7 +94,7 @@ TEST_CASE("Files from other sources are read as Python reads them", "[io][safete
     const auto file = SafetensorsFile::open(entry.path().string());
     REQUIRE(file.status() == absl::OkStatus());
     REQUIRE(save_safetensors(Fs::posix(), dir / "ours", file->tensors().value(), file->metadata()).ok());
-    run_safetensors("safetensors_copy.py", entry.path().string() + " " + (dir / "theirs"));
+    test::run_reference("safetensors_copy.py", entry.path().string() + " " + (dir / "theirs"));
     CHECK(read(dir / "ours") == read(dir / "theirs"));
     ++files;
   }

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/mapped_file.h"
 #include "trainkit/io/tokenizer.h"
@@ -21,14 +22,11 @@ std::vector<TokenId> read_ids(const std::string& path) {
 
 TEST_CASE("GPT-2 tokens equal tiktoken's on every text", "[io][tokenizer]") {
   if (test::python().empty() || test::data_dir().empty()) TRAINKIT_SKIP("needs TRAINKIT_PYTHON and TRAINKIT_TEST_DATA");
-  if (std::system((test::python() + " -c 'import tiktoken, numpy' 2>/dev/null").c_str()) != 0) {
-    TRAINKIT_SKIP("needs tiktoken");
-  }
+  if (!test::python_has("tiktoken numpy")) TRAINKIT_SKIP("needs tiktoken");
   const test::TempDir folder;
   const std::string bpe = test::data_dir() + "/gpt2_bpe/";
-  const std::string command = test::python() + " " + REFERENCE_DIR + "/tokenizer.py " + bpe + "encoder.json " + bpe +
-                              "vocab.bpe " + test::data_dir() + "/text " + folder.path().string();
-  REQUIRE(std::system(command.c_str()) == 0);
+  test::run_reference("tokenizer.py", bpe + "encoder.json " + bpe + "vocab.bpe " + test::data_dir() + "/text " +
+                                          folder.path().string());
   int count = 0;
   std::ifstream(folder / "count") >> count;
   REQUIRE(count > 300);

@@ -22,9 +22,8 @@ namespace {
 
 /// The output of Python's EventAccumulator; null without Python or tensorboard.
 json accumulate(const std::string& folder) {
-  if (test::python().empty()) return nullptr;
+  if (!test::python_has("tensorboard")) return nullptr;
   test::TempDir dir;
-  if (std::system((test::python() + " -c 'import tensorboard' 2> /dev/null").c_str()) != 0) return nullptr;
   const std::string command = test::python() + " " REFERENCE_DIR "/tensorboard_events.py " + (dir / "out.json") + " " +
                               folder + " 2> " + (dir / "err");
   INFO(command);

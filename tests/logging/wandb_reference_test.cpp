@@ -13,9 +13,7 @@ using nlohmann::json;
 
 namespace {
 
-bool has_wandb() {
-  return !test::python().empty() && std::system((test::python() + " -c 'import wandb' > /dev/null 2>&1").c_str()) == 0;
-}
+bool has_wandb() { return test::python_has("wandb"); }
 
 std::vector<std::string> run_folders(const test::TempDir& dir) {
   std::vector<std::string> folders;

@@ -13,8 +13,7 @@ namespace stdfs = std::filesystem;
 namespace {
 
 bool has_transformers() {
-  static const bool found =
-      !python().empty() && std::system((python() + " -c 'import transformers, safetensors' 2>/dev/null").c_str()) == 0;
+  static const bool found = python_has("transformers safetensors");
   return found;
 }
 

@@ -13,8 +13,7 @@ using namespace trainkit::test;
 namespace {
 
 bool has_peft() {
-  static const bool found =
-      !python().empty() && std::system((python() + " -c 'import peft, transformers' 2>/dev/null").c_str()) == 0;
+  static const bool found = python_has("peft transformers");
   return found;
 }
 

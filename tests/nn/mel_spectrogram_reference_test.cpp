@@ -7,9 +7,7 @@
 using namespace trainkit;
 
 TEST_CASE("Mel spectrograms equal torchaudio's", "[nn][mel_spectrogram]") {
-  if (test::python().empty() || std::system((test::python() + " -c 'import torchaudio' 2> /dev/null").c_str()) != 0) {
-    TRAINKIT_SKIP("no Python with torchaudio");
-  }
+  if (!test::python_has("torchaudio")) TRAINKIT_SKIP("no Python with torchaudio");
   const struct {
     MelSpectrogramOptions options;
     const char* json;

@@ -1,5 +1,4 @@
-#include <cstdlib>
-
+#include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/nn/transformer.h"
@@ -17,8 +16,7 @@ SafetensorsFile reference(const TransformerConfig& c, const std::string& path) {
       R"(, "block_size": )" + std::to_string(c.block_size) + R"(, "n_layers": )" + std::to_string(c.n_layers) +
       R"(, "n_heads": )" + std::to_string(c.n_heads) + R"(, "hidden_dim": )" + std::to_string(c.hidden_dim) +
       R"(, "bias": )" + (c.bias ? "true" : "false") + R"(, "tied_head": )" + (c.tied_head ? "true" : "false") + "}";
-  const std::string command = test::python() + " " + REFERENCE_DIR + "/transformer.py " + path + " '" + json + "'";
-  REQUIRE(std::system(command.c_str()) == 0);
+  test::run_reference("transformer.py", path + " '" + json + "'");
   return SafetensorsFile::open(path).value();
 }
 

@@ -12,10 +12,7 @@ using namespace trainkit;
 using namespace trainkit::test;
 
 TEST_CASE("Scores equal scikit-learn's", "[train][confusion_matrix][reference]") {
-  if (python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
-  if (std::system((python() + " -c 'import sklearn' 2> /dev/null").c_str()) != 0) {
-    TRAINKIT_SKIP("this Python has no scikit-learn");
-  }
+  if (!python_has("sklearn")) TRAINKIT_SKIP("no Python with scikit-learn");
   const TempDir dir;
   for (const uint64_t seed : {1, 2, 3}) {
     at::manual_seed(seed);

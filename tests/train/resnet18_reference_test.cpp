@@ -17,9 +17,7 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 TEST_CASE("ResNet18 loads torchvision's files and gives the same features and gradients", "[train][resnet18]") {
-  if (test::python().empty() || std::system((test::python() + " -c 'import torchvision' 2> /dev/null").c_str()) != 0) {
-    TRAINKIT_SKIP("no Python with torchvision");
-  }
+  if (!test::python_has("torchvision")) TRAINKIT_SKIP("no Python with torchvision");
   const test::TempDir folder;
   test::run_reference("resnet18.py", folder.path().string());
   const auto theirs = SafetensorsFile::open(folder / "out.safetensors");

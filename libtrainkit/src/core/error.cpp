@@ -4,6 +4,7 @@
 #include <absl/strings/cord.h>
 #include <absl/strings/escaping.h>
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 
 #include <algorithm>
@@ -147,7 +148,7 @@ absl::Status to_status(const Error& given, absl::StatusCode code) {
   if (code == absl::StatusCode::kOk) code = default_code(error.exit_code);
   absl::Status status(code, line_of(error));
   std::string payload = std::to_string(static_cast<int>(error.exit_code));
-  for (const auto field : kFields) payload += "\n" + absl::CEscape(error.*field);
+  for (const auto field : kFields) absl::StrAppend(&payload, "\n", absl::CEscape(error.*field));
   status.SetPayload(kPayload, absl::Cord(payload));
   return status;
 }
