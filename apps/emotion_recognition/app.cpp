@@ -48,6 +48,7 @@ absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
       .make_optimizer = [this, run = context.run, replicas = context.placement.batch.replicas](
                             const torch::nn::Module& model) { return make_optimizer(run, options_, model, replicas); },
       .keep_best = true,
+      .data_digest = session_->train()->list().digest(),
       .description = std::move(description)};
 }
 
@@ -71,9 +72,7 @@ absl::Status EmotionApp::on_evaluation(RunContext& context, int64_t, Metrics& me
 
 absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel& trained) {
   if (trained.result.signal != 0 || !session_->test()) return Metrics{};
-  TRAINKIT_RETURN_IF_ERROR(trained.best->restore(*trained.devices.module()).status());
-  trained.devices.synchronize();
-  tested_step_ = trained.best->step();
+  TRAINKIT_ASSIGN_OR_RETURN(tested_step_, trained.load_best());
   TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
                             test_model(trained.devices, *session_, session_->test_rows(), context.run, context.machine,
                                        context.placement, trained.precision));

@@ -8,6 +8,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
@@ -102,6 +103,14 @@ absl::StatusOr<bool> has_file(const CsvFile& file, int64_t row, const Columns& c
 }
 
 }  // namespace
+
+std::string ClipList::digest() const {
+  std::string text;
+  for (const Clip& clip : clips) {
+    text += fmt::format("{} {}\n", std::filesystem::path(clip.path).filename().string(), clip.label);
+  }
+  return Digest::of(text);
+}
 
 const std::vector<std::string>& meld_emotions() {
   static const std::vector<std::string> names = {"neutral", "surprise", "fear", "sadness", "joy", "disgust", "anger"};

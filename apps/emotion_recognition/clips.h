@@ -40,6 +40,9 @@ struct ClipList {
   /// Number of clips without a file; their rows cannot be read.
   int64_t missing = 0;
 
+  /// Digest of the clips' file names and labels.
+  std::string digest() const;
+
   int64_t size() const { return static_cast<int64_t>(clips.size()); }
   /// Returns the number of clips per label.
   std::vector<int64_t> counts() const;

@@ -84,6 +84,8 @@ void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
   add_clip_flags(parser, options);
   add_model_flags(parser, options);
   add_learning_flags(parser, options);
+  parser.fix({"dataset", "label_column", "frames", "image_size", "audio_seconds", "model_size", "fusion_type",
+              "modality", "lr_visual", "lr_audio", "lr_fusion"});
 }
 
 // Source: config_3x4090.json and the training script of the guide for three RTX 4090.

@@ -49,6 +49,7 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
                       .loss = session_->loss(training, placement.plan.devices),
                       .validation_loss = session_->loss(validation, placement.plan.devices),
                       .keep_best = true,
+                      .data_digest = session_->interactions().digest(),
                       .description = std::move(description)};
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
@@ -95,6 +96,13 @@ Split split_by_time(const Interactions& interactions) {
 }
 
 }  // namespace
+
+std::string Interactions::digest() const {
+  Digest digest;
+  digest.update(user.data(), user.size() * sizeof user[0]);
+  digest.update(item.data(), item.size() * sizeof item[0]);
+  return digest.hex();
+}
 
 absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const FilterOptions& options) {
   if (options.min_rating > 0 && !ratings.has_values) {

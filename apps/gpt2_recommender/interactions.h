@@ -23,6 +23,9 @@ struct Interactions {
   std::vector<int64_t> time = {};
   bool has_times = true;
 
+  /// Digest of the interactions.
+  std::string digest() const;
+
   int64_t size() const { return static_cast<int64_t>(user.size()); }
   int64_t num_users() const { return static_cast<int64_t>(users.size()); }
   int64_t num_items() const { return static_cast<int64_t>(items.size()); }

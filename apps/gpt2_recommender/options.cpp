@@ -137,6 +137,8 @@ void add_rec_flags(ConfigParser& parser, RecOptions& options) {
   add_model_flags(parser, options);
   add_gpt2_flags(parser, options);
   add_ranking_flags(parser, options);
+  parser.fix({"data_format", "min_rating", "k_core", "split", "model", "embed_dim", "n_layer", "n_head", "n_embd",
+              "vocab_size", "max_tokens", "freeze_gpt2", "lora_rank", "lora_alpha", "lora_targets", "merge_lora"});
 }
 
 void add_rec_presets(ConfigParser& parser) {
@@ -160,7 +162,7 @@ void add_rec_presets(ConfigParser& parser) {
 }
 
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas) {
-  const auto given = [&](const char* name) { return parser.is_given(name); };
+  const auto given = [&](const char* name) { return !parser.is_default(name); };
   // Without a global batch size, as in the saved configuration of such a run, batch_size is the rows per device.
   if (run.batch_size.is_auto() || !run.global_batch_size) return {};
   if (!given("global_batch_size")) {

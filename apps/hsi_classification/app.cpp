@@ -47,11 +47,14 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
                       .training_set = session_->rows(split_.train, options_.augment),
                       .validation_set = validation_set->size() > 0 ? validation_set : nullptr,
+                      .keep_best = true,
+                      .data_digest = session_->scene().digest(),
                       .description = session_->describe(split_)};
 }
 
 absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& trained) {
   if (trained.result.signal != 0) return Metrics{};
+  TRAINKIT_ASSIGN_OR_RETURN(tested_step_, trained.load_best());
   TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
                             test_model(trained.devices, *session_, split_, context.run, context.machine,
                                        context.placement, trained.precision, /*whole_scene=*/options_.write_maps));
@@ -64,7 +67,7 @@ absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& tr
 }
 
 std::string HsiApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {
-  return describe_result(result, scores);
+  return describe_result(result, scores, tested_step_);
 }
 
 absl::Status HsiApp::finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) {

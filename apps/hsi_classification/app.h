@@ -28,7 +28,8 @@ class HsiApp final : public App {
 
  private:
   HsiOptions options_;
-  std::optional<Session> session_;  // shared by all repeats
+  std::optional<Session> session_;
+  int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones  // shared by all repeats
   Split split_;
 };
 

@@ -82,6 +82,8 @@ void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {
   add_scene_flags(parser, options);
   add_split_flags(parser, options);
   add_model_flags(parser, options);
+  parser.fix({"scene", "cube_key", "gt_key", "pca", "split", "train_ratio", "train_count", "validation_share",
+              "block_size", "model", "patch_size"});
 }
 
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options) {

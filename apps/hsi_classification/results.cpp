@@ -174,13 +174,16 @@ absl::Status write_repeats(const std::string& output_dir, const std::vector<Metr
   return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
 }
 
-std::string describe_result(const TrainerResult& result, const Metrics& scores) {
+std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step) {
   std::string text;
   if (!result.evaluation.empty()) {
     text += fmt::format("validation loss {:.4f}, oa {} (best loss {:.4f} at step {})\n", result.evaluation.at("loss"),
                         percent(result.evaluation.at("oa")), result.best_evaluation.at("loss"), result.best_step);
   }
   if (!scores.empty()) text += "test       " + describe_scores(scores) + "\n";
+  if (!scores.empty() && tested_step >= 0) {
+    text += fmt::format("           with the weights of step {}, the best in validation\n", tested_step);
+  }
   return text;
 }
 

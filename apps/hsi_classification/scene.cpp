@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "hsi_classification/find_scene.h"
+#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -123,6 +124,14 @@ std::string class_name(const KnownScene* known, int64_t value) {
 }
 
 }  // namespace
+
+std::string Scene::digest() const {
+  Digest digest;
+  digest.update(cube.const_data_ptr(), cube.nbytes());
+  const at::Tensor classes = labels.contiguous();
+  digest.update(classes.const_data_ptr(), classes.nbytes());
+  return digest.hex();
+}
 
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known) try {

@@ -27,6 +27,9 @@ struct Scene {
   std::string cube_path = {};
   std::string labels_path = {};
 
+  /// Digest of the cube and the labels.
+  std::string digest() const;
+
   int64_t height() const { return cube.size(0); }
   int64_t width() const { return cube.size(1); }
   int64_t bands() const { return cube.size(2); }

@@ -67,6 +67,8 @@ absl::StatusOr<TrainingTask> TransformerApp::open(RunContext& context) {
                       .validation_set = validation_set,
                       .validation_loss = make_loss_function(validation_loss),
                       .final_lr_share = options_.final_lr_share,
+                      .keep_best = true,
+                      .data_digest = session_->corpus().digest,
                       .description = std::move(description)};
 }
 
@@ -92,6 +94,11 @@ std::string TransformerApp::describe_scores(const RunContext&, const TrainerResu
       "validation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})\n",
       result.evaluation.at("loss"), result.evaluation.at("perplexity"), result.evaluation.at("bits_per_character"),
       result.best_evaluation.at("loss"), result.best_step);
+}
+
+absl::StatusOr<Metrics> TransformerApp::test(RunContext&, const TrainedModel& trained) {
+  if (trained.result.signal == 0) TRAINKIT_RETURN_IF_ERROR(trained.load_best().status());
+  return Metrics{};
 }
 
 absl::Status TransformerApp::finish(RunContext& context, const TrainedModel& trained) {

@@ -26,6 +26,8 @@ class TransformerApp final : public App {
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,
                               const Metrics& scores) const override;
+  /// Loads the best weights for the sample of finish().
+  absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   absl::Status finish(RunContext& context, const TrainedModel& trained) override;
 
  private:

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -97,16 +98,17 @@ absl::StatusOr<Source> open_joined(const std::string& folder, const std::string&
 }
 
 absl::StatusOr<Source> open_source(const CorpusOptions& options) {
+  const std::string& joined_dir = options.joined_dir.empty() ? options.cache_dir : options.joined_dir;
   std::error_code ignored;
   if (!options.input.empty()) {
-    if (fs::is_directory(options.input, ignored)) return open_joined(options.input, options.cache_dir);
+    if (fs::is_directory(options.input, ignored)) return open_joined(options.input, joined_dir);
     TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(options.input));
     return Source{options.input, std::move(file)};
   }
   if (fs::is_directory(kLicences, ignored)) {
-    if (auto licences = open_joined(kLicences, options.cache_dir); licences.ok()) return licences;
+    if (auto licences = open_joined(kLicences, joined_dir); licences.ok()) return licences;
   }
-  const std::string generated = options.cache_dir + "/corpus.txt";
+  const std::string generated = joined_dir + "/corpus.txt";
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), generated, demo_text()));
   TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(generated));
   return Source{"generated text", std::move(file)};
@@ -180,6 +182,8 @@ absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const Tokeni
   const std::string_view text = skip_byte_order_mark(source.file->text());
   if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, path);
 
+  const std::string digest = Digest::of(text);
+  if (options.check_digest) TRAINKIT_RETURN_IF_ERROR(options.check_digest(digest));
   auto tokenizer = make_tokenizer(options, text);
   if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), path);
   const std::string cache = fmt::format("{}/corpus.{}.tokens", options.cache_dir, (*tokenizer)->name());
@@ -192,6 +196,7 @@ absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const Tokeni
   const double characters = characters_per_token(*tokens, **tokenizer, train, tokens->size());
   return Corpus{.source = source.name,
                 .bytes = static_cast<int64_t>(text.size()),
+                .digest = digest,
                 .tokenizer = *std::move(tokenizer),
                 .tokens = *std::move(tokens),
                 .train_tokens = train,

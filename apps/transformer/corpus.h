@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,8 +25,12 @@ struct CorpusOptions {
   std::string merges = {};
   /// Tokenizer file of an earlier run. It replaces the above, so that resuming and sampling agree with training.
   std::string saved_tokenizer = {};
-  /// Existing folder for the token file and for the joined text of a folder.
+  /// Existing folder for the token file.
   std::string cache_dir = {};
+  /// Existing folder for the joined text of a folder. Empty: cache_dir.
+  std::string joined_dir = {};
+  /// Called with the text's digest before the tokens are written; its error is returned.
+  std::function<absl::Status(const std::string& digest)> check_digest = nullptr;
   /// Share of the text, at its end, for validation.
   double validation_fraction = 0.1;
   /// Window length. The training part must have at least block_size + 1 tokens.
@@ -36,6 +41,8 @@ struct Corpus {
   /// Source of the text for the run's header: a path, or "generated text".
   std::string source = {};
   int64_t bytes = 0;
+  /// Digest::of(text).
+  std::string digest = {};
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;
   TokenFile tokens;
   /// Tokens [0, train_tokens) are for training, the rest for validation.

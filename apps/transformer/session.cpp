@@ -76,18 +76,21 @@ absl::StatusOr<TransformerConfig> config_from(const StateDict& state) {
 }  // namespace
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOptions& options) {
+  // A dry run and a resume that is refused change no file of the run.
   std::shared_ptr<const std::string> temporary;
-  std::string cache = run.data_dir.empty() ? run.output_dir : run.data_dir;
-  if (run.dry_run) {
+  if (run.dry_run || !run.resume.empty()) {
     temporary = temporary_folder();
     if (!temporary) return absl::UnavailableError("cannot create a temporary folder");
-    cache = *temporary;
   }
-  CorpusOptions corpus = corpus_options(options, cache);
+  CorpusOptions corpus = corpus_options(options, run.dry_run            ? *temporary
+                                                 : run.data_dir.empty() ? run.output_dir
+                                                                        : run.data_dir);
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
     const std::string saved = tokenizer_path(checkpoint);
     if (std::filesystem::exists(saved)) corpus.saved_tokenizer = saved;
+    corpus.joined_dir = *temporary;
+    corpus.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
   }
   TRAINKIT_ASSIGN_OR_RETURN(Corpus prepared, prepare_corpus(corpus, tokenize_progress()));
   return Session(run, options, std::move(temporary), std::move(prepared));

@@ -90,8 +90,7 @@ class ClassifierApp final : public App {
 
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override {
     if (trained.result.signal != 0) return Metrics{};
-    TRAINKIT_RETURN_IF_ERROR(trained.best->restore(*trained.devices.module()).status());
-    trained.devices.synchronize();
+    TRAINKIT_RETURN_IF_ERROR(trained.load_best().status());
     TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
                               evaluation_loader(test_set_, context.run, context.machine, context.placement));
     return evaluate(trained.devices, *loader, make_loss_function(classifier_loss), trained.precision);

@@ -2,6 +2,7 @@
 // --full).
 #include <stdlib.h>
 
+#include "continued.h"
 #include "emotion_place.h"
 #include "interruptions.h"
 #include "test_util.h"
@@ -16,4 +17,23 @@ TEST_CASE("Runs of trainkit-emotion interrupted at random moments end with the b
   const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",   "--eval_every", "3",
                                          "--batch_size", "14", "--lr_audio",   "1e-3"};
   verify_resume("trainkit-emotion", place.flags("", more, /*sound=*/true), place.dir);
+}
+
+TEST_CASE("A run of trainkit-emotion continues from its folder alone, and a refused one changes no file",
+          "[apps][emotion][resume]") {
+  setenv("OMP_NUM_THREADS", "1", 1);
+  const EmotionPlace place;
+  const auto flags = [&](const std::string& run, const std::string& steps) {
+    return place.flags(run,
+                       {"--batch_size", "14", "--max_steps", steps, "--epochs", "100", "--save_every", "3",
+                        "--eval_every", "3", "--scheduler", "constant", "--warmup_steps", "0"},
+                       /*sound=*/true);
+  };
+  check_continued({.program = "trainkit-emotion",
+                   .flags = flags("run", "6"),
+                   .whole_flags = flags("whole", "9"),
+                   .run = place.dir / "run",
+                   .whole = place.dir / "whole",
+                   .fixed = {"--audio_seconds", "2"}},
+                  place.dir);
 }

@@ -308,8 +308,10 @@ TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; i
   CHECK(program.output().find("--resume latest") != std::string::npos);
   CHECK_FALSE(fs::exists(place.dir / "run" + "/results/scores.json"));
   const std::string split = read_text(place.dir / "run" + "/split.tsv");
-  const Ended resumed =
-      run(place, place.flags("run", {"--resume", "latest", "--max_steps", "1", "--split", "leave_one_out"}));
+  const Ended refused = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--split", "leave_one_out"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.errors, Catch::Contains("--split: cannot change when a run is continued"));
+  const Ended resumed = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--max_steps", "1"});
   INFO(resumed.errors);
   REQUIRE(resumed.code == 0);
   CHECK(read_text(place.dir / "run" + "/split.tsv") == split);

@@ -1,5 +1,6 @@
 // trainkit-transformer interrupted at random moments: a few times, or hundreds of times with TRAINKIT_TEST_FULL (./dev
 // test --full).
+#include "continued.h"
 #include "interruptions.h"
 #include "test_util.h"
 #include "text_place.h"
@@ -22,4 +23,36 @@ TEST_CASE("Runs with fused blocks end with the same bytes when they are killed",
   set_flag(flags, "--dropout", "0");
   const bool full = !environment("TRAINKIT_TEST_FULL").empty();
   verify_resume("trainkit-transformer", flags, place.dir, {.count = full ? 100 : 3});
+}
+
+TEST_CASE("A run of trainkit-transformer continues from its folder alone, and a refused one changes no file",
+          "[apps][transformer][resume]") {
+  const Place place;
+  const auto flags = [&](const std::string& run, const std::string& steps) {
+    return place.flags(run, {"--max_steps", steps, "--epochs", "100", "--save_every", "3", "--eval_every", "3",
+                             "--scheduler", "constant", "--warmup_steps", "0"});
+  };
+  check_continued({.program = "trainkit-transformer",
+                   .flags = flags("run", "6"),
+                   .whole_flags = flags("whole", "9"),
+                   .run = place.dir / "run",
+                   .whole = place.dir / "whole",
+                   .fixed = {"--hidden_dim", "32"}},
+                  place.dir);
+}
+
+TEST_CASE("A run of trainkit-transformer is not continued on another text", "[apps][transformer][resume]") {
+  const Place place;
+  const std::string run = place.dir / "run";
+  REQUIRE(
+      run_to_end("trainkit-transformer", place.flags("run", {"--max_steps", "4"}), place.dir.path().string()).code ==
+      0);
+  const auto files = files_of(run);
+  std::ofstream(place.dir / "text.txt") << demo_text(20'000, 2);
+  const Ended refused =
+      run_to_end("trainkit-transformer", {"--output_dir", run, "--resume", "latest", "--max_steps", "8"},
+                 place.dir.path().string());
+  CHECK(refused.code == 4);
+  CHECK_THAT(refused.errors, Catch::Contains("data.changed"));
+  CHECK(files_of(run) == files);
 }

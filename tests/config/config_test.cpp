@@ -7,6 +7,7 @@
 #include <regex>
 
 #include "config_test_util.h"
+#include "trainkit/core/fs.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -397,4 +398,60 @@ TEST_CASE("Programming errors in a program's options throw", "[config][config]")
   CHECK(parser.parse(std::vector<std::string>{}).ok());
   CHECK_THROWS_AS(parser.parse(std::vector<std::string>{}), c10::Error);
   CHECK_THROWS_AS(parser.add("late", &other), c10::Error);
+}
+
+TEST_CASE("A continued run keeps its own settings, lists changes and refuses fixed ones", "[config]") {
+  const TempDir dir;
+  const std::string run_file = dir / "config.yaml";
+  struct Program {
+    int64_t width = 1, steps = 2;
+    double lr = 0.5;
+    std::string out = "here", resume = {};
+    ConfigParser parser{{.name = "p"}};
+    explicit Program(std::string run_file) {
+      parser.add("width", &width);
+      parser.add("steps", &steps);
+      parser.add("lr", &lr);
+      parser.add("out", &out);
+      parser.add("resume", &resume);
+      parser.add_preset("wide", {{"width", "9"}, {"steps", "9"}});
+      parser.fix({"width"});
+      parser.set_run_file([this, run_file]() -> absl::StatusOr<std::string> { return resume.empty() ? "" : run_file; },
+                          {"out", "resume"});
+    }
+    std::string parse(const std::vector<std::string>& flags) {
+      const auto request = parser.parse(flags);
+      return request.ok() ? "" : error_of(request.status())->id;
+    }
+  };
+  {
+    Program first(run_file);
+    REQUIRE(first.parse({"--preset", "wide", "--steps", "3", "--out", "there"}).empty());
+    REQUIRE(write_file_atomically(Fs::posix(), run_file, first.parser.to_yaml()) == absl::OkStatus());
+  }
+  {
+    Program fresh(run_file);
+    REQUIRE(fresh.parse({"--lr", "0.1"}).empty());
+    CHECK((fresh.width == 1 && fresh.steps == 2 && fresh.parser.changes().empty()));
+  }
+  {
+    Program same(run_file);
+    REQUIRE(same.parse({"--resume", "latest"}).empty());
+    CHECK((same.width == 9 && same.steps == 3 && same.lr == 0.5 && same.out == "here"));
+    CHECK(same.parser.changes().empty());
+    CHECK_FALSE(same.parser.is_given("steps"));
+    CHECK_FALSE(same.parser.is_default("steps"));
+    CHECK(same.parser.is_default("out"));
+    CHECK(same.parser.source("steps").starts_with(run_file + ":"));
+  }
+  {
+    Program changed(run_file);
+    REQUIRE(changed.parse({"--resume", "latest", "--steps", "5", "--width", "9", "--out", "new"}).empty());
+    CHECK((changed.width == 9 && changed.steps == 5 && changed.lr == 0.5 && changed.out == "new"));
+    CHECK(changed.parser.changes() == std::vector<std::string>{"steps: 3 -> 5 (--steps)"});
+    CHECK(changed.parser.is_changed("steps"));
+    CHECK_FALSE(changed.parser.is_changed("lr"));
+  }
+  Program refused(run_file);
+  CHECK(refused.parse({"--resume", "latest", "--width", "8"}) == "cli.fixed");
 }

@@ -24,6 +24,8 @@ Setting on(int64_t gpus, int64_t ranks, const Flags& more, const std::string& pr
   if (gpus > 1 && ranks == 1) {
     setting.flags.insert(setting.flags.end(), {"--use_multi_gpu", "--gpu_ids"});
     for (int64_t i = 0; i < gpus; ++i) setting.flags.push_back(std::to_string(i));
+  } else {
+    setting.flags.push_back("--no-use_multi_gpu");  // also of the run to continue
   }
   setting.flags.insert(setting.flags.end(), more.begin(), more.end());
   return setting;

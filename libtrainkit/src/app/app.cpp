@@ -1,11 +1,14 @@
 #include "trainkit/app/app.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <torch/utils.h>
 
+#include "app/resume.h"
 #include "trainkit/app/program.h"
 #include "trainkit/app/run_folder.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/logging/summary.h"
@@ -40,13 +43,15 @@ void fill_in_defaults(TrainingTask& task, const RunContext& context) {
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
-  AppRun(App& app, RunContext& context) : app_(app), context_(context), run_(context.run) {}
+  AppRun(App& app, RunContext& context, Program& program)
+      : app_(app), context_(context), run_(context.run), program_(program) {}
 
   /// Runs one training. `memory` is planned by the first of several repeats. `scores` stay empty after a signal.
   absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, Metrics& scores) {
     torch::manual_seed(run_.seed);
     TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
     fill_in_defaults(task_, context_);
+    TRAINKIT_RETURN_IF_ERROR(check_data(run_, task_.data_digest));
     if (!memory) {
       TRAINKIT_ASSIGN_OR_RETURN(memory,
                                 plan_memory(context_.parser, run_, context_.machine, task_.recipe, context_.placement));
@@ -61,6 +66,11 @@ class AppRun {
     TRAINKIT_RETURN_IF_ERROR(make_replicas());
     TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer, make_trainer(*memory));
     if (run_.dry_run) return 0;
+    TRAINKIT_ASSIGN_OR_RETURN(const bool finished, is_finished());
+    if (finished) {
+      context_.print("\nthe run in " + run_.output_dir + " is finished; to continue it, raise --epochs or --max_steps");
+      return 0;
+    }
     return fit_and_test(trainer, scores);
   }
 
@@ -92,20 +102,52 @@ class AppRun {
     settings_.predicted_device_memory = memory.predicted_on_device();
     settings_.explain_out_of_memory = memory.ladder;
     app_.configure(context_, settings_, *devices_);
+    if (!task_.data_digest.empty()) settings_.config["data"] = task_.data_digest;
     TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer,
                               Trainer::create(*devices_, task_.make_optimizer(*devices_->module()), settings_));
     RunFacts facts = task_.description;
-    for (const RunFacts& more : {memory.describe(), describe_run(run_, trainer, context_.placement, *loader_)}) {
+    for (const RunFacts& more : {memory.describe(), describe_run(run_, trainer, context_.placement, *loader_),
+                                 detail::describe_resume(context_.parser, run_)}) {
       facts.insert(facts.end(), more.begin(), more.end());
     }
     context_.print(run_.json ? plan_to_json(facts, memory) : to_text(facts));
     return trainer;
   }
 
+  /// Whether nothing is left to do, on all ranks. The scores of several repeats are combined, so each is tested again.
+  absl::StatusOr<bool> is_finished() {
+    const bool finished = app_.repeats() == 1 && detail::is_finished(run_, settings_, loader_->batches_per_epoch());
+    ProcessGroup* group = context_.placement.group.get();
+    if (!group || run_.resume.empty()) return finished;
+    const at::Tensor unfinished = at::full({1}, finished ? 0.0 : 1.0, at::kDouble);
+    TRAINKIT_RETURN_IF_ERROR(group->all_reduce_max(unfinished, "whether the run is finished"));
+    return unfinished.item<double>() == 0;
+  }
+
   absl::StatusOr<int> fit_and_test(Trainer& trainer, Metrics& scores) {
+    absl::Status evaluated;
+    const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
+    TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
+                              trainer.fit(*loader_, task_.loss,
+                                          {.validation = validation_.get(),
+                                           .validation_loss = task_.validation_loss,
+                                           .on_evaluation = on_evaluation,
+                                           .open_logger = [this] { return open_folder(); }}));
+    TRAINKIT_RETURN_IF_ERROR(evaluated);
+    const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr};
+    TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, *loader_, scores));
+    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
+                   run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
+    if (code == 0 && context_.placement.is_first()) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+    return code;
+  }
+
+  /// Writes the first files of the run. A resumed run has read its checkpoint before.
+  absl::StatusOr<Logger*> open_folder() {
+    program_.output_dir = run_.output_dir;
     const bool is_first = context_.placement.is_first();
-    TRAINKIT_ASSIGN_OR_RETURN(const auto folder,
-                              RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
+    TRAINKIT_ASSIGN_OR_RETURN(folder_, RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
     if (is_first) TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
     if (task_.keep_best) {
       TRAINKIT_ASSIGN_OR_RETURN(best_, BestModel::open(run_.output_dir, run_.resume,
@@ -113,21 +155,7 @@ class AppRun {
                                                         .higher_is_better = settings_.monitor_higher_is_better,
                                                         .writes = is_first}));
     }
-    absl::Status evaluated;
-    const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
-    TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result, trainer.fit(*loader_, task_.loss,
-                                                                      {.validation = validation_.get(),
-                                                                       .validation_loss = task_.validation_loss,
-                                                                       .on_evaluation = on_evaluation,
-                                                                       .logger = &folder->logger()}));
-    TRAINKIT_RETURN_IF_ERROR(evaluated);
-    const TrainedModel trained{*devices_, result, settings_.precision, folder->logger(), best_ ? &*best_ : nullptr};
-    TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
-    TRAINKIT_ASSIGN_OR_RETURN(const int code, folder->finish(result, *loader_, scores));
-    context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
-                   run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
-    if (code == 0 && is_first) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
-    return code;
+    return &folder_->logger();
   }
 
   absl::Status evaluate(int64_t step, Metrics& metrics) {
@@ -141,10 +169,12 @@ class AppRun {
   App& app_;
   RunContext& context_;
   RunOptions& run_;
+  Program& program_;
   TrainingTask task_;
   std::unique_ptr<Prefetcher> loader_, validation_;
   std::unique_ptr<DeviceReplicator> devices_;
   TrainerOptions settings_;
+  std::unique_ptr<RunFolder> folder_;
   std::optional<BestModel> best_;
 };
 
@@ -156,7 +186,12 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
     for (int64_t i = 0; i < app.repeats(); ++i) {
       TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, app.repeat_of(run, i)));
     }
-    if (!run.dry_run) program.output_dir = run.output_dir;
+    // A resume that fails leaves the run's folder as it is.
+    if (!run.dry_run && run.resume.empty()) program.output_dir = run.output_dir;
+  }
+  // The folder of several repeats has their common settings, from which --resume continues them.
+  if (app.repeats() > 1 && placement.is_first() && !run.dry_run && run.resume.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
   }
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
   share_processors(run, placement.plan, machine, app.read_cost());
@@ -167,7 +202,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
     RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement};
     Metrics scores;
-    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context).train(memory, scores));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, program).train(memory, scores));
     if (code != 0 || run.dry_run) return code;
     results.push_back(std::move(scores));
   }
@@ -187,6 +222,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
                        .examples = info.examples});
   add_run_flags(parser, run);
   app.add_flags(parser);
+  detail::continue_with_own_settings(parser, run);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
   const auto set_device_defaults = [&](at::Device device) {
     const char* name = device.is_cuda() ? "cuda" : "cpu";
@@ -224,6 +260,13 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
 
 void RunContext::print(const std::string& line) const {
   if (placement.is_first()) print_line(line);
+}
+
+absl::StatusOr<int64_t> TrainedModel::load_best() const {
+  if (!best) return -1;
+  TRAINKIT_RETURN_IF_ERROR(best->restore(*devices.module()).status());
+  devices.synchronize();
+  return best->step();
 }
 
 absl::StatusOr<std::optional<int>> App::run_subcommand(int, const char* const*) { return std::nullopt; }

@@ -131,6 +131,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .keep_every = run.keep_every,
                          .continue_on_save_error = run.on_save_error == "continue",
                          .resume = run.resume,
+                         .override_lr = parser.is_changed("lr"),
                          .early_stopping = run.early_stopping,
                          .monitoring = {.table_every = run.monitor ? kTableEvery : 0},
                          .handle_signals = true};
@@ -173,8 +174,8 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
     text += "\ntensorboard --logdir " + (run.tensorboard_dir.empty() ? own : run.tensorboard_dir);
   }
   if (result.signal != 0) {
-    text += fmt::format("\nstopped by signal {}; resume with: {} --config {}/config.yaml --resume latest",
-                        result.signal, program, run.output_dir);
+    text += fmt::format("\nstopped by signal {}; resume with: {} --output_dir {} --resume latest", result.signal,
+                        program, run.output_dir);
   }
   return text;
 }

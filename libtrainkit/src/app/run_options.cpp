@@ -211,7 +211,7 @@ absl::Status as_usage_error(const absl::Status& status) {
 absl::StatusOr<std::vector<c10::Device>> requested_devices(const ConfigParser& parser, const RunOptions& o,
                                                            c10::Device device, const Machine& machine) {
   const bool several_gpus = o.use_multi_gpu;
-  if (!o.gpu_ids.empty() && !several_gpus && !parser.is_given("use_multi_gpu")) {
+  if (!o.gpu_ids.empty() && !several_gpus && parser.is_default("use_multi_gpu")) {
     return parser.invalid("gpu_ids", "needs --use_multi_gpu", "", "for a single GPU use --device cuda:N");
   }
   const bool many = several_gpus || o.parallel > 1;

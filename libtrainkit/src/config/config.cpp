@@ -212,8 +212,8 @@ absl::Status store(const Given& given, const std::string& config_file) {
 
 /// Converts a key of the file to an option with a value.
 absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::string& path, std::set<const Option*>& seen,
-                               FileEntry entry) {
-  Given given{.option = state.find(entry.key), .value = std::move(entry.value), .layer = Layer::kFile};
+                               FileEntry entry, Layer layer) {
+  Given given{.option = state.find(entry.key), .value = std::move(entry.value), .layer = layer};
   const auto refuse = [&](const char* id, Fault fault) {
     const std::string where = detail::file_position(path, entry.line, entry.column);
     return error(ExitCode::kConfig, id, where, entry.key, std::move(fault));
@@ -237,12 +237,16 @@ absl::StatusOr<Given> read_key(const ConfigParser::State& state, const std::stri
 }
 
 /// Reads the file's settings in order, so that YAML and JSON report the same first error.
-absl::Status read_file(const ConfigParser::State& state, const std::string& path) {
+absl::Status read_file(const ConfigParser::State& state, const std::string& path, Layer layer) {
   TRAINKIT_ASSIGN_OR_RETURN(auto entries, detail::read_config_file(path));
   std::set<const Option*> seen;
   for (FileEntry& entry : entries) {
-    TRAINKIT_ASSIGN_OR_RETURN(const Given given, read_key(state, path, seen, std::move(entry)));
+    TRAINKIT_ASSIGN_OR_RETURN(const Given given, read_key(state, path, seen, std::move(entry), layer));
+    if (layer == Layer::kRun && given.option->is_not_kept) continue;
     TRAINKIT_RETURN_IF_ERROR(store(given, path));
+    if (layer != Layer::kRun) continue;
+    given.option->run_yaml = given.option->binding->to_yaml(given.option->spec);
+    given.option->run_source = given.source;
   }
   return absl::OkStatus();
 }
@@ -305,13 +309,63 @@ absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& argu
     if (argument == "--version") return Request::kVersion;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const auto flags, CommandLine(state, arguments).read());
-  for (const Given& flag : flags) TRAINKIT_RETURN_IF_ERROR(store(flag, ""));
-  if (!state.config_file.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(read_file(state, state.config_file));
+  const auto apply = [&]() -> absl::Status {
+    for (const Given& flag : flags) TRAINKIT_RETURN_IF_ERROR(store(flag, ""));
+    if (!state.config_file.empty()) TRAINKIT_RETURN_IF_ERROR(read_file(state, state.config_file, Layer::kFile));
+    return apply_preset();
+  };
+  TRAINKIT_RETURN_IF_ERROR(apply());
+  std::string run_file;
+  if (state.find_run_file) {
+    TRAINKIT_ASSIGN_OR_RETURN(run_file, state.find_run_file());
   }
-  TRAINKIT_RETURN_IF_ERROR(apply_preset());
+  if (!run_file.empty()) {
+    // The run's values are stored over the others, so that each can be compared, and then the others again.
+    TRAINKIT_RETURN_IF_ERROR(apply_run_file(run_file));
+    TRAINKIT_RETURN_IF_ERROR(apply());
+    TRAINKIT_RETURN_IF_ERROR(check_fixed());
+  }
   TRAINKIT_RETURN_IF_ERROR(check_complete());
   return state.print_config ? Request::kPrintConfig : Request::kRun;
+}
+
+void ConfigParser::set_run_file(std::function<absl::StatusOr<std::string>()> find,
+                                const std::vector<std::string>& not_kept) {
+  state_->find_run_file = std::move(find);
+  for (const std::string& name : not_kept) state_->at(name).is_not_kept = true;
+}
+
+void ConfigParser::fix(const std::vector<std::string>& names) {
+  for (const std::string& name : names) state_->at(name).is_fixed = true;
+}
+
+absl::Status ConfigParser::apply_run_file(const std::string& path) {
+  for (const auto& option : state_->options) option->layer = Layer::kDefault;
+  state_->at("preset").is_not_kept = true;  // the file has the values that it gave
+  return read_file(*state_, path, Layer::kRun);
+}
+
+absl::Status ConfigParser::check_fixed() const {
+  for (const auto& option : state_->options) {
+    if (!option->is_fixed || !option->is_changed()) continue;
+    return blame(*option, "fixed",
+                 {.problem = "cannot change when a run is continued",
+                  .expected = option->run_yaml + " (" + option->run_source + ")",
+                  .hint = "omit it, or start a new run in another --output_dir"});
+  }
+  return absl::OkStatus();
+}
+
+bool ConfigParser::is_changed(std::string_view name) const { return state_->at(name).is_changed(); }
+
+std::vector<std::string> ConfigParser::changes() const {
+  std::vector<std::string> list;
+  for (const auto& option : state_->options) {
+    if (!option->is_changed()) continue;
+    list.push_back(option->name + ": " + option->run_yaml + " -> " + option->binding->to_yaml(option->spec) + " (" +
+                   option->source + ")");
+  }
+  return list;
 }
 
 absl::Status ConfigParser::apply_preset() {
@@ -356,13 +410,15 @@ void ConfigParser::set_defaults(const Settings& settings, std::string_view reaso
   }
 }
 
-bool ConfigParser::is_given(std::string_view name) const { return state_->at(name).layer != Layer::kDefault; }
+bool ConfigParser::is_default(std::string_view name) const { return state_->at(name).layer == Layer::kDefault; }
+
+bool ConfigParser::is_given(std::string_view name) const { return state_->at(name).layer > Layer::kRun; }
 
 std::string ConfigParser::source(std::string_view name) const { return state_->at(name).source; }
 
 absl::Status ConfigParser::blame(const Option& option, const char* id, Fault fault) const {
   if (fault.got.empty()) fault.got = option.binding->to_text();
-  if (option.layer == Layer::kFile) {
+  if (option.layer == Layer::kFile || option.layer == Layer::kRun) {
     return error(ExitCode::kConfig, std::string("config.") + id, option.source, option.name, std::move(fault));
   }
   const bool typed = option.layer == Layer::kFlag;

@@ -1,6 +1,7 @@
 #pragma once
 /// Holds the state of a ConfigParser: options, presets, and the source of each value.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,7 +15,7 @@ namespace trainkit {
 namespace detail {
 
 /// Sources of a value, in ascending precedence.
-enum class Layer { kDefault, kPreset, kFile, kFlag };
+enum class Layer { kDefault, kRun, kPreset, kFile, kFlag };
 
 struct Option {
   std::string name;
@@ -26,6 +27,12 @@ struct Option {
   std::string refusal = {};
   /// Default as YAML, from add() or set_defaults().
   std::string default_yaml = {};
+  /// Value as YAML in the run to continue, and its source. Empty if there is none.
+  std::string run_yaml = {}, run_source = {};
+  /// Whether a continued run must keep its value, or takes none of it.
+  bool is_fixed = false, is_not_kept = false;
+  /// Whether the value differs from that of the run to continue.
+  bool is_changed() const { return !run_yaml.empty() && !is_not_kept && binding->to_yaml(spec) != run_yaml; }
 
   Layer layer = Layer::kDefault;
   /// Source of the value: "default", "default (cpu)", "preset small", "run.yaml:3:1", "--batch-size".
@@ -47,6 +54,7 @@ struct ConfigParser::State {
   /// All names and aliases, with '-' replaced by '_'.
   std::map<std::string, detail::Option*, std::less<>> by_name;
   std::vector<detail::Preset> presets;
+  std::function<absl::StatusOr<std::string>()> find_run_file;
   // Built-in options.
   std::string config_file;
   std::string preset;

@@ -82,6 +82,7 @@ void LRScheduler::apply() {
 void LRScheduler::set_base_lr(double base_lr) {
   base_lr_ = base_lr;
   if (device_base_lr_.defined()) device_base_lr_.fill_(base_lr);
+  apply();
 }
 
 void LRScheduler::reserve(int64_t steps) {
@@ -128,7 +129,6 @@ bool LRScheduler::step_metric(double metric) {
   const double lower = std::max(base_lr_ * plateau_->factor, plateau_->min_lr);
   if (base_lr_ - lower <= plateau_->eps) return false;
   set_base_lr(lower);
-  apply();
   return true;
 }
 
@@ -171,7 +171,6 @@ absl::Status LRScheduler::load_state_dict(const StateDict& state) {
     cooldown_counter_ = cooldown;
   }
   set_base_lr(base_lr);
-  apply();
   return absl::OkStatus();
 }
 

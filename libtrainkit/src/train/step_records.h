@@ -22,6 +22,9 @@ class StepRecords {
   /// unlimited
   StepRecords(Logger* logger, int64_t most_nonfinite) : logger_(logger), most_nonfinite_(most_nonfinite) {}
 
+  /// Logs to `logger` from now on.
+  void use(Logger* logger) { logger_ = logger; }
+
   /// Starts to read the loss, metrics and gradient norm of a step, and the learning rates `lrs` of the groups if the
   /// optimizer keeps them on the device.
   void add(LogRecord record, const StepMetrics& metrics, const std::vector<at::Tensor>& lrs);

@@ -107,9 +107,17 @@ void explain_out_of_memory(const TrainerOptions& options, const DeviceReplicator
 }  // namespace
 
 absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction loss, const FitOptions& options) {
+  Logger* logger = options.logger;
+  FitOptions fit = options;
+  if (options.open_logger) {
+    fit.open_logger = [&]() -> absl::StatusOr<Logger*> {
+      TRAINKIT_ASSIGN_OR_RETURN(logger, options.open_logger());
+      return logger;
+    };
+  }
   const auto run = [&]() -> absl::StatusOr<TrainerResult> {
     try {
-      return TrainingRun(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), options)();
+      return TrainingRun(impl_->devices_, *impl_->optimizer_, impl_->options_, loader, std::move(loss), fit)();
     } catch (...) {
       return status_from_current_exception();
     }
@@ -117,7 +125,7 @@ absl::StatusOr<TrainerResult> Trainer::fit_loss(Prefetcher& loader, LossFunction
   absl::StatusOr<TrainerResult> result = run();
   const auto error = error_of(result.status());
   const bool lacks_memory = absl::IsResourceExhausted(result.status()) && (!error || error->id == "memory.exhausted");
-  if (lacks_memory) explain_out_of_memory(impl_->options_, impl_->devices_, options.logger);
+  if (lacks_memory) explain_out_of_memory(impl_->options_, impl_->devices_, logger);
   return result;
 }
 

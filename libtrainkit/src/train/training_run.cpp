@@ -63,9 +63,9 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
                            : step_.scaler().enabled()                 ? 10
                                                                       : 1),
       stop_(options, loader, progress_, skipped_),
-      validation_(devices, step_, options, fit,
-                  fit.validation_loss ? with_step(fit.validation_loss, "the loss function of the evaluation") : loss_) {
-}
+      validation_(
+          devices, step_, options, fit_,
+          fit_.validation_loss ? with_step(fit_.validation_loss, "the loss function of the evaluation") : loss_) {}
 
 absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   std::optional<SignalWatch> signals;
@@ -141,21 +141,26 @@ absl::Status TrainingRun::prepare() {
                       .expected = "at least one batch of " + std::to_string(loader_.options().batch_size),
                       .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
   }
+  const double asked_lr = base_lr();
+  std::string differs;
+  if (!options_.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(differs, resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
+  }
+  TRAINKIT_RETURN_IF_ERROR(compare_ranks());
   if (is_first() && !options_.output_dir.empty() && (options_.save_every > 0 || !options_.resume.empty())) {
     TRAINKIT_RETURN_IF_ERROR(saves_.open(
         options_.output_dir, {.keep_last = static_cast<int>(options_.keep_last), .keep_every = options_.keep_every}));
   }
+  if (fit_.open_logger) {
+    TRAINKIT_ASSIGN_OR_RETURN(fit_.logger, fit_.open_logger());
+    records_.use(fit_.logger);
+  }
   if (!options_.resume.empty()) {
-    const double asked_lr = base_lr();
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string differs,
-                              resume_run(options_.resume, options_.output_dir, parts(), shape(), progress_));
     if (fit_.logger && !differs.empty()) fit_.logger->print("warning: " + differs);
+    if (options_.override_lr) set_base_lr(asked_lr);
     log_learning_rate(asked_lr);
     if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->rewind(progress_.step));
     last_saved_ = progress_.step;
-  }
-  TRAINKIT_RETURN_IF_ERROR(compare_ranks());
-  if (!options_.resume.empty()) {
     step_.set_step(progress_.step);
     step_.set_weight_unit(progress_.weight_unit);
     step_.set_split(progress_.split);

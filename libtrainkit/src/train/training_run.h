@@ -49,10 +49,12 @@ class TrainingRun {
   /// Makes loaders that were created without a device copy their batches to it from now on.
   void use_device();
 
-  /// Opens the checkpoint folder, resumes if requested, and checks whether any work is left.
+  /// Resumes if requested, opens the checkpoint folder and the logger, and checks whether any work is left. Changes no
+  /// file before the checkpoint was read and the ranks agree.
   absl::Status prepare();
 
   double base_lr() const { return scheduler_ ? scheduler_->base_lr() : optimizer_.lr(); }
+  void set_base_lr(double lr) { scheduler_ ? scheduler_->set_base_lr(lr) : optimizer_.set_lr(lr); }
 
   /// Warns if the learning rate of the flags is ignored, because a resumed run keeps the checkpoint's.
   void log_learning_rate(double asked);
@@ -154,7 +156,7 @@ class TrainingRun {
   const TrainerOptions& options_;
   Prefetcher& loader_;
   LossFunction loss_;
-  const FitOptions& fit_;
+  FitOptions fit_;
   ProcessGroup* group_;  // nullptr: one process
   std::unique_ptr<LRScheduler> scheduler_;
   TrainStep step_;

@@ -76,7 +76,7 @@ class Operation {
     if (value.isList()) {
       const auto from = value.toList();
       c10::impl::GenericList list(from.elementType());
-      for (const c10::IValue item : from) list.push_back(argument(item, writes));
+      for (const c10::IValue& item : from) list.push_back(argument(item, writes));
       return list;
     }
     if (value.isDevice() && value.toDevice().is_cuda()) return c10::Device(at::kCPU);
@@ -164,7 +164,7 @@ class Operation {
     if (value.isList()) {
       const auto from = value.toList();
       c10::impl::GenericList list(from.elementType());
-      for (const c10::IValue item : from) list.push_back(raised(item));
+      for (const c10::IValue& item : from) list.push_back(raised(item));
       return list;
     }
     return value;
@@ -259,7 +259,7 @@ int device_in(const c10::IValue& value) {
   if (value.isDevice() && value.toDevice().is_cuda() && value.toDevice().has_index()) return value.toDevice().index();
   if (!value.isList()) return -1;
   const auto list = value.toList();
-  for (const c10::IValue item : list) {
+  for (const c10::IValue& item : list) {
     if (const int device = device_in(item); device >= 0) return device;
   }
   return -1;

@@ -64,6 +64,9 @@ struct TrainingTask {
   double final_lr_share = 0;
   /// Keep the weights of the best evaluation in `best.safetensors`.
   bool keep_best = false;
+  /// Identifies the contents of the data, for example Digest::of(text). Saved in checkpoints. A run resumed on other
+  /// data fails before it writes a file. Empty: not checked.
+  std::string data_digest = {};
   /// Facts about the data for the first lines of the run: {{"data", "150 rows of 4 features"}}.
   RunFacts description = {};
 };
@@ -75,8 +78,12 @@ struct TrainedModel {
   Precision precision;
   /// Records of the test go here.
   Logger& logger;
-  /// nullptr without TrainingTask::keep_best. restore() loads the best weights into one replica: synchronize() then.
+  /// nullptr without TrainingTask::keep_best.
   const BestModel* best;
+
+  /// Loads the best weights into every replica, on all ranks. Returns their step; -1 if there are none, and the last
+  /// weights stay. Synchronises. Errors: exit code 5.
+  absl::StatusOr<int64_t> load_best() const;
 };
 
 /// A trainer. run_app() calls the functions in the order of this class, all on the calling thread. Only info() and

@@ -50,6 +50,11 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
 /// --overwrite removes it with everything in it. Errors: exit code 6.
 absl::StatusOr<std::string> results_dir(const RunOptions& run);
 
+/// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
+/// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes
+/// files calls it before. Errors: exit code 4 for other data, 5 for --resume.
+absl::Status check_data(const RunOptions& run, const std::string& digest);
+
 /// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). They come after
 /// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);

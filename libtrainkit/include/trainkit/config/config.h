@@ -173,6 +173,19 @@ class ConfigParser {
   /// Marks an option as not supported (yet): any value other than its default is an error with `reason`.
   void refuse(std::string_view name, std::string reason);
 
+  /// Lets a command line continue a run with the run's own settings. parse() calls `find` after it has stored the
+  /// flags, the file and the preset. `find` returns the configuration file of the run to continue, or "" if there is
+  /// none. Its values replace defaults; the preset, the file and the flags replace its values. Options of `not_kept`
+  /// do not take its values. Call it after add().
+  void set_run_file(std::function<absl::StatusOr<std::string>()> find, const std::vector<std::string>& not_kept);
+  /// Names options that a continued run cannot change: sizes of the model, the data. Another value is an error
+  /// (cli.fixed, config.fixed).
+  void fix(const std::vector<std::string>& names);
+  /// Whether the value differs from that of the run to continue. False if there is no such run.
+  bool is_changed(std::string_view name) const;
+  /// Returns the options that differ from the run to continue, such as "lr: 0.001 -> 0.01 (--lr)".
+  std::vector<std::string> changes() const;
+
   /// Parses the command line, and the preset and the file that it names, into the variables. Call it once.
   ///
   /// @return The requested action. --help and --version take precedence over every error. After an error the variables
@@ -194,9 +207,12 @@ class ConfigParser {
   /// name or an invalid value.
   void set_defaults(const Settings& settings, std::string_view reason);
 
-  /// Whether a preset, a file or a flag gave the value.
+  /// Whether a preset, a file or a flag gave the value. False for a value of the run to continue.
   bool is_given(std::string_view name) const;
-  /// Returns the source of the value: "default", "default (cpu)", "preset small", "run.yaml:3:1", "--batch-size".
+  /// Whether the value is a default: neither given nor of the run to continue.
+  bool is_default(std::string_view name) const;
+  /// Returns the source of the value: "default", "default (cpu)", "preset small", "run.yaml:3:1", "--batch-size". The
+  /// file may be that of the run to continue.
   std::string source(std::string_view name) const;
 
   /// Returns a Status for a value that breaks a rule of the program. It names the source of the value, and the value
@@ -218,6 +234,8 @@ class ConfigParser {
  private:
   void add_option(std::string name, std::unique_ptr<detail::Binding> binding, OptionSpec spec);
   absl::Status apply_preset();
+  absl::Status apply_run_file(const std::string& path);
+  absl::Status check_fixed() const;
   absl::Status check_complete() const;
   /// Returns an error about the value of `option`, naming the value's source.
   absl::Status blame(const detail::Option& option, const char* id, detail::Fault fault) const;

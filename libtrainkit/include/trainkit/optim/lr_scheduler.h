@@ -61,6 +61,8 @@ class LRScheduler {
   double lr() const;
   /// Learning rate that the factors multiply; lowered on each plateau.
   double base_lr() const { return base_lr_; }
+  /// Replaces it, and sets the optimizer's learning rate. Does not synchronise.
+  void set_base_lr(double base_lr);
 
   /// Extends the table to `steps` steps if the step count is on the device. Call it before a CUDA graph is captured,
   /// because a replay cannot extend the table. Beyond the end, the last factor is used.
@@ -77,7 +79,6 @@ class LRScheduler {
 
  private:
   void apply();
-  void set_base_lr(double base_lr);
   bool is_better(double metric) const;
 
   Optimizer* optimizer_;

@@ -74,6 +74,9 @@ struct TrainerOptions {
   bool continue_on_save_error = false;
   /// Checkpoint to resume from: "latest", a run folder, its "checkpoints/" or one "step-..."; empty starts afresh.
   std::string resume = {};
+  /// Whether a resumed run takes the learning rate of its optimizer now. False: it keeps the checkpoint's, and warns if
+  /// they differ.
+  bool override_lr = false;
 
   /// Evaluation metric that selects the best step and drives the plateau schedule and early stopping.
   std::string monitor = "loss";
@@ -153,6 +156,10 @@ struct FitOptions {
   std::function<void(int64_t step, Metrics& metrics)> on_evaluation = nullptr;
   /// Receives the records; RunLogger combines several sinks. Not owned; nullptr logs nothing.
   Logger* logger = nullptr;
+  /// Opens the logger instead. Called on every rank after the checkpoint to resume from was read and the ranks agree,
+  /// and before anything is written, so that a resume that fails changes no file. The logger must live until fit
+  /// returns.
+  std::function<absl::StatusOr<Logger*>()> open_logger = nullptr;
 };
 
 /// Trains a model.

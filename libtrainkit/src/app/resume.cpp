@@ -1,0 +1,96 @@
+#include "app/resume.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "trainkit/app/run_folder.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/state_dict.h"
+#include "trainkit/core/status.h"
+#include "trainkit/train/checkpoint.h"
+
+namespace trainkit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kDataKey[] = "config.data";
+
+/// Returns the configuration file of a run folder; "" if it has none.
+std::string config_of(const std::string& folder) {
+  std::error_code ignored;
+  const fs::path file = fs::path(folder) / "config.yaml";
+  return fs::is_regular_file(file, ignored) ? file.string() : "";
+}
+
+/// Returns the run folder of a checkpoint.
+std::string folder_of(const CheckpointPath& checkpoint) { return fs::path(checkpoint.folder).parent_path().string(); }
+
+/// Reads summary.json of a run; nullopt if there is none that can be read.
+std::optional<nlohmann::json> read_summary(const std::string& folder) {
+  constexpr int64_t kMostBytes = 16 << 20;
+  const auto text = Fs::posix().read_file(folder + "/summary.json", kMostBytes);
+  if (!text.ok()) return std::nullopt;
+  nlohmann::json summary = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  return summary.is_object() ? std::optional(std::move(summary)) : std::nullopt;
+}
+
+}  // namespace
+
+absl::Status check_data(const RunOptions& run, const std::string& digest) {
+  if (run.resume.empty() || digest.empty()) return absl::OkStatus();
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
+  const auto saved = get_state<std::string>(state, kDataKey);
+  if (!saved.ok() || *saved == digest) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.changed",
+                    .where = checkpoint.path(),
+                    .problem = "the run was trained on other data",
+                    .got = digest,
+                    .expected = *saved,
+                    .hint = "give the run its own data, or start a new run in another --output_dir"});
+}
+
+namespace detail {
+
+void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
+  const auto find = [&parser, &run]() -> absl::StatusOr<std::string> {
+    if (run.resume.empty()) return "";
+    if (run.resume == "latest") return config_of(run.output_dir);
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    const std::string config = config_of(folder_of(checkpoint));
+    if (!config.empty()) parser.set_defaults({{"output_dir", folder_of(checkpoint)}}, "the run to continue");
+    return config;
+  };
+  parser.set_run_file(find, {"output_dir", "resume", "init_from", "overwrite", "dry_run"});
+  parser.fix({"seed", "weight_decay"});  // the optimizer's state has the second
+}
+
+RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
+  if (run.resume.empty()) return {};
+  const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+  if (!checkpoint.ok()) return {};  // the trainer reports it
+  RunFacts facts = {{"resumes", checkpoint->path()}};
+  for (const std::string& change : parser.changes()) facts.emplace_back("", "changed " + change);
+  return facts;
+}
+
+bool is_finished(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch) {
+  if (run.resume.empty()) return false;
+  const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
+  if (!checkpoint.ok() || fs::weakly_canonical(folder_of(*checkpoint)) != fs::weakly_canonical(run.output_dir)) {
+    return false;
+  }
+  const auto summary = read_summary(run.output_dir);
+  if (!summary || summary->value("exit_code", -1) != 0 || summary->value("steps", int64_t{-1}) != checkpoint->step) {
+    return false;
+  }
+  const int64_t planned = planned_steps(batches_per_epoch, options);
+  return planned > 0 && checkpoint->step >= planned;
+}
+
+}  // namespace detail
+}  // namespace trainkit

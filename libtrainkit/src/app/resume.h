@@ -1,0 +1,22 @@
+#pragma once
+/// Continues a run from its folder.
+
+#include <string>
+
+#include "trainkit/app/run_options.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/train/trainer.h"
+
+namespace trainkit::detail {
+
+/// Lets --resume take the settings of the run that it continues from that run's config.yaml, and its folder as
+/// --output_dir. `parser` must have the flags of add_run_flags, bound to `run`; both must outlive parse().
+void continue_with_own_settings(ConfigParser& parser, const RunOptions& run);
+
+/// Describes the checkpoint of --resume and each setting that differs from the run's; empty without --resume.
+RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run);
+
+/// Whether --resume names a run that reached the end given by `options` and has its summary: nothing is left to do.
+bool is_finished(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch);
+
+}  // namespace trainkit::detail
