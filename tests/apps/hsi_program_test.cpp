@@ -203,6 +203,7 @@ TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line
       {3, "bad.yaml:1:1", {"--config", place.dir / "bad.yaml"}},
       {4, "cut.mat", {"--cube", place.dir / "cut.mat", "--gt", truth, "--output_dir", place.dir / "c"}},
       {4, "missing.mat", {"--cube", place.dir / "missing.mat", "--gt", truth, "--output_dir", place.dir / "d"}},
+      {4, "no batch to train on (got '", place.flags("t", {"--batch_size", "100000", "--drop_last"})},
       {4, "split.json", place.flags("s", {"--split", place.dir / "split.json"})},
       {5, "error[", place.flags("e", {"--resume", "latest"})},
       {5, "demo.mat", place.flags("f", {"--init_from", demo})},

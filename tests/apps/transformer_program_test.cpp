@@ -156,6 +156,15 @@ TEST_CASE("The batch is chosen by memory, and kept", "[apps][transformer]") {
   CHECK(shared.output.find("24 per device x 1 device x 1 accumulated = 24 per step") != std::string::npos);
 }
 
+TEST_CASE("--eval_every 0 evaluates never", "[apps][transformer]") {
+  const Place place;
+  const Ended ended = run(place, place.flags("run", {"--max_steps", "4", "--eval_every", "0"}));
+  INFO(ended.errors);
+  CHECK(ended.code == 0);
+  CHECK(read_text(place.dir / "run/metrics.jsonl").find("\"val\"") == std::string::npos);
+  CHECK(ended.output.find("validation loss") == std::string::npos);
+}
+
 TEST_CASE("A dry run plans for absent devices", "[apps][transformer]") {
   const Place place;
   std::vector<std::string> flags = place.flags(

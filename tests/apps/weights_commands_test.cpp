@@ -95,6 +95,7 @@ TEST_CASE("export writes a checkpoint's weights in either format, and converts a
   CHECK(exists.code == 2);
   CHECK_THAT(exists.errors, Catch::Contains("exists already") && Catch::Contains("--overwrite"));
   CHECK(Tool(dir, {"export", "--overwrite", dir / "run", dir / "out.pt"}).code == 0);
+  CHECK(Tool(dir, {"export", dir / "run/checkpoints/latest", dir / "latest.pt"}).code == 0);
 }
 
 TEST_CASE("inspect and export report errors with their exit codes") {

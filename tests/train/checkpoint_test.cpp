@@ -504,6 +504,7 @@ TEST_CASE("--resume accepts latest, a run, a folder, a path or a name", "[train]
   CHECK(found(run.output(), other) == run.path(30));
   CHECK(found(run.output() + "/", other).ends_with("step-00000030"));
   CHECK(found(run.folder(), other) == run.path(30));
+  CHECK(found(run.folder() + "/latest", other) == run.path(30));
   CHECK(found(run.path(20), other) == run.path(20));
   CHECK(found(run.path(20) + "/", other) == run.path(20));
   CHECK(found("step-00000010", run.output()) == run.path(10));

@@ -6,6 +6,7 @@
 #include <torch/utils.h>
 
 #include "app/resume.h"
+#include "train/run_state.h"
 #include "trainkit/app/program.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/fs.h"
@@ -80,6 +81,7 @@ class AppRun {
     const auto order =
         std::make_shared<RandomSampler>(task_.training_set->size(), RandomSamplerOptions{.seed = run_.seed});
     TRAINKIT_ASSIGN_OR_RETURN(loader_, training_loader(task_.training_set, order, run_, context_.machine, placement));
+    TRAINKIT_RETURN_IF_ERROR(check_has_batch(*loader_));
     if (!task_.validation_set) return compare_data(placement, {{"training", task_.training_set.get()}});
     TRAINKIT_ASSIGN_OR_RETURN(validation_, evaluation_loader(task_.validation_set, run_, context_.machine, placement));
     return compare_data(placement,
@@ -129,7 +131,7 @@ class AppRun {
     const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
     TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
                               trainer.fit(*loader_, task_.loss,
-                                          {.validation = validation_.get(),
+                                          {.validation = run_.eval_every == 0 ? nullptr : validation_.get(),
                                            .validation_loss = task_.validation_loss,
                                            .on_evaluation = on_evaluation,
                                            .open_logger = [this] { return open_folder(); }}));

@@ -400,6 +400,7 @@ absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const
     }
     return not_found(spec, "no such checkpoint");
   }
+  if (name == kLatestFile && !fs.open_directory(spec).ok()) return latest_of(parent);  // RUN/checkpoints/latest
   if (fs.open_directory(spec + "/" + kFolder).ok()) return latest_of(spec + "/" + kFolder);
   if (spec.ends_with(".pt") || spec.ends_with(".pth")) {
     return not_found(spec, "a PyTorch file, not a checkpoint of this library",

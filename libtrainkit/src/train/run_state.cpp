@@ -251,6 +251,16 @@ absl::StatusOr<std::string> resume_run(const std::string& spec, const std::strin
   return resume_warning(contents.state, parts, shape);
 }
 
+absl::Status check_has_batch(const Prefetcher& loader) {
+  if (loader.batches_per_epoch() > 0) return absl::OkStatus();
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.empty",
+                    .problem = "no batch to train on",
+                    .got = std::to_string(loader.dataset().size()) + " rows",
+                    .expected = "at least one batch of " + std::to_string(loader.options().batch_size),
+                    .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
+}
+
 void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields) {
   fields.push_back({name + " rows", std::to_string(dataset.size())});
   std::string text;

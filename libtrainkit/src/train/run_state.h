@@ -74,6 +74,9 @@ absl::StatusOr<std::string> resume_run(const std::string& spec, const std::strin
 /// trained rows and the random generators stay as they are.
 absl::Status roll_back_run(const std::string& output_dir, const RunParts& parts, RunProgress& progress);
 
+/// Returns an error (exit code 4) if an epoch of `loader` has no batch.
+absl::Status check_has_batch(const Prefetcher& loader);
+
 /// Appends "<name> rows" and "<name> fields" of a data set, which must be equal on all ranks.
 void append_data_fields(const std::string& name, const Dataset& dataset, std::vector<DigestField>& fields);
 

@@ -133,14 +133,7 @@ void TrainingRun::use_device() {
 }
 
 absl::Status TrainingRun::prepare() {
-  if (loader_.batches_per_epoch() == 0) {
-    return to_status({.exit_code = ExitCode::kData,
-                      .id = "data.empty",
-                      .problem = "no batch to train on",
-                      .got = std::to_string(loader_.dataset().size()) + " rows",
-                      .expected = "at least one batch of " + std::to_string(loader_.options().batch_size),
-                      .hint = "use a smaller batch size, or keep the last batch (drop_last = false)"});
-  }
+  TRAINKIT_RETURN_IF_ERROR(check_has_batch(loader_));
   const double asked_lr = base_lr();
   std::string differs;
   if (!options_.resume.empty()) {
