@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 #include <torch/utils.h>
 
-#include "trainkit/app/program.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/nn/onednn_matmul.h"
+#include "trainkit/nn/linear.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/weights.h"
 
@@ -148,8 +148,8 @@ class AppRun {
   std::optional<BestModel> best_;
 };
 
-absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const Machine& machine,
-                              Program& program) {
+absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
+                              ProgramState& program) {
   RunOptions first = app.repeat_of(run, 0);
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
   if (placement.is_first()) {
@@ -175,7 +175,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   return 0;
 }
 
-absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& program) {
+absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> subcommand, app.run_subcommand(argc, argv));
   if (subcommand) return *subcommand;
   RunOptions run;
@@ -199,11 +199,11 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
     return 0;
   }
   if (request == Request::kHelp) {
-    const char* device = set_device_defaults(resolve_device(parser, run, Machine::here()).value_or(at::kCPU));
+    const char* device = set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
     print_line(parser.text(request) + fmt::format(kDeviceRemark, device));
     return 0;
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   set_device_defaults(device);
   if (request == Request::kPrintConfig) {
@@ -233,7 +233,7 @@ Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cud
 absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
   return absl::UnimplementedError(info().name + " has no demonstration data");
 }
-absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const Machine&) { return absl::OkStatus(); }
+absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
 absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
@@ -261,7 +261,7 @@ std::string App::describe_scores(const RunContext&, const TrainerResult& result,
 }
 
 int run_app(int argc, const char* const* argv, App& app) {
-  return run_program([&](Program& program) { return run(argc, argv, app, program); });
+  return run_program([&](ProgramState& program) { return run(argc, argv, app, program); });
 }
 
 }  // namespace trainkit
