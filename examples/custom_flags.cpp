@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
 
   const absl::StatusOr<Request> request = parser.parse(argc, argv);
   if (!request.ok()) return report(request.status());
-  if (Machine::here().cuda_devices == 0) parser.set_defaults({{"width", "128"}}, "cpu");
+  if (MachineInfo::here().cuda_devices == 0) parser.set_defaults({{"width", "128"}}, "cpu");
   if (*request != Request::kRun) return std::cout << parser.text(*request), 0;
   if (const absl::Status status = check_run_options(parser, run); !status.ok()) return report(status);
 

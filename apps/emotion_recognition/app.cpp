@@ -1,7 +1,7 @@
 #include "emotion_recognition/app.h"
 
 #include "emotion_recognition/results.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::emotion {

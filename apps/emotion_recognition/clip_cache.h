@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "emotion_recognition/clip_dataset.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/data/dataset.h"
-#include "trainkit/data/disk_cached_dataset.h"
 
 namespace trainkit::emotion {
 

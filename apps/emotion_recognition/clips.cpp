@@ -8,8 +8,8 @@
 #include <set>
 #include <unordered_map>
 
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 

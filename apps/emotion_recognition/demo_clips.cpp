@@ -17,7 +17,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/media_writer.h"
+#include "trainkit/io/media.h"
 
 namespace trainkit::emotion {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/process_group.h"
-#include "trainkit/train/confusion_matrix.h"
+#include "trainkit/train/evaluate.h"
 
 namespace trainkit::emotion {
 

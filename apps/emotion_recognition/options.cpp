@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "trainkit/config/option_group.h"
+#include "trainkit/config/config.h"
 
 namespace trainkit::emotion {
 namespace {

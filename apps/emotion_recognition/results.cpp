@@ -12,13 +12,13 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/plot.h"
+#include "trainkit/logging/summary.h"
 
 namespace trainkit::emotion {
 namespace {
@@ -78,7 +78,7 @@ Metrics TestResult::metrics() const {
 absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Metrics& metrics) {
   metrics["weighted_f1"] = metrics["macro_f1"] = std::numeric_limits<double>::quiet_NaN();
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor counted, counts.take(placement.group.get()));
-  const ClassificationScores scores = score(counted);
+  const ClassificationScores scores = classification_scores(counted);
   metrics["weighted_f1"] = scores.weighted_f1;
   metrics["macro_f1"] = scores.macro_f1;
   return absl::OkStatus();
@@ -86,7 +86,7 @@ absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Me
 
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session,
                                       const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
-                                      const Machine& machine, const Placement& placement, Precision precision) {
+                                      const MachineInfo& machine, const Placement& placement, Precision precision) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto loader, evaluation_loader(dataset, run, machine, placement));
   const auto classes = static_cast<int64_t>(session.labels().size());
   EvaluationCounts counts(classes);
@@ -106,7 +106,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   if (placement.group) {
     TRAINKIT_RETURN_IF_ERROR(placement.group->all_reduce(result.probabilities, "gathering the predictions"));
   }
-  result.scores = score(result.counts);
+  result.scores = classification_scores(result.counts);
   const std::vector<int64_t> trained = session.train()->list().counts();
   const auto most = std::max_element(trained.begin(), trained.end()) - trained.begin();
   const auto rows = static_cast<double>(std::max<int64_t>(result.scores.rows, 1));

@@ -11,8 +11,7 @@
 
 #include "emotion_recognition/session.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/train/best_model.h"
-#include "trainkit/train/confusion_matrix.h"
+#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
@@ -43,7 +42,7 @@ absl::Status add_scores(EvaluationCounts& counts, const Placement& placement, Me
 /// result. Errors: those of the loader and of other ranks.
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session,
                                       const std::shared_ptr<const Dataset>& dataset, const RunOptions& run,
-                                      const Machine& machine, const Placement& placement, Precision precision);
+                                      const MachineInfo& machine, const Placement& placement, Precision precision);
 
 /// Writes to `folder` (results_dir()): scores.json (with the step of the tested weights), predictions.csv (true label,
 /// predicted label and all probabilities of each clip) and confusion.svg. Errors: exit code 6.

@@ -17,7 +17,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/signals.h"
+#include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit::emotion {
@@ -147,7 +147,7 @@ RunFacts Session::describe_cache() const {
   return {{"cache", emotion::describe_cache(parts(), options_.cache_dir)}};
 }
 
-absl::StatusOr<int> Session::fill_cache(const Machine& machine, const Placement& placement,
+absl::StatusOr<int> Session::fill_cache(const MachineInfo& machine, const Placement& placement,
                                         const std::function<void(const std::string&)>& say) {
   if (options_.cache_dir.empty()) return 0;
   const SignalWatch signals;

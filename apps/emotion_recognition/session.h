@@ -43,7 +43,7 @@ class Session {
   /// decodes, unless another run already does. `say` prints a line. Does nothing without --cache_dir.
   ///
   /// Returns 0, or 128 + n if signal n stopped it. Errors: those of cache_clips and of other ranks.
-  absl::StatusOr<int> fill_cache(const Machine& machine, const Placement& placement,
+  absl::StatusOr<int> fill_cache(const MachineInfo& machine, const Placement& placement,
                                  const std::function<void(const std::string&)>& say);
   /// Describes the cache; empty without --cache_dir.
   RunFacts describe_cache() const;

@@ -25,7 +25,7 @@ absl::StatusOr<int> RecommenderApp::write_demo_data(const std::string& folder, u
   return rec::write_demo_data(folder, seed);
 }
 
-absl::Status RecommenderApp::resolve_options(const ConfigParser& parser, RunOptions& run, const Machine& machine) {
+absl::Status RecommenderApp::resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) {
   TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, run, machine));
   rounding_ = share_global_batch(parser, run, plan.replicas);
   return absl::OkStatus();

@@ -17,7 +17,7 @@ class RecommenderApp final : public App {
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override;
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
-  absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const Machine& machine) override;
+  absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;

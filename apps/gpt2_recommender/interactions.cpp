@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
 

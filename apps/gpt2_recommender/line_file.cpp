@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/utf8.h"
+#include "io/plain_text.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
-#include "trainkit/io/plain_text.h"
 
 namespace trainkit::rec {
 namespace {

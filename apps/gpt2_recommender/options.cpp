@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "gpt2_recommender/ratings.h"
-#include "trainkit/config/option_group.h"
+#include "trainkit/config/config.h"
 #include "trainkit/memory/batch_size_planner.h"
 
 namespace trainkit::rec {

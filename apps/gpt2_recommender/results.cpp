@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "gpt2_recommender/adapters.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"

@@ -9,7 +9,7 @@
 #include "gpt2_recommender/session.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/train/best_model.h"
+#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/trainer.h"
 

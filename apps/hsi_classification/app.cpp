@@ -2,8 +2,8 @@
 
 #include "hsi_classification/benchmark.h"
 #include "hsi_classification/results.h"
-#include "trainkit/app/program.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::hsi {

@@ -10,14 +10,13 @@
 #include <string_view>
 #include <tuple>
 
+#include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
-#include "trainkit/app/program.h"
-#include "trainkit/app/run_folder.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
-#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/summary.h"
 
 namespace trainkit::hsi {
@@ -77,7 +76,7 @@ void add_flags(ConfigParser& parser, BenchmarkOptions& o, std::string_view comma
 
 /// Returns the first device of this process: the one of its local rank, if there is one for each rank of the machine.
 absl::StatusOr<at::Device> first_device(const ConfigParser& parser, const BenchmarkOptions& options,
-                                        const Machine& machine) {
+                                        const MachineInfo& machine) {
   if (machine.ranks > 0 && options.gpus > 1) {
     return parser.invalid("gpus", "contradicts the launcher: each rank has one device", "1");
   }
@@ -93,7 +92,7 @@ absl::StatusOr<at::Device> first_device(const ConfigParser& parser, const Benchm
 }
 
 absl::StatusOr<PerfSettings> settings_of(const ConfigParser& parser, const BenchmarkOptions& options,
-                                         const Machine& machine) {
+                                         const MachineInfo& machine) {
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, first_device(parser, options, machine));
   const auto fp16 = std::find(options.precision.begin(), options.precision.end(), "fp16");
   if (device.is_cpu() && fp16 != options.precision.end()) {
@@ -360,7 +359,7 @@ absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
     print_line(parser.text(request));
     return 0;
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
   TRAINKIT_ASSIGN_OR_RETURN(PerfSettings settings, settings_of(parser, options, machine));
   torch::manual_seed(0);
   if (command == "benchmark") {

@@ -12,9 +12,8 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/envi.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mat.h"
-#include "trainkit/io/npy.h"
 
 namespace trainkit::hsi {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "trainkit/config/option_group.h"
+#include "trainkit/config/config.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::hsi {

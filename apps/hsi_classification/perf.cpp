@@ -58,7 +58,7 @@ absl::StatusOr<Bench> make_bench(const PerfSettings& settings) {
                             .batch = {.batch_size = settings.batch_size, .replicas = replicas * ranks},
                             .group = settings.group};
   const auto order = std::make_shared<RandomSampler>(rows.numel());
-  TRAINKIT_ASSIGN_OR_RETURN(bench.loader, training_loader(dataset, order, run, Machine::here(), placement));
+  TRAINKIT_ASSIGN_OR_RETURN(bench.loader, training_loader(dataset, order, run, MachineInfo::here(), placement));
   TRAINKIT_ASSIGN_OR_RETURN(
       bench.devices, DeviceReplicator::create([&] { return create_model(model); }, replicator_options(run, placement)));
   bench.loss = make_loss_function([feed = bench.feed](HsiModel& net, const Batch& batch) {
@@ -134,9 +134,9 @@ absl::StatusOr<PerfResult> measure_training(const PerfSettings& settings) {
   TrainStep step(*bench.devices, optimizer, {.precision = settings.precision, .grad_clip = 1.0});
   return time_pieces(settings, *bench.loader, [&](bool is_late) -> absl::StatusOr<Piece> {
     TRAINKIT_ASSIGN_OR_RETURN(const Batch batch, next_batch(*bench.loader));
-    step.vote().stop = is_late ? 1 : 0;  // ranks end after the same step
+    if (is_late) step.request_stop(1);  // ranks end after the same step
     step(batch, bench.loss);
-    return Piece{batch.size(), step.verdict().stop != 0};
+    return Piece{batch.size(), step.agreed_stop() != 0};
   });
 }
 

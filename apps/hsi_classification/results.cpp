@@ -13,12 +13,12 @@
 #include <utility>
 
 #include "hsi_classification/maps.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mat.h"
-#include "trainkit/io/png.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/summary.h"
 
@@ -68,7 +68,7 @@ Metrics TestResult::metrics() const {
 }
 
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session, const Split& split,
-                                      const RunOptions& run, const Machine& machine, const Placement& placement,
+                                      const RunOptions& run, const MachineInfo& machine, const Placement& placement,
                                       Precision precision, bool whole_scene) {
   const Scene& scene = session.scene();
   const int64_t pixels = scene.height() * scene.width();
@@ -105,7 +105,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
   }
   TestResult result;
   result.counts = parts[0].confusion.counts();
-  result.scores = score(result.counts);
+  result.scores = classification_scores(result.counts);
   result.leak = session.leak(split);
   result.map = parts[0].map.to(at::kCPU).view({scene.height(), scene.width()});
   return result;

@@ -11,7 +11,6 @@
 
 #include "hsi_classification/session.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/train/confusion_matrix.h"
 #include "trainkit/train/evaluate.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/train/trainer.h"
@@ -34,7 +33,7 @@ struct TestResult {
 /// Classifies the test pixels, or (`whole_scene`) all pixels, and scores the test pixels. Each pixel counts once over
 /// all devices and ranks. All ranks call it and get the same result. Errors: those of the loader and of other ranks.
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session, const Split& split,
-                                      const RunOptions& run, const Machine& machine, const Placement& placement,
+                                      const RunOptions& run, const MachineInfo& machine, const Placement& placement,
                                       Precision precision, bool whole_scene);
 
 /// Writes to `folder` (results_dir()): scores.json and, with `maps`, classification.png, ground_truth.png (one picture

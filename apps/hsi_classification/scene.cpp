@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "hsi_classification/find_scene.h"
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

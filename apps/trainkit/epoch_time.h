@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trainkit/distributed/scaling_model.h"
+#include "trainkit/scaling_model.h"
 
 namespace trainkit::tool {
 

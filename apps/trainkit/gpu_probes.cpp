@@ -10,12 +10,12 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "core/cuda_support.h"
 #include "core/gpu_kernel_support.h"
+#include "logging/resource_monitor.h"
 #include "train/run_state.h"
-#include "trainkit/core/cuda_support.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/resource_monitor.h"
 #include "trainkit/probes.h"
 
 namespace trainkit::tool {

@@ -20,7 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/cgroup.h"
-#include "trainkit/core/cuda_support.h"
+#include "core/cuda_support.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/logging/format.h"

@@ -23,7 +23,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
-#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/process_group.h"
 #include "trainkit/process.h"
 #include "trainkit/rank_output.h"
 

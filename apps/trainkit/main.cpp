@@ -1,5 +1,5 @@
 // Program `trainkit`: tools for training runs. Each subcommand is a function in its own file.
-#include "trainkit/app/program.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/command.h"
 
 int main(int argc, char** argv) {
@@ -13,5 +13,5 @@ int main(int argc, char** argv) {
       {"verify-resume", "compares runs interrupted at random times with an uninterrupted run", verify_resume_command},
       {"export", "exports a checkpoint's weights to a file for Python", export_command},
   };
-  return trainkit::run_program([&](trainkit::Program&) { return dispatch({argv + 1, argv + argc}, commands); });
+  return trainkit::run_program([&](trainkit::ProgramState&) { return dispatch({argv + 1, argv + argc}, commands); });
 }

@@ -15,7 +15,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::tool {

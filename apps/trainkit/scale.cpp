@@ -10,12 +10,11 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/distributed/scaling_model.h"
-#include "trainkit/logging/jsonl.h"
-#include "trainkit/logging/plot.h"
+#include "trainkit/logging/sinks.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/probes.h"
 #include "trainkit/scale_run.h"
+#include "trainkit/scaling_model.h"
 
 namespace trainkit::tool {
 namespace {

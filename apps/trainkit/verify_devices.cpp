@@ -11,7 +11,7 @@
 
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/param_groups.h"
+#include "trainkit/optim/optimizer.h"
 #include "trainkit/train/train_step.h"
 #include "trainkit/verify.h"
 #include "trainkit/verify_net.h"

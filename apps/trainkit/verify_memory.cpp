@@ -59,7 +59,7 @@ absl::StatusOr<MemoryPlan> plan_of(const StepRecipe& recipe, at::Device device, 
   Placement placement;
   placement.plan.devices = {device};
   placement.batch.batch_size = kStepRows;
-  return plan_memory(parser, run, Machine::here(), recipe, placement);
+  return plan_memory(parser, run, MachineInfo::here(), recipe, placement);
 }
 
 /// Caches plan_of by precision and compute capability: the plan is the same for GPUs of one kind.

@@ -6,11 +6,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "trainkit/core/digest.h"
+#include "core/utf8.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 #include "trainkit/io/mapped_file.h"
 #include "transformer/demo_text.h"
 

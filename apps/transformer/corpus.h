@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "trainkit/io/token_file.h"
 #include "trainkit/io/tokenizer.h"
 
 namespace trainkit::transformer {

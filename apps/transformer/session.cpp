@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"

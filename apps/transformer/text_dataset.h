@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "trainkit/data/dataset.h"
-#include "trainkit/io/token_file.h"
+#include "trainkit/io/tokenizer.h"
 
 namespace trainkit::transformer {
 

@@ -11,7 +11,7 @@
 
 #include "../rounds.h"
 #include "trainkit/core/error.h"
-#include "trainkit/data/disk_cached_dataset.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/data/sampler.h"
 

@@ -4,9 +4,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "trainkit/logging/jsonl.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/logging/tensorboard.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

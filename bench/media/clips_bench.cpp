@@ -13,7 +13,6 @@
 #include "../rounds.h"
 #include "trainkit/core/error.h"
 #include "trainkit/io/media.h"
-#include "trainkit/io/media_writer.h"
 #include "trainkit/nn/mel_spectrogram.h"
 
 namespace trainkit {

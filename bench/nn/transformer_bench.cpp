@@ -3,7 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 
-#include "trainkit/nn/onednn_matmul.h"
+#include "trainkit/nn/linear.h"
 #include "trainkit/nn/transformer.h"
 
 namespace trainkit {

@@ -12,8 +12,8 @@
 
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/clip_grad.h"
 #include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 namespace {

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "../rounds.h"
-#include "trainkit/nn/onednn_matmul.h"
+#include "trainkit/nn/linear.h"
 #include "trainkit/nn/transformer.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/train_step.h"

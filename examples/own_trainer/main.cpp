@@ -13,7 +13,7 @@
 #include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/tensor_dataset.h"
-#include "trainkit/io/npy.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/nn/cross_entropy.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include "reference_util.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/clip_grad.h"
+#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 namespace {

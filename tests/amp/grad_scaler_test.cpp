@@ -5,7 +5,7 @@
 #include "state_dict_util.h"
 #include "test_util.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/clip_grad.h"
+#include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/cuda_support.h"
 #include "program.h"
 #include "test_util.h"
-#include "trainkit/core/cuda_support.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/probes.h"
 #include "trainkit/report.h"

@@ -7,7 +7,7 @@
 #include "emotion_recognition/clip_dataset.h"
 #include "io/media_clips.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/io/media_writer.h"
+#include "trainkit/io/media.h"
 
 using namespace trainkit;
 using namespace trainkit::emotion;

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "emotion_place.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

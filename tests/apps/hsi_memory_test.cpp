@@ -84,7 +84,7 @@ TEST_CASE("The ladder for a scene suggests a smaller model or smaller patches if
     Placement planned;
     planned.batch.batch_size = 12;
     run.batch_size.value = 12;
-    const std::string ladder = plan_memory(parser, run, Machine{}, recipe, planned).value().ladder();
+    const std::string ladder = plan_memory(parser, run, MachineInfo{}, recipe, planned).value().ladder();
     CHECK_THAT(ladder, Catch::Contains("\n  --batch_size 6 ") && Catch::Contains("\n  --patch_size 7 "));
     CHECK_THAT(ladder, !Catch::Contains("--model cnn2d"));
   }

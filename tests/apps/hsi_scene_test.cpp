@@ -5,8 +5,8 @@
 #include "hsi_classification/scene.h"
 #include "io/mat_bytes.h"
 #include "test_util.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mat.h"
-#include "trainkit/io/npy.h"
 
 using namespace trainkit;
 using namespace trainkit::hsi;

@@ -14,7 +14,6 @@
 #include "emotion_place.h"
 #include "trainkit/core/random.h"
 #include "trainkit/io/media.h"
-#include "trainkit/io/media_writer.h"
 
 namespace trainkit::test {
 

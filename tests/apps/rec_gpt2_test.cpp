@@ -7,7 +7,7 @@
 #include "gpt2_recommender/gpt2_model.h"
 #include "gpt2_recommender/metadata.h"
 #include "test_util.h"
-#include "trainkit/optim/param_groups.h"
+#include "trainkit/optim/optimizer.h"
 
 using namespace trainkit;
 using namespace trainkit::rec;

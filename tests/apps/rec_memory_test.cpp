@@ -77,7 +77,8 @@ TEST_CASE("The ladder has the guides' suggestions in order, each with its memory
       {"--use_cache", "--max_tokens", "4", "--plan_devices", "2", "--batch_size", "64", "--gpu_memory", "1GiB"}));
   const Session session = settings.open();
   const MemoryPlan memory =
-      plan_memory(settings.parser, settings.run, Machine{}, recipe_of(settings, session), settings.placement).value();
+      plan_memory(settings.parser, settings.run, MachineInfo{}, recipe_of(settings, session), settings.placement)
+          .value();
   const std::string ladder = memory.ladder();
   INFO(ladder);
   size_t at = 0;

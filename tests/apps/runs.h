@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "program.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
 
 namespace trainkit::test {
 

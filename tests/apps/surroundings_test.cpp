@@ -1,10 +1,10 @@
 // Programs in unusual surroundings: environment variables, limits, closed streams.
 #include <cstdlib>
 
+#include "core/cuda_support.h"
 #include "program.h"
 #include "sanitizers.h"
 #include "test_util.h"
-#include "trainkit/core/cuda_support.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

@@ -21,7 +21,7 @@ struct Program {
   std::optional<int64_t> n_heads;
   double dropout = 0.1;
   bool gradient_checkpointing = false;
-  Machine machine{.cuda_devices = 0, .cpus = 2};
+  MachineInfo machine{.cuda_devices = 0, .cpus = 2};
   ConfigParser parser{{.name = "trainkit-transformer", .version = "0.1.0", .description = "Trains a Transformer."}};
 
   Program() {

@@ -160,7 +160,7 @@ TEST_CASE("Mixed precision is fp16 on a GPU and bf16 on a CPU, and --precision o
 namespace {
 
 /// Workers of a process that trains on `devices`.
-int workers(size_t devices, const Machine& machine, IntOrAuto given = {}) {
+int workers(size_t devices, const MachineInfo& machine, IntOrAuto given = {}) {
   return resolve_num_workers({.num_workers = given}, {.devices = std::vector(devices, c10::Device(c10::kCPU))},
                              machine);
 }
@@ -174,11 +174,11 @@ TEST_CASE("Automatic workers are half the processors, at most 8 and two per devi
   CHECK(workers(8, {.cuda_devices = 8, .cpus = 64}) == 8);
   CHECK(workers(1, {.cpus = 2}, {5}) == 5);
   CHECK(workers(1, {.cpus = 2}, {0}) == 0);
-  CHECK(Machine::here().cpus >= 1);
+  CHECK(MachineInfo::here().cpus >= 1);
 }
 
 TEST_CASE("Automatic workers count the devices in use, not the visible GPUs", "[config][run_options]") {
-  const Machine eight_gpus{.cuda_devices = 8, .cpus = 64};
+  const MachineInfo eight_gpus{.cuda_devices = 8, .cpus = 64};
   for (const auto& [flags, expected] :
        std::vector<std::pair<std::vector<std::string>, int>>{{{}, 2},
                                                              {{"--device", "cuda:3"}, 2},
@@ -204,7 +204,7 @@ TEST_CASE("Workers chosen by auto are shared by the ranks of a machine", "[confi
 namespace {
 
 /// "dp 2: cpu cpu" for the flags, or the text of the error.
-std::string devices_of(const std::vector<std::string>& flags, const Machine& machine) {
+std::string devices_of(const std::vector<std::string>& flags, const MachineInfo& machine) {
   Program program;
   if (const auto request = program.parser.parse(flags); !request.ok()) return error_line(request.status());
   const auto plan = resolve_devices(program.parser, program.run, machine);
@@ -214,7 +214,7 @@ std::string devices_of(const std::vector<std::string>& flags, const Machine& mac
   return text;
 }
 
-Machine rank_of(int64_t local_rank, int64_t local_ranks, int64_t ranks, int cuda_devices) {
+MachineInfo rank_of(int64_t local_rank, int64_t local_ranks, int64_t ranks, int cuda_devices) {
   return {
       .cuda_devices = cuda_devices, .cpus = 8, .ranks = ranks, .local_ranks = local_ranks, .local_rank = local_rank};
 }
@@ -222,7 +222,7 @@ Machine rank_of(int64_t local_rank, int64_t local_ranks, int64_t ranks, int cuda
 }  // namespace
 
 TEST_CASE("The strategy depends on the requested devices and the launcher", "[config][run_options]") {
-  const Machine cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 4, .cpus = 16};
+  const MachineInfo cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 4, .cpus = 16};
   CHECK(devices_of({}, cpu) == "single 1: cpu");
   CHECK(devices_of({"--parallel", "3"}, cpu) == "dp 3: cpu cpu cpu");
   CHECK(devices_of({"--strategy", "dp"}, cpu) == "dp 1: cpu");
@@ -246,10 +246,10 @@ TEST_CASE("The strategy depends on the requested devices and the launcher", "[co
 
 TEST_CASE("Missing devices, and flags that conflict with each other or the launcher, are refused",
           "[config][run_options]") {
-  const Machine cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 2, .cpus = 16};
+  const MachineInfo cpu{.cuda_devices = 0, .cpus = 4}, gpus{.cuda_devices = 2, .cpus = 16};
   struct Case {
     std::vector<std::string> flags;
-    Machine machine;
+    MachineInfo machine;
     const char* text;
   };
   const std::vector<Case> cases = {

@@ -4,7 +4,6 @@
 
 #include "test_util.h"
 #include "trainkit/data/adapters.h"
-#include "trainkit/data/disk_cached_dataset.h"
 #include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {

@@ -39,7 +39,7 @@ TEST_CASE("WeightedSampler satisfies the contract", "[contract][sampler]") {
 }
 
 TEST_CASE("DistributedSampler satisfies the contract for every way to handle the remainder", "[contract][sampler]") {
-  for (const Tail tail : {Tail::kDrop, Tail::kPad, Tail::kUneven}) {
+  for (const UnevenTail tail : {UnevenTail::kDrop, UnevenTail::kPad, UnevenTail::kUneven}) {
     for (const int64_t rank : {0, 2, 3}) {
       const auto sampler = std::make_shared<DistributedSampler>(
           RandomSampler(1002, {.seed = 4}), DistributedSamplerOptions{.rank = rank, .world_size = 4, .tail = tail});

@@ -1,4 +1,4 @@
-#include "trainkit/core/cuda_support.h"
+#include "core/cuda_support.h"
 
 #include <dlfcn.h>
 

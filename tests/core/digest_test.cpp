@@ -1,6 +1,5 @@
-#include "trainkit/core/digest.h"
-
 #include "test_util.h"
+#include "trainkit/core/fs.h"
 
 using namespace trainkit;
 

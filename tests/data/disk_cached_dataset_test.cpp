@@ -1,5 +1,3 @@
-#include "trainkit/data/disk_cached_dataset.h"
-
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 
 #include "test_datasets.h"
 #include "test_util.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/data/tensor_dataset.h"
 
 using namespace trainkit;

@@ -4,7 +4,7 @@
 
 #include "test_datasets.h"
 #include "test_util.h"
-#include "trainkit/data/mapped_array_dataset.h"
+#include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {
 namespace {

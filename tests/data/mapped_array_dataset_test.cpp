@@ -1,10 +1,9 @@
-#include "trainkit/data/mapped_array_dataset.h"
-
 #include <fstream>
 
 #include "contract/dataset_contract.h"
 #include "test_datasets.h"
 #include "test_util.h"
+#include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {
 namespace {

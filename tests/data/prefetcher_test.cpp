@@ -204,8 +204,8 @@ TEST_CASE("An epoch ends at the same row for any number of ranks and any batch s
   // 47 rows, of which 45 in batches of 5: 12 positions for each of 4 ranks, 15 for each of 3.
   const RandomSampler sampler(47, {.seed = 1});
   const auto make = [&](int64_t world, int64_t batch_size) {
-    const DistributedSampler share(sampler,
-                                   {.rank = world - 1, .world_size = world, .tail = Tail::kPad, .multiple_of = 5});
+    const DistributedSampler share(
+        sampler, {.rank = world - 1, .world_size = world, .tail = UnevenTail::kPad, .multiple_of = 5});
     return Prefetcher::create(numbers(47), share, {.batch_size = batch_size}).value();
   };
   for (const auto& [from, batch] : {std::pair<int64_t, int64_t>{1, 5}, {2, 5}, {4, 3}, {3, 2}}) {
@@ -413,7 +413,7 @@ TEST_CASE("Workers run LibTorch with one thread without affecting other threads"
 
 TEST_CASE("Prefetcher marks the rows that pad a rank", "[data][prefetcher]") {
   const int workers = GENERATE(0, 2);
-  const DistributedSampler sampler(SequentialSampler(10), {.rank = 3, .world_size = 4, .tail = Tail::kPad});
+  const DistributedSampler sampler(SequentialSampler(10), {.rank = 3, .world_size = 4, .tail = UnevenTail::kPad});
   auto loader = Prefetcher::create(numbers(10), sampler, {.batch_size = 2, .num_workers = workers}).value();
   auto first = loader->next().value();
   CHECK(labels(*first) == std::vector<int64_t>{3, 7});

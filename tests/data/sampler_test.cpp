@@ -72,7 +72,7 @@ TEST_CASE("Samplers refuse a negative size", "[data][sampler]") {
   CHECK_THROWS_AS(RandomSampler(-1), c10::ValueError);
 }
 
-std::vector<int64_t> sizes_of(int64_t rows, int64_t world, Tail tail) {
+std::vector<int64_t> sizes_of(int64_t rows, int64_t world, UnevenTail tail) {
   std::vector<int64_t> sizes;
   for (int64_t rank = 0; rank < world; ++rank) {
     sizes.push_back(
@@ -82,16 +82,16 @@ std::vector<int64_t> sizes_of(int64_t rows, int64_t world, Tail tail) {
 }
 
 TEST_CASE("DistributedSampler drops or pads the remainder, or leaves it uneven", "[data][sampler]") {
-  CHECK(sizes_of(10, 4, Tail::kDrop) == std::vector<int64_t>{2, 2, 2, 2});
-  CHECK(sizes_of(10, 4, Tail::kPad) == std::vector<int64_t>{3, 3, 3, 3});
-  CHECK(sizes_of(10, 4, Tail::kUneven) == std::vector<int64_t>{3, 3, 2, 2});
-  CHECK(sizes_of(8, 4, Tail::kPad) == std::vector<int64_t>{2, 2, 2, 2});
-  CHECK(sizes_of(2, 4, Tail::kDrop) == std::vector<int64_t>{0, 0, 0, 0});
+  CHECK(sizes_of(10, 4, UnevenTail::kDrop) == std::vector<int64_t>{2, 2, 2, 2});
+  CHECK(sizes_of(10, 4, UnevenTail::kPad) == std::vector<int64_t>{3, 3, 3, 3});
+  CHECK(sizes_of(10, 4, UnevenTail::kUneven) == std::vector<int64_t>{3, 3, 2, 2});
+  CHECK(sizes_of(8, 4, UnevenTail::kPad) == std::vector<int64_t>{2, 2, 2, 2});
+  CHECK(sizes_of(2, 4, UnevenTail::kDrop) == std::vector<int64_t>{0, 0, 0, 0});
 }
 
 TEST_CASE("DistributedSampler reports the rows that it repeats", "[data][sampler]") {
   const auto share = [](int64_t rows, int64_t rank, int64_t world) {
-    return DistributedSampler(SequentialSampler(rows), {.rank = rank, .world_size = world, .tail = Tail::kPad});
+    return DistributedSampler(SequentialSampler(rows), {.rank = rank, .world_size = world, .tail = UnevenTail::kPad});
   };
   CHECK(order_of(share(10, 1, 4), 0) == std::vector<int64_t>{1, 5, 9});
   CHECK(share(10, 1, 4).padding() == 0);
@@ -122,7 +122,8 @@ TEST_CASE("DistributedSampler shares the same rows of an epoch for any number of
   for (const int64_t world : {1, 2, 3, 4, 7, 64}) {
     std::vector<int64_t> together(100, -1);
     for (int64_t rank = 0; rank < world; ++rank) {
-      const DistributedSampler share(order, {.rank = rank, .world_size = world, .tail = Tail::kPad, .multiple_of = 5});
+      const DistributedSampler share(order,
+                                     {.rank = rank, .world_size = world, .tail = UnevenTail::kPad, .multiple_of = 5});
       CHECK(share.epoch_size() == 100);
       CHECK(share.size() == (100 + world - 1) / world);
       const auto rows = order_of(share, 2);
@@ -132,8 +133,8 @@ TEST_CASE("DistributedSampler shares the same rows of an epoch for any number of
     CHECK(together == whole);
   }
   CHECK(DistributedSampler(order, {.rank = 1, .world_size = 4}).epoch_size() == 100);
-  CHECK(DistributedSampler(order, {.rank = 0, .world_size = 4, .tail = Tail::kUneven}).epoch_size() == 103);
-  CHECK(DistributedSampler(order, {.tail = Tail::kPad, .multiple_of = 104}).size() == 0);
+  CHECK(DistributedSampler(order, {.rank = 0, .world_size = 4, .tail = UnevenTail::kUneven}).epoch_size() == 103);
+  CHECK(DistributedSampler(order, {.tail = UnevenTail::kPad, .multiple_of = 104}).size() == 0);
   CHECK(order.epoch_size() == 103);
   CHECK_THROWS_AS(DistributedSampler(order, {.multiple_of = 0}), c10::ValueError);
 }

@@ -25,9 +25,9 @@ Given given(const std::vector<int64_t>& shape, at::ScalarType type, bool residua
 
 /// y, dx, the gradients of residual, weight and bias, running mean and variance; the reference also has the input of
 /// relu.
-using Outcome = std::vector<at::Tensor>;
+using KernelOutcome = std::vector<at::Tensor>;
 
-Outcome ours(const Given& given, bool relu) {
+KernelOutcome ours(const Given& given, bool relu) {
   SyncBatchNorm norm(given.x.size(1));
   const int64_t channels = given.x.size(1);
   {
@@ -44,7 +44,7 @@ Outcome ours(const Given& given, bool relu) {
           norm->running_var};
 }
 
-Outcome reference(const Given& given, bool relu) {
+KernelOutcome reference(const Given& given, bool relu) {
   const int64_t channels = given.x.size(1);
   const at::Tensor weight = torch::linspace(0.5, 2, channels).to(at::kDouble).requires_grad_();
   const at::Tensor bias = torch::linspace(-1, 1, channels).to(at::kDouble).requires_grad_();
@@ -63,7 +63,7 @@ Outcome reference(const Given& given, bool relu) {
 
 /// Where rounding decides whether a value is above zero, the gradient may be complete or zero: these values are
 /// skipped.
-void check_close(const Outcome& is, const Outcome& wanted, bool relu, double tolerance) {
+void check_close(const KernelOutcome& is, const KernelOutcome& wanted, bool relu, double tolerance) {
   const at::Tensor decided = relu ? wanted[7].abs() > 4 * tolerance : at::ones({1}, at::kBool);
   const double rows = static_cast<double>(is[0].numel() / is[0].size(1));
   for (size_t k = 0; k < is.size(); ++k) {
@@ -91,7 +91,7 @@ TEST_CASE("Batch normalisation with relu and residual in one pass equals LibTorc
         const Given in_float = given(shape, at::kFloat, residual);
         check_close(ours(in_float, relu), reference(in_float, relu), relu, 2e-6);
         const Given in_bfloat16 = given(shape, at::kBFloat16, residual);
-        const Outcome of_bfloat16 = ours(in_bfloat16, relu);
+        const KernelOutcome of_bfloat16 = ours(in_bfloat16, relu);
         CHECK(of_bfloat16[0].scalar_type() == at::kBFloat16);
         CHECK(of_bfloat16[3].scalar_type() == at::kFloat);
         check_close(of_bfloat16, reference(in_bfloat16, relu), relu, 8e-3);
@@ -105,9 +105,9 @@ TEST_CASE("Batch normalisation gives the same bits with one thread and with two"
   const Given in = given({4, 96, 33, 35}, at::kFloat, true);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const Outcome one = ours(in, true);
+  const KernelOutcome one = ours(in, true);
   at::set_num_threads(2);
-  const Outcome two = ours(in, true);
+  const KernelOutcome two = ours(in, true);
   at::set_num_threads(threads);
   for (size_t k = 0; k < one.size(); ++k) CHECK(one[k].equal(two[k]));
 }
@@ -117,7 +117,7 @@ TEST_CASE("Channels far from zero keep the precision of their variance", "[distr
   Given in = given({4, 64, 40, 40}, at::kFloat, false);
   in.x.add_(5000);
   in.x.select(0, 0).select(1, 0).select(1, 0).fill_(-5000);  // the first position has a very different value
-  const Outcome is = ours(in, false), wanted = reference(in, false);
+  const KernelOutcome is = ours(in, false), wanted = reference(in, false);
   CHECK((is[6].to(at::kDouble) / wanted[6] - 1).abs().max().item<double>() < 1e-4);
 }
 

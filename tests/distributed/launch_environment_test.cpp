@@ -1,5 +1,3 @@
-#include "trainkit/distributed/launch_environment.h"
-
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -8,6 +6,7 @@
 #include <fstream>
 
 #include "test_util.h"
+#include "trainkit/distributed/process_group.h"
 
 using namespace trainkit;
 

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <string>
 
-#include "trainkit/app/program.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/process_group.h"
 
 namespace {
 
@@ -49,5 +49,5 @@ absl::StatusOr<int> run(const std::string& folder, const std::string& fault) {
 
 int main(int argc, char** argv) {
   return trainkit::run_program(
-      [&](trainkit::Program&) { return run(argc > 1 ? argv[1] : ".", argc > 2 ? argv[2] : ""); });
+      [&](trainkit::ProgramState&) { return run(argc > 1 ? argv[1] : ".", argc > 2 ? argv[2] : ""); });
 }

@@ -5,9 +5,9 @@
 #include <set>
 #include <thread>
 
+#include "distributed/step_consensus.h"
 #include "rank_threads.h"
 #include "test_util.h"
-#include "trainkit/distributed/step_consensus.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -101,8 +101,7 @@ TEST_CASE("Missing ranks are reported at the timeout", "[distributed][process_gr
   CHECK_THAT(text_of(nobody.status()), Catch::Contains("rank 1 found no listener at 127.0.0.1:"));
 }
 
-TEST_CASE("Invalid addresses, ports and ranks are errors before any rank waits",
-          "[distributed][process_group]") {
+TEST_CASE("Invalid addresses, ports and ranks are errors before any rank waits", "[distributed][process_group]") {
   const int port = free_port();
   const auto first = ProcessGroup::create(launch_of(0, 1, port));
   REQUIRE(first.ok());

@@ -1,8 +1,8 @@
 // A table; fields written by csv_field are read unchanged, and every field is valid text.
 #include "trainkit/io/csv.h"
 
+#include "core/utf8.h"
 #include "target.h"
-#include "trainkit/core/utf8.h"
 
 using namespace trainkit;
 

@@ -1,9 +1,8 @@
 // An ENVI header and its data, separated by a NUL; the cube has each byte of the data once.
-#include "trainkit/io/envi.h"
-
 #include <algorithm>
 
 #include "target.h"
+#include "trainkit/io/array_file.h"
 
 using namespace trainkit;
 

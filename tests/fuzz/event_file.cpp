@@ -3,7 +3,7 @@
 
 #include "logging/tf_event.h"
 #include "target.h"
-#include "trainkit/logging/tensorboard.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

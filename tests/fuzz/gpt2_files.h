@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/utf8.h"
 #include "target.h"
-#include "trainkit/core/utf8.h"
 #include "trainkit/io/tokenizer.h"
 
 namespace trainkit::fuzz {

@@ -4,7 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "target.h"
-#include "trainkit/io/media_writer.h"
+#include "trainkit/io/media.h"
 
 using namespace trainkit;
 

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "target.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

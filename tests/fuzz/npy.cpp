@@ -1,9 +1,8 @@
 // A NumPy file; an accepted file gives the same when written and read again.
-#include "trainkit/io/npy.h"
-
 #include <ATen/Functions.h>
 
 #include "target.h"
+#include "trainkit/io/array_file.h"
 
 using namespace trainkit;
 

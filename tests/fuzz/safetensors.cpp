@@ -13,8 +13,8 @@
 #include <optional>
 #include <set>
 
+#include "core/utf8.h"
 #include "target.h"
-#include "trainkit/core/utf8.h"
 
 using namespace trainkit;
 

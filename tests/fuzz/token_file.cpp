@@ -1,12 +1,11 @@
 // A token file: unchanged, and with correct digests at its ends, so that mutations reach the code behind the digest
 // check.
-#include "trainkit/io/token_file.h"
-
 #include <algorithm>
 #include <span>
 
 #include "target.h"
-#include "trainkit/core/digest.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/io/tokenizer.h"
 
 using namespace trainkit;
 

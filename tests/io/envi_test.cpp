@@ -1,9 +1,8 @@
-#include "trainkit/io/envi.h"
-
 #include <filesystem>
 
 #include "io/mat_bytes.h"
 #include "test_util.h"
+#include "trainkit/io/array_file.h"
 
 using namespace trainkit;
 using test::id_of;

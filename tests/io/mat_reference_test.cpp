@@ -3,8 +3,8 @@
 
 #include "reference_util.h"
 #include "test_util.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mat.h"
-#include "trainkit/io/npy.h"
 
 using namespace trainkit;
 

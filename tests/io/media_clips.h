@@ -7,7 +7,7 @@
 #include <numbers>
 
 #include "test_util.h"
-#include "trainkit/io/media_writer.h"
+#include "trainkit/io/media.h"
 
 namespace trainkit::test {
 

@@ -1,11 +1,10 @@
-#include "trainkit/io/png.h"
-
 #include <png.h>
 
 #include <filesystem>
 
 #include "io/mat_bytes.h"
 #include "test_util.h"
+#include "trainkit/io/array_file.h"
 
 using namespace trainkit;
 

@@ -1,5 +1,3 @@
-#include "trainkit/io/token_file.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +8,8 @@
 #include <sstream>
 
 #include "test_util.h"
-#include "trainkit/core/digest.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/io/tokenizer.h"
 
 using namespace trainkit;
 

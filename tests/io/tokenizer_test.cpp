@@ -4,8 +4,8 @@
 
 #include <fstream>
 
+#include "core/utf8.h"
 #include "test_util.h"
-#include "trainkit/core/utf8.h"
 
 using namespace trainkit;
 

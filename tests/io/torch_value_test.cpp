@@ -1,5 +1,3 @@
-#include "trainkit/io/torch_value.h"
-
 #include <filesystem>
 #include <limits>
 #include <map>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The project's own checks, beyond those of compilers and formatters.
 
-    tests/lint/check.py [--root DIR] [--build DIR] [--fix] [CHECK ...]
+    tests/lint/check.py [--root DIR] [--build DIR] [CHECK ...]
 
 Each check is a function that yields problems, one line each: "file:line: problem". The quick ones are tests of every
 build (lint.<check>); those that need --build (a built tree) run in `./dev lint`. Exit status: 0 without problems, else
@@ -89,11 +89,11 @@ def check_layers(tree):
 UMBRELLA = "libtrainkit/include/trainkit/trainkit.h"
 # Networks: programs include only those that they use, because LibTorch's module headers take long to compile.
 NOT_IN_UMBRELLA = {f"nn/{name}.h" for name in ("gpt2", "lora", "resnet18", "transformer")}
+MAX_UMBRELLA = 30
 
 
 def check_umbrella(tree):
-    """trainkit/trainkit.h includes every public header except the networks, in module order. `--fix` rewrites its
-    list."""
+    """trainkit/trainkit.h includes the headers that most programs need, at most MAX_UMBRELLA, in module order."""
     order = tree.modules()
     name = UMBRELLA
     included = [f"{module}/{header}" for module, header in INCLUDE.findall(tree.read(name))]
@@ -101,22 +101,40 @@ def check_umbrella(tree):
     public = [path[len(prefix):] for path in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$")]
     for header in sorted(NOT_IN_UMBRELLA & set(included)):
         yield f"{name}: includes trainkit/{header}, a network"
-    for header in sorted(set(public) - set(included) - NOT_IN_UMBRELLA):
-        yield f"{name}: lacks trainkit/{header}"
     for header in sorted(set(included) - set(public)):
         yield f"{name}: includes trainkit/{header}, which does not exist"
+    if len(included) > MAX_UMBRELLA:
+        yield f"{name}: includes {len(included)} headers, more than {MAX_UMBRELLA}"
+    if len(included) != len(set(included)):
+        yield f"{name}: includes a header twice"
     ranks = [order.index(header.split("/")[0]) for header in included if header.split("/")[0] in order]
     if ranks != sorted(ranks):
         yield f"{name}: modules are not in the order of libtrainkit/CMakeLists.txt"
 
 
-def fix_umbrella(tree):
-    order = tree.modules()
-    headers = [path.split("/", 2)[2] for path in tree.matching(r"^libtrainkit/include/trainkit/\w+/.*\.h$")]
-    headers = [header for header in headers if header.removeprefix("trainkit/") not in NOT_IN_UMBRELLA]
-    headers.sort(key=lambda header: (order.index(header.split("/")[1]), header))
-    introduction = tree.read(UMBRELLA).split("#include")[0]
-    (tree.root / UMBRELLA).write_text(introduction + "".join(f'#include "{header}"\n' for header in headers))
+# Limits of the public surface. A new header or type needs a reason: merge, or make it internal (libtrainkit/src) first.
+MAX_PUBLIC_HEADERS = 60
+MAX_PUBLIC_TYPES = 225
+MAX_HEADER_LINES = 400
+TYPE = re.compile(r"^[ \t]*(?:template <[^>\n]*>[ \t]*)?(?:class|struct|enum(?: class)?|union)[ \t]+(?:\[\[\w+\]\][ \t]*)?"
+                  r"(?P<name>\w+)[^;{}()]*\{", re.M)
+
+
+def check_surface(tree):
+    """The public headers and the types that they define, nested ones included, stay within the limits."""
+    headers = tree.matching(r"^libtrainkit/include/trainkit/.*\.h$")
+    types = 0
+    for name in headers:
+        code = re.sub(r"//[^\n]*", "", tree.read(name))
+        types += len(TYPE.findall(code))
+        lines = tree.read(name).count("\n")
+        if lines > MAX_HEADER_LINES:
+            yield f"{name}: has {lines} lines, more than {MAX_HEADER_LINES}"
+    print(f"surface: {len(headers)} public headers of at most {MAX_PUBLIC_HEADERS}, {types} types of at most {MAX_PUBLIC_TYPES}")
+    if len(headers) > MAX_PUBLIC_HEADERS:
+        yield f"libtrainkit/include: {len(headers)} headers, more than {MAX_PUBLIC_HEADERS}"
+    if types > MAX_PUBLIC_TYPES:
+        yield f"libtrainkit/include: {types} types, more than {MAX_PUBLIC_TYPES}"
 
 
 def check_headers_listed(tree):
@@ -264,8 +282,8 @@ def check_symbols(tree, build):
                 yield f"{library.name}: calls {symbol}"
 
 
-QUICK = [check_layers, check_umbrella, check_headers_listed, check_file_functions, check_paths, check_links, check_readme,
-         check_promises, check_plain_english]
+QUICK = [check_layers, check_umbrella, check_surface, check_headers_listed, check_file_functions, check_paths, check_links,
+         check_readme, check_promises, check_plain_english]
 WITH_BUILD = [check_symbols]
 
 
@@ -273,12 +291,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default=pathlib.Path(__file__).parents[2])
     parser.add_argument("--build", type=pathlib.Path)
-    parser.add_argument("--fix", action="store_true", help="first rewrite the list in trainkit/trainkit.h")
     parser.add_argument("checks", nargs="*")
     arguments = parser.parse_args()
     tree = Tree(arguments.root)
-    if arguments.fix:
-        fix_umbrella(tree)
     found = 0
     for check in QUICK + (WITH_BUILD if arguments.build else []):
         if arguments.checks and check.__name__[6:] not in arguments.checks:

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 import check
 
@@ -51,22 +52,30 @@ class CheckTest(unittest.TestCase):
     def test_a_module_that_includes_one_it_does_not_declare(self):
         self.finds(check.check_layers, {"libtrainkit/src/optim/c.cpp": '\n#include "trainkit/data/b.h"\n'}, "c.cpp:2")
 
-    def test_a_header_that_the_umbrella_lacks(self):
-        self.finds(check.check_umbrella, {"libtrainkit/include/trainkit/data/new.h": ""}, "lacks trainkit/data/new.h")
+    def test_an_umbrella_that_includes_a_missing_header(self):
+        umbrella = CLEAN[check.UMBRELLA] + '#include "trainkit/optim/gone.h"\n'
+        self.finds(check.check_umbrella, {check.UMBRELLA: umbrella}, "does not exist")
+
+    def test_an_umbrella_with_too_many_headers(self):
+        with unittest.mock.patch.object(check, "MAX_UMBRELLA", 2):
+            problems = self.problems(check.check_umbrella, {})
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn("more than 2", problems[0])
+
+    def test_more_headers_or_types_than_the_limits(self):
+        types = {"libtrainkit/include/trainkit/data/b.h":
+                 "class Ahead;\nclass A final : public B {\n  struct Inner {};\n  enum { kOne };\n};\nenum class E : int { kX };  // class C {\n"}
+        for limit, value, words in (("MAX_PUBLIC_TYPES", 2, "3 types"), ("MAX_PUBLIC_HEADERS", 3, "4 headers"),
+                                    ("MAX_HEADER_LINES", 4, "has 6 lines")):
+            self.assertEqual(self.problems(check.check_surface, types), [])
+            with unittest.mock.patch.object(check, limit, value):
+                problems = self.problems(check.check_surface, types)
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
 
     def test_an_umbrella_in_another_order(self):
         lines = CLEAN["libtrainkit/include/trainkit/trainkit.h"].splitlines(keepends=True)
         self.finds(check.check_umbrella, {"libtrainkit/include/trainkit/trainkit.h": "".join(reversed(lines))}, "order")
-
-    def test_fix_brings_the_umbrella_up_to_date(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in {**CLEAN, "libtrainkit/include/trainkit/core/z.h": "", check.UMBRELLA: "#pragma once\n/// Why.\n"}.items():
-                path = pathlib.Path(folder) / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            check.fix_umbrella(check.Tree(folder))
-            self.assertEqual(list(check.check_umbrella(check.Tree(folder))), [])
-            self.assertTrue((pathlib.Path(folder) / check.UMBRELLA).read_text().startswith("#pragma once\n/// Why.\n"))
 
     def test_a_header_that_would_not_be_installed(self):
         self.finds(check.check_headers_listed, {"libtrainkit/include/trainkit/data/new.h": ""}, "is not named")

@@ -1,5 +1,3 @@
-#include "trainkit/logging/jsonl.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -11,6 +9,7 @@
 #include <sstream>
 
 #include "test_util.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

@@ -6,9 +6,8 @@
 #include <thread>
 
 #include "trainkit/core/error.h"
-#include "trainkit/logging/jsonl.h"
 #include "trainkit/logging/logger.h"
-#include "trainkit/logging/tensorboard.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "logging/monitor_series.h"
 #include "test_util.h"
 
 namespace trainkit {

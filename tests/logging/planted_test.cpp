@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "environment_variable.h"
+#include "logging/monitor_series.h"
 #include "planted_run.h"
 #include "test_util.h"
 

@@ -1,11 +1,10 @@
-#include "trainkit/logging/plot.h"
-
 #include <fstream>
 #include <limits>
 #include <regex>
 
 #include "test_util.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
+#include "trainkit/logging/summary.h"
 
 using namespace trainkit;
 

@@ -1,5 +1,3 @@
-#include "trainkit/logging/progress.h"
-
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -8,6 +6,7 @@
 #include <csignal>
 
 #include "test_util.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using Style = ProgressOptions::Style;

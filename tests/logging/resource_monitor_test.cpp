@@ -1,4 +1,4 @@
-#include "trainkit/logging/resource_monitor.h"
+#include "logging/resource_monitor.h"
 
 #include <ctime>
 

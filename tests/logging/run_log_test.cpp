@@ -1,7 +1,7 @@
-#include "trainkit/logging/run_log.h"
+#include "logging/run_log.h"
 
 #include "test_util.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

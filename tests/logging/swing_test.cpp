@@ -1,4 +1,4 @@
-#include "trainkit/logging/swing.h"
+#include "logging/swing.h"
 
 #include <cmath>
 #include <random>

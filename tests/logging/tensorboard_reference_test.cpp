@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "test_util.h"
-#include "trainkit/logging/jsonl.h"
-#include "trainkit/logging/tensorboard.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using nlohmann::json;

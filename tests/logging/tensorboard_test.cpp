@@ -1,5 +1,3 @@
-#include "trainkit/logging/tensorboard.h"
-
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -7,6 +5,7 @@
 
 #include "logging/tf_event.h"
 #include "test_util.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 

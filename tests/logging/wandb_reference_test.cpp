@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "test_util.h"
-#include "trainkit/logging/wandb.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using nlohmann::json;

@@ -1,5 +1,3 @@
-#include "trainkit/logging/wandb.h"
-
 #include <signal.h>
 
 #include <fstream>
@@ -7,6 +5,7 @@
 #include <thread>
 
 #include "test_util.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using namespace std::chrono_literals;

@@ -1,4 +1,4 @@
-#include "trainkit/memory/caching_allocator_model.h"
+#include "memory/caching_allocator_model.h"
 
 #include "test_util.h"
 
@@ -96,7 +96,7 @@ TEST_CASE("A replayed trace gives its peaks, and fits in devices that have this 
   MemoryTrace trace;
   trace.blocks = {{.bytes = 30 * kMebibyte}, {.bytes = 0}, {.bytes = 12 * kMebibyte}, {.bytes = 40 * kMebibyte}};
   trace.events = {1, 2, 3, -1, 4, -2, -3, -4};
-  const DeviceMemory peak = replay(trace);
+  const DeviceMemory peak = predict_device_memory(trace);
   CHECK(peak.allocated_bytes == 52 * kMebibyte);
   CHECK(peak.reserved_bytes == 82 * kMebibyte);
   CHECK(fits(trace, 82 * kMebibyte));
@@ -121,9 +121,9 @@ TEST_CASE("A trace is replayed with its streams and with its calls that free unu
   MemoryTrace trace;
   trace.blocks = {{.bytes = 30 * kMebibyte, .stream = 1}, {.bytes = 30 * kMebibyte, .stream = 2}};
   trace.events = {1, -1, 2};
-  CHECK(replay(trace).reserved_bytes == 60 * kMebibyte);
+  CHECK(predict_device_memory(trace).reserved_bytes == 60 * kMebibyte);
   trace.events = {1, -1, MemoryTrace::kEmptyCache, 2};
-  CHECK(replay(trace).reserved_bytes == 30 * kMebibyte);
+  CHECK(predict_device_memory(trace).reserved_bytes == 30 * kMebibyte);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "memory/scalable_trace.h"
 #include "test_util.h"
 
 namespace trainkit {

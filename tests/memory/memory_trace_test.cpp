@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "memory/scalable_trace.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
 

@@ -1,9 +1,8 @@
-#include "trainkit/nn/onednn_matmul.h"
-
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <stdlib.h>
 
 #include "test_util.h"
+#include "trainkit/nn/linear.h"
 
 using namespace trainkit;
 

@@ -1,8 +1,7 @@
-#include "trainkit/optim/clip_grad.h"
-
 #include <limits>
 
 #include "test_util.h"
+#include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {

@@ -10,8 +10,8 @@
 #include "test_util.h"
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/clip_grad.h"
 #include "trainkit/optim/lr_scheduler.h"
+#include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {

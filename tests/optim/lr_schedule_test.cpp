@@ -1,6 +1,5 @@
-#include "trainkit/optim/lr_schedule.h"
-
 #include "test_util.h"
+#include "trainkit/optim/lr_scheduler.h"
 
 namespace trainkit {
 namespace {

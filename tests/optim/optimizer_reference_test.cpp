@@ -2,7 +2,7 @@
 
 #include "reference_util.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/clip_grad.h"
+#include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 
 namespace trainkit {

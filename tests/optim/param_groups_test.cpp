@@ -1,6 +1,5 @@
-#include "trainkit/optim/param_groups.h"
-
 #include "test_util.h"
+#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 namespace {

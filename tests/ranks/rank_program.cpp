@@ -10,10 +10,9 @@
 #include <thread>
 
 #include "train/loop_util.h"
-#include "trainkit/app/program.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/adapters.h"
-#include "trainkit/distributed/launch_environment.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
@@ -127,7 +126,7 @@ TinyNet make_model() {
   return model;
 }
 
-absl::StatusOr<int> run(Program& program) {
+absl::StatusOr<int> run(ProgramState& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
   if (launch) my_rank = launch->rank;
   const std::string odd = flag("odd");
@@ -148,7 +147,7 @@ absl::StatusOr<int> run(Program& program) {
   const auto dataset = std::make_shared<HarmfulDataset>(tiny_dataset(odd == "rows" ? rows + 4 : rows));
   const int64_t ranks = program.group ? program.group->world_size() : 1;
   const auto share = [&](auto order) {
-    return DistributedSampler(order, {.rank = my_rank, .world_size = ranks, .tail = Tail::kPad});
+    return DistributedSampler(order, {.rank = my_rank, .world_size = ranks, .tail = UnevenTail::kPad});
   };
   TRAINKIT_ASSIGN_OR_RETURN(
       const auto loader,
@@ -208,5 +207,5 @@ absl::StatusOr<int> run(Program& program) {
 
 int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) trainkit::test::flags[std::string(argv[i]).substr(2)] = argv[i + 1];
-  return trainkit::run_program([](trainkit::Program& program) { return trainkit::test::run(program); });
+  return trainkit::run_program([](trainkit::ProgramState& program) { return trainkit::test::run(program); });
 }

@@ -1,5 +1,3 @@
-#include "trainkit/train/best_model.h"
-
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>

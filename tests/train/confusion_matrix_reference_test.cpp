@@ -6,7 +6,7 @@
 #include <map>
 
 #include "reference_util.h"
-#include "trainkit/train/confusion_matrix.h"
+#include "trainkit/train/evaluate.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -33,7 +33,7 @@ TEST_CASE("Scores equal scikit-learn's", "[train][confusion_matrix][reference]")
     }
     ConfusionMatrix confusion(6);
     confusion.add(truth, predicted);
-    const ClassificationScores ours = score(confusion.counts());
+    const ClassificationScores ours = classification_scores(confusion.counts());
 
     std::map<std::string, std::vector<double>> theirs;
     for (const auto& cells : parse_csv(run_reference("confusion_scores.py", dir / "rows.csv"))) {

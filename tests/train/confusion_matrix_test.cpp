@@ -1,11 +1,10 @@
-#include "trainkit/train/confusion_matrix.h"
-
 #include <ATen/ATen.h>
 
 #include <catch2/catch.hpp>
 #include <cmath>
 
 #include "test_util.h"
+#include "trainkit/train/evaluate.h"
 
 using namespace trainkit;
 
@@ -15,7 +14,7 @@ TEST_CASE("Counts and scores equal those calculated by hand", "[train][confusion
   confusion.add(at::tensor({2, -1}, at::kLong), at::tensor({2, 0}, at::kLong));  // the second row has no class
   const at::Tensor expected = at::tensor({2, 1, 0, 0, 2, 0, 1, 0, 1}, at::kLong).view({3, 3});
   CHECK(confusion.counts().equal(expected));
-  const ClassificationScores scores = score(confusion.counts());
+  const ClassificationScores scores = classification_scores(confusion.counts());
   CHECK(scores.rows == 7);
   CHECK(scores.oa == Approx(5.0 / 7));
   CHECK(scores.aa == Approx((2.0 / 3 + 1 + 0.5) / 3));
@@ -30,7 +29,7 @@ TEST_CASE("Counts and scores equal those calculated by hand", "[train][confusion
 TEST_CASE("A class without rows is left out of averages, and an empty matrix has no score",
           "[train][confusion_matrix]") {
   ConfusionMatrix confusion(3);
-  const ClassificationScores none = score(confusion.counts());
+  const ClassificationScores none = classification_scores(confusion.counts());
   CHECK(none.rows == 0);
   CHECK(std::isnan(none.oa));
   CHECK(std::isnan(none.aa));
@@ -38,7 +37,7 @@ TEST_CASE("A class without rows is left out of averages, and an empty matrix has
   CHECK(std::isnan(none.weighted_f1));
   CHECK(std::isnan(none.macro_f1));
   confusion.add(at::tensor({0, 1}, at::kLong), at::tensor({0, 2}, at::kLong));
-  const ClassificationScores scores = score(confusion.counts());
+  const ClassificationScores scores = classification_scores(confusion.counts());
   CHECK(scores.aa == Approx(0.5));
   CHECK(scores.weighted_f1 == Approx(0.5));
   CHECK(scores.macro_f1 == Approx(1.0 / 3));  // class 2 was predicted but does not occur

@@ -14,7 +14,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/data/adapters.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/train/best_model.h"
+#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/trainer.h"
 #include "trainkit/train/weights.h"
 

@@ -1,11 +1,9 @@
-#include "trainkit/train/optimizer_file.h"
-
 #include "reference_util.h"
 #include "test_util.h"
 #include "trainkit/io/torch_file.h"
-#include "trainkit/io/torch_value.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"
+#include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
 
 using namespace trainkit;

@@ -7,12 +7,12 @@
 #include <fstream>
 #include <iostream>
 
+#include "logging/run_log.h"
 #include "loop_util.h"
 #include "sanitizers.h"
 #include "test_util.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
-#include "trainkit/logging/run_log.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
 

@@ -116,9 +116,9 @@ int64_t expect_same(P optimizer, const TrainStepOptions& options, const std::fun
       for (int64_t part = 0; part < options.grad_accum_steps; ++part) {
         training->step->accumulate(random_batch(rows(i), static_cast<uint64_t>(i * 10 + part)), training->loss);
       }
-      if (i == 3 || i == 9) training->step->vote().stop = 15;  // captured, replayed
+      if (i == 3 || i == 9) training->step->request_stop(15);  // captured, replayed
       metrics[training == &captured] = training->step->finish();
-      CHECK(training->step->verdict().stop == (i == 3 || i == 9 ? 15 : 0));
+      CHECK(training->step->agreed_stop() == (i == 3 || i == 9 ? 15 : 0));
     }
     INFO(i << ": " << captured.step->graph_reason());
     CHECK(metrics[0].loss.item<float>() == metrics[1].loss.item<float>());
@@ -441,11 +441,11 @@ TEST_CASE("A step whose capture fails, early or late, runs eagerly with the same
     return output;
   };
   for (int i = 0; i < 8; ++i) {
-    if (i == 3) fails.step->vote().stop = 15;
+    if (i == 3) fails.step->request_stop(15);
     const StepMetrics a = (*plain.step)(random_batch(4, static_cast<uint64_t>(i)), plain.loss);
     const StepMetrics b = (*fails.step)(random_batch(4, static_cast<uint64_t>(i)), loss);
     CHECK(torch::equal(a.loss, b.loss));
-    CHECK(fails.step->verdict().stop == (i == 3 ? 15 : 0));
+    CHECK(fails.step->agreed_stop() == (i == 3 ? 15 : 0));
   }
   CHECK(fails.step->graph_captures() == 0);
   CHECK_THAT(fails.step->graph_reason(),

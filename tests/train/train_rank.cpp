@@ -170,7 +170,7 @@ absl::Status run_rank(std::string scenario, const std::string& out) {
   for (int64_t step = 1; step <= kRankSteps; ++step) {
     const int64_t micro_batches = scenario == "accumulate_short" && step == kRankSteps ? 1 : accumulating ? 2 : 1;
     try {
-      if (scenario == "stop" && rank == 1 && step == 3) train.vote().stop = SIGTERM;
+      if (scenario == "stop" && rank == 1 && step == 3) train.request_stop(SIGTERM);
       for (int64_t part = 0; part < micro_batches; ++part) {
         train.accumulate(rank_batch(step, rank * micro_batches + part, group->world_size() * micro_batches).to(device),
                          [&](torch::nn::Module& module, const Batch& batch) {
@@ -182,7 +182,7 @@ absl::Status run_rank(std::string scenario, const std::string& out) {
                            return rank_loss(module, batch);
                          });
       }
-      if (scenario == "stop_late" && rank == 1 && step == 3) train.vote().stop = SIGTERM;
+      if (scenario == "stop_late" && rank == 1 && step == 3) train.request_stop(SIGTERM);
       StepMetrics metrics = train.finish();
       train.average_over_ranks(metrics);
       std::cout << "step " << step << " loss " << metrics.loss.item<double>() << std::endl;
@@ -190,8 +190,8 @@ absl::Status run_rank(std::string scenario, const std::string& out) {
       return error.status();
     }
     if (train.split() > 1) std::cout << "in " << train.split() << " parts" << std::endl;
-    if (train.verdict().stop != 0) {
-      std::cout << "stopped by " << train.verdict().stop << " after step " << step << std::endl;
+    if (train.agreed_stop() != 0) {
+      std::cout << "stopped by " << train.agreed_stop() << " after step " << step << std::endl;
       break;
     }
   }

@@ -4,7 +4,7 @@
 #include "test_util.h"
 #include "trainkit/core/error.h"
 #include "trainkit/optim/adam.h"
-#include "trainkit/optim/clip_grad.h"
+#include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/evaluate.h"
 

@@ -1,6 +1,7 @@
 // The Trainer's monitor during a run.
 #include <thread>
 
+#include "logging/monitor_series.h"
 #include "loop_util.h"
 #include "test_util.h"
 #include "trainkit/optim/sgd.h"

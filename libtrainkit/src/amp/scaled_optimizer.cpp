@@ -1,8 +1,7 @@
-#include "trainkit/amp/scaled_optimizer.h"
-
 #include <c10/util/Exception.h>
 
 #include "amp/scaling_state.h"
+#include "trainkit/amp/grad_scaler.h"
 
 namespace trainkit {
 namespace {

@@ -7,13 +7,13 @@
 
 #include "app/resume.h"
 #include "train/run_state.h"
-#include "trainkit/app/program.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
+#include "trainkit/app/placement.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
 #include "trainkit/logging/summary.h"
-#include "trainkit/nn/onednn_matmul.h"
+#include "trainkit/nn/linear.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/weights.h"
 
@@ -44,7 +44,7 @@ void fill_in_defaults(TrainingTask& task, const RunContext& context) {
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
-  AppRun(App& app, RunContext& context, Program& program)
+  AppRun(App& app, RunContext& context, ProgramState& program)
       : app_(app), context_(context), run_(context.run), program_(program) {}
 
   /// Runs one training. `memory` is planned by the first of several repeats. `scores` stay empty after a signal.
@@ -171,7 +171,7 @@ class AppRun {
   App& app_;
   RunContext& context_;
   RunOptions& run_;
-  Program& program_;
+  ProgramState& program_;
   TrainingTask task_;
   std::unique_ptr<Prefetcher> loader_, validation_;
   std::unique_ptr<DeviceReplicator> devices_;
@@ -180,8 +180,8 @@ class AppRun {
   std::optional<BestModel> best_;
 };
 
-absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const Machine& machine,
-                              Program& program) {
+absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
+                              ProgramState& program) {
   RunOptions first = app.repeat_of(run, 0);
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
   if (placement.is_first()) {
@@ -212,7 +212,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   return 0;
 }
 
-absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& program) {
+absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> subcommand, app.run_subcommand(argc, argv));
   if (subcommand) return *subcommand;
   RunOptions run;
@@ -237,11 +237,11 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
     return 0;
   }
   if (request == Request::kHelp) {
-    const char* device = set_device_defaults(resolve_device(parser, run, Machine::here()).value_or(at::kCPU));
+    const char* device = set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
     print_line(parser.text(request) + fmt::format(kDeviceRemark, device));
     return 0;
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
+  TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   set_device_defaults(device);
   if (request == Request::kPrintConfig) {
@@ -278,7 +278,7 @@ Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cud
 absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
   return absl::UnimplementedError(info().name + " has no demonstration data");
 }
-absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const Machine&) { return absl::OkStatus(); }
+absl::Status App::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) { return absl::OkStatus(); }
 absl::Status App::check_options(const ConfigParser&, const RunOptions&) const { return absl::OkStatus(); }
 absl::StatusOr<std::optional<int>> App::run_instead(const RunOptions&, at::Device) { return std::nullopt; }
 RunOptions App::repeat_of(const RunOptions& run, int64_t) const { return run; }
@@ -306,7 +306,7 @@ std::string App::describe_scores(const RunContext&, const TrainerResult& result,
 }
 
 int run_app(int argc, const char* const* argv, App& app) {
-  return run_program([&](Program& program) { return run(argc, argv, app, program); });
+  return run_program([&](ProgramState& program) { return run(argc, argv, app, program); });
 }
 
 }  // namespace trainkit

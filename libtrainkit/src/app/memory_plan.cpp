@@ -14,7 +14,7 @@
 #include "train/gpu_libraries.h"
 #include "train/run_state.h"
 #include "train/step_flops.h"
-#include "trainkit/app/run_folder.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -48,7 +48,7 @@ absl::StatusOr<int64_t> given_memory(const ConfigParser& parser, const RunOption
 }
 
 /// Returns the memory that a device has free for the run.
-int64_t free_memory(const Machine& machine, const Placement& placement) {
+int64_t free_memory(const MachineInfo& machine, const Placement& placement) {
   if (!placement.device().is_cpu()) {
     int64_t least = 0;
     for (const at::Device device : placement.plan.devices) {
@@ -72,7 +72,7 @@ absl::StatusOr<int64_t> global_batch(const RunOptions& run) {
 }
 
 absl::StatusOr<BatchSizePlannerOptions> planner_options(const ConfigParser& parser, const RunOptions& run,
-                                                        const Machine& machine, const StepRecipe& recipe,
+                                                        const MachineInfo& machine, const StepRecipe& recipe,
                                                         const Placement& placement) {
   BatchSizePlannerOptions options;
   TRAINKIT_ASSIGN_OR_RETURN(options.device_bytes, given_memory(parser, run));
@@ -96,7 +96,7 @@ int64_t schedule_bytes(const RunOptions& run, const StepRecipe& recipe, const Pl
 }
 
 /// Sets the parts of the recipe that follow from the flags.
-void fill_in(StepRecipe& recipe, const RunOptions& run, const Machine& machine, const Placement& placement,
+void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machine, const Placement& placement,
              bool for_gpu, int64_t devices) {
   recipe.step.precision = run_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
@@ -311,7 +311,7 @@ absl::Status share(const Placement& placement, MemoryPlan& memory) {
 
 }  // namespace
 
-absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,
+absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
                                        StepRecipe recipe, Placement& placement) {
   if (run.plan_devices > 0 && !run.dry_run) return parser.invalid("plan_devices", "needs --dry_run");
   TRAINKIT_ASSIGN_OR_RETURN(const BatchSizePlannerOptions options,

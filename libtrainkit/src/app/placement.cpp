@@ -9,7 +9,7 @@
 #include "train/run_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
 
@@ -30,7 +30,8 @@ constexpr std::array<std::string_view, 14> kPerRankSettings = {
 // sum in different orders. Paths are excluded by ConfigParser::settings(), and kPerRankSettings by name. program.group
 // is set as soon as the group exists: if the comparison fails, run_program() tells the others why this rank ends.
 
-absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, Program& program, Placement& placement) {
+absl::Status join_ranks(const ConfigParser& parser, const RunOptions& run, ProgramState& program,
+                        Placement& placement) {
   const DevicePlan& plan = placement.plan;
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
   TORCH_CHECK(launch, "ddp needs a launcher: call check_run_options first");
@@ -71,7 +72,7 @@ absl::StatusOr<int64_t> kept_global_batch(const RunOptions& run, int64_t replica
   return shape.global_batch_size;
 }
 
-PrefetcherOptions loader_options(const RunOptions& run, const Machine& machine, const Placement& placement) {
+PrefetcherOptions loader_options(const RunOptions& run, const MachineInfo& machine, const Placement& placement) {
   const auto on_error = run.on_error == "skip"      ? OnError::kSkip
                         : run.on_error == "replace" ? OnError::kReplace
                                                     : OnError::kFail;
@@ -93,9 +94,9 @@ PrefetcherOptions loader_options(const RunOptions& run, const Machine& machine, 
 
 }  // namespace
 
-absl::StatusOr<Machine> launched_machine(const EnvironmentVariables& variables) {
+absl::StatusOr<MachineInfo> launched_machine(const EnvironmentVariables& variables) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment(variables));
-  Machine machine = Machine::here();
+  MachineInfo machine = MachineInfo::here();
   if (launch) {
     machine.ranks = launch->world_size;
     machine.local_ranks = launch->local_world_size;
@@ -104,8 +105,8 @@ absl::StatusOr<Machine> launched_machine(const EnvironmentVariables& variables) 
   return machine;
 }
 
-absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions& run, const Machine& machine,
-                                    Program& program) {
+absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions& run, const MachineInfo& machine,
+                                    ProgramState& program) {
   Placement placement;
   TRAINKIT_ASSIGN_OR_RETURN(placement.plan, resolve_devices(parser, run, machine));
   if (placement.plan.strategy == "ddp") {
@@ -123,23 +124,23 @@ absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> training_loader(std::shared_ptr<const Dataset> dataset,
                                                             std::shared_ptr<const Sampler> order, const RunOptions& run,
-                                                            const Machine& machine, const Placement& placement) {
+                                                            const MachineInfo& machine, const Placement& placement) {
   auto share = std::make_shared<DistributedSampler>(
       std::move(order), DistributedSamplerOptions{.rank = placement.rank(),
                                                   .world_size = placement.ranks(),
-                                                  .tail = Tail::kPad,
+                                                  .tail = UnevenTail::kPad,
                                                   .multiple_of = run.drop_last ? run.batch_size.value.value_or(1) : 1});
   return Prefetcher::create(std::move(dataset), std::shared_ptr<const Sampler>(std::move(share)),
                             loader_options(run, machine, placement));
 }
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<const Dataset> dataset,
-                                                              const RunOptions& run, const Machine& machine,
+                                                              const RunOptions& run, const MachineInfo& machine,
                                                               const Placement& placement) {
   auto order = std::make_shared<SequentialSampler>(dataset->size());
   auto share = std::make_shared<DistributedSampler>(
       std::shared_ptr<const Sampler>(std::move(order)),
-      DistributedSamplerOptions{.rank = placement.rank(), .world_size = placement.ranks(), .tail = Tail::kPad});
+      DistributedSamplerOptions{.rank = placement.rank(), .world_size = placement.ranks(), .tail = UnevenTail::kPad});
   PrefetcherOptions options = loader_options(run, machine, placement);
   options.persistent_workers = false;
   if (options.on_error == OnError::kReplace) options.on_error = OnError::kSkip;

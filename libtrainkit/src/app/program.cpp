@@ -1,5 +1,3 @@
-#include "trainkit/app/program.h"
-
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -11,11 +9,12 @@
 #include <thread>
 #include <utility>
 
+#include "trainkit/app/placement.h"
 #include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/summary.h"
 
 namespace trainkit {
@@ -50,7 +49,7 @@ void notify_launcher(const std::string& path, const absl::Status& status) {
 }
 
 /// Reports an error on stderr, to the launcher, to the other ranks and in error.json. Returns the exit code.
-int report(Program& program, const absl::Status& status) {
+int report(ProgramState& program, const absl::Status& status) {
   const auto environment = read_launch_environment();
   const LaunchEnvironment launch = environment.ok() && *environment ? **environment : LaunchEnvironment{};
   const std::string rank = launch.world_size > 1 ? "[rank " + std::to_string(launch.rank) + "] " : "";
@@ -79,7 +78,7 @@ int report(Program& program, const absl::Status& status) {
 
 /// State of the running program for end_for_device(). See Note [Failed devices].
 struct Running {
-  std::atomic<Program*> program = nullptr;
+  std::atomic<ProgramState*> program = nullptr;
   std::atomic<int> exit_code = -1;  // of an error that is already reported
   std::terminate_handler previous_handler = nullptr;
 };
@@ -99,7 +98,7 @@ Running& running() {
   const absl::Status status = std::current_exception() ? status_from_current_exception() : absl::OkStatus();
   if (!is_nested && exit_code(status) == ExitCode::kDevice) {
     const int reported = running().exit_code;
-    Program empty_program, *program = running().program.exchange(nullptr);
+    ProgramState empty_program, *program = running().program.exchange(nullptr);
     std::_Exit(reported >= 0 ? reported : report(program ? *program : empty_program, status));
   }
   if (running().previous_handler) running().previous_handler();
@@ -117,10 +116,10 @@ void ignore_save_requests() {
 
 }  // namespace
 
-int run_program(const std::function<absl::StatusOr<int>(Program& program)>& body) {
+int run_program(const std::function<absl::StatusOr<int>(ProgramState& program)>& body) {
   std::signal(SIGXFSZ, SIG_IGN);  // exceeding `ulimit -f` becomes a write error
   ignore_save_requests();
-  Program program;
+  ProgramState program;
   running().program = &program;
   if (std::get_terminate() != end_for_device) running().previous_handler = std::set_terminate(end_for_device);
   const absl::StatusOr<int> result = [&]() -> absl::StatusOr<int> {

@@ -1,5 +1,3 @@
-#include "trainkit/app/run_folder.h"
-
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -9,14 +7,14 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "logging/run_log.h"
 #include "train/run_state.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/plot.h"
-#include "trainkit/logging/run_log.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
@@ -104,7 +102,7 @@ CudaGraph run_cuda_graph(const RunOptions& run) {
   return run.cuda_graph == "on" ? CudaGraph::kOn : run.cuda_graph == "off" ? CudaGraph::kOff : CudaGraph::kAuto;
 }
 
-int share_processors(const RunOptions& run, const DevicePlan& plan, const Machine& machine, ReadCost cost) {
+int share_processors(const RunOptions& run, const DevicePlan& plan, const MachineInfo& machine, ReadCost cost) {
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
   const int share = suggest_intra_op_threads(resolve_num_workers(run, plan, machine), cost, ranks);
   const int threads = std::min(at::get_num_threads(), share);

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "trainkit/core/cuda_support.h"
+#include "core/cuda_support.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
@@ -209,7 +209,7 @@ absl::Status as_usage_error(const absl::Status& status) {
 
 /// Returns the devices that --use_multi_gpu, --gpu_ids and --parallel request; only `device` without these flags.
 absl::StatusOr<std::vector<c10::Device>> requested_devices(const ConfigParser& parser, const RunOptions& o,
-                                                           c10::Device device, const Machine& machine) {
+                                                           c10::Device device, const MachineInfo& machine) {
   const bool several_gpus = o.use_multi_gpu;
   if (!o.gpu_ids.empty() && !several_gpus && parser.is_default("use_multi_gpu")) {
     return parser.invalid("gpu_ids", "needs --use_multi_gpu", "", "for a single GPU use --device cuda:N");
@@ -260,7 +260,7 @@ absl::StatusOr<std::vector<c10::Device>> requested_devices(const ConfigParser& p
 
 /// Returns the device of this rank, one of the requested devices.
 absl::StatusOr<DevicePlan> resolve_rank(const ConfigParser& parser, const RunOptions& o,
-                                        const std::vector<c10::Device>& requested, const Machine& machine) {
+                                        const std::vector<c10::Device>& requested, const MachineInfo& machine) {
   if (o.parallel > 1 && o.parallel != machine.ranks) {
     return parser.invalid("parallel", "does not match the launcher's rank count", std::to_string(machine.ranks),
                           "omit --parallel under a launcher");
@@ -357,12 +357,12 @@ void add_run_flags(ConfigParser& parser, RunOptions& options) {
   add_device_flags(parser, options);
 }
 
-Machine Machine::here() {
+MachineInfo MachineInfo::here() {
   return {.cuda_devices = static_cast<int>(torch::cuda::device_count()), .cpus = available_cpus()};
 }
 
 absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const RunOptions& options,
-                                           const Machine& machine) {
+                                           const MachineInfo& machine) {
   const bool has_cuda = machine.cuda_devices > 0;
   if (options.device == "cpu" || (options.device == "auto" && !has_cuda)) return c10::Device(c10::kCPU);
   if (options.device == "auto") return c10::Device(c10::kCUDA, 0);
@@ -382,14 +382,14 @@ c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device)
   return device.is_cuda() ? c10::kHalf : c10::kBFloat16;
 }
 
-int resolve_num_workers(const RunOptions& options, const DevicePlan& plan, const Machine& machine) {
+int resolve_num_workers(const RunOptions& options, const DevicePlan& plan, const MachineInfo& machine) {
   if (!options.num_workers.is_auto()) return static_cast<int>(*options.num_workers.value);
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
   return suggest_num_workers(static_cast<int>(plan.devices.size()) * ranks, ranks, machine.cpus);
 }
 
 absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
-                                           const Machine& machine) {
+                                           const MachineInfo& machine) {
   TRAINKIT_ASSIGN_OR_RETURN(const c10::Device device, resolve_device(parser, options, machine));
   TRAINKIT_ASSIGN_OR_RETURN(auto requested, requested_devices(parser, options, device, machine));
   const bool launched = machine.ranks > 0;
@@ -452,7 +452,7 @@ double resolve_lr(const RunOptions& options, int64_t replicas) {
   return options.auto_scale_lr ? options.lr * static_cast<double>(replicas) : options.lr;
 }
 
-absl::Status check_run_options(const ConfigParser& parser, const RunOptions& options, const Machine& machine) {
+absl::Status check_run_options(const ConfigParser& parser, const RunOptions& options, const MachineInfo& machine) {
   TRAINKIT_ASSIGN_OR_RETURN(const DevicePlan plan, resolve_devices(parser, options, machine));
   TRAINKIT_RETURN_IF_ERROR(check_precision(parser, options, plan.devices.front()));
   TRAINKIT_RETURN_IF_ERROR(resolve_batch(parser, options, plan.replicas).status());

@@ -1,5 +1,7 @@
 // Converts the text of a value to the type of its option. Strict: no locale, hexadecimal, octal, spaces, underscores or
 // infinities.
+#include "binding.h"
+
 #include <absl/strings/ascii.h>
 #include <fmt/format.h>
 
@@ -8,9 +10,9 @@
 #include <filesystem>
 #include <limits>
 
+#include "core/utf8.h"
 #include "raw_value.h"
 #include "trainkit/core/error.h"
-#include "trainkit/core/utf8.h"
 
 namespace trainkit::detail {
 namespace {
@@ -389,29 +391,29 @@ class ChoiceBinding : public Binding {
 }  // namespace
 
 template <class T>
-std::unique_ptr<Binding> make_binding(T* variable) {
+std::shared_ptr<Binding> make_binding(T* variable) {
   return std::make_unique<VariableBinding<T>>(variable);
 }
 
-template std::unique_ptr<Binding> make_binding(bool*);
-template std::unique_ptr<Binding> make_binding(int*);
-template std::unique_ptr<Binding> make_binding(int64_t*);
-template std::unique_ptr<Binding> make_binding(uint64_t*);
-template std::unique_ptr<Binding> make_binding(double*);
-template std::unique_ptr<Binding> make_binding(std::string*);
-template std::unique_ptr<Binding> make_binding(Seconds*);
-template std::unique_ptr<Binding> make_binding(IntOrAuto*);
-template std::unique_ptr<Binding> make_binding(std::vector<int>*);
-template std::unique_ptr<Binding> make_binding(std::vector<int64_t>*);
-template std::unique_ptr<Binding> make_binding(std::vector<double>*);
-template std::unique_ptr<Binding> make_binding(std::vector<std::string>*);
-template std::unique_ptr<Binding> make_binding(std::optional<bool>*);
-template std::unique_ptr<Binding> make_binding(std::optional<int>*);
-template std::unique_ptr<Binding> make_binding(std::optional<int64_t>*);
-template std::unique_ptr<Binding> make_binding(std::optional<double>*);
-template std::unique_ptr<Binding> make_binding(std::optional<Seconds>*);
+template std::shared_ptr<Binding> make_binding(bool*);
+template std::shared_ptr<Binding> make_binding(int*);
+template std::shared_ptr<Binding> make_binding(int64_t*);
+template std::shared_ptr<Binding> make_binding(uint64_t*);
+template std::shared_ptr<Binding> make_binding(double*);
+template std::shared_ptr<Binding> make_binding(std::string*);
+template std::shared_ptr<Binding> make_binding(Seconds*);
+template std::shared_ptr<Binding> make_binding(IntOrAuto*);
+template std::shared_ptr<Binding> make_binding(std::vector<int>*);
+template std::shared_ptr<Binding> make_binding(std::vector<int64_t>*);
+template std::shared_ptr<Binding> make_binding(std::vector<double>*);
+template std::shared_ptr<Binding> make_binding(std::vector<std::string>*);
+template std::shared_ptr<Binding> make_binding(std::optional<bool>*);
+template std::shared_ptr<Binding> make_binding(std::optional<int>*);
+template std::shared_ptr<Binding> make_binding(std::optional<int64_t>*);
+template std::shared_ptr<Binding> make_binding(std::optional<double>*);
+template std::shared_ptr<Binding> make_binding(std::optional<Seconds>*);
 
-std::unique_ptr<Binding> make_choice_binding(std::vector<std::string> names, std::function<size_t()> get,
+std::shared_ptr<Binding> make_choice_binding(std::vector<std::string> names, std::function<size_t()> get,
                                              std::function<void(size_t)> set) {
   return std::make_unique<ChoiceBinding>(std::move(names), std::move(get), std::move(set));
 }

@@ -271,7 +271,7 @@ ConfigParser::ConfigParser(ProgramInfo program) : state_(std::make_unique<State>
 
 ConfigParser::~ConfigParser() = default;
 
-void ConfigParser::add_option(std::string name, std::unique_ptr<detail::Binding> binding, OptionSpec spec) {
+void ConfigParser::add_option(std::string name, std::shared_ptr<detail::Binding> binding, OptionSpec spec) {
   TORCH_CHECK(!state_->parsed, "add ", name, " before parse()");
   auto option = std::make_unique<Option>(Option{.name = name, .spec = std::move(spec), .binding = std::move(binding)});
   option->default_yaml = option->binding->to_yaml(option->spec);

@@ -21,10 +21,10 @@
 
 #include "core/strict_json.h"
 #include "core/unique_descriptor.h"
+#include "core/utf8.h"
 #include "raw_value.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 
 namespace trainkit::detail {
 namespace {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "binding.h"
 #include "raw_value.h"
 #include "trainkit/core/error.h"
 
@@ -20,7 +21,7 @@ enum class Layer { kDefault, kRun, kPreset, kFile, kFlag };
 struct Option {
   std::string name;
   OptionSpec spec;
-  std::unique_ptr<Binding> binding;
+  std::shared_ptr<Binding> binding;
   /// Whether the option takes no value and has no --no- form: --help and --version.
   bool is_switch = false;
   /// Reason given to refuse(). Empty if supported.

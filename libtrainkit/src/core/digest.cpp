@@ -1,4 +1,4 @@
-#include "trainkit/core/digest.h"
+#include "trainkit/core/fs.h"
 
 #define XXH_INLINE_ALL  // header-only: neither this library nor its users link libxxhash
 #include <xxhash.h>

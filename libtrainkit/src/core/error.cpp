@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "trainkit/core/utf8.h"
+#include "core/utf8.h"
 
 namespace trainkit {
 namespace {

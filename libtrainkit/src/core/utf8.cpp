@@ -1,4 +1,4 @@
-#include "trainkit/core/utf8.h"
+#include "core/utf8.h"
 
 #include <array>
 #include <cstring>

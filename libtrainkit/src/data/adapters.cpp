@@ -152,6 +152,10 @@ std::string ConcatDataset::describe(int64_t index) const {
 
 // ---- CachedDataset
 
+namespace {
+enum RowState : uint8_t { kAbsent, kBeingWritten, kPresent };
+}  // namespace
+
 // Note [Lock-free row cache]
 //
 // states_[i] of row i goes from kAbsent to kBeingWritten to kPresent and never back. The compare-exchange in store()

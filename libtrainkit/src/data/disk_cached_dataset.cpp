@@ -1,5 +1,3 @@
-#include "trainkit/data/disk_cached_dataset.h"
-
 #include <ATen/Parallel.h>
 #include <absl/strings/escaping.h>
 #include <c10/util/Exception.h>
@@ -17,10 +15,10 @@
 
 #include "core/system_calls.h"
 #include "data/copy_rows.h"
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/adapters.h"
 
 namespace trainkit {
 namespace {

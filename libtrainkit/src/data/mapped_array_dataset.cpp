@@ -1,11 +1,10 @@
-#include "trainkit/data/mapped_array_dataset.h"
-
 #include <cstring>
 
 #include "data/copy_rows.h"
 #include "io/npy_header.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/tensor_dataset.h"
 
 namespace trainkit {
 namespace {

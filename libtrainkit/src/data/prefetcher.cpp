@@ -14,8 +14,8 @@
 #include "core/option_problems.h"
 #include "data/device_copier.h"
 #include "data/worker_pool.h"
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {

@@ -99,9 +99,9 @@ DistributedSampler::DistributedSampler(std::shared_ptr<const Sampler> sampler, D
   const int64_t whole = sampler_->size() - sampler_->size() % options.multiple_of;
   const int64_t world = options.world_size, left = whole % world;
   size_ = whole / world;
-  rows_ = options.tail == Tail::kDrop ? whole - left : whole;
-  if (left == 0 || options.tail == Tail::kDrop) return;
-  if (options.tail == Tail::kUneven) {
+  rows_ = options.tail == UnevenTail::kDrop ? whole - left : whole;
+  if (left == 0 || options.tail == UnevenTail::kDrop) return;
+  if (options.tail == UnevenTail::kUneven) {
     size_ += options.rank < left;
   } else {
     size_ += 1;

@@ -1,5 +1,3 @@
-#include "trainkit/distributed/launch_environment.h"
-
 #include <arpa/inet.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -15,6 +13,7 @@
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/process_group.h"
 
 namespace trainkit {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "trainkit/distributed/launch_environment.h"
+#include "trainkit/distributed/process_group.h"
 
 namespace trainkit::detail {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "distributed/replica_random.h"
-#include "trainkit/distributed/replica_group.h"
+#include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
 

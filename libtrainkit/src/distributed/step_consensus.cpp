@@ -1,4 +1,4 @@
-#include "trainkit/distributed/step_consensus.h"
+#include "distributed/step_consensus.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -98,7 +98,7 @@ absl::StatusOr<StepVerdict> StepConsensus::read(int64_t step) try {
     if (said & (kFailed | kOutOfMemory)) verdict.failed.push_back(rank);
     for_good |= (said & kFailed) != 0;
   }
-  verdict.again = !verdict.ok() && !for_good;
+  verdict.retry = !verdict.ok() && !for_good;
   if (!verdict.ok()) verdict.reason = group_.impl().store().get_to_str(reason_key(step, verdict.failed.front()));
   return verdict;
 } catch (const std::exception& error) {  // the store

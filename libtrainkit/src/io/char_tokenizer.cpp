@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/utf8.h"
 #include "io/token_buffer.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 #include "trainkit/io/tokenizer.h"
 
 namespace trainkit {

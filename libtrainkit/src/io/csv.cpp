@@ -8,11 +8,11 @@
 #include <charconv>
 #include <cstring>
 
+#include "core/utf8.h"
+#include "io/plain_text.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 #include "trainkit/io/mapped_file.h"
-#include "trainkit/io/plain_text.h"
 
 namespace trainkit {
 namespace {

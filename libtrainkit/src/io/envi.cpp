@@ -1,5 +1,3 @@
-#include "trainkit/io/envi.h"
-
 #include <ATen/Functions.h>
 #include <absl/strings/ascii.h>
 #include <fmt/format.h>
@@ -17,6 +15,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mapped_file.h"
 
 namespace trainkit {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "trainkit/core/utf8.h"
+#include "core/utf8.h"
 
 namespace trainkit::detail {
 namespace {

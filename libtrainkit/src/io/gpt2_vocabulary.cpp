@@ -8,9 +8,9 @@
 #include <unordered_map>
 
 #include "core/strict_json.h"
+#include "core/utf8.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 
 namespace trainkit::detail {
 namespace {

@@ -1,7 +1,7 @@
-#include "trainkit/io/media_writer.h"
-
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
+
+#include "trainkit/io/media.h"
 
 extern "C" {
 #include <libavutil/display.h>

@@ -1,5 +1,3 @@
-#include "trainkit/io/npy.h"
-
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,6 +10,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mapped_file.h"
 
 namespace trainkit {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "core/utf8.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 
 namespace trainkit::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainkit/io/plain_text.h"
+#include "io/plain_text.h"
 
 #include "trainkit/core/error.h"
 

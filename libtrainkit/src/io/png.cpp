@@ -1,5 +1,3 @@
-#include "trainkit/io/png.h"
-
 #include <c10/util/Exception.h>
 #include <png.h>
 
@@ -8,6 +6,7 @@
 
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/array_file.h"
 
 namespace trainkit {
 

@@ -1,5 +1,3 @@
-#include "trainkit/io/token_file.h"
-
 #include <absl/strings/escaping.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -11,10 +9,10 @@
 #include <cstring>
 #include <vector>
 
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/tokenizer.h"
 
 // widen() reaches memory speed only with wide vectors, so the dynamic linker selects a version for this CPU. Sanitizers
 // are not initialised at that time and get the default version, as does clang, which does not report the selected one.

@@ -6,12 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "core/strict_json.h"
+#include "core/utf8.h"
 #include "io/token_buffer.h"
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 #include "trainkit/io/mapped_file.h"
 
 namespace trainkit {

@@ -10,13 +10,12 @@
 #include <unordered_set>
 
 #include "core/host_tensors.h"
+#include "core/utf8.h"
 #include "io/pickle_input.h"
 #include "io/torch_dtypes.h"
 #include "io/zip_writer.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 #include "trainkit/io/torch_file.h"
-#include "trainkit/io/torch_value.h"
 
 namespace trainkit {
 namespace {

@@ -8,9 +8,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/utf8.h"
 #include "io/zip_format.h"
 #include "trainkit/core/status.h"
-#include "trainkit/core/utf8.h"
 
 namespace trainkit::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainkit/logging/diagnosis.h"
+#include "logging/diagnosis.h"
 
 #include <fmt/format.h>
 

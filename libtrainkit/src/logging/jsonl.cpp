@@ -1,5 +1,3 @@
-#include "trainkit/logging/jsonl.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -15,6 +13,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/logging/sinks.h"
 
 namespace trainkit {
 namespace {

@@ -5,8 +5,9 @@
 #include <mutex>
 #include <thread>
 
-#include "logging/block_signals.h"
 #include "core/host_memory.h"
+#include "logging/block_signals.h"
+#include "logging/monitor_series.h"
 #include "trainkit/core/processors.h"
 
 namespace trainkit {

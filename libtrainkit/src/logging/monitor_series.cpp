@@ -1,8 +1,11 @@
+#include "logging/monitor_series.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "logging/swing.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/monitor.h"
 

@@ -1,5 +1,3 @@
-#include "trainkit/logging/plot.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +9,8 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
+#include "trainkit/logging/summary.h"
 
 namespace trainkit {
 namespace {

@@ -1,5 +1,3 @@
-#include "trainkit/logging/progress.h"
-
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -15,6 +13,7 @@
 
 #include "core/sigpipe.h"
 #include "trainkit/logging/format.h"
+#include "trainkit/logging/sinks.h"
 
 namespace trainkit {
 namespace {

@@ -1,10 +1,8 @@
-#include "trainkit/logging/run_log.h"
+#include "logging/run_log.h"
 
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/logging/jsonl.h"
-#include "trainkit/logging/progress.h"
-#include "trainkit/logging/tensorboard.h"
+#include "trainkit/logging/sinks.h"
 
 namespace trainkit {
 

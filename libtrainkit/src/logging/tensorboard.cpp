@@ -1,5 +1,3 @@
-#include "trainkit/logging/tensorboard.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
+#include "trainkit/logging/sinks.h"
 
 namespace trainkit {
 namespace {

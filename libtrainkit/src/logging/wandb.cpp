@@ -1,5 +1,3 @@
-#include "trainkit/logging/wandb.h"
-
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -23,7 +21,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
-#include "trainkit/logging/jsonl.h"
+#include "trainkit/logging/sinks.h"
 
 extern char** environ;
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "memory/caching_allocator_model.h"
+#include "memory/scalable_trace.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
@@ -52,7 +54,7 @@ absl::StatusOr<MemoryEstimate> MemoryEstimate::create(const Record& record, int6
     auto scalable = ScalableTrace::create(first, small, second, large);
     differs = scalable.status();
     if (scalable.ok()) {
-      MemoryEstimate estimate(*std::move(scalable));
+      MemoryEstimate estimate(std::make_shared<const ScalableTrace>(*std::move(scalable)));
       estimate.check_batch_size_ = check;
       estimate.check_error_ =
           relative_error(estimate.trace(check).peak().total(), third.without(MemoryClass::kWorkspace).peak().total());
@@ -67,15 +69,19 @@ absl::StatusOr<MemoryEstimate> MemoryEstimate::create(const Record& record, int6
   return *std::move(best);
 }
 
+MemoryTrace MemoryEstimate::trace(int64_t batch_size) const {
+  return trace_->at(batch_size).without(MemoryClass::kWorkspace);
+}
+
 MemoryPrediction MemoryEstimate::predict(int64_t batch_size) const {
   const MemoryTrace trace = this->trace(batch_size);
-  MemoryTrace workspaces = trace_.at(batch_size);
+  MemoryTrace workspaces = trace_->at(batch_size);
   for (MemoryTrace::Block& block : workspaces.blocks) {
     if (block.kind != MemoryClass::kWorkspace) block.bytes = 0;
   }
   return {.batch_size = batch_size,
           .peak = trace.peak(),
-          .device = replay(trace),
+          .device = predict_device_memory(trace),
           .workspace_bytes = workspaces.peak().total()};
 }
 

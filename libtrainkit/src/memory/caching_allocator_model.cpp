@@ -1,4 +1,4 @@
-#include "trainkit/memory/caching_allocator_model.h"
+#include "memory/caching_allocator_model.h"
 
 #include <c10/util/Exception.h>
 
@@ -185,7 +185,7 @@ bool run(const MemoryTrace& trace, CachingAllocatorModel& device) {
 
 }  // namespace
 
-DeviceMemory replay(const MemoryTrace& trace) {
+DeviceMemory predict_device_memory(const MemoryTrace& trace) {
   CachingAllocatorModel device;
   run(trace, device);
   return device.peak();

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "memory/scalable_trace.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {

@@ -23,6 +23,52 @@
 #include "trainkit/nn/activation_checkpoint.h"
 
 namespace trainkit {
+
+/// Attention mask. If both members are undefined, each token attends to itself and to earlier tokens.
+struct GPT2Mask {
+  at::Tensor is_token;  // (B, T) bool: false at padding
+  at::Tensor allowed;   // (B, 1, T, T) bool: whether the query's row may attend to the key's column
+};
+
+/// Multi-head self-attention, (B, T, n_embd) to (B, T, n_embd).
+class GPT2AttentionImpl : public torch::nn::Module {
+ public:
+  GPT2AttentionImpl(const GPT2Config& config, int64_t layer);
+  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
+
+ private:
+  friend class GPT2BlockImpl;  // for the fused block
+
+  int64_t n_head_;
+  double scale_, attn_pdrop_, resid_pdrop_;
+  Conv1D c_attn_{nullptr};  // queries, keys and values in one product
+  Conv1D c_proj_{nullptr};
+};
+TORCH_MODULE(GPT2Attention);
+
+/// Computes x + attention(norm(x)), then x + mlp(norm(x)).
+class GPT2BlockImpl : public torch::nn::Module {
+ public:
+  GPT2BlockImpl(const GPT2Config& config, int64_t layer);
+  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
+  /// See GPT2ModelImpl::set_fused_blocks.
+  void set_fused(bool on) { is_fused_ = on; }
+
+ private:
+  std::optional<at::Tensor> fused_forward(const at::Tensor& x, const GPT2Mask& mask);
+  at::Tensor gpu_forward(const at::Tensor& x, const GPT2Mask& mask);
+
+  std::string activation_;
+  double resid_pdrop_, eps_;
+  bool is_fused_ = true;
+  torch::nn::LayerNorm ln_1_{nullptr};
+  GPT2Attention attn_{nullptr};
+  torch::nn::LayerNorm ln_2_{nullptr};
+  Conv1D c_fc_{nullptr};
+  Conv1D c_proj_{nullptr};
+};
+TORCH_MODULE(GPT2Block);
+
 namespace {
 
 constexpr std::string_view kActivations[] = {"gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish"};
@@ -179,7 +225,7 @@ void GPT2ModelImpl::initialise() {
 }
 
 void GPT2ModelImpl::set_fused_blocks(bool on) {
-  for (GPT2Block& block : blocks_) block->set_fused(on);
+  for (const auto& block : blocks_) block->set_fused(on);
 }
 
 void GPT2ModelImpl::set_checkpoint_segments(int64_t segments) {
@@ -191,11 +237,11 @@ void GPT2ModelImpl::set_checkpoint_segments(int64_t segments) {
 at::Tensor GPT2ModelImpl::run_blocks(const at::Tensor& x, const GPT2Mask& mask) {
   at::Tensor y = x;
   if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
-    for (GPT2Block& block : blocks_) y = block->forward(y, mask);
+    for (const auto& block : blocks_) y = block->forward(y, mask);
     return y;
   }
   std::vector<CheckpointedLayer> layers;
-  for (const GPT2Block& each : blocks_) {
+  for (const auto& each : blocks_) {
     layers.push_back({[block = each, mask](const at::Tensor& input) mutable { return block->forward(input, mask); },
                       each->parameters()});
   }

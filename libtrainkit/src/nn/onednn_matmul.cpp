@@ -1,5 +1,3 @@
-#include "trainkit/nn/onednn_matmul.h"
-
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
@@ -12,6 +10,8 @@
 #include <cstdlib>
 #include <random>
 #include <string_view>
+
+#include "trainkit/nn/linear.h"
 
 namespace at::native {
 /// Computes result = beta * result + alpha * mat1 mat2. Exported by libtorch_cpu (2.11) but not declared in its

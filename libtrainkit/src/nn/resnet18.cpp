@@ -5,6 +5,23 @@
 #include <torch/nn/init.h>
 
 namespace trainkit {
+
+/// Two 3x3 convolutions with a shortcut: the identity, or a 1x1 convolution if the shape changes.
+class BasicBlockImpl : public torch::nn::Module {
+ public:
+  BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride, bool sync_batch_norm);
+  /// Maps (N, in, H, W) to (N, out, H / stride, W / stride).
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  torch::nn::Conv2d conv1_{nullptr};
+  SyncBatchNorm bn1_{nullptr};
+  torch::nn::Conv2d conv2_{nullptr};
+  SyncBatchNorm bn2_{nullptr};
+  torch::nn::Sequential downsample_{nullptr};  // null if the shape does not change
+};
+TORCH_MODULE(BasicBlock);
+
 namespace {
 
 torch::nn::Conv2d conv(int64_t in_channels, int64_t out_channels, int64_t kernel, int64_t stride) {

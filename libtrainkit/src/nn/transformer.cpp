@@ -29,6 +29,65 @@
 #include "trainkit/nn/cross_entropy.h"
 
 namespace trainkit {
+
+/// LayerNorm over the last dimension with an optional bias; torch::nn::LayerNorm always has one.
+class LayerNormImpl : public torch::nn::Module {
+ public:
+  LayerNormImpl(int64_t dim, bool bias);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;
+  at::Tensor bias;  // undefined without a bias
+};
+TORCH_MODULE(LayerNorm);
+
+/// Multi-head causal self-attention, (B, T, C) to (B, T, C).
+class CausalSelfAttentionImpl : public torch::nn::Module {
+ public:
+  explicit CausalSelfAttentionImpl(const TransformerConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+  /// Processes positions that follow the `cache.length` positions of the cache; appends to its entry `layer`.
+  at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
+
+ private:
+  at::Tensor heads(const at::Tensor& x) const;
+  at::Tensor project(const at::Tensor& mixed);
+
+  friend class TransformerBlockImpl;  // for the fused block
+
+  int64_t n_heads_;
+  int64_t block_size_;
+  double dropout_;
+  torch::nn::Linear c_attn_{nullptr};  // queries, keys and values in one product
+  torch::nn::Linear c_proj_{nullptr};
+};
+TORCH_MODULE(CausalSelfAttention);
+
+/// Computes x + attention(norm(x)), then x + mlp(norm(x)). The MLP is four times as wide, with GELU.
+class TransformerBlockImpl : public torch::nn::Module {
+ public:
+  explicit TransformerBlockImpl(const TransformerConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
+  /// See TransformerImpl::set_fused_blocks.
+  void set_fused(bool on) { is_fused_ = on; }
+
+ private:
+  std::optional<at::Tensor> fused_forward(const at::Tensor& x);
+  at::Tensor gpu_forward(const at::Tensor& x);
+  at::Tensor feed_forward(const at::Tensor& attended);
+
+  int64_t n_heads_;
+  double dropout_;
+  bool is_fused_ = true;
+  LayerNorm ln_1_{nullptr};
+  CausalSelfAttention attn_{nullptr};
+  LayerNorm ln_2_{nullptr};
+  torch::nn::Linear c_fc_{nullptr};
+  torch::nn::Linear c_proj_{nullptr};
+};
+TORCH_MODULE(TransformerBlock);
+
 namespace {
 
 constexpr double kInitStd = 0.02;
@@ -206,7 +265,7 @@ void TransformerImpl::initialise() {
 }
 
 void TransformerImpl::set_fused_blocks(bool on) {
-  for (TransformerBlock& block : blocks_) block->set_fused(on);
+  for (const auto& block : blocks_) block->set_fused(on);
 }
 
 void TransformerImpl::set_checkpoint_segments(int64_t segments) {
@@ -218,11 +277,11 @@ void TransformerImpl::set_checkpoint_segments(int64_t segments) {
 at::Tensor TransformerImpl::run_blocks(const at::Tensor& x) {
   at::Tensor y = x;
   if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
-    for (TransformerBlock& block : blocks_) y = block->forward(y);
+    for (const auto& block : blocks_) y = block->forward(y);
     return y;
   }
   std::vector<CheckpointedLayer> layers;
-  for (const TransformerBlock& each : blocks_) {
+  for (const auto& each : blocks_) {
     layers.push_back(
         {[block = each](const at::Tensor& input) mutable { return block->forward(input); }, each->parameters()});
   }

@@ -1,5 +1,3 @@
-#include "trainkit/optim/clip_grad.h"
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -9,6 +7,8 @@
 
 #include <cmath>
 #include <vector>
+
+#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 

@@ -1,5 +1,3 @@
-#include "trainkit/optim/lr_schedule.h"
-
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "core/option_problems.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/optim/lr_scheduler.h"
 
 namespace trainkit {
 namespace {

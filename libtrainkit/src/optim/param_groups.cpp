@@ -1,9 +1,9 @@
-#include "trainkit/optim/param_groups.h"
-
 #include <torch/nn/module.h>
 
 #include <unordered_set>
 #include <utility>
+
+#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 

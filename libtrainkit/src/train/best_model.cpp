@@ -1,5 +1,3 @@
-#include "trainkit/train/best_model.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>

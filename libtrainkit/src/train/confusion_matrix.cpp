@@ -1,5 +1,3 @@
-#include "trainkit/train/confusion_matrix.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
@@ -8,6 +6,8 @@
 #include <c10/util/Exception.h>
 
 #include <limits>
+
+#include "trainkit/train/evaluate.h"
 
 namespace trainkit {
 
@@ -47,7 +47,7 @@ at::Tensor ConfusionMatrix::counts() const {
       .view({num_classes_, num_classes_});
 }
 
-ClassificationScores score(const at::Tensor& counts) {
+ClassificationScores classification_scores(const at::Tensor& counts) {
   TORCH_CHECK_VALUE(
       counts.dim() == 2 && counts.size(0) == counts.size(1) && counts.scalar_type() == at::kLong && counts.is_cpu(),
       "counts: expected (C, C) int64 on the CPU");

@@ -1,5 +1,3 @@
-#include "trainkit/train/optimizer_file.h"
-
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -8,7 +6,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/torch_file.h"
-#include "trainkit/io/torch_value.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
 namespace {

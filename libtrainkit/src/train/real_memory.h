@@ -6,7 +6,7 @@
 
 #include "memory/memory_recorder.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/memory/caching_allocator_model.h"
+#include "trainkit/memory/memory_trace.h"
 #include "trainkit/optim/optimizer.h"
 
 namespace trainkit::detail {

@@ -1,11 +1,11 @@
-#include "trainkit/train/signals.h"
-
 #include <c10/util/Exception.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+
+#include "trainkit/train/trainer.h"
 
 namespace trainkit {
 namespace {

@@ -115,7 +115,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
     if (fail(std::string(error.message()), again, last)) return false;
-    if (again && !verdict_.ok()) throw absl::BadStatusOrAccess(detail::failed_elsewhere(verdict_, step_ + 1));
+    if (again && !verdict_->ok()) throw absl::BadStatusOrAccess(detail::failed_elsewhere(*verdict_, step_ + 1));
     throw;
   }
   with_memory([&] {

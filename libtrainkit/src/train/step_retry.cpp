@@ -113,13 +113,13 @@ void TrainStep::with_memory(c10::function_ref<void()> stage) {
 /// Handles an exception of this rank: takes part in the exchanges that the other ranks wait for, and tells them whether
 /// to retry the step. Returns whether all ranks retry it. See Note [Votes of a step].
 bool TrainStep::fail(const std::string& reason, bool again, bool reduced) {
-  verdict_ = {};
+  *verdict_ = StepVerdict();
   try {
     tell_others(reason, again, reduced);
   } catch (const std::exception&) {
     // The group has failed as well. The caller reports the first error.
   }
-  const bool retry = again && (!agreement_ || verdict_.again);
+  const bool retry = again && (!agreement_ || verdict_->retry);
   if (retry) repeat_requests();
   abandon(/*for_good=*/!retry);
   return retry;
@@ -134,16 +134,16 @@ void TrainStep::tell_others(const std::string& reason, bool again, bool reduced)
     return group->leave(reason);
   }
   if (!reduced) devices_.skip_reduction();
-  vote_.failed = !again;
-  vote_.out_of_memory = again;
+  vote_->failed = !again;
+  vote_->out_of_memory = again;
   send_vote(weight_, reason);
   receive_verdict();
 }
 
 /// Repeats the requests of the abandoned attempt in the next vote.
 void TrainStep::repeat_requests() {
-  vote_.stop = std::max(vote_.stop, verdict_.stop);
-  vote_.save |= verdict_.save;
+  vote_->stop = std::max(vote_->stop, verdict_->stop);
+  vote_->save |= verdict_->save;
 }
 
 /// Drops the accumulated gradients and metrics; also the batches if the step is not retried.
@@ -161,18 +161,18 @@ void TrainStep::abandon(bool for_good) {
 }
 
 void TrainStep::send_vote(double weight, const std::string& reason) {
-  vote_.weight = weight;
-  vote_.reason = reason;
+  vote_->weight = weight;
+  vote_->reason = reason;
   if (agreement_) {
-    agreement_->send(step_ + 1, vote_);
+    agreement_->send(step_ + 1, *vote_);
   } else {
-    verdict_ = {.stop = vote_.stop, .save = vote_.save, .weight = vote_.weight};
+    *verdict_ = StepVerdict{.stop = vote_->stop, .save = vote_->save, .weight = vote_->weight};
   }
-  vote_ = {};
+  *vote_ = StepVote();
 }
 
 void TrainStep::receive_verdict() {
-  if (agreement_) verdict_ = agreement_->wait().value();
+  if (agreement_) *verdict_ = agreement_->wait().value();
 }
 
 /// Exchanges the gradients and votes of all ranks. Returns false if the step must be retried.
@@ -188,9 +188,9 @@ bool TrainStep::settle() {
     receive_verdict();
     detail::add_time(agree_time_, detail::StepClock::now() - start);
   }
-  if (verdict_.ok()) return true;
-  abandon(/*for_good=*/!verdict_.again);
-  if (!verdict_.again) throw absl::BadStatusOrAccess(detail::failed_elsewhere(verdict_, step_ + 1));
+  if (verdict_->ok()) return true;
+  abandon(/*for_good=*/!verdict_->retry);
+  if (!verdict_->retry) throw absl::BadStatusOrAccess(detail::failed_elsewhere(*verdict_, step_ + 1));
   repeat_requests();
   released_ = false;
   return false;

@@ -16,7 +16,7 @@
 #include "step_snapshot.h"
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
-#include "trainkit/optim/clip_grad.h"
+#include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
 namespace {
@@ -47,9 +47,9 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
 /// Updates the weights from the summed gradients. Waits for no other rank. See Note [Stages of an update].
 void TrainStep::update() {
   const c10::AutoGradMode no_grad(false);
-  if (verdict_.weight == 0) return skip_update();
+  if (verdict_->weight == 0) return skip_update();
   // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
-  if (const double correction = expected_weight_ / verdict_.weight; correction != 1.0 && verdict_.weight > 0) {
+  if (const double correction = expected_weight_ / verdict_->weight; correction != 1.0 && verdict_->weight > 0) {
     for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
   }
   if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {

@@ -1,6 +1,6 @@
 #include "stop_policy.h"
 
-#include "trainkit/train/signals.h"
+#include "trainkit/train/trainer.h"
 
 namespace trainkit {
 

@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
 #include <map>
 
 #include "step_graphs.h"
@@ -36,6 +37,8 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
       scheduler_(scheduler),
       options_(options),
       scaler_(scaler_options(options)),
+      vote_(std::make_unique<StepVote>()),
+      verdict_(std::make_unique<StepVerdict>()),
       in_flight_(std::make_unique<detail::StepsInFlight>()) {
   TORCH_CHECK_VALUE(options.grad_accum_steps >= 1, "grad_accum_steps must be >= 1, got ", options.grad_accum_steps);
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
@@ -54,11 +57,16 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
     collective_backward_ |= norm && norm->options.synchronize && devices.world_replicas() > 1;
   }
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) device_list_.push_back(devices.device(replica));
-  if (ProcessGroup* group = devices.process_group()) agreement_.emplace(*group);
+  if (ProcessGroup* group = devices.process_group()) agreement_ = std::make_unique<StepConsensus>(*group);
   prepare_graphs();
 }
 
 TrainStep::~TrainStep() = default;
+
+void TrainStep::request_stop(int signal) { vote_->stop = std::max(vote_->stop, signal); }
+void TrainStep::request_save() { vote_->save = true; }
+int TrainStep::agreed_stop() const { return verdict_->stop; }
+bool TrainStep::agreed_save() const { return verdict_->save; }
 
 /// Creates one optimizer per further copy of the weights, with the same groups and the parameters of the same names.
 void TrainStep::create_mirrors() {
@@ -110,7 +118,7 @@ StepMetrics TrainStep::finish() {
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
   }
   metrics_.weight = weight_;
-  metrics_.world_weight = verdict_.weight;
+  metrics_.world_weight = verdict_->weight;
   forget_batches();
   parts_ = 0;
   weight_ = 0;

@@ -7,6 +7,7 @@
 #include "distributed/single_device.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
+#include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/train_step.h"
 
@@ -167,7 +168,7 @@ void TrainStep::trace_step() {
 /// Captures the pending step. Returns false on failure: everything is then as before, and no further step is captured.
 /// See Note [Capture of a step].
 bool TrainStep::capture_step() {
-  const StepVote vote = vote_;
+  const StepVote vote = *vote_;
   begin_step();
   if (!graphs_->active()) return false;  // begin_step() dropped the graphs to get memory
   detail::StepGraph& graph = graphs_->current();
@@ -182,10 +183,10 @@ bool TrainStep::capture_step() {
     TORCH_CHECK(graph.state == step_state(), "the step moves weights, gradients or optimizer state to other memory");
   } catch (...) {
     undo_capture(first_line(std::string(status_from_current_exception().message())));
-    vote_ = vote;
+    *vote_ = vote;
     return false;
   }
-  vote_ = vote;
+  *vote_ = vote;
   return true;
 }
 

@@ -4,10 +4,13 @@
 
 #include <absl/status/status.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <optional>
+#include <vector>
 
+#include "distributed/step_consensus.h"
 #include "trainkit/train/train_step.h"
 
 namespace trainkit {
@@ -18,6 +21,16 @@ struct TrainStep::ReplicaResult {
   double weight = 0;
   double share = 0;
   double unit = 0;
+};
+
+/// A batch of the current step, kept for retries.
+struct TrainStep::KeptBatch {
+  Batch batch;
+  const LossFunction* borrowed_loss = nullptr;  // the caller's, or
+  LossFunction own_loss = nullptr;
+  std::array<std::vector<at::Tensor>, 2> memory = {};  // reused between steps; on the host, double-buffered
+
+  const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
 };
 
 namespace detail {

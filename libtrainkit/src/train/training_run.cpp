@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "core/user_exception.h"
+#include "logging/diagnosis.h"
 #include "train/late_scalars.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/signals.h"
+#include "trainkit/train/trainer.h"
 
 namespace trainkit {
 namespace {
@@ -221,8 +222,8 @@ absl::Status TrainingRun::complete_step() {
   }
   // On the CPU non-finite values are known immediately and are the same on all ranks; on devices the ranks vote.
   const int stop = !group_                      ? stop_.vote()
-                   : devices_.device().is_cpu() ? std::max(step_.verdict().stop, stop_.nonfinite_vote())
-                                                : step_.verdict().stop;
+                   : devices_.device().is_cpu() ? std::max(step_.agreed_stop(), stop_.nonfinite_vote())
+                                                : step_.agreed_stop();
   if (stop == kGiveUp) return skipped_.error();
   if (stop == kRollBack) return roll_back();
   TRAINKIT_RETURN_IF_ERROR(check_background_save());
@@ -230,7 +231,7 @@ absl::Status TrainingRun::complete_step() {
   stop_.check_steps();
   if (options_.log_every > 0 && step % options_.log_every == 0) TRAINKIT_RETURN_IF_ERROR(log_step());
   const bool milestone = options_.keep_every > 0 && step % options_.keep_every == 0;
-  const bool save_due = is_saving() && (step_.verdict().save || step % options_.save_every == 0 || milestone);
+  const bool save_due = is_saving() && (step_.agreed_save() || step % options_.save_every == 0 || milestone);
   if (evaluation_due()) {
     TRAINKIT_RETURN_IF_ERROR(evaluate_step(save_due || (is_saving() && stop_.was_last_step())));
   }
@@ -256,8 +257,8 @@ absl::Status TrainingRun::roll_back() {
 }
 
 void TrainingRun::vote() {
-  step_.vote().stop = std::max(step_.vote().stop, stop_.vote());
-  step_.vote().save |= options_.handle_signals && SignalWatch::take_save_request();
+  step_.request_stop(stop_.vote());
+  if (options_.handle_signals && SignalWatch::take_save_request()) step_.request_save();
 }
 
 // Note [End of an interrupted run]

@@ -82,7 +82,7 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 /// With --no-plan_memory nothing is recorded unless auto or choose_segments need it. The plan does not depend on the
 /// time that the recording takes. The first rank plans for all ranks. Errors: kUsage for flags that contradict each
 /// other; exit code 7 if auto finds that not even one row fits; those of record_step_memory.
-absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const Machine& machine,
+absl::StatusOr<MemoryPlan> plan_memory(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
                                        StepRecipe recipe, Placement& placement);
 
 /// Returns the facts of a run and its plan as one JSON object, for --dry_run --json: {"strategy": "single on cpu",

@@ -1,14 +1,14 @@
 #pragma once
-/// Determines where a program trains: ranks, devices, batch size, and the rows of each rank.
+/// Runs the main function of a program, and determines where it trains: ranks, devices, batch size, rows of each rank.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "trainkit/app/program.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/environment.h"
@@ -17,6 +17,31 @@
 #include "trainkit/distributed/process_group.h"
 
 namespace trainkit {
+
+// ---- Runs a program's main function and reports its errors.
+
+/// State used for error reporting at exit.
+struct ProgramState {
+  /// Folder for error.json; set it once the folder belongs to the run. Empty: no file. With several ranks the first one
+  /// writes it.
+  std::string output_dir = {};
+  /// Ranks, once they are connected.
+  std::shared_ptr<ProcessGroup> group = nullptr;
+};
+
+/// Calls `body` and returns the exit code of the process, from its result or its exception. Prints an error on stderr
+/// as one line (and a hint), and writes it to `<output_dir>/error.json` if `output_dir` is set. With several ranks the
+/// line begins with "[rank 1] ", and the other ranks and the launcher (TORCHELASTIC_ERROR_FILE) receive the reason.
+///
+///   int main(int argc, char** argv) {
+///     return trainkit::run_program([&](ProgramState& program) -> absl::StatusOr<int> { ...; return 0; });
+///   }
+int run_program(const std::function<absl::StatusOr<int>(ProgramState& program)>& body);
+
+/// Prints a line on stdout and flushes it.
+void print_line(const std::string& line);
+
+// ---- Determines where a program trains: ranks, devices, batch size, and the rows of each rank.
 
 /// Placement of one process in its run.
 struct Placement {
@@ -36,7 +61,7 @@ struct Placement {
 
 /// Describes this machine and, from the launcher's environment, this process. Errors: those of read_launch_environment
 /// (exit code 8).
-absl::StatusOr<Machine> launched_machine(const EnvironmentVariables& variables = environment_variables());
+absl::StatusOr<MachineInfo> launched_machine(const EnvironmentVariables& variables = environment_variables());
 
 /// Chooses devices and batch of a run; call check_run_options first. Under a launcher it connects to the other ranks
 /// and compares the settings with theirs before any collective. Paths and settings of a single machine (workers,
@@ -45,8 +70,8 @@ absl::StatusOr<Machine> launched_machine(const EnvironmentVariables& variables =
 /// Stores the ranks in `program`, so that they learn the reason if this one fails. Blocks until all ranks have
 /// connected. Errors of exit code 8: those of ProcessGroup; dist.digest, which names the setting that differs;
 /// dist.batch.
-absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions& run, const Machine& machine,
-                                    Program& program);
+absl::StatusOr<Placement> place_run(const ConfigParser& parser, const RunOptions& run, const MachineInfo& machine,
+                                    ProgramState& program);
 
 /// Calls `make` on the first rank, then on the others, so that these find the data that the first one has prepared (a
 /// cache). An error of the first rank ends the others too, with exit code 8.
@@ -67,13 +92,13 @@ auto first_rank_first(const Placement& placement, const char* what, Make make) -
 /// number of ranks or devices: all rows, or with --drop_last those of full batches of --batch_size.
 absl::StatusOr<std::unique_ptr<Prefetcher>> training_loader(std::shared_ptr<const Dataset> dataset,
                                                             std::shared_ptr<const Sampler> order, const RunOptions& run,
-                                                            const Machine& machine, const Placement& placement);
+                                                            const MachineInfo& machine, const Placement& placement);
 
 /// Creates the loader of this process's share of all rows, each once over all ranks; evaluate() ignores the padding
 /// rows. With `--on_error replace` an unreadable row is skipped instead, since the score of another row must not count
 /// in its place.
 absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<const Dataset> dataset,
-                                                              const RunOptions& run, const Machine& machine,
+                                                              const RunOptions& run, const MachineInfo& machine,
                                                               const Placement& placement);
 
 /// Compares the number of rows and the fields of data sets over the ranks, without a collective. Error: dist.digest.

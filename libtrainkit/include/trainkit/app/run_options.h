@@ -127,7 +127,7 @@ struct RunOptions {
 void add_run_flags(ConfigParser& parser, RunOptions& options);
 
 /// Properties of the machine that the checks use.
-struct Machine {
+struct MachineInfo {
   int cuda_devices = 0;
   int cpus = 1;
   /// Ranks that a launcher (trainkit launch, torchrun, Slurm, Open MPI) has started: in the run, on this machine, and
@@ -136,18 +136,18 @@ struct Machine {
   int64_t local_ranks = 0;
   int64_t local_rank = 0;
   /// Describes this machine, without a launcher; launched_machine() adds the launcher's environment.
-  static Machine here();
+  static MachineInfo here();
 };
 
 /// Checks combinations of flags; call it after parse() and the late defaults. Errors name the flag or the line of the
 /// file that the value came from (kUsage, kConfig): missing devices, fp16 on a CPU, --resume with --overwrite, a global
 /// batch that is not divisible by the devices (kDistributed), and so on.
 absl::Status check_run_options(const ConfigParser& parser, const RunOptions& options,
-                               const Machine& machine = Machine::here());
+                               const MachineInfo& machine = MachineInfo::here());
 
 /// Resolves --device to a device of this machine: auto is the first CUDA device if there is one, else the CPU.
 absl::StatusOr<c10::Device> resolve_device(const ConfigParser& parser, const RunOptions& options,
-                                           const Machine& machine = Machine::here());
+                                           const MachineInfo& machine = MachineInfo::here());
 
 /// Devices of a run.
 struct DevicePlan {
@@ -163,7 +163,7 @@ struct DevicePlan {
 /// dp if several devices are requested, else single. A rank of ddp uses the GPU with its local rank. Errors: more
 /// devices than the machine has; flags that contradict each other or the launcher.
 absl::StatusOr<DevicePlan> resolve_devices(const ConfigParser& parser, const RunOptions& options,
-                                           const Machine& machine = Machine::here());
+                                           const MachineInfo& machine = MachineInfo::here());
 
 /// Rows per optimizer step: batch_size x replicas x grad_accum_steps.
 struct BatchPlan {
@@ -191,7 +191,8 @@ c10::ScalarType resolve_precision(const RunOptions& options, c10::Device device)
 /// Returns --num_workers for this process: auto is min(cpus / 2, 8, 2 x devices), divided among the ranks of this
 /// machine, and at least 1. `devices` are those that all ranks of this machine train on, logical replicas included;
 /// other visible GPUs do not count.
-int resolve_num_workers(const RunOptions& options, const DevicePlan& plan, const Machine& machine = Machine::here());
+int resolve_num_workers(const RunOptions& options, const DevicePlan& plan,
+                        const MachineInfo& machine = MachineInfo::here());
 
 /// Prepares `options.output_dir` for a run; writes nothing in a dry run.
 ///

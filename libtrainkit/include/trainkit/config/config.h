@@ -93,26 +93,12 @@ struct RawValue;
 struct Fault;
 struct Option;
 
-/// Binds an option to its variable.
-class Binding {
- public:
-  virtual ~Binding() = default;
-  /// Converts `raw` to the variable's type, checks it, and stores it if `commit`. Returns nullopt on success.
-  virtual std::optional<Fault> assign(const RawValue& raw, const OptionSpec& spec, bool commit) = 0;
-  /// Returns the value as YAML. "null" for an empty string, an empty list and nullopt.
-  virtual std::string to_yaml(const OptionSpec& spec) const = 0;
-  /// Returns the value as a user would type it. Empty for an empty value.
-  virtual std::string to_text() const = 0;
-  /// Returns the placeholder of the value in --help, for example "N".
-  virtual std::string metavar(const OptionSpec& spec) const = 0;
-  virtual bool is_bool() const { return false; }
-  virtual bool is_list() const { return false; }
-};
+class Binding;
 
 template <class T>
-std::unique_ptr<Binding> make_binding(T* variable);  // config/binding.cpp
+std::shared_ptr<Binding> make_binding(T* variable);  // config/binding.cpp
 
-std::unique_ptr<Binding> make_choice_binding(std::vector<std::string> names, std::function<size_t()> get,
+std::shared_ptr<Binding> make_choice_binding(std::vector<std::string> names, std::function<size_t()> get,
                                              std::function<void(size_t)> set);
 }  // namespace detail
 
@@ -232,7 +218,7 @@ class ConfigParser {
   std::string to_yaml() const;
 
  private:
-  void add_option(std::string name, std::unique_ptr<detail::Binding> binding, OptionSpec spec);
+  void add_option(std::string name, std::shared_ptr<detail::Binding> binding, OptionSpec spec);
   absl::Status apply_preset();
   absl::Status apply_run_file(const std::string& path);
   absl::Status check_fixed() const;
@@ -240,6 +226,29 @@ class ConfigParser {
   /// Returns an error about the value of `option`, naming the value's source.
   absl::Status blame(const detail::Option& option, const char* id, detail::Fault fault) const;
   std::unique_ptr<State> state_;
+};
+
+// ---- Groups options under one heading of --help.
+
+/// Adds options to a parser under `heading`:
+///
+///   const OptionGroup add(parser, "Model");
+///   add("dropout", &options.dropout, {.help = "Share of values dropped.", .min = 0, .max = 0.99});
+class OptionGroup {
+ public:
+  /// `parser` must outlive this object.
+  OptionGroup(ConfigParser& parser, std::string heading) : parser_(parser), heading_(std::move(heading)) {}
+
+  /// Calls ConfigParser::add with `heading` as spec.group.
+  template <class T>
+  void operator()(const std::string& name, T* variable, OptionSpec spec) const {
+    spec.group = heading_;
+    parser_.add(name, variable, std::move(spec));
+  }
+
+ private:
+  ConfigParser& parser_;
+  std::string heading_;
 };
 
 }  // namespace trainkit

@@ -8,17 +8,41 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "trainkit/core/digest.h"
 #include "trainkit/core/error.h"
 
 namespace trainkit {
+
+// ---- A fast digest that detects corruption.
+
+/// Computes XXH3 with 128 bits (https://xxhash.com) incrementally. Detects flipped, lost and swapped bytes at memory
+/// bandwidth. Not collision-resistant: it does not protect against files that are made on purpose to have one digest.
+class Digest {
+ public:
+  Digest();
+  Digest(Digest&&) noexcept;
+  Digest& operator=(Digest&&) noexcept;
+  ~Digest();
+
+  void update(const void* data, size_t size);
+  /// Returns 32 hexadecimal digits, the canonical (big-endian) form that `xxhsum -H2` prints. update() may follow.
+  std::string hex() const;
+
+  /// Returns the digest of `bytes`.
+  static std::string of(std::string_view bytes);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 class SystemCalls;
 

@@ -55,8 +55,8 @@ class Batch {
   const std::vector<at::Tensor>& tensors() const { return content_->tensors; }
   /// Dataset indices of the rows, in order; empty if the batch does not come from a dataset.
   std::span<const int64_t> row_indices() const { return content_->row_indices; }
-  /// Number of duplicate rows at the end, which give all ranks the same row count (DistributedSampler, Tail::kPad).
-  /// Leave them out of metrics. 0 for every other sampler.
+  /// Number of duplicate rows at the end, which give all ranks the same row count (DistributedSampler,
+  /// UnevenTail::kPad). Leave them out of metrics. 0 for every other sampler.
   int64_t padding_rows() const { return content_->padding_rows; }
 
   /// Copies the rows to `device`; shares tensors that are already there. With `non_blocking`, page-locked memory is

@@ -110,7 +110,7 @@ class WeightedSampler final : public Sampler {
 };
 
 /// How the remaining rows are handled if an epoch is not a multiple of the world size.
-enum class Tail {
+enum class UnevenTail {
   kDrop,   ///< Dropped for this epoch, on every rank. For training.
   kPad,    ///< The last ranks repeat rows from the start of the epoch; see Sampler::padding and Batch::padding_rows.
   kUneven  ///< The first ranks get one more row. For evaluation without collective calls per batch.
@@ -119,10 +119,10 @@ enum class Tail {
 struct DistributedSamplerOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
-  Tail tail = Tail::kDrop;
+  UnevenTail tail = UnevenTail::kDrop;
   /// Rows at the end of an epoch that do not fill a multiple of this number are dropped before the epoch is shared. Set
-  /// to the batch size with Tail::kPad, an epoch has the rows that one process with drop_last reads, for any number of
-  /// ranks.
+  /// to the batch size with UnevenTail::kPad, an epoch has the rows that one process with drop_last reads, for any
+  /// number of ranks.
   int64_t multiple_of = 1;
 };
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "trainkit/distributed/replica_group.h"
+#include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit {
 

@@ -11,12 +11,71 @@
 #include <vector>
 
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/logging/diagnosis.h"
-#include "trainkit/logging/resource_monitor.h"
-#include "trainkit/logging/step_times.h"
-#include "trainkit/logging/swing.h"
 
 namespace trainkit {
+
+/// Total seconds of all steps since the start. On a GPU these are host times; the host runs ahead of the device.
+struct StepTimes {
+  /// Copying rows from the host to the devices. Copies made ahead by the Prefetcher are in its own statistics.
+  double copy_seconds = 0;
+  /// Reducing gradients between devices and ranks, as far as it does not overlap with backward, and agreeing on the
+  /// step.
+  double reduce_seconds = 0;
+  /// Clipping, optimizer and schedule: the part of the compute time that does not depend on the batch size.
+  double update_seconds = 0;
+};
+
+/// Shares of the step time, each from 0 to 1.
+struct StepSplit {
+  /// Host time spent waiting for data, copying it to the device, and reducing gradients.
+  double wait = 0;
+  double copy = 0;
+  double reduce = 0;
+  /// Forward, backward, update and the loop itself: the remaining time.
+  double compute = 0;
+  /// The part of `compute` spent updating the weights. Independent of the batch size.
+  double update = 0;
+};
+
+/// A periodic swing of a series sampled at equal intervals.
+struct Swing {
+  /// 5th and 95th percentile, so that single outliers do not count.
+  double min = 0;
+  double max = 0;
+  /// Period in samples; interpolated, so it may be fractional.
+  double period = 0;
+};
+
+/// Causes of slow training: the rows of the tuning table (docs/tuning.md).
+enum class Bottleneck {
+  kMemory,         ///< GPU or host memory is nearly exhausted.
+  kTimeout,        ///< A wait for a batch came close to the loader's timeout.
+  kPinnedMemory,   ///< Batches are copied to the GPU from memory that is not page-locked.
+  kNoWorkers,      ///< The training thread reads the rows itself.
+  kEpochStart,     ///< Worker threads stop after each epoch, so the next epoch starts with an empty ring.
+  kSwing,          ///< Utilisation swings periodically between waiting and working.
+  kSlowStorage,    ///< Readers are blocked on the disk or the network.
+  kSlowDecode,     ///< Decoding needs more CPU time than the machine has.
+  kTooFewWorkers,  ///< Readers are always busy, and CPUs are free for more of them.
+  kShortRing,      ///< Readers keep up on average, but too few batches are prefetched.
+  kSmallBatch,     ///< The fixed cost of a step is larger than the cost of its rows.
+};
+const char* to_string(Bottleneck row);
+
+/// One recommendation.
+struct Advice {
+  Bottleneck row;
+  /// The flag to change: "--num_workers". Empty if no flag helps.
+  std::string flag;
+  /// "data wait 43%: the 2 readers are always busy; raise --num_workers from 2 to 4"
+  std::string text;
+};
+
+/// Names of the driver's libraries, opened with dlopen. If one is missing, no GPUs are reported.
+struct DriverLibraries {
+  std::string nvml = "libnvidia-ml.so.1";
+  std::string cuda = "libcuda.so.1";
+};
 
 struct MonitorOptions {
   /// Length of a utilisation window. At least 1 ms.
@@ -43,19 +102,6 @@ struct MonitorSources {
   /// LibTorch device indices of the GPUs that train (empty on the CPU), and the allocator statistics of each.
   std::vector<int> cuda_devices = {};
   std::function<std::vector<AllocatorUse>()> allocators = nullptr;
-};
-
-/// One sample of a run: all counters since its start.
-struct MonitorSample {
-  /// Time of a clock with any origin; only differences are used.
-  double seconds = 0;
-  PrefetcherStats loader = {};
-  ReaderTimes readers = {};
-  StepTimes steps = {};
-  std::vector<GpuUsage> gpus = {};
-  std::vector<AllocatorUse> allocators = {};
-  HostMemory host = {};
-  int64_t resident_bytes = 0;
 };
 
 /// Results of a Monitor so far.
@@ -86,61 +132,6 @@ struct MonitorReport {
 ///
 ///   utilisation 62% (9 to 90% every 9.0 s); step: wait 38%, copy 0%, compute 62%, reduce 0%; queue 0.4 of 4; <advice>
 std::string describe(const MonitorReport& report);
-
-/// Aggregates a series of samples into windows, sums and extremes: the Monitor without its thread and clock.
-///
-/// The utilisation of a window is the mean of the GPU samples in it, or one minus the share of waiting. A wait is
-/// attributed to the windows in which it passes, not to the window in which it ends. Only the last ten minutes of
-/// windows are kept.
-class MonitorSeries {
- public:
-  MonitorSeries(const LoaderSettings& settings, double window_seconds);
-
-  /// Adds a sample and returns whether a window has ended. Samples must be in time order. The observed time begins with
-  /// the first sample that has a batch, so the start of the run is not counted.
-  bool add(const MonitorSample& sample);
-  /// Excludes the time between the two calls; samples in between are ignored.
-  void pause(double seconds);
-  void resume(double seconds);
-
-  /// Returns `seconds` minus all pauses before it.
-  double training_time(double seconds) const { return seconds - paused_seconds_; }
-  MonitorReport report() const;
-  /// Utilisation of each window, oldest first.
-  const std::vector<double>& windows() const { return windows_; }
-  /// Utilisation of each GPU in the last finished window. -1 if its driver does not report it. Empty before the first
-  /// window.
-  const std::vector<double>& of_each_gpu() const { return window_of_each_gpu_; }
-  /// Whether the utilisation of the last window comes from the GPUs.
-  bool of_gpus() const { return window_of_gpus_; }
-  /// Returns the row of the live table for the last finished window, and the table's heading.
-  std::string table_row() const;
-  static std::string table_heading();
-
- private:
-  void close_window(const MonitorSample& sample);
-  void update_memory_extremes(const MonitorSample& sample);
-
-  LoaderSettings settings_;
-  double window_seconds_;
-  std::optional<int64_t> batches_before_;  // loader batches at the start of the run
-  // In training time (without pauses).
-  std::optional<MonitorSample> first_;
-  MonitorSample last_, window_start_;
-  std::optional<double> paused_at_;
-  double paused_seconds_ = 0;
-  double window_gpu_sum_ = 0, gpu_sum_ = 0;
-  int64_t window_gpu_samples_ = 0, gpu_samples_ = 0;
-  std::vector<double> windows_;
-  std::vector<std::pair<double, int64_t>> window_gpus_;  // sum and count of each GPU's samples
-  std::vector<double> window_of_each_gpu_;
-  StepSplit window_split_;
-  double window_queue_ = 0;
-  bool window_of_gpus_ = false;
-  HostMemory least_host_;
-  std::optional<GpuMemory> least_gpu_;
-  int64_t resident_bytes_ = 0, gpu_used_bytes_ = 0;
-};
 
 /// Watches a loader and its training loop from its own thread, four times per window. Adds no work to the training
 /// thread and never reads the device.

@@ -7,13 +7,16 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
-#include "trainkit/memory/caching_allocator_model.h"
 #include "trainkit/memory/memory_trace.h"
 
 namespace trainkit {
+
+class ScalableTrace;
 
 /// One row of the table of presets by device memory.
 struct MemoryPreset {
@@ -68,15 +71,15 @@ class MemoryEstimate {
 
   MemoryPrediction predict(int64_t batch_size) const;
   /// The trace behind the prediction, without workspaces.
-  MemoryTrace trace(int64_t batch_size) const { return trace_.at(batch_size).without(MemoryClass::kWorkspace); }
+  MemoryTrace trace(int64_t batch_size) const;
 
   /// Relative error |predicted - counted| / counted at `check_batch_size`, without workspaces.
   double check_error() const { return check_error_; }
   int64_t check_batch_size() const { return check_batch_size_; }
 
  private:
-  explicit MemoryEstimate(ScalableTrace trace) : trace_(std::move(trace)) {}
-  ScalableTrace trace_;
+  explicit MemoryEstimate(std::shared_ptr<const ScalableTrace> trace) : trace_(std::move(trace)) {}
+  std::shared_ptr<const ScalableTrace> trace_;
   double check_error_ = 0;
   int64_t check_batch_size_ = 0;
 };

@@ -10,7 +10,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +19,9 @@
 #include "trainkit/nn/linear.h"
 
 namespace trainkit {
+
+struct GPT2Mask;
+class GPT2BlockImpl;
 
 /// Fields of config.json, with the names and defaults of transformers.GPT2Config (5.23): GPT-2 small.
 struct GPT2Config {
@@ -53,51 +56,6 @@ absl::Status validate(const GPT2Config& config);
 /// Parses config.json. Ignores fields that this model does not use. Errors (weights.config, exit code 5) name the
 /// field: invalid JSON, a wrong type or range, a model_type other than gpt2, cross-attention.
 absl::StatusOr<GPT2Config> parse_gpt2_config(std::string_view json, const std::string& path);
-
-/// Attention mask. If both members are undefined, each token attends to itself and to earlier tokens.
-struct GPT2Mask {
-  at::Tensor is_token;  // (B, T) bool: false at padding
-  at::Tensor allowed;   // (B, 1, T, T) bool: whether the query's row may attend to the key's column
-};
-
-/// Multi-head self-attention, (B, T, n_embd) to (B, T, n_embd).
-class GPT2AttentionImpl : public torch::nn::Module {
- public:
-  GPT2AttentionImpl(const GPT2Config& config, int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
-
- private:
-  friend class GPT2BlockImpl;  // for the fused block
-
-  int64_t n_head_;
-  double scale_, attn_pdrop_, resid_pdrop_;
-  Conv1D c_attn_{nullptr};  // queries, keys and values in one product
-  Conv1D c_proj_{nullptr};
-};
-TORCH_MODULE(GPT2Attention);
-
-/// Computes x + attention(norm(x)), then x + mlp(norm(x)).
-class GPT2BlockImpl : public torch::nn::Module {
- public:
-  GPT2BlockImpl(const GPT2Config& config, int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const GPT2Mask& mask);
-  /// See GPT2ModelImpl::set_fused_blocks.
-  void set_fused(bool on) { is_fused_ = on; }
-
- private:
-  std::optional<at::Tensor> fused_forward(const at::Tensor& x, const GPT2Mask& mask);
-  at::Tensor gpu_forward(const at::Tensor& x, const GPT2Mask& mask);
-
-  std::string activation_;
-  double resid_pdrop_, eps_;
-  bool is_fused_ = true;
-  torch::nn::LayerNorm ln_1_{nullptr};
-  GPT2Attention attn_{nullptr};
-  torch::nn::LayerNorm ln_2_{nullptr};
-  Conv1D c_fc_{nullptr};
-  Conv1D c_proj_{nullptr};
-};
-TORCH_MODULE(GPT2Block);
 
 /// Maps token ids to hidden states.
 ///
@@ -153,7 +111,7 @@ class GPT2ModelImpl : public torch::nn::Module {
   int64_t checkpoint_segments_ = 1;
   torch::nn::Embedding wte_{nullptr};
   torch::nn::Embedding wpe_{nullptr};
-  std::vector<GPT2Block> blocks_;
+  std::vector<std::shared_ptr<GPT2BlockImpl>> blocks_;
   torch::nn::LayerNorm ln_f_{nullptr};
 };
 TORCH_MODULE(GPT2Model);

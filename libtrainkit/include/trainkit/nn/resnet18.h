@@ -21,22 +21,6 @@ struct ResNet18Options {
   bool sync_batch_norm = false;
 };
 
-/// Two 3x3 convolutions with a shortcut: the identity, or a 1x1 convolution if the shape changes.
-class BasicBlockImpl : public torch::nn::Module {
- public:
-  BasicBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride, bool sync_batch_norm);
-  /// Maps (N, in, H, W) to (N, out, H / stride, W / stride).
-  at::Tensor forward(const at::Tensor& x);
-
- private:
-  torch::nn::Conv2d conv1_{nullptr};
-  SyncBatchNorm bn1_{nullptr};
-  torch::nn::Conv2d conv2_{nullptr};
-  SyncBatchNorm bn2_{nullptr};
-  torch::nn::Sequential downsample_{nullptr};  // null if the shape does not change
-};
-TORCH_MODULE(BasicBlock);
-
 /// Maps images (N, in_channels, H, W), H and W at least 32, to class scores (N, num_classes).
 ///
 ///   ResNet18 model(ResNet18Options{.num_classes = 7});

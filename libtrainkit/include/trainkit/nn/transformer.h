@@ -11,10 +11,13 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 namespace trainkit {
+
+class LayerNormImpl;
+class TransformerBlockImpl;
 
 struct TransformerConfig {
   /// Rows of the embedding. Ids are 0 .. vocab_size - 1.
@@ -39,17 +42,6 @@ int64_t default_n_heads(int64_t hidden_dim);
 /// Checks all fields. One error of exit code 2 (cli.value) lists every field that is out of range.
 absl::Status validate(const TransformerConfig& config);
 
-/// LayerNorm over the last dimension with an optional bias; torch::nn::LayerNorm always has one.
-class LayerNormImpl : public torch::nn::Module {
- public:
-  LayerNormImpl(int64_t dim, bool bias);
-  at::Tensor forward(const at::Tensor& x);
-
-  at::Tensor weight;
-  at::Tensor bias;  // undefined without a bias
-};
-TORCH_MODULE(LayerNorm);
-
 /// Keys and values of the positions that a Transformer has processed. With it, new positions cost only their own work.
 struct KeyValueCache {
   /// One tensor per layer, (B, heads, block_size, C / heads); the first `length` positions are filled. The first
@@ -58,53 +50,6 @@ struct KeyValueCache {
   std::vector<at::Tensor> values = {};
   int64_t length = 0;
 };
-
-/// Multi-head causal self-attention, (B, T, C) to (B, T, C).
-class CausalSelfAttentionImpl : public torch::nn::Module {
- public:
-  explicit CausalSelfAttentionImpl(const TransformerConfig& config);
-  at::Tensor forward(const at::Tensor& x);
-  /// Processes positions that follow the `cache.length` positions of the cache; appends to its entry `layer`.
-  at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
-
- private:
-  at::Tensor heads(const at::Tensor& x) const;
-  at::Tensor project(const at::Tensor& mixed);
-
-  friend class TransformerBlockImpl;  // for the fused block
-
-  int64_t n_heads_;
-  int64_t block_size_;
-  double dropout_;
-  torch::nn::Linear c_attn_{nullptr};  // queries, keys and values in one product
-  torch::nn::Linear c_proj_{nullptr};
-};
-TORCH_MODULE(CausalSelfAttention);
-
-/// Computes x + attention(norm(x)), then x + mlp(norm(x)). The MLP is four times as wide, with GELU.
-class TransformerBlockImpl : public torch::nn::Module {
- public:
-  explicit TransformerBlockImpl(const TransformerConfig& config);
-  at::Tensor forward(const at::Tensor& x);
-  at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
-  /// See TransformerImpl::set_fused_blocks.
-  void set_fused(bool on) { is_fused_ = on; }
-
- private:
-  std::optional<at::Tensor> fused_forward(const at::Tensor& x);
-  at::Tensor gpu_forward(const at::Tensor& x);
-  at::Tensor feed_forward(const at::Tensor& attended);
-
-  int64_t n_heads_;
-  double dropout_;
-  bool is_fused_ = true;
-  LayerNorm ln_1_{nullptr};
-  CausalSelfAttention attn_{nullptr};
-  LayerNorm ln_2_{nullptr};
-  torch::nn::Linear c_fc_{nullptr};
-  torch::nn::Linear c_proj_{nullptr};
-};
-TORCH_MODULE(TransformerBlock);
 
 /// Maps token ids to logits of the next token.
 ///
@@ -160,8 +105,8 @@ class TransformerImpl : public torch::nn::Module {
   int64_t checkpoint_segments_ = 1;
   torch::nn::Embedding wte_{nullptr};
   torch::nn::Embedding wpe_{nullptr};
-  std::vector<TransformerBlock> blocks_;
-  LayerNorm ln_f_{nullptr};
+  std::vector<std::shared_ptr<TransformerBlockImpl>> blocks_;
+  std::shared_ptr<LayerNormImpl> ln_f_;
   torch::nn::Linear lm_head_{nullptr};  // null if tied
 };
 TORCH_MODULE(Transformer);

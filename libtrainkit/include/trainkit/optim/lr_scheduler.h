@@ -1,19 +1,179 @@
 #pragma once
-/// Applies a schedule to an optimizer.
+/// Learning-rate schedules as pure functions of the step count, and the scheduler that applies one to an optimizer.
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "trainkit/core/state_dict.h"
-#include "trainkit/optim/lr_schedule.h"
 #include "trainkit/optim/optimizer.h"
 
 namespace trainkit {
+
+// ---- Learning-rate schedules as pure functions of the step count.
+
+/// Maps the number of applied optimizer steps to a factor of the learning rate.
+///
+/// To write your own schedule, derive from this class and override factor(); see examples/custom_schedule.cpp. factor()
+/// must be a pure function: it is called for any step, in any order, from any thread and repeatedly.
+class LRSchedule {
+ public:
+  virtual ~LRSchedule() = default;
+  /// Returns the factor for the next step after `step` applied steps: factor(0) is for the first. Finite and >= 0.
+  virtual double factor(int64_t step) const = 0;
+};
+
+/// Returns 1 for every step.
+class ConstantLR : public LRSchedule {
+ public:
+  double factor(int64_t) const override { return 1.0; }
+};
+
+struct LinearLROptions {
+  /// Factor at the first step, and factor from total_steps on.
+  double start_factor = 1.0;
+  double end_factor = 0.0;
+  int64_t total_steps = 1;
+};
+
+/// Changes linearly from start_factor to end_factor, then stays there. Source: torch.optim.lr_scheduler.LinearLR.
+class LinearLR : public LRSchedule {
+ public:
+  /// Throws c10::ValueError if options are out of range; the message names all of them. The same holds below.
+  explicit LinearLR(const LinearLROptions& options);
+  double factor(int64_t step) const override;
+
+ private:
+  LinearLROptions options_;
+};
+
+struct CosineAnnealingLROptions {
+  /// Steps of the half cosine wave from 1 to min_factor.
+  int64_t total_steps = 1;
+  /// PyTorch's eta_min divided by the learning rate.
+  double min_factor = 0.0;
+};
+
+/// Computes min + (1 - min) (1 + cos(pi step / total)) / 2, then stays at min (PyTorch's schedule rises again).
+/// Source: Loshchilov and Hutter, "SGDR"; torch.optim.lr_scheduler.CosineAnnealingLR.
+class CosineAnnealingLR : public LRSchedule {
+ public:
+  explicit CosineAnnealingLR(const CosineAnnealingLROptions& options);
+  double factor(int64_t step) const override;
+
+ private:
+  CosineAnnealingLROptions options_;
+};
+
+struct CosineAnnealingWarmRestartsOptions {
+  /// Steps of the first period, and the factor by which each following period is longer.
+  int64_t t_0 = 1;
+  int64_t t_mult = 1;
+  double min_factor = 0.0;
+};
+
+/// Repeats the half cosine wave. Source: "SGDR"; torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
+class CosineAnnealingWarmRestarts : public LRSchedule {
+ public:
+  explicit CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options);
+  double factor(int64_t step) const override;
+
+ private:
+  CosineAnnealingWarmRestartsOptions options_;
+};
+
+struct StepLROptions {
+  int64_t step_size = 1;
+  double gamma = 0.1;
+};
+
+/// Computes gamma^floor(step / step_size). Source: torch.optim.lr_scheduler.StepLR.
+class StepLR : public LRSchedule {
+ public:
+  explicit StepLR(const StepLROptions& options);
+  double factor(int64_t step) const override;
+
+ private:
+  StepLROptions options_;
+};
+
+struct OneCycleLROptions {
+  int64_t total_steps = 2;
+  /// Fraction of the steps in which the learning rate rises.
+  double pct_start = 0.3;
+  /// The first factor is 1 / div_factor; the last one is the first divided by final_div_factor.
+  double div_factor = 25.0;
+  double final_div_factor = 1e4;
+  /// Linear instead of cosine annealing.
+  bool linear = false;
+  /// Fall as fast as the rise, then continue to the last factor.
+  bool three_phase = false;
+};
+
+/// Rises from 1 / div_factor to 1 (the optimizer's learning rate is PyTorch's max_lr), falls to the last factor and
+/// stays there. With pct_start * total_steps == 1, where PyTorch divides by zero, it starts at 1. Momentum is not
+/// cycled. Source: Smith and Topin, "Super-convergence";
+/// torch.optim.lr_scheduler.OneCycleLR.
+class OneCycleLR : public LRSchedule {
+ public:
+  explicit OneCycleLR(const OneCycleLROptions& options);
+  double factor(int64_t step) const override;
+
+ private:
+  OneCycleLROptions options_;
+};
+
+struct WarmupOptions {
+  int64_t warmup_steps = 0;
+  /// Factor of the first step. Default: 1 / (warmup_steps + 1), so that no step is wasted at 0 (nanoGPT's rule).
+  std::optional<double> start_factor = std::nullopt;
+};
+
+/// Rises linearly from start_factor to 1 over warmup_steps, then runs `schedule` from its start.
+/// Source: torch.optim.lr_scheduler.SequentialLR of a LinearLR and another schedule.
+class WarmupLR : public LRSchedule {
+ public:
+  WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedule> schedule);
+  double factor(int64_t step) const override;
+
+ private:
+  int64_t warmup_steps_;
+  double start_factor_;
+  std::shared_ptr<const LRSchedule> schedule_;
+};
+
+/// Options of a schedule by name, as given on a command line.
+struct ScheduleOptions {
+  /// constant, linear, cosine, cosine_restarts, step or one_cycle. (For plateau, pass PlateauOptions to LRScheduler.)
+  std::string name = "constant";
+  /// Length of the run in steps, including warm-up. Not needed for constant and step.
+  int64_t total_steps = 0;
+  int64_t warmup_steps = 0;
+  /// End value of linear, cosine and cosine_restarts: the lowest learning rate divided by the highest.
+  double min_factor = 0.0;
+  /// cosine_restarts: steps of the first period (0 means a quarter of the run) and growth of the period.
+  /// step: steps of the period (0 means a third of the run) and factor (gamma).
+  int64_t period_steps = 0;
+  int64_t period_growth = 1;
+  double gamma = 0.1;
+};
+
+/// Names that create_schedule accepts.
+const std::vector<std::string>& schedule_names();
+
+/// Creates the schedule with its warm-up. Returns kInvalidArgument (exit code 3), which names an unknown schedule and
+/// the nearest name, or every option out of range.
+absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const ScheduleOptions& options);
+
+// ---- Applies a schedule to an optimizer.
 
 /// Lowers the learning rate when a metric stops improving. PyTorch's names and defaults.
 struct PlateauOptions {

@@ -11,11 +11,42 @@
 #include <utility>
 #include <vector>
 
-#include "trainkit/amp/scaled_optimizer.h"
+#include "trainkit/amp/grad_scaler.h"
 #include "trainkit/core/state_dict.h"
-#include "trainkit/optim/param_groups.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace trainkit {
+
+// ---- Named parameters in groups with separate options.
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// Parameters that share their options.
+struct ParamGroup {
+  std::vector<NamedParameter> params;
+  /// Factor of the optimizer's learning rate for this group.
+  double lr_multiple = 1.0;
+  /// Weight decay of the group; the optimizer's if not set.
+  std::optional<double> weight_decay = std::nullopt;
+  /// Name for logs and messages.
+  std::string name = {};
+};
+
+/// Returns the model's trainable parameters with their names. Each tensor appears once: a tied parameter, which
+/// named_parameters() lists under two names, keeps the first. Skips frozen parameters (requires_grad false).
+std::vector<NamedParameter> trainable_parameters(const torch::nn::Module& model);
+
+/// Returns trainable_parameters in two groups. "decay" has parameters with two or more dimensions: matrices, embeddings
+/// and convolution kernels. "no_decay" has norms, biases and other vectors, with weight_decay 0. Leaves out an empty
+/// group.
+/// Source: nanoGPT, GPT.configure_optimizers.
+std::vector<ParamGroup> default_param_groups(const torch::nn::Module& model);
 
 /// Base of AdamW, Adam and SGD.
 ///
@@ -168,5 +199,16 @@ class Optimizer : public ScaledOptimizer {
   std::vector<char> present_;
   DeviceLrs device_lrs_;
 };
+
+// ---- Gradient clipping.
+
+/// Clips the gradients of `optimizer`: multiplies all by min(1, max_norm / (norm + 1e-6)), where norm is the 2-norm
+/// over all of them. The device decides; the host reads nothing.
+///
+/// @param max_norm If it is not positive, or infinite, the norm is computed and the gradients stay unchanged.
+/// @return The norm before clipping: scalar on the gradients' device (0 if no parameter has a gradient).
+/// Throws c10::Error for gradients of a scaled loss: call scaler.unscale_(optimizer) first.
+/// Source: torch.nn.utils.clip_grad_norm_ (PyTorch 2.11), foreach. LibTorch's C++ function copies the norm to the host.
+at::Tensor clip_grad_norm_(Optimizer& optimizer, double max_norm);
 
 }  // namespace trainkit

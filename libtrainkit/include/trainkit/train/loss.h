@@ -78,20 +78,15 @@ class LossFunction {
 
 namespace detail {
 
-template <class F>
-struct FirstArgument : FirstArgument<decltype(&F::operator())> {};
+// Declared only: decltype of a call gives the first parameter of a callable with two.
 template <class R, class C, class A, class B>
-struct FirstArgument<R (C::*)(A, B) const> {
-  using type = std::remove_cvref_t<A>;
-};
+std::type_identity<std::remove_cvref_t<A>> first_argument(R (C::*)(A, B) const);
 template <class R, class C, class A, class B>
-struct FirstArgument<R (C::*)(A, B)> {
-  using type = std::remove_cvref_t<A>;
-};
+std::type_identity<std::remove_cvref_t<A>> first_argument(R (C::*)(A, B));
 template <class R, class A, class B>
-struct FirstArgument<R (*)(A, B)> {
-  using type = std::remove_cvref_t<A>;
-};
+std::type_identity<std::remove_cvref_t<A>> first_argument(R (*)(A, B));
+template <class F>
+auto first_argument(const F&) -> decltype(first_argument(&F::operator()));
 
 }  // namespace detail
 
@@ -104,7 +99,7 @@ LossFunction make_loss_function(F loss) {
   if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
     return loss;
   } else {
-    using Model = typename detail::FirstArgument<std::decay_t<F>>::type;
+    using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
     if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
       return [loss = std::move(loss)](torch::nn::Module& module, const Batch& batch) mutable -> LossOutput {
         Model* model = module.as<Model>();

@@ -18,13 +18,17 @@
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/device_replicator.h"
-#include "trainkit/distributed/step_consensus.h"
-#include "trainkit/logging/step_times.h"
+#include "trainkit/logging/monitor.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
 
 namespace trainkit {
+
+class StepConsensus;
+struct StepVote;
+struct StepVerdict;
+
 namespace detail {
 class StepGraphs;
 class StepSnapshot;
@@ -98,7 +102,7 @@ struct StepMetrics {
 ///
 /// Replicas and ranks. With several replicas in this process each gets a contiguous share of a batch's rows, and the
 /// loss function is called from one thread per replica. With several ranks each rank passes its own batch, and all
-/// ranks make the same calls. finish() makes the ranks agree (distributed/step_consensus.h), so they skip, stop and
+/// ranks make the same calls. finish() makes the ranks agree, so they skip, stop and
 /// fail after the same step. In both cases the gradient equals that of one process on all rows: losses are weighted by
 /// LossOutput::weight.
 ///
@@ -165,11 +169,15 @@ class TrainStep {
   /// ones): it costs one more small all-reduce. Does nothing on a single rank.
   void average_over_ranks(StepMetrics& metrics);
 
-  /// Vote of this rank for the next step. Set `stop` and `save` before the last accumulate() of the step, which may
-  /// send the vote together with the gradients. A later change counts for the step after.
-  StepVote& vote() { return vote_; }
-  /// Combined votes of all ranks in the last step. On a single rank it is that rank's vote.
-  const StepVerdict& verdict() const { return verdict_; }
+  /// Asks all ranks to stop, or to save a checkpoint, after the next step. `signal` is any number above 0; the ranks
+  /// agree on the largest. Call them before the last accumulate() of the step, which may send the request together with
+  /// the gradients. A later request counts for the step after.
+  void request_stop(int signal);
+  void request_save();
+  /// Stop signal (0: none) and save request that the ranks agreed on in the last step. On a single rank they are that
+  /// rank's requests.
+  int agreed_stop() const;
+  bool agreed_save() const;
 
   /// Copies weights and optimizer state of replica 0 to all other copies. Call it on every rank after loading them.
   void synchronize();
@@ -209,16 +217,7 @@ class TrainStep {
 
  private:
   struct ReplicaResult;
-  /// A batch of the current step, kept for retries.
-  struct KeptBatch {
-    Batch batch;
-    const LossFunction* borrowed_loss = nullptr;  // the caller's, or
-    LossFunction own_loss = nullptr;
-    std::array<std::vector<at::Tensor>, 2> memory = {};  // reused between steps; on the host, double-buffered
-
-    const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
-  };
-
+  struct KeptBatch;
   void create_mirrors();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
@@ -242,7 +241,7 @@ class TrainStep {
   LossOutput forward(int64_t replica, const Batch& shard, const LossFunction& loss);
   double agree_on_unit(int64_t replica, double weight);
   void add_metrics(const LossOutput& output, double share, StepMetrics& sums) const;
-  /// Sends vote_ and clears it. receive_verdict() waits for the combined votes.
+  /// Sends *vote_ and clears it. receive_verdict() waits for the combined votes.
   void send_vote(double weight, const std::string& reason = "");
   void receive_verdict();
   bool fail(const std::string& reason, bool again, bool reduced);
@@ -275,14 +274,14 @@ class TrainStep {
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
   std::vector<Optimizer*> optimizers_;  // the caller's, then the mirrors
   std::vector<ReplicaResult> results_;  // of the current micro-batch; a member to reuse its memory
-  std::optional<StepConsensus> agreement_;
+  std::unique_ptr<StepConsensus> agreement_;
 
   std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
 
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step
-  StepVote vote_;
-  StepVerdict verdict_;
+  std::unique_ptr<StepVote> vote_;
+  std::unique_ptr<StepVerdict> verdict_;
   int64_t step_ = 0;
   std::unique_ptr<detail::StepSnapshot> snapshot_;
   std::unique_ptr<detail::StepGraphs> graphs_;  // null if no step can be captured

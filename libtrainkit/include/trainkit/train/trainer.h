@@ -16,7 +16,7 @@
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/logging/monitor.h"
-#include "trainkit/memory/caching_allocator_model.h"
+#include "trainkit/memory/memory_trace.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/evaluate.h"
@@ -24,6 +24,27 @@
 #include "trainkit/train/train_step.h"
 
 namespace trainkit {
+
+// ---- Turns signals into flags that the training loop checks between steps.
+
+/// Handles SIGINT, SIGTERM and SIGUSR1 during its lifetime. SIGINT and SIGTERM ask the loop to stop after the current
+/// step; SIGUSR1 asks it to save and continue. The handlers only set a flag.
+///
+/// A second SIGINT or SIGTERM ends the process at once with exit code 128 + its number and runs no cleanup; the last
+/// saved checkpoint remains valid. The destructor restores the previous handlers. Only one SignalWatch may exist at a
+/// time (else c10::Error).
+class SignalWatch {
+ public:
+  SignalWatch();
+  ~SignalWatch();
+  SignalWatch(const SignalWatch&) = delete;
+  SignalWatch& operator=(const SignalWatch&) = delete;
+
+  /// Returns SIGINT or SIGTERM if one was received since construction, else 0.
+  static int stop_signal();
+  /// Returns whether SIGUSR1 was received since the last call, and resets the flag.
+  static bool take_save_request();
+};
 
 /// What to do with a step whose gradients are not finite.
 enum class OnNonfinite {

@@ -4,16 +4,9 @@
 #include <optional>
 #include <span>
 
-namespace trainkit {
+#include "trainkit/logging/monitor.h"
 
-/// A periodic swing of a series sampled at equal intervals.
-struct Swing {
-  /// 5th and 95th percentile, so that single outliers do not count.
-  double min = 0;
-  double max = 0;
-  /// Period in samples; interpolated, so it may be fractional.
-  double period = 0;
-};
+namespace trainkit {
 
 /// Finds a periodic swing in `values`: the percentiles differ by at least `least`, and the series repeats itself.
 ///

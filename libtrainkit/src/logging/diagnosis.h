@@ -8,8 +8,7 @@
 
 #include "trainkit/core/processors.h"
 #include "trainkit/data/prefetcher.h"
-#include "trainkit/logging/step_times.h"
-#include "trainkit/logging/swing.h"
+#include "trainkit/logging/monitor.h"
 
 namespace trainkit {
 
@@ -17,18 +16,6 @@ namespace trainkit {
 PrefetcherStats difference(const PrefetcherStats& after, const PrefetcherStats& before);
 ReaderTimes difference(const ReaderTimes& after, const ReaderTimes& before);
 StepTimes difference(const StepTimes& after, const StepTimes& before);
-
-/// Shares of the step time, each from 0 to 1.
-struct StepSplit {
-  /// Host time spent waiting for data, copying it to the device, and reducing gradients.
-  double wait = 0;
-  double copy = 0;
-  double reduce = 0;
-  /// Forward, backward, update and the loop itself: the remaining time.
-  double compute = 0;
-  /// The part of `compute` spent updating the weights. Independent of the batch size.
-  double update = 0;
-};
 
 /// Computes the shares of `seconds`, the wall time over which `loader` and `steps` were measured.
 StepSplit split_of(double seconds, const PrefetcherStats& loader, const StepTimes& steps);
@@ -76,31 +63,6 @@ struct Observation {
   /// Host memory at its lowest free amount.
   HostMemory host = {};
   std::optional<GpuMemory> gpu = {};
-};
-
-/// Causes of slow training: the rows of the tuning table (docs/tuning.md).
-enum class Bottleneck {
-  kMemory,         ///< GPU or host memory is nearly exhausted.
-  kTimeout,        ///< A wait for a batch came close to the loader's timeout.
-  kPinnedMemory,   ///< Batches are copied to the GPU from memory that is not page-locked.
-  kNoWorkers,      ///< The training thread reads the rows itself.
-  kEpochStart,     ///< Worker threads stop after each epoch, so the next epoch starts with an empty ring.
-  kSwing,          ///< Utilisation swings periodically between waiting and working.
-  kSlowStorage,    ///< Readers are blocked on the disk or the network.
-  kSlowDecode,     ///< Decoding needs more CPU time than the machine has.
-  kTooFewWorkers,  ///< Readers are always busy, and CPUs are free for more of them.
-  kShortRing,      ///< Readers keep up on average, but too few batches are prefetched.
-  kSmallBatch,     ///< The fixed cost of a step is larger than the cost of its rows.
-};
-const char* to_string(Bottleneck row);
-
-/// One recommendation.
-struct Advice {
-  Bottleneck row;
-  /// The flag to change: "--num_workers". Empty if no flag helps.
-  std::string flag;
-  /// "data wait 43%: the 2 readers are always busy; raise --num_workers from 2 to 4"
-  std::string text;
 };
 
 /// Returns the recommendations that apply, most urgent first. Empty if nothing is wrong or if fewer than 10 batches

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "trainkit/logging/monitor.h"
+
 namespace trainkit {
 
 /// Usage of one GPU by all processes of the machine, as reported by the driver.
@@ -30,12 +32,6 @@ struct GpuProcess {
   std::string name = {};
   /// Bytes used by the process. -1 if the driver does not report it.
   int64_t used_bytes = -1;
-};
-
-/// Names of the driver's libraries, opened with dlopen. If one is missing, no GPUs are reported.
-struct DriverLibraries {
-  std::string nvml = "libnvidia-ml.so.1";
-  std::string cuda = "libcuda.so.1";
 };
 
 /// Reads memory and CPU time of this process from /proc, and GPU usage from NVIDIA's driver if its library is

@@ -40,7 +40,7 @@ struct StepVerdict {
 
   bool ok() const { return out_of_memory.empty() && failed.empty(); }
   /// No rank failed permanently: all ranks retry the step.
-  bool again = false;
+  bool retry = false;
 };
 
 /// Agrees on the outcome of each step with one small all-reduce (3 + ranks doubles, on the host). All ranks then stop

@@ -8,14 +8,6 @@
 
 namespace trainkit {
 
-/// Counters of the device's allocator, in bytes: torch.cuda.max_memory_allocated() and max_memory_reserved().
-struct DeviceMemory {
-  /// Blocks in use, each rounded up to 512 bytes.
-  int64_t allocated_bytes = 0;
-  /// Segments obtained from the driver, used or not.
-  int64_t reserved_bytes = 0;
-};
-
 /// Models CUDACachingAllocator with its default settings:
 ///   - free memory is kept apart by stream and private pool;
 ///   - blocks are rounded up to 512 bytes;
@@ -46,7 +38,7 @@ class CachingAllocatorModel {
 };
 
 /// Returns the peaks of a whole trace on a device with unlimited memory.
-DeviceMemory replay(const MemoryTrace& trace);
+DeviceMemory predict_device_memory(const MemoryTrace& trace);
 /// Returns whether the trace runs within `capacity_bytes`. Segments may be returned to the driver and allocated again.
 bool fits(const MemoryTrace& trace, int64_t capacity_bytes);
 

@@ -1,4 +1,4 @@
-#include "trainkit/distributed/scaling_model.h"
+#include "trainkit/scaling_model.h"
 
 #include <c10/util/Exception.h>
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "trainkit/logging/logger.h"
-#include "trainkit/logging/wandb.h"
+#include "trainkit/logging/sinks.h"
 
 namespace trainkit {
 

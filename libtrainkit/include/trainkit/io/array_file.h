@@ -1,0 +1,47 @@
+#pragma once
+/// Reads and writes whole arrays: NumPy `.npy` files, ENVI image cubes and PNG images.
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <string>
+
+namespace trainkit {
+
+// ---- Reads and writes whole arrays as NumPy `.npy` files. For arrays larger than memory see
+// data/tensor_dataset.h.
+
+/// Reads an array into a new contiguous CPU tensor. Supports formats 1.0 to 3.0, C and Fortran order, little-endian
+/// numbers and bool.
+///
+/// Errors (exit code 4): those of MappedFile::open; data.npy for an invalid or unsupported file (big-endian; objects,
+/// which would be pickles). Source: numpy.lib.format, NumPy 2.4.
+absl::StatusOr<at::Tensor> read_npy(const std::string& path);
+
+/// Writes format 1.0 in C order, atomically (write_file_atomically). The bytes equal those of numpy.save.
+/// kInvalidArgument for a dtype that NumPy lacks. Disk errors: exit code 6.
+absl::Status write_npy(const std::string& path, const at::Tensor& tensor);
+
+// ---- Reads image cubes in ENVI format: a text header `scene.hdr` and a file of raw numbers next to it.
+
+/// Reads an image cube into a new contiguous CPU tensor (height, width, bands) with the data type of the file.
+///
+/// `path` is the header, or the data file whose header is next to it. The name of the data file is the header's without
+/// ".hdr", or with .dat, .img, .raw, .bsq, .bil, .bip or .bin instead. Two matching data files are an error.
+///
+/// Supported fields: samples, lines, bands, header offset, data type (1 to 5 and 12 to 15: all except the complex
+/// types), interleave (bsq, bil, bip), byte order. Other fields are ignored.
+///
+/// Errors (exit code 4): those of MappedFile::open; data.envi, with the line of the header, or the number of bytes by
+/// which the data file is too short or too long. Source: "ENVI Header Files", NV5 Geospatial documentation.
+absl::StatusOr<at::Tensor> read_envi(const std::string& path);
+
+// ---- Writes images as PNG files.
+
+/// Writes `image`, (height, width, 3) uint8, atomically (write_file_atomically). The bytes depend only on the image.
+/// Disk errors: exit code 6. Throws c10::ValueError for another shape or dtype, and for a height or width of 0 or over
+/// 65,535.
+absl::Status write_png(const std::string& path, const at::Tensor& image);
+
+}  // namespace trainkit
