@@ -12,11 +12,11 @@ using namespace trainkit;
 namespace {
 
 /// Forward, backward and statistics of `replicas` with their shares of x; the loss weights each output differently.
-struct Outcome {
+struct NormOutcome {
   at::Tensor y, dx, weight_grad, bias_grad, mean, var;
 };
 
-Outcome on_replicas(int64_t replicas, const at::Tensor& x, const at::Tensor& weights) {
+NormOutcome on_replicas(int64_t replicas, const at::Tensor& x, const at::Tensor& weights) {
   const auto devices = DeviceReplicator::create(
                            [&] {
                              auto norm = std::make_shared<SyncBatchNormImpl>(x.size(1));
@@ -55,7 +55,7 @@ TEST_CASE("Synchronised batch normalisation equals that of the whole batch, forw
   for (const auto& shape : std::vector<std::vector<int64_t>>{{12, 5}, {12, 5, 7}, {12, 3, 4, 6}}) {
     for (const auto type : {at::kFloat, at::kDouble}) {
       const at::Tensor x = torch::randn(shape, type) * 3 + 10, weights = torch::randn(shape, type);
-      const Outcome whole = on_replicas(1, x, weights);
+      const NormOutcome whole = on_replicas(1, x, weights);
       const at::Tensor reference =
           at::batch_norm(x, torch::linspace(0.5, 2, shape[1]).to(type), torch::linspace(-1, 1, shape[1]).to(type), {},
                          {}, true, 0.1, 1e-5, false);
@@ -63,7 +63,7 @@ TEST_CASE("Synchronised batch normalisation equals that of the whole batch, forw
       const double rounding = type == at::kFloat ? 4e-6 : 1e-12;
       CHECK(whole.y.allclose(reference, rounding, rounding));
       for (const int64_t replicas : {2, 3}) {
-        const Outcome parts = on_replicas(replicas, x, weights);
+        const NormOutcome parts = on_replicas(replicas, x, weights);
         const double tolerance = type == at::kFloat ? 2e-5 : 1e-10;
         CHECK(parts.y.allclose(whole.y, tolerance, tolerance));
         CHECK(parts.dx.allclose(whole.dx, tolerance, tolerance));

@@ -142,7 +142,8 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   if (plateau) options.plateau = PlateauOptions{.factor = run.factor, .patience = run.patience};
   // A warm-up set by the user is kept; a default one takes at most a tenth of a short run.
   const std::string source = parser.source("warmup_steps");
-  if (source.starts_with("default") || source.starts_with("preset")) {
+  const bool is_of_run = !parser.is_given("warmup_steps") && !parser.is_default("warmup_steps");  // that it continues
+  if (source.starts_with("default") || source.starts_with("preset") || (is_of_run && run.warmup_steps >= total_steps)) {
     run.warmup_steps = std::min(run.warmup_steps, total_steps / 10);
   } else if (run.warmup_steps >= total_steps) {
     return parser.invalid("warmup_steps", "leaves no steps for the schedule",
