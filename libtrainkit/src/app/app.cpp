@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/utils.h>
 
+#include "app/command_line.h"
 #include "trainkit/app/program.h"
 #include "trainkit/app/run_folder.h"
 #include "trainkit/core/status.h"
@@ -176,8 +177,9 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
 }
 
 absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& program) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> subcommand, app.run_subcommand(argc, argv));
-  if (subcommand) return *subcommand;
+  const std::vector<AppCommand> commands = app.commands();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(commands, argc, argv));
+  if (command) return *command;
   RunOptions run;
   app.set_defaults(run);
   const AppInfo info = app.info();
@@ -200,7 +202,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, Program& pr
   }
   if (request == Request::kHelp) {
     const char* device = set_device_defaults(resolve_device(parser, run, Machine::here()).value_or(at::kCPU));
-    print_line(parser.text(request) + fmt::format(kDeviceRemark, device));
+    print_line(parser.text(request) + describe_commands(commands, info.name) + fmt::format(kDeviceRemark, device));
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const Machine machine, launched_machine());
@@ -226,7 +228,7 @@ void RunContext::print(const std::string& line) const {
   if (placement.is_first()) print_line(line);
 }
 
-absl::StatusOr<std::optional<int>> App::run_subcommand(int, const char* const*) { return std::nullopt; }
+std::vector<AppCommand> App::commands() { return {}; }
 void App::set_defaults(RunOptions&) const {}
 void App::add_flags(ConfigParser&) {}
 Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cuda ? "true" : "false"}}; }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "trainkit/app/command.h"
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/app/run_options.h"
@@ -93,8 +94,9 @@ class App {
 
   // ---- Flags
 
-  /// Runs a subcommand (`trainkit-hsi benchmark`) and returns its exit code; nullopt continues with training.
-  virtual absl::StatusOr<std::optional<int>> run_subcommand(int argc, const char* const* argv);
+  /// Returns the subcommands of the program, for example command_on_run(*this, ...) for `trainkit-hsi predict`. A
+  /// command line without one trains.
+  virtual std::vector<AppCommand> commands();
   virtual AppInfo info() const = 0;
   /// Changes defaults of the shared flags.
   virtual void set_defaults(RunOptions& run) const;

@@ -26,6 +26,8 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
 
 /// Returns the precision of a run on `device`, see resolve_precision.
 Precision run_precision(const RunOptions& run, at::Device device);
+/// "fp32", "bf16" or "fp16".
+const char* name_of(Precision precision);
 
 /// Returns the value of --cuda_graph.
 CudaGraph run_cuda_graph(const RunOptions& run);
