@@ -140,7 +140,7 @@ TEST_CASE("predict refuses bad input with one line and writes nothing", "[apps][
   const std::vector<Case> cases = {
       {{"predict", good, "--out", out}, 2, "CLIP: not given"},
       {{"predict", place.dir / "absent", clips, "--out", out}, 5, "no such folder"},
-      {{"predict", place.dir / "empty", clips, "--out", out}, 5, "no config.yaml"},
+      {{"predict", place.dir / "empty", clips, "--out", out}, 5, "not the folder of a run"},
       {{"predict", place.dir / "damaged", clips, "--out", out}, 5, "labels.json: damaged"},
       {{"predict", place.dir / "old", clips, "--out", out, "--dataset", "csv"}, 5, "has not stored its labels"},
       {{"predict", good, place.dir / "empty", "--out", out}, 4, "no clips in this folder"},

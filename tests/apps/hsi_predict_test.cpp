@@ -129,7 +129,7 @@ TEST_CASE("predict refuses bad input with one line and writes nothing", "[apps][
       {{"predict", good, "--cube", cube}, 2, "--out: not given"},
       {{"predict", good, "--cube", cube, "--out", out, "--bogus", "1"}, 2, "--bogus: no such flag"},
       {{"predict", place.dir / "absent", "--cube", cube, "--out", out}, 5, "no such folder"},
-      {{"predict", place.dir / "empty", "--cube", cube, "--out", out}, 5, "no config.yaml"},
+      {{"predict", place.dir / "empty", "--cube", cube, "--out", out}, 5, "not the folder of a run"},
       {{"predict", place.dir / "no_weights", "--cube", cube, "--out", out}, 5, "a run without weights"},
       {{"predict", place.dir / "old", "--cube", cube, "--out", out}, 5, "has not stored the statistics"},
       {{"predict", good, "--cube", place.dir / "absent.mat", "--out", out}, 4, "absent.mat"},

@@ -106,7 +106,7 @@ TEST_CASE("evaluate and --prompt_file refuse bad input with one line", "[apps][e
   const std::vector<Case> cases = {
       {{"evaluate", good}, 2, "--input: not given"},
       {{"evaluate", place.dir / "absent", "--input", text}, 5, "no such folder"},
-      {{"evaluate", place.dir / "empty", "--input", text}, 5, "no config.yaml"},
+      {{"evaluate", place.dir / "empty", "--input", text}, 5, "not the folder of a run"},
       {{"evaluate", place.dir / "old", "--input", text}, 5, "has not stored its tokenizer"},
       {{"evaluate", good, "--input", place.dir / "absent.txt"}, 4, "absent.txt: no such file"},
       {{"evaluate", good, "--input", place.dir / "empty"}, 4, "no file in this folder"},

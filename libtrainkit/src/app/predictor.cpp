@@ -73,22 +73,21 @@ absl::StatusOr<RunWeights> find_weights(const std::string& path) {
   if (!fs.open_directory(weights.run).ok()) {
     return run_error("none", path, "no such folder", "the folder of a run, its checkpoints/, or one step-...");
   }
-  const bool is_run = fs.exists(weights.run + kConfigFile);
-  if (is_run && fs.exists(weights.run + kBestFile)) {
+  if (fs.exists(weights.run + kBestFile)) {
     weights.file = weights.run + kBestFile;
     weights.is_best = true;
     TRAINKIT_ASSIGN_OR_RETURN(weights.step, step_of_best(weights.file));
     return weights;
   }
   const auto checkpoint = resolve_checkpoint(weights.run, weights.run);
-  if (!checkpoint.ok() && is_run) {
-    return run_error("weights", path, "a run without weights", "best.safetensors or a checkpoint",
-                     "--save_every 0 saves no checkpoint; a run saves its first one after --save_every steps");
+  if (!checkpoint.ok()) {
+    if (!absl::IsNotFound(checkpoint.status())) return checkpoint.status();
+    const bool is_run = fs.exists(weights.run + kConfigFile);
+    return run_error(is_run ? "weights" : "none", path, is_run ? "a run without weights" : "not the folder of a run",
+                     "best.safetensors or a checkpoint",
+                     is_run ? "a run saves its first checkpoint after --save_every steps; 0 saves none" : "");
   }
-  if (checkpoint.ok()) weights.run = split_path(checkpoint->folder).first;
-  if (!checkpoint.ok() || !fs.exists(weights.run + kConfigFile)) {
-    return run_error("none", path, "not the folder of a run: no config.yaml", "the --output_dir of a trainer");
-  }
+  weights.run = split_path(checkpoint->folder).first;
   weights.file = checkpoint->path() + "/model.safetensors";
   weights.step = checkpoint->step;
   TRAINKIT_RETURN_IF_ERROR(verify_checkpoint(*checkpoint));

@@ -23,7 +23,7 @@ namespace trainkit {
 
 /// Weights of a run on the disk.
 struct RunWeights {
-  /// Folder with config.yaml.
+  /// Folder of the run.
   std::string run = {};
   std::string file = {};
   /// Optimizer step of the weights.
@@ -36,8 +36,9 @@ struct RunWeights {
 };
 
 /// Finds the weights of a run. `path` is a run's folder, which gives the best weights where the run kept them and its
-/// latest checkpoint otherwise; or its checkpoints/ or one step-..., which gives that checkpoint. Reads no weights.
-/// Errors (exit code 5): run.none if there is no such folder, or no run in it; run.weights for a run without weights.
+/// latest checkpoint otherwise; or its checkpoints/ or one step-..., which gives that checkpoint. Verifies a
+/// checkpoint. Errors (exit code 5): run.none if there is no such folder, or no run in it; run.weights for a run
+/// without weights.
 absl::StatusOr<RunWeights> find_weights(const std::string& path);
 
 struct PredictorOptions {
@@ -54,7 +55,7 @@ struct PredictorOptions {
 /// A trained model in evaluation mode, on one or more devices. Computes no gradients and writes no files.
 ///
 ///   auto predictor = Predictor::open("runs/a", [] { return Classifier(64, 10); }, {.loader = {.batch_size = 256}});
-///   predictor->run(rows, [](ClassifierImpl& model, const Batch& batch) { return model.forward(batch["x"]); },
+///   predictor->run(rows, [](Classifier& model, const Batch& batch) { return model->forward(batch["x"]); },
 ///                  [&](const Batch& batch, const at::Tensor& output) { ...; return absl::OkStatus(); });
 ///
 /// One thread owns the object and calls it.
@@ -86,7 +87,7 @@ class Predictor {
 
   /// Calls `forward` for all rows of `dataset`, and `take` in the order of the data set, at most batch_size rows at a
   /// time. The rows of one call do not depend on the number of devices, and neither does the output. `forward` takes
-  /// the model as its own class, derived from torch::nn::Module; with several devices it is called from one thread for
+  /// your own model (a module holder or its implementation); with several devices it is called from one thread for
   /// each. Returns the rows that could not be read (OnError::kSkip). Blocks.
   ///
   /// Errors: those of the loader and of `take`. Exceptions of `forward` propagate.
@@ -95,9 +96,15 @@ class Predictor {
                                              const Take& take) const {
     using Model = typename detail::FirstArgument<std::decay_t<F>>::type;
     const Forward erased = [&forward](torch::nn::Module& module, const Batch& rows) -> at::Tensor {
-      Model* model = module.as<Model>();
-      TORCH_CHECK_TYPE(model, "the function is for another model than ", module.name());
-      return forward(*model, rows);
+      if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
+        Model* model = module.as<Model>();
+        TORCH_CHECK_TYPE(model, "the function is for another model than ", module.name());
+        return forward(*model, rows);
+      } else {
+        Model model(std::dynamic_pointer_cast<typename Model::ContainedType>(module.shared_from_this()));
+        TORCH_CHECK_TYPE(!model.is_empty(), "the function is for another model than ", module.name());
+        return forward(model, rows);
+      }
     };
     return run_erased(std::move(dataset), erased, take);
   }
