@@ -22,8 +22,8 @@ struct ClipWindow {
 /// MediaFile.
 absl::StatusOr<double> clip_seconds(const std::string& path, const MediaOptions& options = {});
 
-/// Divides a clip into windows of `seconds`. A rest of less than half a window at the end is left out, unless it is the
-/// whole clip.
+/// Divides a clip into windows of `seconds`. A remainder of less than half a window at the end is left out, unless it
+/// is the whole clip.
 std::vector<ClipWindow> windows_of(int64_t clip, double clip_seconds, double seconds);
 
 /// Decodes window i as row i, with the fields of ClipDataset: frames spread evenly over the window, and its sound,

@@ -154,10 +154,11 @@ void add_top_n(ConfigParser& parser, RecommendOptions& asked) {
 std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at::Tensor& items, const UserItems& seen,
                                                int64_t top_n) {
   const at::Tensor lists = top_items(users, items, seen, std::min(top_n, items.size(0)));
+  const at::Tensor rows = users.to(at::kFloat).cpu(), columns = items.to(at::kFloat).cpu();
   std::vector<std::vector<ScoredItem>> all(static_cast<size_t>(users.size(0)));
   for (int64_t user = 0; user < users.size(0); ++user) {
     const at::Tensor list = lists[user].masked_select(lists[user].ge(0)).contiguous();
-    const at::Tensor scores = items.index_select(0, list.to(items.device())).mv(users[user]).to(at::kFloat).cpu();
+    const at::Tensor scores = columns.index_select(0, list).mv(rows[user]);
     for (int64_t i = 0; i < list.size(0); ++i) {
       all[static_cast<size_t>(user)].push_back({list.const_data_ptr<int64_t>()[i], scores.const_data_ptr<float>()[i]});
     }

@@ -186,7 +186,7 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   if (!scene.ok()) return scene.status();
   const std::string file = split_path(files.cube).second;
   scene->name = files.known ? std::string(files.known->name) : file.substr(0, file.rfind('.'));
-  // Training does not need wavelengths: a damaged list is as good as none.
+  // Training does not need wavelengths: a damaged list is ignored.
   scene->wavelengths = read_wavelengths(files.cube, cube.size(2)).value_or(std::vector<double>{});
   scene->cube_path = files.cube;
   scene->labels_path = files.gt;

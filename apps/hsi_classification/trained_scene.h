@@ -1,5 +1,5 @@
 #pragma once
-/// Stores what a trained model needs to classify another cube, next to its weights.
+/// Stores the data that a trained model needs to classify another cube, next to its weights.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>

@@ -80,7 +80,7 @@ TEST_CASE("predict on the test clips gives the trainer's own predictions, and li
   CHECK(compared == trained.rows());
 }
 
-TEST_CASE("A clip is divided into windows, without a short rest", "[apps][emotion]") {
+TEST_CASE("A clip is divided into windows, without a short remainder", "[apps][emotion]") {
   const auto ends = [](double length, double seconds) {
     std::vector<double> list;
     for (const auto& window : emotion::windows_of(0, length, seconds)) list.push_back(window.end);

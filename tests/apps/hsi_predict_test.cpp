@@ -82,6 +82,50 @@ TEST_CASE("predict on the training cube gives the trainer's own map, on any numb
   CHECK(width > 600);
 }
 
+TEST_CASE("predict uses this machine's devices, not those of the run, and flags override settings", "[apps][hsi]") {
+  const HsiPlace place;
+  train_hsi(place, {"--epochs", "1"});
+  const std::string config = place.dir / "run" + "/config.yaml";
+  std::string text = read_text(config);
+  const auto set = [&](const std::string& key, const std::string& value) {
+    const size_t begin = text.find("\n" + key + ": ") + 1;
+    REQUIRE(begin > 1);
+    text.replace(begin, text.find('\n', begin) - begin, key + ": " + value);
+  };
+  const auto predict = [&](const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"predict", place.dir / "run", "--cube", place.dir / "demo.mat",
+                                      "--out",   place.dir / out};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_hsi(place, words);
+  };
+  const Ended before = predict("before", {});
+  REQUIRE(before.code == 0);
+  CHECK(before.errors.find("; cpu, fp32") != std::string::npos);
+  // As a run of two GPUs in fp16.
+  for (const auto& [key, value] :
+       {std::pair("device", "cuda"), std::pair("use_multi_gpu", "true"), std::pair("gpu_ids", "[0, 1]"),
+        std::pair("precision", "fp16"), std::pair("strategy", "ddp")}) {
+    set(key, value);
+  }
+  std::ofstream(config) << text;
+  const Ended after = predict("after", {"--device", "cpu"});
+  INFO(after.errors);
+  REQUIRE(after.code == 0);
+  CHECK(after.errors.find("; cpu, fp32") != std::string::npos);
+  CHECK(read_text(place.dir / "after" + "/probabilities.npy") ==
+        read_text(place.dir / "before" + "/probabilities.npy"));
+
+  const Ended bf16 = predict("bf16", {"--device", "cpu", "--parallel", "2", "--precision", "bf16"});
+  CHECK(bf16.code == 0);
+  CHECK(bf16.errors.find("; 2 x cpu, bf16") != std::string::npos);
+  const Ended fp16 = predict("fp16", {"--device", "cpu", "--precision", "fp16"});
+  CHECK(fp16.code == 2);
+  CHECK(fp16.errors.find("fp16 needs a GPU") != std::string::npos);
+  const Ended other = predict("other", {"--device", "cpu", "--model", "mlp"});
+  CHECK(other.code == 5);
+  CHECK_FALSE(fs::exists(place.dir / "other"));
+}
+
 TEST_CASE("predict matches bands by wavelength where both files have them", "[apps][hsi]") {
   const HsiPlace place;
   write_envi(place, "training", first_bands(16));

@@ -164,7 +164,7 @@ absl::StatusOr<std::string> TrainedRun::file(const std::string& name, const std:
                     .where = found,
                     .problem = "this run has not stored " + content,
                     .expected = "a run of this version",
-                    .hint = "train again; --epochs with --resume latest stores it, too"},
+                    .hint = "train again, or resume the run for one more epoch"},
                    absl::StatusCode::kNotFound);
 }
 

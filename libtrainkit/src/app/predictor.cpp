@@ -90,7 +90,6 @@ absl::StatusOr<RunWeights> find_weights(const std::string& path) {
   weights.run = split_path(checkpoint->folder).first;
   weights.file = checkpoint->path() + "/model.safetensors";
   weights.step = checkpoint->step;
-  TRAINKIT_RETURN_IF_ERROR(verify_checkpoint(*checkpoint));
   return weights;
 }
 
@@ -107,6 +106,10 @@ DeviceReplicatorOptions Predictor::replicas_on(const std::vector<at::Device>& de
 }
 
 absl::Status Predictor::load() {
+  if (!weights_.is_best) {
+    const std::string folder = split_path(weights_.file).first;  // .../checkpoints/step-...
+    TRAINKIT_RETURN_IF_ERROR(verify_checkpoint({.folder = split_path(folder).first, .step = weights_.step}));
+  }
   TRAINKIT_RETURN_IF_ERROR(load_weights(model(), weights_.file).status());
   devices_->synchronize();
   for (int64_t i = 0; i < devices_->replicas(); ++i) devices_->module(i)->eval();

@@ -1,5 +1,5 @@
 #pragma once
-/// Subcommands of a trainer, and what those that use a trained run share: settings of the run, devices, progress.
+/// Subcommands of a trainer. Those that use a trained run share its settings, devices and progress.
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -40,7 +40,7 @@ struct TrainedRun {
   PredictorOptions predictor;
 
   /// Returns the path of a file that the trainer has stored in the run's folder. run.file (exit code 5) if it is
-  /// missing, as in a run of an earlier version; `content` says what it holds: "the statistics of the training cube".
+  /// missing, as in a run of an earlier version; `content` describes it: "its tokenizer".
   absl::StatusOr<std::string> file(const std::string& name, const std::string& content) const;
 
   /// Loads the model that `factory` makes, and prints the weights and devices as one line on stderr. While the model
