@@ -16,6 +16,7 @@ AppInfo EmotionApp::info() const {
                        "trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "
                        "--num_workers 12 --auto_scale_lr",
                        "trainkit-emotion --make_demo_data demo && trainkit-emotion --data_dir demo --epochs 5",
+                       "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
                        "trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
                        "--label_column mood --path_column file"}};
 }

@@ -6,6 +6,7 @@
 
 #include "emotion_recognition/evaluation_counts.h"
 #include "emotion_recognition/options.h"
+#include "emotion_recognition/predict.h"
 #include "emotion_recognition/session.h"
 #include "trainkit/app/app.h"
 
@@ -14,6 +15,7 @@ namespace trainkit::emotion {
 class EmotionApp final : public App {
  public:
   AppInfo info() const override;
+  std::vector<AppCommand> commands() override { return {predict_command(*this, options_)}; }
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override;
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
@@ -23,6 +25,9 @@ class EmotionApp final : public App {
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   absl::StatusOr<int> prepare(RunContext& context, TrainingTask& task) override;
   void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status save(const RunOptions& run) const override {
+    return save_labels(run.output_dir + "/" + kLabelsFile, session_->labels());
+  }
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,

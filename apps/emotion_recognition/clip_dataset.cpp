@@ -1,22 +1,20 @@
 #include "emotion_recognition/clip_dataset.h"
 
+#include <ATen/ops/zeros.h>
 #include <absl/status/statusor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 namespace trainkit::emotion {
-namespace {
 
-/// Copies `count` samples: the middle of a longer `sound`, or a shorter one padded with zeros at the end.
-void crop_or_pad(const at::Tensor& sound, int64_t count, float* out) {
+bool write_sound(const at::Tensor& sound, int64_t count, float* out) {
   const int64_t length = sound.size(1), taken = std::min(length, count);
   const float* from = sound.const_data_ptr<float>() + (length - taken) / 2;
   std::copy_n(from, taken, out);
   std::fill(out + taken, out + count, 0.0F);
+  return std::any_of(out, out + count, [](float x) { return x != 0; });
 }
-
-}  // namespace
 
 ClipDataset::ClipDataset(ClipList list, const ClipDatasetOptions& options) : list_(std::move(list)), options_(options) {
   TORCH_CHECK_VALUE(options.frames >= 1 && options.image_size >= 1 && options.samples >= 1 && options.sample_rate >= 1,
@@ -41,15 +39,10 @@ void ClipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const
     ++field;
   }
   if (options_.modality != Modality::kVisual) {
-    float* const audio = out.row<float>(field, at);
     const bool needed = options_.modality == Modality::kAudio;
-    if (file.audio() || needed) {
-      const AudioSamples sound = file.samples({.sample_rate = options_.sample_rate}).value();
-      crop_or_pad(sound.data.contiguous(), options_.samples, audio);
-    } else {
-      std::fill_n(audio, options_.samples, 0.0F);
-    }
-    *out.row<bool>(field + 1, at) = std::any_of(audio, audio + options_.samples, [](float x) { return x != 0; });
+    at::Tensor sound = at::zeros({1, 0});
+    if (file.audio() || needed) sound = file.samples({.sample_rate = options_.sample_rate}).value().data.contiguous();
+    *out.row<bool>(field + 1, at) = write_sound(sound, options_.samples, out.row<float>(field, at));
     field += 2;
   }
   *out.row<int64_t>(field, at) = clip.label;

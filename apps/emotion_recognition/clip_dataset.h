@@ -55,4 +55,8 @@ class ClipDataset final : public Dataset {
   std::vector<FieldSpec> fields_;
 };
 
+/// Writes `count` samples to `out`: the middle of a longer `sound` (1, samples), or a shorter one padded with zeros at
+/// the end. Returns whether any of them is not 0.
+bool write_sound(const at::Tensor& sound, int64_t count, float* out);
+
 }  // namespace trainkit::emotion

@@ -13,7 +13,8 @@ AppInfo RecommenderApp::info() const {
                    "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
                    "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
-                   "trainkit-gpt2rec --data_dir ml-100k --resume latest"}};
+                   "trainkit-gpt2rec --data_dir ml-100k --resume latest",
+                   "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"}};
 }
 
 void RecommenderApp::add_flags(ConfigParser& parser) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "gpt2_recommender/options.h"
+#include "gpt2_recommender/recommend.h"
 #include "gpt2_recommender/results.h"
 #include "gpt2_recommender/session.h"
 #include "trainkit/app/app.h"
@@ -15,6 +16,7 @@ class RecommenderApp final : public App {
  public:
   AppInfo info() const override;
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
+  std::vector<AppCommand> commands() override { return recommend_commands(*this, options_); }
   void add_flags(ConfigParser& parser) override;
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) override;
@@ -22,6 +24,7 @@ class RecommenderApp final : public App {
 
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   void configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) override;
+  absl::Status save(const RunOptions& run) const override { return session_->save(run); }
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   absl::Status on_best(RunContext& context, const torch::nn::Module& model) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;

@@ -8,6 +8,7 @@
 
 #include "core/gpu_kernel_support.h"
 #include "gpt2_recommender/adapters.h"
+#include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/gpt2_model.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -16,8 +17,6 @@
 
 namespace trainkit::rec {
 namespace {
-
-constexpr char kSplitFile[] = "split.tsv";
 
 /// Returns the split of a run. A resumed run reads split.tsv; otherwise rank 0 writes it.
 absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions,
@@ -32,17 +31,6 @@ absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options,
     TRAINKIT_RETURN_IF_ERROR(save_split(run.output_dir + "/" + kSplitFile, interactions, split));
   }
   return split;
-}
-
-absl::StatusOr<std::shared_ptr<const Metadata>> metadata_of(const RecOptions& options,
-                                                            const Interactions& interactions) {
-  if (options.model != "gpt2") return nullptr;
-  TokenId empty = 0;
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const auto tokenizer,
-      metadata_tokenizer(interactions, options.vocab.empty() ? options.gpt2 : options.vocab, empty));
-  TRAINKIT_ASSIGN_OR_RETURN(Metadata metadata, tokenize_metadata(interactions, *tokenizer, options.max_tokens, empty));
-  return std::make_shared<const Metadata>(std::move(metadata));
 }
 
 /// Makes GPT-2 with pretrained or random weights, and with adapters if --lora_rank is given.
@@ -74,6 +62,28 @@ absl::StatusOr<GPT2Model> make_gpt2(const RecOptions& options, const Metadata& m
 
 }  // namespace
 
+absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& options,
+                                                              const Interactions& interactions) {
+  if (options.model != "gpt2") return nullptr;
+  TokenId empty = 0;
+  TRAINKIT_ASSIGN_OR_RETURN(
+      const auto tokenizer,
+      metadata_tokenizer(interactions, options.vocab.empty() ? options.gpt2 : options.vocab, empty));
+  TRAINKIT_ASSIGN_OR_RETURN(Metadata metadata, tokenize_metadata(interactions, *tokenizer, options.max_tokens, empty));
+  return std::make_shared<const Metadata>(std::move(metadata));
+}
+
+std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const Interactions& interactions,
+                                              const std::shared_ptr<const Metadata>& metadata) {
+  if (!metadata) {
+    return std::make_shared<BprMf>(interactions.num_users(), interactions.num_items(), options.embed_dim);
+  }
+  return std::make_shared<Gpt2Recommender>(
+      make_gpt2(options, *metadata).value(), metadata,
+      Gpt2RecommenderOptions{
+          .embed_dim = options.embed_dim, .freeze_gpt2 = options.is_frozen(), .use_cache = options.is_cached()});
+}
+
 absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options, const Placement& placement) {
   Ratings ratings;
   if (options.plan_data.empty()) {
@@ -89,7 +99,7 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
   TRAINKIT_ASSIGN_OR_RETURN(Ranking validation,
                             Ranking::create(interactions, split, ranking_options(options, Part::kValidation)));
   TRAINKIT_ASSIGN_OR_RETURN(Ranking test, Ranking::create(interactions, split, ranking_options(options, Part::kTest)));
-  TRAINKIT_ASSIGN_OR_RETURN(auto metadata, metadata_of(options, interactions));
+  TRAINKIT_ASSIGN_OR_RETURN(auto metadata, read_metadata(options, interactions));
   ratings.rows = {};  // no longer needed: the interactions replace them
   return Session(options, std::move(ratings), std::move(interactions), std::move(split), std::move(validation),
                  std::move(test), std::move(metadata));
@@ -100,13 +110,14 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> Session::triplets(Part par
 }
 
 std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) const {
-  if (!metadata_) {
-    return std::make_shared<BprMf>(interactions_.num_users(), interactions_.num_items(), options.embed_dim);
-  }
-  return std::make_shared<Gpt2Recommender>(
-      make_gpt2(options, *metadata_).value(), metadata_,
-      Gpt2RecommenderOptions{
-          .embed_dim = options.embed_dim, .freeze_gpt2 = options.is_frozen(), .use_cache = options.is_cached()});
+  return make_recommender(options, interactions_, metadata_);
+}
+
+absl::Status Session::save(const RunOptions& run) const {
+  TRAINKIT_RETURN_IF_ERROR(save_catalog(run.output_dir + "/" + kCatalogFile, interactions_));
+  // A new run has written its split. A resumed one has read it, maybe from the folder of another run.
+  if (run.resume.empty()) return absl::OkStatus();
+  return save_split(run.output_dir + "/" + kSplitFile, interactions_, split_);
 }
 
 absl::StatusOr<TripletFeed> Session::feed(Part part, const RunOptions& run, const Placement& placement) const {

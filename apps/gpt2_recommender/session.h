@@ -59,6 +59,10 @@ class Session {
   /// Makes a model with other sizes or another mode.
   std::shared_ptr<Recommender> create_model(const RecOptions& options) const;
 
+  /// Writes catalog.json and split.tsv into the run's folder, so that the run can be used without the data set. Errors:
+  /// exit code 6.
+  absl::Status save(const RunOptions& run) const;
+
   /// Returns the BPR loss for batches of `feed` (or of its triplets) and models of create_model, on any of `devices`.
   /// With --negatives in_batch it also copies the history, which excludes known positives, to each device.
   LossFunction loss(const TripletFeed& feed, const std::vector<at::Device>& devices) const;
@@ -89,6 +93,14 @@ class Session {
   Ranking validation_, test_;
   std::shared_ptr<const Metadata> metadata_;  // nullptr for bpr_mf
 };
+
+/// Tokenises the texts of users and items for --model gpt2; nullptr for bpr_mf. Errors: those of metadata_tokenizer.
+absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& options,
+                                                              const Interactions& interactions);
+
+/// Makes the model of the flags for these users and items, see Session::create_model.
+std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const Interactions& interactions,
+                                              const std::shared_ptr<const Metadata>& metadata);
 
 /// Makes Adam with the settings of the flags, without parameters.
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);

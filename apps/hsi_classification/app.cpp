@@ -1,28 +1,29 @@
 #include "hsi_classification/app.h"
 
 #include "hsi_classification/benchmark.h"
+#include "hsi_classification/predict.h"
 #include "hsi_classification/results.h"
+#include "hsi_classification/trained_scene.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::hsi {
 
-absl::StatusOr<std::optional<int>> HsiApp::run_subcommand(int argc, const char* const* argv) {
-  if (!is_benchmark_command(argc, argv)) return std::nullopt;
-  TRAINKIT_ASSIGN_OR_RETURN(const int code, run_benchmark_command(argc, argv));
-  return code;
+std::vector<AppCommand> HsiApp::commands() {
+  std::vector<AppCommand> commands = benchmark_commands();
+  commands.insert(commands.begin(), predict_command(*this, options_));
+  return commands;
 }
 
 AppInfo HsiApp::info() const {
   return {.name = "trainkit-hsi",
-          .description =
-              "Classifies the pixels of a hyperspectral scene. Also: trainkit-hsi benchmark, sweep, "
-              "quick_perf_test (each with --help).",
+          .description = "Classifies the pixels of a hyperspectral scene.",
           .examples = {"trainkit-hsi --data_dir hsi --scene indian_pines --epoch 40",
                        "trainkit-hsi --cube scene.mat --gt scene_gt.mat --model hybridsn --parallel 4",
                        "trainkit-hsi --data_dir hsi --scene salinas_a --split disjoint --repeats 5",
                        "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
+                       "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
                        "trainkit-hsi benchmark --gpus 4"}};
 }
 
@@ -50,6 +51,11 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
                       .keep_best = true,
                       .data_digest = session_->scene().digest(),
                       .description = session_->describe(split_)};
+}
+
+absl::Status HsiApp::save(const RunOptions& run) const {
+  return save_trained_scene(run.output_dir + "/" + kTrainedSceneFile,
+                            trained_scene(session_->scene(), session_->preprocessing()));
 }
 
 absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& trained) {

@@ -11,7 +11,7 @@ namespace trainkit::hsi {
 
 class HsiApp final : public App {
  public:
-  absl::StatusOr<std::optional<int>> run_subcommand(int argc, const char* const* argv) override;
+  std::vector<AppCommand> commands() override;
   AppInfo info() const override;
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override { add_hsi_flags(parser, options_); }
@@ -20,6 +20,7 @@ class HsiApp final : public App {
   int64_t repeats() const override { return options_.repeats; }
   RunOptions repeat_of(const RunOptions& run, int64_t index) const override;
 
+  absl::Status save(const RunOptions& run) const override;
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,

@@ -24,7 +24,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 3> kCommands = {"benchmark", "sweep", "quick_perf_test"};
+constexpr std::array<std::pair<const char*, const char*>, 3> kCommands = {
+    {{"benchmark", "Training speed on 1, 2, ... devices, by feed and precision."},
+     {"sweep", "Training speed over workers, prefetch and batch; prints the recommended flags."},
+     {"quick_perf_test", "Finds the bottleneck (loader or step) in under a minute."}}};
 
 struct BenchmarkOptions {
   std::string model = "cnn2d";
@@ -332,29 +335,19 @@ absl::StatusOr<int> quick_perf_test(PerfSettings settings, const BenchmarkOption
   return 0;
 }
 
-}  // namespace
-
-bool is_benchmark_command(int argc, const char* const* argv) {
-  return argc > 1 && std::find(kCommands.begin(), kCommands.end(), argv[1]) != kCommands.end();
-}
-
-absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
-  const std::string command = argv[1];
+absl::StatusOr<int> run_benchmark_command(const std::string& command, const std::string& summary,
+                                          const std::vector<std::string>& words) {
   BenchmarkOptions options;
-  ConfigParser parser(
-      {.name = "trainkit-hsi " + command,
-       .version = library_versions()["trainkit"],
-       .description = command == "benchmark" ? "Training speed on 1, 2, ... devices, by feed and precision."
-                      : command == "sweep"
-                          ? "Training speed over workers, prefetch and batch; prints the recommended flags."
-                          : "Finds the bottleneck (loader or step) in under a minute.",
-       .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
-                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d",
-                    "trainkit-hsi benchmark --feed loader --precision bf16 --seconds 30",
-                    "trainkit launch --nproc_per_node 4 -- trainkit-hsi benchmark", "trainkit-hsi quick_perf_test",
-                    "trainkit-hsi sweep --model cnn2d"}});
+  ConfigParser parser({.name = "trainkit-hsi " + command,
+                       .version = library_versions()["trainkit"],
+                       .description = summary,
+                       .examples = {"trainkit-hsi benchmark --gpus 4 --json benchmark.json",
+                                    "trainkit-hsi benchmark --device cpu --gpus 2 --model cnn3d",
+                                    "trainkit-hsi benchmark --feed loader --precision bf16 --seconds 30",
+                                    "trainkit launch --nproc_per_node 4 -- trainkit-hsi benchmark",
+                                    "trainkit-hsi quick_perf_test", "trainkit-hsi sweep --model cnn2d"}});
   add_flags(parser, options, command);
-  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(std::vector<std::string>(argv + 2, argv + argc)));
+  TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(words));
   if (request != Request::kRun) {
     print_line(parser.text(request));
     return 0;
@@ -367,6 +360,18 @@ absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv) {
     return Scaling(settings, options).run();
   }
   return command == "sweep" ? sweep(settings, options) : quick_perf_test(settings, options);
+}
+
+}  // namespace
+
+std::vector<AppCommand> benchmark_commands() {
+  std::vector<AppCommand> commands;
+  for (const auto& [name, summary] : kCommands) {
+    commands.push_back({name, summary, [name, summary](const std::vector<std::string>& words) {
+                          return run_benchmark_command(name, summary, words);
+                        }});
+  }
+  return commands;
 }
 
 }  // namespace trainkit::hsi

@@ -8,14 +8,12 @@
 #include <vector>
 
 #include "hsi_classification/perf.h"
+#include "trainkit/app/app.h"
 
 namespace trainkit::hsi {
 
-/// Returns whether argv[1] is one of the commands.
-bool is_benchmark_command(int argc, const char* const* argv);
-
-/// Runs the command and prints its results. Errors: those of ConfigParser, exit code 6 for --json.
-absl::StatusOr<int> run_benchmark_command(int argc, const char* const* argv);
+/// Returns the commands. They print their results. Errors: those of ConfigParser, exit code 6 for --json.
+std::vector<AppCommand> benchmark_commands();
 
 /// Interprets three rates of quick_perf_test in patches per second: loader alone, step alone, both together. Returns
 /// one sentence that names the bottleneck and the setting to change. A pure function.

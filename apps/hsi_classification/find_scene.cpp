@@ -176,9 +176,8 @@ absl::StatusOr<SceneFiles> find_scene_files(const SceneOptions& options) {
       return bad_option("--data_dir", "missing: give the folder of a known scene, or --cube and --gt");
     return find_in_folder(options, known);
   }
-  for (const auto& [flag, path] : {std::pair("--cube", options.cube), std::pair("--gt", options.gt)}) {
-    if (!is_readable_kind(path)) return bad_option(flag, "unsupported file type", path, ".mat, .npy or .hdr");
-  }
+  TRAINKIT_RETURN_IF_ERROR(check_file_kind("--cube", options.cube));
+  TRAINKIT_RETURN_IF_ERROR(check_file_kind("--gt", options.gt));
   if (!known) {
     const auto file = [](const std::string& path) { return split_path(path).second; };
     for (const KnownScene& scene : known_scenes()) {
@@ -220,6 +219,36 @@ absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std:
   const auto usual = files.known ? files.known->gt_keys : std::vector<std::string_view>{};
   TRAINKIT_ASSIGN_OR_RETURN(const std::string name, find_key(file, "--gt_key", "the ground truth", usual, fits));
   return file.read(name);
+}
+
+absl::Status check_file_kind(const std::string& flag, const std::string& path) {
+  if (is_readable_kind(path)) return absl::OkStatus();
+  return bad_option(flag, "unsupported file type", path, ".mat, .npy or .hdr");
+}
+
+absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, int64_t bands) {
+  const std::string kind = extension(cube);
+  std::vector<double> values;
+  if (kind == ".hdr") {
+    TRAINKIT_ASSIGN_OR_RETURN(values, read_envi_wavelengths(cube));
+  } else if (kind == ".mat") {
+    TRAINKIT_ASSIGN_OR_RETURN(const MatFile file, MatFile::open(cube));
+    for (const MatVariable& variable : file.variables()) {
+      const std::string name = lower(variable.name);
+      const bool is_named = name == "wavelength" || name == "wavelengths" || name == "wl" || name == "lambda";
+      int64_t count = variable.dtype ? 1 : 0;
+      for (const int64_t size : variable.sizes) count *= size;
+      if (!is_named || count != bands) continue;
+      TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor read, file.read(variable.name));
+      const at::Tensor numbers = read.to(at::kDouble).flatten().contiguous();
+      values.assign(numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + bands);
+      break;
+    }
+  }
+  // Hyperspectral sensors see 0.2 to 20 micrometres: smaller numbers are micrometres.
+  const bool in_micrometres = !values.empty() && *std::max_element(values.begin(), values.end()) < 100;
+  for (double& value : values) value *= in_micrometres ? 1000 : 1;
+  return values;
 }
 
 }  // namespace trainkit::hsi

@@ -28,6 +28,13 @@ absl::StatusOr<at::Tensor> read_cube(const SceneFiles& files, const std::string&
 absl::StatusOr<at::Tensor> read_ground_truth(const SceneFiles& files, const std::string& key,
                                              at::IntArrayRef cube_sizes);
 
+/// Returns an error (cli.value, exit code 2) unless `path` has an extension that the readers know.
+absl::Status check_file_kind(const std::string& flag, const std::string& path);
+
+/// Returns the wavelength of each band in nanometres: the field "wavelength" of an ENVI header, or the variable of that
+/// name (or wavelengths, wl, lambda) in a `.mat`. Empty if the file has none.
+absl::StatusOr<std::vector<double>> read_wavelengths(const std::string& cube, int64_t bands);
+
 /// Finds a known scene by name, ignoring case and punctuation; nullptr if there is none.
 const KnownScene* find_known_scene(std::string_view name);
 

@@ -14,7 +14,7 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
       {.help = "Known scene in --data_dir (indian_pines, pavia_u, salinas_a, ...); auto: the only scene in the "
                "folder."});
   add("cube", &options.cube,
-      {.help = "Cube of any other scene: .mat (5 or 7.3), .npy or ENVI .hdr.", .path = PathKind::kInput});
+      {.help = "Cube of a scene without a name: .mat (5 or 7.3), .npy or ENVI .hdr.", .path = PathKind::kInput});
   add("cube_key", &options.cube_key, {.help = "Variable of the cube in a .mat; required if several are possible."});
   add("gt", &options.gt, {.help = "Ground truth: whole numbers, 0 means unlabelled.", .path = PathKind::kInput});
   add("gt_key", &options.gt_key, {.help = "Variable of the ground truth in a .mat; required if several are possible."});

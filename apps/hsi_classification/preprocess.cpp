@@ -104,6 +104,23 @@ at::Tensor apply_pca(const at::Tensor& cube, const Pca& pca) {
   return result;
 }
 
+std::pair<Preprocessing, at::Tensor> fit_preprocessing(const at::Tensor& cube, int64_t components) {
+  Preprocessing fitted{.bands = band_statistics(cube)};
+  at::Tensor prepared = standardise(cube, fitted.bands);
+  if (components > 0) {
+    fitted.pca = fit_pca(prepared, components);
+    prepared = apply_pca(prepared, *fitted.pca);
+    fitted.components = band_statistics(prepared);
+    prepared = standardise(prepared, fitted.components);
+  }
+  return {std::move(fitted), std::move(prepared)};
+}
+
+at::Tensor apply_preprocessing(const at::Tensor& cube, const Preprocessing& preprocessing) {
+  const at::Tensor prepared = standardise(cube, preprocessing.bands);
+  return preprocessing.pca ? standardise(apply_pca(prepared, *preprocessing.pca), preprocessing.components) : prepared;
+}
+
 at::Tensor pad_mirrored(const at::Tensor& cube, int64_t radius) {
   check_cube(cube);
   TORCH_CHECK_VALUE(radius >= 0, "radius must be >= 0, got ", radius);

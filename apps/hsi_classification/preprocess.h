@@ -5,6 +5,8 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 namespace trainkit::hsi {
 
@@ -35,6 +37,20 @@ Pca fit_pca(const at::Tensor& cube, int64_t k);
 
 /// Projects the cube; returns (height, width, k) float32.
 at::Tensor apply_pca(const at::Tensor& cube, const Pca& pca);
+
+/// Statistics of a training scene, with which every cube of the same bands is prepared for its model.
+struct Preprocessing {
+  BandStatistics bands;
+  /// Principal components and the statistics of the projected scene; nullopt without PCA.
+  std::optional<Pca> pca = std::nullopt;
+  BandStatistics components = {};
+};
+
+/// Computes the statistics of `cube`, with `components` principal components (0: no PCA), and prepares it.
+std::pair<Preprocessing, at::Tensor> fit_preprocessing(const at::Tensor& cube, int64_t components);
+
+/// Prepares a cube: standardises, projects and standardises again. Returns (height, width, bands or k) float32.
+at::Tensor apply_preprocessing(const at::Tensor& cube, const Preprocessing& preprocessing);
 
 /// Pads `cube` (H, W, B) of any dtype to (H + 2 radius, W + 2 radius, B), so that every pixel has a whole patch.
 /// Mirrors at the outermost pixels without repeating them (numpy.pad's "reflect"). Any radius >= 0: small images are

@@ -29,6 +29,12 @@ absl::Status bad_scene(const std::string& where, const std::string& field, const
 
 std::string sizes_text(at::IntArrayRef sizes) { return fmt::format("{}", fmt::join(sizes, " x ")); }
 
+absl::Status check_cube_rank(const std::string& path, const at::Tensor& cube) {
+  if (cube.dim() == 3 && cube.numel() > 0) return absl::OkStatus();
+  return bad_scene(path, "cube", cube.dim() == 3 ? "has no pixel" : "wrong number of dimensions",
+                   sizes_text(cube.sizes()), "height x width x bands");
+}
+
 absl::Status check_ranks(const std::string& name, const at::Tensor& cube, const at::Tensor& truth) {
   for (const auto& [field, tensor, rank] : {std::tuple("cube", &cube, 3), std::tuple("ground truth", &truth, 2)}) {
     if (tensor->is_complex()) return bad_scene(name, field, "contains complex numbers");
@@ -165,19 +171,31 @@ absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const
   return status_from_current_exception();
 }
 
+absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key) try {
+  TRAINKIT_RETURN_IF_ERROR(check_file_kind("--cube", path));
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(SceneFiles{path, ""}, key));
+  if (cube.is_complex()) return bad_scene(path, "cube", "contains complex numbers");
+  TRAINKIT_RETURN_IF_ERROR(check_cube_rank(path, cube));
+  Cube loaded;
+  TRAINKIT_ASSIGN_OR_RETURN(loaded.values, checked_cube(path, cube));
+  TRAINKIT_ASSIGN_OR_RETURN(loaded.wavelengths, read_wavelengths(path, cube.size(2)));
+  return loaded;
+} catch (...) {
+  return status_from_current_exception();
+}
+
 absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   TRAINKIT_ASSIGN_OR_RETURN(const SceneFiles files, find_scene_files(options));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor cube, read_cube(files, options.cube_key));
-  if (cube.dim() != 3) {
-    return bad_scene(files.cube, "cube", "wrong number of dimensions", sizes_text(cube.sizes()),
-                     "height x width x bands");
-  }
+  TRAINKIT_RETURN_IF_ERROR(check_cube_rank(files.cube, cube));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor truth, read_ground_truth(files, options.gt_key, cube.sizes()));
   const std::string where = files.cube == files.gt ? files.cube : files.cube + " and " + files.gt;
   auto scene = make_scene(where, cube, truth, files.known);
   if (!scene.ok()) return scene.status();
   const std::string file = split_path(files.cube).second;
   scene->name = files.known ? std::string(files.known->name) : file.substr(0, file.rfind('.'));
+  // Training does not need wavelengths: a damaged list is ignored.
+  scene->wavelengths = read_wavelengths(files.cube, cube.size(2)).value_or(std::vector<double>{});
   scene->cube_path = files.cube;
   scene->labels_path = files.gt;
   return scene;

@@ -23,6 +23,8 @@ struct Scene {
   std::vector<int64_t> label_values = {};
   /// Names of class 1..C: those of a known scene, else "class 10" with the label in the file.
   std::vector<std::string> class_names = {};
+  /// Centre of each band in nanometres; empty if the file of the cube does not have them.
+  std::vector<double> wavelengths = {};
   /// Source files.
   std::string cube_path = {};
   std::string labels_path = {};
@@ -67,6 +69,16 @@ const std::vector<KnownScene>& known_scenes();
 /// and ground truth (with a hint if one is transposed), a NaN or infinite value with its pixel and band, a label that
 /// is negative or not a whole number, no labelled pixel, a single class.
 absl::StatusOr<Scene> load_scene(const SceneOptions& options);
+
+/// A cube without a ground truth.
+struct Cube {
+  /// (height, width, bands) float32, as in Scene.
+  at::Tensor values;
+  std::vector<double> wavelengths;
+};
+
+/// Reads and checks a cube. `key` is SceneOptions::cube_key. Errors: those of load_scene about cubes.
+absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key = {});
 
 /// Makes a scene from arrays in memory: a cube (height, width, bands) of any real dtype and a ground truth (height,
 /// width), checked as above. `known` provides class names.

@@ -63,20 +63,17 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
                       .expected = "at least " + std::to_string(least),
                       .hint = "--model cnn2d supports any number of bands"});
   }
-  at::Tensor cube = standardise(scene.cube, band_statistics(scene.cube));
+  auto [preprocessing, cube] = fit_preprocessing(scene.cube, components);
   std::string prepared = "each band standardised over all pixels";
-  if (components > 0) {
-    const Pca pca = fit_pca(cube, components);
+  if (preprocessing.pca) {
     prepared += fmt::format(", {} principal components ({:.2f}% of the variance)", components,
-                            100 * pca.explained_variance.sum().item<double>());
-    const at::Tensor projected = apply_pca(cube, pca);
-    cube = standardise(projected, band_statistics(projected));
+                            100 * preprocessing.pca->explained_variance.sum().item<double>());
   }
   const int64_t patch_size = options.used_patch_size();
   at::Tensor image = pad_mirrored(cube, patch_size / 2).contiguous();
   const FeedKind kind = choose_feed(options.feed, image, placement.plan.devices);
   auto feed = std::make_shared<Feed>(kind, std::move(image), patch_size, placement.plan.devices);
-  return Session(options, std::move(scene), std::move(feed), std::move(prepared));
+  return Session(options, std::move(scene), std::move(preprocessing), std::move(feed), std::move(prepared));
 }
 
 absl::StatusOr<Split> Session::split(const RunOptions& run, const Placement& placement) const {

@@ -11,6 +11,7 @@
 
 #include "hsi_classification/feed.h"
 #include "hsi_classification/options.h"
+#include "hsi_classification/preprocess.h"
 #include "hsi_classification/scene.h"
 #include "hsi_classification/split.h"
 #include "trainkit/app/placement.h"
@@ -30,6 +31,7 @@ class Session {
                                       const Placement& placement);
 
   const Scene& scene() const { return scene_; }
+  const Preprocessing& preprocessing() const { return preprocessing_; }
   const Feed& feed() const { return *feed_; }
   const HsiOptions& options() const { return options_; }
   HsiModelOptions model() const { return model_options(options_, feed_->bands(), scene_.num_classes()); }
@@ -53,13 +55,16 @@ class Session {
   RunFacts describe(const Split& split) const;
 
  private:
-  Session(HsiOptions options, Scene scene, std::shared_ptr<const Feed> feed, std::string prepared)
+  Session(HsiOptions options, Scene scene, Preprocessing preprocessing, std::shared_ptr<const Feed> feed,
+          std::string prepared)
       : options_(std::move(options)),
         scene_(std::move(scene)),
+        preprocessing_(std::move(preprocessing)),
         feed_(std::move(feed)),
         prepared_(std::move(prepared)) {}
   HsiOptions options_;
   Scene scene_;
+  Preprocessing preprocessing_;
   std::shared_ptr<const Feed> feed_;
   std::string prepared_;  // description of the preprocessing
 };

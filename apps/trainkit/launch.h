@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "trainkit/core/environment.h"
+#include "trainkit/core/processors.h"
 
 namespace trainkit::tool {
 

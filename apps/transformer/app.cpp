@@ -14,7 +14,8 @@ AppInfo TransformerApp::info() const {
           .examples = {"trainkit-transformer --input book.txt --preset shakespeare_char_cpu",
                        "trainkit-transformer --batch-size 16 --hidden-dim 256 --n-layers 3 --max-epochs 100",
                        "trainkit-transformer --output_dir runs/transformer --resume latest",
-                       "trainkit-transformer --output_dir runs/transformer --sample \"To be\""}};
+                       "trainkit-transformer --output_dir runs/transformer --sample \"To be\"",
+                       "trainkit-transformer evaluate runs/transformer --input other.txt"}};
 }
 
 absl::StatusOr<int> TransformerApp::write_demo_data(const std::string& folder, uint64_t) {
@@ -26,7 +27,7 @@ absl::Status TransformerApp::check_options(const ConfigParser& parser, const Run
 }
 
 absl::StatusOr<std::optional<int>> TransformerApp::run_instead(const RunOptions& run, at::Device device) {
-  if (options_.sample.empty()) return std::nullopt;
+  if (options_.sample.empty() && options_.prompt_file.empty()) return std::nullopt;
   TRAINKIT_ASSIGN_OR_RETURN(const int code, sample_from_run(run, options_, device));
   return code;
 }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "trainkit/app/app.h"
+#include "transformer/evaluate.h"
 #include "transformer/options.h"
 #include "transformer/session.h"
 
@@ -12,6 +13,7 @@ namespace trainkit::transformer {
 class TransformerApp final : public App {
  public:
   AppInfo info() const override;
+  std::vector<AppCommand> commands() override { return {evaluate_command(*this, options_)}; }
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override { add_transformer_flags(parser, options_); }
   Settings device_defaults(bool cuda) const override { return transformer::device_defaults(cuda); }

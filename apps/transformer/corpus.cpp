@@ -32,14 +32,6 @@ absl::Status bad_text(const std::string& id, const std::string& where, const std
                     .hint = hint});
 }
 
-/// Adds the file to an error about a text, before the position in it.
-absl::Status add_file_to_error(const absl::Status& status, const std::string& path) {
-  auto error = error_of(status);
-  if (!error || !(error->where.empty() || error->where.starts_with("@"))) return status;
-  error->where = path + error->where;
-  return to_status(*error, status.code());
-}
-
 std::string_view skip_byte_order_mark(std::string_view text) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return text;
@@ -151,6 +143,13 @@ absl::Status check_lengths(const std::string& source, int64_t train, int64_t val
 
 }  // namespace
 
+absl::Status add_file_to_error(const absl::Status& status, const std::string& path) {
+  auto error = error_of(status);
+  if (!error || !(error->where.empty() || error->where.starts_with("@"))) return status;
+  error->where = path + error->where;
+  return to_status(*error, status.code());
+}
+
 absl::Status check_text(std::string_view text) {
   bool visible = false;
   for (size_t at = 0; at < text.size();) {
@@ -175,7 +174,8 @@ absl::Status check_text(std::string_view text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress) {
+absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t least_tokens,
+                                       const TokenizeProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(const Source source, open_source(options));
   const std::string& path = source.file->path();
   const std::string_view text = skip_byte_order_mark(source.file->text());
@@ -190,16 +190,26 @@ absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const Tokeni
   TRAINKIT_RETURN_IF_ERROR(source.file->check());
   if (!tokens.ok()) return add_file_to_error(tokens.status(), path);
 
-  const auto train = static_cast<int64_t>(static_cast<double>(tokens->size()) * (1.0 - options.validation_fraction));
-  TRAINKIT_RETURN_IF_ERROR(check_lengths(path, train, tokens->size() - train, options.block_size));
-  const double characters = characters_per_token(*tokens, **tokenizer, train, tokens->size());
+  if (tokens->size() < least_tokens) {
+    return bad_text("data.empty", path, "the text is too short", fmt::format("{} tokens", tokens->size()),
+                    fmt::format("at least {}", least_tokens));
+  }
   return Corpus{.source = source.name,
+                .path = path,
                 .bytes = static_cast<int64_t>(text.size()),
                 .digest = digest,
                 .tokenizer = *std::move(tokenizer),
-                .tokens = *std::move(tokens),
-                .train_tokens = train,
-                .characters_per_token = characters};
+                .tokens = *std::move(tokens)};
+}
+
+absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress) {
+  TRAINKIT_ASSIGN_OR_RETURN(Corpus corpus, tokenize_corpus(options, /*least_tokens=*/0, progress));
+  const int64_t tokens = corpus.tokens.size();
+  corpus.train_tokens = static_cast<int64_t>(static_cast<double>(tokens) * (1.0 - options.validation_fraction));
+  TRAINKIT_RETURN_IF_ERROR(
+      check_lengths(corpus.path, corpus.train_tokens, tokens - corpus.train_tokens, options.block_size));
+  corpus.characters_per_token = characters_per_token(corpus.tokens, *corpus.tokenizer, corpus.train_tokens, tokens);
+  return corpus;
 }
 
 }  // namespace trainkit::transformer

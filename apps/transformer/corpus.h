@@ -39,6 +39,8 @@ struct CorpusOptions {
 struct Corpus {
   /// Source of the text for the run's header: a path, or "generated text".
   std::string source = {};
+  /// File of the text, for errors.
+  std::string path = {};
   int64_t bytes = 0;
   /// Digest::of(text).
   std::string digest = {};
@@ -50,10 +52,18 @@ struct Corpus {
   double characters_per_token = 1;
 };
 
+/// Reads, checks and tokenizes a text as one part: train_tokens is 0 and characters_per_token 1. Errors: those of
+/// prepare_corpus; data.empty for a text with fewer than `least_tokens` tokens.
+absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t least_tokens,
+                                       const TokenizeProgress& progress = {});
+
 /// Reads, checks and tokenizes the text, or reuses the cached tokens of the same text. The text must be UTF-8 without
 /// NUL; a byte order mark at the start of a file is skipped. Errors (exit code 4): those of MappedFile::open, Tokenizer
 /// and write_token_file; data.encoding; data.empty if the training or validation part is too short.
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress = {});
+
+/// Adds the file to an error about a text, before the position in it. Other errors stay.
+absl::Status add_file_to_error(const absl::Status& status, const std::string& path);
 
 /// Checks that `text` is UTF-8 without NUL and contains a visible character.
 absl::Status check_text(std::string_view text);

@@ -61,6 +61,8 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
   };
   add("sample", &options.sample,
       {.help = "Generate a continuation of this text with the model of --resume, instead of training."});
+  add("prompt_file", &options.prompt_file,
+      {.help = "Continue the text in this file, as --sample does.", .path = PathKind::kInput, .flag_only = true});
   add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
   add("temperature", &options.temperature,
       {.help = "Sampling temperature. Lower is more deterministic; 0 takes the most probable token.",
@@ -156,6 +158,9 @@ absl::Status check_transformer_options(const ConfigParser& parser, const Transfo
   }
   if (options.tokenizer == "gpt2" && (options.vocab.empty() || options.merges.empty())) {
     return parser.invalid("tokenizer", "gpt2 requires its files", "--vocab encoder.json --merges vocab.bpe");
+  }
+  if (!options.sample.empty() && !options.prompt_file.empty()) {
+    return parser.invalid("prompt_file", "conflicts with --sample", "one of the two");
   }
   return absl::OkStatus();
 }

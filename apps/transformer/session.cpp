@@ -11,6 +11,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/io/mapped_file.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
 #include "trainkit/train/weights.h"
@@ -20,34 +21,9 @@
 namespace trainkit::transformer {
 namespace {
 
-constexpr char kTokenizerFile[] = "tokenizer.json";
-
-/// Creates a folder that is deleted with the last copy of the pointer.
-std::shared_ptr<const std::string> temporary_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
-  if (!mkdtemp(name.data())) return nullptr;
-  return {new std::string(name), [](const std::string* folder) {
-            std::error_code ignored;
-            std::filesystem::remove_all(*folder, ignored);
-            delete folder;
-          }};
-}
-
 /// Returns the path of the tokenizer next to a checkpoint's folder.
 std::string tokenizer_path(const CheckpointPath& checkpoint) {
   return (std::filesystem::path(checkpoint.folder).parent_path() / kTokenizerFile).string();
-}
-
-/// Reports progress on stderr in steps of 10 %, for texts above 16 MiB.
-TokenizeProgress tokenize_progress() {
-  return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
-    const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
-    if (tenth > shown) {
-      shown = tenth;
-      std::fprintf(stderr, "tokenizing %d%%\n", static_cast<int>(tenth * 10));
-    }
-    return true;
-  };
 }
 
 GenerateOptions generate_options(const TransformerOptions& options, uint64_t seed) {
@@ -73,14 +49,50 @@ absl::StatusOr<TransformerConfig> config_from(const StateDict& state) {
   return config;
 }
 
+/// Returns the prompt of --sample or --prompt_file.
+absl::StatusOr<std::string> prompt_of(const TransformerOptions& options) {
+  if (options.prompt_file.empty()) return options.sample;
+  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(options.prompt_file));
+  std::string prompt(file->text());
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  if (absl::Status checked = check_text(prompt); !checked.ok()) return add_file_to_error(checked, options.prompt_file);
+  return prompt;
+}
+
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "trainkit-XXXXXX").string();
+  if (!mkdtemp(name.data())) {
+    return to_status({.exit_code = ExitCode::kStorage,
+                      .id = "storage.temporary",
+                      .where = name,
+                      .problem = "cannot create a temporary folder",
+                      .hint = "TMPDIR names another place"});
+  }
+  return std::shared_ptr<const std::string>(new std::string(name), [](const std::string* folder) {
+    std::error_code ignored;
+    std::filesystem::remove_all(*folder, ignored);
+    delete folder;
+  });
+}
+
+TokenizeProgress tokenize_progress() {
+  return [shown = int64_t{-1}](int64_t done, int64_t total) mutable {
+    const int64_t tenth = total > (int64_t{16} << 20) ? done * 10 / total : -1;
+    if (tenth > shown) {
+      shown = tenth;
+      std::fprintf(stderr, "tokenizing %d%%\n", static_cast<int>(tenth * 10));
+    }
+    return true;
+  };
+}
 
 absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOptions& options) {
   // A dry run and a resume that is refused change no file of the run.
   std::shared_ptr<const std::string> temporary;
   if (run.dry_run || !run.resume.empty()) {
-    temporary = temporary_folder();
-    if (!temporary) return absl::UnavailableError("cannot create a temporary folder");
+    TRAINKIT_ASSIGN_OR_RETURN(temporary, temporary_folder());
   }
   CorpusOptions corpus = corpus_options(options, run.dry_run            ? *temporary
                                                  : run.data_dir.empty() ? run.output_dir
@@ -169,6 +181,7 @@ absl::StatusOr<std::string> Session::sample(Transformer& model) const {
 }
 
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string prompt, prompt_of(options));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint,
                             resolve_checkpoint(run.resume.empty() ? "latest" : run.resume, run.output_dir));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(checkpoint));
@@ -178,9 +191,9 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
   Transformer model(config);
   TRAINKIT_RETURN_IF_ERROR(load_named_tensors(*model, contents.model, checkpoint.path() + "/model.safetensors"));
   model->to(device);
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string text,
-                            sample_text(model, *tokenizer, options.sample, generate_options(options, run.seed)));
-  std::fputs((text + "\n").c_str(), stdout);
+  const auto text = sample_text(model, *tokenizer, prompt, generate_options(options, run.seed));
+  if (!text.ok()) return add_file_to_error(text.status(), options.prompt_file);
+  std::fputs((*text + "\n").c_str(), stdout);
   return 0;
 }
 

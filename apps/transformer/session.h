@@ -52,6 +52,15 @@ class Session {
   Corpus corpus_;
 };
 
+/// Name of the tokenizer's file in a run's folder.
+inline constexpr char kTokenizerFile[] = "tokenizer.json";
+
+/// Creates a folder that is deleted with the last copy of the pointer. Error: storage.temporary (exit code 6).
+absl::StatusOr<std::shared_ptr<const std::string>> temporary_folder();
+
+/// Reports progress on stderr in steps of 10 %, for texts above 16 MiB.
+TokenizeProgress tokenize_progress();
+
 /// Creates the model of the flags, with weights from LibTorch's default generator.
 Transformer create_model(const TransformerOptions& options, int64_t vocab_size);
 
@@ -64,8 +73,8 @@ LossFunction text_loss();
 /// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
 std::string describe_memory(at::Device device);
 
-/// Implements --sample: continues the text with the latest checkpoint of --output_dir, or with that of --resume. Prints
-/// the text.
+/// Implements --sample and --prompt_file: continues the text with the latest checkpoint of --output_dir, or with that
+/// of --resume. Prints the text.
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device);
 
 /// Implements --make_demo_data: writes `<folder>/demo.txt`.

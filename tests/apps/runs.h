@@ -1,6 +1,8 @@
 #pragma once
 /// The results in a trainer's run folder, for comparison with another run.
 
+#include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -41,6 +43,18 @@ inline std::vector<Loss> losses(const std::string& folder) {
     list.push_back({record.split, record.step, value ? *value : -1});
   }
   return list;
+}
+
+/// Names and contents of all files in a folder, to see that nothing has changed.
+inline std::string folder_contents(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());
+  std::string all;
+  for (const std::string& file : files) all += file + "\n" + read_text(file);
+  return all;
 }
 
 inline std::string checkpoint_bytes(const std::string& folder, const std::string& step) {

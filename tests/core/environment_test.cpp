@@ -1,8 +1,7 @@
-#include "trainkit/core/environment.h"
-
 #include <sys/resource.h>
 
 #include "test_util.h"
+#include "trainkit/core/processors.h"
 
 using namespace trainkit;
 

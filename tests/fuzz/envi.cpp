@@ -24,6 +24,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto tensor = read_envi(path);
   if (!tensor.ok()) return fuzz::require_named(tensor.status(), {"data."}), 0;
   fuzz::require(tensor->dim() == 3 && tensor->is_contiguous() && tensor->nbytes() <= cube.size(), "a cube");
+  const auto wavelengths = read_envi_wavelengths(path);
+  if (!wavelengths.ok()) fuzz::require_named(wavelengths.status(), {"data."});
+  fuzz::require(
+      !wavelengths.ok() || wavelengths->empty() || static_cast<int64_t>(wavelengths->size()) == tensor->size(2),
+      "a wavelength for each band");
   // For any interleave and byte order: the same bytes in another order.
   const auto* begin = static_cast<const char*>(tensor->const_data_ptr());
   std::string read(begin, tensor->nbytes()), given(cube.substr(cube.size() - tensor->nbytes()));

@@ -128,3 +128,21 @@ TEST_CASE("A bad pair is refused with the header's line", "[io][envi]") {
   CHECK(error_line(read_envi(folder / "alone.hdr").status()).find("no data file next to it") != std::string::npos);
   CHECK(error_line(read_envi(folder / "none.img").status()).find("no header next to it") != std::string::npos);
 }
+
+TEST_CASE("The wavelengths of a header are one number for each band", "[io][envi]") {
+  const test::TempDir folder;
+  const auto read_with = [&](const std::string& line) {
+    std::string text = header("bip", 1, 0);
+    text.replace(text.find("wavelength"), text.npos, line);
+    write_bytes(folder / "s.hdr", text);
+    write_bytes(folder / "s.img", std::string(24, 'x'));
+    return read_envi_wavelengths(folder / "s.hdr");
+  };
+  CHECK(read_with("wavelength = {400.5, 5e2,\n 600,700 }\n").value() == std::vector<double>{400.5, 500, 600, 700});
+  CHECK(read_with("").value().empty());
+  for (const char* bad : {"wavelength = {1, 2, 3}\n", "wavelength = {1, 2, 3, x}\n", "wavelength = {1, 2, 3, nan}\n",
+                          "wavelength = \n", "wavelength = {1, 2, 3, 4\n"}) {
+    INFO(bad);
+    CHECK(id_of(read_with(bad).status()) == "data.envi");
+  }
+}

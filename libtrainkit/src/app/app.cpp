@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <torch/utils.h>
 
+#include "app/command_line.h"
 #include "app/resume.h"
 #include "train/run_state.h"
 #include "trainkit/app/app.h"
@@ -213,8 +214,9 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
 }
 
 absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramState& program) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> subcommand, app.run_subcommand(argc, argv));
-  if (subcommand) return *subcommand;
+  const std::vector<AppCommand> commands = app.commands();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::optional<int> command, run_command(commands, argc, argv));
+  if (command) return *command;
   RunOptions run;
   app.set_defaults(run);
   const AppInfo info = app.info();
@@ -238,7 +240,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   }
   if (request == Request::kHelp) {
     const char* device = set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
-    print_line(parser.text(request) + fmt::format(kDeviceRemark, device));
+    print_line(parser.text(request) + describe_commands(commands, info.name) + fmt::format(kDeviceRemark, device));
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());
@@ -271,7 +273,7 @@ absl::StatusOr<int64_t> TrainedModel::load_best() const {
   return best->step();
 }
 
-absl::StatusOr<std::optional<int>> App::run_subcommand(int, const char* const*) { return std::nullopt; }
+std::vector<AppCommand> App::commands() { return {}; }
 void App::set_defaults(RunOptions&) const {}
 void App::add_flags(ConfigParser&) {}
 Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cuda ? "true" : "false"}}; }

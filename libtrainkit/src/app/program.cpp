@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "trainkit/app/placement.h"
-#include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/process_group.h"
 #include "trainkit/logging/summary.h"

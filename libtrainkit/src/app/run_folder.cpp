@@ -25,10 +25,6 @@ namespace {
 /// Seconds per row of --monitor's table.
 constexpr int kTableEvery = 5;
 
-const char* name_of(Precision precision) {
-  return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
-}
-
 std::chrono::milliseconds milliseconds(Seconds seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(seconds);
 }
@@ -92,6 +88,10 @@ std::string describe_model(const torch::nn::Module& model, const Optimizer& opti
 }
 
 }  // namespace
+
+const char* name_of(Precision precision) {
+  return precision == Precision::kBf16 ? "bf16" : precision == Precision::kFp16 ? "fp16" : "fp32";
+}
 
 Precision run_precision(const RunOptions& run, at::Device device) {
   const at::ScalarType type = resolve_precision(run, device);

@@ -30,7 +30,7 @@ void add_data_flags(ConfigParser& parser, RunOptions& o) {
   OptionSpec folder = spec("Data set folder.");
   folder.path = PathKind::kInput;
   parser.add("data_dir", &o.data_dir, folder);
-  parser.add("num_workers", &o.num_workers, at_least(0, 1024, "Data-loader threads; 0 reads in the training thread."));
+  parser.add("num_workers", &o.num_workers, at_least(0, 1024, "Data-loader threads; 0 reads in the calling thread."));
   parser.add("prefetch_factor", &o.prefetch_factor,
              at_least(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
   parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));
@@ -135,14 +135,14 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
 
 void add_device_flags(ConfigParser& parser, RunOptions& o) {
   const auto spec = [](const char* help) { return OptionSpec{.help = help, .group = "Devices"}; };
-  OptionSpec device = spec("Device to train on.");
+  OptionSpec device = spec("Device to compute on.");
   device.metavar = "auto|cpu|cuda|cuda:N";
   parser.add("device", &o.device, device);
   OptionSpec strategy = spec("Parallelism: one device, a thread per device (dp) or a process per device (ddp).");
   strategy.choices = {"auto", "single", "dp", "ddp"};
   parser.add("strategy", &o.strategy, strategy);
-  parser.add("use_multi_gpu", &o.use_multi_gpu, spec("Train on all GPUs, or on --gpu_ids."));
-  OptionSpec gpus = spec("GPUs to train on, for example 0 1 2.");
+  parser.add("use_multi_gpu", &o.use_multi_gpu, spec("Use all GPUs, or --gpu_ids."));
+  OptionSpec gpus = spec("GPUs to use, for example 0 1 2.");
   gpus.min = 0, gpus.max = 127, gpus.max_items = 128, gpus.unique_items = true;
   parser.add("gpu_ids", &o.gpu_ids, gpus);
   OptionSpec parallel = spec("Number of devices; with --device cpu, of logical replicas.");

@@ -63,21 +63,29 @@ std::string help_of(const Option& option) {
 
 std::string ConfigParser::help() const {
   const ProgramInfo& program = state_->program;
-  std::string text = fmt::format("Usage: {} [--flag value ...]\n", program.name);
+  std::string text =
+      fmt::format("Usage: {}{}{} [--flag value ...]\n", program.name, program.words.empty() ? "" : " ", program.words);
   if (!program.description.empty()) text += fmt::format("\n{}\n", program.description);
+  std::vector<const Option*> listed;
+  for (const std::string& name : program.help_flags) listed.push_back(&state_->at(name));
+  if (listed.empty()) {
+    for (const auto& option : state_->options) listed.push_back(option.get());
+  }
   std::vector<std::string> groups;
-  for (const auto& option : state_->options) {
+  for (const Option* option : listed) {
     if (std::find(groups.begin(), groups.end(), option->spec.group) == groups.end())
       groups.push_back(option->spec.group);
   }
   for (const std::string& group : groups) {
     text += fmt::format("\n{}:\n", group);
-    for (const auto& option : state_->options) {
+    for (const Option* option : listed) {
       if (option->spec.group == group) text += help_of(*option);
     }
   }
-  if (!state_->presets.empty()) text += "\nPresets:\n";
+  const bool lists_presets = !state_->presets.empty() && program.help_flags.empty();
+  if (lists_presets) text += "\nPresets:\n";
   for (const detail::Preset& preset : state_->presets) {
+    if (!lists_presets) break;
     std::string settings;
     for (const auto& [name, value] : preset.settings) settings += fmt::format(" --{} {}", name, value);
     std::string head = fmt::format("  {:<{}}", preset.name, kIndent - 2);

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "trainkit/core/environment.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/processors.h"
 
 namespace trainkit {
 namespace {

@@ -1,5 +1,3 @@
-#include "trainkit/core/environment.h"
-
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <string_view>
 
 #include "trainkit/core/error.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {

@@ -1,5 +1,7 @@
 #include <ATen/Functions.h>
 #include <absl/strings/ascii.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,6 +9,7 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -200,11 +203,7 @@ absl::StatusOr<at::Tensor> read_data(const std::string& path, const EnviHeader& 
   return tensor.contiguous();
 }
 
-}  // namespace
-
-absl::StatusOr<at::Tensor> read_envi(const std::string& path) try {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto pair, find_pair(path));
-  const auto& [header_path, data_path] = pair;
+absl::StatusOr<Fields> read_fields(const std::string& header_path) {
   TRAINKIT_ASSIGN_OR_RETURN(const auto text, MappedFile::open(header_path));
   if (text->text().empty()) return bad(header_path, "", "the file is empty");
   if (text->text().size() > kMostHeaderBytes)
@@ -212,7 +211,41 @@ absl::StatusOr<at::Tensor> read_envi(const std::string& path) try {
                "at most 4 MiB");
   const std::string copy(text->text());
   TRAINKIT_RETURN_IF_ERROR(text->check());
-  TRAINKIT_ASSIGN_OR_RETURN(const Fields fields, parse_header(header_path, copy));
+  return parse_header(header_path, copy);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<double>> read_envi_wavelengths(const std::string& path) try {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto pair, find_pair(path));
+  TRAINKIT_ASSIGN_OR_RETURN(const Fields fields, read_fields(pair.first));
+  std::vector<double> values;
+  const auto found = fields.find("wavelength");
+  if (found == fields.end()) return values;
+  const HeaderReader reader(pair.first, fields);
+  TRAINKIT_ASSIGN_OR_RETURN(const EnviHeader header, reader.read());
+  std::string list = found->second.value;
+  std::erase_if(list, [](char c) { return c == '{' || c == '}'; });
+  for (const absl::string_view word : absl::StrSplit(list, ',')) {
+    double value = 0;
+    if (!absl::SimpleAtod(word, &value) || !std::isfinite(value)) {
+      return reader.fault("wavelength", "not a list of numbers", "{number, number, ...}");
+    }
+    values.push_back(value);
+  }
+  if (static_cast<int64_t>(values.size()) != header.bands) {
+    return reader.fault("wavelength", fmt::format("{} numbers", values.size()),
+                        fmt::format("one for each of {} bands", header.bands));
+  }
+  return values;
+} catch (...) {
+  return annotate(status_from_current_exception(), path);
+}
+
+absl::StatusOr<at::Tensor> read_envi(const std::string& path) try {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto pair, find_pair(path));
+  const auto& [header_path, data_path] = pair;
+  TRAINKIT_ASSIGN_OR_RETURN(const Fields fields, read_fields(header_path));
   TRAINKIT_ASSIGN_OR_RETURN(const EnviHeader header, HeaderReader(header_path, fields).read());
   return read_data(data_path, header);
 } catch (...) {

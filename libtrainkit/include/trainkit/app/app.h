@@ -16,6 +16,7 @@
 
 #include "trainkit/app/memory_plan.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/app/predictor.h"
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/processors.h"
@@ -87,6 +88,15 @@ struct TrainedModel {
   absl::StatusOr<int64_t> load_best() const;
 };
 
+/// A subcommand of a trainer: `trainkit-hsi benchmark --gpus 4`. App::commands lists them.
+struct AppCommand {
+  std::string name;
+  /// One line for --help of the program.
+  std::string summary;
+  /// Runs the command with the words after its name, and returns the exit code.
+  std::function<absl::StatusOr<int>(const std::vector<std::string>& words)> run;
+};
+
 /// A trainer. run_app() calls the functions in the order of this class, all on the calling thread. Only info() and
 /// open() must be overridden.
 ///
@@ -101,8 +111,9 @@ class App {
 
   // ---- Flags
 
-  /// Runs a subcommand (`trainkit-hsi benchmark`) and returns its exit code; nullopt continues with training.
-  virtual absl::StatusOr<std::optional<int>> run_subcommand(int argc, const char* const* argv);
+  /// Returns the subcommands of the program, for example command_on_run(*this, ...) for `trainkit-hsi predict`. A
+  /// command line without one trains.
+  virtual std::vector<AppCommand> commands();
   virtual AppInfo info() const = 0;
   /// Changes defaults of the shared flags.
   virtual void set_defaults(RunOptions& run) const;
@@ -163,6 +174,65 @@ class App {
 /// Errors go to stderr as one line, see run_program(). Blocks until the run ends.
 int run_app(int argc, const char* const* argv, App& app);
 
+// ---- Commands that use a trained run
+
+/// A trained run that a command uses.
+struct TrainedRun {
+  /// Settings of the run, and flags given now.
+  const ConfigParser& parser;
+  const RunOptions& options;
+  /// Words after RUN and before the first flag.
+  std::vector<std::string> words;
+  /// RUN as the user gave it, and its weights.
+  std::string path;
+  RunWeights weights;
+  /// Devices and loader of the command, from the flags; see load().
+  PredictorOptions predictor;
+
+  /// Returns the path of a file that the trainer has stored in the run's folder. run.file (exit code 5) if it is
+  /// missing, as in a run of an earlier version; `content` describes it: "its tokenizer".
+  absl::StatusOr<std::string> file(const std::string& name, const std::string& content) const;
+
+  /// Loads the model that `factory` makes, and prints the weights and devices as one line on stderr. While the model
+  /// runs over many rows, the progress is shown on stderr in units of `unit`.
+  template <class Factory>
+  absl::StatusOr<Predictor> load(Factory factory, const std::string& unit = "rows") const {
+    auto loaded = Predictor::open(path, std::move(factory), options_with_progress(unit));
+    if (loaded.ok()) announce(*loaded);
+    return loaded;
+  }
+
+  PredictorOptions options_with_progress(const std::string& unit) const;
+  void announce(const Predictor& predictor) const;
+};
+
+/// A command that uses a trained run: `trainkit-hsi predict RUN --cube scene.mat`. The words after its name are RUN,
+/// then further words, then flags. Every flag of the trainer is allowed and overrides a setting of the run; flags of
+/// devices do not come from the run.
+struct RunCommand {
+  std::string name;
+  /// One line, also the description in --help of the command.
+  std::string summary;
+  /// Words in the usage line before the flags.
+  std::string words = "RUN";
+  std::vector<std::string> examples = {};
+  /// Flags that --help lists before those of devices: the command's own, and some of the trainer.
+  std::vector<std::string> flags = {};
+  /// Adds the command's own flags. May be empty.
+  std::function<void(ConfigParser& parser)> add_flags = {};
+  /// Runs the command and returns the exit code. It must not write into the run's folder.
+  std::function<absl::StatusOr<int>(TrainedRun& run)> body;
+};
+
+/// Makes a command from one that uses a run of `app`. `app` must outlive it. The command opens RUN by reading its
+/// config.yaml with the trainer's own parser. Errors: those of ConfigParser (exit codes 2 and 3), of find_weights (5),
+/// and of resolve_devices.
+AppCommand command_on_run(App& app, RunCommand command);
+
+/// Returns the error (exit code 2) for a word that a command needs or cannot take: "FILE: not given".
+absl::Status bad_word(const std::string& word, const std::string& problem, const std::string& expected = "",
+                      const std::string& hint = "");
+
 // ---- Turns the shared flags into a run: library options, the run folder, and the last lines.
 
 /// Builds trainer options from the shared flags for training on `loader`. `min_lr_factor` is the learning rate at the
@@ -174,6 +244,8 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
 
 /// Returns the precision of a run on `device`, see resolve_precision.
 Precision run_precision(const RunOptions& run, at::Device device);
+/// "fp32", "bf16" or "fp16".
+const char* name_of(Precision precision);
 
 /// Returns the value of --cuda_graph.
 CudaGraph run_cuda_graph(const RunOptions& run);
@@ -198,9 +270,9 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
 /// --overwrite removes it with everything in it. Errors: exit code 6.
 absl::StatusOr<std::string> results_dir(const RunOptions& run);
 
-/// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without --resume,
-/// and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes files calls
-/// it before. Errors: exit code 4 for other data, 5 for --resume.
+/// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
+/// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes
+/// files calls it before. Errors: exit code 4 for other data, 5 for --resume.
 absl::Status check_data(const RunOptions& run, const std::string& digest);
 
 /// Logs the scores of a test as a record of the split "test", and a table of them as text (Markdown). They come after

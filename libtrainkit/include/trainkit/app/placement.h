@@ -11,7 +11,7 @@
 
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
-#include "trainkit/core/environment.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/distributed/process_group.h"

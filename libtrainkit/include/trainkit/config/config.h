@@ -86,6 +86,10 @@ struct ProgramInfo {
   std::string description = {};
   /// Example command lines at the end of --help.
   std::vector<std::string> examples = {};
+  /// Words before the flags in the usage line, which the program itself reads: "RUN CLIP...".
+  std::string words = {};
+  /// Flags that --help lists, in this order. Empty: all.
+  std::vector<std::string> help_flags = {};
 };
 
 namespace detail {

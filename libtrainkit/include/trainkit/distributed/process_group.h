@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "trainkit/core/environment.h"
+#include "trainkit/core/processors.h"
 
 namespace trainkit {
 

@@ -6,6 +6,7 @@
 #include <absl/status/statusor.h>
 
 #include <string>
+#include <vector>
 
 namespace trainkit {
 
@@ -36,6 +37,10 @@ absl::Status write_npy(const std::string& path, const at::Tensor& tensor);
 /// Errors (exit code 4): those of MappedFile::open; data.envi, with the line of the header, or the number of bytes by
 /// which the data file is too short or too long. Source: "ENVI Header Files", NV5 Geospatial documentation.
 absl::StatusOr<at::Tensor> read_envi(const std::string& path);
+
+/// Reads the field "wavelength" of the header: one number for each band, in the header's unit. Empty if the header has
+/// no such field. `path` is that of read_envi. Errors: those of read_envi about headers.
+absl::StatusOr<std::vector<double>> read_envi_wavelengths(const std::string& path);
 
 // ---- Writes images as PNG files.
 

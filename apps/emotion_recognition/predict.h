@@ -1,0 +1,26 @@
+#pragma once
+/// `trainkit-emotion predict`: recognises emotions in clips with a trained run.
+
+#include <absl/status/statusor.h>
+
+#include <string>
+#include <vector>
+
+#include "emotion_recognition/options.h"
+#include "trainkit/app/app.h"
+
+namespace trainkit::emotion {
+
+/// Name of the labels' file in a run's folder: a JSON list of the labels, in the order of the model's classes.
+inline constexpr char kLabelsFile[] = "labels.json";
+
+absl::Status save_labels(const std::string& path, const std::vector<std::string>& labels);
+
+/// Returns the clips that the words of a command name: files, and the media files in folders, sorted by name. A word
+/// without a file is kept, since it is listed as unreadable. data.empty (exit code 4) for a folder without clips.
+absl::StatusOr<std::vector<std::string>> find_clips(const std::vector<std::string>& words);
+
+/// Returns the command. `options` are those that app.add_flags binds.
+AppCommand predict_command(App& app, const EmotionOptions& options);
+
+}  // namespace trainkit::emotion

@@ -1,0 +1,218 @@
+#include "gpt2_recommender/recommend.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
+#include <memory>
+#include <numeric>
+
+#include "gpt2_recommender/catalog.h"
+#include "gpt2_recommender/ranking.h"
+#include "gpt2_recommender/session.h"
+#include "trainkit/app/placement.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/csv.h"
+
+namespace trainkit::rec {
+namespace {
+
+/// Own flags of the commands.
+struct RecommendOptions {
+  std::vector<std::string> user = {};
+  std::string all_users = {};
+  std::vector<std::string> history = {};
+  std::vector<std::string> item = {};
+  int64_t top_n = 20;
+};
+
+/// The users, items and vectors of a trained run.
+struct TrainedVectors {
+  Interactions catalog;
+  RankingVectors vectors;
+};
+
+absl::StatusOr<Interactions> open_catalog(const TrainedRun& run) {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string catalog, run.file(kCatalogFile, "its users and items"));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string split, run.file(kSplitFile, "its interactions"));
+  return load_catalog(catalog, split);
+}
+
+absl::StatusOr<RankingVectors> load_vectors(const TrainedRun& run, const RecOptions& options,
+                                            const Interactions& catalog) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto metadata, read_metadata(options, catalog));
+  TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
+                            run.load([&] { return make_recommender(options, catalog, metadata); }));
+  const c10::InferenceMode inference;
+  return dynamic_cast<Recommender&>(predictor.model()).vectors();
+}
+
+absl::StatusOr<std::vector<int64_t>> find_all(const std::vector<Entity>& entities, const std::string& flag,
+                                              const std::vector<std::string>& ids) {
+  std::vector<int64_t> found;
+  for (const std::string& id : ids) {
+    TRAINKIT_ASSIGN_OR_RETURN(found.emplace_back(), find_entity(entities, flag, id));
+  }
+  return found;
+}
+
+void print_list(const std::string& title, const std::vector<Entity>& items, const std::vector<ScoredItem>& list) {
+  print_line(title);
+  print_line(fmt::format("{:>4}  {:<10} {:>8}  {}", "rank", "item", "score", "title"));
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Entity& item = items[static_cast<size_t>(list[i].item)];
+    print_line(fmt::format("{:>4}  {:<10} {:>8.4f}  {}", i + 1, item.id, list[i].score, item.text));
+  }
+}
+
+absl::Status write_lists(const std::string& path, const Interactions& catalog,
+                         const std::vector<std::vector<ScoredItem>>& lists) {
+  std::string text = "user,rank,item,score,title\n";
+  for (size_t user = 0; user < lists.size(); ++user) {
+    for (size_t i = 0; i < lists[user].size(); ++i) {
+      const Entity& item = catalog.items[static_cast<size_t>(lists[user][i].item)];
+      text += fmt::format("{},{},{},{:.6g},{}\n", csv_field(catalog.users[user].id), i + 1, csv_field(item.id),
+                          lists[user][i].score, csv_field(item.text));
+    }
+  }
+  return write_file_atomically(Fs::posix(), path, text);
+}
+
+/// Recommends to a person who is not in the training data: their vector is the mean of the vectors of their items.
+absl::Status recommend_to_new(const Interactions& catalog, const RankingVectors& vectors,
+                              const std::vector<int64_t>& history, int64_t top_n) {
+  Interactions person;
+  person.users.resize(1);
+  person.items.resize(catalog.items.size());
+  for (const int64_t item : history) {
+    person.user.push_back(0);
+    person.item.push_back(static_cast<int32_t>(item));
+  }
+  const UserItems seen(person, {"", std::vector<Part>(history.size(), Part::kTrain)}, {Part::kTrain});
+  const at::Tensor rows = at::tensor(history, at::kLong).to(vectors.items.device());
+  const at::Tensor mean = vectors.items.index_select(0, rows).mean(0, /*keepdim=*/true);
+  print_list(fmt::format("a new user with {} items", history.size()), catalog.items,
+             recommend(mean, vectors.items, seen, top_n).front());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> run_recommend(const TrainedRun& run, const RecOptions& options, const RecommendOptions& asked) {
+  const int ways = !asked.user.empty() + !asked.all_users.empty() + !asked.history.empty();
+  if (ways != 1) {
+    return bad_word("--user, --all_users or --history", ways == 0 ? "not given" : "given together", "one of the three");
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const Interactions catalog, open_catalog(run));
+  TRAINKIT_ASSIGN_OR_RETURN(std::vector<int64_t> users, find_all(catalog.users, "--user", asked.user));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto history, find_all(catalog.items, "--history", asked.history));
+  TRAINKIT_ASSIGN_OR_RETURN(const RankingVectors vectors, load_vectors(run, options, catalog));
+  const c10::InferenceMode inference;
+  if (!history.empty()) {
+    TRAINKIT_RETURN_IF_ERROR(recommend_to_new(catalog, vectors, history, asked.top_n));
+    return 0;
+  }
+  const bool all = !asked.all_users.empty();
+  if (all) {
+    users.resize(catalog.users.size());
+    std::iota(users.begin(), users.end(), 0);
+  }
+  const at::Tensor rows = at::tensor(users, at::kLong).to(vectors.users.device());
+  const auto lists =
+      recommend(vectors.users.index_select(0, rows), vectors.items, items_of(catalog, users), asked.top_n);
+  if (all) {
+    TRAINKIT_RETURN_IF_ERROR(write_lists(asked.all_users, catalog, lists));
+    print_line(fmt::format("wrote {} with {} users", asked.all_users, users.size()));
+    return 0;
+  }
+  for (size_t i = 0; i < users.size(); ++i) {
+    const Entity& user = catalog.users[static_cast<size_t>(users[i])];
+    print_list(fmt::format("{}user {}{}{}", i ? "\n" : "", user.id, user.text.empty() ? "" : ": ", user.text),
+               catalog.items, lists[i]);
+  }
+  return 0;
+}
+
+absl::StatusOr<int> run_similar(const TrainedRun& run, const RecOptions& options, const RecommendOptions& asked) {
+  if (asked.item.empty()) return bad_word("--item", "not given", "an item id");
+  TRAINKIT_ASSIGN_OR_RETURN(const Interactions catalog, open_catalog(run));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto items, find_all(catalog.items, "--item", asked.item));
+  TRAINKIT_ASSIGN_OR_RETURN(const RankingVectors vectors, load_vectors(run, options, catalog));
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Entity& item = catalog.items[static_cast<size_t>(items[i])];
+    print_list(fmt::format("{}like item {}{}{}", i ? "\n" : "", item.id, item.text.empty() ? "" : ": ", item.text),
+               catalog.items, similar_items(vectors.items, items[i], asked.top_n));
+  }
+  return 0;
+}
+
+void add_top_n(ConfigParser& parser, RecommendOptions& asked) {
+  parser.add("top_n", &asked.top_n, {.help = "Items per list.", .min = 1, .max = 100'000, .flag_only = true});
+}
+
+}  // namespace
+
+std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at::Tensor& items, const UserItems& seen,
+                                               int64_t top_n) {
+  const at::Tensor lists = top_items(users, items, seen, std::min(top_n, items.size(0)));
+  const at::Tensor rows = users.to(at::kFloat).cpu(), columns = items.to(at::kFloat).cpu();
+  std::vector<std::vector<ScoredItem>> all(static_cast<size_t>(users.size(0)));
+  for (int64_t user = 0; user < users.size(0); ++user) {
+    const at::Tensor list = lists[user].masked_select(lists[user].ge(0)).contiguous();
+    const at::Tensor scores = columns.index_select(0, list).mv(rows[user]);
+    for (int64_t i = 0; i < list.size(0); ++i) {
+      all[static_cast<size_t>(user)].push_back({list.const_data_ptr<int64_t>()[i], scores.const_data_ptr<float>()[i]});
+    }
+  }
+  return all;
+}
+
+std::vector<ScoredItem> similar_items(const at::Tensor& items, int64_t item, int64_t top_n) {
+  const c10::InferenceMode inference;
+  const at::Tensor unit = items.to(at::kFloat) / items.to(at::kFloat).norm(2, 1, /*keepdim=*/true).clamp_min(1e-12);
+  Interactions self;
+  self.users.resize(1);
+  self.items.resize(static_cast<size_t>(items.size(0)));
+  self.user = {0};
+  self.item = {static_cast<int32_t>(item)};
+  return recommend(unit.narrow(0, item, 1), unit, UserItems(self, {"", {Part::kTrain}}, {Part::kTrain}), top_n).front();
+}
+
+std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options) {
+  const auto asked = std::make_shared<RecommendOptions>();
+  RunCommand recommend{
+      .name = "recommend",
+      .summary = "Recommends items that a user has not seen, with a trained run.",
+      .examples = {"trainkit-gpt2rec recommend runs/gpt2rec --user 196 186 --top_n 20",
+                   "trainkit-gpt2rec recommend runs/gpt2rec --all_users recommendations.csv",
+                   "trainkit-gpt2rec recommend runs/gpt2rec --history 50 181 172"},
+      .flags = {"user", "all_users", "history", "top_n"},
+      .add_flags =
+          [asked](ConfigParser& parser) {
+            parser.add("user", &asked->user, {.help = "Ids of users.", .metavar = "ID [ID ...]", .flag_only = true});
+            parser.add("all_users", &asked->all_users,
+                       {.help = "Write the lists of all users to this csv file.",
+                        .path = PathKind::kOutput,
+                        .metavar = "FILE",
+                        .flag_only = true});
+            parser.add("history", &asked->history,
+                       {.help = "Ids of items that a new user likes; their vector is the mean of the items'.",
+                        .metavar = "ITEM [ITEM ...]",
+                        .flag_only = true});
+            add_top_n(parser, *asked);
+          },
+      .body = [&options, asked](TrainedRun& run) { return run_recommend(run, options, *asked); }};
+  RunCommand similar{.name = "similar",
+                     .summary = "Lists the items whose vectors are nearest to that of an item.",
+                     .examples = {"trainkit-gpt2rec similar runs/gpt2rec --item 50 --top_n 10"},
+                     .flags = {"item", "top_n"},
+                     .add_flags =
+                         [asked](ConfigParser& parser) {
+                           parser.add("item", &asked->item,
+                                      {.help = "Ids of items.", .metavar = "ID [ID ...]", .flag_only = true});
+                           add_top_n(parser, *asked);
+                         },
+                     .body = [&options, asked](TrainedRun& run) { return run_similar(run, options, *asked); }};
+  return {command_on_run(app, std::move(recommend)), command_on_run(app, std::move(similar))};
+}
+
+}  // namespace trainkit::rec

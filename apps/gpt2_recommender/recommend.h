@@ -1,0 +1,32 @@
+#pragma once
+/// `trainkit-gpt2rec recommend` and `similar`: lists of items from a trained run.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "gpt2_recommender/models.h"
+#include "gpt2_recommender/options.h"
+#include "trainkit/app/app.h"
+
+namespace trainkit::rec {
+
+/// An item of a list and its score.
+struct ScoredItem {
+  int64_t item = 0;
+  double score = 0;
+};
+
+/// Returns the `top_n` best items for each row of `users` (N, D), best first, without the items that the same row of
+/// `seen` holds: top_items and the inner products. Rows have fewer items if fewer are left.
+std::vector<std::vector<ScoredItem>> recommend(const at::Tensor& users, const at::Tensor& items, const UserItems& seen,
+                                               int64_t top_n);
+
+/// Returns the `top_n` items whose vectors have the largest cosine with that of `item`, without `item` itself.
+std::vector<ScoredItem> similar_items(const at::Tensor& items, int64_t item, int64_t top_n);
+
+/// Returns the commands. `options` are those that app.add_flags binds.
+std::vector<AppCommand> recommend_commands(App& app, const RecOptions& options);
+
+}  // namespace trainkit::rec

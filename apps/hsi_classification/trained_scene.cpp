@@ -1,0 +1,163 @@
+#include "hsi_classification/trained_scene.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/io/safetensors.h"
+
+namespace trainkit::hsi {
+namespace {
+
+absl::Status bad_file(const std::string& path, const std::string& field, const std::string& problem) {
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.scene",
+                    .where = path,
+                    .field = field,
+                    .problem = problem,
+                    .expected = "the statistics and classes of a training scene"});
+}
+
+absl::Status bad_bands(const std::string& path, const std::string& problem, const std::string& got,
+                       const std::string& expected, const std::string& hint = "") {
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.bands",
+                    .where = path,
+                    .problem = problem,
+                    .got = got,
+                    .expected = expected,
+                    .hint = hint});
+}
+
+/// Half the distance from band `i` to its nearest neighbour.
+double tolerance_of(const std::vector<double>& wavelengths, size_t i) {
+  double nearest = 1e9;
+  for (size_t j = 0; j < wavelengths.size(); ++j) {
+    if (j != i) nearest = std::min(nearest, std::abs(wavelengths[j] - wavelengths[i]));
+  }
+  return std::max(nearest / 2, 0.5);
+}
+
+/// The tensors of a file by name, with the shapes that the first one implies.
+class StoredTensors {
+ public:
+  StoredTensors(std::string path, NamedTensors tensors)
+      : path_(std::move(path)), tensors_(tensors.begin(), tensors.end()) {}
+
+  bool contains(const std::string& name) const { return tensors_.contains(name); }
+  absl::StatusOr<at::Tensor> read(const std::string& name, at::IntArrayRef sizes) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) return bad_file(path_, name, "is missing");
+    if (found->second.scalar_type() != at::kDouble || found->second.dim() != static_cast<int64_t>(sizes.size())) {
+      return bad_file(path_, name, "has another type or shape");
+    }
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      const int64_t size = found->second.size(static_cast<int64_t>(d));
+      if (size == 0 || (sizes[d] >= 0 && size != sizes[d])) return bad_file(path_, name, "has another type or shape");
+    }
+    return found->second;
+  }
+
+ private:
+  std::string path_;
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+absl::Status read_classes(const std::string& path, const SafetensorsMetadata& metadata, TrainedScene& scene) {
+  const auto text = metadata.find("classes");
+  const auto json = text == metadata.end() ? nlohmann::json() : nlohmann::json::parse(text->second, nullptr, false);
+  if (!json.is_array() || json.size() < 2) return bad_file(path, "classes", "is missing or damaged");
+  for (const auto& entry : json) {
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_number_integer() || !entry[1].is_string()) {
+      return bad_file(path, "classes", "is damaged");
+    }
+    scene.label_values.push_back(entry[0].get<int64_t>());
+    scene.class_names.push_back(entry[1].get<std::string>());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TrainedScene trained_scene(const Scene& scene, const Preprocessing& preprocessing) {
+  return {.preprocessing = preprocessing,
+          .label_values = scene.label_values,
+          .class_names = scene.class_names,
+          .wavelengths = scene.wavelengths};
+}
+
+absl::Status save_trained_scene(const std::string& path, const TrainedScene& scene) {
+  const Preprocessing& p = scene.preprocessing;
+  NamedTensors tensors = {{"band.mean", p.bands.mean}, {"band.std", p.bands.std}};
+  if (p.pca) {
+    tensors.insert(tensors.end(), {{"pca.mean", p.pca->mean},
+                                   {"pca.components", p.pca->components},
+                                   {"component.mean", p.components.mean},
+                                   {"component.std", p.components.std}});
+  }
+  if (!scene.wavelengths.empty()) tensors.emplace_back("wavelengths", at::tensor(scene.wavelengths, at::kDouble));
+  auto classes = nlohmann::json::array();
+  for (size_t k = 0; k < scene.label_values.size(); ++k) {
+    classes.push_back({scene.label_values[k], escape_text(scene.class_names[k])});
+  }
+  return save_safetensors(Fs::posix(), path, tensors, {{"classes", classes.dump()}});
+}
+
+absl::StatusOr<TrainedScene> load_trained_scene(const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(path));
+  TRAINKIT_ASSIGN_OR_RETURN(NamedTensors tensors, file.tensors());
+  const StoredTensors stored(path, std::move(tensors));
+  TrainedScene scene;
+  Preprocessing& p = scene.preprocessing;
+  TRAINKIT_ASSIGN_OR_RETURN(p.bands.mean, stored.read("band.mean", {-1}));
+  const int64_t bands = p.bands.mean.size(0);
+  TRAINKIT_ASSIGN_OR_RETURN(p.bands.std, stored.read("band.std", {bands}));
+  if (stored.contains("pca.components")) {
+    Pca pca;
+    TRAINKIT_ASSIGN_OR_RETURN(pca.components, stored.read("pca.components", {-1, bands}));
+    TRAINKIT_ASSIGN_OR_RETURN(pca.mean, stored.read("pca.mean", {bands}));
+    const int64_t k = pca.components.size(0);
+    TRAINKIT_ASSIGN_OR_RETURN(p.components.mean, stored.read("component.mean", {k}));
+    TRAINKIT_ASSIGN_OR_RETURN(p.components.std, stored.read("component.std", {k}));
+    p.pca = std::move(pca);
+  }
+  if (stored.contains("wavelengths")) {
+    TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor values, stored.read("wavelengths", {bands}));
+    scene.wavelengths.assign(values.const_data_ptr<double>(), values.const_data_ptr<double>() + bands);
+  }
+  TRAINKIT_RETURN_IF_ERROR(read_classes(path, file.metadata(), scene));
+  return scene;
+}
+
+absl::StatusOr<at::Tensor> select_bands(const Cube& cube, const TrainedScene& trained, const std::string& path) {
+  const int64_t bands = cube.values.size(2);
+  if (cube.wavelengths.empty() || trained.wavelengths.empty()) {
+    if (bands == trained.bands()) return cube.values;
+    return bad_bands(path, "another number of bands than the training scene", std::to_string(bands),
+                     std::to_string(trained.bands()),
+                     "bands are matched by wavelength only where both files have wavelengths");
+  }
+  std::vector<int64_t> chosen;
+  for (size_t i = 0; i < trained.wavelengths.size(); ++i) {
+    const double wanted = trained.wavelengths[i];
+    const auto nearest = std::min_element(cube.wavelengths.begin(), cube.wavelengths.end(), [&](double a, double b) {
+      return std::abs(a - wanted) < std::abs(b - wanted);
+    });
+    if (const double tolerance = tolerance_of(trained.wavelengths, i); std::abs(*nearest - wanted) > tolerance) {
+      return bad_bands(path, fmt::format("no band at {:.1f} nm, band {} of the training scene", wanted, i + 1),
+                       fmt::format("the nearest at {:.1f} nm", *nearest),
+                       fmt::format("at most {:.1f} nm away", tolerance));
+    }
+    chosen.push_back(nearest - cube.wavelengths.begin());
+  }
+  return cube.values.index_select(2, at::tensor(chosen, at::kLong));
+}
+
+}  // namespace trainkit::hsi
