@@ -94,9 +94,9 @@ class Predictor {
   absl::StatusOr<std::vector<BadSample>> run(std::shared_ptr<const Dataset> dataset, F forward,
                                              const Take& take) const {
     using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
-    const Forward erased = [&forward](torch::nn::Module& module, const Batch& rows) -> at::Tensor {
+    const Forward erased = [&forward](auto& module, const Batch& rows) -> at::Tensor {
       if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
-        Model* model = module.as<Model>();
+        Model* model = module.template as<Model>();
         TORCH_CHECK_TYPE(model, "the function is for another model than ", module.name());
         return forward(*model, rows);
       } else {

@@ -100,16 +100,16 @@ LossFunction make_loss_function(F loss) {
     return loss;
   } else {
     using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
+    // `auto&` instead of torch::nn::Module&: this header compiles without the definition of Module.
     if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
-      return [loss = std::move(loss)](torch::nn::Module& module, const Batch& batch) mutable -> LossOutput {
-        Model* model = module.as<Model>();
+      return [loss = std::move(loss)](auto& module, const Batch& batch) mutable -> LossOutput {
+        Model* model = module.template as<Model>();
         TORCH_CHECK_TYPE(model, "the loss function is for another model than ", module.name());
         return loss(*model, batch);
       };
     } else {
       // The holder is created once per model and shares the module with the replicator.
-      return [loss = std::move(loss), holder = Model(nullptr)](torch::nn::Module& module,
-                                                               const Batch& batch) mutable -> LossOutput {
+      return [loss = std::move(loss), holder = Model(nullptr)](auto& module, const Batch& batch) mutable -> LossOutput {
         if (holder.is_empty() || holder.get() != &module) {
           auto typed = std::dynamic_pointer_cast<typename Model::ContainedType>(module.shared_from_this());
           TORCH_CHECK_TYPE(typed, "the loss function is for another model than ", module.name());
