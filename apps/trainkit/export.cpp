@@ -32,7 +32,7 @@ absl::StatusOr<Format> format_of(const std::string& path) {
 
 absl::StatusOr<NamedTensors> read(const std::string& source, std::string prefix) {
   std::string path = source;
-  if (std::filesystem::is_directory(source)) {
+  if (std::filesystem::is_directory(source) || source.ends_with("/latest")) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(source, "."));
     TRAINKIT_RETURN_IF_ERROR(verify_checkpoint(checkpoint));
     path = checkpoint.path() + "/model.safetensors";
