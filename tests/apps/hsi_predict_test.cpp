@@ -59,7 +59,7 @@ TEST_CASE("predict on the training cube gives the trainer's own map, on any numb
                                         place.dir / out, "--parallel", parallel});
     INFO(ended.errors);
     REQUIRE(ended.code == 0);
-    CHECK(ended.errors.find("a checkpoint") != std::string::npos);
+    CHECK(ended.errors.find("the best in validation") != std::string::npos);
     CHECK(ended.output.find("class 1") != std::string::npos);
   };
   predict("one", "1");

@@ -49,7 +49,7 @@ TEST_CASE("evaluate on the validation text gives the trainer's validation loss",
     CHECK(number_after(ended.output, "\nperplexity ") == Approx(std::exp(loss)).epsilon(1e-4));
     // A character of this text is a byte.
     CHECK(number_after(ended.output, "\nbits per byte ") == Approx(loss / std::log(2.0)).margin(1e-6));
-    CHECK(ended.errors.find("weights of step 6, a checkpoint") != std::string::npos);
+    CHECK(ended.errors.find("weights of step 6, the best in validation") != std::string::npos);
   }
   CHECK(folder_contents(place.dir / "run") == before);
 }
@@ -113,7 +113,7 @@ TEST_CASE("evaluate and --prompt_file refuse bad input with one line", "[apps][e
       {{"evaluate", good, "--input", place.dir / "short.txt"}, 4, "too short (got '1 tokens', expected at least 2)"},
       {{"evaluate", good, "--input", place.dir / "foreign.txt"}, 4, "foreign.txt@0x2: character outside"},
       {{"evaluate", good, "--input", place.dir / "binary.txt"}, 4, "binary.txt@0x1: a NUL byte"},
-      {{"evaluate", good, "--input", text, "--hidden_dim", "8"}, 5, "model.safetensors"},
+      {{"evaluate", good, "--input", text, "--hidden_dim", "8"}, 5, "best.safetensors"},
       {{"--output_dir", good, "--prompt_file", place.dir / "foreign.txt"}, 4, "foreign.txt@0x2: character outside"},
       {{"--output_dir", good, "--prompt_file", text, "--sample", "a"}, 2, "conflicts with --sample"}};
   for (const Case& bad : cases) {

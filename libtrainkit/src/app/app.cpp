@@ -10,6 +10,7 @@
 #include "train/run_state.h"
 #include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
+#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/data/sampler.h"
@@ -164,7 +165,10 @@ class AppRun {
   absl::Status evaluate(int64_t step, Metrics& metrics) {
     TRAINKIT_RETURN_IF_ERROR(app_.on_evaluation(context_, step, metrics, *devices_));
     if (!best_) return absl::OkStatus();
-    TRAINKIT_RETURN_IF_ERROR(best_->offer(step, metrics.at(settings_.monitor), *devices_->module()));
+    const absl::Status kept = best_->offer(step, metrics.at(settings_.monitor), *devices_->module());
+    if (!kept.ok() && run_.on_save_error != "continue") return kept;
+    if (!kept.ok())
+      folder_->logger().print("warning: " + error_line(kept) + "; continuing with the earlier best weights");
     const bool is_best = best_->writes() && best_->step() == step;
     return is_best ? app_.on_best(context_, *devices_->module()) : absl::OkStatus();
   }

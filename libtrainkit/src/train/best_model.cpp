@@ -131,14 +131,19 @@ absl::Status BestModel::forget_after_checkpoint() {
 absl::Status BestModel::offer(int64_t step, double value, const torch::nn::Module& model) {
   if (options_.writes && step <= step_) TRAINKIT_RETURN_IF_ERROR(forget_after_checkpoint());
   if (!options_.writes || !(options_.higher_is_better ? value > value_ : value < value_)) return absl::OkStatus();
-  const int64_t earlier = std::exchange(step_, step);
-  value_ = value;
   const auto saved = resolve_checkpoint("latest", output_dir_);
-  if (earlier >= 0 && saved.ok() && earlier <= saved->step) {
-    TRAINKIT_RETURN_IF_ERROR(rename_file(output_dir_, kFile, kBefore));
+  const bool keeps_earlier = step_ >= 0 && saved.ok() && step_ <= saved->step;
+  if (keeps_earlier) TRAINKIT_RETURN_IF_ERROR(rename_file(output_dir_, kFile, kBefore));
+  const absl::Status written =
+      save_safetensors(Fs::posix(), path_, named_tensors(model),
+                       {{"step", fmt::format("{}", step)}, {options_.metric, fmt::format("{}", value)}});
+  if (!written.ok()) {  // the earlier best weights stay
+    if (keeps_earlier) rename_file(output_dir_, kBefore, kFile).IgnoreError();
+    return written;
   }
-  return save_safetensors(Fs::posix(), path_, named_tensors(model),
-                          {{"step", fmt::format("{}", step)}, {options_.metric, fmt::format("{}", value)}});
+  step_ = step;
+  value_ = value;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> BestModel::restore(torch::nn::Module& model) const {

@@ -180,8 +180,8 @@ class BestModel {
 
   /// Saves the weights of `step` if `value` is better than all earlier ones: the first of equal values wins, NaN never
   /// does. A step at or before the best one means that the run was rolled back to its last checkpoint
-  /// (OnNonfinite::kRollback); evaluations after that checkpoint are forgotten. Waits for the device. Errors: exit code
-  /// 6.
+  /// (OnNonfinite::kRollback); evaluations after that checkpoint are forgotten. Waits for the device. After an error
+  /// (exit code 6) the earlier best weights stay.
   absl::Status offer(int64_t step, double value, const torch::nn::Module& model);
 
   /// Loads the best weights into `model`; false if there are none. Errors: exit code 5.
