@@ -23,7 +23,7 @@ absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options,
                                const Placement& placement) {
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
-    const std::string saved = (std::filesystem::path(checkpoint.folder).parent_path() / kSplitFile).string();
+    const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
     if (std::filesystem::exists(saved)) return load_split(saved, interactions);
   }
   TRAINKIT_ASSIGN_OR_RETURN(Split split, make_split(interactions, split_options(options, run.seed)));

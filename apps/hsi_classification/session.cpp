@@ -81,7 +81,7 @@ absl::StatusOr<Split> Session::split(const RunOptions& run, const Placement& pla
     const std::string path = run.output_dir + "/" + kSplitFile;
     if (!run.resume.empty()) {
       TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
-      const std::string saved = (std::filesystem::path(checkpoint.folder).parent_path() / kSplitFile).string();
+      const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
       if (std::filesystem::exists(saved)) return load_split(saved, scene_.height(), scene_.width());
     }
     TRAINKIT_ASSIGN_OR_RETURN(Split made, make_split(scene_, split_options(options_, run.seed)));

@@ -22,9 +22,7 @@ namespace trainkit::transformer {
 namespace {
 
 /// Returns the path of the tokenizer next to a checkpoint's folder.
-std::string tokenizer_path(const CheckpointPath& checkpoint) {
-  return (std::filesystem::path(checkpoint.folder).parent_path() / kTokenizerFile).string();
-}
+std::string tokenizer_path(const CheckpointPath& checkpoint) { return checkpoint.run_folder() + "/" + kTokenizerFile; }
 
 GenerateOptions generate_options(const TransformerOptions& options, uint64_t seed) {
   return {

@@ -231,7 +231,8 @@ TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it re
   CHECK(program.output().find("--resume latest") != std::string::npos);
   CHECK_FALSE(fs::exists(place.dir / "run" + "/results/scores.json"));
   const std::string split = read_text(place.dir / "run" + "/split.json");
-  const Ended refused = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--validation_share", "0.5"});
+  const Ended refused =
+      run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--validation_share", "0.5"});
   CHECK(refused.code == 2);
   CHECK_THAT(refused.errors, Catch::Contains("--validation_share: cannot change when a run is continued"));
   const Ended resumed = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--max_steps", "1"});

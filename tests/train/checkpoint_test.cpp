@@ -508,6 +508,9 @@ TEST_CASE("--resume accepts latest, a run, a folder, a path or a name", "[train]
   CHECK(found(run.path(20), other) == run.path(20));
   CHECK(found(run.path(20) + "/", other) == run.path(20));
   CHECK(found("step-00000010", run.output()) == run.path(10));
+  for (const std::string& spec : {run.output(), run.folder() + "/", run.path(20)}) {
+    CHECK(resolve_checkpoint(spec, other)->run_folder() == run.output());
+  }
   write(run.folder() + "/latest", "step-00000020\n");
   CHECK(found("latest", run.output()) == run.path(20));
   CHECK(load_checkpoint(resolve_checkpoint("latest", run.output()).value()).ok());

@@ -8,7 +8,6 @@
 #include "app/command_line.h"
 #include "app/resume.h"
 #include "train/run_state.h"
-#include "trainkit/app/app.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"

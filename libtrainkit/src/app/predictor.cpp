@@ -87,7 +87,7 @@ absl::StatusOr<RunWeights> find_weights(const std::string& path) {
                      "best.safetensors or a checkpoint",
                      is_run ? "a run saves its first checkpoint after --save_every steps; 0 saves none" : "");
   }
-  weights.run = split_path(checkpoint->folder).first;
+  weights.run = checkpoint->run_folder();
   weights.file = checkpoint->path() + "/model.safetensors";
   weights.step = checkpoint->step;
   return weights;

@@ -25,9 +25,6 @@ std::string config_of(const std::string& folder) {
   return fs::is_regular_file(file, ignored) ? file.string() : "";
 }
 
-/// Returns the run folder of a checkpoint.
-std::string folder_of(const CheckpointPath& checkpoint) { return fs::path(checkpoint.folder).parent_path().string(); }
-
 /// Reads summary.json of a run; nullopt if there is none that can be read.
 std::optional<nlohmann::json> read_summary(const std::string& folder) {
   constexpr int64_t kMostBytes = 16 << 20;
@@ -61,8 +58,8 @@ void continue_with_own_settings(ConfigParser& parser, const RunOptions& run) {
     if (run.resume.empty()) return "";
     if (run.resume == "latest") return config_of(run.output_dir);
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
-    const std::string config = config_of(folder_of(checkpoint));
-    if (!config.empty()) parser.set_defaults({{"output_dir", folder_of(checkpoint)}}, "the run to continue");
+    const std::string config = config_of(checkpoint.run_folder());
+    if (!config.empty()) parser.set_defaults({{"output_dir", checkpoint.run_folder()}}, "the run to continue");
     return config;
   };
   parser.set_run_file(find, {"output_dir", "resume", "init_from", "overwrite", "dry_run"});
@@ -81,7 +78,7 @@ RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
 bool is_finished(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch) {
   if (run.resume.empty()) return false;
   const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
-  if (!checkpoint.ok() || fs::weakly_canonical(folder_of(*checkpoint)) != fs::weakly_canonical(run.output_dir)) {
+  if (!checkpoint.ok() || fs::weakly_canonical(checkpoint->run_folder()) != fs::weakly_canonical(run.output_dir)) {
     return false;
   }
   const auto summary = read_summary(run.output_dir);

@@ -100,7 +100,7 @@ absl::StatusOr<BestModel> BestModel::open(const std::string& output_dir, const s
     return best;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(resume, output_dir));
-  const std::string folder = split_path(checkpoint.folder).first;
+  const std::string folder = checkpoint.run_folder();
   for (const char* name : {kFile, kBefore}) {
     const std::string path = folder + "/" + name;
     TRAINKIT_ASSIGN_OR_RETURN(const bool known, best.load_if_known(path, checkpoint.step));

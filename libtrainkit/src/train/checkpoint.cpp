@@ -374,6 +374,8 @@ absl::Status CheckpointStore::retention_status() const {
 
 std::string CheckpointPath::path() const { return folder + "/" + step_name(step); }
 
+std::string CheckpointPath::run_folder() const { return split_path(folder).first; }
+
 absl::StatusOr<CheckpointPath> resolve_checkpoint(const std::string& spec, const std::string& output_dir,
                                                   const Fs& fs) {
   const auto not_found = [&](const std::string& where, const std::string& problem, const std::string& hint = {}) {

@@ -14,8 +14,8 @@ namespace trainkit::detail {
 /// Returns the workspace sizes of a CUDA device of this machine; for any other device the defaults of GpuLibraries.
 GpuLibraries gpu_libraries(c10::Device device);
 
-/// Frees the workspaces that cuBLAS and cuBLASLt have on all devices; their next use allocates new ones. The devices must
-/// be idle. Does nothing without CUDA.
+/// Frees the workspaces that cuBLAS and cuBLASLt have on all devices; their next use allocates new ones. The devices
+/// must be idle. Does nothing without CUDA.
 void free_library_workspaces();
 
 /// Adds GPU workspaces to a recording, for the operations that this thread runs during the object's lifetime. Each
