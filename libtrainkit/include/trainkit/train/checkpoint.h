@@ -113,7 +113,7 @@ struct CheckpointPath {
   std::string folder;
   int64_t step = 0;
   std::string path() const;
-  /// Folder of the run: that which contains `folder`.
+  /// Folder of the run, which contains `folder`.
   std::string run_folder() const;
 };
 
