@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "emotion_recognition/evaluation_counts.h"
+#include "emotion_recognition/export.h"
 #include "emotion_recognition/options.h"
 #include "emotion_recognition/predict.h"
 #include "emotion_recognition/session.h"
@@ -15,7 +16,9 @@ namespace trainkit::emotion {
 class EmotionApp final : public App {
  public:
   AppInfo info() const override;
-  std::vector<AppCommand> commands() override { return {predict_command(*this, options_)}; }
+  std::vector<AppCommand> commands() override {
+    return {predict_command(*this, options_), export_command(*this, options_)};
+  }
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override;
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;

@@ -38,23 +38,6 @@ struct PredictedRow {
   std::string error = {};
 };
 
-absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, const EmotionOptions& options) {
-  // Runs of earlier versions have no file; the labels of MELD are known.
-  if (options.dataset == "MELD" && !Fs::posix().exists(run.weights.run + "/" + kLabelsFile)) return meld_emotions();
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string path, run.file(kLabelsFile, "its labels"));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
-  const auto json = nlohmann::json::parse(file->text(), nullptr, /*allow_exceptions=*/false);
-  TRAINKIT_RETURN_IF_ERROR(file->check());
-  const bool is_list = json.is_array() && !json.empty() &&
-                       std::all_of(json.begin(), json.end(), [](const auto& label) { return label.is_string(); });
-  if (is_list) return json.get<std::vector<std::string>>();
-  return to_status({.exit_code = ExitCode::kWeights,
-                    .id = "weights.labels",
-                    .where = path,
-                    .problem = "damaged",
-                    .expected = "a list of labels"});
-}
-
 /// Returns an error line without the name of the clip, which the table shows already.
 std::string reason_of(const std::string& line, const std::string& clip) {
   const size_t at = line.find(clip + ": ");
@@ -180,6 +163,23 @@ absl::StatusOr<int> predict_clips(TrainedRun& run, const EmotionOptions& options
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, const EmotionOptions& options) {
+  // Runs of earlier versions have no file; the labels of MELD are known.
+  if (options.dataset == "MELD" && !Fs::posix().exists(run.weights.run + "/" + kLabelsFile)) return meld_emotions();
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string path, run.file(kLabelsFile, "its labels"));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  const auto json = nlohmann::json::parse(file->text(), nullptr, /*allow_exceptions=*/false);
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  const bool is_list = json.is_array() && !json.empty() &&
+                       std::all_of(json.begin(), json.end(), [](const auto& label) { return label.is_string(); });
+  if (is_list) return json.get<std::vector<std::string>>();
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.labels",
+                    .where = path,
+                    .problem = "damaged",
+                    .expected = "a list of labels"});
+}
 
 absl::Status save_labels(const std::string& path, const std::vector<std::string>& labels) {
   return write_file_atomically(

@@ -15,6 +15,8 @@ namespace trainkit::emotion {
 inline constexpr char kLabelsFile[] = "labels.json";
 
 absl::Status save_labels(const std::string& path, const std::vector<std::string>& labels);
+/// Reads the labels of a trained run. Errors: exit code 5.
+absl::StatusOr<std::vector<std::string>> read_labels(const TrainedRun& run, const EmotionOptions& options);
 
 /// Returns the clips that the words of a command name: files, and the media files in folders, sorted by name. A word
 /// without a file is kept, since it is listed as unreadable. data.empty (exit code 4) for a folder without clips.

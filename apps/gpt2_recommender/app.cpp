@@ -1,8 +1,15 @@
 #include "gpt2_recommender/app.h"
 
+#include "gpt2_recommender/export.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit::rec {
+
+std::vector<AppCommand> RecommenderApp::commands() {
+  std::vector<AppCommand> commands = recommend_commands(*this, options_);
+  commands.push_back(export_command(*this, options_));
+  return commands;
+}
 
 AppInfo RecommenderApp::info() const {
   return {

@@ -16,7 +16,7 @@ class RecommenderApp final : public App {
  public:
   AppInfo info() const override;
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
-  std::vector<AppCommand> commands() override { return recommend_commands(*this, options_); }
+  std::vector<AppCommand> commands() override;
   void add_flags(ConfigParser& parser) override;
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) override;

@@ -7,9 +7,8 @@
 #include <memory>
 #include <numeric>
 
-#include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/ranking.h"
-#include "gpt2_recommender/session.h"
+#include "gpt2_recommender/trained_vectors.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -26,27 +25,6 @@ struct RecommendOptions {
   std::vector<std::string> item = {};
   int64_t top_n = 20;
 };
-
-/// The users, items and vectors of a trained run.
-struct TrainedVectors {
-  Interactions catalog;
-  RankingVectors vectors;
-};
-
-absl::StatusOr<Interactions> open_catalog(const TrainedRun& run) {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string catalog, run.file(kCatalogFile, "its users and items"));
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string split, run.file(kSplitFile, "its interactions"));
-  return load_catalog(catalog, split);
-}
-
-absl::StatusOr<RankingVectors> load_vectors(const TrainedRun& run, const RecOptions& options,
-                                            const Interactions& catalog) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto metadata, read_metadata(options, catalog));
-  TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
-                            run.load([&] { return make_recommender(options, catalog, metadata); }));
-  const c10::InferenceMode inference;
-  return dynamic_cast<Recommender&>(predictor.model()).vectors();
-}
 
 absl::StatusOr<std::vector<int64_t>> find_all(const std::vector<Entity>& entities, const std::string& flag,
                                               const std::vector<std::string>& ids) {

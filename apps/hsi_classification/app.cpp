@@ -1,6 +1,7 @@
 #include "hsi_classification/app.h"
 
 #include "hsi_classification/benchmark.h"
+#include "hsi_classification/export.h"
 #include "hsi_classification/predict.h"
 #include "hsi_classification/results.h"
 #include "hsi_classification/trained_scene.h"
@@ -12,7 +13,7 @@ namespace trainkit::hsi {
 
 std::vector<AppCommand> HsiApp::commands() {
   std::vector<AppCommand> commands = benchmark_commands();
-  commands.insert(commands.begin(), predict_command(*this, options_));
+  commands.insert(commands.begin(), {predict_command(*this, options_), export_command(*this, options_)});
   return commands;
 }
 
@@ -24,7 +25,7 @@ AppInfo HsiApp::info() const {
                        "trainkit-hsi --data_dir hsi --scene salinas_a --split disjoint --repeats 5",
                        "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
-                       "trainkit-hsi benchmark --gpus 4"}};
+                       "trainkit-hsi export runs/hsi model.onnx", "trainkit-hsi benchmark --gpus 4"}};
 }
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {

@@ -36,6 +36,16 @@ at::Tensor mean_of(const at::Tensor& rows) {
   return sum / rows.size(0);
 }
 
+/// standardise() of spectra (..., bands).
+at::Tensor standardised(const at::Tensor& spectra, const BandStatistics& statistics) {
+  return ((spectra.to(at::kDouble) - statistics.mean) / statistics.std).to(at::kFloat);
+}
+
+/// apply_pca() of spectra (..., bands).
+at::Tensor projected(const at::Tensor& spectra, const Pca& pca) {
+  return (spectra.to(at::kDouble) - pca.mean).matmul(pca.components.t()).to(at::kFloat);
+}
+
 /// Returns the source index of each of size + 2 radius positions, mirrored at both ends.
 at::Tensor mirrored(int64_t size, int64_t radius) {
   std::vector<int64_t> from(static_cast<size_t>(size + 2 * radius), 0);
@@ -68,7 +78,7 @@ at::Tensor standardise(const at::Tensor& cube, const BandStatistics& statistics)
   at::Tensor result = at::empty(cube.sizes(), cube.options().dtype(at::kFloat));
   const at::Tensor to = result.view({-1, cube.size(2)});
   for_pieces(spectra(cube, {}), [&](const at::Tensor& piece, int64_t begin, int64_t count) {
-    to.narrow(0, begin, count).copy_((piece - statistics.mean) / statistics.std);
+    to.narrow(0, begin, count).copy_(standardised(piece, statistics));
   });
   return result;
 }
@@ -99,7 +109,7 @@ at::Tensor apply_pca(const at::Tensor& cube, const Pca& pca) {
   at::Tensor result = at::empty({cube.size(0), cube.size(1), k}, cube.options().dtype(at::kFloat));
   const at::Tensor to = result.view({-1, k});
   for_pieces(spectra(cube, {}), [&](const at::Tensor& piece, int64_t begin, int64_t count) {
-    to.narrow(0, begin, count).copy_((piece - pca.mean).matmul(pca.components.t()));
+    to.narrow(0, begin, count).copy_(projected(piece, pca));
   });
   return result;
 }
@@ -114,6 +124,12 @@ std::pair<Preprocessing, at::Tensor> fit_preprocessing(const at::Tensor& cube, i
     prepared = standardise(prepared, fitted.components);
   }
   return {std::move(fitted), std::move(prepared)};
+}
+
+at::Tensor prepare_spectra(const at::Tensor& spectra, const Preprocessing& preprocessing) {
+  const at::Tensor prepared = standardised(spectra, preprocessing.bands);
+  if (!preprocessing.pca) return prepared;
+  return standardised(projected(prepared, *preprocessing.pca), preprocessing.components);
 }
 
 at::Tensor apply_preprocessing(const at::Tensor& cube, const Preprocessing& preprocessing) {

@@ -49,7 +49,11 @@ struct Preprocessing {
 /// Computes the statistics of `cube`, with `components` principal components (0: no PCA), and prepares it.
 std::pair<Preprocessing, at::Tensor> fit_preprocessing(const at::Tensor& cube, int64_t components);
 
-/// Prepares a cube: standardises, projects and standardises again. Returns (height, width, bands or k) float32.
+/// Prepares spectra (..., bands): standardises, projects and standardises again. Returns (..., bands or k) float32.
+/// Needs float64 copies of all of them.
+at::Tensor prepare_spectra(const at::Tensor& spectra, const Preprocessing& preprocessing);
+
+/// prepare_spectra for a cube, a piece at a time. Returns (height, width, bands or k) float32.
 at::Tensor apply_preprocessing(const at::Tensor& cube, const Preprocessing& preprocessing);
 
 /// Pads `cube` (H, W, B) of any dtype to (H + 2 radius, W + 2 radius, B), so that every pixel has a whole patch.

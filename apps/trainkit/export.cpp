@@ -1,7 +1,10 @@
-// trainkit export: writes the weights of a checkpoint or a weight file as .safetensors or a PyTorch file.
+// trainkit export: writes the weights of a checkpoint or a weight file as .safetensors or a PyTorch file, or a trained
+// run as an ONNX file.
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <filesystem>
+#include <vector>
 
 #include "trainkit/command.h"
 #include "trainkit/config/config.h"
@@ -10,16 +13,19 @@
 #include "trainkit/io/weight_file.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/train/checkpoint.h"
+#include "trainkit/trainer.h"
 #include "trainkit/words.h"
 
 namespace trainkit::tool {
 namespace {
 
-enum class Format { kTorch, kSafetensors };
+enum class Format { kTorch, kSafetensors, kOnnx };
 
-absl::StatusOr<Format> format_of(const std::string& path) {
+absl::StatusOr<Format> format_of(const std::string& path, const std::string& given) {
   const std::string extension = std::filesystem::path(path).extension().string();
-  if (extension == ".safetensors") return Format::kSafetensors;
+  if (given == "safetensors" || (given.empty() && extension == ".safetensors")) return Format::kSafetensors;
+  if (given == "onnx" || (given.empty() && extension == ".onnx")) return Format::kOnnx;
+  if (given == "torch") return Format::kTorch;
   if (extension == ".pt" || extension == ".pth" || extension == ".bin") return Format::kTorch;
   return to_status({.exit_code = ExitCode::kUsage,
                     .id = "cli.value",
@@ -27,7 +33,7 @@ absl::StatusOr<Format> format_of(const std::string& path) {
                     .field = "OUT",
                     .problem = "unknown file extension",
                     .got = extension,
-                    .expected = ".safetensors, .pt, .pth or .bin"});
+                    .expected = ".safetensors, .pt, .pth, .bin or .onnx"});
 }
 
 absl::StatusOr<NamedTensors> read(const std::string& source, std::string prefix) {
@@ -44,6 +50,45 @@ absl::StatusOr<NamedTensors> read(const std::string& source, std::string prefix)
   return file.tensors(prefix);
 }
 
+/// Returns the name of the trainer that made a run: "hsi" for trainkit-hsi. Each config.yaml begins with it.
+absl::StatusOr<std::string> trainer_of(const std::string& run) {
+  const std::string path = run + "/config.yaml";
+  constexpr int64_t kMostBytes = 1 << 20;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, Fs::posix().read_file(path, kMostBytes));
+  constexpr std::string_view kBegin = "# trainkit-";
+  if (text.starts_with(kBegin))
+    return text.substr(kBegin.size(), text.find_first_of(" \n", kBegin.size()) - kBegin.size());
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = path,
+                    .problem = "not a run of a trainer of trainkit",
+                    .hint = "ONNX needs the model: call export_onnx() in the program that defines it"});
+}
+
+/// Lets the trainer of the run write the file, since it alone knows the model.
+absl::StatusOr<int> export_to_onnx(const ConfigParser& parser, const std::string& source, const std::string& out,
+                                   bool overwrite) {
+  std::string run = source;
+  if (!Fs::posix().exists(run + "/config.yaml")) {
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(source, "."));
+    run = checkpoint.run_folder();
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string trainer, trainer_of(run));
+  if (trainer == "transformer") {
+    return to_status({.exit_code = ExitCode::kUsage,
+                      .id = "onnx.operator",
+                      .where = source,
+                      .problem = "trainkit-transformer cannot be written as ONNX: its blocks are kernels of its own",
+                      .hint = "export the weights: trainkit export " + source + " model.safetensors"});
+  }
+  std::vector<std::string> words = {"export", source, out};
+  if (overwrite) words.push_back("--overwrite");
+  TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(parser, trainer, words));
+  print(ended.output);
+  std::fputs(ended.errors.c_str(), stderr);
+  return ended.code;
+}
+
 }  // namespace
 
 absl::StatusOr<int> export_command(const Arguments& given) {
@@ -51,23 +96,29 @@ absl::StatusOr<int> export_command(const Arguments& given) {
       {.name = "trainkit export CHECKPOINT OUT",
        .version = library_versions()["trainkit"],
        .description = "Writes the weights of a checkpoint (a run folder, its checkpoints/ or one step-...) or of a "
-                      "weight file to OUT.\nThe extension of OUT gives the format: .safetensors, or .pt, .pth, .bin "
-                      "for torch.load(OUT, weights_only=True).",
+                      "weight file to OUT.\nThe extension of OUT gives the format: .safetensors; .pt, .pth, .bin for "
+                      "torch.load(OUT, weights_only=True); .onnx\nfor a whole model (trainkit-hsi, trainkit-emotion, "
+                      "trainkit-gpt2rec), as PROGRAM export does.",
        .examples = {"trainkit export runs/transformer model.pt",
                     "trainkit export runs/transformer/checkpoints/step-00000100 model.safetensors",
-                    "trainkit export model.pth model.safetensors --prefix ema.model"}});
-  std::string prefix;
+                    "trainkit export model.pth model.safetensors --prefix ema.model",
+                    "trainkit export runs/hsi model.onnx"}});
+  std::string prefix, format_name;
   bool overwrite = false;
   parser.add(
       "prefix", &prefix,
       {.help = "State dict inside a PyTorch file. Default: found automatically.", .group = "Input", .metavar = "NAME"});
+  parser.add("format", &format_name,
+             {.help = "Format of OUT. Default: given by its extension.",
+              .group = "Output",
+              .choices = {"safetensors", "torch", "onnx"}});
   parser.add("overwrite", &overwrite, {.help = "Replace OUT if it exists.", .group = "Output"});
   Arguments arguments = given;
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> words, take_words(arguments, {"CHECKPOINT", "OUT"}));
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
   if (!wanted || words.empty()) return 0;
   const std::string& out = words[1];
-  TRAINKIT_ASSIGN_OR_RETURN(const Format format, format_of(out));
+  TRAINKIT_ASSIGN_OR_RETURN(const Format format, format_of(out, format_name));
   if (!overwrite && Fs::posix().exists(out)) {
     return to_status({.exit_code = ExitCode::kUsage,
                       .id = "cli.value",
@@ -76,6 +127,7 @@ absl::StatusOr<int> export_command(const Arguments& given) {
                       .problem = "file exists already",
                       .hint = "replace it with --overwrite"});
   }
+  if (format == Format::kOnnx) return export_to_onnx(parser, words[0], out, overwrite);
   TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors tensors, read(words[0], prefix));
   TRAINKIT_RETURN_IF_ERROR(format == Format::kTorch ? save_torch_file(Fs::posix(), out, tensors)
                                                     : save_safetensors(Fs::posix(), out, tensors, {{"format", "pt"}}));

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "target.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 namespace trainkit::fuzz {
 

@@ -5,7 +5,7 @@
 #include "test_util.h"
 #include "trainkit/io/media.h"
 #include "trainkit/io/safetensors.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 using namespace trainkit;
 

@@ -5,7 +5,7 @@
 #include "sanitizers.h"
 #include "test_util.h"
 #include "torch_bytes.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

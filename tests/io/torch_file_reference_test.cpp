@@ -8,7 +8,7 @@
 #include "reference_util.h"
 #include "test_util.h"
 #include "torch_bytes.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

@@ -1,10 +1,9 @@
-#include "trainkit/io/torch_file.h"
-
 #include <map>
 #include <random>
 
 #include "test_util.h"
 #include "torch_bytes.h"
+#include "trainkit/io/weight_file.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

@@ -118,7 +118,7 @@ TEST_CASE("A swing of nine windows in a real run is found and reported", "[loggi
 }
 
 TEST_CASE("The values of the GPUs' driver are sampled during the run", "[logging][planted]") {
-  const MonitorOptions monitoring{.window = milliseconds(40), .libraries = {.nvml = FAKE_NVML, .cuda = FAKE_NVML}};
+  const MonitorOptions monitoring{.window = milliseconds(40), .nvml = FAKE_NVML, .cuda = FAKE_NVML};
   const PrefetcherOptions options{.batch_size = 4, .num_workers = 2};
   const auto run = [&](bool pinned) {
     PrefetcherOptions loader = options;

@@ -8,7 +8,7 @@
 
 #include "test_util.h"
 #include "trainkit/io/safetensors.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 #include "trainkit/nn/gpt2.h"
 
 using namespace trainkit;

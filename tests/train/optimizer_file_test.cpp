@@ -1,6 +1,6 @@
 #include "reference_util.h"
 #include "test_util.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/checkpoint.h"

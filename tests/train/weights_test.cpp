@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "test_util.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 using namespace trainkit;
 using namespace trainkit::test;

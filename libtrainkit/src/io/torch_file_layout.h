@@ -11,7 +11,7 @@
 
 #include "io/torch_dtypes.h"
 #include "trainkit/core/fs.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 namespace trainkit::detail {
 

@@ -11,7 +11,7 @@
 #include "io/torch_file_layout.h"
 #include "io/zip_reader.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 namespace trainkit {
 

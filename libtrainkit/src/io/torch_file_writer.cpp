@@ -15,7 +15,7 @@
 #include "io/torch_dtypes.h"
 #include "io/zip_writer.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 
 namespace trainkit {
 namespace {

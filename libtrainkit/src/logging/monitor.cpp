@@ -129,7 +129,7 @@ class Monitor::Impl {
 
   void watch() {
     std::optional<ResourceMonitor> driver;
-    if (!sources_.cuda_devices.empty()) driver.emplace(options_.libraries);
+    if (!sources_.cuda_devices.empty()) driver.emplace(DriverLibraries{options_.nvml, options_.cuda});
     std::unique_lock lock(stop_mutex_);
     for (int64_t i = 0; !stopping_; ++i) {
       lock.unlock();

@@ -34,6 +34,11 @@ struct GpuProcess {
   int64_t used_bytes = -1;
 };
 
+/// Names of the driver's libraries, opened with dlopen. If one is missing, no GPUs are reported.
+struct DriverLibraries {
+  std::string nvml = "libnvidia-ml.so.1", cuda = "libcuda.so.1";
+};
+
 /// Reads memory and CPU time of this process from /proc, and GPU usage from NVIDIA's driver if its library is
 /// installed.
 ///

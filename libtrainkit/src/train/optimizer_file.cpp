@@ -5,7 +5,7 @@
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/torch_file.h"
+#include "trainkit/io/weight_file.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {

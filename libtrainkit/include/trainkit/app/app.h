@@ -31,6 +31,8 @@
 
 namespace trainkit {
 
+struct OnnxModel;
+
 /// Name, description and examples of --help.
 struct AppInfo {
   /// Also the name of the W&B project.
@@ -228,6 +230,13 @@ struct RunCommand {
 /// config.yaml with the trainer's own parser. Errors: those of ConfigParser (exit codes 2 and 3), of find_weights (5),
 /// and of resolve_devices.
 AppCommand command_on_run(App& app, RunCommand command);
+
+/// Makes the command `PROGRAM export RUN OUT.onnx`, which writes a trained model as an ONNX file (nn/onnx.h). `make`
+/// returns it for a run; the command sets its devices to the CPU and its precision to fp32, and adds the step of the
+/// weights and the name of the program to the file. `add_flags` may be empty.
+AppCommand export_command(App& app, std::function<absl::StatusOr<OnnxModel>(TrainedRun& run)> make,
+                          std::function<void(ConfigParser& parser)> add_flags = {},
+                          std::vector<std::string> flags = {});
 
 /// Returns the error (exit code 2) for a word that a command needs or cannot take: "FILE: not given".
 absl::Status bad_word(const std::string& word, const std::string& problem, const std::string& expected = "",

@@ -71,12 +71,6 @@ struct Advice {
   std::string text;
 };
 
-/// Names of the driver's libraries, opened with dlopen. If one is missing, no GPUs are reported.
-struct DriverLibraries {
-  std::string nvml = "libnvidia-ml.so.1";
-  std::string cuda = "libcuda.so.1";
-};
-
 struct MonitorOptions {
   /// Length of a utilisation window. At least 1 ms.
   std::chrono::milliseconds window{1000};
@@ -84,7 +78,8 @@ struct MonitorOptions {
   int table_every = 0;
   /// CPUs that the advice may use. 0 means available_cpus().
   int cpus = 0;
-  DriverLibraries libraries = {};
+  /// Names of the driver's libraries, opened with dlopen. If one is missing, no GPUs are reported.
+  std::string nvml = "libnvidia-ml.so.1", cuda = "libcuda.so.1";
 };
 
 /// Memory statistics of LibTorch's allocator on one GPU.

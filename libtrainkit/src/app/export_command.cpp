@@ -1,0 +1,57 @@
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "trainkit/app/app.h"
+#include "trainkit/app/placement.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+#include "trainkit/nn/onnx.h"
+
+namespace trainkit {
+namespace {
+
+absl::Status check_output(const TrainedRun& run) {
+  if (run.words.size() != 1) {
+    return bad_word("OUT.onnx", run.words.empty() ? "not given" : "more than one file given", "RUN OUT.onnx");
+  }
+  const std::string& out = run.words.front();
+  if (!out.ends_with(".onnx")) return bad_word(out, "unknown file extension", ".onnx");
+  if (Fs::posix().exists(out) && !run.options.overwrite) {
+    return bad_word(out, "file exists already", "", "replace it with --overwrite");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> run_export(TrainedRun& run, const std::string& program,
+                               const std::function<absl::StatusOr<OnnxModel>(TrainedRun&)>& make) {
+  TRAINKIT_RETURN_IF_ERROR(check_output(run));
+  run.predictor.devices = {at::kCPU};
+  run.predictor.precision = Precision::kFp32;
+  TRAINKIT_ASSIGN_OR_RETURN(OnnxModel model, make(run));
+  model.metadata.insert({{"program", program}, {"step", std::to_string(run.weights.step)}});
+  const std::string& out = run.words.front();
+  TRAINKIT_RETURN_IF_ERROR(export_onnx(out, model));
+  print_line(fmt::format("wrote {} ({})", out, format_size(static_cast<int64_t>(std::filesystem::file_size(out)))));
+  return 0;
+}
+
+}  // namespace
+
+AppCommand export_command(App& app, std::function<absl::StatusOr<OnnxModel>(TrainedRun& run)> make,
+                          std::function<void(ConfigParser& parser)> add_flags, std::vector<std::string> flags) {
+  const std::string program = app.info().name;
+  flags.push_back("overwrite");
+  return command_on_run(
+      app, {.name = "export",
+            .summary = "Writes a trained model as an ONNX file.",
+            .words = "RUN OUT.onnx",
+            .examples = {program + " export runs/one model.onnx",
+                         program + " export runs/one/checkpoints/step-00000400 model.onnx --overwrite"},
+            .flags = std::move(flags),
+            .add_flags = std::move(add_flags),
+            .body = [program, make = std::move(make)](TrainedRun& run) { return run_export(run, program, make); }});
+}
+
+}  // namespace trainkit
