@@ -77,16 +77,21 @@ TEST_CASE("Networks give ONNX Runtime's results for any number of rows", "[nn][o
     });
   }
   SECTION("convolutions of one to three dimensions") {
-    torch::nn::Sequential nets(torch::nn::Conv1d(torch::nn::Conv1dOptions(3, 4, 3).stride(2).padding(1)),
-                               torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 6, {3, 2}).dilation(2).groups(3)),
-                               torch::nn::Conv3d(torch::nn::Conv3dOptions(2, 4, 3).bias(false)), SyncBatchNorm(4));
+    struct Nets : torch::nn::Module {
+      torch::nn::Conv1d one =
+          register_module("one", torch::nn::Conv1d(torch::nn::Conv1dOptions(3, 4, 3).stride(2).padding(1)));
+      torch::nn::Conv2d two =
+          register_module("two", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 6, {3, 2}).dilation(2).groups(3)));
+      torch::nn::Conv3d three =
+          register_module("three", torch::nn::Conv3d(torch::nn::Conv3dOptions(2, 4, 3).bias(false)));
+      SyncBatchNorm norm = register_module("norm", SyncBatchNorm(4));
+    };
+    const auto nets = std::make_shared<Nets>();
     check_export(
-        nets.ptr(),
+        nets,
         {{"a", torch::randn({4, 3, 20})}, {"b", torch::randn({4, 3, 9, 9})}, {"c", torch::randn({4, 2, 5, 6, 7})}},
         [nets](const Tensors& in) {
-          return Tensors{nets[0]->as<torch::nn::Conv1d>()->forward(in[0]),
-                         nets[1]->as<torch::nn::Conv2d>()->forward(in[1]),
-                         nets[3]->as<SyncBatchNorm>()->forward_relu(nets[2]->as<torch::nn::Conv3d>()->forward(in[2]))};
+          return Tensors{nets->one(in[0]), nets->two(in[1]), nets->norm->forward_relu(nets->three(in[2]))};
         });
   }
   SECTION("a mel spectrogram") {

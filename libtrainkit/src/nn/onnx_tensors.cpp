@@ -72,11 +72,18 @@ void where(OnnxCall& call) {
                                         call.operand("other", call.dtype())}));
 }
 
+void fill_with(OnnxCall& call, const std::string& value) {
+  call.finish(call.build.node("Expand", {value, call.build.node("Shape", {call.tensor("self")})}));
+}
+
 template <int kValue>
 void filled_like(OnnxCall& call) {
-  const std::string shape = call.build.node("Shape", {call.tensor("self")});
-  call.finish(call.build.node("Expand", {call.build.scalar(kValue, call.dtype()), shape}));
+  fill_with(call, call.build.scalar(kValue, call.dtype()));
 }
+
+void fill(OnnxCall& call) { fill_with(call, call.operand("value", call.dtype())); }
+
+void full_like(OnnxCall& call) { fill_with(call, call.operand("fill_value", call.dtype())); }
 
 // ---- Reductions
 
@@ -94,7 +101,8 @@ void sum(OnnxCall& call) {
 }
 
 void variance(OnnxCall& call) {
-  if (call.number_or("correction", 1) != 0 || call.flag_or("unbiased", false)) call.refuse("correction other than 0");
+  const double correction = call.has("unbiased") ? call.flag_or("unbiased", true) : call.number_or("correction", 1);
+  if (correction != 0) call.refuse("correction other than 0");
   const std::string x = call.tensor("self");
   const std::vector<int64_t> dims = call.dims("dim");
   const std::string difference = call.build.node("Sub", {x, reduce_mean(call, x, dims, /*keep=*/true)});
@@ -244,8 +252,11 @@ const std::map<std::string, OnnxTranslation>& onnx_tensor_operations() {
       {"clamp_max", clamp},
       {"masked_fill", masked_fill},
       {"where", where},
+      {"empty_like", filled_like<0>},
       {"zeros_like", filled_like<0>},
       {"ones_like", filled_like<1>},
+      {"fill", fill},
+      {"full_like", full_like},
       {"mean", mean},
       {"sum", sum},
       {"var", variance},

@@ -48,7 +48,7 @@ std::shared_ptr<jit::Graph> record(const TensorFunction& function, const std::ve
 /// Joins the recordings of two calls into one trace.
 class Joiner {
  public:
-  Joiner(const jit::Graph& first, const jit::Graph& second) : graphs_{&first, &second} {}
+  Joiner(jit::Graph& first, jit::Graph& second) : graphs_{&first, &second} {}
 
   Trace join() && {
     for (size_t i = 0; i < graphs_[0]->inputs().size(); ++i) {
@@ -207,7 +207,7 @@ class Joiner {
     for (const ValueId& result : call.results) shared_.insert(result.index);
   }
 
-  const jit::Graph* graphs_[2];
+  jit::Graph* graphs_[2];
   std::unordered_map<const jit::Value*, ValueId> known_;
   Trace trace_;
   std::unordered_set<size_t> shared_;  // values that may share memory with another one
