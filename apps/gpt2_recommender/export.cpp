@@ -34,20 +34,19 @@ absl::StatusOr<OnnxModel> onnx_model(const TrainedRun& run, const RecOptions& op
   TRAINKIT_ASSIGN_OR_RETURN(const Interactions catalog, open_catalog(run));
   TRAINKIT_ASSIGN_OR_RETURN(const RankingVectors vectors, load_vectors(run, options, catalog));
   const auto towers = std::make_shared<Towers>(vectors);
-  OnnxModel model{.module = towers,
-                  .inputs = {{tower, at::zeros({1}, at::kLong)}},
-                  .metadata = {{"item_ids", ids_of(catalog.items)}}};
+  OnnxModel model{.module = towers, .inputs = {{tower, at::zeros({1}, at::kLong)}}, .forward = nullptr};
+  model.metadata["item_ids"] = ids_of(catalog.items);
   if (tower == "item") {
     model.outputs = {"vector"};
     model.forward = [towers](const auto& inputs) { return std::vector{at::embedding(towers->items, inputs[0])}; };
-    return model;
+  } else {
+    model.metadata["user_ids"] = ids_of(catalog.users);
+    model.outputs = {"vector", "scores"};
+    model.forward = [towers](const auto& inputs) {
+      const at::Tensor user = at::embedding(towers->users, inputs[0]);
+      return std::vector{user, at::linear(user, towers->items)};
+    };
   }
-  model.metadata["user_ids"] = ids_of(catalog.users);
-  model.outputs = {"vector", "scores"};
-  model.forward = [towers](const auto& inputs) {
-    const at::Tensor user = at::embedding(towers->users, inputs[0]);
-    return std::vector{user, at::linear(user, towers->items)};
-  };
   return model;
 }
 

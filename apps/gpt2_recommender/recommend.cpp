@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 
+#include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/ranking.h"
 #include "gpt2_recommender/trained_vectors.h"
 #include "trainkit/app/placement.h"

@@ -14,7 +14,7 @@ using namespace trainkit::test;
 
 namespace {
 
-Ended run_hsi(const HsiPlace& place, const std::vector<std::string>& flags) {
+Ended run_trainer(const HsiPlace& place, const std::vector<std::string>& flags) {
   return run_to_end("trainkit-hsi", flags, place.dir.path().string());
 }
 
@@ -27,14 +27,14 @@ TEST_CASE("An exported network gives predict's probabilities from the raw cube",
   INFO(model);
   std::vector<std::string> flags = {"--model", model, "--max_steps", "4", "--patch_size", model == "mlp" ? "1" : "9"};
   if (model == "hybridsn") flags.insert(flags.end(), {"--pca", "15"});
-  const Ended trained = run_hsi(place, place.flags("run", flags));
+  const Ended trained = run_trainer(place, place.flags("run", flags));
   INFO(trained.errors);
   REQUIRE(trained.code == 0);
   const std::string before = folder_contents(place.dir / "run");
   const Ended predicted =
-      run_hsi(place, {"predict", place.dir / "run", "--cube", place.dir / "demo.mat", "--out", place.dir / "out"});
+      run_trainer(place, {"predict", place.dir / "run", "--cube", place.dir / "demo.mat", "--out", place.dir / "out"});
   REQUIRE(predicted.code == 0);
-  const Ended exported = run_hsi(place, {"export", place.dir / "run", place.dir / "model.onnx"});
+  const Ended exported = run_trainer(place, {"export", place.dir / "run", place.dir / "model.onnx"});
   INFO(exported.errors);
   REQUIRE(exported.code == 0);
   CHECK(folder_contents(place.dir / "run") == before);
@@ -57,19 +57,19 @@ TEST_CASE("An exported network gives predict's probabilities from the raw cube",
 
 TEST_CASE("export refuses a wrong command line and keeps an existing file", "[apps][hsi][onnx]") {
   const HsiPlace place;
-  REQUIRE(run_hsi(place, place.flags("run", {"--max_steps", "2"})).code == 0);
+  REQUIRE(run_trainer(place, place.flags("run", {"--max_steps", "2"})).code == 0);
   const std::string out = place.dir / "model.onnx";
   const auto refused = [&](const std::vector<std::string>& words) {
     std::vector<std::string> all = {"export", place.dir / "run"};
     all.insert(all.end(), words.begin(), words.end());
-    const Ended ended = run_hsi(place, all);
+    const Ended ended = run_trainer(place, all);
     CHECK(ended.code == 2);
     return ended.errors;
   };
   CHECK_THAT(refused({}), Catch::Contains("OUT.onnx: not given"));
   CHECK_THAT(refused({"model.pt"}), Catch::Contains("unknown file extension"));
   CHECK_FALSE(std::filesystem::exists(out));
-  REQUIRE(run_hsi(place, {"export", place.dir / "run", out}).code == 0);
+  REQUIRE(run_trainer(place, {"export", place.dir / "run", out}).code == 0);
   const std::string first = read_text(out);
   CHECK_THAT(refused({out}), Catch::Contains("exists already"));
   CHECK(read_text(out) == first);
