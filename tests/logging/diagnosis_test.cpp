@@ -153,6 +153,26 @@ TEST_CASE("A batch is too small if the GPU idles or the update or all-reduce dom
   CHECK(rows(observation, cpu).empty());
 }
 
+TEST_CASE("Other processes that take the processors are reported with the threads that are left",
+          "[logging][diagnosis]") {
+  const LoaderSettings settings{.batch_size = 16, .num_workers = 1, .cpus = 4, .threads = 4};
+  Observation observation = seen(0.01);  // of 10 s
+  observation.processors = {.used = 20, .waited = 10, .others = 14, .all = 40};
+  CHECK(rows(observation, settings) == "busy_machine --threads");
+  CHECK(text(observation, settings) ==
+        "other processes use 35% of the processors, and threads of this one waited 33% of their time for a processor; "
+        "lower --threads from 4 to 2, stop the others, or reserve processors with taskset");
+  LoaderSettings one = settings;
+  one.threads = 1;
+  CHECK(rows(observation, one) == "busy_machine ");
+  observation.processors.waited = 1;  // the scheduler finds a processor for every thread
+  CHECK(rows(observation, settings).empty());
+  observation.processors = {.used = 20, .waited = 10, .others = 1, .all = 40};  // too many threads of our own
+  CHECK(rows(observation, settings).empty());
+  observation.processors = {.used = 1, .waited = 1, .others = 20, .all = 40};  // hardly any work
+  CHECK(rows(observation, settings).empty());
+}
+
 TEST_CASE("A few batches are not enough for advice", "[logging][diagnosis]") {
   Observation few = seen(0.9, 10, 10);
   few.loader.batches = 9;

@@ -22,7 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kSharedFlags[] = {"device", "use_multi_gpu", "gpu_ids", "parallel", "precision", "num_workers"};
+constexpr const char* kSharedFlags[] = {"device",    "use_multi_gpu", "gpu_ids", "parallel",
+                                        "precision", "num_workers",   "threads"};
 
 /// Resets the settings of where the run trained: they say nothing about this machine.
 void forget_placement(const ConfigParser& parser, RunOptions& run) {

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/parallel.h"
 #include "logging/run_log.h"
 #include "train/run_state.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
+#include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/csv.h"
 #include "trainkit/logging/format.h"
@@ -105,8 +107,10 @@ CudaGraph run_cuda_graph(const RunOptions& run) {
 int share_processors(const RunOptions& run, const DevicePlan& plan, const MachineInfo& machine, ReadCost cost) {
   const int ranks = static_cast<int>(std::max<int64_t>(machine.local_ranks, 1));
   const int share = suggest_intra_op_threads(resolve_num_workers(run, plan, machine), cost, ranks);
-  const int threads = std::min(at::get_num_threads(), share);
+  const int threads =
+      run.threads.is_auto() ? std::min(at::get_num_threads(), share) : static_cast<int>(*run.threads.value);
   at::set_num_threads(threads);
+  detail::let_waiting_threads_sleep();
   return threads;
 }
 
@@ -194,8 +198,9 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   }
   add("precision", name_of(precision));
   add("model", describe_model(*devices.module(), trainer.optimizer()));
-  add("data", fmt::format("{} rows, {} batches per epoch, {} workers, {} LibTorch threads", loader.dataset().size(),
-                          loader.batches_per_epoch(), loader.options().num_workers, at::get_num_threads()));
+  add("data", fmt::format("{} rows, {} batches per epoch, {} workers, {} LibTorch threads on {} processors",
+                          loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
+                          at::get_num_threads(), available_cpus()));
   for (const FieldSpec& field : loader.dataset().fields()) {
     add("", fmt::format("{} ({}{}{}) {}", field.name, batch.batch_size, field.shape.empty() ? "" : ", ",
                         fmt::join(field.shape, ", "), c10::toString(field.dtype)));

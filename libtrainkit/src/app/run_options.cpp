@@ -31,6 +31,11 @@ void add_data_flags(ConfigParser& parser, RunOptions& o) {
   folder.path = PathKind::kInput;
   parser.add("data_dir", &o.data_dir, folder);
   parser.add("num_workers", &o.num_workers, at_least(0, 1024, "Data-loader threads; 0 reads in the calling thread."));
+  parser.add("threads", &o.threads,
+             at_least(1, 1024,
+                      "LibTorch threads (intra-op) of each process; auto: the processors that busy loader "
+                      "workers and other ranks leave. Lower it on a machine with other load. The last bits of "
+                      "the results depend on it."));
   parser.add("prefetch_factor", &o.prefetch_factor,
              at_least(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
   parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));

@@ -4,10 +4,15 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ParallelGuard.h>
 #include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
+#include <cstdlib>
 #include <exception>
+#include <thread>
 
 namespace trainkit::detail {
 namespace {
@@ -24,11 +29,24 @@ namespace {
 // region, so that nested loops run on one thread. An exception must not leave GOMP_parallel; the first one is kept and
 // rethrown.
 
+// Note [Waiting threads]
+//
+// Between parallel regions and at their end, a thread of libgomp polls for about 3 ms before it sleeps
+// (GOMP_SPINCOUNT). If another process uses a processor, one thread of a team often has to wait for its processor; the
+// others then poll and take the processors from it. On two processors with one other busy process, a training step
+// takes three times as long.
+//
+// libgomp polls 100 times only, a few microseconds, while the process has more OpenMP threads than processors. It
+// counts the threads of all teams, also of teams without work. let_waiting_threads_sleep() therefore starts a team
+// that makes the number large enough and never works again. The environment variables would do the same, but libgomp
+// reads them before main(). Source: libgomp of GCC 11 to 14, env.c and config/linux/wait.h.
+
 /// Functions of the loaded OpenMP runtime. See Note [OpenMP runtime].
 struct OpenMp {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
   int (*thread_number)() = nullptr;
   int (*thread_count)() = nullptr;
+  int (*processors)() = nullptr;
 
   static const OpenMp& get() {
     static const OpenMp functions = [] {
@@ -36,11 +54,12 @@ struct OpenMp {
       found.parallel = reinterpret_cast<decltype(found.parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
       found.thread_number = reinterpret_cast<decltype(found.thread_number)>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
       found.thread_count = reinterpret_cast<decltype(found.thread_count)>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
+      found.processors = reinterpret_cast<decltype(found.processors)>(dlsym(RTLD_DEFAULT, "omp_get_num_procs"));
       return found;
     }();
     return functions;
   }
-  bool is_available() const { return parallel && thread_number && thread_count; }
+  bool is_available() const { return parallel && thread_number && thread_count && processors; }
 };
 
 bool can_share_work() {
@@ -92,6 +111,27 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_
   ParallelLoop loop{begin, end, grain_size, f};
   OpenMp::get().parallel([](void* data) { static_cast<ParallelLoop*>(data)->run_part(); }, &loop, 0, 0);
   if (loop.failure) std::rethrow_exception(loop.failure);
+}
+
+void let_waiting_threads_sleep() {
+#ifndef __SANITIZE_THREAD__
+  static std::atomic_flag has_started = ATOMIC_FLAG_INIT;
+  if (std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT")) return;
+  const int threads = at::get_num_threads();
+  if (threads < 2 || !OpenMp::get().is_available() || has_started.test_and_set()) return;
+  // With many more processors than threads, a waiting thread takes nothing from others.
+  constexpr int kMostIdle = 16;
+  const int idle = std::max(OpenMp::get().processors() - threads + 2, 2);
+  if (idle > kMostIdle) return;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the threads: signals are for those of the program
+  std::thread([idle] {
+    OpenMp::get().parallel([](void*) {}, nullptr, static_cast<unsigned>(idle), 0);
+    while (true) pause();  // the team lives as long as the thread that made it
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+#endif
 }
 
 }  // namespace trainkit::detail

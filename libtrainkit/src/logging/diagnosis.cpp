@@ -1,5 +1,6 @@
 #include "logging/diagnosis.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@ namespace {
 constexpr double kMinShare = 0.05, kBusy = 0.8, kBlocked = 0.5, kSaturated = 0.7;
 constexpr double kMuchUpdate = 0.4, kMuchReduction = 0.3;
 constexpr double kLowMemory = 0.05, kNearTimeout = 0.5;
+constexpr double kMuchStolen = 0.1, kWantsProcessor = 0.5;
 constexpr int64_t kFewBatches = 10;
 constexpr int kMaxPrefetchFactor = 64;
 
@@ -68,6 +70,23 @@ std::optional<Advice> memory_advice(const Measurements& c) {
   return Advice{Bottleneck::kMemory, "--batch_size",
                 what + fmt::format("lower --batch_size from {} to {}", c.settings.batch_size,
                                    std::max<int64_t>(c.settings.batch_size / 2, 1))};
+}
+
+/// Other processes take the processors that the threads of this one could use.
+std::optional<Advice> busy_machine_advice(const Measurements& c) {
+  const ProcessorTimes& times = c.seen.processors;
+  const double waited = times.waited / std::max(times.used + times.waited, 1e-9);
+  const double others = times.others / std::max(times.all, 1e-9);
+  const bool wants = times.used + times.waited >= kWantsProcessor * c.seen.seconds;
+  if (!wants || waited < kMuchStolen || others < kMuchStolen) return std::nullopt;
+  const int fewer = std::clamp(static_cast<int>(std::floor(c.cpus * (1 - others))), 1, std::max(c.settings.threads, 1));
+  const bool can_lower = fewer < c.settings.threads;
+  return Advice{
+      Bottleneck::kBusyMachine, can_lower ? "--threads" : "",
+      fmt::format("other processes use {:.0f}% of the processors, and threads of this one waited {:.0f}% of "
+                  "their time for a processor; {}stop the others, or reserve processors with taskset",
+                  100 * others, 100 * waited,
+                  can_lower ? fmt::format("lower --threads from {} to {}, ", c.settings.threads, fewer) : "")};
 }
 
 std::optional<Advice> timeout_advice(const Measurements& c) {
@@ -186,6 +205,13 @@ StepTimes difference(const StepTimes& after, const StepTimes& before) {
           .update_seconds = after.update_seconds - before.update_seconds};
 }
 
+ProcessorTimes difference(const ProcessorTimes& after, const ProcessorTimes& before) {
+  return {.used = after.used - before.used,
+          .waited = after.waited - before.waited,
+          .others = after.others - before.others,
+          .all = after.all - before.all};
+}
+
 StepSplit split_of(double seconds, const PrefetcherStats& loader, const StepTimes& steps) {
   if (seconds <= 0) return {};
   const auto share = [seconds](double part) { return std::clamp(part / seconds, 0.0, 1.0); };
@@ -207,7 +233,8 @@ LoaderSettings settings_of(const Prefetcher& loader, bool on_gpu, int cpus) {
           .batches_per_epoch = loader.batches_per_epoch(),
           .on_gpu = on_gpu,
           .pinned = options.pin_memory || options.device.is_cuda(),
-          .cpus = cpus};
+          .cpus = cpus,
+          .threads = at::get_num_threads()};
 }
 
 const char* to_string(Bottleneck row) {
@@ -234,6 +261,8 @@ const char* to_string(Bottleneck row) {
       return "short_ring";
     case Bottleneck::kSmallBatch:
       return "small_batch";
+    case Bottleneck::kBusyMachine:
+      return "busy_machine";
   }
   return "";
 }
@@ -242,8 +271,8 @@ std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& sett
   if (seen.loader.batches < kFewBatches || seen.seconds <= 0) return {};
   const Measurements c{seen, settings};
   std::vector<Advice> rows;
-  for (const auto& row :
-       {memory_advice(c), timeout_advice(c), pinned_memory_advice(c), data_wait_advice(c), small_batch_advice(c)}) {
+  for (const auto& row : {memory_advice(c), timeout_advice(c), pinned_memory_advice(c), data_wait_advice(c),
+                          small_batch_advice(c), busy_machine_advice(c)}) {
     if (row) rows.push_back(*row);
   }
   return rows;

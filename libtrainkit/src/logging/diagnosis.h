@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "logging/processor_times.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/logging/monitor.h"
@@ -16,6 +17,7 @@ namespace trainkit {
 PrefetcherStats difference(const PrefetcherStats& after, const PrefetcherStats& before);
 ReaderTimes difference(const ReaderTimes& after, const ReaderTimes& before);
 StepTimes difference(const StepTimes& after, const StepTimes& before);
+ProcessorTimes difference(const ProcessorTimes& after, const ProcessorTimes& before);
 
 /// Computes the shares of `seconds`, the wall time over which `loader` and `steps` were measured.
 StepSplit split_of(double seconds, const PrefetcherStats& loader, const StepTimes& steps);
@@ -33,8 +35,9 @@ struct LoaderSettings {
   /// Whether training runs on a GPU, and whether batches are in page-locked (pinned) memory.
   bool on_gpu = false;
   bool pinned = false;
-  /// CPUs available to this process.
+  /// CPUs available to this process, and LibTorch's intra-op threads.
   int cpus = 1;
+  int threads = 1;
 };
 
 /// Returns the settings of `loader`.
@@ -56,6 +59,7 @@ struct Observation {
   PrefetcherStats loader = {};
   ReaderTimes readers = {};
   StepTimes steps = {};
+  ProcessorTimes processors = {};
   /// Mean GPU utilisation from 0 to 1. Negative if no driver reports it.
   double gpu_utilisation = -1;
   /// Periodic swing of the utilisation, if there is one.
@@ -80,6 +84,8 @@ struct Observation {
 ///   for more than 30 % of the time.
 ///   Small batch: the step does not wait for data, and one of these holds: the GPU idles for more than 30 % of the
 ///   time, the update takes more than 40 % of the compute time, or reducing gradients takes more than 30 % of the step.
+///   Busy machine: other processes use more than a tenth of the processors, and threads of this process, which want at
+///   least half a processor, wait for one for more than a tenth of the time in which they could run.
 ///   Memory: less than a twentieth is free, or LibTorch's allocator had to retry.
 ///   Timeout: a wait took at least half of the timeout.
 std::vector<Advice> diagnose(const Observation& seen, const LoaderSettings& settings);

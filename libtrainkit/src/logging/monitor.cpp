@@ -112,6 +112,7 @@ class Monitor::Impl {
     sample.loader = loader_.stats();
     sample.readers = loader_.reader_times();
     if (sources_.step_times) sample.steps = sources_.step_times();
+    sample.processors = processor_times();
     return sample;
   }
 

@@ -151,6 +151,7 @@ MonitorReport MonitorSeries::report() const {
                             .loader = difference(last_.loader, first_->loader),
                             .readers = difference(last_.readers, first_->readers),
                             .steps = difference(last_.steps, first_->steps),
+                            .processors = difference(last_.processors, first_->processors),
                             .gpu_utilisation = report.of_gpus ? report.utilisation : -1,
                             .swing = report.swing,
                             .host = least_host_,

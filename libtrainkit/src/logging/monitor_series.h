@@ -20,6 +20,7 @@ struct MonitorSample {
   PrefetcherStats loader = {};
   ReaderTimes readers = {};
   StepTimes steps = {};
+  ProcessorTimes processors = {};
   std::vector<GpuUsage> gpus = {};
   std::vector<AllocatorUse> allocators = {};
   HostMemory host = {};

@@ -28,6 +28,8 @@ struct RunOptions {
   std::string data_dir = {};
   /// Loader threads; auto is min(cpus / 2, 8, 2 x devices in use) per machine, see resolve_num_workers.
   IntOrAuto num_workers = {};
+  /// LibTorch's intra-op threads of this process; auto: see share_processors.
+  IntOrAuto threads = {};
   /// Batches that each worker prefetches; auto is 2, and 4 after an epoch in which the loop waited for data.
   IntOrAuto prefetch_factor = {};
   bool persistent_workers = true;

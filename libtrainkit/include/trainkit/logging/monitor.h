@@ -59,6 +59,7 @@ enum class Bottleneck {
   kTooFewWorkers,  ///< Readers are always busy, and CPUs are free for more of them.
   kShortRing,      ///< Readers keep up on average, but too few batches are prefetched.
   kSmallBatch,     ///< The fixed cost of a step is larger than the cost of its rows.
+  kBusyMachine,    ///< Other processes use the processors.
 };
 const char* to_string(Bottleneck row);
 
