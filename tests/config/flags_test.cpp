@@ -131,6 +131,7 @@ const std::vector<BadLine> kBadLines = {
     {{"--resume", "latest", "--no-resume"}, "cli.unknown", {"--no-resume"}},
     {{"--on_error", "ignore"}, "cli.value", {"expected fail, skip or replace"}},
     {{"--output_dir", std::string("a\0b", 3)}, "cli.value", {"--output_dir: holds a NUL byte"}},
+    {{"--threads", "0"}, "cli.value", {"out of range (got '0', expected 1..1024 or auto)"}},
     {{"--num_workers", "many"}, "cli.value", {"not an integer or 'auto' (got 'many'"}},
     {{"--prefetch_factor", "0"}, "cli.value", {"out of range (got '0', expected 1..64 or auto)"}},
     {{"--timeout", "-1"}, "cli.value", {"--timeout: out of range (got '-1', expected 0..1000000"}},
