@@ -1,5 +1,6 @@
 #include "emotion_recognition/app.h"
 
+#include "app/classification.h"
 #include "emotion_recognition/results.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/status.h"

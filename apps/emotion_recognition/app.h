@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 
-#include "emotion_recognition/evaluation_counts.h"
 #include "emotion_recognition/export.h"
 #include "emotion_recognition/options.h"
 #include "emotion_recognition/predict.h"

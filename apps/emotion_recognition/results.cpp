@@ -12,6 +12,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "app/classification.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -96,7 +97,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
         const Batch own = batch.slice(0, batch.size() - batch.padding_rows());
         if (own.size() == 0) return;
         const at::Tensor scores = class_scores(*model.as<EmotionModel>(), own);
-        counts.add(own, scores);
+        counts.add(own, own["label"], scores);
         parts[static_cast<size_t>(replica)].add(own, scores);
       }));
   TestResult result;
@@ -147,37 +148,6 @@ std::string class_table(const std::vector<std::string>& labels, const TestResult
                         percent(score.precision), percent(score.f1));
   }
   return text;
-}
-
-std::string draw_confusion(const at::Tensor& counts, const std::vector<std::string>& labels) {
-  constexpr int kCell = 56, kLeft = 120, kTop = 90;
-  const int classes = static_cast<int>(labels.size()), side = kCell * classes;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-      "font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-      "<text x=\"{2}\" y=\"20\" text-anchor=\"middle\">predicted</text>\n"
-      "<text x=\"8\" y=\"20\">true</text>\n",
-      kLeft + side + 20, kTop + side + 20, kLeft + side / 2);
-  for (int k = 0; k < classes; ++k) {
-    const std::string name = svg_text(labels[static_cast<size_t>(k)], 120);
-    svg +=
-        fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLeft - 8, kTop + k * kCell + 33, name);
-    svg += fmt::format("<text transform=\"translate({},{}) rotate(-40)\">{}</text>\n", kLeft + k * kCell + 24, kTop - 8,
-                       name);
-    const at::Tensor row = counts[k];
-    const auto total = static_cast<double>(std::max<int64_t>(row.sum().item<int64_t>(), 1));
-    for (int j = 0; j < classes; ++j) {
-      const auto count = row[j].item<int64_t>();
-      const double share = static_cast<double>(count) / total;
-      svg += fmt::format(
-          "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"#1f5fa8\" fill-opacity=\"{:.3f}\" "
-          "stroke=\"#ccc\"><title>{} of {:.0f}</title></rect>\n",
-          kLeft + j * kCell, kTop + k * kCell, kCell, kCell, share, count, total);
-      svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
-                         kLeft + j * kCell + kCell / 2, kTop + k * kCell + 33, share > 0.5 ? "white" : "black", count);
-    }
-  }
-  return svg + "</svg>\n";
 }
 
 std::string describe_scores(const Metrics& metrics) {

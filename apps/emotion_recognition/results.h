@@ -52,9 +52,6 @@ absl::Status write_results(const std::string& folder, const Session& session, co
 /// Formats the scores of each label as a Markdown table.
 std::string class_table(const std::vector<std::string>& labels, const TestResult& result);
 
-/// Draws the confusion matrix as SVG: one row per true label, each cell shaded by its share of the row.
-std::string draw_confusion(const at::Tensor& counts, const std::vector<std::string>& labels);
-
 /// Formats the scores: "accuracy 61.20%  weighted F1 59.91%  macro F1 41.02%  (always the most frequent
 /// label: 48.12%)".
 std::string describe_scores(const Metrics& metrics);

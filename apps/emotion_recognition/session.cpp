@@ -1,17 +1,14 @@
 #include "emotion_recognition/session.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
-#include <numeric>
 #include <vector>
 
+#include "app/classification.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
@@ -22,25 +19,6 @@
 
 namespace trainkit::emotion {
 namespace {
-
-/// Copies a tensor once to every device that needs it. Shared by all copies of the loss function that holds it.
-/// Thread-safe.
-class OnDevices {
- public:
-  explicit OnDevices(at::Tensor tensor) : copies_{std::move(tensor)} {}
-
-  at::Tensor get(at::Device device) {
-    const std::lock_guard lock(mutex_);
-    for (const at::Tensor& copy : copies_) {
-      if (copy.device() == device) return copy;
-    }
-    return copies_.emplace_back(copies_.front().to(device));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<at::Tensor> copies_;
-};
 
 absl::StatusOr<ClipList> read_split(const RunOptions& run, const EmotionOptions& options, const std::string& split,
                                     const std::string& csv, const std::vector<std::string>& labels) {
@@ -178,18 +156,12 @@ std::shared_ptr<EmotionModel> Session::create_model() const {
 }
 
 LossFunction Session::loss() const {
-  const double smoothing = options_.label_smoothing;
-  std::shared_ptr<OnDevices> weights;
-  if (options_.class_weights) weights = std::make_shared<OnDevices>(class_weights(train_->list().counts()));
-  return make_loss_function([smoothing, weights](EmotionModel& model, const Batch& batch) {
+  const auto loss_of = std::make_shared<ClassificationLoss>(
+      options_.class_weights ? class_weights(train_->list().counts()) : at::Tensor(), options_.label_smoothing);
+  return make_loss_function([loss_of](EmotionModel& model, const Batch& batch) {
     const at::Tensor& labels = batch["label"];
     const at::Tensor scores = class_scores(model, batch);
-    std::optional<at::Tensor> each;
-    if (weights) each = weights->get(scores.device()).to(scores.scalar_type());
-    const bool plain = !each && smoothing == 0;
-    LossOutput output(plain ? cross_entropy(scores, labels)
-                            : at::cross_entropy_loss(scores, labels, each, at::Reduction::Sum, -100, smoothing) /
-                                  static_cast<double>(batch.size()));
+    LossOutput output((*loss_of)(scores, labels));
     output.metrics = {{"accuracy", accuracy(scores, labels)}};
     return output;
   });
@@ -198,7 +170,7 @@ LossFunction Session::loss() const {
 LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) {
   return make_loss_function([counts = std::move(counts)](EmotionModel& model, const Batch& batch) {
     const at::Tensor scores = class_scores(model, batch);
-    counts->add(batch, scores);
+    counts->add(batch, batch["label"], scores);
     LossOutput output(cross_entropy(scores, batch["label"]));
     output.metrics = {{"accuracy", accuracy(scores, batch["label"])}};
     return output;
@@ -261,17 +233,6 @@ at::Tensor class_scores(EmotionModel& model, const Batch& batch) {
   };
   return model.forward(field("frames", Modality::kAudio), field("audio", Modality::kVisual),
                        field("has_audio", Modality::kVisual));
-}
-
-at::Tensor class_weights(const std::vector<int64_t>& counts) {
-  const auto present =
-      static_cast<double>(std::count_if(counts.begin(), counts.end(), [](int64_t n) { return n > 0; }));
-  const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
-  std::vector<float> weights;
-  for (const int64_t count : counts) {
-    weights.push_back(count > 0 ? static_cast<float>(total / (present * static_cast<double>(count))) : 0.0F);
-  }
-  return at::tensor(weights);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,

@@ -12,13 +12,16 @@
 
 #include "emotion_recognition/clip_cache.h"
 #include "emotion_recognition/clip_dataset.h"
-#include "emotion_recognition/evaluation_counts.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/logging/summary.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
+
+namespace trainkit {
+class EvaluationCounts;
+}
 
 namespace trainkit::emotion {
 
@@ -51,9 +54,8 @@ class Session {
   /// Makes a new model and loads --visual_weights. Throws absl::BadStatusOrAccess with the Error of the file.
   std::shared_ptr<EmotionModel> create_model() const;
 
-  /// Returns the training loss, cross-entropy with label smoothing and class weights, and the metric "accuracy". The
-  /// sum is divided by the number of rows, not by the sum of the weights: so the replicas' losses combine to that of
-  /// one process on the whole batch.
+  /// Returns the training loss, cross-entropy with label smoothing and class weights (ClassificationLoss), and the
+  /// metric "accuracy".
   LossFunction loss() const;
 
   /// Returns the evaluation loss: plain cross-entropy, comparable between runs with other loss settings, and
@@ -83,10 +85,6 @@ class Session {
 
 /// Returns class scores (B, C) of a batch. The batch needs only the fields of the model's modality.
 at::Tensor class_scores(EmotionModel& model, const Batch& batch);
-
-/// Returns class weights (C) float32, inversely proportional to the label counts, with mean 1 over the clips; 0 for a
-/// label without clips.
-at::Tensor class_weights(const std::vector<int64_t>& counts);
 
 /// Makes AdamW with separate learning rates for the parts of `model`: "visual", "audio", "fusion".
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, const EmotionOptions& options,

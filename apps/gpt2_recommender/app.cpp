@@ -19,6 +19,10 @@ AppInfo RecommenderApp::info() const {
                    "trainkit-gpt2rec --data_dir ml-100k --gpt2 tiny-gpt2 --use_cache",
                    "trainkit-gpt2rec --data_dir ml-1m --min_rating 3 --parallel 4",
                    "trainkit-gpt2rec --data_dir ml-1m --split leave_one_out --sampled_negatives 100",
+                   "trainkit-gpt2rec --data_dir events.csv --user_column customer --item_column sku --rating_column "
+                   "none --repeated_events count",
+                   "trainkit-gpt2rec --data_dir train.tsv --test_data test.tsv --test_negatives test.negative --metric "
+                   "hit@10",
                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
                    "trainkit-gpt2rec --data_dir ml-100k --resume latest",
                    "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"}};
@@ -50,6 +54,13 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed training, session_->feed(Part::kTrain, run, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed validation, session_->feed(Part::kValidation, run, placement));
   RunFacts description = session_->describe();
+  const std::string fitted =
+      fit_default_batch(context.parser, context.run, placement.batch.replicas, training.triplets->size());
+  if (!fitted.empty()) {
+    rounding_ = fitted;
+    TRAINKIT_ASSIGN_OR_RETURN(context.placement.batch,
+                              resolve_batch(context.parser, context.run, placement.batch.replicas));
+  }
   if (!rounding_.empty()) description.emplace_back("batch", rounding_);
   return TrainingTask{.recipe = session_->recipe(run, placement, training),
                       .training_set = training.rows(),
@@ -62,7 +73,7 @@ absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
 }
 
 void RecommenderApp::configure(RunContext& context, TrainerOptions& options, DeviceReplicator& devices) {
-  options.monitor = "ndcg@10";
+  options.monitor = options_.metric;
   options.monitor_higher_is_better = true;
   options.release_memory = [&context, &devices] {
     const bool left = leave_cache_mode(devices);
@@ -93,7 +104,7 @@ absl::StatusOr<Metrics> RecommenderApp::test(RunContext& context, const TrainedM
 }
 
 std::string RecommenderApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics&) const {
-  return describe_result(result, scores_, best_step_);
+  return describe_result(result, scores_, options_.metric, best_step_);
 }
 
 }  // namespace trainkit::rec

@@ -33,7 +33,7 @@ class RecommenderApp final : public App {
 
  private:
   RecOptions options_;
-  std::string rounding_;  // line about rows that rounding adds or drops; empty if none
+  std::string rounding_;  // line about a changed number of rows per step; empty if none
   std::optional<Session> session_;
   TestScores scores_;
   int64_t best_step_ = -1;

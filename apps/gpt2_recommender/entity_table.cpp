@@ -42,13 +42,18 @@ std::string EntityTable::unused_note(const std::vector<Entity>& used) const {
                      more > 0 ? fmt::format(", and {} more", more) : "");
 }
 
+void RatingsBuilder::use(const LineFile& file, Part part) {
+  files_[static_cast<size_t>(part)] = &file;
+  part_ = part;
+}
+
 absl::StatusOr<int32_t> RatingsBuilder::number(int64_t line, int which, std::string_view id) {
   const auto [at, is_new] = numbers_[which].emplace(std::string(id), static_cast<int32_t>(numbers_[which].size()));
   if (!is_new) return at->second;
   Entity entity{at->first, {}};
   if (const EntityTable* table = tables_[which]) {
     const Entity* known = table->find(id);
-    if (!known) return file_.bad(line, kNouns[which], "not in " + table->path(), id, "an id of that file");
+    if (!known) return file_of(part_).bad(line, kNouns[which], "not in " + table->path(), id, "an id of that file");
     entity = *known;
   }
   (which == 0 ? ratings_.users : ratings_.items).push_back(std::move(entity));
@@ -57,14 +62,15 @@ absl::StatusOr<int32_t> RatingsBuilder::number(int64_t line, int which, std::str
 
 absl::Status RatingsBuilder::add(int64_t line, std::string_view user, std::string_view item, double value,
                                  int64_t time) {
-  Rating row{.value = static_cast<float>(value), .time = time};
+  Rating row{.value = static_cast<float>(value), .time = time, .part = part_};
   TRAINKIT_ASSIGN_OR_RETURN(row.user, number(line, 0, user));
   TRAINKIT_ASSIGN_OR_RETURN(row.item, number(line, 1, item));
   if (ratings_.rows.empty()) first_time_ = time;
   if ((time >= kMilliseconds) != (first_time_ >= kMilliseconds)) {
-    return file_.bad(line, "timestamp",
-                     fmt::format("seconds and milliseconds are mixed (line {} has {})", lines_.front(), first_time_),
-                     std::to_string(time), "one unit for the whole file");
+    return file_of(part_).bad(
+        line, "timestamp",
+        fmt::format("seconds and milliseconds are mixed (line {} has {})", lines_.front(), first_time_),
+        std::to_string(time), "one unit for the whole file");
   }
   ratings_.rows.push_back(row);
   lines_.push_back(line);
@@ -86,21 +92,22 @@ absl::Status RatingsBuilder::check_pairs() const {
   }
   if (second == pairs.size()) return absl::OkStatus();
   const Rating& row = ratings_.rows[second];
-  return file_.bad(lines_[second], "",
-                   fmt::format("user {} and item {}: duplicate of line {}", ratings_.users[row.user].id,
-                               ratings_.items[row.item].id, lines_[first]),
-                   "", "each pair once");
+  return file_of(row.part).bad(lines_[second], "",
+                               fmt::format("user {} and item {}: duplicate of line {}", ratings_.users[row.user].id,
+                                           ratings_.items[row.item].id, lines_[first]),
+                               "", "each pair once");
 }
 
 absl::StatusOr<Ratings> RatingsBuilder::finish(std::string format) && {
-  TRAINKIT_RETURN_IF_ERROR(check_pairs());
-  if (ratings_.rows.empty()) return file_.bad(0, "", "the file has no rating");
+  const LineFile& file = file_of(Part::kTrain);
+  if (!ratings_.may_repeat) TRAINKIT_RETURN_IF_ERROR(check_pairs());
+  if (ratings_.rows.empty()) return file.bad(0, "", "the file has no rating");
   if (ratings_.users.size() < 2)
-    return file_.bad(0, "user", "all ratings are of one user", ratings_.users[0].id, "two or more");
+    return file.bad(0, "user", "all ratings are of one user", ratings_.users[0].id, "two or more");
   if (ratings_.items.size() < 2)
-    return file_.bad(0, "item", "all ratings are of one item", ratings_.items[0].id, "two or more");
+    return file.bad(0, "item", "all ratings are of one item", ratings_.items[0].id, "two or more");
   ratings_.format = std::move(format);
-  ratings_.path = file_.path();
+  ratings_.path = file.path();
   for (int which : {0, 1}) {
     if (!tables_[which]) continue;
     std::string note = tables_[which]->unused_note(which == 0 ? ratings_.users : ratings_.items);

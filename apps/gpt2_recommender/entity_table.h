@@ -39,22 +39,29 @@ class EntityTable {
   std::unordered_map<std::string, size_t> by_id_;
 };
 
-/// Collects the rows of a ratings file. Accepts any id if the table of users or items is nullptr.
+/// Collects the rows of one or more ratings files. Accepts any id if the table of users or items is nullptr.
 class RatingsBuilder {
  public:
-  RatingsBuilder(const LineFile& file, const EntityTable* users, const EntityTable* items)
-      : file_(file), tables_{users, items} {}
+  RatingsBuilder(const EntityTable* users, const EntityTable* items, bool may_repeat) : tables_{users, items} {
+    ratings_.may_repeat = may_repeat;
+  }
 
+  /// Starts with the rows of `file`, which must outlive the builder. Each part has at most one file.
+  void use(const LineFile& file, Part part = Part::kTrain);
   /// Adds a rating. Errors: an id that its table lacks, and seconds mixed with milliseconds.
   absl::Status add(int64_t line, std::string_view user, std::string_view item, double value, int64_t time);
-  /// Checks the rules for the whole file and returns the ratings: no duplicate pair, at least two users and two items.
+  /// Checks the rules for all rows and returns the ratings: no duplicate pair unless pairs may repeat, at least two
+  /// users and two items.
   absl::StatusOr<Ratings> finish(std::string format) &&;
 
  private:
   absl::StatusOr<int32_t> number(int64_t line, int which, std::string_view id);
   absl::Status check_pairs() const;
 
-  const LineFile& file_;
+  const LineFile& file_of(Part part) const { return *files_[static_cast<size_t>(part)]; }
+
+  const LineFile* files_[3] = {};
+  Part part_ = Part::kTrain;
   const EntityTable* tables_[2];
   std::unordered_map<std::string, int32_t> numbers_[2];
   Ratings ratings_;

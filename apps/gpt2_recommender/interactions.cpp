@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_map>
 
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -19,16 +20,51 @@ absl::Status bad_data(const std::string& id, const std::string& where, const std
       {.exit_code = ExitCode::kData, .id = id, .where = where, .problem = problem, .expected = expected, .hint = hint});
 }
 
-/// Removes rows until every remaining user and item has at least k rows (k-core).
-void prune(std::vector<const Rating*>& rows, size_t users, size_t items, int64_t k) {
-  for (size_t before = rows.size() + 1; rows.size() < before;) {
-    before = rows.size();
-    std::vector<int64_t> of_user(users), of_item(items);
-    for (const Rating* row : rows) {
-      ++of_user[row->user];
-      ++of_item[row->item];
+/// The events of one pair of user and item.
+struct Events {
+  const Rating* first;
+  int64_t last_time;
+  int32_t count = 1;
+};
+
+/// Returns the events of each pair with at least `min_rating`, in the order of their first row. Error data.split if a
+/// pair is in two parts.
+absl::StatusOr<std::vector<Events>> collect(const Ratings& ratings, double min_rating) {
+  std::vector<Events> pairs;
+  std::unordered_map<int64_t, size_t> known;
+  for (const Rating& row : ratings.rows) {
+    if (row.value < min_rating) continue;
+    if (ratings.may_repeat) {
+      const auto [at, is_new] = known.emplace(int64_t{row.user} << 32 | row.item, pairs.size());
+      if (!is_new) {
+        Events& pair = pairs[at->second];
+        if (pair.first->part != row.part) {
+          return bad_data("data.split", ratings.path,
+                          fmt::format("user {} and item {} are in two of the files", ratings.users[row.user].id,
+                                      ratings.items[row.item].id),
+                          "each pair in one part", "");
+        }
+        ++pair.count;
+        pair.last_time = std::max(pair.last_time, row.time);
+        continue;
+      }
     }
-    std::erase_if(rows, [&](const Rating* row) { return of_user[row->user] < k || of_item[row->item] < k; });
+    pairs.push_back({&row, row.time});
+  }
+  return pairs;
+}
+
+/// Removes pairs until every remaining user and item has at least k of them (k-core).
+void prune(std::vector<Events>& pairs, size_t users, size_t items, int64_t k) {
+  for (size_t before = pairs.size() + 1; pairs.size() < before;) {
+    before = pairs.size();
+    std::vector<int64_t> of_user(users), of_item(items);
+    for (const Events& pair : pairs) {
+      ++of_user[pair.first->user];
+      ++of_item[pair.first->item];
+    }
+    std::erase_if(pairs,
+                  [&](const Events& pair) { return of_user[pair.first->user] < k || of_item[pair.first->item] < k; });
   }
 }
 
@@ -48,17 +84,19 @@ std::vector<std::vector<int64_t>> rows_by_user(const Interactions& interactions)
   return rows;
 }
 
-/// Returns how many of a user's `rows` go to {training, validation, test}, by RecBole's rule for 0.8, 0.1, 0.1. Each
+constexpr double kTestShare = 0.1;
+
+/// Returns how many of a user's `rows` go to {training, validation, test}, by RecBole's rule for these shares. Each
 /// part is rounded down; the rest is for training. A part that got none takes one from training if more than one is
 /// left.
-std::array<int64_t, 3> ratio_counts(int64_t rows) {
-  constexpr double kRatios[] = {0.8, 0.1, 0.1};
+std::array<int64_t, 3> ratio_counts(int64_t rows, double validation_share, double test_share) {
+  const double shares[] = {0, validation_share, test_share};
   std::array<int64_t, 3> counts{};
-  for (int part : {1, 2}) counts[part] = static_cast<int64_t>(kRatios[part] * static_cast<double>(rows));
+  for (int part : {1, 2}) counts[part] = static_cast<int64_t>(shares[part] * static_cast<double>(rows));
   counts[0] = rows - counts[1] - counts[2];
   for (int part : {2, 1}) {
     if (counts[0] <= 1) break;
-    if (const double share = kRatios[part] * static_cast<double>(rows); share > 0 && share < 1) {
+    if (const double share = shares[part] * static_cast<double>(rows); share > 0 && share < 1) {
       ++counts[part];
       --counts[0];
     }
@@ -70,16 +108,34 @@ void shuffle(std::vector<int64_t>& rows, RandomStream random) {
   for (size_t i = rows.size(); i > 1; --i) std::swap(rows[i - 1], rows[random.below(i)]);
 }
 
-Split split_by_ratio(const Interactions& interactions, uint64_t seed) {
-  Split split{"80/10/10 of each user at random", std::vector<Part>(interactions.user.size(), Part::kTrain)};
+/// Moves shares of each user's training rows to validation and to the test, at random.
+void divide(const Interactions& interactions, const SplitOptions& options, double test_share, Split& split) {
   auto by_user = rows_by_user(interactions);
   for (size_t user = 0; user < by_user.size(); ++user) {
     auto& rows = by_user[user];
-    shuffle(rows, RandomStream(hash_key(seed, 0x5711u, user)));
-    const auto [train, validation, test] = ratio_counts(static_cast<int64_t>(rows.size()));
+    std::erase_if(rows, [&](int64_t row) { return split.parts[static_cast<size_t>(row)] != Part::kTrain; });
+    shuffle(rows, RandomStream(hash_key(options.seed, 0x5711u, user)));
+    const auto [train, validation, test] =
+        ratio_counts(static_cast<int64_t>(rows.size()), options.validation_share, test_share);
     for (int64_t i = 0; i < validation; ++i) split.parts[rows[train + i]] = Part::kValidation;
     for (int64_t i = 0; i < test; ++i) split.parts[rows[train + validation + i]] = Part::kTest;
   }
+}
+
+Split split_by_ratio(const Interactions& interactions, const SplitOptions& options) {
+  const double validation = 100 * options.validation_share, test = 100 * kTestShare;
+  Split split{fmt::format("{:.4g}/{:.4g}/{:.4g} of each user at random", 100 - validation - test, validation, test),
+              std::vector<Part>(interactions.user.size(), Part::kTrain)};
+  divide(interactions, options, kTestShare, split);
+  return split;
+}
+
+Split split_by_files(const Interactions& interactions, const SplitOptions& options) {
+  Split split{"training, validation and test files", interactions.given_parts};
+  if (interactions.has_validation) return split;
+  split.protocol = fmt::format("training and test files, {:.4g}% of each user's training part for validation",
+                               100 * options.validation_share);
+  divide(interactions, options, /*test_share=*/0, split);
   return split;
 }
 
@@ -101,6 +157,7 @@ std::string Interactions::digest() const {
   Digest digest;
   digest.update(user.data(), user.size() * sizeof user[0]);
   digest.update(item.data(), item.size() * sizeof item[0]);
+  digest.update(count.data(), count.size() * sizeof count[0]);
   return digest.hex();
 }
 
@@ -112,22 +169,22 @@ absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const Filter
                       .problem = "no ratings in " + ratings.path,
                       .expected = "a column rating:float"});
   }
-  std::vector<const Rating*> rows;
-  for (const Rating& row : ratings.rows) {
-    if (!(row.value < options.min_rating)) rows.push_back(&row);
-  }
-  if (options.k_core > 1) prune(rows, ratings.users.size(), ratings.items.size(), options.k_core);
+  TRAINKIT_ASSIGN_OR_RETURN(std::vector<Events> pairs, collect(ratings, options.min_rating));
+  if (options.k_core > 1) prune(pairs, ratings.users.size(), ratings.items.size(), options.k_core);
   Interactions kept;
   kept.has_times = ratings.has_times;
+  kept.has_validation = ratings.has_validation;
   std::vector<int32_t> users(ratings.users.size(), -1), items(ratings.items.size(), -1);
-  for (const Rating* row : rows) {
-    kept.user.push_back(renumber(row->user, users, ratings.users, kept.users));
-    kept.item.push_back(renumber(row->item, items, ratings.items, kept.items));
-    kept.time.push_back(row->time);
+  for (const Events& pair : pairs) {
+    kept.user.push_back(renumber(pair.first->user, users, ratings.users, kept.users));
+    kept.item.push_back(renumber(pair.first->item, items, ratings.items, kept.items));
+    kept.time.push_back(pair.last_time);
+    if (options.count_repeats) kept.count.push_back(pair.count);
+    if (ratings.has_parts) kept.given_parts.push_back(pair.first->part);
   }
   if (kept.num_users() < 2 || kept.num_items() < 2) {
     return bad_data("data.ratings", ratings.path,
-                    fmt::format("{} of {} ratings are left after filtering, of {} users and {} items", rows.size(),
+                    fmt::format("{} of {} ratings are left after filtering, of {} users and {} items", pairs.size(),
                                 ratings.rows.size(), kept.num_users(), kept.num_items()),
                     "at least two of each", "lower --min_rating or --k_core");
   }
@@ -138,8 +195,10 @@ int64_t Split::count(Part part) const { return std::count(parts.begin(), parts.e
 
 absl::StatusOr<Split> make_split(const Interactions& interactions, const SplitOptions& options) {
   Split split;
-  if (options.mode == "ratio") {
-    split = split_by_ratio(interactions, options.seed);
+  if (!interactions.given_parts.empty()) {
+    split = split_by_files(interactions, options);
+  } else if (options.mode == "ratio") {
+    split = split_by_ratio(interactions, options);
   } else if (options.mode == "leave_one_out") {
     if (!interactions.has_times) {
       return bad_data("data.split", "leave_one_out", "the ratings have no times", "a column timestamp:float",

@@ -22,7 +22,14 @@ struct Interactions {
   std::vector<int32_t> item = {};
   std::vector<int64_t> time = {};
   bool has_times = true;
+  /// Number of events of each pair. Empty: each has one, or repeated events do not count.
+  std::vector<int32_t> count = {};
+  /// Part of each pair, if the data have a file for each part. Empty otherwise.
+  std::vector<Part> given_parts = {};
+  /// Whether the validation part has a file.
+  bool has_validation = false;
 
+  int64_t events(int64_t row) const { return count.empty() ? 1 : count[static_cast<size_t>(row)]; }
   /// Digest of the interactions.
   std::string digest() const;
 
@@ -36,13 +43,14 @@ struct FilterOptions {
   double min_rating = 0;
   /// Fewest interactions of a user or an item. Others are removed repeatedly until all have enough. 0 and 1 keep all.
   int64_t k_core = 0;
+  /// Keep the number of repeated events in Interactions::count. A repeated pair has the time of its last event.
+  bool count_repeats = false;
 };
 
 /// Selects the interactions among ratings. Errors: data.ratings (exit code 4) if fewer than two users or items are
-/// left; cli.value (exit code 2) for min_rating if the file has no ratings.
+/// left; data.split for a pair in the files of two parts; cli.value (exit code 2) for min_rating if the file has no
+/// ratings.
 absl::StatusOr<Interactions> filter_ratings(const Ratings& ratings, const FilterOptions& options = {});
-
-enum class Part : uint8_t { kTrain, kValidation, kTest };
 
 /// Assigns each interaction to a part.
 struct Split {
@@ -54,11 +62,14 @@ struct Split {
 };
 
 struct SplitOptions {
-  /// "ratio": a random tenth of each user's interactions for the test and a tenth for validation, rounded as in
-  /// RecBole. "leave_one_out": each user's last interaction in time for the test and the one before for validation.
+  /// "ratio": a random tenth of each user's interactions for the test and validation_share for validation, rounded as
+  /// in RecBole. "leave_one_out": each user's last interaction in time for the test and the one before for validation.
   /// Ties keep the order of the file; users with fewer than three keep all for training. Otherwise: path of a split
-  /// file.
+  /// file. Without effect if the data have a file for each part; a missing validation part is then drawn from the
+  /// training interactions of each user.
   std::string mode = "ratio";
+  /// Above 0.
+  double validation_share = 0.1;
   uint64_t seed = 0;
 };
 

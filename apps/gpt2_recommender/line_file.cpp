@@ -18,7 +18,8 @@ namespace {
 // The file comes from outside: it may be binary, truncated, without line ends, or change while it is mapped.
 // check_lines() reads it once. Afterwards for_each_line() relies on these facts:
 //
-// 1. Every line, also the last, ends with '\n', so that find('\n') never returns npos.
+// 1. Every line ends with '\n': a file that is cut off inside a line is an error. A table of the user's own may lack
+//    the last line end (may_end_open).
 // 2. No line is longer than kLongestLine. The search for '\n' stops there; a large file without line ends costs 64 KiB,
 //    not a scan of the file for each error text.
 // 3. There are no control bytes except tab and a CR before LF, so that values in messages and logs are harmless.
@@ -45,14 +46,14 @@ bool has_inner_return(std::string_view line) {
   return at != line.npos && at + 1 != line.size();
 }
 
-/// Calls `visit` for each line of `text`, which must end with '\n'. See Note [Checks of a text file].
+/// Calls `visit` for each line of `text`. See Note [Checks of a text file].
 template <class Visit>
 absl::Status for_each_line(std::string_view text, Visit visit) {
   int64_t line = 0;
   while (!text.empty()) {
-    const size_t end = text.find('\n');
+    const size_t end = std::min(text.find('\n'), text.size());
     std::string_view here = text.substr(0, end);
-    text.remove_prefix(end + 1);
+    text.remove_prefix(std::min(end + 1, text.size()));
     if (here.ends_with('\r')) here.remove_suffix(1);
     TRAINKIT_RETURN_IF_ERROR(visit(++line, here));
   }
@@ -68,16 +69,16 @@ bool parse_whole(std::string_view text, Number& number) {
 
 }  // namespace
 
-absl::StatusOr<LineFile> LineFile::open(const std::string& path, std::string kind) {
+absl::StatusOr<LineFile> LineFile::open(const std::string& path, std::string kind, bool may_end_open) {
   TRAINKIT_ASSIGN_OR_RETURN(auto map, MappedFile::open(path));
   LineFile file(std::move(map), std::move(kind));
   TRAINKIT_ASSIGN_OR_RETURN(file.text_, plain_text(*file.file_, file.kind_));
-  TRAINKIT_RETURN_IF_ERROR(file.check_lines());
+  TRAINKIT_RETURN_IF_ERROR(file.check_lines(may_end_open));
   TRAINKIT_RETURN_IF_ERROR(file.file_->check());
   return file;
 }
 
-absl::Status LineFile::check_lines() {
+absl::Status LineFile::check_lines(bool may_end_open) {
   // See Note [Checks of a text file].
   int64_t number = 0, utf8_line = 0, latin1_line = 0;
   for (std::string_view rest = text_; !rest.empty();) {
@@ -88,11 +89,11 @@ absl::Status LineFile::check_lines() {
     if (const size_t at = find_control(line); at < line.size() || has_inner_return(line)) {
       return bad(number, "", "control character", at < line.size() ? line.substr(at, 1) : "\r", "text");
     }
-    if (!found) {
+    if (!found && !may_end_open) {
       return bad(number, "", "the last line has no line end: the file may be truncated", line.substr(0, 60),
                  "a line end", "if the file is complete, add a line end: echo >> FILE");
     }
-    rest.remove_prefix(line.size() + 1);
+    rest.remove_prefix(line.size() + (found ? 1 : 0));
     const bool ascii = std::none_of(line.begin(), line.end(), [](char c) { return c & 0x80; });
     if (ascii) continue;
     int64_t& first = find_invalid_utf8(line) == line.size() ? utf8_line : latin1_line;

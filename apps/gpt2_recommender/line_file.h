@@ -20,12 +20,12 @@ namespace trainkit::rec {
 /// line_file.cpp.
 class LineFile {
  public:
-  /// Opens and checks a file.
+  /// Opens and checks a file. With `may_end_open` the last line may lack its line end.
   ///
   /// Errors, exit code 4: those of MappedFile::open; data.<kind> for a file that is empty, compressed or UTF-16, for a
   /// last line without a line end (a truncated file), a NUL or other control byte, a line over 64 KiB, and for UTF-8
   /// mixed with Latin-1.
-  static absl::StatusOr<LineFile> open(const std::string& path, std::string kind);
+  static absl::StatusOr<LineFile> open(const std::string& path, std::string kind, bool may_end_open = false);
 
   /// Calls `visit` with every line without its line end (LF or CRLF). Line numbers start at 1. Stops at the first error
   /// and returns it. data.damaged if the file shrank while it was read.
@@ -43,7 +43,7 @@ class LineFile {
 
  private:
   LineFile(std::shared_ptr<const MappedFile> file, std::string kind) : file_(std::move(file)), kind_(std::move(kind)) {}
-  absl::Status check_lines();
+  absl::Status check_lines(bool may_end_open);
 
   std::shared_ptr<const MappedFile> file_;
   std::string kind_;

@@ -120,9 +120,10 @@ absl::StatusOr<std::string> describe_user_100k(const LineFile& file, int64_t lin
 }
 
 absl::StatusOr<Ratings> read(const std::string& path, std::string_view separator, const char* layout,
-                             const EntityTable& users, const EntityTable& items, const char* format) {
+                             const EntityTable& users, const EntityTable& items, const char* format, bool may_repeat) {
   TRAINKIT_ASSIGN_OR_RETURN(const LineFile file, LineFile::open(path, "ratings"));
-  RatingsBuilder builder(file, &users, &items);
+  RatingsBuilder builder(&users, &items, may_repeat);
+  builder.use(file);
   TRAINKIT_RETURN_IF_ERROR(add_ratings(file, separator, layout, builder));
   return std::move(builder).finish(format);
 }
@@ -169,16 +170,16 @@ const std::vector<std::pair<int64_t, std::string>>& movielens_ages() {
   return brackets;
 }
 
-absl::StatusOr<Ratings> read_movielens_1m(const std::string& folder) {
+absl::StatusOr<Ratings> read_movielens_1m(const std::string& folder, bool may_repeat) {
   TRAINKIT_ASSIGN_OR_RETURN(const EntityTable users,
                             read_table(folder + "/users.dat", "users", "user", "::", 5,
                                        "UserID::Gender::Age::Occupation::Zip-code", describe_user_1m));
   TRAINKIT_ASSIGN_OR_RETURN(const EntityTable items, read_table(folder + "/movies.dat", "items", "item", "::", 3,
                                                                 "MovieID::Title::Genres", describe_movie_1m));
-  return read(folder + "/ratings.dat", "::", "UserID::MovieID::Rating::Timestamp", users, items, "ml-1m");
+  return read(folder + "/ratings.dat", "::", "UserID::MovieID::Rating::Timestamp", users, items, "ml-1m", may_repeat);
 }
 
-absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder) {
+absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder, bool may_repeat) {
   TRAINKIT_ASSIGN_OR_RETURN(const EntityTable users,
                             read_table(folder + "/u.user", "users", "user", "|", 5,
                                        "user id | age | gender | occupation | zip code", describe_user_100k));
@@ -187,7 +188,7 @@ absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder) {
       read_table(folder + "/u.item", "items", "item", "|", 24,
                  "movie id | title | release date | video release date | URL | 19 genres", describe_movie_100k));
   return read(folder + "/u.data", "\t", "user id, item id, rating, timestamp, separated by tabs", users, items,
-              "ml-100k");
+              "ml-100k", may_repeat);
 }
 
 }  // namespace trainkit::rec::detail

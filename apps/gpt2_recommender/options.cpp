@@ -3,12 +3,14 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_split.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
-#include "gpt2_recommender/ratings.h"
 #include "trainkit/config/config.h"
+#include "trainkit/core/status.h"
 #include "trainkit/memory/batch_size_planner.h"
 
 namespace trainkit::rec {
@@ -16,11 +18,61 @@ namespace {
 
 constexpr int64_t kMostPlanned = 1 << 24;
 
+/// Scores of a list, as ranking_scores names them.
+const char* const kMetrics[] = {"ndcg", "recall", "hit", "mrr", "precision"};
+
+/// Parses NAME@K. Returns 0 for another name or length.
+int64_t length_of(const std::string& metric) {
+  const size_t at = metric.find('@');
+  const std::string name = metric.substr(0, at), digits = at == metric.npos ? "" : metric.substr(at + 1);
+  const bool is_known = std::find(std::begin(kMetrics), std::end(kMetrics), name) != std::end(kMetrics);
+  int64_t k = 0;
+  const bool is_number = digits.find_first_not_of("0123456789") == digits.npos && absl::SimpleAtoi(digits, &k);
+  return is_known && is_number && k <= 1000 ? k : 0;
+}
+
+void add_table_flags(ConfigParser& parser, RecOptions& options) {
+  const OptionGroup add(parser, "Tables of interactions");
+  add("user_column", &options.user_column,
+      {.help =
+           "Column of the users in a .csv or .tsv: a name or a number from 1. Default: a usual name such as user_id, "
+           "or column 1 of a table without names.",
+       .metavar = "NAME|N"});
+  add("item_column", &options.item_column,
+      {.help = "Column of the items. Default: a usual name, or column 2.", .metavar = "NAME|N"});
+  add("rating_column", &options.rating_column,
+      {.help = "Column of the ratings; none: the table has pairs. Default: a usual name, or column 3 if there is one.",
+       .metavar = "NAME|N|none"});
+  add("time_column", &options.time_column,
+      {.help = "Column of the times, seconds or milliseconds since 1970; none: no times. Default: a usual name, or "
+               "column 4 if there is one.",
+       .metavar = "NAME|N|none"});
+  add("header", &options.header,
+      {.help =
+           "Whether line 1 has the names of the columns. auto: yes if a flag names a column, or if it has usual names.",
+       .choices = {"auto", "yes", "no"}});
+  add("csv_delimiter", &options.csv_delimiter,
+      {.help = "Field separator: one character, tab, or auto: a comma in a .csv, else a tab.",
+       .metavar = "auto|tab|C"});
+  add("validation_data", &options.validation_data,
+      {.help = "Table of the validation part; --data_dir is that of training. Default: --validation_share of the "
+               "training part.",
+       .path = PathKind::kInput});
+  add("test_data", &options.test_data,
+      {.help = "Table of the test part, instead of --split.", .path = PathKind::kInput});
+}
+
 void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Interactions");
   add("data_format", &options.data_format,
-      {.help = "Format of the files in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data) or RecBole (one .inter).",
+      {.help =
+           "Format of the files in --data_dir: MovieLens 1M (ratings.dat), 100k (u.data), RecBole (one .inter) or a "
+           "table (.csv, .tsv).",
        .choices = ratings_formats()});
+  add("repeated_events", &options.repeated_events,
+      {.help = "Several events of a user with one item. deduplicate: one interaction. count: one interaction, trained "
+               "once per event. error: refuse them. auto: deduplicate in tables, else error.",
+       .choices = {"auto", "error", "count", "deduplicate"}});
   add("min_rating", &options.min_rating,
       {.help = "Smallest rating that counts as an interaction. 0: all ratings.", .min = 0});
   add("k_core", &options.k_core,
@@ -31,6 +83,10 @@ void add_interaction_flags(ConfigParser& parser, RecOptions& options) {
        .path = PathKind::kInput,
        .path_words = {"ratio", "leave_one_out"},
        .metavar = "ratio|leave_one_out|FILE"});
+  add("validation_share", &options.validation_share,
+      {.help = "Share of each user's interactions for validation, with --split ratio or --test_data.",
+       .max = 0.8,
+       .above = 0});
   add("negatives", &options.negatives,
       {.help = "Distribution of sampled negatives. in_batch: positives of other rows of the same micro-batch.",
        .choices = {"uniform", "popularity", "in_batch"}});
@@ -87,7 +143,7 @@ void add_gpt2_flags(ConfigParser& parser, RecOptions& options) {
 void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
   const OptionGroup add(parser, "Ranking");
   add("topk", &options.topk,
-      {.help = "Lengths of the scored lists. 10 is always included; early stopping and the best epoch use it.",
+      {.help = "Lengths of the scored lists. 10 and that of --metric are always included.",
        .min = 1,
        .max = 1000,
        .unique_items = true});
@@ -98,6 +154,40 @@ void add_ranking_flags(ConfigParser& parser, RecOptions& options) {
   add("sampled_for", &options.sampled_for,
       {.help = "Whether --sampled_negatives is the number per positive, as in RecBole's uni100, or per user.",
        .choices = {"positive", "user"}});
+  add("validation_negatives", &options.validation_negatives,
+      {.help = "File with the items to rank against in validation, instead of sampled ones: lines of a user and items.",
+       .path = PathKind::kInput});
+  add("test_negatives", &options.test_negatives, {.help = "The same for the test.", .path = PathKind::kInput});
+  add("metric", &options.metric,
+      {.help = "Score for early stopping and the best epoch: ndcg, recall, hit, mrr or precision, at a list length.",
+       .metavar = "NAME@K"});
+}
+
+absl::Status check_interactions(const ConfigParser& parser, const RecOptions& options) {
+  if (options.csv_delimiter != "auto" && options.csv_delimiter != "tab" &&
+      (options.csv_delimiter.size() != 1 || options.csv_delimiter == "\"")) {
+    return parser.invalid("csv_delimiter", "not a separator", "auto, tab or one character such as ;");
+  }
+  for (const auto& [flag, column] :
+       {std::pair("user_column", &options.user_column), {"item_column", &options.item_column}}) {
+    if (*column == "none") return parser.invalid(flag, "a table needs this column", "a name or a number");
+  }
+  if (!options.validation_data.empty() && options.test_data.empty()) {
+    return parser.invalid("validation_data", "given without a test part", "--test_data too");
+  }
+  if (!options.test_data.empty() && parser.is_given("split")) {
+    return parser.invalid("split", "conflicts with --test_data", "one of the two");
+  }
+  const bool has_share = options.test_data.empty() ? options.split == "ratio" : options.validation_data.empty();
+  if (parser.is_given("validation_share") && !has_share) {
+    return parser.invalid("validation_share", "the validation part is given in another way",
+                          "--split ratio, or --test_data without --validation_data");
+  }
+  if (length_of(options.metric) == 0) {
+    return parser.invalid("metric", "not a score",
+                          fmt::format("{} at 1 to 1000, such as hit@10", fmt::join(kMetrics, ", ")));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status check_model(const ConfigParser& parser, const RecOptions& options) {
@@ -134,11 +224,15 @@ void set_run_defaults(RunOptions& run) {
 
 void add_rec_flags(ConfigParser& parser, RecOptions& options) {
   add_interaction_flags(parser, options);
+  add_table_flags(parser, options);
   add_model_flags(parser, options);
   add_gpt2_flags(parser, options);
   add_ranking_flags(parser, options);
-  parser.fix({"data_format", "min_rating", "k_core", "split", "model", "embed_dim", "n_layer", "n_head", "n_embd",
-              "vocab_size", "max_tokens", "freeze_gpt2", "lora_rank", "lora_alpha", "lora_targets", "merge_lora"});
+  parser.fix({"data_format",   "user_column",      "item_column",     "rating_column", "time_column", "header",
+              "csv_delimiter", "repeated_events",  "validation_data", "test_data",     "min_rating",  "k_core",
+              "split",         "validation_share", "metric",          "model",         "embed_dim",   "n_layer",
+              "n_head",        "n_embd",           "vocab_size",      "max_tokens",    "freeze_gpt2", "lora_rank",
+              "lora_alpha",    "lora_targets",     "merge_lora"});
 }
 
 void add_rec_presets(ConfigParser& parser) {
@@ -183,6 +277,23 @@ std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int6
                      std::abs(wanted - *run.global_batch_size), wanted > *run.global_batch_size ? "fewer" : "more");
 }
 
+std::string fit_default_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas, int64_t rows) {
+  const bool is_default =
+      parser.is_default("global_batch_size") && (parser.is_default("batch_size") || run.batch_size.is_auto());
+  if (!run.resume.empty() || !is_default || !run.global_batch_size) return {};
+  const int64_t most = std::max<int64_t>(1, rows / kLeastSteps), before = *run.global_batch_size;
+  if (most >= before) return {};
+  const int64_t steps = parser.is_default("grad_accum_steps") ? 1 : run.grad_accum_steps;
+  const auto wanted = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(most)));
+  const int64_t per_device = std::max<int64_t>(1, wanted / (replicas * steps));
+  if (!run.batch_size.is_auto()) run.batch_size = {per_device};
+  run.global_batch_size = per_device * replicas * steps;
+  return fmt::format(
+      "{} rows per step instead of {}: {} training rows give {} steps per epoch, at least {} (--batch_size or "
+      "--global_batch_size sets another batch)",
+      *run.global_batch_size, before, rows, (rows + *run.global_batch_size - 1) / *run.global_batch_size, kLeastSteps);
+}
+
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options) {
   if (!options.plan_data.empty()) {
     if (!run.dry_run || !run.data_dir.empty()) {
@@ -202,6 +313,7 @@ absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run
   if (options.min_rating > 0 && !std::isfinite(options.min_rating)) {
     return parser.invalid("min_rating", "not a number");
   }
+  TRAINKIT_RETURN_IF_ERROR(check_interactions(parser, options));
   return check_model(parser, options);
 }
 
@@ -222,15 +334,39 @@ std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text) {
   return sizes;
 }
 
-SplitOptions split_options(const RecOptions& options, uint64_t seed) { return {.mode = options.split, .seed = seed}; }
+RatingsOptions ratings_options(const RecOptions& options) {
+  RatingsOptions ratings{.format = options.data_format,
+                         .table = {.user = options.user_column,
+                                   .item = options.item_column,
+                                   .rating = options.rating_column,
+                                   .time = options.time_column,
+                                   .header = options.header},
+                         .validation = options.validation_data,
+                         .test = options.test_data};
+  if (options.csv_delimiter == "tab") ratings.table.delimiter = '\t';
+  if (options.csv_delimiter.size() == 1) ratings.table.delimiter = options.csv_delimiter[0];
+  if (options.repeated_events != "auto") ratings.may_repeat = options.repeated_events != "error";
+  return ratings;
+}
+
+FilterOptions filter_options(const RecOptions& options) {
+  return {
+      .min_rating = options.min_rating, .k_core = options.k_core, .count_repeats = options.repeated_events == "count"};
+}
+
+SplitOptions split_options(const RecOptions& options, uint64_t seed) {
+  return {.mode = options.split, .validation_share = options.validation_share, .seed = seed};
+}
 
 RankingOptions ranking_options(const RecOptions& options, Part part) {
   RankingOptions ranking{.part = part,
                          .ks = options.topk,
                          .sampled_negatives = options.sampled_negatives,
-                         .sampled_per_user = options.sampled_for == "user"};
-  if (std::find(ranking.ks.begin(), ranking.ks.end(), kMainTopK) == ranking.ks.end()) ranking.ks.push_back(kMainTopK);
+                         .sampled_per_user = options.sampled_for == "user",
+                         .negatives_file = part == Part::kTest ? options.test_negatives : options.validation_negatives};
+  ranking.ks.insert(ranking.ks.end(), {kMainTopK, length_of(options.metric)});
   std::sort(ranking.ks.begin(), ranking.ks.end());
+  ranking.ks.erase(std::unique(ranking.ks.begin(), ranking.ks.end()), ranking.ks.end());
   return ranking;
 }
 

@@ -20,10 +20,21 @@ struct RecOptions {
   // Interactions
   /// See ratings_formats().
   std::string data_format = "auto";
+  /// Columns of a table, see TableOptions.
+  std::string user_column = {}, item_column = {}, rating_column = {}, time_column = {};
+  std::string header = "auto";
+  /// auto, tab, or one character.
+  std::string csv_delimiter = "auto";
+  /// auto, error, count or deduplicate.
+  std::string repeated_events = "auto";
+  /// Tables of the validation and test parts; --data_dir is that of training.
+  std::string validation_data = {}, test_data = {};
   double min_rating = 0;
   int64_t k_core = 0;
   /// ratio, leave_one_out, or the path of a split file.
   std::string split = "ratio";
+  /// Share of each user's interactions for validation.
+  double validation_share = 0.1;
   /// uniform, popularity or in_batch.
   std::string negatives = "uniform";
   /// Place where negatives are drawn: auto, loader or device.
@@ -68,10 +79,17 @@ struct RecOptions {
   /// Sampled items that a user's positives are ranked against, per positive or per user (`sampled_for`). 0: all items.
   int64_t sampled_negatives = 0;
   std::string sampled_for = "positive";
+  /// Files with the items to rank against, instead of sampled ones; see read_negatives.
+  std::string validation_negatives = {}, test_negatives = {};
+  /// Score for early stopping and the best epoch: NAME@K.
+  std::string metric = "ndcg@10";
 };
 
-/// List length used for early stopping, the best epoch and the scores of summary.json.
+/// List length that is always scored, for the scores of summary.json.
 inline constexpr int64_t kMainTopK = 10;
+
+/// Fewest steps of an epoch that the default batch gives.
+inline constexpr int64_t kLeastSteps = 20;
 
 /// Sets this trainer's defaults of `run`. Call it before add_run_flags.
 void set_run_defaults(RunOptions& run);
@@ -86,6 +104,11 @@ void add_rec_presets(ConfigParser& parser);
 /// micro-batch. Returns a sentence that reports rows added or dropped by rounding; empty if there are none.
 std::string share_global_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas);
 
+/// Reduces the default global batch to the largest power of two with which `rows` training rows give kLeastSteps steps
+/// per epoch. Returns a sentence with the batch and the reason; empty if nothing changed. A batch that was given stays,
+/// as does that of a resumed run.
+std::string fit_default_batch(const ConfigParser& parser, RunOptions& run, int64_t replicas, int64_t rows);
+
 /// Checks the rules between the flags. An error names the source of the value (flag, file, preset).
 absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run, const RecOptions& options);
 
@@ -93,6 +116,8 @@ absl::Status check_rec_options(const ConfigParser& parser, const RunOptions& run
 std::optional<DemoRatingsOptions> parse_plan_data(const std::string& text);
 
 // Options of the parts, from the flags.
+RatingsOptions ratings_options(const RecOptions& options);
+FilterOptions filter_options(const RecOptions& options);
 SplitOptions split_options(const RecOptions& options, uint64_t seed);
 RankingOptions ranking_options(const RecOptions& options, Part part);
 Negatives negatives_of(const RecOptions& options);

@@ -12,7 +12,9 @@
 
 #include "core/vectorized.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
 #include "trainkit/core/random.h"
+#include "trainkit/core/status.h"
 
 namespace trainkit::rec {
 namespace {
@@ -145,6 +147,74 @@ std::vector<int32_t> draw_candidates(std::span<const int32_t> known, std::span<c
   return drawn;
 }
 
+/// Collects the candidates of each user.
+class Candidates {
+ public:
+  explicit Candidates(const Interactions& interactions) {
+    pairs_.users.resize(interactions.users.size());
+    pairs_.items.resize(interactions.items.size());
+  }
+  void add(int64_t user, const std::vector<int32_t>& items) {
+    pairs_.user.insert(pairs_.user.end(), items.size(), static_cast<int32_t>(user));
+    pairs_.item.insert(pairs_.item.end(), items.begin(), items.end());
+  }
+  UserItems finish() const {
+    return UserItems(pairs_, {"", std::vector<Part>(pairs_.user.size(), Part::kTest)}, {Part::kTest});
+  }
+
+ private:
+  Interactions pairs_;
+};
+
+absl::StatusOr<UserItems> sampled_candidates(const Interactions& interactions, const Split& split,
+                                             const UserItems& positives, const RankingOptions& options) {
+  const UserItems known = options.part == Part::kTest || options.sampled_per_user
+                              ? UserItems(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest})
+                              : UserItems(interactions, split, {Part::kTrain, Part::kValidation});
+  Candidates candidates(interactions);
+  for (int64_t user = 0; user < known.num_users(); ++user) {
+    const auto wanted = positives.of(user);
+    if (wanted.empty()) continue;
+    const int64_t unknown = known.num_items() - static_cast<int64_t>(known.of(user).size());
+    if (unknown < (options.sampled_per_user ? options.sampled_negatives : 1)) {
+      return to_status(
+          {.exit_code = ExitCode::kData,
+           .id = "data.split",
+           .where = fmt::format("user {}", interactions.users[user].id),
+           .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
+           .got = fmt::format("{} items without an interaction", unknown),
+           .expected = fmt::format("at least {}", options.sampled_per_user ? options.sampled_negatives : 1),
+           .hint = "rank against all items: --sampled_negatives 0"});
+    }
+    candidates.add(user, draw_candidates(known.of(user), wanted, known.num_items(), options,
+                                         RandomStream(hash_key(options.seed, 0xca4du, user))));
+  }
+  return candidates.finish();
+}
+
+absl::StatusOr<UserItems> listed_candidates(const Interactions& interactions, const UserItems& positives,
+                                            const std::string& path) {
+  TRAINKIT_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> listed, read_negatives(path, interactions));
+  Candidates candidates(interactions);
+  for (int64_t user = 0; user < positives.num_users(); ++user) {
+    const auto wanted = positives.of(user);
+    if (wanted.empty()) continue;
+    std::vector<int32_t>& items = listed[static_cast<size_t>(user)];
+    if (items.empty()) {
+      return to_status({.exit_code = ExitCode::kData,
+                        .id = "data.negatives",
+                        .where = path,
+                        .problem = fmt::format("no line of user {}", interactions.users[user].id),
+                        .expected = "a line for each user with an interaction in this part"});
+    }
+    items.insert(items.end(), wanted.begin(), wanted.end());
+    std::sort(items.begin(), items.end());
+    items.erase(std::unique(items.begin(), items.end()), items.end());
+    candidates.add(user, items);
+  }
+  return candidates.finish();
+}
+
 }  // namespace
 
 at::Tensor top_items(const at::Tensor& users, const at::Tensor& items, const UserItems& excluded, int64_t k) {
@@ -222,44 +292,25 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
   const UserItems train(interactions, split, {Part::kTrain});
   at::Tensor popularity = at::zeros({interactions.num_items()}, at::kFloat);
   for (int64_t i = 0; i < interactions.size(); ++i) {
-    if (split.parts[i] == Part::kTrain) popularity.mutable_data_ptr<float>()[interactions.item[i]] += 1;
+    if (split.parts[i] == Part::kTrain)
+      popularity.mutable_data_ptr<float>()[interactions.item[i]] += static_cast<float>(interactions.events(i));
   }
   Ranking ranking(options, std::move(positives), std::move(excluded), std::move(popularity));
-  ranking.protocol_ = fmt::format("{}, full ranking of {} items", split.protocol, interactions.num_items());
-  if (options.sampled_negatives == 0) return ranking;
-
-  const UserItems known = is_test || options.sampled_per_user
-                              ? UserItems(interactions, split, {Part::kTrain, Part::kValidation, Part::kTest})
-                              : UserItems(interactions, split, {Part::kTrain, Part::kValidation});
-  Interactions pairs;
-  pairs.users.resize(interactions.users.size());
-  pairs.items.resize(interactions.items.size());
-  for (int64_t user = 0; user < known.num_users(); ++user) {
-    const auto wanted = ranking.positives_.of(user);
-    if (wanted.empty()) continue;
-    const int64_t unknown = known.num_items() - static_cast<int64_t>(known.of(user).size());
-    if (unknown < (options.sampled_per_user ? options.sampled_negatives : 1)) {
-      return to_status(
-          {.exit_code = ExitCode::kData,
-           .id = "data.split",
-           .where = fmt::format("user {}", interactions.users[user].id),
-           .problem = fmt::format("too few items for {} sampled negatives", options.sampled_negatives),
-           .got = fmt::format("{} items without an interaction", unknown),
-           .expected = fmt::format("at least {}", options.sampled_per_user ? options.sampled_negatives : 1),
-           .hint = "rank against all items: --sampled_negatives 0"});
-    }
-    for (const int32_t item : draw_candidates(known.of(user), wanted, known.num_items(), options,
-                                              RandomStream(hash_key(options.seed, 0xca4du, user)))) {
-      pairs.user.push_back(static_cast<int32_t>(user));
-      pairs.item.push_back(item);
-    }
+  if (!options.negatives_file.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(ranking.candidates_,
+                              listed_candidates(interactions, ranking.positives_, options.negatives_file));
+    ranking.protocol_ =
+        fmt::format("{}, against the negatives of {}", split.protocol, split_path(options.negatives_file).second);
+  } else if (options.sampled_negatives > 0) {
+    TRAINKIT_ASSIGN_OR_RETURN(ranking.candidates_,
+                              sampled_candidates(interactions, split, ranking.positives_, options));
+    ranking.protocol_ =
+        fmt::format("{}, against {} sampled negatives of each {}{}", split.protocol, options.sampled_negatives,
+                    options.sampled_per_user ? "user" : "positive",
+                    options.sampled_negatives == 100 && !options.sampled_per_user ? " (RecBole's uni100)" : "");
+  } else {
+    ranking.protocol_ = fmt::format("{}, full ranking of {} items", split.protocol, interactions.num_items());
   }
-  const Split all{"", std::vector<Part>(pairs.user.size(), Part::kTest)};
-  ranking.candidates_ = UserItems(pairs, all, {Part::kTest});
-  ranking.protocol_ =
-      fmt::format("{}, against {} sampled negatives of each {}{}", split.protocol, options.sampled_negatives,
-                  options.sampled_per_user ? "user" : "positive",
-                  options.sampled_negatives == 100 && !options.sampled_per_user ? " (RecBole's uni100)" : "");
   return ranking;
 }
 

@@ -48,13 +48,23 @@ struct RankingOptions {
   int64_t sampled_negatives = 0;
   bool sampled_per_user = false;
   uint64_t seed = 0;
+  /// File with the items that each user's positives are ranked against, instead of sampled_negatives; see
+  /// read_negatives. Empty: none.
+  std::string negatives_file = {};
 };
+
+/// Reads the items that each user's positives are ranked against. Each line has the id of a user, or "(user,item)" as
+/// in the files of NCF, and the ids of items, separated by tabs, or by commas in a line without a tab. Several lines of
+/// a user are combined. Returns the items of each user; empty for a user without a line. Errors, exit code 4: those of
+/// LineFile; data.negatives with the line for an unknown user or item.
+absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::string& path,
+                                                                 const Interactions& interactions);
 
 /// Scores models on one part of a split with one protocol.
 class Ranking {
  public:
   /// Prepares a ranking. Error data.split (exit code 4) if a user has no item left to draw, or fewer than
-  /// sampled_negatives with sampled_per_user.
+  /// sampled_negatives with sampled_per_user. Errors of read_negatives.
   static absl::StatusOr<Ranking> create(const Interactions& interactions, const Split& split,
                                         const RankingOptions& options);
 

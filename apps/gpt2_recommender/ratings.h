@@ -1,20 +1,25 @@
 #pragma once
-/// Reads ratings and the descriptions of users and items from MovieLens and RecBole files.
+/// Reads ratings and the descriptions of users and items from MovieLens and RecBole files, and tables of interactions.
 
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace trainkit::rec {
+
+/// Part of an interaction in training and evaluation.
+enum class Part : uint8_t { kTrain, kValidation, kTest };
 
 /// One line of a ratings file.
 struct Rating {
   int32_t user = 0;  ///< Index in Ratings::users.
   int32_t item = 0;  ///< Index in Ratings::items.
   float value = 0;
-  int64_t time = 0;  ///< Seconds or milliseconds, as in the file.
+  int64_t time = 0;          ///< Seconds or milliseconds, as in the file.
+  Part part = Part::kTrain;  ///< Part whose file has the line, if Ratings::has_parts.
 };
 
 /// A user or an item.
@@ -28,7 +33,7 @@ struct Entity {
 
 /// A data set as read from its files: every line is checked, none is dropped.
 struct Ratings {
-  /// "ml-1m", "ml-100k", "recbole", or "made up" for generated data.
+  /// "ml-1m", "ml-100k", "recbole", "table", or "made up" for generated data.
   std::string format = {};
   /// Path of the ratings file.
   std::string path = {};
@@ -39,6 +44,11 @@ struct Ratings {
   std::vector<Rating> rows = {};
   bool has_values = true;
   bool has_times = true;
+  /// Whether a user may have several rows with one item.
+  bool may_repeat = false;
+  /// Whether the parts have files of their own, and whether the validation part has one.
+  bool has_parts = false;
+  bool has_validation = false;
   /// Messages for the user: users and items that are in their file but have no rating.
   std::vector<std::string> notes = {};
 };
@@ -46,18 +56,45 @@ struct Ratings {
 /// Returns the format names that read_ratings accepts, "auto" first.
 const std::vector<std::string>& ratings_formats();
 
+/// Layout of a table of interactions.
+struct TableOptions {
+  /// Columns by name, or by number from 1. Empty: the usual names (user_id, userId, user; item_id, movieId, product_id;
+  /// rating, score; timestamp, time), or in a table without names columns 1 to 4 as far as there are as many. "none":
+  /// the table has no ratings or no times.
+  std::string user = {}, item = {}, rating = {}, time = {};
+  /// Whether line 1 has the names of the columns: yes, no, or auto: yes if a column above is a name, or if the line has
+  /// usual names of users and items.
+  std::string header = "auto";
+  /// Field separator. Nothing: a comma in a .csv, else a tab.
+  std::optional<char> delimiter = {};
+};
+
+struct RatingsOptions {
+  /// One of ratings_formats().
+  std::string format = "auto";
+  TableOptions table = {};
+  /// Tables of the validation and test parts, for a table of training interactions. Empty: not given.
+  std::string validation = {}, test = {};
+  /// Whether a user may have several rows with one item. Unset: only in tables.
+  std::optional<bool> may_repeat = {};
+};
+
 /// Reads a folder:
 ///   ml-1m    ratings.dat, movies.dat, users.dat: "::" between fields (also MovieLens 10M's half stars)
 ///   ml-100k  u.data, u.item, u.user: tabs, and "|" in the latter two
 ///   recbole  one NAME.inter with a header ("user_id:token", "item_id:token", optionally "rating:float" and
 ///            "timestamp:float"); NAME.item and NAME.user if they exist. `path` may also be the .inter file.
-/// "auto" takes the first format found, in the order ml-100k, ml-1m, recbole.
+///   table    one .csv or .tsv, or ratings.csv or interactions.csv among several; `path` may also be a file of any
+///   name.
+///            A field in double quotes may contain the separator and doubled quotes.
+/// "auto" takes the first format found, in the order ml-100k, ml-1m, recbole, table.
 ///
 /// Errors, exit code 4, with file and line: those of LineFile; data.ratings for a wrong number of fields, an invalid
 /// id, rating or time, an id that the other files lack, a duplicate pair (names both lines), seconds mixed with
 /// milliseconds, fewer than two users or items; data.items and data.users likewise, and for an unknown genre, gender,
-/// age or occupation. data.missing if the folder has no such files.
-absl::StatusOr<Ratings> read_ratings(const std::string& path, const std::string& format = "auto");
+/// age or occupation. data.missing if the folder has no such files. cli.value (exit code 2) for options of tables with
+/// another format.
+absl::StatusOr<Ratings> read_ratings(const std::string& path, const RatingsOptions& options = {});
 
 /// Size of generated ratings.
 struct DemoRatingsOptions {
@@ -79,9 +116,10 @@ Ratings make_demo_ratings(const DemoRatingsOptions& options = {});
 namespace detail {
 
 // Readers of the formats; read_ratings chooses one.
-absl::StatusOr<Ratings> read_movielens_1m(const std::string& folder);
-absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder);
-absl::StatusOr<Ratings> read_recbole(const std::string& inter_path);
+absl::StatusOr<Ratings> read_movielens_1m(const std::string& folder, bool may_repeat);
+absl::StatusOr<Ratings> read_movielens_100k(const std::string& folder, bool may_repeat);
+absl::StatusOr<Ratings> read_recbole(const std::string& inter_path, bool may_repeat);
+absl::StatusOr<Ratings> read_tables(const std::string& path, const RatingsOptions& options);
 
 // Names in MovieLens 1M: genres, occupations by code, and age groups by their lower bound.
 const std::vector<std::string>& movielens_genres();

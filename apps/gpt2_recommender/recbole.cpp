@@ -108,7 +108,7 @@ const EntityTable* pointer(const std::optional<EntityTable>& table) { return tab
 
 }  // namespace
 
-absl::StatusOr<Ratings> read_recbole(const std::string& inter_path) {
+absl::StatusOr<Ratings> read_recbole(const std::string& inter_path, bool may_repeat) {
   const fs::path path = inter_path;
   TRAINKIT_ASSIGN_OR_RETURN(const auto users, read_side(fs::path(path).replace_extension(".user"), "users", "user"));
   TRAINKIT_ASSIGN_OR_RETURN(const auto items, read_side(fs::path(path).replace_extension(".item"), "items", "item"));
@@ -117,7 +117,8 @@ absl::StatusOr<Ratings> read_recbole(const std::string& inter_path) {
   TRAINKIT_ASSIGN_OR_RETURN(const size_t user, need_column(file, columns, "user_id"));
   TRAINKIT_ASSIGN_OR_RETURN(const size_t item, need_column(file, columns, "item_id"));
   const auto rating = find_column(columns, "rating"), timestamp = find_column(columns, "timestamp");
-  RatingsBuilder builder(file, pointer(users), pointer(items));
+  RatingsBuilder builder(pointer(users), pointer(items), may_repeat);
+  builder.use(file);
   TRAINKIT_RETURN_IF_ERROR(
       for_each_row(file, columns.size(),
                    [&](int64_t line, std::string_view, const std::vector<std::string_view>& fields) -> absl::Status {

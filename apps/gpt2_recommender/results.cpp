@@ -13,9 +13,21 @@
 namespace trainkit::rec {
 namespace {
 
-std::string line_of(const Metrics& scores) {
-  return fmt::format("recall@10 {:.4f}  ndcg@10 {:.4f}  hit@10 {:.4f}  mrr@10 {:.4f}", scores.at("recall@10"),
-                     scores.at("ndcg@10"), scores.at("hit@10"), scores.at("mrr@10"));
+/// Returns the names of `all`, the metric that chose the weights first.
+std::vector<std::string> names_of(const Metrics& all, const std::string& metric) {
+  std::vector<std::string> names = {metric};
+  for (const auto& [name, value] : all) {
+    if (name != metric) names.push_back(name);
+  }
+  return names;
+}
+
+std::string line_of(const Metrics& scores, const std::string& metric) {
+  std::string text = fmt::format("{} {:.4f}", metric, scores.at(metric));
+  for (const char* name : {"ndcg@10", "recall@10", "hit@10", "mrr@10"}) {
+    if (name != metric) text += fmt::format("  {} {:.4f}", name, scores.at(name));
+  }
+  return text;
 }
 
 }  // namespace
@@ -50,13 +62,14 @@ absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& s
 TestScores test_model(Recommender& model, const Session& session) {
   const RankingVectors vectors = model.vectors();
   return {session.test().score(vectors.users, vectors.items), session.test().score_popularity(),
-          session.test().protocol()};
+          session.test().protocol(), session.options().metric};
 }
 
 absl::Status write_scores(const std::string& folder, const Session& session, const TestScores& scores,
                           int64_t best_step) {
   const nlohmann::ordered_json json = {{"protocol", escape_text(scores.protocol, 400)},
                                        {"model", session.options().model},
+                                       {"metric", scores.metric},
                                        {"best_step", best_step},
                                        {"test", scores.model},
                                        {"popularity", scores.popularity}};
@@ -65,21 +78,22 @@ absl::Status write_scores(const std::string& folder, const Session& session, con
 
 std::string score_table(const TestScores& scores) {
   std::string text = fmt::format("{}\n\n| score | model | popularity |\n|---|---|---|\n", scores.protocol);
-  for (const auto& [name, value] : scores.model) {
-    text += fmt::format("| {} | {:.4f} | {:.4f} |\n", name, value, scores.popularity.at(name));
+  for (const std::string& name : names_of(scores.model, scores.metric)) {
+    text += fmt::format("| {} | {:.4f} | {:.4f} |\n", name, scores.model.at(name), scores.popularity.at(name));
   }
   return text;
 }
 
-std::string describe_result(const TrainerResult& result, const TestScores& scores, int64_t best_step) {
+std::string describe_result(const TrainerResult& result, const TestScores& scores, const std::string& metric,
+                            int64_t best_step) {
   std::string text;
   if (!result.best_evaluation.empty()) {
-    text += fmt::format("validation ndcg@10 {:.4f} at step {} (best)\n", result.best_evaluation.at("ndcg@10"),
+    text += fmt::format("validation {} {:.4f} at step {} (best)\n", metric, result.best_evaluation.at(metric),
                         result.best_step);
   }
   if (!scores.model.empty()) {
-    text += fmt::format("test       {}  (step {}; {})\npopularity {}\n", line_of(scores.model), best_step,
-                        scores.protocol, line_of(scores.popularity));
+    text += fmt::format("test       {}  (step {}; {})\npopularity {}\n", line_of(scores.model, metric), best_step,
+                        scores.protocol, line_of(scores.popularity, metric));
   }
   return text;
 }

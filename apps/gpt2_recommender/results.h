@@ -20,6 +20,8 @@ struct TestScores {
   Metrics model;
   Metrics popularity;
   std::string protocol;
+  /// Score that chose the weights; tables begin with it.
+  std::string metric;
 
   /// Scores for summary.json: those of the model, "mrr" (equal to "mrr@10"), and the baseline's with "popularity.".
   Metrics summary() const;
@@ -47,7 +49,8 @@ absl::Status write_scores(const std::string& folder, const Session& session, con
 /// Formats the test scores and the protocol as a Markdown table.
 std::string score_table(const TestScores& scores);
 
-/// Formats the scores of validation and test as lines.
-std::string describe_result(const TrainerResult& result, const TestScores& scores, int64_t best_step);
+/// Formats the scores of validation and test as lines. `metric` chose the weights.
+std::string describe_result(const TrainerResult& result, const TestScores& scores, const std::string& metric,
+                            int64_t best_step);
 
 }  // namespace trainkit::rec

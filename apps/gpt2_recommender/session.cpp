@@ -87,12 +87,16 @@ std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const I
 absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options, const Placement& placement) {
   Ratings ratings;
   if (options.plan_data.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(ratings, read_ratings(run.data_dir, options.data_format));
+    TRAINKIT_ASSIGN_OR_RETURN(ratings, read_ratings(run.data_dir, ratings_options(options)));
   } else {
     ratings = make_demo_ratings(parse_plan_data(options.plan_data).value());
   }
-  TRAINKIT_ASSIGN_OR_RETURN(Interactions interactions,
-                            filter_ratings(ratings, {.min_rating = options.min_rating, .k_core = options.k_core}));
+  TRAINKIT_ASSIGN_OR_RETURN(Interactions interactions, filter_ratings(ratings, filter_options(options)));
+  const int64_t repeats = std::ssize(ratings.rows) - interactions.size();
+  if (ratings.may_repeat && options.min_rating == 0 && options.k_core <= 1 && repeats > 0) {
+    ratings.notes.push_back(
+        fmt::format("{} repeated events {}", repeats, interactions.count.empty() ? "left out" : "are trained too"));
+  }
   TRAINKIT_ASSIGN_OR_RETURN(Split split, first_rank_first(placement, "splitting the interactions", [&] {
                               return split_of(run, options, interactions, placement);
                             }));

@@ -107,8 +107,8 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, co
   recipe.make_model = [this] { return create_model(); };
   recipe.make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); };
   recipe.loss = loss(feed, devices);
-  recipe.dataset = std::make_shared<DifferentTriplets>(split_.count(Part::kTrain), interactions_.num_users(),
-                                                       interactions_.num_items());
+  recipe.dataset =
+      std::make_shared<DifferentTriplets>(feed.triplets->size(), interactions_.num_users(), interactions_.num_items());
   recipe.cache_bytes = device_tables_bytes(options_) + (feed.on_device ? feed.on_device->table_bytes() : 0);
   recipe.fill_caches = [](torch::nn::Module& module) -> std::vector<at::Tensor> {
     auto* model = dynamic_cast<Gpt2Recommender*>(&module);

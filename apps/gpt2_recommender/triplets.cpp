@@ -98,7 +98,8 @@ absl::StatusOr<std::shared_ptr<const TripletDataset>> TripletDataset::create(con
   std::vector<Pair> pairs;
   for (int64_t i = 0; i < interactions.size(); ++i) {
     if (split.parts[i] != part) continue;
-    pairs.push_back(static_cast<uint64_t>(interactions.user[i]) << 32 | static_cast<uint32_t>(interactions.item[i]));
+    const Pair pair = static_cast<uint64_t>(interactions.user[i]) << 32 | static_cast<uint32_t>(interactions.item[i]);
+    pairs.insert(pairs.end(), part == Part::kTrain ? interactions.events(i) : 1, pair);
   }
   TORCH_CHECK(pairs.size() < std::numeric_limits<uint32_t>::max(), "more than 2^32 interactions");
   return std::shared_ptr<const TripletDataset>(

@@ -58,8 +58,8 @@ enum class Negatives {
 /// Thread-safe.
 class TripletDataset final : public Dataset {
  public:
-  /// Makes the triplets of a part. Error data.ratings (exit code 4) if a user has chosen every item, since there is no
-  /// negative then.
+  /// Makes the triplets of a part; in training one for each event of a pair (Interactions::events). Error data.ratings
+  /// (exit code 4) if a user has chosen every item, since there is no negative then.
   static absl::StatusOr<std::shared_ptr<const TripletDataset>> create(const Interactions& interactions,
                                                                       const Split& split, Part part,
                                                                       Negatives negatives);

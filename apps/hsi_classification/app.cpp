@@ -1,5 +1,6 @@
 #include "hsi_classification/app.h"
 
+#include "app/classification.h"
 #include "hsi_classification/benchmark.h"
 #include "hsi_classification/export.h"
 #include "hsi_classification/predict.h"
@@ -22,6 +23,8 @@ AppInfo HsiApp::info() const {
           .description = "Classifies the pixels of a hyperspectral scene.",
           .examples = {"trainkit-hsi --data_dir hsi --scene indian_pines --epoch 40",
                        "trainkit-hsi --cube scene.mat --gt scene_gt.mat --model hybridsn --parallel 4",
+                       "trainkit-hsi --cube urban.mat --gt urban.mat --background_class none --class_weights "
+                       "--class_names ground anomaly",
                        "trainkit-hsi --data_dir hsi --scene salinas_a --split disjoint --repeats 5",
                        "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
@@ -30,6 +33,10 @@ AppInfo HsiApp::info() const {
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {
   return hsi::write_demo_data(folder, seed);
+}
+
+absl::Status HsiApp::resolve_options(const ConfigParser&, RunOptions&, const MachineInfo&) {
+  return resolve_class_names(options_);
 }
 
 absl::Status HsiApp::check_options(const ConfigParser& parser, const RunOptions& run) const {
@@ -46,9 +53,11 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   }
   TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run, context.placement));
   const auto validation_set = session_->rows(split_.validation, /*augment=*/false);
+  counts_ = std::make_shared<EvaluationCounts>(session_->scene().num_classes());
   return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
                       .training_set = session_->rows(split_.train, options_.augment),
                       .validation_set = validation_set->size() > 0 ? validation_set : nullptr,
+                      .validation_loss = session_->evaluation_loss(counts_),
                       .keep_best = true,
                       .data_digest = session_->scene().digest(),
                       .description = session_->describe(split_)};
@@ -57,6 +66,12 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
 absl::Status HsiApp::save(const RunOptions& run) const {
   return save_trained_scene(run.output_dir + "/" + kTrainedSceneFile,
                             trained_scene(session_->scene(), session_->preprocessing()));
+}
+
+absl::Status HsiApp::on_evaluation(RunContext& context, int64_t, Metrics& metrics, DeviceReplicator&) {
+  TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor counts, counts_->take(context.placement.group.get()));
+  metrics.merge(class_metrics(session_->scene(), classification_scores(counts)));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& trained) {
@@ -68,9 +83,9 @@ absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& tr
   if (context.placement.is_first()) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
     TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, split_, tested, options_.write_maps));
-    log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->scene(), tested));
+    log_test(trained.logger, trained.result, tested.metrics(session_->scene()), class_table(session_->scene(), tested));
   }
-  return tested.metrics();
+  return tested.metrics(session_->scene());
 }
 
 std::string HsiApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics& scores) const {

@@ -1,6 +1,7 @@
 #pragma once
 /// The hyperspectral trainer as an App.
 
+#include <memory>
 #include <optional>
 
 #include "hsi_classification/options.h"
@@ -16,12 +17,14 @@ class HsiApp final : public App {
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override { add_hsi_flags(parser, options_); }
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
+  absl::Status resolve_options(const ConfigParser& parser, RunOptions& run, const MachineInfo& machine) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
   int64_t repeats() const override { return options_.repeats; }
   RunOptions repeat_of(const RunOptions& run, int64_t index) const override;
 
   absl::Status save(const RunOptions& run) const override;
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
+  absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,
                               const Metrics& scores) const override;
@@ -29,8 +32,9 @@ class HsiApp final : public App {
 
  private:
   HsiOptions options_;
-  std::optional<Session> session_;
-  int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones  // shared by all repeats
+  std::optional<Session> session_;  // shared by all repeats
+  std::shared_ptr<EvaluationCounts> counts_;
+  int64_t tested_step_ = -1;  // step of the tested weights; -1 means the last ones
   Split split_;
 };
 

@@ -1,5 +1,6 @@
 #include "hsi_classification/maps.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
@@ -10,6 +11,8 @@
 namespace trainkit::hsi {
 namespace {
 
+/// Least width of an enlarged map in picture pixels, without its legend.
+constexpr int64_t kLeastWidth = 600;
 constexpr int64_t kLetterWidth = 6, kLineHeight = 11, kMargin = 6, kSwatch = 8;
 
 /// Glyphs of 5 x 7 pixels from the space to '~': five columns each, from the left, with the top pixel in the lowest
@@ -102,28 +105,54 @@ void draw_text(const at::Tensor& picture, int64_t row, int64_t column, std::stri
   }
 }
 
-at::Tensor draw_map(const at::Tensor& map, const Scene& scene) {
+at::Tensor enlarge(const at::Tensor& map) {
+  const int64_t times = (kLeastWidth + map.size(1) - 1) / map.size(1);
+  return map.repeat_interleave(times, 0).repeat_interleave(times, 1);
+}
+
+at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legend) {
   TORCH_CHECK_VALUE(map.dim() == 2 && map.scalar_type() == at::kLong && map.is_cpu(),
                     "map: expected (height, width) int64 on the CPU");
-  const int64_t height = map.size(0), width = map.size(1), classes = scene.num_classes();
-  size_t longest = 10;  // "unlabelled"
-  for (const std::string& name : scene.class_names) longest = std::max(longest, name.size());
-  const int64_t legend = 2 * kMargin + kSwatch + 4 + static_cast<int64_t>(longest) * kLetterWidth;
-  const int64_t rows = std::max(height, 2 * kMargin + (classes + 1) * kLineHeight);
-  const at::Tensor picture = at::full({rows, width + legend, 3}, 255, at::kByte);
+  const int64_t height = map.size(0), width = map.size(1);
+  size_t longest = 0;
+  int64_t lines = 0;
+  for (const LegendEntry& entry : legend) {
+    longest = std::max(longest, entry.name.size());
+    lines += !entry.name.empty();
+  }
+  const int64_t margin = 2 * kMargin + kSwatch + 4 + static_cast<int64_t>(longest) * kLetterWidth;
+  const int64_t rows = std::max(height, 2 * kMargin + lines * kLineHeight);
+  const at::Tensor picture = at::full({rows, width + margin, 3}, 255, at::kByte);
   const at::Tensor values = map.contiguous();
   const auto value = values.accessor<int64_t, 2>();
   for (int64_t i = 0; i < height; ++i) {
-    for (int64_t j = 0; j < width; ++j) set_pixel(picture, i, j, class_colour(value[i][j]));
+    for (int64_t j = 0; j < width; ++j) set_pixel(picture, i, j, legend.at(static_cast<size_t>(value[i][j])).colour);
   }
-  for (int64_t k = 0; k <= classes; ++k) {
-    const int64_t row = kMargin + k * kLineHeight, column = width + kMargin;
-    fill(picture, row, column, kSwatch, class_colour(k));
-    const std::string_view name =
-        k == 0 ? "unlabelled" : std::string_view(scene.class_names[static_cast<size_t>(k - 1)]);
-    draw_text(picture, row, column + kSwatch + 4, name, {});
+  int64_t row = kMargin;
+  for (const LegendEntry& entry : legend) {
+    if (entry.name.empty()) continue;
+    fill(picture, row, width + kMargin, kSwatch, entry.colour);
+    draw_text(picture, row, width + kMargin + kSwatch + 4, entry.name, {});
+    row += kLineHeight;
   }
   return picture;
+}
+
+at::Tensor draw_map(const at::Tensor& map, const Scene& scene) {
+  std::vector<LegendEntry> legend = {{scene.background ? "unlabelled" : "", class_colour(0)}};
+  for (const std::string& name : scene.class_names) {
+    legend.push_back({name, class_colour(static_cast<int64_t>(legend.size()))});
+  }
+  return draw_map(map, legend);
+}
+
+at::Tensor draw_errors(const at::Tensor& predicted, const at::Tensor& truth) {
+  // 0: no true class, 1: correct, 2: wrong
+  const at::Tensor map = truth.ne(0).to(at::kLong) + truth.ne(0).logical_and(predicted.ne(truth)).to(at::kLong);
+  const bool has_unlabelled = truth.eq(0).any().item<bool>();
+  const std::vector<LegendEntry> legend = {
+      {has_unlabelled ? "unlabelled" : "", {}}, {"correct", {200, 200, 200}}, {"wrong", {230, 25, 75}}};
+  return draw_map(enlarge(map), legend);
 }
 
 }  // namespace trainkit::hsi

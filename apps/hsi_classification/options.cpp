@@ -1,8 +1,16 @@
 #include "hsi_classification/options.h"
 
+#include <absl/strings/ascii.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "trainkit/config/config.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit::hsi {
@@ -16,8 +24,18 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
   add("cube", &options.cube,
       {.help = "Cube of a scene without a name: .mat (5 or 7.3), .npy or ENVI .hdr.", .path = PathKind::kInput});
   add("cube_key", &options.cube_key, {.help = "Variable of the cube in a .mat; required if several are possible."});
-  add("gt", &options.gt, {.help = "Ground truth: whole numbers, 0 means unlabelled.", .path = PathKind::kInput});
+  add("gt", &options.gt, {.help = "Ground truth: a whole number for each pixel.", .path = PathKind::kInput});
   add("gt_key", &options.gt_key, {.help = "Variable of the ground truth in a .mat; required if several are possible."});
+  add("background_class", &options.background_class,
+      {.help = "Label of pixels that have no class. none: every label is a class, 0 too, as in scenes of anomalies.",
+       .metavar = "none|N"});
+  add("class_names", &options.class_names,
+      {.help =
+           "Names of the classes by ascending label, for tables and maps; a single word is a file with one name per "
+           "line. Default: those of a known scene, else \"class N\".",
+       .max_items = 4096,
+       .unique_items = true,
+       .metavar = "NAME... | FILE"});
   add("pca", &options.pca,
       {.help = "Principal components to keep; 0: all bands. Default: 30 for hybridsn, else all bands.",
        .min = 0,
@@ -53,6 +71,8 @@ void add_model_flags(ConfigParser& parser, HsiOptions& options) {
   add("dropout", &options.dropout,
       {.help = "Dropout in the fully connected layers of mlp and hybridsn.", .min = 0, .max = 0.99});
   add("augment", &options.augment, {.help = "Randomly flip and rotate training patches in each epoch."});
+  add("class_weights", &options.class_weights,
+      {.help = "Weight classes by the inverse of their frequency among the training pixels."});
   add("feed", &options.feed,
       {.help = "device: keep the cube on the device and gather patches in the step; loader: workers copy patches; "
                "auto: device if the cube fits.",
@@ -62,6 +82,25 @@ void add_model_flags(ConfigParser& parser, HsiOptions& options) {
        .min = 1,
        .max = 1000});
   add("write_maps", &options.write_maps, {.help = "Classify every pixel of the scene at the end and draw maps."});
+}
+
+/// Parses --background_class. False for other words than none and labels.
+bool parse_background(const std::string& text, std::optional<int64_t>& background) {
+  background.reset();
+  if (text == "none") return true;
+  int64_t label = -1;
+  const bool is_label = text.find_first_not_of("0123456789") == text.npos && absl::SimpleAtoi(text, &label);
+  background = label;
+  return is_label;
+}
+
+absl::Status bad_names(const std::string& path, size_t line, const std::string& problem, const std::string& got) {
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.class_names",
+                    .where = fmt::format("{}:{}", path, line),
+                    .problem = problem,
+                    .got = got,
+                    .expected = "one name per line, each once"});
 }
 
 }  // namespace
@@ -82,8 +121,27 @@ void add_hsi_flags(ConfigParser& parser, HsiOptions& options) {
   add_scene_flags(parser, options);
   add_split_flags(parser, options);
   add_model_flags(parser, options);
-  parser.fix({"scene", "cube_key", "gt_key", "pca", "split", "train_ratio", "train_count", "validation_share",
-              "block_size", "model", "patch_size"});
+  parser.fix({"scene", "cube_key", "gt_key", "background_class", "pca", "split", "train_ratio", "train_count",
+              "validation_share", "block_size", "model", "patch_size"});
+}
+
+absl::Status resolve_class_names(HsiOptions& options) {
+  constexpr int64_t kMostBytes = 1 << 20;
+  if (options.class_names.size() != 1) return absl::OkStatus();
+  const std::string path = options.class_names.front();
+  const auto text = Fs::posix().read_file(path, kMostBytes);
+  if (!text.ok()) return reclassify(text.status(), ExitCode::kData, "data.class_names");
+  options.class_names.clear();
+  const std::vector<std::string> lines = absl::StrSplit(absl::StripTrailingAsciiWhitespace(*text), '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string name(absl::StripAsciiWhitespace(lines[i]));
+    if (name.empty()) return bad_names(path, i + 1, "empty name", "");
+    if (std::find(options.class_names.begin(), options.class_names.end(), name) != options.class_names.end()) {
+      return bad_names(path, i + 1, "duplicate name", name);
+    }
+    options.class_names.push_back(name);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options) {
@@ -97,6 +155,9 @@ absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run
   if (const int64_t pca = options.used_pca(); pca != 0 && pca < least.min_bands) {
     return parser.invalid("pca", fmt::format("too small for {}'s convolutions", options.model),
                           fmt::format("0 or at least {}", least.min_bands));
+  }
+  if (std::optional<int64_t> background; !parse_background(options.background_class, background)) {
+    return parser.invalid("background_class", "neither none nor a label", "none, or a whole number from 0 on");
   }
   if (options.train_count > 0 && parser.is_given("train_ratio")) {
     return parser.invalid("train_count", "conflicts with --train_ratio", "one of the two");
@@ -119,12 +180,15 @@ RunOptions repeat_of(const RunOptions& run, const HsiOptions& options, int64_t i
 }
 
 SceneOptions scene_options(const HsiOptions& options, const std::string& data_dir) {
-  return {.data_dir = data_dir,
-          .scene = options.scene,
-          .cube = options.cube,
-          .gt = options.gt,
-          .cube_key = options.cube_key,
-          .gt_key = options.gt_key};
+  SceneOptions scene{.data_dir = data_dir,
+                     .scene = options.scene,
+                     .cube = options.cube,
+                     .gt = options.gt,
+                     .cube_key = options.cube_key,
+                     .gt_key = options.gt_key,
+                     .class_names = options.class_names};
+  parse_background(options.background_class, scene.background);
+  return scene;
 }
 
 SplitOptions split_options(const HsiOptions& options, uint64_t seed) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hsi_classification/models.h"
 #include "hsi_classification/scene.h"
@@ -21,6 +22,10 @@ struct HsiOptions {
   std::string cube_key = {};
   std::string gt = {};
   std::string gt_key = {};
+  /// none, or the label of pixels without a class.
+  std::string background_class = "0";
+  /// Names of the classes by ascending label. A single word is a file until resolve_class_names.
+  std::vector<std::string> class_names = {};
   /// Principal components. Unset: the model's default; 0: all bands.
   std::optional<int64_t> pca = {};
 
@@ -38,6 +43,8 @@ struct HsiOptions {
   std::optional<int64_t> patch_size = {};
   double dropout = 0.4;
   bool augment = true;
+  /// Weight classes by the inverse of their frequency among the training pixels.
+  bool class_weights = false;
 
   // Feeding and results
   /// auto, device or loader.
@@ -57,6 +64,10 @@ void set_run_defaults(RunOptions& run);
 /// Adds every flag of HsiOptions.
 void add_hsi_flags(ConfigParser& parser, HsiOptions& options);
 
+/// Replaces a single word in `class_names` by the lines of the file of that name. Errors: data.class_names (exit code
+/// 4) for a file that cannot be read or has an invalid line.
+absl::Status resolve_class_names(HsiOptions& options);
+
 /// Checks rules between flags: an odd patch that is large enough for the model; train_count or train_ratio, not both;
 /// several runs resumed only together. Errors name the source of the value.
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options);
@@ -65,6 +76,7 @@ absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run
 /// (repeat-1, ...), and resumes if `run` is resumed and the folder contains a checkpoint.
 RunOptions repeat_of(const RunOptions& run, const HsiOptions& options, int64_t index);
 
+/// `options` have passed check_hsi_options.
 SceneOptions scene_options(const HsiOptions& options, const std::string& data_dir);
 SplitOptions split_options(const HsiOptions& options, uint64_t seed);
 HsiModelOptions model_options(const HsiOptions& options, int64_t bands, int64_t num_classes);

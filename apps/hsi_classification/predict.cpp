@@ -18,9 +18,6 @@
 namespace trainkit::hsi {
 namespace {
 
-/// Least width of the map in picture pixels, without its legend.
-constexpr int64_t kLeastWidth = 600;
-
 struct Prediction {
   at::Tensor classes;        ///< (height, width) int64, 1..C
   at::Tensor probabilities;  ///< (height, width, C) float32
@@ -57,14 +54,9 @@ absl::StatusOr<Prediction> classify(const TrainedRun& run, const HsiOptions& opt
   return prediction;
 }
 
-/// Enlarges a map to at least kLeastWidth columns, each pixel to a square.
-at::Tensor enlarge(const at::Tensor& map) {
-  const int64_t times = std::max<int64_t>(1, (kLeastWidth + map.size(1) - 1) / map.size(1));
-  return map.repeat_interleave(times, 0).repeat_interleave(times, 1);
-}
-
 absl::Status write_prediction(const std::string& folder, const Prediction& prediction, const TrainedScene& trained) {
   Scene legend;
+  legend.background = std::nullopt;  // every pixel gets a class
   legend.label_values = trained.label_values;
   legend.class_names = trained.class_names;
   std::string table = "index,label,name\n";

@@ -10,8 +10,10 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
+#include "app/classification.h"
 #include "hsi_classification/maps.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
@@ -37,7 +39,7 @@ std::string percent(double share) { return fmt::format("{:.2f}%", 100 * share); 
 
 /// Converts `map` (height, width) of classes 0..C to the label values of the scene's file.
 at::Tensor file_values(const at::Tensor& map, const Scene& scene) {
-  std::vector<int64_t> values = {0};
+  std::vector<int64_t> values = {scene.background.value_or(-1)};
   values.insert(values.end(), scene.label_values.begin(), scene.label_values.end());
   return at::tensor(values, at::kLong).index_select(0, map.flatten()).view(map.sizes());
 }
@@ -63,8 +65,18 @@ Json json_of(const Scene& scene, const TestResult& result) {
 
 }  // namespace
 
-Metrics TestResult::metrics() const {
-  return {{"oa", scores.oa}, {"aa", scores.aa}, {"kappa", scores.kappa}, {"leak", leak}};
+Metrics class_metrics(const Scene& scene, const ClassificationScores& scores) {
+  Metrics metrics = {{"aa", scores.aa}};
+  for (size_t k = 0; k < scores.classes.size(); ++k) {
+    if (scores.classes[k].rows > 0) metrics["recall." + scene.class_names[k]] = scores.classes[k].recall;
+  }
+  return metrics;
+}
+
+Metrics TestResult::metrics(const Scene& scene) const {
+  Metrics metrics = class_metrics(scene, scores);
+  metrics.insert({{"oa", scores.oa}, {"kappa", scores.kappa}, {"leak", leak}});
+  return metrics;
 }
 
 absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& session, const Split& split,
@@ -116,9 +128,12 @@ absl::Status write_results(const std::string& folder, const Session& session, co
   const Scene& scene = session.scene();
   TRAINKIT_RETURN_IF_ERROR(
       write_file_atomically(Fs::posix(), folder + "/scores.json", json_of(scene, result).dump(2) + "\n"));
+  TRAINKIT_RETURN_IF_ERROR(
+      write_file_atomically(Fs::posix(), folder + "/confusion.svg", draw_confusion(result.counts, scene.class_names)));
   if (!maps) return absl::OkStatus();
-  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/classification.png", draw_map(result.map, scene)));
-  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/ground_truth.png", draw_map(scene.labels, scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/classification.png", draw_map(enlarge(result.map), scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/ground_truth.png", draw_map(enlarge(scene.labels), scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/errors.png", draw_errors(result.map, scene.labels)));
   at::Tensor parts = at::zeros({scene.height() * scene.width()}, at::kByte);
   parts.index_fill_(0, split.train, 1).index_fill_(0, split.validation, 2).index_fill_(0, split.test, 3);
   const std::vector<std::pair<std::string, at::Tensor>> variables = {
@@ -155,15 +170,17 @@ std::string class_table(const Scene& scene, const TestResult& result) {
 
 Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
   Metrics all;
-  if (runs.empty()) return all;
-  const auto count = static_cast<double>(runs.size());
-  for (const auto& [name, unused] : runs.front()) {
-    double sum = 0, squares = 0;
-    for (const Metrics& run : runs) sum += run.at(name);
-    const double mean = sum / count;
-    for (const Metrics& run : runs) squares += (run.at(name) - mean) * (run.at(name) - mean);
+  std::map<std::string, std::vector<double>> values;
+  for (const Metrics& run : runs) {
+    for (const auto& [name, value] : run) values[name].push_back(value);
+  }
+  for (const auto& [name, list] : values) {
+    const auto count = static_cast<double>(list.size());
+    const double mean = std::accumulate(list.begin(), list.end(), 0.0) / count;
+    double squares = 0;
+    for (const double value : list) squares += (value - mean) * (value - mean);
     all[name] = mean;
-    all[name + "_std"] = runs.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
+    all[name + "_std"] = list.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
   }
   return all;
 }
@@ -177,8 +194,9 @@ absl::Status write_repeats(const std::string& output_dir, const std::vector<Metr
 std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step) {
   std::string text;
   if (!result.evaluation.empty()) {
-    text += fmt::format("validation loss {:.4f}, oa {} (best loss {:.4f} at step {})\n", result.evaluation.at("loss"),
-                        percent(result.evaluation.at("oa")), result.best_evaluation.at("loss"), result.best_step);
+    text += fmt::format("validation loss {:.4f}, oa {}, aa {} (best loss {:.4f} at step {})\n",
+                        result.evaluation.at("loss"), percent(result.evaluation.at("oa")),
+                        percent(result.evaluation.at("aa")), result.best_evaluation.at("loss"), result.best_step);
   }
   if (!scores.empty()) text += "test       " + describe_scores(scores) + "\n";
   if (!scores.empty() && tested_step >= 0) {

@@ -26,9 +26,12 @@ struct TestResult {
   /// (height, width) int64: predicted class 1..C; 0 for pixels that were not classified.
   at::Tensor map;
 
-  /// Returns "oa", "aa", "kappa" and "leak", for summary.json and the logs.
-  Metrics metrics() const;
+  /// Returns "oa", "aa", "kappa", "leak" and the recall of each class, for summary.json and the logs.
+  Metrics metrics(const Scene& scene) const;
 };
+
+/// Returns "aa", and "recall.NAME" of each class that has rows.
+Metrics class_metrics(const Scene& scene, const ClassificationScores& scores);
 
 /// Classifies the test pixels, or (`whole_scene`) all pixels, and scores the test pixels. Each pixel counts once over
 /// all devices and ranks. All ranks call it and get the same result. Errors: those of the loader and of other ranks.
@@ -36,9 +39,9 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
                                       const RunOptions& run, const MachineInfo& machine, const Placement& placement,
                                       Precision precision, bool whole_scene);
 
-/// Writes to `folder` (results_dir()): scores.json and, with `maps`, classification.png, ground_truth.png (one picture
-/// pixel per scene pixel, with a legend) and maps.mat ("classification" and "ground_truth" with the label values of the
-/// scene's file, "split": 1 train, 2 validation, 3 test). Exit code 6.
+/// Writes to `folder` (results_dir()): scores.json, confusion.svg and, with `maps`, classification.png,
+/// ground_truth.png and errors.png (enlarged, with a legend) and maps.mat ("classification" and "ground_truth" with the
+/// label values of the scene's file, "split": 1 train, 2 validation, 3 test). Exit code 6.
 absl::Status write_results(const std::string& folder, const Session& session, const Split& split,
                            const TestResult& result, bool maps);
 
@@ -48,7 +51,8 @@ std::string describe_scores(const Metrics& metrics);
 /// Formats classes and scores as a Markdown table.
 std::string class_table(const Scene& scene, const TestResult& result);
 
-/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ...
+/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
+/// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
 Metrics mean_and_deviation(const std::vector<Metrics>& runs);
 
 /// Writes summary.json of several runs: mean_and_deviation of their scores, and "repeats". Exit code 6.

@@ -115,7 +115,7 @@ absl::StatusOr<at::Tensor> checked_truth(const std::string& name, const at::Tens
   const auto at = first_nonzero(bad);
   const double value = value_at(values, at);
   return bad_scene(name, "ground truth", value < 0 ? "a label is negative" : "a label is not a whole number in range",
-                   fmt::format("{} at row {}, column {}", value, at[0], at[1]), "0 (unlabelled) or a class from 1 on",
+                   fmt::format("{} at row {}, column {}", value, at[0], at[1]), "whole numbers from 0 to 1000000000",
                    "positions count from 0");
 }
 
@@ -126,6 +126,45 @@ std::string class_name(const KnownScene* known, int64_t value) {
     }
   }
   return fmt::format("class {}", value);
+}
+
+/// Checks the classes among `labels` different labels of a ground truth.
+absl::Status check_classes(const std::string& name, const Scene& scene, int64_t labels) {
+  const int64_t classes = scene.num_classes();
+  const int64_t background = scene.background.value_or(0);
+  if (background != 0 && classes == labels) {
+    return bad_option("--background_class", "no pixel has this label", std::to_string(background),
+                      fmt::format("none, 0 or a label of {}", name));
+  }
+  const std::string hint = scene.background ? "--background_class none learns every label" : "";
+  if (classes == 0) {
+    return bad_scene(name, "ground truth", "no pixel is labelled", fmt::format("{} everywhere", background),
+                     "at least two classes");
+  }
+  if (classes == 1) {
+    return bad_scene(name, "ground truth", "a single class: there is nothing to classify",
+                     std::to_string(scene.label_values[0]),
+                     scene.background ? fmt::format("at least two classes besides {}, which is unlabelled", background)
+                                      : "at least two classes",
+                     labels > 1 ? hint : "");
+  }
+  if (classes > kMostClasses) {
+    return bad_scene(name, "ground truth", "too many classes", std::to_string(classes),
+                     fmt::format("at most {}", kMostClasses), "is this a ground truth?");
+  }
+  return absl::OkStatus();
+}
+
+/// Replaces the names of the classes.
+absl::Status set_class_names(Scene& scene, const std::vector<std::string>& names) {
+  if (names.empty()) return absl::OkStatus();
+  if (names.size() != scene.class_names.size()) {
+    return bad_option(
+        "--class_names", "not as many names as classes", std::to_string(names.size()),
+        fmt::format("{} names, for the labels {}", scene.num_classes(), fmt::join(scene.label_values, ", ")));
+  }
+  scene.class_names = names;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -139,31 +178,24 @@ std::string Scene::digest() const {
 }
 
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
-                                 const KnownScene* known) try {
+                                 const KnownScene* known, std::optional<int64_t> background) try {
   const at::Tensor truth = squeeze_last_dimension(ground_truth);
   TRAINKIT_RETURN_IF_ERROR(check_ranks(name, cube, truth));
   TRAINKIT_RETURN_IF_ERROR(check_sizes(name, cube, truth));
   Scene scene;
+  scene.background = background;
   TRAINKIT_ASSIGN_OR_RETURN(scene.cube, checked_cube(name, cube.cpu()));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor labels, checked_truth(name, truth.cpu()));
   const auto [values, positions, counts] = at::_unique2(labels, true, true);
+  const at::Tensor classes = at::zeros({values.numel()}, at::kLong);  // class of each value; 0 for the background
   for (int64_t i = 0; i < values.numel(); ++i) {
     const int64_t value = values.const_data_ptr<int64_t>()[i];
-    if (value > 0) scene.label_values.push_back(value);
+    if (value == background) continue;
+    scene.label_values.push_back(value);
+    classes[i] = scene.num_classes();
   }
-  const auto classes = static_cast<int64_t>(scene.label_values.size());
-  if (classes == 0) return bad_scene(name, "ground truth", "no pixel is labelled", "0 everywhere", "classes from 1 on");
-  if (classes == 1) {
-    return bad_scene(name, "ground truth", "a single class: there is nothing to classify",
-                     std::to_string(scene.label_values[0]), "at least two classes besides 0, which is unlabelled");
-  }
-  if (classes > kMostClasses) {
-    return bad_scene(name, "ground truth", "too many classes", std::to_string(classes),
-                     fmt::format("at most {}", kMostClasses), "is this a ground truth?");
-  }
-  // Values are sorted: position 0 is "unlabelled" if that value occurs.
-  const bool has_unlabelled = values.const_data_ptr<int64_t>()[0] == 0;
-  scene.labels = (positions + (has_unlabelled ? 0 : 1)).contiguous();
+  TRAINKIT_RETURN_IF_ERROR(check_classes(name, scene, values.numel()));
+  scene.labels = classes.index_select(0, positions.flatten()).view(labels.sizes());
   for (const int64_t value : scene.label_values) scene.class_names.push_back(class_name(known, value));
   scene.name = std::move(name);
   return scene;
@@ -190,8 +222,9 @@ absl::StatusOr<Scene> load_scene(const SceneOptions& options) try {
   TRAINKIT_RETURN_IF_ERROR(check_cube_rank(files.cube, cube));
   TRAINKIT_ASSIGN_OR_RETURN(const at::Tensor truth, read_ground_truth(files, options.gt_key, cube.sizes()));
   const std::string where = files.cube == files.gt ? files.cube : files.cube + " and " + files.gt;
-  auto scene = make_scene(where, cube, truth, files.known);
+  auto scene = make_scene(where, cube, truth, files.known, options.background);
   if (!scene.ok()) return scene.status();
+  TRAINKIT_RETURN_IF_ERROR(set_class_names(*scene, options.class_names));
   const std::string file = split_path(files.cube).second;
   scene->name = files.known ? std::string(files.known->name) : file.substr(0, file.rfind('.'));
   // Training does not need wavelengths: a damaged list is ignored.

@@ -6,6 +6,7 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,9 +20,11 @@ struct Scene {
   at::Tensor cube = {};
   /// (height, width) int64: 0 is unlabelled, 1..C are classes, each with at least one pixel.
   at::Tensor labels = {};
+  /// Label in the file of unlabelled pixels; nullopt: every label is a class.
+  std::optional<int64_t> background = 0;
   /// Label in the file for class 1..C, ascending: {1, 10, 11, 12, 13, 14} for Salinas-A.
   std::vector<int64_t> label_values = {};
-  /// Names of class 1..C: those of a known scene, else "class 10" with the label in the file.
+  /// Names of class 1..C: the user's, those of a known scene, else "class 10" with the label in the file.
   std::vector<std::string> class_names = {};
   /// Centre of each band in nanometres; empty if the file of the cube does not have them.
   std::vector<double> wavelengths = {};
@@ -50,6 +53,9 @@ struct SceneOptions {
   /// cube, or with two dimensions and whole numbers for the ground truth.
   std::string cube_key = {};
   std::string gt_key = {};
+  /// See Scene. Names of class 1..C; empty: see Scene.
+  std::optional<int64_t> background = 0;
+  std::vector<std::string> class_names = {};
 };
 
 /// A standard scene of the literature, recognised by its file names.
@@ -64,7 +70,8 @@ struct KnownScene {
 /// Indian Pines, Pavia University, Pavia Centre, Salinas, Salinas-A, KSC, Botswana, Houston 2013.
 const std::vector<KnownScene>& known_scenes();
 
-/// Reads and checks a scene. Errors: exit code 2 (cli.value) for inconsistent options or unknown names. Exit code 4 for
+/// Reads and checks a scene. Errors: exit code 2 (cli.value) for inconsistent options, unknown names, a background that
+/// no pixel has and another number of class names than classes. Exit code 4 for
 /// files: those of MatFile, read_npy and read_envi; data.scene with the problem and its place: different sizes of cube
 /// and ground truth (with a hint if one is transposed), a NaN or infinite value with its pixel and band, a label that
 /// is negative or not a whole number, no labelled pixel, a single class.
@@ -81,9 +88,9 @@ struct Cube {
 absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key = {});
 
 /// Makes a scene from arrays in memory: a cube (height, width, bands) of any real dtype and a ground truth (height,
-/// width), checked as above. `known` provides class names.
+/// width), checked as above. `known` provides class names; `background` is as in Scene.
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
-                                 const KnownScene* known = nullptr);
+                                 const KnownScene* known = nullptr, std::optional<int64_t> background = 0);
 
 /// Makes the error of a flag's value (exit code 2).
 absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got = "",

@@ -3,10 +3,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdio>
 #include <filesystem>
 
+#include "app/classification.h"
 #include "hsi_classification/preprocess.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -21,15 +23,9 @@ namespace {
 
 constexpr char kSplitFile[] = "split.json";
 
-LossFunction loss_of(std::shared_ptr<const Feed> feed) {
-  return make_loss_function([feed = std::move(feed)](HsiModel& model, const Batch& batch) {
-    const at::Tensor& labels = batch["y"];
-    const at::Tensor scores = model.forward(feed->patches(batch));
-    LossOutput output(cross_entropy(scores, labels));
-    const c10::NoGradGuard no_grad;
-    output.metrics = {{"oa", scores.argmax(1).eq(labels).to(at::kFloat).mean()}};
-    return output;
-  });
+at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
+  const c10::NoGradGuard no_grad;
+  return scores.argmax(1).eq(labels).to(at::kFloat).mean();
 }
 
 /// Returns the same scene for smaller patches: with less of its mirrored border.
@@ -39,6 +35,18 @@ std::shared_ptr<const Feed> cropped(const Feed& feed, int64_t patch_size) {
   const at::Tensor inner =
       image.narrow(0, border, image.size(0) - 2 * border).narrow(1, border, image.size(1) - 2 * border).contiguous();
   return std::make_shared<Feed>(feed.kind(), inner, patch_size, std::vector<at::Device>{at::kCPU});
+}
+
+/// Lists the classes without pixels: "Oats, Alfalfa and 3 more classes". Empty if there are none.
+std::string missing_classes(const Scene& scene, const std::vector<int64_t>& counts) {
+  constexpr size_t kMostListed = 5;
+  std::vector<std::string> names;
+  for (size_t k = 0; k < counts.size(); ++k) {
+    if (counts[k] == 0) names.push_back(escape_text(scene.class_names[k]));
+  }
+  if (names.size() <= kMostListed) return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{} and {} more classes", fmt::join(names.begin(), names.begin() + kMostListed, ", "),
+                     names.size() - kMostListed);
 }
 
 int64_t resident_bytes(const Feed& feed) {
@@ -105,13 +113,41 @@ std::shared_ptr<const Dataset> Session::rows(const at::Tensor& pixels, bool augm
   return feed_->dataset(pixels, labels_of(pixels), augment);
 }
 
-LossFunction Session::loss() const { return loss_of(feed_); }
+std::vector<int64_t> Session::class_counts(const at::Tensor& pixels) const {
+  std::vector<int64_t> counts(static_cast<size_t>(scene_.num_classes()), 0);
+  const at::Tensor labels = labels_of(pixels).contiguous();
+  for (int64_t i = 0; i < labels.numel(); ++i) ++counts[static_cast<size_t>(labels.const_data_ptr<int64_t>()[i])];
+  return counts;
+}
+
+LossFunction Session::loss_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const {
+  const auto loss_of =
+      std::make_shared<ClassificationLoss>(options_.class_weights ? class_weights(class_counts(pixels)) : at::Tensor());
+  return make_loss_function([feed = std::move(feed), loss_of](HsiModel& model, const Batch& batch) {
+    const at::Tensor scores = model.forward(feed->patches(batch));
+    LossOutput output((*loss_of)(scores, batch["y"]));
+    output.metrics = {{"oa", accuracy(scores, batch["y"])}};
+    return output;
+  });
+}
+
+LossFunction Session::loss(const at::Tensor& pixels) const { return loss_with(feed_, pixels); }
+
+LossFunction Session::evaluation_loss(std::shared_ptr<EvaluationCounts> counts) const {
+  return make_loss_function([feed = feed_, counts = std::move(counts)](HsiModel& model, const Batch& batch) {
+    const at::Tensor scores = model.forward(feed->patches(batch));
+    counts->add(batch, batch["y"], scores);
+    LossOutput output(cross_entropy(scores, batch["y"]));
+    output.metrics = {{"oa", accuracy(scores, batch["y"])}};
+    return output;
+  });
+}
 
 StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const {
   StepRecipe recipe{
       .make_model = [model = model()] { return create_model(model); },
       .make_optimizer = [run, replicas = placement.batch.replicas] { return make_optimizer(run, replicas); },
-      .loss = loss(),
+      .loss = loss(pixels),
       .dataset = rows(pixels, options_.augment),
       .cache_bytes = resident_bytes(*feed_)};
   const HsiModelOptions own = model();
@@ -129,15 +165,13 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement, co
     if (size < least) continue;
     HsiModelOptions other = own;
     other.patch_size = size;
-    recipe.smaller.emplace_back(
-        fmt::format("--patch_size {}", size),
-        [other, feed = feed_, pixels, labels = labels_of(pixels), augment = options_.augment](StepRecipe& choice) {
-          const auto inner = cropped(*feed, other.patch_size);
-          choice.make_model = [other] { return create_model(other); };
-          choice.loss = loss_of(inner);
-          choice.dataset = inner->dataset(pixels, labels, augment);
-          choice.cache_bytes = resident_bytes(*inner);
-        });
+    recipe.smaller.emplace_back(fmt::format("--patch_size {}", size), [this, other, pixels](StepRecipe& choice) {
+      const auto inner = cropped(*feed_, other.patch_size);
+      choice.make_model = [other] { return create_model(other); };
+      choice.loss = loss_with(inner, pixels);
+      choice.dataset = inner->dataset(pixels, labels_of(pixels), options_.augment);
+      choice.cache_bytes = resident_bytes(*inner);
+    });
   }
   return recipe;
 }
@@ -148,14 +182,25 @@ RunFacts Session::describe(const Split& split) const {
                                ? fmt::format("gathered in the step from an image of {}",
                                              format_size(static_cast<int64_t>(feed.image().nbytes())))
                                : "copied by the loader's workers";
-  return {
-      {"scene", fmt::format("{}: {} x {} pixels, {} bands, {} classes; {}", scene_.name, scene_.height(),
-                            scene_.width(), scene_.bands(), scene_.num_classes(), prepared_)},
+  RunFacts facts = {
+      {"scene", fmt::format("{}: {} x {} pixels, {} bands, {} classes, {}; {}", scene_.name, scene_.height(),
+                            scene_.width(), scene_.bands(), scene_.num_classes(),
+                            scene_.background ? fmt::format("label {} is no class", *scene_.background)
+                                              : "every pixel has a class",
+                            prepared_)},
       {"split", fmt::format("{}: {} training, {} validation and {} test pixels; leak {:.1f}%: the share of test "
                             "pixels inside a training patch",
                             options_.split, split.train.numel(), split.validation.numel(), split.test.numel(),
                             100 * leak(split))},
       {"feed", fmt::format("{} patches of {} x {}, {}", options_.model, feed.patch_size(), feed.patch_size(), kind)}};
+  const std::pair<const char*, const at::Tensor&> parts[] = {
+      {"training", split.train}, {"validation", split.validation}, {"test", split.test}};
+  for (const auto& [name, pixels] : parts) {
+    const std::string missing = pixels.numel() > 0 ? missing_classes(scene_, class_counts(pixels)) : "";
+    if (missing.empty()) continue;
+    facts.emplace_back("warning:", fmt::format("no {} pixel of {}", name, missing));
+  }
+  return facts;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {

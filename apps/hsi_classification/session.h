@@ -21,6 +21,10 @@
 #include "trainkit/train/loss.h"
 #include "trainkit/train/step_memory.h"
 
+namespace trainkit {
+class EvaluationCounts;
+}
+
 namespace trainkit::hsi {
 
 /// The scene of a run: standardised, projected with PCA if requested, with mirrored borders. Shared by all repeats.
@@ -44,17 +48,25 @@ class Session {
   at::Tensor labels_of(const at::Tensor& pixels) const;
   std::shared_ptr<const Dataset> rows(const at::Tensor& pixels, bool augment) const;
 
-  /// Returns the cross-entropy, with the share of correct patches as metric "oa", all on the device. Keeps the feed
-  /// alive.
-  LossFunction loss() const;
+  /// Returns the number of `pixels` (n) of each class.
+  std::vector<int64_t> class_counts(const at::Tensor& pixels) const;
 
-  /// Returns the parts of a step on patches of `pixels`, as one device sees it. A scene on the device stays there.
+  /// Returns the training loss, cross-entropy, with the share of correct patches as metric "oa", all on the device.
+  /// With
+  /// --class_weights classes are weighted by their frequency among `pixels`. Keeps the feed alive.
+  LossFunction loss(const at::Tensor& pixels) const;
+  /// Returns the evaluation loss: without class weights, comparable between runs. Adds the predictions to `counts`.
+  LossFunction evaluation_loss(std::shared_ptr<EvaluationCounts> counts) const;
+
+  /// Returns the parts of a step on training `pixels`, as one device sees it. A scene on the device stays there.
+  /// Valid as long as this session.
   StepRecipe recipe(const RunOptions& run, const Placement& placement, const at::Tensor& pixels) const;
 
-  /// Returns the facts "scene", "split" and "feed" of a run.
+  /// Returns the facts "scene", "split" and "feed" of a run, and a warning for each part that lacks a class.
   RunFacts describe(const Split& split) const;
 
  private:
+  LossFunction loss_with(std::shared_ptr<const Feed> feed, const at::Tensor& pixels) const;
   Session(HsiOptions options, Scene scene, Preprocessing preprocessing, std::shared_ptr<const Feed> feed,
           std::string prepared)
       : options_(std::move(options)),

@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "hsi_place.h"
+#include "trainkit/io/array_file.h"
 #include "trainkit/io/mat.h"
+#include "trainkit/logging/sinks.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -28,9 +30,9 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   const Ended ended = run(place, place.flags("run", {"--monitor"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  for (const char* name :
-       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "loss.svg", "tensorboard",
-        "results/classification.png", "results/ground_truth.png", "results/maps.mat", "checkpoints/latest"}) {
+  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json",
+                           "loss.svg", "tensorboard", "results/classification.png", "results/ground_truth.png",
+                           "results/errors.png", "results/confusion.svg", "results/maps.mat", "checkpoints/latest"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"scene      ", "split      random", "leak ", "single on cpu", "validation loss",
@@ -61,9 +63,132 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   CHECK(classes.eq(truth).logical_and(parts == 3).sum().item<int64_t>() == right);
   CHECK((truth.ne(0).logical_xor(parts.ne(0))).any().item<bool>() == false);
 
+  CHECK(summary.at("recall").at("class 2") == scores.at("classes")[1].at("recall"));
+  CHECK_FALSE(summary.contains("warnings"));
+  for (const char* name : {"classification", "ground_truth", "errors"}) {
+    const std::string png = read_text(place.dir / "run" + "/results/" + name + ".png");  // bytes 16 to 19: its width
+    CHECK(static_cast<unsigned char>(png[18]) * 256 + static_cast<unsigned char>(png[19]) > 600);
+  }
   const auto logged = losses(place.dir / "run");
   CHECK(logged.back().split == "test");
   CHECK(logged.back().loss == summary.at("oa").get<double>());
+}
+
+TEST_CASE("Each evaluation logs OA, AA and the recall of each class, the same on several replicas", "[apps][hsi]") {
+  const HsiPlace place;
+  const auto evaluations = [&](const std::string& name, std::vector<std::string> more) {
+    const Ended ended = run(place, place.flags(name, std::move(more)));
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    CHECK(ended.output.find(" aa ") != std::string::npos);
+    CHECK(ended.output.find("recall.") == std::string::npos);  // details are in the files only
+    auto records = read_jsonl(place.dir / name + "/metrics.jsonl").value();
+    std::erase_if(records, [](const LogRecord& record) { return record.split != "val"; });
+    return records;
+  };
+  const auto one = evaluations("one", {}), two = evaluations("two", {"--parallel", "2", "--global_batch_size", "8"});
+  REQUIRE(one.size() == 2);
+  REQUIRE(two.size() == 2);
+  const auto split = nlohmann::json::parse(read_text(place.dir / "one" + "/split.json"));
+  const Scene scene = load_scene({.cube = place.dir / "demo.mat", .gt = place.dir / "demo_gt.mat"}).value();
+  std::vector<double> rows(3, 0);
+  for (const auto& pixel : split.at("validation")) {
+    ++rows[static_cast<size_t>(scene.labels.flatten()[pixel.get<int64_t>()].item<int64_t>() - 1)];
+  }
+  for (const auto* records : {&one, &two}) {
+    for (const LogRecord& record : *records) {
+      double right = 0, recalls = 0;
+      for (size_t k = 0; k < 3; ++k) {
+        const double* recall = record.find("recall.class " + std::to_string(k + 1));
+        REQUIRE(recall);
+        right += *recall * rows[k];
+        recalls += *recall;
+      }
+      CHECK(*record.find("aa") == Approx(recalls / 3));
+      CHECK(*record.find("oa") == Approx(right / static_cast<double>(split.at("validation").size())));
+    }
+  }
+}
+
+TEST_CASE("A class without a validation pixel is a warning at the start and in the summary", "[apps][hsi]") {
+  const HsiPlace place;
+  // One training pixel of ten goes to validation: a class of nine training pixels has none.
+  auto flags = place.flags("run", {"--train_count", "9", "--validation_share", "0.12"});
+  const auto ratio = std::find(flags.begin(), flags.end(), "--train_ratio");
+  flags.erase(ratio, ratio + 2);
+  REQUIRE(run(place, flags).code == 0);
+  CHECK_FALSE(summary_of(place, "run").contains("warnings"));
+  auto split = nlohmann::json::parse(read_text(place.dir / "run" + "/split.json"));
+  const Scene scene = load_scene({.cube = place.dir / "demo.mat", .gt = place.dir / "demo_gt.mat"}).value();
+  auto& validation = split["validation"];
+  for (size_t i = 0; i < validation.size(); ++i) {
+    if (scene.labels.flatten()[validation[i].get<int64_t>()].item<int64_t>() != 2) continue;
+    split["train"].push_back(validation[i]);
+    validation.erase(validation.begin() + static_cast<int64_t>(i));
+    break;
+  }
+  std::ofstream(place.dir / "split.json") << split.dump();
+  const Ended ended = run(place, place.flags("b", {"--split", place.dir / "split.json"}));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK_THAT(ended.output, Catch::Contains("warning: no validation pixel of class 2"));
+  CHECK(summary_of(place, "b").at("warnings") == nlohmann::json{"no validation pixel of class 2"});
+}
+
+TEST_CASE("A scene whose label 0 is a class is learned, mapped and predicted with the names of the classes",
+          "[apps][hsi]") {
+  const HsiPlace place;
+  std::ofstream(place.dir / "names.txt") << "path\ncorn & co\nsoy.bean\noats\n";
+  const Ended ended = run(place, place.flags("run", {"--background_class", "none", "--class_names",
+                                                     place.dir / "names.txt", "--class_weights", "--epochs", "3"}));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK_THAT(ended.output, Catch::Contains("4 classes, every pixel has a class") && Catch::Contains("| soy.bean |"));
+  const auto split = nlohmann::json::parse(read_text(place.dir / "run" + "/split.json"));
+  CHECK(split.at("train").size() + split.at("validation").size() + split.at("test").size() == 30 * 32);
+  const auto summary = summary_of(place, "run");
+  for (const char* name : {"path", "corn & co", "soy.bean", "oats"}) CHECK(summary.at("recall").contains(name));
+  CHECK_THAT(read_text(place.dir / "run" + "/results/confusion.svg"), Catch::Contains(">corn &amp; co</text>"));
+  const MatFile maps = MatFile::open(place.dir / "run" + "/results/maps.mat").value();
+  const at::Tensor truth = MatFile::open(place.dir / "demo_gt.mat")->read("demo_gt").value();
+  CHECK(maps.read("ground_truth")->equal(truth.to(at::kLong)));
+  CHECK(maps.read("classification")->eq(0).any().item<bool>());
+
+  const Ended predicted = run(place, {"predict", place.dir / "run", "--cube", place.dir / "demo.mat", "--out",
+                                      place.dir / "out", "--device", "cpu"});
+  INFO(predicted.errors);
+  REQUIRE(predicted.code == 0);
+  CHECK_THAT(predicted.output, Catch::Contains("     0  path"));
+  CHECK_THAT(read_text(place.dir / "out" + "/classes.csv"), Catch::Contains("2,2,soy.bean"));
+  CHECK(read_npy(place.dir / "out" + "/classes.npy")->equal(maps.read("classification")->to(at::kLong)));
+
+  // The run continues from its folder alone: it has stored the names, not the path of their file.
+  fs::remove(place.dir / "names.txt");
+  const Ended resumed = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--epochs", "4"});
+  INFO(resumed.errors);
+  CHECK(resumed.code == 0);
+  CHECK_THAT(resumed.output, Catch::Contains("| soy.bean |"));
+  const Ended refused =
+      run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--background_class", "0"});
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.errors, Catch::Contains("--background_class: cannot change when a run is continued"));
+}
+
+TEST_CASE("Two replicas with class weights train as one process", "[apps][hsi]") {
+  const HsiPlace place;
+  const auto with = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(), {"--global_batch_size", "8", "--background_class", "none"});
+    const Ended ended = run(place, place.flags(name, more));
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    return losses(place.dir / name);
+  };
+  const auto one = with("one", {"--class_weights"}), two = with("two", {"--class_weights", "--parallel", "2"});
+  REQUIRE(one.size() == two.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    if (one[i].split != "test") CHECK(two[i].loss == Approx(one[i].loss).epsilon(2e-3).margin(1e-4));
+  }
+  CHECK(with("plain", {})[0].loss != one[0].loss);
 }
 
 TEST_CASE("Both feed modes and any number of workers train the same weights", "[apps][hsi]") {
@@ -179,6 +304,7 @@ TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line
   std::ofstream(place.dir / "bad.yaml") << "patchsize: 8\n";
   std::ofstream(place.dir / "cut.mat") << read_text(place.dir / "demo.mat").substr(0, 900);
   std::ofstream(place.dir / "split.json") << "{}";
+  std::ofstream(place.dir / "names.txt") << "a\na\nb\n";
   REQUIRE(run(place, place.flags("taken", {"--max_steps", "2", "--save_every", "2"})).code == 0);
   struct Case {
     int code;
@@ -196,6 +322,14 @@ TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line
       {2, "--model", {"--model", "resnet"}},
       {2, "--feed", {"--feed", "disk"}},
       {2, "--repeats", {"--repeats", "0"}},
+      {2, "--background_class", {"--cube", demo, "--gt", truth, "--background_class", "nil"}},
+      {2, "--background_class", {"--cube", demo, "--gt", truth, "--background_class", "-1"}},
+      {2, "--background_class", place.flags("b", {"--background_class", "17"})},
+      {2, "--class_names", place.flags("n", {"--class_names", "a", "b"})},
+      {2, "--class_names", place.flags("n", {"--class_names", "a", "b", "a"})},
+      {2, "--class_weights", place.flags("n", {"--class_weights=maybe"})},
+      {4, "names.txt:2: duplicate name", place.flags("n", {"--class_names", place.dir / "names.txt"})},
+      {4, "data.class_names", place.flags("n", {"--class_names", place.dir / "absent.txt"})},
       {2, "--pca", {"--cube", demo, "--gt", truth, "--pca", "17", "--output_dir", place.dir / "p"}},
       {2, "--batch_size", {"--batch_size", "0"}},
       {2, "--resume", {"--repeats", "2", "--resume", place.dir / "taken"}},

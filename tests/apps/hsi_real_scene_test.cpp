@@ -51,4 +51,12 @@ TEST_CASE("Ground truths of other scenes have their labels, and a cube and its m
   const auto hydice = load_scene({.cube = folder + "HYDICE_data.mat", .gt = folder + "HYDICE_data.mat"});
   INFO(error_line(hydice.status()));
   CHECK(error_line(hydice.status()).find("a single class") != std::string::npos);
+  for (const auto& [file, background] : {std::pair("HYDICE_data.mat", 7981), {"abu-urban-2.mat", 9845}}) {
+    CAPTURE(file);
+    const auto scene = load_scene({.cube = folder + file, .gt = folder + file, .background = std::nullopt});
+    REQUIRE(scene.ok());
+    CHECK(scene->label_values == std::vector<int64_t>{0, 1});
+    CHECK(scene->labels.min().item<int64_t>() == 1);
+    CHECK(scene->labels.eq(1).sum().item<int64_t>() == background);  // the whole cube is labelled
+  }
 }

@@ -57,6 +57,38 @@ TEST_CASE("A map shows each pixel of the scene in its class's colour, and a lege
   for (int64_t k = 0; k <= 3; ++k) CHECK(legend.count(bytes_of(class_colour(k))) == 1);
 }
 
+TEST_CASE("A scene without unlabelled pixels has no entry for them in its legend", "[apps][hsi][maps]") {
+  Scene scene = scene_of(2);
+  const auto legend_has_black_square = [&] {
+    const at::Tensor picture = draw_map(at::ones({20, 30}, at::kLong), scene);
+    return picture.narrow(0, 6, 8).narrow(1, 36, 8).eq(0).all().item<bool>();
+  };
+  CHECK(legend_has_black_square());
+  scene.background = std::nullopt;
+  CHECK_FALSE(legend_has_black_square());
+}
+
+TEST_CASE("A map is enlarged to at least 600 columns without interpolation", "[apps][hsi][maps]") {
+  const at::Tensor map = at::arange(6, at::kLong).view({2, 3});
+  const at::Tensor large = enlarge(map);
+  REQUIRE(large.sizes() == at::IntArrayRef({400, 600}));
+  CHECK(large.slice(0, 0, 400, 200).slice(1, 0, 600, 200).equal(map));
+  CHECK(large.slice(0, 199, 400, 200).slice(1, 199, 600, 200).equal(map));
+  CHECK(enlarge(at::zeros({5, 601}, at::kLong)).size(1) == 601);
+  CHECK(enlarge(at::zeros({5, 350}, at::kLong)).size(1) == 700);
+}
+
+TEST_CASE("The error map shows correct, wrong and unlabelled pixels in different colours", "[apps][hsi][maps]") {
+  const at::Tensor truth = at::tensor({0, 1, 2, 2}, at::kLong).view({2, 2});
+  const at::Tensor predicted = at::tensor({1, 1, 2, 1}, at::kLong).view({2, 2});
+  const at::Tensor picture = draw_errors(predicted, truth);
+  REQUIRE(picture.size(1) > 600);
+  CHECK(pixel(picture, 0, 0) == bytes_of({}));
+  CHECK(pixel(picture, 0, 599) == pixel(picture, 599, 0));
+  CHECK(pixel(picture, 0, 599) != pixel(picture, 599, 599));
+  CHECK(pixel(picture, 599, 599) == bytes_of({230, 25, 75}));
+}
+
 TEST_CASE("Classes have different colours, also beyond the palette", "[apps][hsi][maps]") {
   std::set<std::string> seen;
   for (int64_t k = 0; k <= 40; ++k) seen.insert(bytes_of(class_colour(k)));
@@ -86,6 +118,10 @@ TEST_CASE("Repeats report their mean and the sample standard deviation", "[apps]
   CHECK(all.at("oa_std") == Approx(0.1));
   CHECK(all.at("aa_std") == Approx(0).margin(1e-15));
   CHECK(mean_and_deviation({{{"oa", 0.9}}}).at("oa_std") == 0);
+  // The recall of a class is known only where the test part has the class.
+  const Metrics some = mean_and_deviation({{{"oa", 0.9}}, {{"oa", 0.7}, {"recall.Oats", 0.5}}});
+  CHECK(some.at("recall.Oats") == 0.5);
+  CHECK(some.at("oa") == Approx(0.8));
 }
 
 TEST_CASE("Scores are never shown without the leak", "[apps][hsi][results]") {

@@ -62,6 +62,40 @@ TEST_CASE("A ground truth without unlabelled pixels has no class 0", "[hsi][scen
   CHECK(scene->labels[0][0].item<int64_t>() == 2);
 }
 
+TEST_CASE("Any label can be the background, or none", "[hsi][scene]") {
+  const auto with = [](std::optional<int64_t> background) {
+    return make_scene("s", some_cube(), some_truth(), nullptr, background);
+  };
+  const auto all = with(std::nullopt), without_seven = with(7);
+  REQUIRE(all.status() == absl::OkStatus());
+  CHECK(all->label_values == std::vector<int64_t>{0, 3, 7});
+  CHECK(all->class_names[0] == "class 0");
+  CHECK(at::equal(all->labels.select(1, 0), torch::tensor({1, 2, 1, 3, 1})));
+  REQUIRE(without_seven.status() == absl::OkStatus());
+  CHECK(without_seven->label_values == std::vector<int64_t>{0, 3});
+  CHECK(at::equal(without_seven->labels.select(1, 0), torch::tensor({1, 2, 1, 0, 1})));
+  const auto absent = with(5);
+  CHECK(exit_code(absent.status()) == ExitCode::kUsage);
+  CHECK(line_of(absent).find("--background_class: no pixel has this label (got '5'") != std::string::npos);
+  const at::Tensor two = torch::zeros({5, 4}, torch::kByte);
+  two[1][1] = 1;
+  CHECK(error_of(make_scene("s", some_cube(), two).status())->hint == "--background_class none learns every label");
+  CHECK(make_scene("s", some_cube(), two, nullptr, std::nullopt).ok());
+}
+
+TEST_CASE("Names of the classes replace those of labels, and their number is checked", "[hsi][scene]") {
+  const test::TempDir folder;
+  write(folder / "a.mat", {{"a", some_cube()}});
+  write(folder / "b.mat", {{"b", some_truth()}});
+  SceneOptions options{.cube = folder / "a.mat", .gt = folder / "b.mat", .class_names = {"soil", "water"}};
+  CHECK(load_scene(options)->class_names == std::vector<std::string>{"soil", "water"});
+  options.background = std::nullopt;
+  const auto wrong = load_scene(options);
+  CHECK(exit_code(wrong.status()) == ExitCode::kUsage);
+  CHECK(line_of(wrong).find("--class_names: not as many names as classes (got '2', expected 3 names, for the labels 0, "
+                            "3, 7)") != std::string::npos);
+}
+
 TEST_CASE("Each known scene is found by its usual file names and keys", "[hsi][scene]") {
   for (const KnownScene& known : known_scenes()) {
     CAPTURE(std::string(known.name));

@@ -43,8 +43,9 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
     INFO(name);
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
-  for (const char* text : {"data       ", "(ml-1m): ", "protocol   80/10/10 of each user at random, full ranking of 50",
-                           "single on cpu", "test       recall@10 ", "popularity recall@10 ", "monitor: "}) {
+  for (const char* text :
+       {"data       ", "(ml-1m): ", "protocol   80/10/10 of each user at random, full ranking of 50", "single on cpu",
+        "test       ndcg@10 ", "popularity ndcg@10 ", "|---|---|---|\n| ndcg@10 |", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
@@ -139,9 +140,9 @@ TEST_CASE("2048 rows per step are divided among the devices, and rows changed by
     CHECK(!fs::exists(place.dir / "run"));
     return ended.output;
   };
-  CHECK_THAT(plan({}), Catch::Contains("= 2048 rows") || Catch::Contains("2048"));
-  CHECK_THAT(plan({"--parallel", "2"}), Catch::Contains("1024"));
-  CHECK_THAT(plan({"--parallel", "3"}),
+  CHECK_THAT(plan({"--global_batch_size", "2048"}), Catch::Contains("= 2048 per step"));
+  CHECK_THAT(plan({"--global_batch_size", "2048", "--parallel", "2"}), Catch::Contains("1024 per device"));
+  CHECK_THAT(plan({"--global_batch_size", "2048", "--parallel", "3"}),
              Catch::Contains("2048 rows per step over 3 devices: 682 per device, 2 fewer by rounding"));
   CHECK_THAT(plan({"--parallel", "3", "--global_batch_size", "2"}),
              Catch::Contains("2 rows per step over 3 devices: 1 per device, 1 more by rounding"));
@@ -191,7 +192,7 @@ TEST_CASE("The GPT-2 model trains frozen, cached, unfrozen and with adapters, an
   CHECK_THAT(with("dp", {"--strategy", "dp", "--parallel", "2"}), Catch::Contains("2 logical replicas"));
   // The guide's two stages.
   CHECK_THAT(with("cached", {"--resume", "latest", "--no-use_cache", "--epochs", "3"}),
-             Catch::Contains("test       recall@10"));
+             Catch::Contains("test       ndcg@10"));
   CHECK(json_of(place, "cached/summary.json").at("epochs") == 3);
 }
 
@@ -308,7 +309,8 @@ TEST_CASE("SIGTERM stops trainkit-gpt2rec with a checkpoint and exit code 143; i
   CHECK(program.output().find("--resume latest") != std::string::npos);
   CHECK_FALSE(fs::exists(place.dir / "run" + "/results/scores.json"));
   const std::string split = read_text(place.dir / "run" + "/split.tsv");
-  const Ended refused = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--split", "leave_one_out"});
+  const Ended refused =
+      run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--split", "leave_one_out"});
   CHECK(refused.code == 2);
   CHECK_THAT(refused.errors, Catch::Contains("--split: cannot change when a run is continued"));
   const Ended resumed = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--max_steps", "1"});

@@ -216,7 +216,7 @@ TEST_CASE("Every bad line is reported with its file, its number and the problem"
 TEST_CASE("Folders without ratings, folders with several, and special files are errors", "[apps][rec]") {
   const TempDir dir;
   const auto line_of = [&](const std::string& path, const std::string& format = "auto") {
-    const auto ratings = read_ratings(path, format);
+    const auto ratings = read_ratings(path, {.format = format});
     REQUIRE_FALSE(ratings.ok());
     CHECK(exit_code(ratings.status()) == ExitCode::kData);
     return error_line(ratings.status());

@@ -18,7 +18,7 @@ TEST_CASE("MovieLens 100k gives the same complete data in its three formats", "[
   CHECK(own.format == "ml-100k");
   CHECK((own.users.size() == 943 && own.items.size() == 1682 && own.rows.size() == 100'000));
   CHECK(own.notes.empty());
-  const Ratings recbole = read_ratings(folder + "ml-100k", "recbole").value();
+  const Ratings recbole = read_ratings(folder + "ml-100k", {.format = "recbole"}).value();
   REQUIRE(recbole.rows.size() == own.rows.size());
   int64_t differences = 0;
   for (size_t i = 0; i < own.rows.size(); ++i) {

@@ -60,7 +60,7 @@ TEST_CASE("Without a terminal each training record is a plain line", "[logging][
   progress.log(record(740));
   progress.tick(745);
   CHECK(screen.take() == "step 740/2000 | epoch 1.85/5 | loss 2.1034 | lr 0.000955 | 12.3k tokens/s | left 1:10\n");
-  progress.log({.step = 740, .split = "val", .values = {{"loss", 1.99}, {"perplexity", 7.3155}}});
+  progress.log({.step = 740, .split = "val", .values = {{"loss", 1.99}, {"perplexity", 7.3155}, {"recall.Corn", 0.5}}});
   CHECK(screen.take() == "val at step 740: loss 1.9900 perplexity 7.3155\n");
   progress.print("saved");
   progress.log_text({.step = 740, .tag = "sample", .text = "To be,\nor"});

@@ -55,6 +55,12 @@ TEST_CASE("Scores are separate entries, and a dot creates an object", "[logging]
   CHECK(written["popularity"] == json{{"mrr", 0.5}, {"ndcg@10", 0.125}});
 }
 
+TEST_CASE("Warnings are listed; a run without one has no list", "[logging][summary]") {
+  const json written = json::parse(to_json(RunSummary{.warnings = {"no validation pixel of Oats", "no test pixel"}}));
+  CHECK(written["warnings"] == json{"no validation pixel of Oats", "no test pixel"});
+  CHECK_FALSE(json::parse(to_json(RunSummary{})).contains("warnings"));
+}
+
 TEST_CASE("error.json contains the error, and a later success removes it", "[logging][summary]") {
   test::TempDir dir;
   const absl::Status error = to_status({.exit_code = ExitCode::kData,

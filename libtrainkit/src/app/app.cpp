@@ -42,6 +42,14 @@ void fill_in_defaults(TrainingTask& task, const RunContext& context) {
   }
 }
 
+std::vector<std::string> warnings_of(const RunFacts& facts) {
+  std::vector<std::string> warnings;
+  for (const auto& [name, text] : facts) {
+    if (name == "warning:") warnings.push_back(text);
+  }
+  return warnings;
+}
+
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
@@ -139,7 +147,8 @@ class AppRun {
     TRAINKIT_RETURN_IF_ERROR(evaluated);
     const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr};
     TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
-    TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, *loader_, scores));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code,
+                              folder_->finish(result, *loader_, scores, warnings_of(task_.description)));
     context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
                    run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
     if (code == 0 && context_.placement.is_first()) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));

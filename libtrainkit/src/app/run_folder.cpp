@@ -250,7 +250,8 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 
-absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores) {
+absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores,
+                                      const std::vector<std::string>& warnings) {
   if (result.monitor.seconds > 0) logger_->print("monitor: " + describe(result.monitor));
   TRAINKIT_RETURN_IF_ERROR(logger_->close());
   const auto named = [](const Metrics& metrics) {
@@ -272,6 +273,7 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .best_metrics = named(result.best_evaluation),
                      .best_step = result.best_evaluation.empty() ? -1 : result.best_step,
                      .scores = {scores.begin(), scores.end()},
+                     .warnings = warnings,
                      .versions = library_versions()};
   summary.final_metrics.emplace_back("train_loss", result.loss);
   TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, group_.get(), lines_of(loader.bad_samples())));

@@ -154,7 +154,10 @@ class ConsoleProgress::Impl {
 
   static std::string evaluation_line(const LogRecord& record) {
     std::string line = fmt::format("{} at step {}:", record.split, record.step);
-    for (const auto& [name, value] : record.values) line += fmt::format(" {} {}", name, format_number(value));
+    for (const auto& [name, value] : record.values) {
+      const bool is_detail = name.find('.') != name.npos;
+      if (!is_detail) line += fmt::format(" {} {}", name, format_number(value));
+    }
     return line;
   }
 

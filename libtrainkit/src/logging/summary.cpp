@@ -61,6 +61,7 @@ std::string to_json(const RunSummary& summary) {
     Json& place = dot == name.npos ? json : json[detail::escape_name(name.substr(0, dot))];
     place[detail::escape_name(dot == name.npos ? name : name.substr(dot + 1))] = number(score);
   }
+  for (const std::string& warning : summary.warnings) json["warnings"].push_back(format_text(warning));
   for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
   return json.dump(2) + "\n";
 }

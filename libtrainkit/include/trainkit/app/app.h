@@ -71,7 +71,8 @@ struct TrainingTask {
   /// Identifies the contents of the data, for example Digest::of(text). Saved in checkpoints. A run resumed on other
   /// data fails before it writes a file. Empty: not checked.
   std::string data_digest = {};
-  /// Facts about the data for the first lines of the run: {{"data", "150 rows of 4 features"}}.
+  /// Facts about the data for the first lines of the run: {{"data", "150 rows of 4 features"}}. Those named "warning:"
+  /// are also listed in summary.json.
   RunFacts description = {};
 };
 
@@ -302,10 +303,11 @@ class RunFolder {
   const std::string& path() const { return path_; }
 
   /// Prints the monitor's summary, closes the log and writes bad_samples.csv, loss.svg and summary.json. Every rank
-  /// must call it, since the list of bad samples covers all ranks. `scores` are the scores in summary.json. Returns the
-  /// exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a log (exit
-  /// code 6).
-  absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores = {});
+  /// must call it, since the list of bad samples covers all ranks. `scores` and `warnings` are those of summary.json.
+  /// Returns the exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a
+  /// log (exit code 6).
+  absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores = {},
+                             const std::vector<std::string>& warnings = {});
 
  private:
   RunFolder(std::string path, std::shared_ptr<ProcessGroup> group, std::unique_ptr<RunLogger> logger)

@@ -182,7 +182,8 @@ struct ProgressOptions {
 ///
 /// Evaluations, printed lines and warnings stay above the bar. On a narrow terminal the bar is omitted first, then
 /// fields from the right. The remaining time follows the speed of the last half minute. The data wait is shown from 10
-/// % on ("data wait 43%").
+/// % on ("data wait 43%"). A value of an evaluation whose name has a dot ("recall.Corn") is a detail: it is in the
+/// files only.
 ///
 /// Escapes text and masks secrets (format_text in format.h). If the stream is closed or its reader has exited (EPIPE,
 /// without raising SIGPIPE), the display stays silent. It is optional() and never ends a run.

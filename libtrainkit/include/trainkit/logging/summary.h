@@ -41,6 +41,8 @@ struct RunSummary {
   /// Further scores of the run as separate entries, {"oa", 0.997}. A dot in a name creates a nested object:
   /// {"popularity.recall@10", 0.1} is entry "recall@10" of object "popularity".
   std::vector<std::pair<std::string, double>> scores = {};
+  /// Warnings at the start of the run, such as classes that a part of the data lacks.
+  std::vector<std::string> warnings = {};
   /// {"trainkit", "0.1.0"}, {"libtorch", "2.11.0"}, ...
   std::map<std::string, std::string> versions = {};
 };
