@@ -15,6 +15,7 @@ AppInfo TransformerApp::info() const {
           .description = "Trains a Transformer language model on text.",
           .examples = {"trainkit-transformer --input book.txt --preset shakespeare_char_cpu",
                        "trainkit-transformer --batch-size 16 --hidden-dim 256 --n-layers 3 --max-epochs 100",
+                       "trainkit-transformer --input books.txt:0.7 articles.jsonl:0.3 --pack_documents",
                        "trainkit-transformer --output_dir runs/transformer --resume latest",
                        "trainkit-transformer --output_dir runs/transformer --sample \"To be\"",
                        "trainkit-transformer evaluate runs/transformer --input other.txt"}};

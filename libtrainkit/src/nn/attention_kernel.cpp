@@ -128,6 +128,7 @@ TRAINKIT_INLINE void load_masked_scores(const float* row, const float* bias, int
   load(row + j, score);
   load(bias + j, hidden);
   score += hidden;
+  if (j >= visible.first && j + kLanes <= visible.position + 1) return;  // each of these keys is seen
   const Signs key = kLane + static_cast<int32_t>(j);
   const Signs unseen = (key > static_cast<int32_t>(visible.position)) | (key < visible.first);
   score = unseen ? Floats{} + kHidden : score;
