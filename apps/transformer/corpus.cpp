@@ -127,6 +127,7 @@ double characters_per_token(const Corpus& corpus) {
     const std::string_view bytes = corpus.tokenizer->token_bytes(static_cast<TokenId>(id));
     characters[id] = std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; });
   }
+  if (const auto end = document_end_token(*corpus.tokenizer)) characters[*end] = 0;
   int64_t sum = 0, count = 0;
   const auto add = [&](const TokenizedText& text) {
     count_characters(text.tokens, characters, text.train_tokens, text.tokens.size(), sum, count);

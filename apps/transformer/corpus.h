@@ -78,7 +78,8 @@ struct Corpus {
   /// Identifies all texts, as they are tokenized, and their weights.
   std::string digest = {};
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;
-  /// Mean number of characters (code points) per token of the validation text; 1 with the char tokenizer.
+  /// Mean number of characters (code points) per token of the validation text; 1 with the char tokenizer. The end of a
+  /// document is no character.
   double characters_per_token = 1;
 };
 

@@ -53,6 +53,17 @@ TEST_CASE("Each line of a .jsonl file is a document: the text of one field, and 
   CHECK(open(dir, joined).digest() != digest);
 }
 
+TEST_CASE("The end of a document is a token but no character", "[apps][text]") {
+  const test::TempDir dir;
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += "{\"text\": \"ab\"}\n";
+  const Corpus corpus =
+      prepare_corpus({.inputs = {{save(dir / "a.jsonl", lines)}}, .cache_dir = dir.path().string(), .block_size = 4})
+          .value();
+  CHECK(corpus.texts[0].tokens.size() == 60);
+  CHECK(corpus.characters_per_token == Approx(4.0 / 6));
+}
+
 TEST_CASE("A faulty line of a .jsonl file is an error with its file and line", "[apps][text]") {
   const test::TempDir dir;
   const std::string good = "{\"text\": \"a\"}\n\n";
