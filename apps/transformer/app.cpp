@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "trainkit/core/status.h"
 #include "trainkit/optim/adam.h"
 #include "transformer/sampling.h"
@@ -13,6 +15,7 @@ AppInfo TransformerApp::info() const {
           .description = "Trains a Transformer language model on text.",
           .examples = {"trainkit-transformer --input book.txt --preset shakespeare_char_cpu",
                        "trainkit-transformer --batch-size 16 --hidden-dim 256 --n-layers 3 --max-epochs 100",
+                       "trainkit-transformer --input books.txt:0.7 articles.jsonl:0.3 --pack_documents",
                        "trainkit-transformer --output_dir runs/transformer --resume latest",
                        "trainkit-transformer --output_dir runs/transformer --sample \"To be\"",
                        "trainkit-transformer evaluate runs/transformer --input other.txt"}};
@@ -40,7 +43,7 @@ StepRecipe TransformerApp::recipe(const RunContext& context) const {
   StepRecipe recipe;
   recipe.make_model = [this, vocab_size] { return create_model(options_, vocab_size).ptr(); };
   recipe.make_optimizer = [adamw] { return std::make_unique<AdamW>(adamw); };
-  recipe.loss = text_loss();
+  recipe.loss = text_loss(session_->target_share());
   recipe.smaller = smaller_models(options_, vocab_size);
   recipe.set_segments = [options = options_, vocab_size](StepRecipe& other, int64_t segments) mutable {
     options.checkpoint_segments = {segments};
@@ -54,18 +57,26 @@ StepRecipe TransformerApp::recipe(const RunContext& context) const {
 absl::StatusOr<TrainingTask> TransformerApp::open(RunContext& context) {
   TRAINKIT_ASSIGN_OR_RETURN(session_, first_rank_first(context.placement, "preparing the text",
                                                        [&] { return Session::open(context.run, options_); }));
-  const auto validation_set = session_->validation_set();
-  // The last window of the validation text is padded. Padding has no weight.
-  const auto validation_loss = [validation_set](Transformer& model, const Batch& batch) {
-    return LossOutput(language_model_loss(model->forward(batch["x"]), batch["y"]),
-                      static_cast<double>(validation_set->targets(batch.row_indices())));
+  const ValidationRows validation = session_->validation_rows();
+  // The last window of a validation text is padded. Padding has no weight.
+  const auto validation_loss = [validation](TransformerImpl& model, const Batch& batch) {
+    return LossOutput(language_model_loss(forward_windows(model, batch), batch["y"]),
+                      static_cast<double>(validation.targets(batch.row_indices())));
   };
   const at::Device device = context.placement.device();
   RunFacts description = session_->describe();
+  if (options_.pack_documents) {
+    description.emplace_back(
+        "documents", fmt::format("packed; {:.2f} % of the positions have a target", 100 * session_->target_share()));
+  }
+  if (options_.eval_max_rows > 0) {
+    description.emplace_back("evaluation", fmt::format("{} windows, evenly spaced", validation.dataset->size()));
+  }
   if (device.is_cuda()) description.emplace_back("memory", describe_memory(device));
   return TrainingTask{.recipe = recipe(context),
                       .training_set = session_->training_set(),
-                      .validation_set = validation_set,
+                      .order = session_->mixture() ? session_->mixture()->order() : nullptr,
+                      .validation_set = validation.dataset,
                       .validation_loss = make_loss_function(validation_loss),
                       .final_lr_share = options_.final_lr_share,
                       .keep_best = true,
@@ -89,17 +100,34 @@ absl::Status TransformerApp::on_evaluation(RunContext&, int64_t, Metrics& metric
   return absl::OkStatus();
 }
 
-std::string TransformerApp::describe_scores(const RunContext&, const TrainerResult& result, const Metrics&) const {
-  if (result.evaluation.empty()) return "";
-  return fmt::format(
-      "validation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})\n",
-      result.evaluation.at("loss"), result.evaluation.at("perplexity"), result.evaluation.at("bits_per_character"),
-      result.best_evaluation.at("loss"), result.best_step);
+std::vector<int64_t> TransformerApp::mixed_rows(const RunContext& context, const TrainerResult& result) const {
+  const BatchPlan& batch = context.placement.batch;
+  const int64_t rows = session_->mixture()->order()->size();
+  // As training_loader: an epoch has the rows of full batches, a batch those of all devices.
+  const int64_t used = context.run.drop_last ? rows - rows % context.run.batch_size.value.value_or(1) : rows;
+  const int64_t per_batch = batch.batch_size * batch.replicas, batches = (used + per_batch - 1) / per_batch;
+  const double epochs = std::floor(result.epochs);
+  return session_->mixture()->count_rows(
+      static_cast<int64_t>(epochs), std::llround((result.epochs - epochs) * static_cast<double>(batches)) * per_batch,
+      used);
 }
 
-absl::StatusOr<Metrics> TransformerApp::test(RunContext&, const TrainedModel& trained) {
-  if (trained.result.signal == 0) TRAINKIT_RETURN_IF_ERROR(trained.load_best().status());
-  return Metrics{};
+std::string TransformerApp::describe_scores(const RunContext& context, const TrainerResult& result,
+                                            const Metrics&) const {
+  const std::string mixture =
+      session_->mixture() ? session_->mixture()->describe_shares(mixed_rows(context, result)) + "\n" : "";
+  if (result.evaluation.empty()) return mixture;
+  return mixture +
+         fmt::format(
+             "validation loss {:.4f}, perplexity {:.3f}, {:.4f} bits per character (best loss {:.4f} at step {})\n",
+             result.evaluation.at("loss"), result.evaluation.at("perplexity"),
+             result.evaluation.at("bits_per_character"), result.best_evaluation.at("loss"), result.best_step);
+}
+
+absl::StatusOr<Metrics> TransformerApp::test(RunContext& context, const TrainedModel& trained) {
+  if (trained.result.signal != 0) return Metrics{};
+  TRAINKIT_RETURN_IF_ERROR(trained.load_best().status());
+  return session_->mixture() ? session_->mixture()->shares(mixed_rows(context, trained.result)) : Metrics{};
 }
 
 absl::Status TransformerApp::finish(RunContext& context, const TrainedModel& trained) {

@@ -2,6 +2,8 @@
 /// The Transformer trainer as an App.
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "trainkit/app/app.h"
 #include "transformer/evaluate.h"
@@ -28,12 +30,14 @@ class TransformerApp final : public App {
   absl::Status on_evaluation(RunContext& context, int64_t step, Metrics& metrics, DeviceReplicator& devices) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,
                               const Metrics& scores) const override;
-  /// Loads the best weights for the sample of finish().
+  /// Loads the best weights for the sample of finish(); returns the observed shares of a mixture.
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   absl::Status finish(RunContext& context, const TrainedModel& trained) override;
 
  private:
   StepRecipe recipe(const RunContext& context) const;
+  /// Rows of each text that the run has read, resumed steps included.
+  std::vector<int64_t> mixed_rows(const RunContext& context, const TrainerResult& result) const;
 
   TransformerOptions options_;
   std::optional<Session> session_;

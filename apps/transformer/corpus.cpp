@@ -3,212 +3,250 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <filesystem>
-#include <optional>
+#include <set>
+#include <span>
 
 #include "core/utf8.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
-#include "trainkit/io/mapped_file.h"
-#include "transformer/demo_text.h"
 
 namespace trainkit::transformer {
 namespace {
 
-namespace fs = std::filesystem;
-
-constexpr char kLicences[] = "/usr/share/common-licenses";
-constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
-
-absl::Status bad_text(const std::string& id, const std::string& where, const std::string& problem,
-                      const std::string& got, const std::string& expected, const std::string& hint = "") {
-  return to_status({.exit_code = ExitCode::kData,
-                    .id = id,
-                    .where = where,
-                    .problem = problem,
-                    .got = got,
-                    .expected = expected,
-                    .hint = hint});
-}
-
-std::string_view skip_byte_order_mark(std::string_view text) {
-  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  return text;
-}
-
-/// Returns whether `c` is white space, a control character or a character without width.
-bool is_invisible(uint32_t c) {
-  return c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad || (c >= 0x2000 && c <= 0x200f) ||
-         (c >= 0x2028 && c <= 0x202f) || (c >= 0x205f && c <= 0x206f) || c == 0x3000 || c == 0xfeff;
-}
-
-/// Returns the regular files of `folder`, sorted by name.
-absl::StatusOr<std::vector<std::string>> files_of(const std::string& folder) {
-  std::vector<std::string> files;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const bool hidden = at->path().filename().string().starts_with(".");
-    if (!hidden && at->symlink_status().type() == fs::file_type::regular) files.push_back(at->path().string());
+/// Returns the characters of a char tokenizer.
+std::set<uint32_t> characters_of(const Tokenizer& tokenizer) {
+  std::set<uint32_t> characters;
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    uint32_t character = 0;
+    decode_utf8(tokenizer.token_bytes(static_cast<TokenId>(id)), character);
+    characters.insert(character);
   }
-  if (error) return bad_text("data.unreadable", folder, "cannot be read", error.message(), "a folder of text files");
-  if (files.empty()) return bad_text("data.empty", folder, "no file in this folder", "", "a folder of text files");
-  std::sort(files.begin(), files.end());
-  return files;
+  return characters;
 }
 
-/// Checks the files and joins them into one file at `path`. Maps one input file at a time.
-absl::Status join_files(const std::vector<std::string>& files, const std::string& path) {
-  const auto [folder, name] = split_path(path);
-  TRAINKIT_ASSIGN_OR_RETURN(const Directory directory, Fs::posix().open_directory(folder));
-  return write_file_atomically(directory, name, [&](WritableFile& joined) -> absl::Status {
-    for (const std::string& file : files) {
-      TRAINKIT_ASSIGN_OR_RETURN(const auto map, MappedFile::open(file));
-      const std::string_view text = skip_byte_order_mark(map->text());
-      if (text.empty()) continue;
-      if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, file);
-      TRAINKIT_RETURN_IF_ERROR(joined.append(text));
-      if (!text.ends_with('\n')) TRAINKIT_RETURN_IF_ERROR(joined.append("\n"));
-      TRAINKIT_RETURN_IF_ERROR(map->check());
-    }
-    return absl::OkStatus();
-  });
-}
-
-struct Source {
-  std::string name;
-  std::shared_ptr<const MappedFile> file;
-};
-
-absl::StatusOr<Source> open_joined(const std::string& folder, const std::string& cache_dir) {
-  TRAINKIT_ASSIGN_OR_RETURN(const auto files, files_of(folder));
-  const std::string joined = cache_dir + "/corpus.txt";
-  TRAINKIT_RETURN_IF_ERROR(join_files(files, joined));
-  TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(joined));
-  return Source{fmt::format("{} ({} files)", folder, files.size()), std::move(file)};
-}
-
-absl::StatusOr<Source> open_source(const CorpusOptions& options) {
-  const std::string& joined_dir = options.joined_dir.empty() ? options.cache_dir : options.joined_dir;
-  std::error_code ignored;
-  if (!options.input.empty()) {
-    if (fs::is_directory(options.input, ignored)) return open_joined(options.input, joined_dir);
-    TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(options.input));
-    return Source{options.input, std::move(file)};
+/// Returns the tokenizer of a new run. The characters are those of all texts.
+absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOptions& options,
+                                                                std::span<const Text> texts) {
+  if (options.tokenizer == "gpt2") {
+    return Gpt2Tokenizer::open(options.vocab, options.merges, {.special_tokens = options.allow_special_tokens});
   }
-  if (fs::is_directory(kLicences, ignored)) {
-    if (auto licences = open_joined(kLicences, joined_dir); licences.ok()) return licences;
+  std::set<uint32_t> characters;
+  for (const Text& text : texts) {
+    const auto tokenizer = CharTokenizer::from_text(text.content);
+    if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), text.file->path());
+    characters.merge(characters_of(**tokenizer));
   }
-  const std::string generated = joined_dir + "/corpus.txt";
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), generated, demo_text()));
-  TRAINKIT_ASSIGN_OR_RETURN(auto file, MappedFile::open(generated));
-  return Source{"generated text", std::move(file)};
+  return CharTokenizer::from_characters({characters.begin(), characters.end()});
 }
 
-absl::StatusOr<std::shared_ptr<const Tokenizer>> make_tokenizer(const CorpusOptions& options, std::string_view text) {
-  if (!options.saved_tokenizer.empty()) return load_tokenizer(options.saved_tokenizer);
-  if (options.tokenizer == "gpt2") return Gpt2Tokenizer::open(options.vocab, options.merges);
-  return CharTokenizer::from_text(text);
+/// Encodes each document of `text` by itself and ends it with `end`.
+absl::Status encode_documents(const Text& text, const Tokenizer& tokenizer, TokenId end, const TokenSink& sink,
+                              const TokenizeProgress& progress) {
+  int64_t begin = 0;
+  const auto size = static_cast<int64_t>(text.content.size());
+  for (const int64_t document_end : text.documents) {
+    const auto document =
+        text.content.substr(static_cast<size_t>(begin), static_cast<size_t>(document_end - 1 - begin));
+    TRAINKIT_RETURN_IF_ERROR(tokenizer.encode(document, sink));
+    TRAINKIT_RETURN_IF_ERROR(sink({&end, 1}));
+    begin = document_end;
+    if (progress && !progress(begin, size)) return absl::CancelledError("stopped");
+  }
+  return absl::OkStatus();
 }
 
-/// Returns the mean number of characters per token of tokens [begin, end).
-double characters_per_token(const TokenFile& tokens, const Tokenizer& tokenizer, int64_t begin, int64_t end) {
-  std::vector<int64_t> characters(static_cast<size_t>(tokenizer.vocab_size()));
+/// Returns the tokens of `text` from the file at `path`, or writes it, as cached_tokens does. The char tokenizer finds
+/// the ends of documents in the text; GPT-2's gets them from here, because its end is no text.
+absl::StatusOr<TokenFile> tokens_of(const Text& text, const Tokenizer& tokenizer, const std::string& path,
+                                    const TokenizeProgress& progress) {
+  const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer);
+  if (!gpt2 || text.documents.empty()) return cached_tokens(path, text.content, tokenizer, progress);
+  const TokenFileOrigin origin{.vocab_size = tokenizer.vocab_size(),
+                               .tokenizer_digest = tokenizer.digest(),
+                               .source_digest = text.digest(),
+                               .source_bytes = static_cast<int64_t>(text.content.size())};
+  if (auto file = TokenFile::open(path); file.ok() && file->check_origin(origin).ok() && file->verify().ok()) {
+    return file;
+  }
+  TRAINKIT_RETURN_IF_ERROR(write_token_file(path, origin, [&](const TokenSink& sink) {
+    return encode_documents(text, tokenizer, gpt2->end_of_text(), sink, progress);
+  }));
+  return TokenFile::open(path);
+}
+
+absl::StatusOr<TokenizedText> tokenize(const Text& text, const Tokenizer& tokenizer, const std::string& cache,
+                                       int64_t least_tokens, const TokenizeProgress& progress) {
+  const std::string& path = text.file->path();
+  auto tokens = tokens_of(text, tokenizer, cache, progress);
+  TRAINKIT_RETURN_IF_ERROR(text.file->check());
+  if (!tokens.ok()) return add_file_to_error(tokens.status(), path);
+  if (tokens->size() < least_tokens) {
+    return bad_text("data.empty", path, "the text is too short", fmt::format("{} tokens", tokens->size()),
+                    fmt::format("at least {}", least_tokens));
+  }
+  return TokenizedText{.source = text.name,
+                       .path = path,
+                       .bytes = static_cast<int64_t>(text.content.size()),
+                       .crlf = text.crlf,
+                       .empty_documents = text.empty_documents,
+                       .tokens = *std::move(tokens)};
+}
+
+/// Returns the digest of a single input without weight as that of its text, as token files and sha tools see it.
+std::string digest_of(const CorpusOptions& options, std::span<const Text> texts) {
+  if (texts.size() == 1) return texts[0].digest();
+  std::string all;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const bool is_input = i < options.inputs.size();
+    all += is_input ? fmt::format("{} {}\n", texts[i].digest(), options.inputs[i].weight)
+                    : fmt::format("{} validation\n", texts[i].digest());
+  }
+  return Digest::of(all);
+}
+
+/// Adds the characters and tokens of tokens [begin, end) to the sums.
+void count_characters(const TokenFile& tokens, const std::vector<int64_t>& characters, int64_t begin, int64_t end,
+                      int64_t& sum, int64_t& count) {
+  std::vector<int64_t> some(1 << 16);
+  for (int64_t at = begin; at < end; at += static_cast<int64_t>(some.size())) {
+    const auto size = static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(some.size()), end - at));
+    tokens.read(at, {some.data(), size});
+    for (size_t i = 0; i < size; ++i) sum += characters[static_cast<size_t>(some[i])];
+  }
+  count += end - begin;
+}
+
+/// Returns the mean number of characters per token of the validation part.
+double characters_per_token(const Corpus& corpus) {
+  std::vector<int64_t> characters(static_cast<size_t>(corpus.tokenizer->vocab_size()));
   for (size_t id = 0; id < characters.size(); ++id) {
-    const std::string_view bytes = tokenizer.token_bytes(static_cast<TokenId>(id));
+    const std::string_view bytes = corpus.tokenizer->token_bytes(static_cast<TokenId>(id));
     characters[id] = std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; });
   }
-  std::vector<int64_t> some(1 << 16);
-  int64_t sum = 0;
-  for (int64_t at = begin; at < end; at += static_cast<int64_t>(some.size())) {
-    const auto count = static_cast<size_t>(std::min<int64_t>(static_cast<int64_t>(some.size()), end - at));
-    tokens.read(at, {some.data(), count});
-    for (size_t i = 0; i < count; ++i) sum += characters[static_cast<size_t>(some[i])];
+  if (const auto end = document_end_token(*corpus.tokenizer)) characters[*end] = 0;
+  int64_t sum = 0, count = 0;
+  const auto add = [&](const TokenizedText& text) {
+    count_characters(text.tokens, characters, text.train_tokens, text.tokens.size(), sum, count);
+  };
+  if (corpus.validation) {
+    add(*corpus.validation);
+  } else {
+    for (const TokenizedText& text : corpus.texts) add(text);
   }
-  return static_cast<double>(sum) / static_cast<double>(end - begin);
+  return static_cast<double>(sum) / static_cast<double>(count);
 }
 
-absl::Status check_lengths(const std::string& source, int64_t train, int64_t validation, int64_t block_size) {
+absl::Status check_lengths(const std::string& source, int64_t train, std::optional<int64_t> validation,
+                           int64_t block_size) {
   if (train < block_size + 1) {
     return bad_text("data.empty", source, "the training part of the text is too short", fmt::format("{} tokens", train),
                     fmt::format("at least {} (block_size + 1)", block_size + 1),
                     "use more text or a smaller --block-size");
   }
-  if (validation < 2) {
+  if (validation && *validation < 2) {
     return bad_text("data.empty", source, "the validation part of the text is too short",
-                    fmt::format("{} tokens", validation), "at least 2", "use more text");
+                    fmt::format("{} tokens", *validation), "at least 2", "use more text");
   }
   return absl::OkStatus();
+}
+
+/// Opens the inputs, then the validation text.
+absl::StatusOr<std::vector<Text>> open_texts(const CorpusOptions& options, const Tokenizer* saved) {
+  TextOptions how = options.text;
+  const bool is_char = saved ? saved->name() == "char" : options.tokenizer == "char";
+  how.replace_end_of_text = is_char && options.allow_special_tokens;
+  // A run on plain text has no character for the end of a document.
+  if (is_char && saved && !document_end_token(*saved)) how.document_end = '\n';
+  const std::string& folder = options.prepared_dir.empty() ? options.cache_dir : options.prepared_dir;
+  std::vector<Text> texts;
+  const auto open = [&](const std::string& input, const std::string& name) {
+    auto text = open_text(input, how, folder + "/" + name + ".txt");
+    if (text.ok()) texts.push_back(*std::move(text));
+    return text.status();
+  };
+  if (options.inputs.empty()) TRAINKIT_RETURN_IF_ERROR(open("", "corpus"));
+  for (size_t i = 0; i < options.inputs.size(); ++i) {
+    TRAINKIT_RETURN_IF_ERROR(open(options.inputs[i].path, i == 0 ? "corpus" : fmt::format("corpus-{}", i + 1)));
+  }
+  if (!options.validation_input.empty()) TRAINKIT_RETURN_IF_ERROR(open(options.validation_input, "validation"));
+  return texts;
 }
 
 }  // namespace
 
-absl::Status add_file_to_error(const absl::Status& status, const std::string& path) {
-  auto error = error_of(status);
-  if (!error || !(error->where.empty() || error->where.starts_with("@"))) return status;
-  error->where = path + error->where;
-  return to_status(*error, status.code());
+std::optional<TextInput> parse_input(const std::string& text) {
+  std::error_code ignored;
+  const size_t colon = text.rfind(':');
+  const std::string_view number = colon == text.npos ? "" : std::string_view(text).substr(colon + 1);
+  const bool looks_like_number =
+      !number.empty() && number.find_first_not_of("0123456789.eE+-") == number.npos && !std::isalpha(number[0]);
+  if (colon == 0 || !looks_like_number || std::filesystem::exists(text, ignored)) return TextInput{.path = text};
+  TextInput input{.path = text.substr(0, colon)};
+  const auto read = std::from_chars(number.data(), number.data() + number.size(), input.weight);
+  const bool is_number = read.ec == std::errc() && read.ptr == number.data() + number.size();
+  if (!is_number || !std::isfinite(input.weight) || input.weight <= 0) return std::nullopt;
+  return input;
 }
 
-absl::Status check_text(std::string_view text) {
-  bool visible = false;
-  for (size_t at = 0; at < text.size();) {
-    uint32_t code_point = 0;
-    const size_t length = decode_utf8(text.substr(at, 4), code_point);
-    if (length == 0 || code_point == 0) {
-      const auto byte = static_cast<unsigned char>(text[at]);
-      const bool compressed = text.starts_with("\x1f\x8b");
-      const bool utf16 = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
-      return bad_text("data.encoding", fmt::format("@{:#x}", at), length == 0 ? "not UTF-8" : "a NUL byte in a text",
-                      fmt::format("byte {:#04x}", byte), "UTF-8 text",
-                      compressed ? "the file is compressed: unpack it first"
-                      : utf16    ? "the file is UTF-16: convert it with iconv"
-                                 : "convert the file with iconv, or remove it");
+std::optional<TokenId> document_end_token(const Tokenizer& tokenizer) {
+  if (const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer)) return gpt2->end_of_text();
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (tokenizer.token_bytes(static_cast<TokenId>(id)) == std::string_view(&kDocumentEnd, 1)) {
+      return static_cast<TokenId>(id);
     }
-    visible = visible || !is_invisible(code_point);
-    at += length;
   }
-  if (!visible)
-    return bad_text("data.empty", "", "no visible character in this text", fmt::format("{} bytes", text.size()),
-                    "text");
-  return absl::OkStatus();
+  return std::nullopt;
 }
 
 absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t least_tokens,
                                        const TokenizeProgress& progress) {
-  TRAINKIT_ASSIGN_OR_RETURN(const Source source, open_source(options));
-  const std::string& path = source.file->path();
-  const std::string_view text = skip_byte_order_mark(source.file->text());
-  if (absl::Status status = check_text(text); !status.ok()) return add_file_to_error(status, path);
-
-  const std::string digest = Digest::of(text);
-  if (options.check_digest) TRAINKIT_RETURN_IF_ERROR(options.check_digest(digest));
-  auto tokenizer = make_tokenizer(options, text);
-  if (!tokenizer.ok()) return add_file_to_error(tokenizer.status(), path);
-  const std::string cache = fmt::format("{}/corpus.{}.tokens", options.cache_dir, (*tokenizer)->name());
-  auto tokens = cached_tokens(cache, text, **tokenizer, progress);
-  TRAINKIT_RETURN_IF_ERROR(source.file->check());
-  if (!tokens.ok()) return add_file_to_error(tokens.status(), path);
-
-  if (tokens->size() < least_tokens) {
-    return bad_text("data.empty", path, "the text is too short", fmt::format("{} tokens", tokens->size()),
-                    fmt::format("at least {}", least_tokens));
+  Corpus corpus;
+  if (!options.saved_tokenizer.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(corpus.tokenizer, load_tokenizer(options.saved_tokenizer));
   }
-  return Corpus{.source = source.name,
-                .path = path,
-                .bytes = static_cast<int64_t>(text.size()),
-                .digest = digest,
-                .tokenizer = *std::move(tokenizer),
-                .tokens = *std::move(tokens)};
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Text> texts, open_texts(options, corpus.tokenizer.get()));
+  corpus.digest = digest_of(options, texts);
+  if (options.check_digest) TRAINKIT_RETURN_IF_ERROR(options.check_digest(corpus.digest));
+  if (!corpus.tokenizer) {
+    TRAINKIT_ASSIGN_OR_RETURN(corpus.tokenizer, make_tokenizer(options, texts));
+  }
+  const std::string kind = corpus.tokenizer->name();
+  const size_t inputs = std::max<size_t>(options.inputs.size(), 1);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::string name = i == inputs ? "validation" : i == 0 ? "corpus" : fmt::format("corpus-{}", i + 1);
+    const std::string cache = fmt::format("{}/{}.{}.tokens", options.cache_dir, name, kind);
+    TRAINKIT_ASSIGN_OR_RETURN(TokenizedText text, tokenize(texts[i], *corpus.tokenizer, cache, least_tokens, progress));
+    if (i == inputs) {
+      corpus.validation = std::move(text);
+    } else {
+      text.weight = options.inputs.empty() ? 0 : options.inputs[i].weight;
+      corpus.texts.push_back(std::move(text));
+    }
+  }
+  return corpus;
 }
 
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress) {
   TRAINKIT_ASSIGN_OR_RETURN(Corpus corpus, tokenize_corpus(options, /*least_tokens=*/0, progress));
-  const int64_t tokens = corpus.tokens.size();
-  corpus.train_tokens = static_cast<int64_t>(static_cast<double>(tokens) * (1.0 - options.validation_fraction));
-  TRAINKIT_RETURN_IF_ERROR(
-      check_lengths(corpus.path, corpus.train_tokens, tokens - corpus.train_tokens, options.block_size));
-  corpus.characters_per_token = characters_per_token(corpus.tokens, *corpus.tokenizer, corpus.train_tokens, tokens);
+  for (TokenizedText& text : corpus.texts) {
+    const int64_t tokens = text.tokens.size();
+    std::optional<int64_t> validation;
+    text.train_tokens = tokens;
+    if (!corpus.validation) {
+      text.train_tokens = static_cast<int64_t>(static_cast<double>(tokens) * (1.0 - options.validation_fraction));
+      validation = tokens - text.train_tokens;
+    }
+    TRAINKIT_RETURN_IF_ERROR(check_lengths(text.path, text.train_tokens, validation, options.block_size));
+  }
+  if (corpus.validation) {
+    TRAINKIT_RETURN_IF_ERROR(check_lengths(corpus.validation->path, options.block_size + 1,
+                                           corpus.validation->tokens.size(), options.block_size));
+  }
+  corpus.characters_per_token = characters_per_token(corpus);
   return corpus;
 }
 

@@ -1,71 +1,99 @@
 #pragma once
-/// The training text of a run, as tokens.
+/// The training and validation texts of a run, as tokens.
 
 #include <absl/status/statusor.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "trainkit/io/tokenizer.h"
+#include "transformer/text.h"
 
 namespace trainkit::transformer {
 
+/// A text to train on.
+struct TextInput {
+  /// See open_text.
+  std::string path = {};
+  /// Share of the rows relative to those of the other inputs; 0: by size.
+  double weight = 0;
+};
+
+/// Parses a value of --input: "book.txt", or "book.txt:0.7" with a weight. A path that exists as it is written has no
+/// weight, so a name may end in ":0.7". nullopt for a weight that is not positive and finite.
+std::optional<TextInput> parse_input(const std::string& text);
+
 struct CorpusOptions {
-  /// A text file, or a folder whose files (no links, no hidden files) are joined in the order of their names. Empty:
-  /// Debian's licence texts in /usr/share/common-licenses or, if there are none, generated text (demo_text.h).
-  std::string input = {};
+  /// One or more; either all have a weight or none. Empty: the default text of open_text.
+  std::vector<TextInput> inputs = {};
+  /// Text for validation. Empty: the end of each input.
+  std::string validation_input = {};
+  TextOptions text = {};
   /// "char" or "gpt2"; gpt2 requires `vocab` and `merges`.
   std::string tokenizer = "char";
   std::string vocab = {};
   std::string merges = {};
+  /// Parse "<|endoftext|>" in a text as the token that ends a document.
+  bool allow_special_tokens = false;
   /// Tokenizer file of an earlier run. It replaces the above, so that resuming and sampling agree with training.
   std::string saved_tokenizer = {};
-  /// Existing folder for the token file.
+  /// Existing folder for the token files.
   std::string cache_dir = {};
-  /// Existing folder for the joined text of a folder. Empty: cache_dir.
-  std::string joined_dir = {};
-  /// Called with the text's digest before the tokens are written; its error is returned.
+  /// Existing folder for prepared texts. Empty: cache_dir.
+  std::string prepared_dir = {};
+  /// Called with the texts' digest before the tokens are written; its error is returned.
   std::function<absl::Status(const std::string& digest)> check_digest = nullptr;
-  /// Share of the text, at its end, for validation.
+  /// Share of each input, at its end, for validation.
   double validation_fraction = 0.1;
-  /// Window length. The training part must have at least block_size + 1 tokens.
+  /// Window length. The training part of an input must have at least block_size + 1 tokens.
   int64_t block_size = 128;
 };
 
-struct Corpus {
-  /// Source of the text for the run's header: a path, or "generated text".
+/// A tokenized text.
+struct TokenizedText {
+  /// See Text::name.
   std::string source = {};
   /// File of the text, for errors.
   std::string path = {};
   int64_t bytes = 0;
-  /// Digest::of(text).
-  std::string digest = {};
-  std::shared_ptr<const Tokenizer> tokenizer = nullptr;
+  int64_t crlf = 0;
+  int64_t empty_documents = 0;
   TokenFile tokens;
   /// Tokens [0, train_tokens) are for training, the rest for validation.
   int64_t train_tokens = 0;
-  /// Mean number of characters (code points) per token of the validation text; 1 with the char tokenizer.
+  /// See TextInput::weight.
+  double weight = 0;
+};
+
+struct Corpus {
+  /// In the order of CorpusOptions::inputs.
+  std::vector<TokenizedText> texts = {};
+  /// The text of validation_input.
+  std::optional<TokenizedText> validation = {};
+  /// Identifies all texts, as they are tokenized, and their weights.
+  std::string digest = {};
+  std::shared_ptr<const Tokenizer> tokenizer = nullptr;
+  /// Mean number of characters (code points) per token of the validation text; 1 with the char tokenizer. The end of a
+  /// document is no character.
   double characters_per_token = 1;
 };
 
-/// Reads, checks and tokenizes a text as one part: train_tokens is 0 and characters_per_token 1. Errors: those of
-/// prepare_corpus; data.empty for a text with fewer than `least_tokens` tokens.
+/// Reads, checks and tokenizes the texts without a split: train_tokens is 0 and characters_per_token 1. Errors: those
+/// of prepare_corpus; data.empty for a text with fewer than `least_tokens` tokens.
 absl::StatusOr<Corpus> tokenize_corpus(const CorpusOptions& options, int64_t least_tokens,
                                        const TokenizeProgress& progress = {});
 
-/// Reads, checks and tokenizes the text, or reuses the cached tokens of the same text. The text must be UTF-8 without
-/// NUL; a byte order mark at the start of a file is skipped. Errors (exit code 4): those of MappedFile::open, Tokenizer
-/// and write_token_file; data.encoding; data.empty if the training or validation part is too short.
+/// Reads, checks and tokenizes the texts, or reuses the cached tokens of the same text. Errors (exit code 4): those of
+/// open_text, Tokenizer and write_token_file; data.empty if a training or validation part is too short.
 absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const TokenizeProgress& progress = {});
 
-/// Adds the file to an error about a text, before the position in it. Other errors stay.
-absl::Status add_file_to_error(const absl::Status& status, const std::string& path);
-
-/// Checks that `text` is UTF-8 without NUL and contains a visible character.
-absl::Status check_text(std::string_view text);
+/// Returns the token that ends a document: GPT-2's "<|endoftext|>", or the character kDocumentEnd of the char
+/// tokenizer. nullopt if the vocabulary lacks it.
+std::optional<TokenId> document_end_token(const Tokenizer& tokenizer);
 
 }  // namespace trainkit::transformer

@@ -35,8 +35,22 @@ void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
     parser.add(name, variable, std::move(spec));
   };
   add("input", &options.input,
-      {.help = "Text file, or folder of text files. Default: the licences in /usr/share/common-licenses.",
-       .path = PathKind::kInput});
+      {.help = "Text files, .jsonl files or folders of them. Several are mixed by weight (a.txt:0.7 b.jsonl:0.3), or "
+               "joined without weights. Default: the licences in /usr/share/common-licenses.",
+       .path = PathKind::kInput,
+       .metavar = "PATH[:WEIGHT] [...]"});
+  add("validation_input", &options.validation_input,
+      {.help = "Text for validation. Unset: the last 10 % of each input.", .path = PathKind::kInput});
+  add("eval_max_rows", &options.eval_max_rows,
+      {.help = "Evaluate N windows of the validation text, evenly spaced; 0: all.", .min = 0});
+  add("jsonl_field", &options.jsonl_field, {.help = "Field of each line of a .jsonl file that has the text."});
+  add("normalize_newlines", &options.normalize_newlines, {.help = "Convert CRLF line ends to LF."});
+  add("allow_special_tokens", &options.allow_special_tokens,
+      {.help = "Parse <|endoftext|> in a text as the token that ends a document; else it is plain text."});
+  add("pack_documents", &options.pack_documents,
+      {.help =
+           "Attention and positions of a document do not cross its borders. Documents are the lines of .jsonl files, "
+           "the files of a folder, and texts that <|endoftext|> separates (--allow_special_tokens)."});
   add("tokenizer", &options.tokenizer,
       {.help = "Tokenizer: characters, or GPT-2's byte pairs.", .choices = {"char", "gpt2"}});
   add("vocab", &options.vocab, {.help = "GPT-2's encoder.json, for --tokenizer gpt2.", .path = PathKind::kInput});
@@ -60,7 +74,8 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
     parser.add(name, variable, std::move(spec));
   };
   add("sample", &options.sample,
-      {.help = "Generate a continuation of this text with the model of --resume, instead of training."});
+      {.help = "Continue this text with the weights of --output_dir, the best ones in validation, or with those of a "
+               "checkpoint (--resume), instead of training."});
   add("prompt_file", &options.prompt_file,
       {.help = "Continue the text in this file, as --sample does.", .path = PathKind::kInput, .flag_only = true});
   add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
@@ -70,6 +85,18 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
        .max = 100});
   add("top_k", &options.top_k,
       {.help = "Sample from the k most probable tokens; 0: from all.", .min = 0, .max = 1 << 24});
+}
+
+/// Checks the weights of --input.
+absl::Status check_inputs(const ConfigParser& parser, const TransformerOptions& options) {
+  size_t weighted = 0;
+  for (const std::string& text : options.input) {
+    const auto input = parse_input(text);
+    if (!input) return parser.invalid("input", "the weight of " + text, "a number > 0 after the last colon");
+    weighted += input->weight > 0;
+  }
+  if (weighted == 0 || weighted == options.input.size()) return absl::OkStatus();
+  return parser.invalid("input", "only some inputs have a weight", "PATH:WEIGHT for each of them, or for none");
 }
 
 }  // namespace
@@ -92,7 +119,8 @@ void add_transformer_flags(ConfigParser& parser, TransformerOptions& options) {
   add_text_flags(parser, options);
   add_optimizer_flags(parser, options);
   add_sampling_flags(parser, options);
-  parser.fix({"hidden_dim", "n_layers", "n_heads", "block_size", "bias", "tokenizer", "beta1", "beta2"});
+  parser.fix({"hidden_dim", "n_layers", "n_heads", "block_size", "bias", "tokenizer", "allow_special_tokens",
+              "pack_documents", "beta1", "beta2"});
   parser.add_preset("small_gpu", {{"batch_size", "8"}, {"hidden_dim", "128"}, {"n_layers", "2"}},
                     "for a GPU with less than 10 GB");
   parser.add_preset("large_gpu", {{"batch_size", "32"}, {"hidden_dim", "512"}, {"n_layers", "6"}},
@@ -162,7 +190,7 @@ absl::Status check_transformer_options(const ConfigParser& parser, const Transfo
   if (!options.sample.empty() && !options.prompt_file.empty()) {
     return parser.invalid("prompt_file", "conflicts with --sample", "one of the two");
   }
-  return absl::OkStatus();
+  return check_inputs(parser, options);
 }
 
 TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_size) {
@@ -176,12 +204,18 @@ TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_
 }
 
 CorpusOptions corpus_options(const TransformerOptions& options, const std::string& cache_dir) {
-  return {.input = options.input,
-          .tokenizer = options.tokenizer,
-          .vocab = options.vocab,
-          .merges = options.merges,
-          .cache_dir = cache_dir,
-          .block_size = options.block_size};
+  CorpusOptions corpus{.validation_input = options.validation_input,
+                       .text = {.jsonl_field = options.jsonl_field,
+                                .normalize_newlines = options.normalize_newlines,
+                                .files_are_documents = options.pack_documents},
+                       .tokenizer = options.tokenizer,
+                       .vocab = options.vocab,
+                       .merges = options.merges,
+                       .allow_special_tokens = options.allow_special_tokens,
+                       .cache_dir = cache_dir,
+                       .block_size = options.block_size};
+  for (const std::string& text : options.input) corpus.inputs.push_back(parse_input(text).value_or(TextInput{text}));
+  return corpus;
 }
 
 }  // namespace trainkit::transformer

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "trainkit/app/run_options.h"
 #include "trainkit/config/config.h"
@@ -26,7 +27,15 @@ struct TransformerOptions {
   IntOrAuto checkpoint_segments = {1};
 
   // Text
-  std::string input = {};
+  /// Each with or without a weight, see parse_input.
+  std::vector<std::string> input = {};
+  std::string validation_input = {};
+  /// Windows per evaluation; 0: all.
+  int64_t eval_max_rows = 0;
+  std::string jsonl_field = "text";
+  bool normalize_newlines = false;
+  bool allow_special_tokens = false;
+  bool pack_documents = false;
   std::string tokenizer = "char";
   std::string vocab = {};
   std::string merges = {};
@@ -62,10 +71,12 @@ Settings device_defaults(bool cuda);
 /// else empty (the defaults).
 std::string suggested_preset(int64_t device_bytes);
 
-/// Checks rules between flags: the heads divide the width, gpt2 has its files. Errors name the source of the value.
+/// Checks rules between flags: the heads divide the width, gpt2 has its files, all inputs have a weight or none. Errors
+/// name the source of the value.
 absl::Status check_transformer_options(const ConfigParser& parser, const TransformerOptions& options);
 
 TransformerConfig model_config(const TransformerOptions& options, int64_t vocab_size);
+/// The inputs must have passed check_transformer_options.
 CorpusOptions corpus_options(const TransformerOptions& options, const std::string& cache_dir);
 
 }  // namespace trainkit::transformer

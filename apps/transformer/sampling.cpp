@@ -10,9 +10,16 @@ namespace trainkit::transformer {
 namespace {
 
 TokenId first_token(const Tokenizer& tokenizer) {
-  if (const auto* gpt2 = dynamic_cast<const Gpt2Tokenizer*>(&tokenizer)) return gpt2->end_of_text();
+  if (const auto end = document_end_token(tokenizer)) return *end;
   const auto line_end = tokenizer.encode("\n");
   return line_end.ok() ? line_end->front() : 0;
+}
+
+/// Shows the ends of documents of the char tokenizer as GPT-2's are shown.
+std::string visible(const std::string& text) {
+  std::string out;
+  for (const char c : text) c == kDocumentEnd ? out.append(Gpt2Tokenizer::kEndOfText) : out.append(1, c);
+  return out;
 }
 
 }  // namespace
@@ -25,7 +32,7 @@ absl::StatusOr<std::string> sample_text(Transformer& model, const Tokenizer& tok
   const std::vector<int64_t> generated = generate(model, ids, options);
   const std::vector<TokenId> tokens(generated.begin(), generated.end());
   TRAINKIT_ASSIGN_OR_RETURN(const std::string continuation, tokenizer.decode(tokens));
-  return replace_invalid_utf8(prompt + continuation);
+  return replace_invalid_utf8(visible(prompt + continuation));
 }
 
 std::map<std::string, double> language_metrics(double loss, const Corpus& corpus) {

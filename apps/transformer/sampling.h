@@ -12,8 +12,9 @@
 
 namespace trainkit::transformer {
 
-/// Returns `prompt` and its continuation as printable UTF-8. An empty prompt is replaced by the end-of-text token
-/// (gpt2) or a line end (char; the first character of the vocabulary if it has none). Errors of Tokenizer::encode.
+/// Returns `prompt` and its continuation as printable UTF-8. An empty prompt is replaced by the token that
+/// ends a document, else by a line end, else by the first character of the vocabulary. Ends of documents are shown as
+/// "<|endoftext|>". Errors of Tokenizer::encode.
 absl::StatusOr<std::string> sample_text(Transformer& model, const Tokenizer& tokenizer, const std::string& prompt,
                                         const GenerateOptions& options);
 

@@ -1,6 +1,7 @@
 #include "transformer/session.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/where.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,10 +12,10 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/io/mapped_file.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/train/checkpoint.h"
-#include "trainkit/train/weights.h"
 #include "transformer/demo_text.h"
 #include "transformer/sampling.h"
 
@@ -45,6 +46,17 @@ absl::StatusOr<TransformerConfig> config_from(const StateDict& state) {
   TRAINKIT_ASSIGN_OR_RETURN(config.bias, get_state<bool>(state, "bias"));
   TRAINKIT_ASSIGN_OR_RETURN(config.tied_head, get_state<bool>(state, "tied_head"));
   return config;
+}
+
+/// Checks that the training texts have documents.
+absl::Status check_documents(const Corpus& corpus) {
+  const auto end = document_end_token(*corpus.tokenizer);
+  for (const TokenizedText& text : corpus.texts) {
+    if (end && count_tokens(text.tokens, 0, text.train_tokens, *end) > 0) return absl::OkStatus();
+  }
+  return bad_text("data.documents", corpus.texts.front().path, "no document ends in the training text", "",
+                  "a .jsonl file, a folder of texts, or <|endoftext|> between documents",
+                  "--allow_special_tokens parses <|endoftext|>; --no-pack_documents trains on the text as a whole");
 }
 
 /// Returns the prompt of --sample or --prompt_file.
@@ -99,29 +111,101 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
     const std::string saved = tokenizer_path(checkpoint);
     if (std::filesystem::exists(saved)) corpus.saved_tokenizer = saved;
-    corpus.joined_dir = *temporary;
+    corpus.prepared_dir = *temporary;
     corpus.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
   }
   TRAINKIT_ASSIGN_OR_RETURN(Corpus prepared, prepare_corpus(corpus, tokenize_progress()));
+  if (options.pack_documents) TRAINKIT_RETURN_IF_ERROR(check_documents(prepared));
   return Session(run, options, std::move(temporary), std::move(prepared));
 }
 
+std::string describe_findings(const TokenizedText& text, const TransformerOptions& options) {
+  std::string findings;
+  if (text.crlf > 0) {
+    findings += fmt::format("; {} CRLF line ends{}", text.crlf,
+                            options.normalize_newlines ? " converted to LF" : " (--normalize_newlines converts them)");
+  }
+  if (text.empty_documents > 0) findings += fmt::format("; {} empty documents skipped", text.empty_documents);
+  return findings;
+}
+
 RunFacts Session::describe() const {
-  return {{"text",
-           fmt::format("{}: {}, {} tokens, vocabulary {} ({}); the last {} tokens are for validation", corpus_.source,
-                       format_size(corpus_.bytes), corpus_.tokens.size(), corpus_.tokenizer->vocab_size(),
-                       corpus_.tokenizer->name(), corpus_.tokens.size() - corpus_.train_tokens)}};
+  RunFacts facts;
+  for (size_t i = 0; i < corpus_.texts.size(); ++i) {
+    const TokenizedText& text = corpus_.texts[i];
+    std::string line = fmt::format("{}: {}, {} tokens, vocabulary {} ({})", text.source, format_size(text.bytes),
+                                   text.tokens.size(), corpus_.tokenizer->vocab_size(), corpus_.tokenizer->name());
+    if (!corpus_.validation) {
+      line += fmt::format("; the last {} tokens are for validation", text.tokens.size() - text.train_tokens);
+    }
+    facts.emplace_back(i == 0 ? "text" : fmt::format("text {}", i + 1), line + describe_findings(text, options_));
+  }
+  if (const auto& text = corpus_.validation) {
+    facts.emplace_back("validation", fmt::format("{}: {}, {} tokens{}", text->source, format_size(text->bytes),
+                                                 text->tokens.size(), describe_findings(*text, options_)));
+  }
+  if (mixture_) facts.push_back(mixture_->describe().front());
+  return facts;
 }
 
-std::shared_ptr<const TokenWindows> Session::training_set() const {
-  return std::make_shared<TokenWindows>(
-      corpus_.tokens, TokenWindowsOptions{.block_size = options_.block_size, .begin = 0, .end = corpus_.train_tokens});
+int64_t Session::document_end() const {
+  return options_.pack_documents ? int64_t{document_end_token(*corpus_.tokenizer).value()} : -1;
 }
 
-std::shared_ptr<const TokenWindows> Session::validation_set() const {
-  return std::make_shared<TokenWindows>(
-      corpus_.tokens,
-      TokenWindowsOptions{.block_size = options_.block_size, .begin = corpus_.train_tokens, .whole = true});
+double Session::target_share() const {
+  if (!options_.pack_documents) return 1;
+  double positions = 0, targets = 0;
+  for (const TokenizedText& text : corpus_.texts) {
+    const auto tokens = static_cast<double>(text.train_tokens);
+    const double share =
+        1 - static_cast<double>(count_tokens(text.tokens, 0, text.train_tokens, document_end())) / tokens;
+    const double weight = mixture_ ? text.weight : tokens;
+    positions += weight;
+    targets += weight * share;
+  }
+  return targets / positions;
+}
+
+std::vector<std::shared_ptr<const Dataset>> Session::training_texts() const {
+  std::vector<std::shared_ptr<const Dataset>> texts;
+  for (const TokenizedText& text : corpus_.texts) {
+    texts.push_back(std::make_shared<TokenWindows>(
+        text.tokens,
+        TokenWindowsOptions{
+            .block_size = options_.block_size, .begin = 0, .end = text.train_tokens, .document_end = document_end()}));
+  }
+  return texts;
+}
+
+std::shared_ptr<const Dataset> Session::training_set() const {
+  auto texts = training_texts();
+  return texts.size() == 1 ? texts[0] : std::make_shared<ConcatDataset>(std::move(texts));
+}
+
+void Session::mix() {
+  const auto texts = training_texts();
+  if (texts.size() == 1 || corpus_.texts[0].weight == 0) return;
+  std::vector<Mixture::Part> parts;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    parts.push_back({corpus_.texts[i].source, texts[i]->size(), corpus_.texts[i].weight});
+  }
+  mixture_.emplace(std::move(parts), run_.seed);
+}
+
+ValidationRows Session::validation_rows() const {
+  std::vector<std::shared_ptr<const TokenWindows>> texts;
+  const auto add = [&](const TokenizedText& text) {
+    texts.push_back(std::make_shared<TokenWindows>(text.tokens, TokenWindowsOptions{.block_size = options_.block_size,
+                                                                                    .begin = text.train_tokens,
+                                                                                    .whole = true,
+                                                                                    .document_end = document_end()}));
+  };
+  if (corpus_.validation) {
+    add(*corpus_.validation);
+  } else {
+    for (const TokenizedText& text : corpus_.texts) add(text);
+  }
+  return transformer::validation_rows(texts, options_.eval_max_rows);
 }
 
 Transformer create_model(const TransformerOptions& options, int64_t vocab_size) {
@@ -149,10 +233,19 @@ std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options
   return models;
 }
 
-LossFunction text_loss() {
-  return make_loss_function([](Transformer& model, const Batch& batch) {
-    return LossOutput(language_model_loss(model->forward(batch["x"]), batch["y"]),
-                      static_cast<double>(batch["y"].numel()));
+at::Tensor forward_windows(TransformerImpl& model, const Batch& batch) {
+  return model.forward(batch["x"], batch.contains("positions") ? batch["positions"] : at::Tensor());
+}
+
+LossFunction text_loss(double target_share) {
+  return make_loss_function([target_share](TransformerImpl& model, const Batch& batch) {
+    const at::Tensor& targets = batch["y"];
+    const at::Tensor mean = language_model_loss(forward_windows(model, batch), targets);
+    const auto positions = static_cast<double>(targets.numel());
+    if (!batch.contains("positions")) return LossOutput(mean, positions);
+    const double expected = positions * target_share;
+    const at::Tensor count = (targets != kIgnoreIndex).sum();
+    return LossOutput(at::where(count > 0, mean * count, 0) / expected, expected);  // the mean of none is NaN
   });
 }
 
@@ -182,13 +275,16 @@ absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOpti
   TRAINKIT_ASSIGN_OR_RETURN(const std::string prompt, prompt_of(options));
   TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint,
                             resolve_checkpoint(run.resume.empty() ? "latest" : run.resume, run.output_dir));
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents, load_checkpoint(checkpoint));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(tokenizer_path(checkpoint)));
-  TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(contents.state, "config")));
+  TRAINKIT_ASSIGN_OR_RETURN(const StateDict state, load_checkpoint_state(checkpoint));
+  TRAINKIT_ASSIGN_OR_RETURN(const TransformerConfig config, config_from(sub_state(state, "config")));
   TRAINKIT_RETURN_IF_ERROR(validate(config));
-  Transformer model(config);
-  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(*model, contents.model, checkpoint.path() + "/model.safetensors"));
-  model->to(device);
+  TRAINKIT_ASSIGN_OR_RETURN(const auto tokenizer, load_tokenizer(tokenizer_path(checkpoint)));
+  const bool names_run = run.resume.empty() || run.resume == "latest";
+  TRAINKIT_ASSIGN_OR_RETURN(const Predictor predictor,
+                            Predictor::open(names_run ? run.output_dir : run.resume,
+                                            [&] { return Transformer(config); }, {.devices = {device}}));
+  std::fputs((predictor.weights().describe() + "\n").c_str(), stderr);
+  Transformer model(std::dynamic_pointer_cast<TransformerImpl>(predictor.model().shared_from_this()));
   const auto text = sample_text(model, *tokenizer, prompt, generate_options(options, run.seed));
   if (!text.ok()) return add_file_to_error(text.status(), options.prompt_file);
   std::fputs((*text + "\n").c_str(), stdout);

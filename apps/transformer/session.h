@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "trainkit/train/step_memory.h"
 #include "trainkit/train/trainer.h"
 #include "transformer/corpus.h"
+#include "transformer/mixture.h"
 #include "transformer/options.h"
 #include "transformer/text_dataset.h"
 
@@ -30,10 +32,15 @@ class Session {
   static absl::StatusOr<Session> open(const RunOptions& run, const TransformerOptions& options);
 
   const Corpus& corpus() const { return corpus_; }
-  /// Windows of the training part and of the validation part.
-  std::shared_ptr<const TokenWindows> training_set() const;
-  std::shared_ptr<const TokenWindows> validation_set() const;
-  /// Returns the fact "text" of the run.
+  /// Windows of the training parts.
+  std::shared_ptr<const Dataset> training_set() const;
+  /// The mixture of the training parts by weight; nullopt without weights, or with a single text.
+  const std::optional<Mixture>& mixture() const { return mixture_; }
+  /// Windows of --validation_input, or of the end of each input.
+  ValidationRows validation_rows() const;
+  /// Share of the training positions that have a target: 1 without packed documents.
+  double target_share() const;
+  /// Returns the facts "text" and "validation" of the run.
   RunFacts describe() const;
   /// Returns the model's shape, which each checkpoint stores so that sampling needs no flags.
   StateDict model_state() const;
@@ -45,12 +52,22 @@ class Session {
  private:
   Session(const RunOptions& run, const TransformerOptions& options, std::shared_ptr<const std::string> temporary,
           Corpus corpus)
-      : run_(run), options_(options), temporary_(std::move(temporary)), corpus_(std::move(corpus)) {}
+      : run_(run), options_(options), temporary_(std::move(temporary)), corpus_(std::move(corpus)) {
+    mix();
+  }
+  std::vector<std::shared_ptr<const Dataset>> training_texts() const;
+  int64_t document_end() const;
+  void mix();
+
   RunOptions run_;
   TransformerOptions options_;
   std::shared_ptr<const std::string> temporary_;
   Corpus corpus_;
+  std::optional<Mixture> mixture_;
 };
+
+/// Describes what reading a text has found, for the end of a line: "; 12 CRLF line ends (...)". Empty: nothing.
+std::string describe_findings(const TokenizedText& text, const TransformerOptions& options);
 
 /// Name of the tokenizer's file in a run's folder.
 inline constexpr char kTokenizerFile[] = "tokenizer.json";
@@ -67,14 +84,20 @@ Transformer create_model(const TransformerOptions& options, int64_t vocab_size);
 /// Returns narrower, shallower and checkpointed models, each with the flag that selects it.
 std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options, int64_t vocab_size);
 
-/// Returns the mean cross-entropy of the windows' targets, weighted by their number.
-LossFunction text_loss();
+/// Returns the mean cross-entropy of the windows' targets, weighted by their number. With packed documents some
+/// positions have no target: `target_share` is the share of those that have one, in the whole text. The sum of a batch
+/// is divided by the targets that its size promises, so that each target of a step has the same weight, for any
+/// micro-batch and any number of devices, and nothing is read back from the device.
+LossFunction text_loss(double target_share);
+
+/// Returns the logits of a batch of TokenWindows.
+at::Tensor forward_windows(TransformerImpl& model, const Batch& batch);
 
 /// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
 std::string describe_memory(at::Device device);
 
-/// Implements --sample and --prompt_file: continues the text with the latest checkpoint of --output_dir, or with that
-/// of --resume. Prints the text.
+/// Implements --sample and --prompt_file: continues the text with the weights that find_weights finds in --output_dir,
+/// the best ones where the run kept them, or in --resume. Prints the text, and the weights on stderr.
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device);
 
 /// Implements --make_demo_data: writes `<folder>/demo.txt`.

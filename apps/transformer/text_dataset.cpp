@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "trainkit/data/adapters.h"
 #include "trainkit/nn/transformer.h"
 
 namespace trainkit::transformer {
@@ -31,6 +32,7 @@ TokenWindows::TokenWindows(TokenFile file, const TokenWindowsOptions& options)
     offsets_ = std::min(block, targets - size_ * block + 1);
   }
   fields_ = {{"x", at::kLong, {block}}, {"y", at::kLong, {block}}};
+  if (options_.document_end >= 0) fields_.push_back({"positions", at::kLong, {block}});
 }
 
 int64_t TokenWindows::window_begin(const RowKey& key) const {
@@ -40,13 +42,10 @@ int64_t TokenWindows::window_begin(const RowKey& key) const {
 }
 
 int64_t TokenWindows::targets(int64_t index) const {
-  return std::min(options_.block_size, options_.end - options_.begin - 1 - index * options_.block_size);
-}
-
-int64_t TokenWindows::targets(std::span<const int64_t> rows) const {
-  int64_t sum = 0;
-  for (int64_t row : rows) sum += targets(row);
-  return sum;
+  const int64_t begin = options_.begin + index * options_.block_size;
+  const int64_t count = std::min(options_.block_size, options_.end - 1 - begin);
+  if (options_.document_end < 0) return count;
+  return count - count_tokens(file_, begin, begin + count, options_.document_end);
 }
 
 void TokenWindows::get(const RowKey& key, const BatchView& out, int64_t at) const {
@@ -60,6 +59,19 @@ void TokenWindows::get(const RowKey& key, const BatchView& out, int64_t at) cons
   file_.read(begin + static_cast<int64_t>(count), {y + count - 1, 1});
   std::fill(x + count, x + block, 0);
   std::fill(y + count, y + block, kIgnoreIndex);
+  if (options_.document_end >= 0) pack(y, out.row<int64_t>(2, at), x, static_cast<int64_t>(count));
+}
+
+void TokenWindows::pack(int64_t* y, int64_t* positions, const int64_t* x, int64_t count) const {
+  int64_t position = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    positions[i] = position++;
+    if (x[i] != options_.document_end) continue;
+    y[i] = kIgnoreIndex;
+    position = 0;
+  }
+  // The padding is a document of its own.
+  for (int64_t i = count; i < options_.block_size; ++i) positions[i] = i - count;
 }
 
 void TokenWindows::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
@@ -69,6 +81,47 @@ void TokenWindows::get_batch(std::span<const RowKey> keys, const BatchView& out)
       file_.prefetch(window_begin(keys[i + kAhead]), std::min<int64_t>(options_.block_size, 512));
     get(keys[i], out, static_cast<int64_t>(i));
   }
+}
+
+int64_t count_tokens(const TokenFile& file, int64_t begin, int64_t end, int64_t token) {
+  std::vector<int64_t> some(static_cast<size_t>(std::min<int64_t>(1 << 16, end - begin)));
+  int64_t count = 0;
+  for (int64_t at = begin; at < end; at += static_cast<int64_t>(some.size())) {
+    const auto read = std::span(some).first(static_cast<size_t>(std::min<int64_t>(std::ssize(some), end - at)));
+    file.read(at, read);
+    count += std::count(read.begin(), read.end(), token);
+  }
+  return count;
+}
+
+int64_t ValidationRows::targets(std::span<const int64_t> rows) const {
+  int64_t sum = 0;
+  for (const int64_t row : rows) sum += targets_of(row);
+  return sum;
+}
+
+ValidationRows validation_rows(const std::vector<std::shared_ptr<const TokenWindows>>& texts, int64_t max_rows) {
+  ValidationRows rows;
+  rows.targets_of = [texts](int64_t row) {
+    size_t text = 0;
+    while (row >= texts[text]->size()) row -= texts[text++]->size();
+    return texts[text]->targets(row);
+  };
+  rows.dataset = texts[0];
+  if (texts.size() > 1) {
+    rows.dataset =
+        std::make_shared<ConcatDataset>(std::vector<std::shared_ptr<const Dataset>>(texts.begin(), texts.end()));
+  }
+  const int64_t size = rows.dataset->size();
+  if (max_rows == 0 || max_rows >= size) return rows;
+  const auto row_at = [size, max_rows](int64_t i) {
+    return static_cast<int64_t>(static_cast<double>(i) * static_cast<double>(size) / static_cast<double>(max_rows));
+  };
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < max_rows; ++i) chosen.push_back(row_at(i));
+  rows.dataset = std::make_shared<SubsetDataset>(rows.dataset, std::move(chosen));
+  rows.targets_of = [row_at, targets_of = rows.targets_of](int64_t i) { return targets_of(row_at(i)); };
+  return rows;
 }
 
 }  // namespace trainkit::transformer

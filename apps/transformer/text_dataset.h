@@ -2,6 +2,8 @@
 /// Rows of text for a language model.
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -20,11 +22,17 @@ struct TokenWindowsOptions {
   /// from (seed, epoch), so that window boundaries change between epochs; up to 2 * block_size tokens at the ends are
   /// skipped. True, for evaluation: every token but the first is a target exactly once.
   bool whole = false;
+  /// Token that ends a document: a window then packs several documents. -1: a window is one text.
+  int64_t document_end = -1;
 };
 
 /// Windows of a token file. Fields, both (block_size) int64:
 ///   x   tokens
 ///   y   the next token of each; kIgnoreIndex after the end of the text, where x is 0
+///
+/// With `document_end` y is also kIgnoreIndex at the end of a document, because its next token belongs to another one,
+/// and there is a third field (block_size) int64:
+///   positions   position of each token in its document, or in the part of it that the window has
 ///
 /// A batch is gathered and widened in one pass, at memory speed. A damaged file throws; see TokenFile::read.
 class TokenWindows final : public Dataset {
@@ -38,12 +46,12 @@ class TokenWindows final : public Dataset {
   void get(const RowKey& key, const BatchView& out, int64_t at) const override;
   void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
 
-  /// Number of targets other than kIgnoreIndex in row `index`, or in all of `rows`.
+  /// Number of targets other than kIgnoreIndex in row `index`, if `whole`.
   int64_t targets(int64_t index) const;
-  int64_t targets(std::span<const int64_t> rows) const;
 
  private:
   int64_t window_begin(const RowKey& key) const;
+  void pack(int64_t* y, int64_t* positions, const int64_t* x, int64_t count) const;
 
   TokenFile file_;
   TokenWindowsOptions options_;
@@ -51,5 +59,22 @@ class TokenWindows final : public Dataset {
   int64_t offsets_ = 1;  // number of possible offsets of an epoch
   std::vector<FieldSpec> fields_;
 };
+
+/// Counts the tokens [begin, end) that equal `token`. Reads all of them.
+int64_t count_tokens(const TokenFile& file, int64_t begin, int64_t end, int64_t token);
+
+/// Rows for an evaluation.
+struct ValidationRows {
+  std::shared_ptr<const Dataset> dataset = nullptr;
+  /// Number of targets other than kIgnoreIndex in a row.
+  std::function<int64_t(int64_t row)> targets_of = nullptr;
+
+  /// Number of targets in all of `rows`.
+  int64_t targets(std::span<const int64_t> rows) const;
+};
+
+/// Joins the windows of one or more texts, which must be `whole`. With more than `max_rows` windows, takes that many,
+/// evenly spaced from the first one on; 0 takes all.
+ValidationRows validation_rows(const std::vector<std::shared_ptr<const TokenWindows>>& texts, int64_t max_rows = 0);
 
 }  // namespace trainkit::transformer

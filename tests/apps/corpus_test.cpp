@@ -20,9 +20,10 @@ std::string write(const std::string& path, const std::string& bytes) {
   return path;
 }
 
-std::string text_of(const Corpus& corpus) {
-  std::vector<int64_t> ids(static_cast<size_t>(corpus.tokens.size()));
-  corpus.tokens.read(0, ids);
+std::string text_of(const Corpus& corpus, size_t text = 0) {
+  const TokenFile& tokens = corpus.texts.at(text).tokens;
+  std::vector<int64_t> ids(static_cast<size_t>(tokens.size()));
+  tokens.read(0, ids);
   return corpus.tokenizer->decode(std::vector<TokenId>(ids.begin(), ids.end())).value();
 }
 
@@ -37,19 +38,19 @@ std::string lines(int count) {
 TEST_CASE("A text file is tokenized, and its last tenth becomes the validation set", "[apps][corpus]") {
   const test::TempDir folder;
   CorpusOptions options{
-      .input = write(folder / "text", lines(100)), .cache_dir = folder.path().string(), .block_size = 16};
+      .inputs = {{write(folder / "text", lines(100))}}, .cache_dir = folder.path().string(), .block_size = 16};
   int tokenized = 0;
   const TokenizeProgress progress = [&](int64_t done, int64_t total) { return tokenized += done == total, true; };
   const Corpus corpus = prepare_corpus(options, progress).value();
   CHECK(text_of(corpus) == lines(100));
-  CHECK(corpus.tokens.size() == 790);
-  CHECK(corpus.train_tokens == 711);
+  CHECK(corpus.texts[0].tokens.size() == 790);
+  CHECK(corpus.texts[0].train_tokens == 711);
   CHECK(corpus.characters_per_token == 1);
-  CHECK(corpus.bytes == 790);
-  CHECK(corpus.source == options.input);
+  CHECK(corpus.texts[0].bytes == 790);
+  CHECK(corpus.texts[0].source == options.inputs[0].path);
   REQUIRE(prepare_corpus(options, progress).ok());
   CHECK(tokenized == 1);  // the second call uses the cache
-  write(options.input, lines(101));
+  write(options.inputs[0].path, lines(101));
   CHECK(text_of(prepare_corpus(options, progress).value()) == lines(101));
   CHECK(tokenized == 2);
 }
@@ -67,15 +68,16 @@ TEST_CASE("The files of a folder are joined in order of their names, except link
   std::filesystem::create_directory(folder / "d");
   std::filesystem::create_symlink(folder / "a", folder / "e");
   const Corpus corpus =
-      prepare_corpus({.input = folder.path().string(), .cache_dir = cache.path().string(), .block_size = 4}).value();
+      prepare_corpus({.inputs = {{folder.path().string()}}, .cache_dir = cache.path().string(), .block_size = 4})
+          .value();
   CHECK(text_of(corpus) == "first text\nsecond text, without a line end\n");
-  CHECK(corpus.source == folder.path().string() + " (3 files)");
+  CHECK(corpus.texts[0].source == folder.path().string() + " (3 files)");
 }
 
 TEST_CASE("Without input the demonstration text is used", "[apps][corpus]") {
   const test::TempDir cache;
   const Corpus corpus = prepare_corpus({.cache_dir = cache.path().string()}).value();
-  CHECK(corpus.tokens.size() > 100'000);
+  CHECK(corpus.texts[0].tokens.size() > 100'000);
   CHECK(corpus.tokenizer->vocab_size() < 200);
 }
 
@@ -104,7 +106,7 @@ TEST_CASE("Text that is unsuitable for training is refused with its file and pos
   for (const auto& [text, id, problem] : faults) {
     const std::string path = write(folder / "text", text);
     const absl::Status status =
-        prepare_corpus({.input = path, .cache_dir = folder.path().string(), .block_size = 64}).status();
+        prepare_corpus({.inputs = {{path}}, .cache_dir = folder.path().string(), .block_size = 64}).status();
     INFO(error_line(status));
     CHECK(id_of(status) == id);
     CHECK(exit_code(status) == ExitCode::kData);
@@ -112,7 +114,7 @@ TEST_CASE("Text that is unsuitable for training is refused with its file and pos
     CHECK(error_line(status).find(problem) != std::string::npos);
   }
   const auto id = [&](const std::string& input) {
-    return id_of(prepare_corpus({.input = input, .cache_dir = folder.path().string()}).status());
+    return id_of(prepare_corpus({.inputs = {{input}}, .cache_dir = folder.path().string()}).status());
   };
   CHECK(id(folder / "none") == "data.missing");
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
@@ -122,17 +124,18 @@ TEST_CASE("Text that is unsuitable for training is refused with its file and pos
   std::filesystem::create_directory(folder / "mixed");
   write(folder / "mixed/a", good);
   write(folder / "mixed/b", "\xff");
-  const absl::Status mixed = prepare_corpus({.input = folder / "mixed", .cache_dir = folder.path().string()}).status();
+  const absl::Status mixed =
+      prepare_corpus({.inputs = {{folder / "mixed"}}, .cache_dir = folder.path().string()}).status();
   CHECK(error_line(mixed).find("mixed/b@0x0: not UTF-8") != std::string::npos);
 }
 
 TEST_CASE("A validation set without a target is refused", "[apps][corpus]") {
   const test::TempDir folder;
   const CorpusOptions options{
-      .input = write(folder / "text", "abcdefghijk"), .cache_dir = folder.path().string(), .block_size = 2};
+      .inputs = {{write(folder / "text", "abcdefghijk")}}, .cache_dir = folder.path().string(), .block_size = 2};
   const absl::Status status = prepare_corpus(options).status();  // 11 tokens are enough: 9 and 2
   CHECK(status.ok());
-  write(options.input, "abcdefghi");
+  write(options.inputs[0].path, "abcdefghi");
   CHECK(error_line(prepare_corpus(options).status()).find("validation part of the text is too short") !=
         std::string::npos);
 }
@@ -141,12 +144,12 @@ TEST_CASE("The tokenizer of a run is reused, and a new character is reported", "
   const test::TempDir folder;
   const std::string saved = folder / "tokenizer.json";
   REQUIRE(save_tokenizer(*CharTokenizer::from_text(lines(100) + "!?").value(), saved).ok());
-  CorpusOptions options{.input = write(folder / "text", lines(100)),
+  CorpusOptions options{.inputs = {{write(folder / "text", lines(100))}},
                         .saved_tokenizer = saved,
                         .cache_dir = folder.path().string(),
                         .block_size = 16};
   CHECK(prepare_corpus(options).value().tokenizer->vocab_size() == 18);
-  write(options.input, lines(100) + "~");
+  write(options.inputs[0].path, lines(100) + "~");
   const absl::Status status = prepare_corpus(options).status();
   CHECK(id_of(status) == "data.tokens");
   CHECK(error_line(status).find("text@0x316: character outside the vocabulary") != std::string::npos);
@@ -156,14 +159,14 @@ TEST_CASE("GPT-2 tokens represent several characters each", "[apps][corpus]") {
   if (test::data_dir().empty()) TRAINKIT_SKIP("needs TRAINKIT_TEST_DATA");
   const test::TempDir folder;
   const std::string bpe = test::data_dir() + "/gpt2_bpe/";
-  const Corpus corpus = prepare_corpus({.input = test::data_dir() + "/text/address.txt",
+  const Corpus corpus = prepare_corpus({.inputs = {{test::data_dir() + "/text/address.txt"}},
                                         .tokenizer = "gpt2",
                                         .vocab = bpe + "encoder.json",
                                         .merges = bpe + "vocab.bpe",
                                         .cache_dir = folder.path().string(),
                                         .block_size = 16})
                             .value();
-  CHECK(corpus.tokens.vocab_size() == 50257);
+  CHECK(corpus.texts[0].tokens.vocab_size() == 50257);
   CHECK(corpus.characters_per_token > 3);
   CHECK(corpus.characters_per_token < 6);
 }

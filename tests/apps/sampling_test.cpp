@@ -27,11 +27,7 @@ TEST_CASE("A sample is the prompt and its continuation", "[apps][sampling]") {
 
 TEST_CASE("Perplexity is exp(loss), and bits per character use the number of characters per token",
           "[apps][sampling]") {
-  const test::TempDir folder;
-  const auto tokenizer = CharTokenizer::from_text("ab").value();
-  Corpus corpus{.tokenizer = nullptr,
-                .tokens = cached_tokens(folder / "t", "abab", *tokenizer).value(),
-                .characters_per_token = 4};
+  const Corpus corpus{.characters_per_token = 4};
   const auto metrics = language_metrics(std::log(8.0), corpus);
   CHECK(metrics.at("perplexity") == Approx(8));
   CHECK(metrics.at("bits_per_character") == Approx(3.0 / 4));

@@ -86,8 +86,60 @@ TEST_CASE("A whole split has every token except the first as a target once", "[a
     std::vector<int64_t> rows;
     for (int64_t i = 0; i < windows.size(); ++i) rows.push_back(i), sum += windows.targets(i);
     CHECK(sum == end - 901);
-    CHECK(windows.targets(rows) == sum);
+    const auto shared = std::make_shared<const TokenWindows>(windows);
+    CHECK(validation_rows({shared}).targets(rows) == sum);
   }
+}
+
+TEST_CASE("A part of the windows is evenly spaced over all texts, with their own numbers of targets",
+          "[apps][text_dataset]") {
+  const test::TempDir folder;
+  const auto windows = [&](int64_t size) {
+    return std::make_shared<const TokenWindows>(counting_file(folder, size),
+                                                TokenWindowsOptions{.block_size = 10, .whole = true});
+  };
+  const std::vector<std::shared_ptr<const TokenWindows>> texts = {windows(96), windows(54)};  // 10 and 6 windows
+  const auto targets_of = [&](int64_t max_rows) {
+    const ValidationRows rows = validation_rows(texts, max_rows);
+    std::vector<int64_t> targets;
+    for (int64_t i = 0; i < rows.dataset->size(); ++i) targets.push_back(rows.targets_of(i));
+    return targets;
+  };
+  const std::vector<int64_t> all = {10, 10, 10, 10, 10, 10, 10, 10, 10, 5, 10, 10, 10, 10, 10, 3};
+  CHECK(targets_of(0) == all);
+  CHECK(targets_of(16) == all);
+  CHECK(targets_of(1000) == all);
+  CHECK(targets_of(1) == std::vector<int64_t>{10});
+  CHECK(targets_of(15) == std::vector<int64_t>{10, 10, 10, 10, 10, 10, 10, 10, 10, 5, 10, 10, 10, 10, 10});
+  const ValidationRows some = validation_rows(texts, 4);  // windows 0, 4, 8 and 12
+  auto loader = Prefetcher::create(some.dataset, SequentialSampler(4), {.batch_size = 4}).value();
+  const Batch batch = *loader->next().value();
+  CHECK(torch::equal(batch["x"].select(1, 0), torch::tensor({0, 40, 80, 20}, at::kLong)));
+  CHECK(some.targets(batch.row_indices()) == (batch["y"] != kIgnoreIndex).sum().item<int64_t>());
+}
+
+TEST_CASE("Packed documents have positions of their own and no target at their end", "[apps][text_dataset]") {
+  const test::TempDir folder;
+  const std::vector<TokenId> tokens = {4, 5, 9, 6, 9, 9, 1, 2, 3, 9, 7, 8};  // 9 ends a document
+  const TokenFileOrigin origin{
+      .vocab_size = 10, .tokenizer_digest = std::string(32, '0'), .source_digest = std::string(32, '0')};
+  REQUIRE(write_token_file(folder / "packed", origin, [&](const TokenSink& sink) { return sink(tokens); }).ok());
+  const auto windows =
+      std::make_shared<const TokenWindows>(TokenFile::open(folder / "packed").value(),
+                                           TokenWindowsOptions{.block_size = 4, .whole = true, .document_end = 9});
+  REQUIRE(windows->fields().size() == 3);
+  auto loader = Prefetcher::create(windows, SequentialSampler(3), {.batch_size = 3}).value();
+  const Batch batch = *loader->next().value();
+  constexpr int64_t kNone = kIgnoreIndex;
+  CHECK(torch::equal(batch["x"], torch::tensor({{4, 5, 9, 6}, {9, 9, 1, 2}, {3, 9, 7, 0}}, at::kLong)));
+  CHECK(torch::equal(batch["y"],
+                     torch::tensor({{5L, 9L, kNone, 9L}, {kNone, kNone, 2L, 3L}, {9L, kNone, 8L, kNone}}, at::kLong)));
+  CHECK(torch::equal(batch["positions"], torch::tensor({{0, 1, 2, 0}, {0, 0, 0, 1}, {0, 1, 0, 0}}, at::kLong)));
+  for (int64_t row = 0; row < 3; ++row) {
+    CHECK(windows->targets(row) == (batch["y"][row] != kIgnoreIndex).sum().item<int64_t>());
+  }
+  CHECK(count_tokens(TokenFile::open(folder / "packed").value(), 1, 12, 9) == 4);
+  test::check_dataset_contract(windows);
 }
 
 TEST_CASE("A split that is too short or empty is an error", "[apps][text_dataset]") {

@@ -277,6 +277,14 @@ TEST_CASE("--sample continues a text with a run's model and needs no other flag"
   CHECK(ended.code == 0);
   CHECK(ended.output.starts_with("the "));
   CHECK(ended.output.size() > 100);
+  CHECK_THAT(ended.errors, Catch::Contains("weights of step 20, the best in validation"));
+  const std::string step = place.dir / "run/checkpoints/step-00000020";
+  const Ended checkpoint = run(place, {"--resume", step, "--sample", "the ", "--device", "cpu"});
+  INFO(checkpoint.errors);
+  // With the run's own --sample_tokens, which --resume reads.
+  CHECK(checkpoint.output.size() == 25);
+  CHECK(ended.output.starts_with(checkpoint.output.substr(0, 24)));
+  CHECK_THAT(checkpoint.errors, Catch::Contains("weights of step 20, a checkpoint"));
 }
 
 TEST_CASE("SIGTERM finishes the step, saves and exits with 143; the run resumes from that step",

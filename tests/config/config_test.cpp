@@ -231,6 +231,25 @@ TEST_CASE("A relative path in a file starts at the file's folder, one in a flag 
   CHECK(program.vocab == "v.json");
 }
 
+TEST_CASE("A list of paths keeps commas, takes a single path in a file, and starts at the file's folder",
+          "[config][config]") {
+  const TempDir folder;
+  const auto parse = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> paths;
+    ConfigParser parser({.name = "paths"});
+    parser.add("input", &paths, {.path = PathKind::kInput});
+    CHECK(parser.parse(arguments).ok());
+    return paths;
+  };
+  using Paths = std::vector<std::string>;
+  CHECK(parse({"--input", "a,b.txt", "c.txt:0.3"}) == Paths{"a,b.txt", "c.txt:0.3"});
+  CHECK(parse({"--input=a,b.txt"}) == Paths{"a,b.txt"});
+  CHECK(parse({"--config", write(folder / "one.yaml", "input: a.txt\n")}) == Paths{folder / "a.txt"});
+  CHECK(parse({"--config", write(folder / "one.json", R"({"input": "a.txt:0.5"})")}) == Paths{folder / "a.txt:0.5"});
+  CHECK(parse({"--config", write(folder / "two.yaml", "input: [a.txt, /b.txt]\n")}) ==
+        Paths{folder / "a.txt", "/b.txt"});
+}
+
 TEST_CASE("A path through a link is used and printed as the file that it names", "[config][config]") {
   const TempDir folder;
   std::filesystem::create_directories(folder / "there/data");

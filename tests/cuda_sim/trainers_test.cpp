@@ -1,4 +1,6 @@
 // The four trainers on simulated devices: the CPU's losses with each strategy, and no findings of the device.
+#include <fstream>
+
 #include "runs_on_device.h"
 
 using namespace trainkit::test;
@@ -6,8 +8,7 @@ using namespace trainkit::test;
 namespace {
 
 /// Runs on simulated devices have the CPU's losses with every strategy.
-void check_strategies(const Trainer& trainer) {
-  const Runs runs(trainer);
+void check_strategies(const Runs& runs) {
   const Setting on_cpu{.flags = {"--device", "cpu", "--precision", "fp32"}, .is_simulated = false};
   const auto expected = runs.run("cpu", on_cpu);
   const std::vector<std::string> cuda = {"--device", "cuda", "--precision", "fp32"};
@@ -51,19 +52,30 @@ Trainer without_evaluations(Trainer trainer) {
 }  // namespace
 
 TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices", "[cuda_sim][transformer]") {
-  check_strategies(transformer());
+  check_strategies(Runs(transformer()));
+}
+TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices with packed documents",
+          "[cuda_sim][transformer]") {
+  Trainer trainer = transformer();
+  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 15;
+  trainer.flags.push_back("--pack_documents");
+  const Runs runs(trainer);
+  std::ofstream lines(runs.dir / "data/documents.jsonl");
+  for (int i = 0; i < 400; ++i) lines << "{\"text\": \"line " << i << std::string(i % 37, 'a') << "\"}\n";
+  lines.close();
+  check_strategies(runs);
 }
 TEST_CASE("trainkit-hsi has the CPU's losses on CUDA devices", "[cuda_sim][hsi]") {
-  check_strategies(without_evaluations(hsi()));
+  check_strategies(Runs(without_evaluations(hsi())));
 }
 TEST_CASE("trainkit-gpt2rec has the CPU's losses on CUDA devices", "[cuda_sim][gpt2rec]") {
-  check_strategies(gpt2rec());
+  check_strategies(Runs(gpt2rec()));
 }
 // ResNet18's 11 million weights make each step take a tenth of a second on the simulated device.
 TEST_CASE("trainkit-emotion has the CPU's losses on CUDA devices", "[cuda_sim][emotion]") {
   Trainer trainer = without_evaluations(emotion());
   if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 15;
-  check_strategies(trainer);
+  check_strategies(Runs(trainer));
 }
 
 TEST_CASE("trainkit-transformer learns in float16 and bfloat16", "[cuda_sim][transformer]") {

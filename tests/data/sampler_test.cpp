@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <numeric>
 #include <set>
 
 #include "contract/sampler_contract.h"
@@ -146,6 +148,111 @@ TEST_CASE("DistributedSampler refuses ranks out of range", "[data][sampler]") {
   CHECK_THROWS_AS(DistributedSampler(std::shared_ptr<const Sampler>(), {}), c10::ValueError);
   const DistributedSampler once(SequentialSampler(8), {.rank = 0, .world_size = 2});
   CHECK_THROWS_WITH(DistributedSampler(once, {.rank = 0, .world_size = 2}), Contains("distributed already"));
+}
+
+/// Positions of an epoch that belong to each dataset.
+std::vector<int64_t> counts_of(std::span<const int64_t> order, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> counts(sizes.size());
+  for (int64_t row : order) {
+    size_t i = 0;
+    while (row >= sizes[i]) row -= sizes[i++];
+    ++counts[i];
+  }
+  return counts;
+}
+
+TEST_CASE("A mixture satisfies the contract of a sampler", "[data][sampler]") {
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{1000, 300}, {7, 1, 500}, {40}}) {
+    std::vector<double> weights(sizes.size());
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] = 1.0 / static_cast<double>(i + 1);
+    const auto sampler = mixture_sampler(sizes, weights, {.seed = 5});
+    test::check_sampler_contract(sampler, std::accumulate(sizes.begin(), sizes.end(), int64_t{0}),
+                                 {.each_row_once = false});
+    CHECK(sampler->seed() == 5);
+  }
+}
+
+TEST_CASE("A mixture has the share of each dataset in every epoch, and about it in every part of one",
+          "[data][sampler]") {
+  const std::vector<int64_t> sizes = {5000, 100, 2900};
+  const std::vector<double> weights = {3, 1.5, 0.5};
+  const auto sampler = mixture_sampler(sizes, weights, {.seed = 5});
+  REQUIRE(sampler->size() == 8000);
+  for (const int64_t epoch : {0, 1, 77}) {
+    const auto order = order_of(*sampler, epoch);
+    CHECK(counts_of(order, sizes) == std::vector<int64_t>{4800, 2400, 800});
+    for (size_t begin = 0; begin < 8000; begin += 1000) {
+      const auto counts = counts_of(std::span(order).subspan(begin, 1000), sizes);
+      // Five standard deviations of a binomial count, which is wider than this one.
+      for (size_t i = 0; i < 3; ++i) {
+        const double p = weights[i] / 5;
+        CHECK(std::abs(static_cast<double>(counts[i]) - 1000 * p) < 5 * std::sqrt(1000 * p * (1 - p)));
+      }
+    }
+  }
+  CHECK(counts_of(order_of(*mixture_sampler(sizes, weights, {.num_samples = 11}), 3), sizes) ==
+        std::vector<int64_t>{7, 3, 1});
+}
+
+TEST_CASE("A mixture shows each row of a dataset once before it repeats one, across epochs", "[data][sampler]") {
+  const std::vector<int64_t> sizes = {700, 30};
+  const auto sampler = mixture_sampler(sizes, std::vector<double>{1, 1}, {.seed = 5});  // 365 rows of each per epoch
+  std::map<int64_t, int64_t> seen;
+  for (int64_t epoch = 0; epoch < 10; ++epoch) {
+    for (const int64_t row : order_of(*sampler, epoch)) ++seen[row];
+    const int64_t draws = 365 * (epoch + 1);
+    for (size_t i = 0; i < 2; ++i) {
+      for (int64_t row = i == 0 ? 0 : 700; row < (i == 0 ? 700 : 730); ++row) {
+        const int64_t times = seen[row];
+        CHECK((times == draws / sizes[i] || times == (draws + sizes[i] - 1) / sizes[i]));
+      }
+    }
+  }
+}
+
+TEST_CASE("A mixture gives the same rows for any number of workers and ranks, and from the middle of an epoch",
+          "[data][sampler]") {
+  const std::vector<int64_t> sizes = {40, 25};
+  const auto sampler = mixture_sampler(sizes, std::vector<double>{0.3, 0.7}, {.seed = 9});
+  const auto read = [&](std::shared_ptr<const Sampler> order, int workers, int64_t begin) {
+    auto loader = Prefetcher::create(test::number_rows(65), order, {.batch_size = 4, .num_workers = workers}).value();
+    loader->seek(2, begin);
+    std::vector<std::pair<int64_t, int64_t>> all;  // row and random number, by position
+    while (auto batch = loader->next().value()) {
+      const auto* number = (*batch)["number"].const_data_ptr<int64_t>();
+      for (int64_t i = 0; i < batch->size(); ++i) all.emplace_back(batch->row_indices()[i], number[i]);
+    }
+    return all;
+  };
+  const auto whole = read(sampler, 0, 0);
+  REQUIRE(whole.size() == 65);
+  for (const int workers : {0, 1, 4}) {
+    CHECK(read(sampler, workers, 0) == whole);
+    CHECK(read(sampler, workers, 7) == std::vector(whole.begin() + 28, whole.end()));
+    for (const int64_t ranks : {1, 2, 3}) {
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const auto share = read(
+            std::make_shared<DistributedSampler>(sampler, DistributedSamplerOptions{.rank = rank, .world_size = ranks}),
+            workers, 0);
+        for (size_t i = 0; i < share.size(); ++i) CHECK(share[i] == whole[i * ranks + rank]);
+      }
+    }
+  }
+}
+
+TEST_CASE("mixture_sampler refuses empty datasets and invalid weights", "[data][sampler]") {
+  const auto make = [](std::vector<int64_t> sizes, std::vector<double> weights, int64_t samples = 0) {
+    return mixture_sampler(sizes, weights, {.num_samples = samples});
+  };
+  const double inf = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_AS(make({}, {}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 2}, {1}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 0}, {1, 1}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 2}, {1, 0}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 2}, {1, -1}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 2}, {1, inf}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 2}, {1e308, 1e308}), c10::ValueError);
+  CHECK_THROWS_AS(make({1, 2}, {1, 1}, -1), c10::ValueError);
 }
 
 TEST_CASE("Repeated draws of a row have different random numbers, equal for any number of workers and ranks",

@@ -106,6 +106,48 @@ TEST_CASE("A fused block of the Transformer and its gradients are as exact as se
   }
 }
 
+/// Positions of documents with these lengths, one after the other in each row.
+at::Tensor packed_positions(const std::vector<std::vector<int64_t>>& rows) {
+  std::vector<at::Tensor> all;
+  for (const std::vector<int64_t>& lengths : rows) {
+    std::vector<at::Tensor> row;
+    for (const int64_t length : lengths) row.push_back(torch::arange(length));
+    all.push_back(torch::cat(row));
+  }
+  return torch::stack(all);
+}
+
+TEST_CASE("A fused block with packed documents is as exact as separate operations with a mask", "[nn][fused]") {
+  torch::manual_seed(4);
+  const std::vector<at::Tensor> positions = {
+      packed_positions({{1}}), packed_positions({{5, 2}, {1, 6}, {7}}), packed_positions({{8, 16, 24, 17}, {1, 63, 1}}),
+      packed_positions({{64, 64, 72}, {3, 120, 77}, {150, 1, 49}, {33, 33, 33, 33, 33, 35}})};
+  for (const at::Tensor& documents : positions) {
+    for (const bool bf16 : {false, true}) {
+      const int64_t rows = documents.size(0), time = documents.size(1);
+      CAPTURE(rows, time, bf16);
+      const at::Tensor ids = torch::randint(37, {rows, time});
+      require_as_exact<Transformer>(
+          small_transformer(64, 2, time, true), [&](Transformer& model) { return model->forward(ids, documents); },
+          bf16);
+    }
+  }
+}
+
+TEST_CASE("A row of one document has the bits of a row without documents", "[nn][fused]") {
+  torch::manual_seed(5);
+  const at::Tensor ids = torch::randint(37, {2, 70}), documents = packed_positions({{70}, {70}});
+  for (const bool bf16 : {false, true}) {
+    Transformer model = small_transformer(64, 2, 70, true);
+    const auto plain = results<Transformer>(
+        model, [&](Transformer& m) { return m->forward(ids); }, bf16);
+    const auto packed = results<Transformer>(
+        model, [&](Transformer& m) { return m->forward(ids, documents); }, bf16);
+    CHECK(packed[0].equal(plain[0]));
+    for (size_t k = 1; k < plain.size(); ++k) CHECK(torch::allclose(packed[k], plain[k], 1e-5, 1e-6));
+  }
+}
+
 TEST_CASE("A fused block of GPT-2 is as exact as separate operations, with padding on either side", "[nn][fused]") {
   torch::manual_seed(2);
   const at::Tensor ids = torch::randint(37, {3, 21});

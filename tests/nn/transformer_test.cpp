@@ -3,6 +3,7 @@
 #include <set>
 
 #include "test_util.h"
+#include "trainkit/amp/autocast.h"
 #include "trainkit/core/error.h"
 
 using namespace trainkit;
@@ -37,6 +38,70 @@ TEST_CASE("A position attends to itself and earlier ones, and to none after it",
     CHECK_FALSE(torch::allclose(after.select(1, changed), before.select(1, changed), 0, 1e-6));
     CHECK_FALSE(torch::allclose(after.select(1, 7), before.select(1, 7), 0, 1e-7));
   }
+}
+
+TEST_CASE("Packed documents have the logits and gradients of each document alone", "[nn][transformer]") {
+  const std::vector<int64_t> lengths = {5, 1, 40, 16, 2, 36};  // 100 tokens in one row, with fused blocks and without
+  for (const bool fused : {true, false}) {
+    for (const bool bf16 : {false, true}) {
+      CAPTURE(fused, bf16);
+      torch::manual_seed(6);
+      Transformer model(
+          TransformerConfig{.vocab_size = 11, .block_size = 100, .n_layers = 2, .n_heads = 2, .hidden_dim = 32});
+      model->set_fused_blocks(fused);
+      model->eval();
+      const at::Tensor x = ids(1, 100);
+      std::vector<at::Tensor> positions;
+      for (const int64_t length : lengths) positions.push_back(torch::arange(length));
+      const auto forward = [&](const at::Tensor& tokens, const at::Tensor& documents) {
+        const AutocastGuard autocast(at::kCPU, at::kBFloat16, bf16);
+        return model->forward(tokens, documents).to(at::kFloat);
+      };
+      const auto gradients = [&](const at::Tensor& logits) {
+        model->zero_grad();
+        logits.pow(2).sum().backward();
+        std::vector<at::Tensor> all;
+        for (const at::Tensor& parameter : model->parameters()) all.push_back(parameter.grad().clone());
+        return all;
+      };
+      const at::Tensor packed = forward(x, torch::cat(positions).unsqueeze(0));
+      std::vector<at::Tensor> alone;
+      for (int64_t begin = 0; const int64_t length : lengths) {
+        alone.push_back(forward(x.slice(1, begin, begin + length), {}));
+        begin += length;
+      }
+      // In bfloat16 a sum in another order may round to the next value of 8 bits.
+      const double scale = packed.abs().max().item<double>(), tolerance = bf16 ? scale / 64 : 1e-5;
+      CHECK((packed - torch::cat(alone, 1)).abs().max().item<double>() < tolerance);
+      CHECK((packed - forward(x, {})).abs().max().item<double>() > 10 * tolerance / (bf16 ? 10 : 1));
+      const auto together = gradients(packed), apart = gradients(torch::cat(alone, 1));
+      for (size_t i = 0; i < together.size(); ++i) {
+        const double worst = apart[i].abs().max().item<double>();
+        CHECK((together[i] - apart[i]).abs().max().item<double>() <= (bf16 ? worst / 32 : 1e-4 * worst + 1e-6));
+      }
+    }
+  }
+}
+
+TEST_CASE("Packed documents have the same bits with gradient checkpointing, and their positions are checked",
+          "[nn][transformer]") {
+  Transformer model = small_model();
+  const at::Tensor x = ids(2, 8), documents = torch::tensor({{0, 1, 2, 0, 1, 0, 1, 2}, {0, 0, 1, 2, 3, 4, 5, 6}});
+  const auto gradient = [&] {
+    model->zero_grad();
+    model->forward(x, documents).pow(2).sum().backward();
+    return model->parameters()[0].grad().clone();
+  };
+  for (const bool fused : {true, false}) {
+    model->set_fused_blocks(fused);
+    model->set_gradient_checkpointing(false);
+    const at::Tensor plain = gradient();
+    model->set_gradient_checkpointing(true);
+    CHECK(gradient().equal(plain));
+  }
+  CHECK_THROWS_AS(model->forward(x, documents.slice(1, 0, 7)), c10::ValueError);
+  CHECK_THROWS_AS(model->forward(x, documents.to(at::kInt)), c10::ValueError);
+  CHECK_THROWS_AS(model->forward(x, documents + 8), c10::Error);  // outside the position embedding
 }
 
 TEST_CASE("Parameters have nanoGPT's names and shapes", "[nn][transformer]") {

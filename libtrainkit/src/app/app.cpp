@@ -87,9 +87,12 @@ class AppRun {
  private:
   absl::Status make_loaders() {
     const Placement& placement = context_.placement;
-    const auto order =
-        std::make_shared<RandomSampler>(task_.training_set->size(), RandomSamplerOptions{.seed = run_.seed});
-    TRAINKIT_ASSIGN_OR_RETURN(loader_, training_loader(task_.training_set, order, run_, context_.machine, placement));
+    if (!task_.order) {
+      task_.order =
+          std::make_shared<RandomSampler>(task_.training_set->size(), RandomSamplerOptions{.seed = run_.seed});
+    }
+    TRAINKIT_ASSIGN_OR_RETURN(loader_,
+                              training_loader(task_.training_set, task_.order, run_, context_.machine, placement));
     TRAINKIT_RETURN_IF_ERROR(check_has_batch(*loader_));
     if (!task_.validation_set) return compare_data(placement, {{"training", task_.training_set.get()}});
     TRAINKIT_ASSIGN_OR_RETURN(validation_, evaluation_loader(task_.validation_set, run_, context_.machine, placement));

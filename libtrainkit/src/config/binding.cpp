@@ -251,6 +251,10 @@ std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, std::opt
 template <class T>
 std::optional<Fault> parse(const RawValue& raw, const OptionSpec& spec, std::vector<T>& value) {
   if (raw.kind == Kind::kNull) return value.clear(), std::nullopt;
+  if (std::is_same_v<T, std::string> && spec.path != PathKind::kNone && raw.kind == Kind::kString) {
+    RawValue one{.kind = Kind::kList, .items = {raw}, .line = raw.line, .column = raw.column};
+    return parse(one, spec, value);
+  }
   if (raw.kind != Kind::kList) return type_fault<std::vector<T>>(raw, spec);
   const auto refuse = [&](const RawValue& at, std::string problem, std::string got, std::string expected) {
     return Fault{.problem = std::move(problem),

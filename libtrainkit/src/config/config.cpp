@@ -80,7 +80,10 @@ RawValue split_list(const std::string& text) {
 
 /// Converts a text from a preset or a default to a raw value of `option`.
 RawValue text_value(const Option& option, const std::string& text) {
-  return option.binding->is_list() ? split_list(text) : RawValue{.text = text};
+  if (!option.binding->is_list()) return RawValue{.text = text};
+  // A path may contain a comma.
+  if (option.spec.path != PathKind::kNone) return RawValue{.kind = Kind::kList, .items = {{.text = text}}};
+  return split_list(text);
 }
 
 /// Makes a path from a file absolute, starting at the file's folder. An output path may not contain "..".
@@ -155,7 +158,9 @@ class CommandLine {
     } else if (flag.option->binding->is_list()) {
       flag.value.kind = Kind::kList;
       while (has_word()) {
-        for (RawValue& item : split_list(arguments_[at_++]).items) flag.value.items.push_back(std::move(item));
+        for (RawValue& item : text_value(*flag.option, arguments_[at_++]).items) {
+          flag.value.items.push_back(std::move(item));
+        }
       }
     } else {
       flag.value.text = arguments_[at_++];

@@ -14,6 +14,7 @@
 #include "core/parallel.h"
 #include "core/recorded.h"
 #include "core/vectors.h"
+#include "nn/attention_tiles.h"
 
 namespace trainkit::detail {
 
@@ -22,12 +23,9 @@ static std::vector<at::Tensor> tensors_of(const Attended& attended) { return {at
 namespace {
 
 constexpr int64_t kQueries = 64;    // query rows per block of scores
-constexpr int64_t kTileRows = 8;    // rows per register tile, together with two column vectors
 constexpr int64_t kMaxWidth = 256;  // of a head
 constexpr int64_t kMaxTime = 4096;
 constexpr float kHidden = -std::numeric_limits<float>::infinity();  // score of a masked key
-
-int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // Note [Attention kernel]
 // ~~~~~~~~~~~~~~~~~~~~~~~
@@ -39,6 +37,10 @@ int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to;
 // beyond `time` or beyond the diagonal is padding: scores there are set to kHidden and weights to zero, and padded rows
 // are zero, so that products can run over whole tiles. Each value is produced by one thread in a fixed order, which
 // makes results bitwise independent of the number of threads.
+//
+// The keys of a document form a range that ends at the diagonal. `first` is the first key of each position's document,
+// 0 without documents; it never decreases. A tile therefore also begins at the first key that its first row can see,
+// rounded down to kLanes, and nothing before it is computed or read.
 //
 // The softmax keeps weights unnormalised and multiplies the output row by 1 / sum. Forward saves only log(sum e^score)
 // per row; backward recomputes the weights as e^(score - logsumexp) and uses sum(d_weight * weight) = sum(d_mixed *
@@ -54,7 +56,7 @@ struct Head {
 
 /// Scratch memory of one task.
 struct Scratch {
-  Scratch(int64_t time, int64_t width, bool backward) {
+  Scratch(int64_t time, int64_t width, bool backward) : first(static_cast<size_t>(time)) {
     const int64_t keys = round_up(time, kLanes), rows = std::min(kQueries, round_up(time, kTileRows));
     size_t at = 0;
     const auto take = [&](int64_t floats) {
@@ -78,156 +80,68 @@ struct Scratch {
     void operator()(float* data) const { ::operator delete[](data, std::align_val_t{64}); }
   };
   std::unique_ptr<float[], Delete> memory;
-  float *keys_t, *values_t;  // (width, keys): columns are positions
-  float *q, *dy, *dq;        // (rows, width): scaled queries, and gradients
-  float *p, *dp;             // (rows, keys): scores and weights
-  float* v;                  // (keys, width): values; keys in backward
-  float *dk, *dv;            // (keys, width)
-  float* bias;               // (keys): 0, or kHidden
+  float *keys_t, *values_t;    // (width, keys): columns are positions
+  float *q, *dy, *dq;          // (rows, width): scaled queries, and gradients
+  float *p, *dp;               // (rows, keys): scores and weights
+  float* v;                    // (keys, width): values; keys in backward
+  float *dk, *dv;              // (keys, width)
+  float* bias;                 // (keys): 0, or kHidden
+  std::vector<int32_t> first;  // (time): first key of each position's document
 };
 
-/// Computes c += a b (kAdd) or c = a b for R rows and V vectors of columns. Element (r, k) of a is a[r * a_row + k *
-/// a_step].
-template <int R, int V, bool kAdd>
-TRAINKIT_INLINE void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, int64_t depth,
-                          float* c, int64_t c_row) {
-  Floats sums[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
-      if constexpr (kAdd)
-        load(c + r * c_row + v * kLanes, sums[r][v]);
-      else
-        sums[r][v] = Floats{};
-    }
-  }
-  for (int64_t k = 0; k < depth; ++k) {
-    Floats right[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) load(b + k * b_row + v * kLanes, right[v]);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const float left = a[r * a_row + k * a_step];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) sums[r][v] += left * right[v];
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) store(sums[r][v], c + r * c_row + v * kLanes);
-  }
+/// Columns that a tile of rows computes: the keys that its rows can see, rounded to kLanes.
+struct Columns {
+  int64_t begin, end;
+};
+
+/// Returns the columns of the tile whose first row is `position`.
+TRAINKIT_INLINE Columns columns_of(const Scratch& scratch, int64_t keys, int64_t position) {
+  return {scratch.first[static_cast<size_t>(position)] / kLanes * kLanes,
+          std::min(keys, round_up(position + kTileRows, kLanes))};
 }
 
-/// Multiplies kTileRows rows by a multiple of kLanes columns.
-template <bool kAdd>
-TRAINKIT_INLINE void multiply(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
-                              int64_t depth, float* c, int64_t c_row, int64_t columns) {
-  int64_t at = 0;
-  for (; at + 2 * kLanes <= columns; at += 2 * kLanes) {
-    tile<kTileRows, 2, kAdd>(a, a_row, a_step, b + at, b_row, depth, c + at, c_row);
-  }
-  if (at < columns) tile<kTileRows, 1, kAdd>(a, a_row, a_step, b + at, b_row, depth, c + at, c_row);
-}
-
-/// Swaps the upper half of each 2 kHalf lanes of a with the lower half of those of b.
-template <size_t kHalf, size_t... kLane>
-TRAINKIT_INLINE void exchange(Floats& a, Floats& b, std::index_sequence<kLane...>) {
-  const Floats x = a, y = b;
-  a = __builtin_shufflevector(x, y, (kLane & kHalf ? kLane - kHalf + kLanes : kLane)...);
-  b = __builtin_shufflevector(x, y, (kLane & kHalf ? kLane + kLanes : kLane + kHalf)...);
-}
-
-template <size_t kHalf>
-TRAINKIT_INLINE void exchange_all(Floats (&rows)[kLanes]) {
-#pragma GCC unroll 16
-  for (size_t k = 0; k < kLanes; ++k) {
-    if (!(k & kHalf)) exchange<kHalf>(rows[k], rows[k + kHalf], std::make_index_sequence<kLanes>());
-  }
-}
-
-/// Transposes kLanes vectors in log2(kLanes) rounds that swap half of each pair.
-TRAINKIT_INLINE void transpose(Floats (&rows)[kLanes]) {
-  exchange_all<8>(rows);
-  exchange_all<4>(rows);
-  exchange_all<2>(rows);
-  exchange_all<1>(rows);
-}
-
-/// Writes `count` rows of `width` values, with stride `row`, as columns of `to` (width, keys). Sets the columns up to
-/// the next multiple of kLanes to 0.
-template <typename T>
-TRAINKIT_INLINE void to_columns(const T* from, int64_t row, int64_t count, int64_t width, float* to, int64_t keys) {
-  for (int64_t j = 0; j < count; j += kLanes) {
-    for (int64_t d = 0; d < width; d += kLanes) {
-      Floats block[kLanes];
-#pragma GCC unroll 16
-      for (int64_t k = 0; k < kLanes; ++k) {
-        if (j + k < count)
-          load(from + (j + k) * row + d, block[k]);
-        else
-          block[k] = Floats{};
-      }
-      transpose(block);
-#pragma GCC unroll 16
-      for (int64_t k = 0; k < kLanes; ++k) store(block[k], to + (d + k) * keys + j);
-    }
-  }
-}
-
-/// Writes `count` rows of `width` values, times `factor`, contiguously. Appends zero rows up to a multiple of
-/// kTileRows.
-template <typename T>
-TRAINKIT_INLINE void to_rows(const T* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t d = 0; d < width; d += kLanes) {
-      Floats values;
-      load(from + i * row + d, values);
-      store(values * factor, to + i * width + d);
-    }
-  }
-  std::fill(to + count * width, to + round_up(count, kTileRows) * width, 0.0f);
-}
-
-template <typename T>
-TRAINKIT_INLINE void from_rows(const float* from, int64_t count, int64_t width, T* to, int64_t row) {
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t d = 0; d < width; d += kLanes) {
-      Floats values;
-      load(from + i * width + d, values);
-      store(values, to + i * row + d);
-    }
-  }
-}
-
-/// Computes the scores of `count` queries from `first` on, up to the last key that each tile of rows can see.
+/// Computes the scores of `count` queries from `first` on, for the keys that each tile of rows can see.
 TRAINKIT_INLINE void scores(const Scratch& scratch, const Head& head, int64_t keys, int64_t first, int64_t count) {
   for (int64_t i = 0; i < count; i += kTileRows) {
-    multiply<false>(scratch.q + i * head.width, head.width, 1, scratch.keys_t, keys, head.width, scratch.p + i * keys,
-                    keys, std::min(keys, round_up(first + i + kTileRows, kLanes)));
+    const Columns columns = columns_of(scratch, keys, first + i);
+    multiply<false>(scratch.q + i * head.width, head.width, 1, scratch.keys_t + columns.begin, keys, head.width,
+                    scratch.p + i * keys + columns.begin, keys, columns.end - columns.begin);
   }
 }
 
-/// Loads the scores of row `position` with masked keys set to kHidden.
-TRAINKIT_INLINE void load_masked_scores(const float* row, const float* bias, int64_t j, int64_t position,
+/// The keys that one row attends to: [first, position] without those that are masked, in `columns`.
+struct Visible {
+  int64_t position;
+  int32_t first;
+  Columns columns;
+};
+
+TRAINKIT_INLINE Visible visible_to(const Scratch& scratch, int64_t position, Columns columns) {
+  return {position, scratch.first[static_cast<size_t>(position)], columns};
+}
+
+/// Loads the scores of a row with masked keys set to kHidden.
+TRAINKIT_INLINE void load_masked_scores(const float* row, const float* bias, int64_t j, const Visible& visible,
                                         Floats& score) {
   constexpr Signs kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Floats hidden;
   load(row + j, score);
   load(bias + j, hidden);
   score += hidden;
-  const Signs later = kLane + static_cast<int32_t>(j) > static_cast<int32_t>(position);
-  score = later ? Floats{} + kHidden : score;
+  if (j >= visible.first && j + kLanes <= visible.position + 1) return;  // each of these keys is seen
+  const Signs key = kLane + static_cast<int32_t>(j);
+  const Signs unseen = (key > static_cast<int32_t>(visible.position)) | (key < visible.first);
+  score = unseen ? Floats{} + kHidden : score;
 }
 
-/// Writes the unnormalised weights of row `position`: zero for masked keys, up to the end of its tile. @return log(sum
+/// Writes the unnormalised weights of a row: zero for masked keys, in the columns of its tile. @return log(sum
 /// e^score), 0 if all keys are masked; `factor` is 1 / sum.
-TRAINKIT_INLINE float softmax_row(float* row, const float* bias, int64_t position, int64_t end, float& factor) {
+TRAINKIT_INLINE float softmax_row(float* row, const float* bias, const Visible& visible, float& factor) {
+  const auto [begin, end] = visible.columns;
   Floats highest = Floats{} + kHidden;
-  for (int64_t j = 0; j < end; j += kLanes) {
+  for (int64_t j = begin; j < end; j += kLanes) {
     Floats score;
-    load_masked_scores(row, bias, j, position, score);
+    load_masked_scores(row, bias, j, visible, score);
     store(score, row + j);
     highest = highest < score ? score : highest;
   }
@@ -235,7 +149,7 @@ TRAINKIT_INLINE float softmax_row(float* row, const float* bias, int64_t positio
   for (int64_t k = 0; k < kLanes; ++k) most = most < highest[k] ? highest[k] : most;
   if (most == kHidden) most = 0;
   Floats sums = {};
-  for (int64_t j = 0; j < end; j += kLanes) {
+  for (int64_t j = begin; j < end; j += kLanes) {
     Floats score;
     load(row + j, score);
     const Signs unseen = score == kHidden;
@@ -262,15 +176,17 @@ TRAINKIT_INLINE void forward_head(const T* qkv, const Head& head, Scratch& scrat
     float factors[kQueries];
     for (int64_t i = 0; i < round_up(count, kTileRows); ++i) {
       float* row = scratch.p + i * keys;
-      const int64_t tile_end = std::min(keys, round_up(first + i / kTileRows * kTileRows + kTileRows, kLanes));
+      const Columns columns = columns_of(scratch, keys, first + i / kTileRows * kTileRows);
       if (i < count)
-        logsumexp[first + i] = softmax_row(row, scratch.bias, first + i, tile_end, factors[i]);
+        logsumexp[first + i] = softmax_row(row, scratch.bias, visible_to(scratch, first + i, columns), factors[i]);
       else
-        std::fill(row, row + tile_end, 0.0f);
+        std::fill(row + columns.begin, row + columns.end, 0.0f);
     }
     for (int64_t i = 0; i < count; i += kTileRows) {
-      multiply<false>(scratch.p + i * keys, keys, 1, scratch.v, head.width, std::min(head.time, first + i + kTileRows),
-                      scratch.q + i * head.width, head.width, head.width);
+      const int64_t begin = columns_of(scratch, keys, first + i).begin;
+      multiply<false>(scratch.p + i * keys + begin, keys, 1, scratch.v + begin * head.width, head.width,
+                      std::min(head.time, first + i + kTileRows) - begin, scratch.q + i * head.width, head.width,
+                      head.width);
     }
     for (int64_t i = 0; i < count; ++i) {  // overwrites the queries, which are no longer needed
       float* row = scratch.q + i * head.width;
@@ -282,11 +198,11 @@ TRAINKIT_INLINE void forward_head(const T* qkv, const Head& head, Scratch& scrat
 
 /// Converts scores to weights, and gradients of weights to gradients of scores, in one row. `delta` is sum(d_mixed *
 /// mixed).
-TRAINKIT_INLINE void gradient_row(float* p, float* dp, const float* bias, int64_t position, int64_t end,
-                                  float logsumexp, float delta) {
-  for (int64_t j = 0; j < end; j += kLanes) {
+TRAINKIT_INLINE void gradient_row(float* p, float* dp, const float* bias, const Visible& visible, float logsumexp,
+                                  float delta) {
+  for (int64_t j = visible.columns.begin; j < visible.columns.end; j += kLanes) {
     Floats weight, gradient;
-    load_masked_scores(p, bias, j, position, weight);
+    load_masked_scores(p, bias, j, visible, weight);
     load(dp + j, gradient);
     const Signs unseen = weight == kHidden;
     weight -= logsumexp;
@@ -295,6 +211,14 @@ TRAINKIT_INLINE void gradient_row(float* p, float* dp, const float* bias, int64_
     store(weight, p + j);
     store(weight * (gradient - delta), dp + j);
   }
+}
+
+/// Returns the end of the queries from `from` on whose tiles have column `j`.
+TRAINKIT_INLINE int64_t end_of_readers(const Scratch& scratch, int64_t keys, int64_t first, int64_t from, int64_t count,
+                                       int64_t j) {
+  int64_t to = from;
+  while (to < count && columns_of(scratch, keys, first + to).begin <= j) to += kTileRows;
+  return std::min(to, count);
 }
 
 template <typename T>
@@ -312,14 +236,15 @@ TRAINKIT_INLINE void backward_head(const T* qkv, const T* mixed, const T* d_mixe
     to_rows(d_mixed + first * channels, channels, count, width, 1, scratch.dy);
     scores(scratch, head, keys, first, count);
     for (int64_t i = 0; i < count; i += kTileRows) {
-      multiply<false>(scratch.dy + i * width, width, 1, scratch.values_t, keys, width, scratch.dp + i * keys, keys,
-                      std::min(keys, round_up(first + i + kTileRows, kLanes)));
+      const auto [begin, end] = columns_of(scratch, keys, first + i);
+      multiply<false>(scratch.dy + i * width, width, 1, scratch.values_t + begin, keys, width,
+                      scratch.dp + i * keys + begin, keys, end - begin);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      const int64_t end = std::min(keys, round_up(first + i / kTileRows * kTileRows + kTileRows, kLanes));
+      const Columns columns = columns_of(scratch, keys, first + i / kTileRows * kTileRows);
       if (i >= count) {
-        std::fill(scratch.p + i * keys, scratch.p + i * keys + end, 0.0f);
-        std::fill(scratch.dp + i * keys, scratch.dp + i * keys + end, 0.0f);
+        std::fill(scratch.p + i * keys + columns.begin, scratch.p + i * keys + columns.end, 0.0f);
+        std::fill(scratch.dp + i * keys + columns.begin, scratch.dp + i * keys + columns.end, 0.0f);
         continue;
       }
       Floats delta = {};
@@ -329,19 +254,21 @@ TRAINKIT_INLINE void backward_head(const T* qkv, const T* mixed, const T* d_mixe
         load(scratch.dy + i * width + d, gradient);
         delta += out * gradient;
       }
-      gradient_row(scratch.p + i * keys, scratch.dp + i * keys, scratch.bias, first + i, end, logsumexp[first + i],
-                   sum_of(delta));
+      gradient_row(scratch.p + i * keys, scratch.dp + i * keys, scratch.bias, visible_to(scratch, first + i, columns),
+                   logsumexp[first + i], sum_of(delta));
     }
     for (int64_t i = 0; i < count; i += kTileRows) {
-      multiply<false>(scratch.dp + i * keys, keys, 1, scratch.v, width, std::min(head.time, first + i + kTileRows),
-                      scratch.dq + i * width, width, width);
+      const int64_t begin = columns_of(scratch, keys, first + i).begin;
+      multiply<false>(scratch.dp + i * keys + begin, keys, 1, scratch.v + begin * width, width,
+                      std::min(head.time, first + i + kTileRows) - begin, scratch.dq + i * width, width, width);
     }
     // Gradients of keys and values, one tile of positions at a time, from the queries that attend to them.
     for (int64_t j = 0; j < std::min(head.time, first + count); j += kTileRows) {
       const int64_t from = std::max<int64_t>(0, j - first) / kTileRows * kTileRows;
-      multiply<true>(scratch.p + from * keys + j, 1, keys, scratch.dy + from * width, width, count - from,
+      const int64_t to = end_of_readers(scratch, keys, first, from, count, j);
+      multiply<true>(scratch.p + from * keys + j, 1, keys, scratch.dy + from * width, width, to - from,
                      scratch.dv + j * width, width, width);
-      multiply<true>(scratch.dp + from * keys + j, 1, keys, scratch.q + from * width, width, count - from,
+      multiply<true>(scratch.dp + from * keys + j, 1, keys, scratch.q + from * width, width, to - from,
                      scratch.dk + j * width, width, width);
     }
     for (int64_t k = 0; k < count * width; ++k) scratch.dq[k] *= head.scale;
@@ -364,41 +291,52 @@ TRAINKIT_KERNELS(float)
 TRAINKIT_KERNELS(uint16_t)  // bfloat16
 #undef TRAINKIT_KERNELS
 
+/// Writes the first key of each position's document. Any positions give an order that never decreases.
+void find_documents(const int64_t* positions, std::vector<int32_t>& first) {
+  int64_t begin = 0;
+  for (size_t i = 0; i < first.size(); ++i) {
+    const auto here = static_cast<int64_t>(i);
+    begin = std::clamp(here - positions[i], begin, here);
+    first[i] = static_cast<int32_t>(begin);
+  }
+}
+
 /// Calls work(head of qkv, index of qkv's first value, of the output's, of logsumexp's, scratch) for each head in
 /// parallel.
 template <typename Work>
-void for_heads(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention, bool backward,
+void for_heads(const at::Tensor& qkv, const AttentionMask& masks, const CausalAttention& attention, bool backward,
                const Work& work) {
   const int64_t batch = qkv.size(0), time = qkv.size(1), channels = qkv.size(2) / 3, heads = attention.n_heads;
   const Head head{time, channels / heads, 3 * channels, channels, static_cast<float>(attention.scale)};
-  const bool* mask = key_mask.defined() ? key_mask.const_data_ptr<bool>() : nullptr;
+  const bool* mask = masks.key_mask.defined() ? masks.key_mask.const_data_ptr<bool>() : nullptr;
+  const at::Tensor& positions = masks.positions;
   parallel_for(0, batch * heads, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(time, head.width, backward);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task / heads, offset = task % heads * head.width;
       for (int64_t j = 0; mask && j < time; ++j) scratch.bias[j] = mask[row * time + j] ? 0 : kHidden;
+      if (positions.defined()) find_documents(positions.const_data_ptr<int64_t>() + row * time, scratch.first);
       work(head, row * time * 3 * channels + offset, row * time * channels + offset, task * time, scratch);
     }
   });
 }
 
 template <typename T>
-Attended forward(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention) {
+Attended forward(const at::Tensor& qkv, const AttentionMask& mask, const CausalAttention& attention) {
   const int64_t batch = qkv.size(0), time = qkv.size(1), channels = qkv.size(2) / 3;
   Attended attended{at::empty({batch, time, channels}, qkv.options()),
                     at::empty({batch, attention.n_heads, time}, qkv.options().dtype(at::kFloat))};
   const T* from = static_cast<const T*>(qkv.const_data_ptr());
   T* out = static_cast<T*>(attended.mixed.mutable_data_ptr());
   auto* logsumexp = attended.logsumexp.mutable_data_ptr<float>();
-  for_heads(qkv, key_mask, attention, false,
-            [=](const Head& head, int64_t in, int64_t to, int64_t rows, Scratch& scratch) {
-              run_forward(from + in, head, scratch, out + to, logsumexp + rows);
-            });
+  for_heads(qkv, mask, attention, false, [=](const Head& head, int64_t in, int64_t to, int64_t rows, Scratch& scratch) {
+    run_forward(from + in, head, scratch, out + to, logsumexp + rows);
+  });
   return attended;
 }
 
 template <typename T>
-at::Tensor backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const at::Tensor& key_mask,
+at::Tensor backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const AttentionMask& mask,
                     const Attended& attended, const CausalAttention& attention) {
   at::Tensor d_qkv = at::empty_like(qkv);
   const T* from = static_cast<const T*>(qkv.const_data_ptr());
@@ -406,10 +344,9 @@ at::Tensor backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const at::
   const T* gradient = static_cast<const T*>(d_mixed.const_data_ptr());
   const auto* logsumexp = attended.logsumexp.const_data_ptr<float>();
   T* to = static_cast<T*>(d_qkv.mutable_data_ptr());
-  for_heads(qkv, key_mask, attention, true,
-            [=](const Head& head, int64_t in, int64_t out, int64_t rows, Scratch& scratch) {
-              run_backward(from + in, mixed + out, gradient + out, logsumexp + rows, head, scratch, to + in);
-            });
+  for_heads(qkv, mask, attention, true, [=](const Head& head, int64_t in, int64_t out, int64_t rows, Scratch& scratch) {
+    run_backward(from + in, mixed + out, gradient + out, logsumexp + rows, head, scratch, to + in);
+  });
   return d_qkv;
 }
 
@@ -419,18 +356,18 @@ bool has_causal_attention(int64_t time, int64_t width, int64_t n_heads) {
   return width % (n_heads * kLanes) == 0 && width / n_heads <= kMaxWidth && time <= kMaxTime;
 }
 
-Attended causal_attention(const at::Tensor& qkv, const at::Tensor& key_mask, const CausalAttention& attention) {
+Attended causal_attention(const at::Tensor& qkv, const AttentionMask& mask, const CausalAttention& attention) {
   return recorded("trainkit::causal_attention", {qkv}, [&] {
-    return qkv.scalar_type() == at::kFloat ? forward<float>(qkv, key_mask, attention)
-                                           : forward<uint16_t>(qkv, key_mask, attention);
+    return qkv.scalar_type() == at::kFloat ? forward<float>(qkv, mask, attention)
+                                           : forward<uint16_t>(qkv, mask, attention);
   });
 }
 
-at::Tensor causal_attention_backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const at::Tensor& key_mask,
+at::Tensor causal_attention_backward(const at::Tensor& d_mixed, const at::Tensor& qkv, const AttentionMask& mask,
                                      const Attended& attended, const CausalAttention& attention) {
   return recorded("trainkit::causal_attention_backward", {d_mixed, qkv}, [&] {
-    return qkv.scalar_type() == at::kFloat ? backward<float>(d_mixed, qkv, key_mask, attended, attention)
-                                           : backward<uint16_t>(d_mixed, qkv, key_mask, attended, attention);
+    return qkv.scalar_type() == at::kFloat ? backward<float>(d_mixed, qkv, mask, attended, attention)
+                                           : backward<uint16_t>(d_mixed, qkv, mask, attended, attention);
   });
 }
 

@@ -59,7 +59,7 @@ struct Matrix {
 struct FusedBlock : torch::autograd::Function<FusedBlock> {
   /// Positions of the differentiable arguments.
   enum Argument { kX, kLn1, kLn1Bias, kQkv, kQkvBias, kProj, kProjBias, kLn2, kLn2Bias, kFc, kFcBias, kOut, kOutBias };
-  static constexpr size_t kArguments = kOutBias + 4;  // plus the mask, the options and the dtype of products
+  static constexpr size_t kArguments = kOutBias + 5;  // plus the masks, the options and the dtype of products
 
   /// Positions of the saved tensors.
   enum Saved {
@@ -77,6 +77,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     kInner,
     kActivated,
     kMask,
+    kPositions,
     kWeightLn1,
     kWeightQkv,
     kWeightProj,
@@ -94,7 +95,8 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
                             const at::Tensor& ln_2, const OptionalTensor& ln_2_bias,
                             const at::Tensor& fc, const OptionalTensor& fc_bias,
                             const at::Tensor& out, const OptionalTensor& out_bias,
-                            const OptionalTensor& key_mask, const BlockOptions& options, at::ScalarType kind) {
+                            const OptionalTensor& key_mask, const OptionalTensor& positions,
+                            const BlockOptions& options, at::ScalarType kind) {
     // clang-format on
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto value = [](const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); };
@@ -107,7 +109,8 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     const at::Tensor stream = x.view({rows, width});
     const Normalised norm_1 = add_layer_norm(stream, {}, {}, ln_1, value(ln_1_bias), options.eps, kind);
     const at::Tensor heads = by_qkv.of(norm_1.out, value(qkv_bias)).view({batch, time, 3 * width});
-    const Attended attended = causal_attention(heads, value(key_mask), {options.n_heads, options.scale});
+    const Attended attended =
+        causal_attention(heads, {value(key_mask), value(positions)}, {options.n_heads, options.scale});
     const at::Tensor mixed = attended.mixed.view({rows, width});
     const Normalised norm_2 =
         add_layer_norm(stream, by_proj.of(mixed), value(proj_bias), ln_2, value(ln_2_bias), options.eps, kind);
@@ -126,9 +129,10 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     context->saved_data["scale"] = options.scale;
     // In the order of `Saved`; see Note [Fused block].
     context->save_for_backward(
-        {stream,     norm_1.mean,   norm_1.inverse_std, norm_1.out, heads,        mixed,          attended.logsumexp,
-         norm_2.sum, norm_2.mean,   norm_2.inverse_std, norm_2.out, inner,        activated,      value(key_mask),
-         ln_1,       by_qkv.weight, by_proj.weight,     ln_2,       by_fc.weight, value(fc_bias), by_out.weight});
+        {stream,           norm_1.mean, norm_1.inverse_std, norm_1.out,     heads, mixed,        attended.logsumexp,
+         norm_2.sum,       norm_2.mean, norm_2.inverse_std, norm_2.out,     inner, activated,    value(key_mask),
+         value(positions), ln_1,        by_qkv.weight,      by_proj.weight, ln_2,  by_fc.weight, value(fc_bias),
+         by_out.weight});
     return add_residual(norm_2.sum, by_out.of(activated), value(out_bias)).view(x.sizes());
   }
 
@@ -169,7 +173,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     bias_gradient(kProjBias, norm_2.sum);
     const at::Tensor d_heads =
         causal_attention_backward(matrix(kWeightProj).input_gradient(d_attended).view({batch, time, width}),
-                                  saved[kHeads], saved[kMask], {saved[kMixed], saved[kLogsumexp]},
+                                  saved[kHeads], {saved[kMask], saved[kPositions]}, {saved[kMixed], saved[kLogsumexp]},
                                   {options[0], context->saved_data["scale"].toDouble()})
             .view({rows, 3 * width});
     weight_gradient(kQkv, kWeightQkv, kNormed1, d_heads);
@@ -201,12 +205,12 @@ bool has_fused_block(const at::Tensor& x, const BlockWeights& weights, const Blo
   return has_causal_attention(x.size(1), x.size(2), options.n_heads) && inner % 16 == 0;
 }
 
-at::Tensor fused_block(const at::Tensor& x, const BlockWeights& weights, const at::Tensor& key_mask,
+at::Tensor fused_block(const at::Tensor& x, const BlockWeights& weights, const AttentionMask& mask,
                        const BlockOptions& options) {
   return FusedBlock::apply(x, weights.ln_1, optional(weights.ln_1_bias), weights.qkv, optional(weights.qkv_bias),
                            weights.proj, optional(weights.proj_bias), weights.ln_2, optional(weights.ln_2_bias),
                            weights.fc, optional(weights.fc_bias), weights.out, optional(weights.out_bias),
-                           optional(key_mask), options, product_dtype());
+                           optional(mask.key_mask), optional(mask.positions), options, product_dtype());
 }
 
 }  // namespace trainkit::detail

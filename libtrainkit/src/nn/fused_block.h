@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "nn/attention_kernel.h"
 #include "nn/block_kernels.h"
 
 namespace trainkit::detail {
@@ -42,12 +43,11 @@ struct BlockOptions {
 /// dropout; the caller checks that none is active.
 bool has_fused_block(const at::Tensor& x, const BlockWeights& weights, const BlockOptions& options);
 
-/// Computes the block's output (B, T, C) float32. @param key_mask (B, T) bool, false at keys that no position attends
-/// to, or undefined. Matrix products are at::mm and at::addmm. Under autocast the products and the tensors between them
-/// are bfloat16; the residual stream stays float32. Nine tensors are kept for backward: 16 to 18 C values per position
-/// if F is 4C. Backward computes only the required gradients and can run repeatedly while the graph is kept. No second
-/// derivative: c10::NotImplementedError with create_graph.
-at::Tensor fused_block(const at::Tensor& x, const BlockWeights& weights, const at::Tensor& key_mask,
+/// Computes the block's output (B, T, C) float32. Matrix products are at::mm and at::addmm. Under autocast the products
+/// and the tensors between them are bfloat16; the residual stream stays float32. Nine tensors are kept for backward: 16
+/// to 18 C values per position if F is 4C. Backward computes only the required gradients and can run repeatedly while
+/// the graph is kept. No second derivative: c10::NotImplementedError with create_graph.
+at::Tensor fused_block(const at::Tensor& x, const BlockWeights& weights, const AttentionMask& mask,
                        const BlockOptions& options);
 
 }  // namespace trainkit::detail

@@ -181,7 +181,7 @@ std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, cons
       .activation = activation_ == "gelu" ? detail::Activation::kGelu : detail::Activation::kGeluTanh,
       .weights_are_transposed = true};
   if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
-  return detail::fused_block(x, weights, mask.is_token, options);
+  return detail::fused_block(x, weights, {.key_mask = mask.is_token}, options);
 }
 
 at::Tensor GPT2BlockImpl::gpu_forward(const at::Tensor& x, const GPT2Mask& mask) {

@@ -30,6 +30,28 @@
 
 namespace trainkit {
 
+/// Documents in the rows of a batch.
+struct PackedDocuments {
+  explicit PackedDocuments(at::Tensor positions_) : positions(std::move(positions_)) {}
+
+  /// Returns (B, 1, T, T) bool: whether the query's row may attend to the key's column. Made once, and only where
+  /// attention needs it.
+  const at::Tensor& allowed() const {
+    if (!allowed_.defined()) {
+      const at::Tensor place = at::arange(positions.size(1), positions.options());
+      const at::Tensor first = (place - positions).unsqueeze(-1);  // (B, T, 1): first key of the query's document
+      allowed_ = (place >= first).logical_and_(place <= place.unsqueeze(-1)).unsqueeze_(1);
+    }
+    return allowed_;
+  }
+
+  /// (B, T) int64; see TransformerImpl::forward.
+  at::Tensor positions;
+
+ private:
+  mutable at::Tensor allowed_;
+};
+
 /// LayerNorm over the last dimension with an optional bias; torch::nn::LayerNorm always has one.
 class LayerNormImpl : public torch::nn::Module {
  public:
@@ -45,7 +67,8 @@ TORCH_MODULE(LayerNorm);
 class CausalSelfAttentionImpl : public torch::nn::Module {
  public:
   explicit CausalSelfAttentionImpl(const TransformerConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  /// @param documents may be null.
+  at::Tensor forward(const at::Tensor& x, const PackedDocuments* documents);
   /// Processes positions that follow the `cache.length` positions of the cache; appends to its entry `layer`.
   at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
 
@@ -67,14 +90,15 @@ TORCH_MODULE(CausalSelfAttention);
 class TransformerBlockImpl : public torch::nn::Module {
  public:
   explicit TransformerBlockImpl(const TransformerConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  /// @param documents may be null.
+  at::Tensor forward(const at::Tensor& x, const PackedDocuments* documents);
   at::Tensor forward(const at::Tensor& x, KeyValueCache& cache, size_t layer);
   /// See TransformerImpl::set_fused_blocks.
   void set_fused(bool on) { is_fused_ = on; }
 
  private:
-  std::optional<at::Tensor> fused_forward(const at::Tensor& x);
-  at::Tensor gpu_forward(const at::Tensor& x);
+  std::optional<at::Tensor> fused_forward(const at::Tensor& x, const PackedDocuments* documents);
+  at::Tensor gpu_forward(const at::Tensor& x, const PackedDocuments* documents);
   at::Tensor feed_forward(const at::Tensor& attended);
 
   int64_t n_heads_;
@@ -153,10 +177,11 @@ at::Tensor CausalSelfAttentionImpl::project(const at::Tensor& mixed) {
   return dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out;
 }
 
-at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x) {
+at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, const PackedDocuments* documents) {
   const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
-  return project(at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), std::nullopt,
-                                                  is_training() ? dropout_ : 0.0, /*is_causal=*/true));
+  const auto mask = documents ? std::optional(documents->allowed()) : std::nullopt;
+  return project(at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), mask,
+                                                  is_training() ? dropout_ : 0.0, /*is_causal=*/!documents));
 }
 
 at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, KeyValueCache& cache, size_t layer) {
@@ -197,9 +222,9 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
 }
 
 /// Returns nullopt if separate operations must be used.
-std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x) {
+std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x, const PackedDocuments* documents) {
   if (!is_fused_) return std::nullopt;
-  if (detail::runs_gpu_operations(x)) return gpu_forward(x);
+  if (detail::runs_gpu_operations(x)) return gpu_forward(x, documents);
   if (dropout_ > 0 && is_training()) return std::nullopt;
   const detail::BlockWeights weights =
       detail::block_weights(ln_1_, attn_->c_attn_, attn_->c_proj_, ln_2_, c_fc_, c_proj_);
@@ -209,11 +234,11 @@ std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& 
                                         .activation = detail::Activation::kGelu,
                                         .weights_are_transposed = false};
   if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
-  return detail::fused_block(x, weights, /*key_mask=*/{}, options);
+  return detail::fused_block(x, weights, {.positions = documents ? documents->positions : at::Tensor()}, options);
 }
 
-at::Tensor TransformerBlockImpl::gpu_forward(const at::Tensor& x) {
-  const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed); };
+at::Tensor TransformerBlockImpl::gpu_forward(const at::Tensor& x, const PackedDocuments* documents) {
+  const auto attention = [&](const at::Tensor& normed) { return attn_->forward(normed, documents); };
   const auto mlp = [&](const at::Tensor& normed) {
     const at::Tensor inner = detail::bias_gelu(at::linear(normed, c_fc_->weight), c_fc_->bias, /*by_tanh=*/false);
     return at::dropout(c_proj_->forward(inner), dropout_, is_training());
@@ -222,9 +247,9 @@ at::Tensor TransformerBlockImpl::gpu_forward(const at::Tensor& x) {
                                 {ln_2_->weight, ln_2_->bias, kLayerNormEps}, mlp);
 }
 
-at::Tensor TransformerBlockImpl::forward(const at::Tensor& x) {
-  if (const auto out = fused_forward(x)) return *out;
-  return feed_forward(x + attn_->forward(ln_1_->forward(x)));
+at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const PackedDocuments* documents) {
+  if (const auto out = fused_forward(x, documents)) return *out;
+  return feed_forward(x + attn_->forward(ln_1_->forward(x), documents));
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, KeyValueCache& cache, size_t layer) {
@@ -274,16 +299,17 @@ void TransformerImpl::set_checkpoint_segments(int64_t segments) {
   checkpoint_segments_ = segments;
 }
 
-at::Tensor TransformerImpl::run_blocks(const at::Tensor& x) {
+at::Tensor TransformerImpl::run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents) {
   at::Tensor y = x;
   if (!gradient_checkpointing_ && checkpoint_segments_ == 1) {
-    for (const auto& block : blocks_) y = block->forward(y);
+    for (const auto& block : blocks_) y = block->forward(y, documents.get());
     return y;
   }
   std::vector<CheckpointedLayer> layers;
   for (const auto& each : blocks_) {
     layers.push_back(
-        {[block = each](const at::Tensor& input) mutable { return block->forward(input); }, each->parameters()});
+        {[block = each, documents](const at::Tensor& input) { return block->forward(input, documents.get()); },
+         each->parameters()});
   }
   const ActivationCheckpointOptions options{.preserve_rng_state = is_training() && config_.dropout > 0};
   if (!gradient_checkpointing_) return checkpoint_sequential(layers, checkpoint_segments_, x, options);
@@ -291,12 +317,18 @@ at::Tensor TransformerImpl::run_blocks(const at::Tensor& x) {
   return y;
 }
 
-at::Tensor TransformerImpl::embed(const at::Tensor& ids, int64_t first_position) {
+/// Returns the embeddings of the positions from `first` on, (T, C).
+at::Tensor TransformerImpl::position_rows(const at::Tensor& ids, int64_t first) {
   TORCH_CHECK_VALUE(ids.dim() == 2, "ids must be (batch, time), got ", ids.sizes());
-  const int64_t time = ids.size(1), end = first_position + time;
+  const int64_t time = ids.size(1), end = first + time;
   TORCH_CHECK_VALUE(time >= 1 && end <= config_.block_size, "ids have ", end, " positions, expected 1..",
                     config_.block_size);
-  const at::Tensor x = wte_->forward(ids) + wpe_->weight.narrow(0, first_position, time);
+  return wpe_->weight.narrow(0, first, time);
+}
+
+/// Adds the embeddings of tokens and positions, (B, T, C) or (T, C).
+at::Tensor TransformerImpl::embed(const at::Tensor& ids, const at::Tensor& positions) {
+  const at::Tensor x = wte_->forward(ids) + positions;
   return config_.dropout > 0 ? at::dropout(x, config_.dropout, is_training()) : x;
 }
 
@@ -304,11 +336,19 @@ at::Tensor TransformerImpl::logits(const at::Tensor& x) {
   return at::linear(ln_f_->forward(x), lm_head_ ? lm_head_->weight : wte_->weight);
 }
 
-at::Tensor TransformerImpl::forward(const at::Tensor& ids) { return logits(run_blocks(embed(ids, 0))); }
+at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& document_positions) {
+  if (!document_positions.defined()) return logits(run_blocks(embed(ids, position_rows(ids, 0)), nullptr));
+  TORCH_CHECK_VALUE(document_positions.sizes() == ids.sizes() && document_positions.scalar_type() == at::kLong,
+                    "document_positions must be int64 ", ids.sizes(), ", got ", document_positions.scalar_type(), " ",
+                    document_positions.sizes());
+  position_rows(ids, 0);  // checks the length
+  const auto documents = std::make_shared<const PackedDocuments>(document_positions.contiguous());
+  return logits(run_blocks(embed(ids, wpe_->forward(document_positions)), documents));
+}
 
 at::Tensor TransformerImpl::forward(const at::Tensor& ids, KeyValueCache& cache) {
   const c10::AutoGradMode no_grad(false);
-  at::Tensor x = embed(ids, cache.length);
+  at::Tensor x = embed(ids, position_rows(ids, cache.length));
   cache.keys.resize(blocks_.size());
   cache.values.resize(blocks_.size());
   for (size_t layer = 0; layer < blocks_.size(); ++layer) x = blocks_[layer]->forward(x, cache, layer);

@@ -113,7 +113,8 @@ void add_rows(torch::nn::Module& model, const Batch& rows, const LossFunction& l
 
 absl::Status for_each_batch(
     DeviceReplicator& devices, Prefetcher& loader, Precision precision,
-    const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit) {
+    const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit,
+    const EvaluationProgress& on_progress) {
   const int64_t replicas = devices.replicas();
   std::vector<std::unique_ptr<EvaluationMode>> modes;
   for (int64_t i = 0; i < replicas; ++i) modes.push_back(std::make_unique<EvaluationMode>(*devices.module(i)));
@@ -125,29 +126,29 @@ absl::Status for_each_batch(
     }
     visit(replica, *devices.module(replica), rows);
   };
+  const auto visit_share = [&](int64_t replica, const Batch& batch) {
+    const c10::InferenceMode inference;
+    const Batch rows = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
+    const at::Device device = devices.device(replica);
+    visit_rows(replica, device.is_cpu() ? rows : rows.to(device));
+    return at::Tensor();
+  };
   loader.seek(0, 0);
-  while (true) {
+  for (int64_t done = 1;; ++done) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, loader.next());
     if (!batch) return absl::OkStatus();
     if (replicas == 1) {
       const at::Device device = devices.device();
       visit_rows(0, device.is_cpu() ? *batch : batch->to(device));
-      continue;
+    } else {
+      devices.run([&](int64_t replica) { return visit_share(replica, *batch); }, /*reduce_gradients=*/false);
     }
-    devices.run(
-        [&](int64_t replica) {
-          const c10::InferenceMode inference;
-          const Batch rows = batch->slice(batch->size() * replica / replicas, batch->size() * (replica + 1) / replicas);
-          const at::Device device = devices.device(replica);
-          visit_rows(replica, device.is_cpu() ? rows : rows.to(device));
-          return at::Tensor();
-        },
-        /*reduce_gradients=*/false);
+    if (on_progress) on_progress(done, loader.batches_per_epoch());
   }
 }
 
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
-                                 Precision precision) {
+                                 Precision precision, const EvaluationProgress& on_progress) {
   const c10::InferenceMode inference;
   const auto replicas = static_cast<size_t>(devices.replicas());
   std::vector<Sums> sums(replicas);
@@ -155,11 +156,11 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
   std::vector<LossFunction> losses(replicas, loss);
   ProcessGroup* group = devices.process_group();
   try {
-    const absl::Status read =
-        for_each_batch(devices, loader, precision, [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
-          const auto i = static_cast<size_t>(replica);
-          add_rows(model, rows, losses[i], sums[i]);
-        });
+    const auto visit = [&](int64_t replica, torch::nn::Module& model, const Batch& rows) {
+      const auto i = static_cast<size_t>(replica);
+      add_rows(model, rows, losses[i], sums[i]);
+    };
+    const absl::Status read = for_each_batch(devices, loader, precision, visit, on_progress);
     if (!read.ok()) throw absl::BadStatusOrAccess(read);
     for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
   } catch (const absl::BadStatusOrAccess& error) {

@@ -1,14 +1,38 @@
 #include "validation.h"
 
 #include <ATen/ops/full.h>
+#include <fmt/format.h>
 
+#include <chrono>
 #include <string>
 
 #include "core/user_exception.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
 
 namespace trainkit {
+namespace {
+
+constexpr double kSecondsPerLine = 10;
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+EvaluationProgress progress_lines(Logger& logger, int64_t step, std::function<double()> clock) {
+  const double begin = clock();
+  return [&logger, step, clock, begin, next = begin + kSecondsPerLine](int64_t done, int64_t total) mutable {
+    const double now = clock();
+    if (now < next) return;
+    next = now + kSecondsPerLine;
+    const double left = (now - begin) * static_cast<double>(total - done) / static_cast<double>(done);
+    logger.print(fmt::format("evaluation after step {}: {}% ({}/{} batches), {} left", step, 100 * done / total, done,
+                             total, format_duration(left)));
+  };
+}
 
 absl::StatusOr<Metrics> Validation::evaluate(int64_t step) {
   absl::StatusOr<Metrics> metrics = evaluate_here(step);
@@ -30,7 +54,7 @@ absl::StatusOr<Metrics> Validation::evaluate(int64_t step) {
 absl::StatusOr<Metrics> Validation::evaluate_here(int64_t step) {
   const char* who = "the evaluation";
   try {
-    TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, means());
+    TRAINKIT_ASSIGN_OR_RETURN(Metrics metrics, means(step));
     who = "on_evaluation";
     if (fit_.on_evaluation) fit_.on_evaluation(step, metrics);
     if (metrics.contains(options_.monitor)) return metrics;
@@ -45,17 +69,21 @@ absl::StatusOr<Metrics> Validation::evaluate_here(int64_t step) {
 }
 
 /// Returns the means over all ranks. If memory runs out and captured steps hold some, drops them and evaluates again.
-absl::StatusOr<Metrics> Validation::means() {
+absl::StatusOr<Metrics> Validation::means(int64_t step) {
   const auto lacks_memory = [this](const absl::Status& status) {
     return absl::IsResourceExhausted(status) && step_.drop_graphs("out of memory in an evaluation");
   };
+  const auto evaluate_once = [&] {
+    return trainkit::evaluate(devices_, *fit_.validation, loss_, options_.precision,
+                              fit_.logger ? progress_lines(*fit_.logger, step, steady_seconds) : EvaluationProgress());
+  };
   try {
-    auto metrics = trainkit::evaluate(devices_, *fit_.validation, loss_, options_.precision);
+    auto metrics = evaluate_once();
     if (!lacks_memory(metrics.status())) return metrics;
   } catch (const std::exception&) {
     if (!lacks_memory(status_from_current_exception())) throw;
   }
-  return trainkit::evaluate(devices_, *fit_.validation, loss_, options_.precision);
+  return evaluate_once();
 }
 
 }  // namespace trainkit

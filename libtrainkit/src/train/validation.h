@@ -3,9 +3,17 @@
 
 #include <absl/status/statusor.h>
 
+#include <cstdint>
+#include <functional>
+
 #include "trainkit/train/trainer.h"
 
 namespace trainkit {
+
+/// Returns a function that prints the progress of an evaluation on `logger`, which must outlive it: one line after ten
+/// seconds and at most one per ten seconds, so that a short evaluation prints none. @param clock seconds of a steady
+/// clock.
+EvaluationProgress progress_lines(Logger& logger, int64_t step, std::function<double()> clock);
 
 /// Evaluates the model during a run. Keeps references to the arguments.
 class Validation {
@@ -21,7 +29,7 @@ class Validation {
 
  private:
   absl::StatusOr<Metrics> evaluate_here(int64_t step);
-  absl::StatusOr<Metrics> means();
+  absl::StatusOr<Metrics> means(int64_t step);
 
   DeviceReplicator& devices_;
   TrainStep& step_;

@@ -21,6 +21,7 @@
 #include "trainkit/config/config.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/data/dataset.h"
+#include "trainkit/data/sampler.h"
 #include "trainkit/distributed/device_replicator.h"
 #include "trainkit/logging/logger.h"
 #include "trainkit/train/checkpoint.h"
@@ -57,6 +58,8 @@ struct TrainingTask {
   /// Needs make_model and loss. Defaults: AdamW with --lr and --weight_decay, and `training_set` for the memory plan.
   StepRecipe recipe;
   std::shared_ptr<const Dataset> training_set;
+  /// Order of the training rows. nullptr: a RandomSampler with --seed.
+  std::shared_ptr<const Sampler> order = nullptr;
   /// nullptr: no evaluation.
   std::shared_ptr<const Dataset> validation_set = nullptr;
   /// The loss of training and of evaluation. Null: recipe.loss.

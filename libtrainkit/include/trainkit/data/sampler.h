@@ -109,6 +109,15 @@ class WeightedSampler final : public Sampler {
   WeightedSamplerOptions options_;
 };
 
+/// Mixes the rows of several datasets, which a ConcatDataset joins. `sizes` are their rows in its order. Each epoch has
+/// `options.num_samples` positions, or by default as many as there are rows. Dataset i gets the share weights[i] /
+/// sum(weights) of them, rounded to rows, in shuffled order. It shows each of its rows once before it repeats one, also
+/// across the end of an epoch: a small dataset is repeated within an epoch, a large one continues in the next. The row
+/// at a position is a pure function of (seed, epoch, position), in O(log n) time for n datasets. Throws c10::ValueError
+/// for a dataset without rows, and for a weight that is not finite and > 0.
+std::shared_ptr<const Sampler> mixture_sampler(std::span<const int64_t> sizes, std::span<const double> weights,
+                                               WeightedSamplerOptions options = {});
+
 /// How the remaining rows are handled if an epoch is not a multiple of the world size.
 enum class UnevenTail {
   kDrop,   ///< Dropped for this epoch, on every rank. For training.

@@ -18,6 +18,7 @@ namespace trainkit {
 
 class LayerNormImpl;
 class TransformerBlockImpl;
+struct PackedDocuments;
 
 struct TransformerConfig {
   /// Rows of the embedding. Ids are 0 .. vocab_size - 1.
@@ -66,8 +67,13 @@ class TransformerImpl : public torch::nn::Module {
   /// Throws c10::ValueError with the text of validate() if the configuration is invalid.
   explicit TransformerImpl(TransformerConfig config);
 
-  /// @param ids (B, T) int64, 1 <= T <= block_size. @return logits (B, T, vocab_size).
-  at::Tensor forward(const at::Tensor& ids);
+  /// @param ids (B, T) int64, 1 <= T <= block_size.
+  /// @param document_positions (B, T) int64: position of each token in its document, 0 at the first token of each, for
+  /// rows that pack several documents. A token then attends to its own document only, and its position embedding
+  /// counts from the document's start; the logits of a document are those of the document alone. Undefined: each row is
+  /// one document.
+  /// @return logits (B, T, vocab_size).
+  at::Tensor forward(const at::Tensor& ids, const at::Tensor& document_positions = {});
 
   /// Returns the logits of `ids` (B, T) as the continuation of `cache`, and appends them to it. Equal to forward() of
   /// the whole sequence, without recomputing it. No gradients. Throws if cache.length + T exceeds block_size; start
@@ -96,9 +102,10 @@ class TransformerImpl : public torch::nn::Module {
 
  private:
   void initialise();
-  at::Tensor embed(const at::Tensor& ids, int64_t first_position);
+  at::Tensor position_rows(const at::Tensor& ids, int64_t first);
+  at::Tensor embed(const at::Tensor& ids, const at::Tensor& positions);
   at::Tensor logits(const at::Tensor& x);
-  at::Tensor run_blocks(const at::Tensor& x);
+  at::Tensor run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents);
 
   TransformerConfig config_;
   bool gradient_checkpointing_ = false;

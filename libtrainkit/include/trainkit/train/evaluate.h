@@ -26,6 +26,10 @@ namespace trainkit {
 /// Metrics by name, always including "loss".
 using Metrics = std::map<std::string, double>;
 
+/// Receives the progress of an evaluation after each batch: batches of this rank that are done, and all of them. Called
+/// on the calling thread. On a GPU the last batches may still be computing.
+using EvaluationProgress = std::function<void(int64_t done, int64_t total)>;
+
 /// Computes the means of the loss and its metrics over one epoch of `loader`, over all replicas and ranks, weighted by
 /// LossOutput::weight. Runs in evaluation mode without gradients and restores the previous mode. Starts at epoch 0, so
 /// every evaluation sees the same rows in the same order. Sums are float64 on the device and are read once, at the end.
@@ -36,7 +40,7 @@ using Metrics = std::map<std::string, double>;
 /// Blocks the caller. Draws from no random generator unless the loss function does. Errors: those of the loader;
 /// kInvalidArgument if the loader has no rows; those of other ranks (exit code 8).
 absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, const LossFunction& loss,
-                                 Precision precision = Precision::kFp32);
+                                 Precision precision = Precision::kFp32, const EvaluationProgress& on_progress = {});
 
 /// Calls `visit` for the rows of one epoch of `loader`, starting at epoch 0. Runs in evaluation mode, without
 /// gradients, in `precision`, and restores the previous mode.
@@ -46,7 +50,8 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
 /// `visit` propagate; other errors are the loader's. Does not communicate with other ranks.
 absl::Status for_each_batch(
     DeviceReplicator& devices, Prefetcher& loader, Precision precision,
-    const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit);
+    const std::function<void(int64_t replica, torch::nn::Module& model, const Batch& rows)>& visit,
+    const EvaluationProgress& on_progress = {});
 
 // ---- Counts predictions per true class on the device and computes classification scores.
 
