@@ -153,27 +153,6 @@ std::string class_table(const Scene& scene, const TestResult& result) {
   return text;
 }
 
-Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
-  Metrics all;
-  if (runs.empty()) return all;
-  const auto count = static_cast<double>(runs.size());
-  for (const auto& [name, unused] : runs.front()) {
-    double sum = 0, squares = 0;
-    for (const Metrics& run : runs) sum += run.at(name);
-    const double mean = sum / count;
-    for (const Metrics& run : runs) squares += (run.at(name) - mean) * (run.at(name) - mean);
-    all[name] = mean;
-    all[name + "_std"] = runs.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
-  }
-  return all;
-}
-
-absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs) {
-  Metrics all = mean_and_deviation(runs);
-  all["repeats"] = static_cast<double>(runs.size());
-  return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
-}
-
 std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step) {
   std::string text;
   if (!result.evaluation.empty()) {

@@ -230,8 +230,8 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
   auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
-    const bool can_do_without =
-        code == absl::StatusCode::kFailedPrecondition || (code == absl::StatusCode::kResourceExhausted && !chooses);
+    const bool is_about_run = code == absl::StatusCode::kResourceExhausted || code == absl::StatusCode::kDataLoss;
+    const bool can_do_without = code == absl::StatusCode::kFailedPrecondition || (is_about_run && !chooses);
     if (!can_do_without) return plan.status();
     memory.unavailable = std::string(plan.status().message());
     return memory;

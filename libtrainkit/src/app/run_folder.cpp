@@ -1,10 +1,12 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "logging/run_log.h"
@@ -27,25 +29,6 @@ constexpr int kTableEvery = 5;
 
 std::chrono::milliseconds milliseconds(Seconds seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(seconds);
-}
-
-std::string lines_of(const std::vector<BadSample>& samples) {
-  std::string text;
-  for (const BadSample& sample : samples) {
-    text += fmt::format("{},{},{},{}\n", sample.index, sample.epoch, csv_field(sample.name), csv_field(sample.cause));
-  }
-  return text;
-}
-
-/// Writes the bad samples of all ranks, each row once; no file if there are none.
-absl::Status write_bad_samples(const std::string& path, ProcessGroup* group, const std::string& mine) {
-  std::string text = mine;
-  for (int64_t rank = 1; group && rank < group->world_size(); ++rank) {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string theirs, group->broadcast_text(mine, rank, "gathering bad samples"));
-    text += theirs;
-  }
-  if (text.empty() || (group && group->rank() != 0)) return absl::OkStatus();
-  return write_file_atomically(Fs::posix(), path + "/bad_samples.csv", "index,epoch,name,cause\n" + text);
 }
 
 /// Describes the devices: "ddp over 2 ranks, each on cpu", "dp on cuda:0 (79.1 GiB), cuda:1 (79.1 GiB)", "single on
@@ -217,6 +200,35 @@ absl::StatusOr<std::string> results_dir(const RunOptions& run) {
   return path;
 }
 
+RunOptions in_own_folder(const RunOptions& run, const std::string& name) {
+  RunOptions own = run;
+  own.output_dir += "/" + name;
+  if (!run.tensorboard_dir.empty()) own.tensorboard_dir += "/" + name;
+  if (!run.resume.empty() && !resolve_checkpoint("latest", own.output_dir).ok()) own.resume.clear();
+  return own;
+}
+
+Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
+  Metrics all;
+  if (runs.empty()) return all;
+  const auto count = static_cast<double>(runs.size());
+  for (const auto& [name, unused] : runs.front()) {
+    double sum = 0, squares = 0;
+    for (const Metrics& run : runs) sum += run.at(name);
+    const double mean = sum / count;
+    for (const Metrics& run : runs) squares += (run.at(name) - mean) * (run.at(name) - mean);
+    all[name] = mean;
+    all[name + "_std"] = runs.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
+  }
+  return all;
+}
+
+absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs) {
+  Metrics all = mean_and_deviation(runs);
+  all["repeats"] = static_cast<double>(runs.size());
+  return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
+}
+
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {
   logger.log({.step = result.steps, .epoch = result.epochs, .split = "test", .values = {scores.begin(), scores.end()}});
   logger.log_text({.step = result.steps, .tag = "test", .text = table});
@@ -245,8 +257,44 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 
-absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores) {
+void RunFolder::add_bad_line(std::string line) {
+  const size_t end_of_row = line.find(',', line.find(',') + 1);  // "train,17"
+  if (bad_rows_.insert(line.substr(0, end_of_row)).second) bad_samples_.push_back(std::move(line));
+}
+
+void RunFolder::add_bad_samples(const std::string& part, const std::vector<BadSample>& samples) {
+  for (const BadSample& sample : samples) {
+    add_bad_line(fmt::format("{},{},{},{},{}\n", part, sample.index, sample.epoch, csv_field(sample.name),
+                             csv_field(sample.cause)));
+  }
+}
+
+absl::StatusOr<Metrics> RunFolder::write_bad_samples() {
+  const std::string mine(fmt::format("{}", fmt::join(bad_samples_, std::string(1, '\0'))));  // no field contains it
+  for (int64_t rank = 1; group_ && rank < group_->world_size(); ++rank) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string theirs, group_->broadcast_text(mine, rank, "gathering bad samples"));
+    for (const absl::string_view line : absl::StrSplit(theirs, '\0', absl::SkipEmpty()))
+      add_bad_line(std::string(line));
+  }
+  Metrics counts;
+  if (!is_first() || bad_samples_.empty()) return counts;
+  std::string text = "part,index,epoch,name,cause\n";
+  for (const std::string& line : bad_samples_) {
+    text += line;
+    ++counts["bad_samples." + line.substr(0, line.find(','))];
+  }
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path_ + "/bad_samples.csv", text));
+  std::string parts;
+  for (const auto& [name, count] : counts) {
+    parts += fmt::format("{}{} {:.0f}", parts.empty() ? "" : ", ", name.substr(name.find('.') + 1), count);
+  }
+  logger_->print(fmt::format("rows that could not be read: {}; {}/bad_samples.csv lists them", parts, path_));
+  return counts;
+}
+
+absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics& scores) {
   if (result.monitor.seconds > 0) logger_->print("monitor: " + describe(result.monitor));
+  TRAINKIT_ASSIGN_OR_RETURN(const Metrics bad_samples, write_bad_samples());
   TRAINKIT_RETURN_IF_ERROR(logger_->close());
   const auto named = [](const Metrics& metrics) {
     std::vector<std::pair<std::string, double>> list;
@@ -269,7 +317,7 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .scores = {scores.begin(), scores.end()},
                      .versions = library_versions()};
   summary.final_metrics.emplace_back("train_loss", result.loss);
-  TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, group_.get(), lines_of(loader.bad_samples())));
+  summary.scores.insert(summary.scores.end(), bad_samples.begin(), bad_samples.end());
   if (!is_first()) return summary.exit_code;
   TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));

@@ -1,7 +1,11 @@
 #include "trainkit/train/train_step.h"
 
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
@@ -113,7 +117,7 @@ void TrainStep::empty_device_cache() {
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
   uses_graphs() ? finish_with_graphs() : compute();
-  if (!metric_names_) {
+  if (!metric_names_ && weight_ > 0) {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
   }
@@ -145,10 +149,30 @@ StepTimes TrainStep::times() const {
           .update_seconds = seconds(update_time_)};
 }
 
+/// Sends the names of the metrics to the ranks that could read no row so far. Called once per run.
+void TrainStep::share_names(ProcessGroup& group, StepMetrics& metrics) {
+  const at::Tensor known =
+      at::tensor({metric_names_ ? static_cast<double>(group.rank()) : -1.0, metric_names_ ? 0.0 : 1.0}, at::kDouble);
+  absl::Status shared = group.all_reduce_max(known, "all_reduce(names of the metrics)");
+  if (!shared.ok()) throw absl::BadStatusOrAccess(shared);
+  if (known[1].item<double>() == 0) return;
+  const auto root = static_cast<int64_t>(known[0].item<double>());  // a rank with rows, since the weight is not 0
+  const std::string mine = absl::StrJoin(metric_names_.value_or(std::vector<std::string>()), "\n");
+  const std::string text = group.broadcast_text(mine, root, "names of the metrics").value();
+  if (metric_names_) return;
+  metric_names_.emplace();
+  metrics.metrics.clear();
+  for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    metric_names_->emplace_back(name);
+    metrics.metrics.emplace_back(name, at::zeros_like(metrics.loss));
+  }
+}
+
 void TrainStep::average_over_ranks(StepMetrics& metrics) {
   ProcessGroup* group = devices_.process_group();
   if (!group || group->world_size() == 1) return;
   if (metrics.world_weight == 0) return;
+  if (!std::exchange(names_are_shared_, true)) share_names(*group, metrics);
   std::vector<at::Tensor> values{metrics.loss.to(at::kDouble)};
   for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(at::kDouble));
   const at::Tensor sums = at::stack(values).mul_(metrics.weight / metrics.world_weight);

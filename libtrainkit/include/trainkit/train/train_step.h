@@ -247,6 +247,7 @@ class TrainStep {
   bool fail(const std::string& reason, bool again, bool reduced);
   void tell_others(const std::string& reason, bool again, bool reduced);
   void set_empty_metrics();
+  void share_names(ProcessGroup& group, StepMetrics& metrics);
   void repeat_requests();
   void abandon(bool for_good);
   void forget_batches();
@@ -279,7 +280,8 @@ class TrainStep {
   std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
 
   StepMetrics metrics_;
-  std::optional<std::vector<std::string>> metric_names_;  // known after the first step
+  std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
+  bool names_are_shared_ = false;                         // over the ranks
   std::unique_ptr<StepVote> vote_;
   std::unique_ptr<StepVerdict> verdict_;
   int64_t step_ = 0;
