@@ -96,7 +96,7 @@ TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of 
   for (const Way& way : {Way{0, "0"}, Way{0, "2"}, Way{2, "1"}}) {
     const EmotionPlace place;
     const std::vector<std::string> flags = {"--batch_size",  "7",         "--max_steps", "14", "--epochs", "9",
-                                            "--num_workers", way.workers};
+                                            "--num_workers", way.workers, "--ema",       "0.9"};
     require_done(run(place, "whole", way.world, with({"--save_every", "14"}, flags)));
     const std::string expected = checkpoint_bytes(place.dir / "whole", "00000014");
     {

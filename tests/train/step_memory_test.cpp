@@ -263,6 +263,18 @@ TEST_CASE("Unreadable first rows are replaced by later ones, whatever the batch"
   CHECK(record_step_memory(recipe, 2, 1).status().code() == absl::StatusCode::kDataLoss);
 }
 
+TEST_CASE("The average of the weights is optimizer memory") {
+  StepRecipe recipe = perceptron_recipe();
+  int64_t weights = 0;
+  for (const at::Tensor& parameter : recipe.make_model()->parameters())
+    weights += static_cast<int64_t>(parameter.nbytes());
+  const auto state = [&] { return record_step_memory(recipe, 8, 1).value().live()[MemoryClass::kOptimizer]; };
+  const int64_t adamw = state();
+  recipe.step.ema_decay = 0.99;
+  CHECK(state() == adamw + weights);
+  check_within_one_percent(recipe);
+}
+
 TEST_CASE("Rows are repeated if the data set has fewer rows than the batch") {
   StepRecipe recipe = tiny_recipe();
   recipe.dataset = tiny_dataset(3);

@@ -100,6 +100,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
              bool for_gpu, int64_t devices) {
   recipe.step.precision = run_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
+  recipe.step.ema_decay = run.ema;
   recipe.step.cuda_graph = placement.plan.replicas == 1 ? run_cuda_graph(run) : CudaGraph::kOff;
   const int64_t slots = resolve_num_workers(run, placement.plan, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;

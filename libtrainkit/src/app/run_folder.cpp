@@ -51,7 +51,7 @@ std::string describe_devices(const Placement& placement) {
 }
 
 /// Describes the parameters, and the memory of weights, gradients and the state that the optimizer has allocated.
-std::string describe_model(const torch::nn::Module& model, const Optimizer& optimizer) {
+std::string describe_model(const torch::nn::Module& model, const Optimizer& optimizer, bool averages) {
   int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0, state_bytes = 0;
   for (const auto& [name, tensor] : named_tensors(model)) {
     parameters += tensor.numel();
@@ -65,9 +65,10 @@ std::string describe_model(const torch::nn::Module& model, const Optimizer& opti
     const auto* tensor = std::get_if<at::Tensor>(&value);
     if (tensor && !name.ends_with(".step")) state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
-  return fmt::format("{} parameters; weights {}, gradients {}, {} state {}",
+  return fmt::format("{} parameters; weights {}, gradients {}, {} state {}{}",
                      format_count(static_cast<double>(parameters)), format_size(weight_bytes),
-                     format_size(trained_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes));
+                     format_size(trained_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes),
+                     averages ? ", averages " + format_size(trained_bytes) : "");
 }
 
 }  // namespace
@@ -101,6 +102,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .precision = run_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
+                         .ema_decay = run.ema,
                          .cuda_graph = run_cuda_graph(run),
                          .on_nonfinite = run.on_nonfinite == "skip"       ? OnNonfinite::kSkip
                                          : run.on_nonfinite == "rollback" ? OnNonfinite::kRollback
@@ -176,7 +178,7 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
     add("", fmt::format("(instead of {} per device, to keep the global batch)", *run.batch_size.value));
   }
   add("precision", name_of(precision));
-  add("model", describe_model(*devices.module(), trainer.optimizer()));
+  add("model", describe_model(*devices.module(), trainer.optimizer(), run.ema > 0));
   add("data", fmt::format("{} rows, {} batches per epoch, {} workers, {} LibTorch threads", loader.dataset().size(),
                           loader.batches_per_epoch(), loader.options().num_workers, at::get_num_threads()));
   for (const FieldSpec& field : loader.dataset().fields()) {
@@ -188,6 +190,13 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   }
   if (devices.device().is_cpu() && at::hasCUDA()) {
     add("warning:", "a GPU is available but not used; use --device cuda");
+  }
+  const int64_t steps = planned_steps(loader.batches_per_epoch(), trainer.options());
+  if (run.ema > 0 && steps > 0 && static_cast<double>(steps) * (1 - run.ema) < 3) {
+    add("warning:",
+        fmt::format("--ema {:g} averages about {:.0f} steps, but the run has {}: the average stays close to "
+                    "the initial weights",
+                    run.ema, 1 / (1 - run.ema), steps));
   }
   for (const std::string& warning : placement.warnings) add("warning:", warning);
   add("output", run.output_dir);

@@ -7,6 +7,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <map>
@@ -17,6 +18,7 @@
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/sync_batch_norm.h"
+#include "weight_average.h"
 
 namespace trainkit {
 namespace {
@@ -46,6 +48,8 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
       in_flight_(std::make_unique<detail::StepsInFlight>()) {
   TORCH_CHECK_VALUE(options.grad_accum_steps >= 1, "grad_accum_steps must be >= 1, got ", options.grad_accum_steps);
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
+  TORCH_CHECK_VALUE(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1), got ",
+                    options.ema_decay);
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
                     "precision fp16 needs a GPU; use bf16 on the CPU");
   if (optimizer.param_groups().empty()) {
@@ -56,6 +60,9 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
     if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
   create_mirrors();
+  for (const Optimizer* one : optimizers_) {
+    if (options.ema_decay > 0) averages_.emplace_back(*one, options.ema_decay);
+  }
   for (const auto& part : devices.module()->modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
     collective_backward_ |= norm && norm->options.synchronize && devices.world_replicas() > 1;
@@ -97,10 +104,38 @@ void TrainStep::create_mirrors() {
 
 void TrainStep::synchronize() {
   devices_.synchronize();
+  for (size_t i = 1; i < averages_.size(); ++i) averages_[i].assign(averages_.front());
   const StateDict state = mirrors_.empty() ? StateDict{} : optimizer_.state_dict();
   for (const auto& mirror : mirrors_) {
     const absl::Status loaded = mirror->load_state_dict(state);
     if (!loaded.ok()) throw absl::BadStatusOrAccess(loaded);
+  }
+}
+
+NamedTensors TrainStep::averages() const {
+  NamedTensors named;
+  if (averages_.empty()) return named;
+  const detail::WeightAverage& average = averages_.front();
+  std::map<const void*, std::string> names;  // a tied parameter keeps its first name
+  for (const auto& parameter : devices_.module()->named_parameters()) {
+    names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
+  }
+  for (size_t i = 0; i < average.averages().size(); ++i) {
+    named.emplace_back(names.at(average.weights()[i].unsafeGetTensorImpl()), average.averages()[i]);
+  }
+  return named;
+}
+
+void TrainStep::swap_averages() {
+  const c10::AutoGradMode no_grad(false);
+  for (const detail::WeightAverage& average : averages_) {
+    for (size_t i = 0; i < average.averages().size(); ++i) {
+      const at::Tensor weight = average.weights()[i].detach();
+      at::Tensor before;
+      with_memory([&] { before = weight.clone(); });
+      weight.copy_(average.averages()[i]);
+      at::Tensor(average.averages()[i]).copy_(before);
+    }
   }
 }
 
