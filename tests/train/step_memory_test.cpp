@@ -263,7 +263,7 @@ TEST_CASE("Unreadable first rows are replaced by later ones, whatever the batch"
   CHECK(record_step_memory(recipe, 2, 1).status().code() == absl::StatusCode::kDataLoss);
 }
 
-TEST_CASE("The average of the weights is optimizer memory") {
+TEST_CASE("The average of the weights and Muon's state and workspace are optimizer memory") {
   StepRecipe recipe = perceptron_recipe();
   int64_t weights = 0;
   for (const at::Tensor& parameter : recipe.make_model()->parameters())
@@ -272,6 +272,12 @@ TEST_CASE("The average of the weights is optimizer memory") {
   const int64_t adamw = state();
   recipe.step.ema_decay = 0.99;
   CHECK(state() == adamw + weights);
+  check_within_one_percent(recipe);
+  recipe.step.ema_decay = 0;
+  recipe.make_optimizer = [] { return std::make_unique<Muon>(); };
+  constexpr int64_t kMatrices = 8 * 300 + 300 * 200 + 200 * 4, kLargest = 300 * 200, kSide = 200;
+  const int64_t workspace = 2 * 2 * kLargest + 2 * 2 * kSide * kSide + 4 * kLargest;
+  CHECK(state() == adamw - 4 * kMatrices + workspace);  // one tensor per matrix instead of two
   check_within_one_percent(recipe);
 }
 

@@ -53,7 +53,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
                     "precision fp16 needs a GPU; use bf16 on the CPU");
   if (optimizer.param_groups().empty()) {
-    for (auto& group : default_param_groups(*devices.module())) optimizer.add_param_group(std::move(group));
+    optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
   }
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
     const std::string name = devices.device(replica).str();

@@ -50,7 +50,7 @@ class Trainer::Impl {
   Impl(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
       : devices_(devices), optimizer_(std::move(optimizer)), options_(options) {
     if (optimizer_->param_groups().empty()) {
-      for (auto& group : default_param_groups(*devices_.module())) optimizer_->add_param_group(std::move(group));
+      optimizer_->add_param_groups(optimizer_->groups_for(*devices_.module()));
     }
   }
 
