@@ -19,7 +19,9 @@ AppInfo EmotionApp::info() const {
                        "trainkit-emotion --make_demo_data demo && trainkit-emotion --data_dir demo --epochs 5",
                        "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
                        "trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
-                       "--label_column mood --path_column file"}};
+                       "--label_column mood --path_column file",
+                       "trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
+                       "--folds 5 --group speaker --preset audio_only"}};
 }
 
 void EmotionApp::add_flags(ConfigParser& parser) {
@@ -36,8 +38,8 @@ absl::Status EmotionApp::check_options(const ConfigParser& parser, const RunOpti
 }
 
 absl::StatusOr<TrainingTask> EmotionApp::open(RunContext& context) {
-  TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_));
-  RunFacts description = session_->describe();
+  TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.run, options_, context.repeat));
+  RunFacts description = session_->describe(context.run);
   if (context.run.dry_run) {
     for (const auto& fact : session_->describe_cache()) description.push_back(fact);
   }
@@ -73,11 +75,13 @@ absl::Status EmotionApp::on_evaluation(RunContext& context, int64_t, Metrics& me
 }
 
 absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel& trained) {
+  for (const ClipPart& part : session_->parts()) trained.folder.add_bad_samples(part.name, part.clips->list().absent());
   if (trained.result.signal != 0 || !session_->test()) return Metrics{};
   TRAINKIT_ASSIGN_OR_RETURN(tested_step_, trained.load_best());
   TRAINKIT_ASSIGN_OR_RETURN(const TestResult tested,
                             test_model(trained.devices, *session_, session_->test_rows(), context.run, context.machine,
                                        context.placement, trained.precision));
+  trained.folder.add_bad_samples("test", tested.bad_samples);
   if (context.placement.is_first()) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
     TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, tested, *trained.best));
@@ -89,6 +93,12 @@ absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel
 std::string EmotionApp::describe_scores(const RunContext& context, const TrainerResult& result,
                                         const Metrics& scores) const {
   return describe_result(result, scores, tested_step_, context.run.output_dir);
+}
+
+absl::Status EmotionApp::finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) {
+  TRAINKIT_RETURN_IF_ERROR(write_repeats(run.output_dir, scores));
+  print_line("\n" + describe_folds(mean_and_deviation(scores), options_.folds));
+  return absl::OkStatus();
 }
 
 }  // namespace trainkit::emotion

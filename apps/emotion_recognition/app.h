@@ -1,6 +1,7 @@
 #pragma once
 /// Implements the emotion trainer as an App.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -20,8 +21,12 @@ class EmotionApp final : public App {
   }
   void set_defaults(RunOptions& run) const override { set_run_defaults(run); }
   void add_flags(ConfigParser& parser) override;
+  void set_dependent_defaults(ConfigParser& parser) const override { set_batch_default(parser, options_); }
   absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) override;
   absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const override;
+
+  int64_t repeats() const override { return std::max<int64_t>(options_.folds, 1); }
+  RunOptions repeat_of(const RunOptions& run, int64_t index) const override { return fold_of(run, options_, index); }
 
   ReadCost read_cost() const override { return options_.cache_dir.empty() ? ReadCost::kDecode : ReadCost::kCopy; }
   absl::StatusOr<TrainingTask> open(RunContext& context) override;
@@ -34,6 +39,7 @@ class EmotionApp final : public App {
   absl::StatusOr<Metrics> test(RunContext& context, const TrainedModel& trained) override;
   std::string describe_scores(const RunContext& context, const TrainerResult& result,
                               const Metrics& scores) const override;
+  absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) override;
 
  private:
   EmotionOptions options_;

@@ -1,5 +1,6 @@
 #include "emotion_recognition/clips.h"
 
+#include <absl/strings/match.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -34,8 +35,16 @@ absl::Status not_found(const std::string& data_dir, const std::string& what, con
 
 /// Indices of the columns; -1 if unused.
 struct Columns {
-  int64_t label = 0, dialogue = -1, utterance = -1, path = -1;
+  int64_t label = 0, dialogue = -1, utterance = -1, path = -1, group = -1;
 };
+
+/// Returns the position of a column, in any case if no column has exactly this name.
+absl::StatusOr<int64_t> find_group(const CsvFile& file, const std::string& name) {
+  const auto is_same = [&](const std::string& column) { return absl::EqualsIgnoreCase(column, name); };
+  const std::vector<std::string>& all = file.columns();
+  if (file.contains(name) || std::count_if(all.begin(), all.end(), is_same) != 1) return file.column(name);
+  return std::find_if(all.begin(), all.end(), is_same) - all.begin();
+}
 
 absl::StatusOr<Columns> find_columns(const CsvFile& file, const ClipColumns& names) {
   Columns columns;
@@ -45,6 +54,9 @@ absl::StatusOr<Columns> find_columns(const CsvFile& file, const ClipColumns& nam
   } else {
     TRAINKIT_ASSIGN_OR_RETURN(columns.dialogue, file.column(names.dialogue));
     TRAINKIT_ASSIGN_OR_RETURN(columns.utterance, file.column(names.utterance));
+  }
+  if (!names.group.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(columns.group, find_group(file, names.group));
   }
   return columns;
 }
@@ -123,6 +135,17 @@ std::vector<int64_t> ClipList::counts() const {
   return counts;
 }
 
+std::vector<BadSample> ClipList::absent() const {
+  std::vector<BadSample> samples;
+  for (int64_t i = 0; i < size(); ++i) {
+    const Clip& clip = clips[static_cast<size_t>(i)];
+    if (!clip.is_absent) continue;
+    samples.push_back(
+        {.index = i, .name = clip.path, .cause = fmt::format("error[data.missing] {}: no such file", clip.path)});
+  }
+  return samples;
+}
+
 absl::StatusOr<SplitFiles> find_split(const std::string& data_dir, const std::string& split) {
   if (!is_folder(data_dir)) return not_found(data_dir, "such folder", {"a folder with MELD's layout"});
   const fs::path root(data_dir);
@@ -167,7 +190,9 @@ absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& 
     std::string path = (fs::path(files.folder) / name).string();
     TRAINKIT_ASSIGN_OR_RETURN(const bool there, has_file(file, row, columns, path, root));
     list.missing += there ? 0 : 1;
-    list.clips.push_back({std::move(path), label, file.line(row)});
+    std::string group = columns.group < 0 ? "" : std::string(file.at(row, columns.group));
+    if (columns.group >= 0 && group.empty()) return file.bad(row, columns.group, "empty", "the group of the clip");
+    list.clips.push_back({std::move(path), label, file.line(row), !there, std::move(group)});
   }
   if (list.missing == list.size()) {
     return to_status({.exit_code = ExitCode::kData,
@@ -177,6 +202,20 @@ absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& 
                       .expected = fs::path(list.clips.front().path).filename().string() + " and others"});
   }
   return list;
+}
+
+absl::Status check_absent(const ClipList& list, double most) {
+  if (static_cast<double>(list.missing) <= most * static_cast<double>(list.size())) return absl::OkStatus();
+  const auto first = std::find_if(list.clips.begin(), list.clips.end(), [](const Clip& c) { return c.is_absent; });
+  const double share = static_cast<double>(list.missing) / static_cast<double>(list.size());
+  return to_status({.exit_code = ExitCode::kData,
+                    .id = "data.missing",
+                    .where = list.csv,
+                    .problem = fmt::format("{} of {} clips have no file, the first is {} (line {})", list.missing,
+                                           list.size(), first->path, first->line),
+                    .got = fmt::format("{:.1f}%", 100 * share),
+                    .expected = fmt::format("at most {:g}% (--max_missing_share {:g})", 100 * most, most),
+                    .hint = "complete the folder of the clips, or raise --max_missing_share"});
 }
 
 absl::Status check_disjoint(const ClipList& a, const ClipList& b) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "trainkit/data/prefetcher.h"
+
 namespace trainkit::emotion {
 
 /// Returns MELD's emotions in the order of its classes. Source: Poria et al., MELD, ACL 2019.
@@ -21,6 +23,8 @@ struct ClipColumns {
   std::string utterance = "Utterance_ID";
   /// Column with the path of the clip below its folder. Empty: MELD's file names.
   std::string path = {};
+  /// Column of the clip's group, such as the speaker; upper and lower case are alike. Empty: each clip is a group.
+  std::string group = {};
   char delimiter = ',';
 };
 
@@ -29,6 +33,8 @@ struct Clip {
   std::string path;
   int64_t label = 0;
   int64_t line = 0;  // line in the csv file
+  bool is_absent = false;
+  std::string group = {};  // value of ClipColumns::group
 };
 
 /// A split: the clips of a csv file, in the order of the file.
@@ -37,7 +43,7 @@ struct ClipList {
   std::string folder;
   std::vector<std::string> labels;
   std::vector<Clip> clips;
-  /// Number of clips without a file; their rows cannot be read.
+  /// Number of absent clips, those without a file; their rows cannot be read.
   int64_t missing = 0;
 
   /// Digest of the clips' file names and labels.
@@ -46,6 +52,8 @@ struct ClipList {
   int64_t size() const { return static_cast<int64_t>(clips.size()); }
   /// Returns the number of clips per label.
   std::vector<int64_t> counts() const;
+  /// Returns the absent clips for bad_samples.csv.
+  std::vector<BadSample> absent() const;
 };
 
 /// The csv file of a split ("train", "dev", "test") and the folder of its clips.
@@ -65,6 +73,9 @@ absl::StatusOr<SplitFiles> find_split(const std::string& data_dir, const std::st
 /// data.missing if no clip of the list has a file.
 absl::StatusOr<ClipList> read_clips(const SplitFiles& files, const ClipColumns& columns,
                                     const std::vector<std::string>& labels);
+
+/// Returns the error data.missing if more than the share `most` of the listed clips has no file.
+absl::Status check_absent(const ClipList& list, double most);
 
 /// Returns the error data.split if a file is in both lists, also through symbolic links.
 absl::Status check_disjoint(const ClipList& a, const ClipList& b);

@@ -140,8 +140,8 @@ absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed) {
         const std::string name = fmt::format("dia{}_utt{}.mp4", dialogue, label);
         TRAINKIT_RETURN_IF_ERROR(
             write_clip(place + "/" + name, label, hash_key(seed, 0, static_cast<uint64_t>(written))));
-        table += fmt::format("{},\"Aah, ooh.\",Nobody,{},neutral,{},{},1,1,\"00:00:00,000\",\"00:00:01,500\"\n",
-                             written + 1, meld_emotions()[label], dialogue, label);
+        table += fmt::format("{},\"Aah, ooh.\",Speaker {},{},neutral,{},{},1,1,\"00:00:00,000\",\"00:00:01,500\"\n",
+                             written + 1, dialogue + 1, meld_emotions()[label], dialogue, label);
         if (shows) std::fputs(fmt::format("\r{} of {} clips", written + 1, total).c_str(), stderr);
       }
     }

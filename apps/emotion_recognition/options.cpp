@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "trainkit/app/app.h"
 #include "trainkit/config/config.h"
 
 namespace trainkit::emotion {
@@ -34,6 +35,17 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
       {.help = "Folder for a cache of decoded clips, reused by later runs; its size is printed first. Default: decode "
                "clips in each epoch.",
        .path = PathKind::kOutput});
+  add("max_missing_share", &options.max_missing_share,
+      {.help = "Largest share of a table's clips that may have no file; a larger one is an error.",
+       .min = 0,
+       .max = 1});
+  add("folds", &options.folds,
+      {.help = "Number of folds of a cross-validation over the training table, 3 or more; 0 disables it.",
+       .min = 0,
+       .max = 1000});
+  add("group", &options.group,
+      {.help = "Column whose values (speakers) are never in two folds. Default: each clip by itself.",
+       .metavar = "COLUMN"});
   add("plan_data", &options.plan_data,
       {.help = "Number of training clips for a --dry_run without --data_dir. MELD has 9989.",
        .min = 0,
@@ -44,7 +56,9 @@ void add_clip_flags(ConfigParser& parser, EmotionOptions& options) {
 
 void add_model_flags(ConfigParser& parser, EmotionOptions& options) {
   const OptionGroup add(parser, "Model");
-  add("model_size", &options.model_size, {.help = "Size of the model; see docs/emotion.md.", .choices = model_sizes()});
+  add("model_size", &options.model_size,
+      {.help = "Size of the model; see docs/emotion.md. It sets the default of --batch_size.",
+       .choices = model_sizes()});
   add("fusion_type", &options.fusion_type, {.help = "Fusion of frames and sound.", .choices = fusion_types()});
   add("modality", &options.modality, {.help = "Inputs of the model.", .choices = {"both", "visual", "audio"}});
   add("dropout", &options.dropout, {.help = "Share of values dropped before the last layer.", .min = 0, .max = 0.99});
@@ -85,7 +99,14 @@ void add_emotion_flags(ConfigParser& parser, EmotionOptions& options) {
   add_model_flags(parser, options);
   add_learning_flags(parser, options);
   parser.fix({"dataset", "label_column", "frames", "image_size", "audio_seconds", "model_size", "fusion_type",
-              "modality", "lr_visual", "lr_audio", "lr_fusion"});
+              "modality", "lr_visual", "lr_audio", "lr_fusion", "folds", "group"});
+}
+
+// Source: the guide for three RTX 4090: 24 to 28 clips per GPU for simple models, 16 to 20 for complex ones, 8 to 12
+// for very large ones.
+void set_batch_default(ConfigParser& parser, const EmotionOptions& options) {
+  const char* clips = options.model_size == "simple" ? "24" : options.model_size == "huge" ? "8" : "16";
+  parser.set_defaults({{"batch_size", clips}}, "model_size " + options.model_size);
 }
 
 // Source: config_3x4090.json and the training script of the guide for three RTX 4090.
@@ -105,10 +126,21 @@ void add_emotion_presets(ConfigParser& parser) {
                      {"epochs", "100"},
                      {"tensorboard_dir", "./logs_multi_gpu"}},
                     "3 x RTX 4090, 22 clips each");
+  parser.add_preset("audio_only",
+                    {{"modality", "audio"}, {"model_size", "simple"}, {"lr_audio", "1e-3"}, {"epochs", "40"}},
+                    "sound alone; decodes no frames");
 }
 
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options) {
   if (options.csv_delimiter.size() != 1) return parser.invalid("csv_delimiter", "not one character", "such as ;");
+  if (options.folds == 1 || options.folds == 2)
+    return parser.invalid("folds", "too few: one fold is the test, one the validation part", "0, or 3 or more");
+  if (options.folds == 0 && !options.group.empty()) return parser.invalid("group", "needs --folds", "--folds K");
+  if (options.folds > 0 && !(options.val_csv.empty() && options.test_csv.empty()))
+    return parser.invalid(options.val_csv.empty() ? "test_csv" : "val_csv", "contradicts --folds", "",
+                          "the folds of --train_csv are validation and test parts in turn");
+  if (options.folds > 0 && !run.resume.empty() && run.resume != "latest")
+    return parser.invalid("resume", "names one run, but --folds asks for several", "latest");
   if (options.plan_data > 0) {
     if (run.dry_run && run.data_dir.empty() && options.dataset == "MELD") return absl::OkStatus();
     return parser.invalid("plan_data", "replaces --data_dir in a dry run", "--dry_run without --data_dir");
@@ -125,6 +157,10 @@ absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions&
     return parser.invalid("clip_dir", "not given", "the folder of the clips");
   }
   return absl::OkStatus();
+}
+
+RunOptions fold_of(const RunOptions& run, const EmotionOptions& options, int64_t index) {
+  return options.folds == 0 ? run : in_own_folder(run, "fold-" + std::to_string(index + 1));
 }
 
 Modality modality_of(const EmotionOptions& options) {
@@ -149,7 +185,10 @@ ClipDatasetOptions dataset_options(const EmotionOptions& options) {
 }
 
 ClipColumns clip_columns(const EmotionOptions& options) {
-  return {.label = options.label_column, .path = options.path_column, .delimiter = options.csv_delimiter[0]};
+  return {.label = options.label_column,
+          .path = options.path_column,
+          .group = options.group,
+          .delimiter = options.csv_delimiter[0]};
 }
 
 }  // namespace trainkit::emotion

@@ -28,6 +28,11 @@ struct EmotionOptions {
   int64_t image_size = 224;
   double audio_seconds = 5;
   std::string cache_dir = {};
+  /// Largest share of absent clips in a part.
+  double max_missing_share = 0.1;
+  /// Folds of a cross-validation over the training table; 0: none. `group` is the column whose values stay together.
+  int64_t folds = 0;
+  std::string group = {};
   /// Number of clips to plan for without a data set. 0: read the data set.
   int64_t plan_data = 0;
 
@@ -56,11 +61,17 @@ void set_run_defaults(RunOptions& run);
 /// Adds every flag of EmotionOptions.
 void add_emotion_flags(ConfigParser& parser, EmotionOptions& options);
 
-/// Adds the preset multi_gpu_3x4090, the guide's training script.
+/// Sets the default of --batch_size by --model_size: the smallest batch that the guide gives for it.
+void set_batch_default(ConfigParser& parser, const EmotionOptions& options);
+
+/// Adds the presets multi_gpu_3x4090, the guide's training script, and audio_only.
 void add_emotion_presets(ConfigParser& parser);
 
 /// Checks the rules between the flags. An error names the source of the value (flag, file, preset).
 absl::Status check_emotion_options(const ConfigParser& parser, const RunOptions& run, const EmotionOptions& options);
+
+/// Returns the settings of the run of fold `index`; `run` without --folds.
+RunOptions fold_of(const RunOptions& run, const EmotionOptions& options, int64_t index);
 
 // Options of the parts, from the flags.
 Modality modality_of(const EmotionOptions& options);

@@ -101,6 +101,7 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
         parts[static_cast<size_t>(replica)].add(own, scores);
       }));
   TestResult result;
+  result.bad_samples = loader->bad_samples();
   TRAINKIT_ASSIGN_OR_RETURN(result.counts, counts.take(placement.group.get()));
   result.probabilities = at::zeros({dataset->size(), classes});
   for (const Predictions& part : parts) part.write(result.probabilities);
@@ -158,6 +159,14 @@ std::string describe_scores(const Metrics& metrics) {
     text += fmt::format("\n           without {:.0f} clips that could not be read", unreadable);
   }
   return text;
+}
+
+std::string describe_folds(const Metrics& metrics, int64_t folds) {
+  const auto text = [&](const char* name) {
+    return fmt::format("{:.2f} +- {:.2f}%", 100 * metrics.at(name), 100 * metrics.at(std::string(name) + "_std"));
+  };
+  return fmt::format("{:<10} accuracy {}  weighted F1 {}  macro F1 {}  (mean and standard deviation)",
+                     fmt::format("{} folds", folds), text("accuracy"), text("weighted_f1"), text("macro_f1"));
 }
 
 std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step,

@@ -29,6 +29,8 @@ struct TestResult {
   double majority = 0;
   /// Number of unreadable test clips; no score includes them.
   int64_t unreadable = 0;
+  /// Unreadable clips that this rank met.
+  std::vector<BadSample> bad_samples = {};
 
   /// "accuracy", "weighted_f1", "macro_f1", "majority" and "unreadable".
   Metrics metrics() const;
@@ -55,6 +57,9 @@ std::string class_table(const std::vector<std::string>& labels, const TestResult
 /// Formats the scores: "accuracy 61.20%  weighted F1 59.91%  macro F1 41.02%  (always the most frequent
 /// label: 48.12%)".
 std::string describe_scores(const Metrics& metrics);
+
+/// Formats mean and standard deviation over the folds: "5 folds    accuracy 41.20 +- 3.10%  weighted F1 ...".
+std::string describe_folds(const Metrics& metrics, int64_t folds);
 
 /// Formats the scores of validation and test as lines. `scores` is empty after a signal. `tested_step` is the step of
 /// the tested weights; -1 means the last ones.

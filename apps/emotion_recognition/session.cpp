@@ -12,6 +12,7 @@
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/core/status.h"
+#include "trainkit/data/adapters.h"
 #include "trainkit/nn/cross_entropy.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/train/trainer.h"
@@ -22,11 +23,13 @@ namespace {
 
 absl::StatusOr<ClipList> read_split(const RunOptions& run, const EmotionOptions& options, const std::string& split,
                                     const std::string& csv, const std::vector<std::string>& labels) {
-  if (options.dataset == "csv") {
-    return read_clips({csv, options.clip_dir.empty() ? run.data_dir : options.clip_dir}, clip_columns(options), labels);
+  SplitFiles files{csv, options.clip_dir.empty() ? run.data_dir : options.clip_dir};
+  if (options.dataset != "csv") {
+    TRAINKIT_ASSIGN_OR_RETURN(files, find_split(run.data_dir, split));
   }
-  TRAINKIT_ASSIGN_OR_RETURN(const SplitFiles files, find_split(run.data_dir, split));
-  return read_clips(files, clip_columns(options), labels);
+  TRAINKIT_ASSIGN_OR_RETURN(ClipList list, read_clips(files, clip_columns(options), labels));
+  TRAINKIT_RETURN_IF_ERROR(check_absent(list, options.max_missing_share));
+  return list;
 }
 
 std::string describe_list(const char* name, const ClipDataset& dataset) {
@@ -88,13 +91,14 @@ absl::Status load_visual_weights(ResNet18& backbone, const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOptions& options) {
+absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOptions& options, int64_t fold) {
   if (options.plan_data > 0) {
     auto planned = std::make_shared<ClipDataset>(planned_list(options.plan_data), dataset_options(options));
     Session session(options, planned, nullptr, nullptr);
     session.rows_[0] = std::make_shared<PlannedRows>(std::move(planned));
     return session;
   }
+  if (options.folds > 0) return open_fold(run, options, fold);
   const bool meld = options.dataset == "MELD";
   const auto& names = meld ? meld_emotions() : std::vector<std::string>{};
   TRAINKIT_ASSIGN_OR_RETURN(ClipList train, read_split(run, options, "train", options.train_csv, names));
@@ -113,6 +117,26 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const EmotionOption
   return Session(options, std::move(trained), std::move(parts[0]), std::move(parts[1]));
 }
 
+absl::StatusOr<Session> Session::open_fold(const RunOptions& run, const EmotionOptions& options, int64_t fold) {
+  const auto& names = options.dataset == "MELD" ? meld_emotions() : std::vector<std::string>{};
+  TRAINKIT_ASSIGN_OR_RETURN(ClipList table, read_split(run, options, "train", options.train_csv, names));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto folds, assign_folds(table, options.folds, run.seed));
+  const FoldRows rows = rows_of_fold(folds, options.folds, fold);
+  const ClipDatasetOptions dataset = dataset_options(options);
+  const auto part = [&](const std::vector<int64_t>& some) {
+    return std::make_shared<ClipDataset>(select(table, some), dataset);
+  };
+  Session session(options, part(rows.train), part(rows.validation), part(rows.test));
+  session.table_ = std::make_shared<ClipDataset>(std::move(table), dataset);
+  session.fold_rows_ = rows;
+  session.fold_ = fold;
+  return session;
+}
+
+std::vector<ClipPart> Session::cached_parts() const {
+  return table_ ? std::vector<ClipPart>{{"folds", table_}} : parts();
+}
+
 std::vector<ClipPart> Session::parts() const {
   std::vector<ClipPart> parts = {{"train", train_}};
   if (validation_) parts.push_back({"validation", validation_});
@@ -122,22 +146,28 @@ std::vector<ClipPart> Session::parts() const {
 
 RunFacts Session::describe_cache() const {
   if (options_.cache_dir.empty()) return {};
-  return {{"cache", emotion::describe_cache(parts(), options_.cache_dir)}};
+  return {{"cache", emotion::describe_cache(cached_parts(), options_.cache_dir)}};
 }
 
 absl::StatusOr<int> Session::fill_cache(const MachineInfo& machine, const Placement& placement,
                                         const std::function<void(const std::string&)>& say) {
   if (options_.cache_dir.empty()) return 0;
   const SignalWatch signals;
-  const auto cached = cache_clips(
-      parts(), {.folder = options_.cache_dir,
-                .num_threads = available_cpus(),
-                .first = machine.local_rank == 0,
-                .barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
-                .say = say,
-                .stop = [] { return SignalWatch::stop_signal() != 0; }});
+  const auto cached =
+      cache_clips(cached_parts(),
+                  {.folder = options_.cache_dir,
+                   .num_threads = available_cpus(),
+                   .first = machine.local_rank == 0,
+                   .barrier = [&] { return placement.group ? placement.group->barrier("cache") : absl::OkStatus(); },
+                   .say = say,
+                   .stop = [] { return SignalWatch::stop_signal() != 0; }});
   if (absl::IsCancelled(cached.status())) return 128 + SignalWatch::stop_signal();
   TRAINKIT_RETURN_IF_ERROR(cached.status());
+  if (table_) {
+    const std::vector<int64_t>* const own[] = {&fold_rows_.train, &fold_rows_.validation, &fold_rows_.test};
+    for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = std::make_shared<SubsetDataset>(cached->front(), *own[i]);
+    return 0;
+  }
   size_t i = 0;
   for (auto& rows : rows_) {
     if (rows) rows = (*cached)[i++];
@@ -208,7 +238,7 @@ StepRecipe Session::recipe(const RunOptions& run, const Placement& placement) co
   return recipe;
 }
 
-RunFacts Session::describe() const {
+RunFacts Session::describe(const RunOptions& run) const {
   std::string clips = describe_list("train", *train_);
   if (validation_) clips += ", " + describe_list("validation", *validation_);
   if (test_) clips += ", " + describe_list("test", *test_);
@@ -222,6 +252,26 @@ RunFacts Session::describe() const {
                                              : "; ResNet18 from " + options_.visual_weights;
   }
   RunFacts facts = {{"clips", std::move(clips)}, {"model", std::move(model)}};
+  if (table_) {
+    facts.emplace_back("fold", fmt::format("{} of {}, {}", fold_ + 1, options_.folds,
+                                           options_.group.empty() ? "each clip by itself" : "by " + options_.group));
+  }
+  const bool starts = run.resume.empty() && run.init_from.empty() && options_.plan_data == 0;
+  if (starts && options_.modality != "audio" && options_.visual_weights.empty()) {
+    facts.emplace_back("warning:",
+                       "the frame encoder starts from random weights; pretrained ones (--visual_weights "
+                       "resnet18-f37072fd.pth) need far fewer clips. docs/emotion.md says where to get them");
+  }
+  int64_t absent = 0, listed = 0;
+  for (const ClipPart& part : parts()) {
+    absent += part.clips->list().missing;
+    listed += part.clips->size();
+  }
+  if (absent > 0) {
+    facts.emplace_back("warning:", fmt::format("{} of {} clips have no file (bad_samples.csv will list them; "
+                                               "--max_missing_share allows {:g}% of each table)",
+                                               absent, listed, 100 * options_.max_missing_share));
+  }
   if (std::string none = missing_classes(train_->list()); !none.empty())
     facts.emplace_back("warning:", std::move(none));
   return facts;

@@ -12,6 +12,7 @@
 
 #include "emotion_recognition/clip_cache.h"
 #include "emotion_recognition/clip_dataset.h"
+#include "emotion_recognition/folds.h"
 #include "emotion_recognition/options.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/logging/summary.h"
@@ -28,8 +29,9 @@ namespace trainkit::emotion {
 /// Holds the splits of a run.
 class Session {
  public:
-  /// Finds and reads the splits. Errors: those of find_split, read_clips and check_disjoint.
-  static absl::StatusOr<Session> open(const RunOptions& run, const EmotionOptions& options);
+  /// Finds and reads the splits. Errors: those of find_split, read_clips, check_absent, check_disjoint and
+  /// assign_folds. With --folds it is the run of fold `fold`, whose parts come from the training table.
+  static absl::StatusOr<Session> open(const RunOptions& run, const EmotionOptions& options, int64_t fold = 0);
 
   const std::shared_ptr<const ClipDataset>& train() const { return train_; }
   const std::shared_ptr<const ClipDataset>& validation() const { return validation_; }
@@ -39,6 +41,8 @@ class Session {
   const std::shared_ptr<const Dataset>& train_rows() const { return rows_[0]; }
   const std::shared_ptr<const Dataset>& validation_rows() const { return rows_[1]; }
   const std::shared_ptr<const Dataset>& test_rows() const { return rows_[2]; }
+  /// Returns the parts that exist, with the names "train", "validation" and "test".
+  std::vector<ClipPart> parts() const;
   const std::vector<std::string>& labels() const { return train_->list().labels; }
   const EmotionOptions& options() const { return options_; }
 
@@ -66,7 +70,7 @@ class Session {
   StepRecipe recipe(const RunOptions& run, const Placement& placement) const;
 
   /// Describes the clips and the model, with warnings.
-  RunFacts describe() const;
+  RunFacts describe(const RunOptions& run) const;
 
  private:
   Session(EmotionOptions options, std::shared_ptr<const ClipDataset> train,
@@ -76,11 +80,18 @@ class Session {
         validation_(std::move(validation)),
         test_(std::move(test)),
         rows_{train_, validation_, test_} {}
-  std::vector<ClipPart> parts() const;
+
+  static absl::StatusOr<Session> open_fold(const RunOptions& run, const EmotionOptions& options, int64_t fold);
+  /// Returns the clips to cache: the parts, or the table of all folds.
+  std::vector<ClipPart> cached_parts() const;
 
   EmotionOptions options_;
   std::shared_ptr<const ClipDataset> train_, validation_, test_;
   std::array<std::shared_ptr<const Dataset>, 3> rows_;
+  // With --folds: the whole table, the rows of each part in it, and the fold of this run.
+  std::shared_ptr<const ClipDataset> table_;
+  FoldRows fold_rows_;
+  int64_t fold_ = 0;
 };
 
 /// Returns class scores (B, C) of a batch. The batch needs only the fields of the model's modality.

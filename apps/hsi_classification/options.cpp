@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "trainkit/app/app.h"
 #include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -169,13 +170,9 @@ absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run
 }
 
 RunOptions repeat_of(const RunOptions& run, const HsiOptions& options, int64_t index) {
-  RunOptions repeat = run;
-  if (options.repeats == 1) return repeat;
-  const std::string name = fmt::format("/repeat-{}", index + 1);
+  if (options.repeats == 1) return run;
+  RunOptions repeat = in_own_folder(run, fmt::format("repeat-{}", index + 1));
   repeat.seed += static_cast<uint64_t>(index);
-  repeat.output_dir += name;
-  if (!run.tensorboard_dir.empty()) repeat.tensorboard_dir += name;
-  if (!run.resume.empty() && !resolve_checkpoint("latest", repeat.output_dir).ok()) repeat.resume.clear();
   return repeat;
 }
 

@@ -168,29 +168,6 @@ std::string class_table(const Scene& scene, const TestResult& result) {
   return text;
 }
 
-Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
-  Metrics all;
-  std::map<std::string, std::vector<double>> values;
-  for (const Metrics& run : runs) {
-    for (const auto& [name, value] : run) values[name].push_back(value);
-  }
-  for (const auto& [name, list] : values) {
-    const auto count = static_cast<double>(list.size());
-    const double mean = std::accumulate(list.begin(), list.end(), 0.0) / count;
-    double squares = 0;
-    for (const double value : list) squares += (value - mean) * (value - mean);
-    all[name] = mean;
-    all[name + "_std"] = list.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
-  }
-  return all;
-}
-
-absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs) {
-  Metrics all = mean_and_deviation(runs);
-  all["repeats"] = static_cast<double>(runs.size());
-  return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
-}
-
 std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step) {
   std::string text;
   if (!result.evaluation.empty()) {

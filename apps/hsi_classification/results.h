@@ -51,13 +51,6 @@ std::string describe_scores(const Metrics& metrics);
 /// Formats classes and scores as a Markdown table.
 std::string class_table(const Scene& scene, const TestResult& result);
 
-/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
-/// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
-Metrics mean_and_deviation(const std::vector<Metrics>& runs);
-
-/// Writes summary.json of several runs: mean_and_deviation of their scores, and "repeats". Exit code 6.
-absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs);
-
 /// Formats the scores of validation and test, one line each. `scores` is empty after a signal. `tested_step` is the
 /// step of the tested weights; -1 means the last ones.
 std::string describe_result(const TrainerResult& result, const Metrics& scores, int64_t tested_step);

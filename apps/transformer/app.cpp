@@ -37,12 +37,20 @@ absl::StatusOr<std::optional<int>> TransformerApp::run_instead(const RunOptions&
 
 StepRecipe TransformerApp::recipe(const RunContext& context) const {
   const int64_t vocab_size = session_->corpus().tokenizer->vocab_size();
-  const AdamWOptions adamw{.lr = resolve_lr(context.run, context.placement.batch.replicas),
-                           .betas = {options_.beta1, options_.beta2},
-                           .weight_decay = context.run.weight_decay};
+  const double lr = resolve_lr(context.run, context.placement.batch.replicas);
+  const AdamWOptions adamw{
+      .lr = lr, .betas = {options_.beta1, options_.beta2}, .weight_decay = context.run.weight_decay};
+  const MuonOptions muon{.lr = lr,
+                         .match_rms_adamw = true,
+                         .weight_decay = context.run.weight_decay,
+                         .betas = {options_.beta1, options_.beta2},
+                         .selects = [](const std::string& name) { return name.starts_with("transformer.h."); }};
   StepRecipe recipe;
   recipe.make_model = [this, vocab_size] { return create_model(options_, vocab_size).ptr(); };
-  recipe.make_optimizer = [adamw] { return std::make_unique<AdamW>(adamw); };
+  recipe.make_optimizer = [adamw, muon, uses_muon = options_.optimizer == "muon"]() -> std::unique_ptr<Optimizer> {
+    if (uses_muon) return std::make_unique<Muon>(muon);
+    return std::make_unique<AdamW>(adamw);
+  };
   recipe.loss = text_loss(session_->target_share());
   recipe.smaller = smaller_models(options_, vocab_size);
   recipe.set_segments = [options = options_, vocab_size](StepRecipe& other, int64_t segments) mutable {

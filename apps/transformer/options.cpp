@@ -58,6 +58,12 @@ void add_text_flags(ConfigParser& parser, TransformerOptions& options) {
 }
 
 void add_optimizer_flags(ConfigParser& parser, TransformerOptions& options) {
+  parser.add(
+      "optimizer", &options.optimizer,
+      {.help = "Optimizer: AdamW; or Muon for the matrices of the blocks and AdamW for embeddings, norms, biases "
+               "and the output layer.",
+       .group = "Optimization",
+       .choices = {"adamw", "muon"}});
   const auto add = [&](const char* name, double* variable, OptionSpec spec) {
     spec.group = "Optimization";
     parser.add(name, variable, std::move(spec));
@@ -120,7 +126,7 @@ void add_transformer_flags(ConfigParser& parser, TransformerOptions& options) {
   add_optimizer_flags(parser, options);
   add_sampling_flags(parser, options);
   parser.fix({"hidden_dim", "n_layers", "n_heads", "block_size", "bias", "tokenizer", "allow_special_tokens",
-              "pack_documents", "beta1", "beta2"});
+              "pack_documents", "optimizer", "beta1", "beta2"});
   parser.add_preset("small_gpu", {{"batch_size", "8"}, {"hidden_dim", "128"}, {"n_layers", "2"}},
                     "for a GPU with less than 10 GB");
   parser.add_preset("large_gpu", {{"batch_size", "32"}, {"hidden_dim", "512"}, {"n_layers", "6"}},

@@ -41,6 +41,8 @@ struct TransformerOptions {
   std::string merges = {};
 
   // Optimizer
+  /// adamw or muon.
+  std::string optimizer = "adamw";
   double beta1 = 0.9;
   double beta2 = 0.95;
   /// Learning rate at the end of the schedule, as a share of --lr.

@@ -52,6 +52,29 @@ TEST_CASE("A split has the rows of its csv file in order, and clips without a fi
   CHECK(missing_classes(list).find("neutral, surprise, fear, sadness, disgust") != std::string::npos);
 }
 
+TEST_CASE("Absent clips up to a share are listed, more are an error", "[apps][emotion]") {
+  const TempDir dir;
+  const ClipList list = read(dir, "1,a,joy,0,0\n2,c,anger,0,1\n").value();
+  CHECK(check_absent(list, 0.5).ok());
+  const auto absent = list.absent();
+  REQUIRE(absent.size() == 1);
+  CHECK(absent[0].index == 1);
+  CHECK(absent[0].name == dir / "clips/dia0_utt1.mp4");
+  const absl::Status status = check_absent(list, 0.4);
+  CHECK(exit_code(status) == ExitCode::kData);
+  CHECK_THAT(error_line(status), Catch::Contains("train.csv: 1 of 2 clips have no file") &&
+                                     Catch::Contains("got '50.0%', expected at most 40%"));
+}
+
+TEST_CASE("The column of the groups is found in any case, and must have values", "[apps][emotion]") {
+  const TempDir dir;
+  const ClipColumns columns{.group = "utterance"};
+  const ClipList list = read(dir, "1,a,joy,0,0\n2,\"c, d\",anger,0,1\n", columns).value();
+  CHECK(list.clips[0].group == "a");
+  CHECK(list.clips[1].group == "c, d");
+  CHECK(problem_of("1,,joy,0,0\n", columns).starts_with("train.csv:2: Utterance: empty"));
+}
+
 TEST_CASE("A wrong row is reported with file, line and column", "[apps][emotion]") {
   CHECK(problem_of("1,a,joy,0,0\n2,a,hapiness,0,1\n")
             .starts_with("train.csv:3: Emotion: unknown label (got 'hapiness', expected one of 7)"));

@@ -28,7 +28,8 @@ struct EmotionPlace {
                                  bool sound = false) const {
     const std::vector<std::pair<std::string, std::string>> mine = {
         {"--data_dir", data},   {"--output_dir", dir / name}, {"--model_size", "simple"}, {"--frames", "2"},
-        {"--image_size", "32"}, {"--audio_seconds", "1"},     {"--timeout", "60"},        {"--epochs", "1"}};
+        {"--image_size", "32"}, {"--audio_seconds", "1"},     {"--timeout", "60"},        {"--epochs", "1"},
+        {"--batch_size", "16"}};
     std::vector<std::string> all = {"--no-use_tensorboard"};
     if (sound) all.insert(all.end(), {"--modality", "audio"});
     for (const auto& [flag, value] : mine) {

@@ -1,8 +1,13 @@
 // trainkit-emotion as a user runs it: a process with flags, files, exit codes and signals.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "emotion_place.h"
 
@@ -20,7 +25,8 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"clips      train 42, validation 7, test 14", "ResNet18 with random weights",
-                           "single on cpu", "test       accuracy ", "| label | clips | recall |", "monitor: "}) {
+                           "warning: the frame encoder starts from random weights", "single on cpu",
+                           "test       accuracy ", "| label | clips | recall |", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
@@ -32,26 +38,157 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   CHECK(scored_clips(place.dir / "run") == 14);
 }
 
-TEST_CASE("Damaged and missing clips are replaced, listed once and excluded from scores", "[apps][emotion]") {
+TEST_CASE("Damaged and absent clips of all parts are replaced, listed once and excluded from scores",
+          "[apps][emotion]") {
   const EmotionPlace place;
   fs::remove(place.data + "/train_splits/dia0_utt0.mp4");
   fs::resize_file(place.data + "/train_splits/dia1_utt3.mp4", 700);
+  std::ofstream(place.data + "/dev_splits_complete/dia0_utt1.mp4") << "no clip";
   std::ofstream(place.data + "/output_repeated_splits_test/dia0_utt2.mp4") << "no clip";
   const Ended ended = run_emotion(place.dir, place.flags("run", {"--epochs", "2"}, /*sound=*/true));
   INFO(ended.errors << ended.output);
   REQUIRE(ended.code == 0);
-  CHECK(ended.output.find("train 42 (1 without a file)") != std::string::npos);
-  CHECK(ended.output.find("without 1 clips that could not be read") != std::string::npos);
+  CHECK_THAT(ended.output, Catch::Contains("train 42 (1 without a file)") &&
+                               Catch::Contains("warning: 1 of 63 clips have no file") &&
+                               Catch::Contains("without 1 clips that could not be read") &&
+                               Catch::Contains("rows that could not be read: test 1, train 2, validation 1; "));
   const std::string bad = read_text(place.dir / "run" + "/bad_samples.csv");
-  for (const char* name : {"train_splits/dia0_utt0.mp4", "train_splits/dia1_utt3.mp4"}) {
-    const size_t first = bad.find(name);
-    REQUIRE(first != std::string::npos);
-    CHECK(bad.find(std::string("\n") + name, first + 1) == std::string::npos);
+  CHECK(bad.starts_with("part,index,epoch,name,cause\n"));
+  CHECK(std::count(bad.begin(), bad.end(), '\n') == 1 + 4);
+  for (const char* row : {"\ntrain,0,", "\ntrain,10,", "\nvalidation,1,", "\ntest,2,"}) {
+    INFO(row << " in " << bad);
+    CHECK(bad.find(row) != std::string::npos);
   }
-  // A limit of 0: the run ends with a data error.
+  for (const char* name : {"train_splits/dia0_utt0.mp4", "dev_splits_complete/dia0_utt1.mp4"})
+    CHECK(bad.find(name) != std::string::npos);
+  CHECK(json_of(place.dir / "run" + "/summary.json").at("bad_samples") ==
+        nlohmann::json{{"test", 1.0}, {"train", 2.0}, {"validation", 1.0}});
   const Ended strict = run_emotion(place.dir, place.flags("strict", {"--on_error", "fail"}, /*sound=*/true));
   CHECK(strict.code == 4);
   CHECK(strict.errors.find(".mp4") != std::string::npos);
+}
+
+TEST_CASE("Unreadable clips at the start of every table do not stop a run that replaces them", "[apps][emotion]") {
+  const EmotionPlace place;
+  for (int clip = 0; clip < 4; ++clip) {
+    for (const char* folder : {"/train_splits", "/dev_splits_complete", "/output_repeated_splits_test"})
+      std::ofstream(fmt::format("{}{}/dia0_utt{}.mp4", place.data, folder, clip)) << "no clip";
+  }
+  for (const bool sound : {true, false}) {
+    const Ended ended = run_emotion(place.dir, place.flags(sound ? "sound" : "both", {"--batch_size", "auto"}, sound));
+    INFO(ended.errors << ended.output);
+    REQUIRE(ended.code == 0);
+    CHECK_THAT(ended.output, Catch::Contains("without 4 clips that could not be read"));
+  }
+  CHECK(scored_clips(place.dir / "both") == 10);
+}
+
+TEST_CASE("More absent clips than --max_missing_share are an error that writes nothing", "[apps][emotion]") {
+  const EmotionPlace place;
+  for (int clip = 0; clip < 5; ++clip) fs::remove(fmt::format("{}/train_splits/dia2_utt{}.mp4", place.data, clip));
+  const Ended refused = run_emotion(place.dir, place.flags("run", {}, /*sound=*/true));
+  CHECK(refused.code == 4);
+  CHECK_THAT(
+      refused.errors,
+      Catch::StartsWith("trainkit: error[data.missing] ") &&
+          Catch::Contains("train_sent_emo.csv: 5 of 42 clips have no file, the first is ") &&
+          Catch::Contains("dia2_utt0.mp4 (line 16) (got '11.9%', expected at most 10% (--max_missing_share 0.1))"));
+  CHECK_FALSE(fs::exists(place.dir / "run" + "/config.yaml"));
+  const Ended ended = run_emotion(place.dir, place.flags("run", {"--max_missing_share", "0.12"}, /*sound=*/true));
+  INFO(ended.errors);
+  REQUIRE(ended.code == 0);
+  CHECK_THAT(read_text(place.dir / "run" + "/bad_samples.csv"), Catch::Contains("no such file"));
+  const Ended bad = run_emotion(place.dir, place.flags("bad", {"--max_missing_share", "1.5"}));
+  CHECK(bad.code == 2);
+  CHECK_THAT(bad.errors, Catch::Contains("--max_missing_share: out of range (got '1.5', expected 0..1)"));
+}
+
+TEST_CASE("The batch follows the model's size, and a preset trains on sound alone", "[apps][emotion]") {
+  const EmotionPlace place;
+  const auto config = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> all = flags;
+    all.insert(all.end(), {"--data_dir", place.data, "--print_config"});
+    const Ended ended = run_emotion(place.dir, all);
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    return ended.output;
+  };
+  const std::pair<const char*, const char*> sizes[] = {{"simple", "24"}, {"complex", "16"}, {"huge", "8"}};
+  for (const auto& [size, clips] : sizes) {
+    CHECK_THAT(config({"--model_size", size}), Catch::Contains(fmt::format("\nbatch_size: {} ", clips)) &&
+                                                   Catch::Contains(fmt::format("default (model_size {})", size)));
+  }
+  CHECK_THAT(config({"--model_size", "huge", "--batch_size", "5"}), Catch::Contains("\nbatch_size: 5 "));
+  CHECK_THAT(config({"--preset", "multi_gpu_3x4090"}), Catch::Contains("\nbatch_size: 22 "));
+  CHECK_THAT(config({"--preset", "audio_only"}),
+             Catch::Contains("\nbatch_size: 24 ") && Catch::Contains("\nmodality: audio "));
+  const Ended audio = run_emotion(place.dir, {"--data_dir", place.data, "--preset", "audio_only", "--output_dir",
+                                              place.dir / "audio", "--epochs", "1", "--no-use_tensorboard"});
+  INFO(audio.errors);
+  REQUIRE(audio.code == 0);
+  CHECK_THAT(audio.output, Catch::Contains("simple, audio") && !Catch::Contains("random weights"));
+}
+
+TEST_CASE("Cross-validation keeps each speaker in one fold, and reports mean and standard deviation",
+          "[apps][emotion]") {
+  const EmotionPlace place;
+  const std::vector<std::string> flags = {"--folds", "3", "--group", "speaker", "--batch_size", "7"};
+  const Ended ended = run_emotion(place.dir, place.flags("run", flags, /*sound=*/true));
+  INFO(ended.errors << ended.output);
+  REQUIRE(ended.code == 0);
+  CHECK_THAT(ended.output, Catch::Contains("fold       1 of 3, by speaker") && Catch::Contains("fold       3 of 3") &&
+                               Catch::Contains("train 14, validation 14, test 14") &&
+                               Catch::Contains("\n3 folds    accuracy ") && Catch::Contains(" +- "));
+  std::map<std::string, int> fold_of_dialogue;  // a dialogue has one speaker
+  std::vector<double> accuracies;
+  for (int fold = 1; fold <= 3; ++fold) {
+    const std::string folder = place.dir / "run" + fmt::format("/fold-{}", fold);
+    accuracies.push_back(json_of(folder + "/summary.json").at("accuracy"));
+    std::istringstream rows(read_text(folder + "/results/predictions.csv"));
+    std::string row;
+    std::getline(rows, row);
+    while (std::getline(rows, row)) {
+      const auto [known, is_new] = fold_of_dialogue.emplace(row.substr(0, row.find('_')), fold);
+      CHECK(known->second == fold);
+    }
+  }
+  CHECK(fold_of_dialogue.size() == 6);
+  const auto summary = json_of(place.dir / "run" + "/summary.json");
+  CHECK(summary.at("repeats") == 3);
+  CHECK(summary.at("accuracy").get<double>() == Approx((accuracies[0] + accuracies[1] + accuracies[2]) / 3));
+  CHECK(summary.contains("weighted_f1_std"));
+  // Resuming tests again; a cache of the whole table serves all folds.
+  std::vector<std::string> again = flags;
+  again.insert(again.end(), {"--resume", "latest", "--cache_dir", place.dir / "cache"});
+  const Ended resumed = run_emotion(place.dir, place.flags("run", again, /*sound=*/true));
+  INFO(resumed.errors << resumed.output);
+  REQUIRE(resumed.code == 0);
+  CHECK_THAT(resumed.output, Catch::Contains("folds: 42 clips decoded") && Catch::Contains("folds: 42 clips cached"));
+  CHECK(json_of(place.dir / "run" + "/summary.json").at("accuracy") == summary.at("accuracy"));
+}
+
+TEST_CASE("Wrong settings of a cross-validation are usage or data errors", "[apps][emotion]") {
+  const EmotionPlace place;
+  struct Case {
+    int code;
+    std::string text;
+    std::vector<std::string> flags;
+  };
+  const std::string csv = place.data + "/train_sent_emo.csv";
+  for (const Case& c : std::vector<Case>{
+           {2, "--folds: too few", {"--folds", "2"}},
+           {2, "--folds: out of range", {"--folds", "-1"}},
+           {2, "--group: needs --folds", {"--group", "speaker"}},
+           {2,
+            "--val_csv: contradicts --folds",
+            {"--folds", "3", "--dataset", "csv", "--train_csv", csv, "--val_csv", csv}},
+           {4, "more folds than groups of clips (got '7', expected at most 6)", {"--folds", "7", "--group", "Speaker"}},
+           {4, "no such column", {"--folds", "3", "--group", "singer"}}}) {
+    const Ended ended = run_emotion(place.dir, place.flags("run", c.flags, /*sound=*/true));
+    INFO(ended.errors);
+    CHECK(ended.code == c.code);
+    CHECK_THAT(ended.errors, Catch::Contains(c.text));
+  }
 }
 
 TEST_CASE("The guide's command line and configuration are accepted unchanged", "[apps][emotion]") {

@@ -14,8 +14,8 @@ TEST_CASE("Runs of trainkit-emotion interrupted at random moments end with the b
           "[apps][emotion][resume]") {
   setenv("OMP_NUM_THREADS", "1", 1);  // the number of threads changes the last bits; the default depends on the workers
   const EmotionPlace place;
-  const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",   "--eval_every", "3",
-                                         "--batch_size", "14", "--lr_audio",   "1e-3"};
+  const std::vector<std::string> more = {"--epochs",     "5",  "--save_every", "4",    "--eval_every", "3",
+                                         "--batch_size", "14", "--lr_audio",   "1e-3", "--ema",        "0.8"};
   verify_resume("trainkit-emotion", place.flags("", more, /*sound=*/true), place.dir);
 }
 

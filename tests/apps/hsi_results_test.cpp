@@ -7,6 +7,7 @@
 #include "hsi_classification/maps.h"
 #include "hsi_classification/results.h"
 #include "test_util.h"
+#include "trainkit/app/app.h"
 
 using namespace trainkit;
 using namespace trainkit::hsi;

@@ -25,6 +25,16 @@ TEST_CASE("Runs with fused blocks end with the same bytes when they are killed",
   verify_resume("trainkit-transformer", flags, place.dir, {.count = full ? 100 : 3});
 }
 
+TEST_CASE("Runs with Muon and an average of the weights end with the same bytes when they are killed",
+          "[apps][transformer][resume]") {
+  const Place place;
+  const bool full = !environment("TRAINKIT_TEST_FULL").empty();
+  verify_resume("trainkit-transformer",
+                place.flags("", {"--max_steps", "200", "--save_every", "20", "--eval_every", "100", "--optimizer",
+                                 "muon", "--ema", "0.9"}),
+                place.dir, {.count = full ? 100 : 3});
+}
+
 TEST_CASE("A run of trainkit-transformer continues from its folder alone, and a refused one changes no file",
           "[apps][transformer][resume]") {
   const Place place;

@@ -59,6 +59,7 @@ const std::vector<BadLine> kBadLines = {
     {{"--lr", "1e"}, "cli.value", {"not a number"}},
     {{"--lr", "1 "}, "cli.value", {"not a number"}},
     {{"--dropout", "1"}, "cli.value", {"out of range (got '1', expected 0..0.99)"}},
+    {{"--ema", "1"}, "cli.value", {"--ema: out of range (got '1'"}},
     {{"--epochs", "0"}, "cli.value", {"--epochs: out of range"}},
     {{"--seed", "-1"}, "cli.value", {"--seed: out of range (got '-1', expected 0..18446744073709551615)"}},
     {{"--seed", "18446744073709551616"}, "cli.value", {"out of range"}},

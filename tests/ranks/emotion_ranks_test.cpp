@@ -95,8 +95,8 @@ TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of 
   };
   for (const Way& way : {Way{0, "0"}, Way{0, "2"}, Way{2, "1"}}) {
     const EmotionPlace place;
-    const std::vector<std::string> flags = {"--batch_size", "7", "--max_steps",   "14",
-                                            "--epochs",     "9", "--num_workers", way.workers};
+    const std::vector<std::string> flags = {"--batch_size",  "7",         "--max_steps", "14", "--epochs", "9",
+                                            "--num_workers", way.workers, "--ema",       "0.9"};
     require_done(run(place, "whole", way.world, with({"--save_every", "14"}, flags)));
     const std::string expected = checkpoint_bytes(place.dir / "whole", "00000014");
     {
@@ -129,6 +129,20 @@ TEST_CASE("Ranks of trainkit-emotion fill one cache of clips: one decodes, the o
   CHECK(losses(place.dir / "cached") == losses(place.dir / "decoded"));
   CHECK(read_text(place.dir / "cached" + "/bad_samples.csv") == read_text(place.dir / "decoded" + "/bad_samples.csv"));
   CHECK(scored_clips(place.dir / "cached") == 14);
+}
+
+TEST_CASE("A rank that can read no validation clip evaluates with the others, and bad clips are listed once",
+          "[ranks][emotion]") {
+  const EmotionPlace place;
+  for (const int clip : {0, 1, 3, 5})  // those of rank 1, and the first one, which pads its share
+    std::ofstream(place.data + "/dev_splits_complete/dia0_utt" + std::to_string(clip) + ".mp4") << "no clip";
+  std::ofstream(place.data + "/train_splits/dia0_utt2.mp4") << "no clip";
+  const auto ends = run(place, "run", 2, {"--batch_size", "7", "--epochs", "2"});
+  require_done(ends);
+  const std::string bad = read_text(place.dir / "run" + "/bad_samples.csv");
+  INFO(bad);
+  CHECK(std::count(bad.begin(), bad.end(), '\n') == 1 + 5);
+  CHECK_THAT(bad, Catch::Contains("\nvalidation,0,") && Catch::Contains("\ntrain,2,"));
 }
 
 TEST_CASE("trainkit launch starts ranks of trainkit-emotion, and their dry run trains nothing",

@@ -44,6 +44,7 @@ struct GpuTraining {
       if (const auto* tensor = std::get_if<at::Tensor>(&value)) all.push_back(*tensor);
     }
     for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+    for (const auto& [name, average] : step->averages()) all.push_back(average);
     return all;
   }
 

@@ -74,6 +74,35 @@ TEST_CASE("A CUDA graph has the bits of the eager step: float16 with a scaler", 
   expect_same({.precision = Precision::kFp16, .grad_clip = 0.5, .scaler = {.growth_interval = 10}});
 }
 
+TEST_CASE("A CUDA graph has the bits of the eager step: an average of the weights, a skipped step",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  expect_same({.grad_clip = 0.5, .skip_nonfinite = true, .ema_decay = 0.9});
+  expect_same({.precision = Precision::kFp16, .scaler = {.growth_interval = 10}, .ema_decay = 0.9});
+}
+
+TEST_CASE("An average on a GPU equals that of the CPU's foreach operation, and a skipped step does not move it",
+          "[train][step_graph_cuda]") {
+  NEEDS_GPU;
+  GpuTraining training(CudaGraph::kOff, {.skip_nonfinite = true, .ema_decay = 0.9});
+  std::vector<at::Tensor> expected;
+  for (const auto& [name, average] : training.step->averages()) expected.push_back(average.cpu());
+  for (int i = 0; i < 20; ++i) {
+    const bool broken = i % 5 == 2;
+    training.run({gpu_batch(32, static_cast<uint64_t>(i), broken)});
+    size_t at = 0;
+    for (const ParamGroup& group : training.optimizer.param_groups()) {
+      for (const NamedParameter& parameter : group.params) {
+        if (!broken) expected[at].lerp_(parameter.tensor.detach().cpu(), 1 - 0.9);
+        ++at;
+      }
+    }
+  }
+  const NamedTensors averages = training.step->averages();
+  for (size_t i = 0; i < averages.size(); ++i)
+    CHECK(torch::allclose(averages[i].second.cpu(), expected[i], 1e-6, 1e-7));
+}
+
 TEST_CASE("A CUDA graph has the bits of the eager step: bfloat16, accumulation, gradients kept",
           "[train][step_graph_cuda]") {
   NEEDS_GPU;

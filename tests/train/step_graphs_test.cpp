@@ -93,6 +93,8 @@ struct GraphTraining {
     }
     all.push_back(optimizer.step_count());
     for (const at::Tensor& lr : optimizer.device_group_lrs()) all.push_back(lr);
+    if (!step) return all;
+    for (const auto& [name, average] : step->averages()) all.push_back(average);
     return all;
   }
 
@@ -287,6 +289,7 @@ TEST_CASE("Packed scalars are unpacked with their types and shapes, in separate 
 
 TEST_CASE("A captured step has the bits of the eager one: Adam, clipping, a schedule", "[train][step_graphs]") {
   CHECK(expect_same<AdamW>(AdamWOptions{.lr = 1e-2}, {.grad_clip = 0.5}, [](int) { return 12; }) == 37);
+  CHECK(expect_same<AdamW>(AdamWOptions{.lr = 1e-2}, {.ema_decay = 0.9}, [](int) { return 12; }) == 37);
 }
 
 TEST_CASE("A captured step has the bits of the eager one: SGD, accumulation, gradients kept", "[train][step_graphs]") {

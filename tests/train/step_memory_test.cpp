@@ -228,6 +228,59 @@ TEST_CASE("An exception of the model or the data is returned as a Status, and no
   CHECK(!record_step_memory(recipe, 4, 1).ok());
 }
 
+namespace {
+
+/// A data set whose first `bad` rows cannot be read.
+class BadStart final : public Dataset {
+ public:
+  BadStart(std::shared_ptr<const Dataset> rows, int64_t bad) : rows_(std::move(rows)), bad_(bad) {}
+  int64_t size() const override { return rows_->size(); }
+  const std::vector<FieldSpec>& fields() const override { return rows_->fields(); }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override {
+    if (key.index < bad_) throw std::runtime_error("not a clip");
+    rows_->get(key, out, at);
+  }
+
+ private:
+  std::shared_ptr<const Dataset> rows_;
+  int64_t bad_;
+};
+
+}  // namespace
+
+TEST_CASE("Unreadable first rows are replaced by later ones, whatever the batch") {
+  for (const int64_t rows : {1, 2, 7, 200}) {
+    StepRecipe recipe = tiny_recipe();
+    const int64_t expected = record_step_memory(recipe, rows, 1).value().peak().total();
+    recipe.dataset = std::make_shared<BadStart>(recipe.dataset, 45);
+    const auto trace = record_step_memory(recipe, rows, 1);
+    INFO(rows << " rows: " << trace.status());
+    REQUIRE(trace.ok());
+    CHECK(trace->peak().total() == expected);
+  }
+  StepRecipe recipe = tiny_recipe();
+  recipe.dataset = std::make_shared<BadStart>(recipe.dataset, 50);
+  CHECK(record_step_memory(recipe, 2, 1).status().code() == absl::StatusCode::kDataLoss);
+}
+
+TEST_CASE("The average of the weights and Muon's state and workspace are optimizer memory") {
+  StepRecipe recipe = perceptron_recipe();
+  int64_t weights = 0;
+  for (const at::Tensor& parameter : recipe.make_model()->parameters())
+    weights += static_cast<int64_t>(parameter.nbytes());
+  const auto state = [&] { return record_step_memory(recipe, 8, 1).value().live()[MemoryClass::kOptimizer]; };
+  const int64_t adamw = state();
+  recipe.step.ema_decay = 0.99;
+  CHECK(state() == adamw + weights);
+  check_within_one_percent(recipe);
+  recipe.step.ema_decay = 0;
+  recipe.make_optimizer = [] { return std::make_unique<Muon>(); };
+  constexpr int64_t kMatrices = 8 * 300 + 300 * 200 + 200 * 4, kLargest = 300 * 200, kSide = 200;
+  const int64_t workspace = 2 * 2 * kLargest + 2 * 2 * kSide * kSide + 4 * kLargest;
+  CHECK(state() == adamw - 4 * kMatrices + workspace);  // one tensor per matrix instead of two
+  check_within_one_percent(recipe);
+}
+
 TEST_CASE("Rows are repeated if the data set has fewer rows than the batch") {
   StepRecipe recipe = tiny_recipe();
   recipe.dataset = tiny_dataset(3);

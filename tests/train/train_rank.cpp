@@ -172,20 +172,26 @@ absl::Status run_rank(std::string scenario, const std::string& out) {
     try {
       if (scenario == "stop" && rank == 1 && step == 3) train.request_stop(SIGTERM);
       for (int64_t part = 0; part < micro_batches; ++part) {
-        train.accumulate(rank_batch(step, rank * micro_batches + part, group->world_size() * micro_batches).to(device),
-                         [&](torch::nn::Module& module, const Batch& batch) {
-                           misbehave(scenario, rank, step);
-                           const bool fails = rank == 1 && step == 3;
-                           if (fails && scenario == "throws_in_backward") return failing_loss(module, batch, "hidden");
-                           if (fails && scenario == "throws_at_the_end") return failing_loss(module, batch, "x");
-                           if (scenario == "unreached") return hidden_loss(module, batch);
-                           return rank_loss(module, batch);
-                         });
+        const bool unreadable = scenario == "unreadable" && rank == 1 && step <= 2;
+        const Batch batch =
+            unreadable ? Batch() : rank_batch(step, rank * micro_batches + part, group->world_size() * micro_batches);
+        train.accumulate(batch.to(device), [&](torch::nn::Module& module, const Batch& batch) {
+          misbehave(scenario, rank, step);
+          const bool fails = rank == 1 && step == 3;
+          if (fails && scenario == "throws_in_backward") return failing_loss(module, batch, "hidden");
+          if (fails && scenario == "throws_at_the_end") return failing_loss(module, batch, "x");
+          if (scenario == "unreached") return hidden_loss(module, batch);
+          LossOutput output = rank_loss(module, batch);
+          if (scenario == "unreadable") output.metrics = {{"twice", output.loss.detach() * 2}};
+          return output;
+        });
       }
       if (scenario == "stop_late" && rank == 1 && step == 3) train.request_stop(SIGTERM);
       StepMetrics metrics = train.finish();
       train.average_over_ranks(metrics);
-      std::cout << "step " << step << " loss " << metrics.loss.item<double>() << std::endl;
+      std::cout << "step " << step << " loss " << metrics.loss.item<double>();
+      for (const auto& [name, value] : metrics.metrics) std::cout << " " << name << " " << value.item<double>();
+      std::cout << std::endl;
     } catch (const absl::BadStatusOrAccess& error) {
       return error.status();
     }

@@ -77,6 +77,19 @@ TEST_CASE("A step with fewer micro-batches than planned is still reduced", "[tra
   for (size_t i = 0; i < 4; ++i) CHECK(weights_of(folder, 0)[i].equal(weights_of(folder, 1)[i]));
 }
 
+TEST_CASE("A rank without a readable row in the first steps trains with the others, and reports their metrics",
+          "[train][train_step][ranks]") {
+  const TempDir folder;
+  Ranks job("train_rank", 2, {"unreadable", folder.path().string()}, folder.path().string());
+  for (int rank = 0; rank < 2; ++rank) {
+    INFO(job.err(rank));
+    REQUIRE(job.wait(rank) == 0);
+  }
+  CHECK(job.out(0) == job.out(1));
+  CHECK_THAT(job.out(1), Catch::Contains("step 1 loss ") && Catch::Contains(" twice "));
+  for (size_t i = 0; i < 4; ++i) CHECK(weights_of(folder, 0)[i].equal(weights_of(folder, 1)[i]));
+}
+
 TEST_CASE("A rank that is killed ends the others with an error that names it", "[train][train_step][ranks]") {
   for (const int count : {2, 4}) {
     const TempDir folder;

@@ -148,10 +148,12 @@ class AppRun {
                                            .on_evaluation = on_evaluation,
                                            .open_logger = [this] { return open_folder(); }}));
     TRAINKIT_RETURN_IF_ERROR(evaluated);
-    const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr};
+    folder_->add_bad_samples("train", loader_->bad_samples());
+    if (validation_) folder_->add_bad_samples("validation", validation_->bad_samples());
+    const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr,
+                               *folder_};
     TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
-    TRAINKIT_ASSIGN_OR_RETURN(const int code,
-                              folder_->finish(result, *loader_, scores, warnings_of(task_.description)));
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
     context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
                    run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
     if (code == 0 && context_.placement.is_first()) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
@@ -218,7 +220,7 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   for (int64_t i = 0; i < app.repeats(); ++i) {
     RunOptions repeat = app.repeat_of(run, i);
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
-    RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement};
+    RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement, i};
     Metrics scores;
     TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, program).train(memory, scores));
     if (code != 0 || run.dry_run) return code;
@@ -246,6 +248,7 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   const auto set_device_defaults = [&](at::Device device) {
     const char* name = device.is_cuda() ? "cuda" : "cpu";
     parser.set_defaults(app.device_defaults(device.is_cuda()), name);
+    app.set_dependent_defaults(parser);
     return name;
   };
   // Neither depends on a flag or on the launcher's environment, so that neither can fail.
@@ -292,6 +295,7 @@ std::vector<AppCommand> App::commands() { return {}; }
 void App::set_defaults(RunOptions&) const {}
 void App::add_flags(ConfigParser&) {}
 Settings App::device_defaults(bool cuda) const { return {{"mixed_precision", cuda ? "true" : "false"}}; }
+void App::set_dependent_defaults(ConfigParser&) const {}
 absl::StatusOr<int> App::write_demo_data(const std::string&, uint64_t) {
   return absl::UnimplementedError(info().name + " has no demonstration data");
 }

@@ -100,6 +100,7 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
              bool for_gpu, int64_t devices) {
   recipe.step.precision = run_precision(run, placement.device());
   recipe.step.grad_clip = run.grad_clip;
+  recipe.step.ema_decay = run.ema;
   recipe.step.cuda_graph = placement.plan.replicas == 1 ? run_cuda_graph(run) : CudaGraph::kOff;
   const int64_t slots = resolve_num_workers(run, placement.plan, machine) * run.prefetch_factor.value.value_or(2);
   recipe.for_gpu = for_gpu;
@@ -230,8 +231,8 @@ absl::StatusOr<MemoryPlan> plan_recipe(const RunOptions& run, const StepRecipe& 
   auto plan = chooses ? planner.plan() : planner.describe(memory.plan.batch_size, memory.plan.grad_accum_steps);
   if (!plan.ok()) {
     const absl::StatusCode code = plan.status().code();
-    const bool can_do_without =
-        code == absl::StatusCode::kFailedPrecondition || (code == absl::StatusCode::kResourceExhausted && !chooses);
+    const bool is_about_run = code == absl::StatusCode::kResourceExhausted || code == absl::StatusCode::kDataLoss;
+    const bool can_do_without = code == absl::StatusCode::kFailedPrecondition || (is_about_run && !chooses);
     if (!can_do_without) return plan.status();
     memory.unavailable = std::string(plan.status().message());
     return memory;

@@ -1,11 +1,15 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <absl/strings/str_split.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <map>
+#include <numeric>
 
 #include "core/parallel.h"
 #include "logging/run_log.h"
@@ -31,25 +35,6 @@ std::chrono::milliseconds milliseconds(Seconds seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(seconds);
 }
 
-std::string lines_of(const std::vector<BadSample>& samples) {
-  std::string text;
-  for (const BadSample& sample : samples) {
-    text += fmt::format("{},{},{},{}\n", sample.index, sample.epoch, csv_field(sample.name), csv_field(sample.cause));
-  }
-  return text;
-}
-
-/// Writes the bad samples of all ranks, each row once; no file if there are none.
-absl::Status write_bad_samples(const std::string& path, ProcessGroup* group, const std::string& mine) {
-  std::string text = mine;
-  for (int64_t rank = 1; group && rank < group->world_size(); ++rank) {
-    TRAINKIT_ASSIGN_OR_RETURN(const std::string theirs, group->broadcast_text(mine, rank, "gathering bad samples"));
-    text += theirs;
-  }
-  if (text.empty() || (group && group->rank() != 0)) return absl::OkStatus();
-  return write_file_atomically(Fs::posix(), path + "/bad_samples.csv", "index,epoch,name,cause\n" + text);
-}
-
 /// Describes the devices: "ddp over 2 ranks, each on cpu", "dp on cuda:0 (79.1 GiB), cuda:1 (79.1 GiB)", "single on
 /// cpu".
 std::string describe_devices(const Placement& placement) {
@@ -70,7 +55,7 @@ std::string describe_devices(const Placement& placement) {
 }
 
 /// Describes the parameters, and the memory of weights, gradients and the state that the optimizer has allocated.
-std::string describe_model(const torch::nn::Module& model, const Optimizer& optimizer) {
+std::string describe_model(const torch::nn::Module& model, const Optimizer& optimizer, bool averages) {
   int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0, state_bytes = 0;
   for (const auto& [name, tensor] : named_tensors(model)) {
     parameters += tensor.numel();
@@ -84,9 +69,10 @@ std::string describe_model(const torch::nn::Module& model, const Optimizer& opti
     const auto* tensor = std::get_if<at::Tensor>(&value);
     if (tensor && !name.ends_with(".step")) state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
-  return fmt::format("{} parameters; weights {}, gradients {}, {} state {}",
+  return fmt::format("{} parameters; weights {}, gradients {}, {} state {}{}",
                      format_count(static_cast<double>(parameters)), format_size(weight_bytes),
-                     format_size(trained_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes));
+                     format_size(trained_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes),
+                     averages ? ", averages " + format_size(trained_bytes) : "");
 }
 
 }  // namespace
@@ -122,6 +108,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .precision = run_precision(run, placement.device()),
                          .grad_accum_steps = placement.batch.grad_accum_steps,
                          .grad_clip = run.grad_clip,
+                         .ema_decay = run.ema,
                          .cuda_graph = run_cuda_graph(run),
                          .on_nonfinite = run.on_nonfinite == "skip"       ? OnNonfinite::kSkip
                                          : run.on_nonfinite == "rollback" ? OnNonfinite::kRollback
@@ -197,7 +184,7 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
     add("", fmt::format("(instead of {} per device, to keep the global batch)", *run.batch_size.value));
   }
   add("precision", name_of(precision));
-  add("model", describe_model(*devices.module(), trainer.optimizer()));
+  add("model", describe_model(*devices.module(), trainer.optimizer(), run.ema > 0));
   add("data", fmt::format("{} rows, {} batches per epoch, {} workers, {} LibTorch threads on {} processors",
                           loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
                           at::get_num_threads(), available_cpus()));
@@ -211,6 +198,13 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   if (devices.device().is_cpu() && at::hasCUDA()) {
     add("warning:", "a GPU is available but not used; use --device cuda");
   }
+  const int64_t steps = planned_steps(loader.batches_per_epoch(), trainer.options());
+  if (run.ema > 0 && steps > 0 && static_cast<double>(steps) * (1 - run.ema) < 3) {
+    add("warning:",
+        fmt::format("--ema {:g} averages about {:.0f} steps, but the run has {}: the average stays close to "
+                    "the initial weights",
+                    run.ema, 1 / (1 - run.ema), steps));
+  }
   for (const std::string& warning : placement.warnings) add("warning:", warning);
   add("output", run.output_dir);
   return facts;
@@ -220,6 +214,37 @@ absl::StatusOr<std::string> results_dir(const RunOptions& run) {
   std::string path = run.output_dir + "/results";
   TRAINKIT_RETURN_IF_ERROR(Fs::posix().create_directories(path).status());
   return path;
+}
+
+RunOptions in_own_folder(const RunOptions& run, const std::string& name) {
+  RunOptions own = run;
+  own.output_dir += "/" + name;
+  if (!run.tensorboard_dir.empty()) own.tensorboard_dir += "/" + name;
+  if (!run.resume.empty() && !resolve_checkpoint("latest", own.output_dir).ok()) own.resume.clear();
+  return own;
+}
+
+Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
+  Metrics all;
+  std::map<std::string, std::vector<double>> values;
+  for (const Metrics& run : runs) {
+    for (const auto& [name, value] : run) values[name].push_back(value);
+  }
+  for (const auto& [name, list] : values) {
+    const auto count = static_cast<double>(list.size());
+    const double mean = std::accumulate(list.begin(), list.end(), 0.0) / count;
+    double squares = 0;
+    for (const double value : list) squares += (value - mean) * (value - mean);
+    all[name] = mean;
+    all[name + "_std"] = list.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
+  }
+  return all;
+}
+
+absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs) {
+  Metrics all = mean_and_deviation(runs);
+  all["repeats"] = static_cast<double>(runs.size());
+  return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
 }
 
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {
@@ -250,9 +275,45 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 
-absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores,
+void RunFolder::add_bad_line(std::string line) {
+  const size_t end_of_row = line.find(',', line.find(',') + 1);  // "train,17"
+  if (bad_rows_.insert(line.substr(0, end_of_row)).second) bad_samples_.push_back(std::move(line));
+}
+
+void RunFolder::add_bad_samples(const std::string& part, const std::vector<BadSample>& samples) {
+  for (const BadSample& sample : samples) {
+    add_bad_line(fmt::format("{},{},{},{},{}\n", part, sample.index, sample.epoch, csv_field(sample.name),
+                             csv_field(sample.cause)));
+  }
+}
+
+absl::StatusOr<Metrics> RunFolder::write_bad_samples() {
+  const std::string mine(fmt::format("{}", fmt::join(bad_samples_, std::string(1, '\0'))));  // no field contains it
+  for (int64_t rank = 1; group_ && rank < group_->world_size(); ++rank) {
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string theirs, group_->broadcast_text(mine, rank, "gathering bad samples"));
+    for (const absl::string_view line : absl::StrSplit(theirs, '\0', absl::SkipEmpty()))
+      add_bad_line(std::string(line));
+  }
+  Metrics counts;
+  if (!is_first() || bad_samples_.empty()) return counts;
+  std::string text = "part,index,epoch,name,cause\n";
+  for (const std::string& line : bad_samples_) {
+    text += line;
+    ++counts["bad_samples." + line.substr(0, line.find(','))];
+  }
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path_ + "/bad_samples.csv", text));
+  std::string parts;
+  for (const auto& [name, count] : counts) {
+    parts += fmt::format("{}{} {:.0f}", parts.empty() ? "" : ", ", name.substr(name.find('.') + 1), count);
+  }
+  logger_->print(fmt::format("rows that could not be read: {}; {}/bad_samples.csv lists them", parts, path_));
+  return counts;
+}
+
+absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics& scores,
                                       const std::vector<std::string>& warnings) {
   if (result.monitor.seconds > 0) logger_->print("monitor: " + describe(result.monitor));
+  TRAINKIT_ASSIGN_OR_RETURN(const Metrics bad_samples, write_bad_samples());
   TRAINKIT_RETURN_IF_ERROR(logger_->close());
   const auto named = [](const Metrics& metrics) {
     std::vector<std::pair<std::string, double>> list;
@@ -276,7 +337,7 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Prefetc
                      .warnings = warnings,
                      .versions = library_versions()};
   summary.final_metrics.emplace_back("train_loss", result.loss);
-  TRAINKIT_RETURN_IF_ERROR(write_bad_samples(path_, group_.get(), lines_of(loader.bad_samples())));
+  summary.scores.insert(summary.scores.end(), bad_samples.begin(), bad_samples.end());
   if (!is_first()) return summary.exit_code;
   TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));

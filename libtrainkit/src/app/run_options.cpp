@@ -120,6 +120,10 @@ void add_optimization_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("auto_scale_lr", &o.auto_scale_lr, spec("Multiply the learning rate by the number of devices."));
   parser.add("weight_decay", &o.weight_decay, range(0, 1e6, "Decoupled weight decay."));
   parser.add("grad_clip", &o.grad_clip, range(0, 1e12, "Maximum norm of the gradients; 0 disables clipping."));
+  parser.add("ema", &o.ema,
+             range(0, 0.9999999,
+                   "Decay of an exponential moving average of the weights, such as 0.999; the average is "
+                   "evaluated, saved and tested. 0 disables it."));
   OptionSpec scheduler = spec("Learning-rate schedule after the warm-up.");
   scheduler.choices = {"constant", "linear", "cosine", "cosine_restarts", "step", "one_cycle", "plateau"};
   parser.add("scheduler", &o.scheduler, scheduler);

@@ -115,7 +115,8 @@ absl::Status check_entry(const std::string& name, const StateValue& saved, const
 //
 // Memory. add_param_group allocates everything before it changes a member, and a step allocates no tensor memory after
 // its first change. An out-of-memory error therefore leaves either the old state or the new one, never a mixture. The
-// exception is SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float).
+// exceptions are SGD on 16-bit CPU parameters, which makes float32 copies in each step (SGD::apply_in_float), and Muon,
+// which allocates scalars and the scratch memory of LibTorch's matrix products.
 //
 // CUDA graphs. Learning rates and counts move to the device with count_on_device(); device_lrs_ and steps_ are then
 // updated in place, because a captured step() reads fixed addresses. version() changes whenever such a step becomes
@@ -132,6 +133,14 @@ Optimizer::~Optimizer() = default;
 
 Optimizer::BaseOptions Optimizer::base_options() const {
   return {.lr = lr_, .weight_decay = weight_decay_, .capturable = capturable_};
+}
+
+std::vector<ParamGroup> Optimizer::groups_for(const torch::nn::Module& model) const {
+  return default_param_groups(model);
+}
+
+void Optimizer::reserve(const ParamGroup& group) {
+  TORCH_CHECK_VALUE(!group.orthogonalize, "optimizer: only Muon takes a group with orthogonalize");
 }
 
 void Optimizer::add_param_groups(std::vector<ParamGroup> groups) {
@@ -170,7 +179,8 @@ void Optimizer::add_param_group(ParamGroup group) {
 
   // Make all allocations before the first change. See Note [Optimizer state].
   const at::NoGradGuard no_grad;
-  const std::vector<std::string> kinds = state_names();
+  reserve(group);
+  const std::vector<std::string> kinds = state_names(group);
   const int64_t old_size = steps_.defined() ? steps_.numel() : 1;
   const int64_t size = old_size + static_cast<int64_t>(group.params.size());
   at::Tensor steps = at::zeros({size}, at::device(device).dtype(at::kFloat));
@@ -289,7 +299,8 @@ void Optimizer::apply_to(const Bucket& bucket, const std::optional<at::Tensor>& 
          .lr = lr_ * group.lr_multiple,
          .device_lr = on_device_ ? device_lrs_.views[bucket.group] : kNone,
          .weight_decay = group.weight_decay.value_or(weight_decay_),
-         .found_inf = found_inf});
+         .found_inf = found_inf,
+         .orthogonalize = group.orthogonalize});
 }
 
 /// Fills the buckets' gradients and present_. Returns true if every parameter has a gradient.
@@ -388,8 +399,8 @@ StateDict Optimizer::state_dict() const {
     state[group_key(i, "lr_multiple")] = groups_[i].lr_multiple;
     state[group_key(i, "weight_decay")] = groups_[i].weight_decay.value_or(weight_decay_);
   }
-  const std::vector<std::string> kinds = state_names();
   for (const Bucket& bucket : buckets_) {
+    const std::vector<std::string> kinds = state_names(groups_[bucket.group]);
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       state[state_key(bucket.names[i], "step")] = bucket.steps[i];
       for (size_t k = 0; k < kinds.size(); ++k) state[state_key(bucket.names[i], kinds[k])] = bucket.state[k][i];
@@ -430,9 +441,9 @@ absl::Status Optimizer::load_state_dict(const StateDict& state) {
   }
 
   const at::NoGradGuard no_grad;
-  const std::vector<std::string> kinds = state_names();
   const auto tensor = [&](const std::string& name) { return std::get<at::Tensor>(state.find(name)->second); };
   for (Bucket& bucket : buckets_) {
+    const std::vector<std::string> kinds = state_names(groups_[bucket.group]);
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       bucket.steps[i].copy_(tensor(state_key(bucket.names[i], "step")));
       for (size_t k = 0; k < kinds.size(); ++k) bucket.state[k][i].copy_(tensor(state_key(bucket.names[i], kinds[k])));

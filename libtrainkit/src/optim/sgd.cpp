@@ -28,7 +28,7 @@ std::unique_ptr<Optimizer> SGD::create_like() const {
                                           .capturable = base.capturable});
 }
 
-std::vector<std::string> SGD::state_names() const {
+std::vector<std::string> SGD::state_names(const ParamGroup&) const {
   if (momentum_ == 0) return {};
   return {"momentum_buffer"};
 }
@@ -77,7 +77,8 @@ void SGD::apply_in_float(const FusedArguments& a) {
          .lr = a.lr,
          .device_lr = a.device_lr,
          .weight_decay = a.weight_decay,
-         .found_inf = a.found_inf});
+         .found_inf = a.found_inf,
+         .orthogonalize = false});
   narrow(params, a.params);
   for (size_t k = 0; k < state.size(); ++k) narrow(state[k], a.state[k]);
 }

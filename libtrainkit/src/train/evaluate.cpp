@@ -4,6 +4,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -53,11 +55,14 @@ class Sums {
   }
 
   /// Replaces the sums with those over all ranks. First compares the number of metrics (its maximum with its minimum
-  /// over the ranks), since an all-reduce needs tensors of equal size. If the evaluation has failed on a rank, all
-  /// ranks return an error.
-  absl::Status add_other_ranks(ProcessGroup& group, bool has_failed) {
-    const auto count = static_cast<double>(sums_.size());
-    const at::Tensor counts = at::tensor({count, -count, has_failed ? group.rank() + 1.0 : 0.0}, at::kDouble);
+  /// over the ranks), since an all-reduce needs tensors of equal size. A rank that could read no row learns the metrics
+  /// from another one. If the evaluation has failed on a rank, all ranks return an error.
+  absl::Status add_other_ranks(ProcessGroup& group, at::Device device, bool has_failed) {
+    const double count = sums_.empty() ? -1 : static_cast<double>(sums_.size());
+    const double names = sums_.empty() ? -1 : static_cast<double>(group.rank());
+    const at::Tensor counts = at::tensor(
+        {count, sums_.empty() ? -1e9 : -count, has_failed ? group.rank() + 1.0 : 0.0, names, sums_.empty() ? 1.0 : 0.0},
+        at::kDouble);
     TRAINKIT_RETURN_IF_ERROR(group.all_reduce_max(counts, "the evaluation's metrics"));
     if (const auto failed = counts[2].item<double>(); failed > 0) {
       return to_status({.exit_code = ExitCode::kDistributed,
@@ -65,13 +70,15 @@ class Sums {
                         .problem = "rank " + std::to_string(static_cast<int64_t>(failed) - 1) +
                                    " failed in the evaluation; see its error"});
     }
+    const auto root = static_cast<int64_t>(counts[3].item<double>());
+    if (root < 0) return absl::OkStatus();  // no rank could read a row
     if (counts[0].item<double>() != -counts[1].item<double>()) {
       return to_status({.exit_code = ExitCode::kData,
                         .id = "data.metrics",
-                        .problem = "ranks return different metrics, or one rank could not read any evaluation row",
+                        .problem = "ranks return different metrics",
                         .got = std::to_string(sums_.size()) + " here"});
     }
-    if (sums_.empty()) return absl::OkStatus();
+    if (counts[4].item<double>() > 0) TRAINKIT_RETURN_IF_ERROR(share_names(group, root, device));
     std::vector<at::Tensor> values;
     for (const auto& [name, sum] : sums_) values.push_back(sum);
     values.push_back(at::full_like(values.front(), weight_));
@@ -91,6 +98,18 @@ class Sums {
   }
 
  private:
+  /// Sends the names of the metrics to the ranks that have none.
+  absl::Status share_names(ProcessGroup& group, int64_t root, at::Device device) {
+    std::vector<std::string> names;
+    for (const auto& [name, sum] : sums_) names.push_back(name);
+    TRAINKIT_ASSIGN_OR_RETURN(const std::string text, group.broadcast_text(absl::StrJoin(names, "\n"), root));
+    if (!sums_.empty()) return absl::OkStatus();
+    for (const absl::string_view name : absl::StrSplit(text, '\n')) {
+      sums_.emplace_back(name, at::zeros({}, at::device(device).dtype(at::kDouble)));
+    }
+    return absl::OkStatus();
+  }
+
   void add_one(size_t at, const std::string& name, const at::Tensor& value, double weight) {
     if (sums_.size() == at)
       sums_.emplace_back(name, at::zeros({}, value.options().dtype(at::kDouble).requires_grad(false)));
@@ -164,13 +183,13 @@ absl::StatusOr<Metrics> evaluate(DeviceReplicator& devices, Prefetcher& loader, 
     if (!read.ok()) throw absl::BadStatusOrAccess(read);
     for (size_t i = 1; i < replicas; ++i) sums[0].add(sums[i]);
   } catch (const absl::BadStatusOrAccess& error) {
-    if (group) sums[0].add_other_ranks(*group, /*has_failed=*/true).IgnoreError();
+    if (group) sums[0].add_other_ranks(*group, devices.device(), /*has_failed=*/true).IgnoreError();
     return error.status();
   } catch (...) {
-    if (group) sums[0].add_other_ranks(*group, /*has_failed=*/true).IgnoreError();
+    if (group) sums[0].add_other_ranks(*group, devices.device(), /*has_failed=*/true).IgnoreError();
     throw;
   }
-  if (group) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group, /*has_failed=*/false));
+  if (group) TRAINKIT_RETURN_IF_ERROR(sums[0].add_other_ranks(*group, devices.device(), /*has_failed=*/false));
   if (sums[0].weight() == 0) {
     return to_status(
         {.exit_code = ExitCode::kData, .id = "data.empty", .problem = "no rows to evaluate, or none that count"},

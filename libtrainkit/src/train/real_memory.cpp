@@ -9,7 +9,8 @@
 
 namespace trainkit::detail {
 
-RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer) : devices_(devices) {
+RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer, const NamedTensors& averages)
+    : devices_(devices) {
   if (!devices.device().is_cpu()) {
     for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
       const at::Device device = devices.device(replica);
@@ -19,6 +20,7 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
   }
   for (const auto& [name, tensor] : named_tensors(*devices.module()))
     resident_bytes_ += static_cast<int64_t>(tensor.nbytes());
+  for (const auto& [name, tensor] : averages) resident_bytes_ += static_cast<int64_t>(tensor.nbytes());
   for (const auto& [name, value] : optimizer.state_dict()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) resident_bytes_ += static_cast<int64_t>(tensor->nbytes());
   }

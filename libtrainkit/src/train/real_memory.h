@@ -15,7 +15,7 @@ namespace trainkit::detail {
 /// the peak of the allocator.
 class RealMemory {
  public:
-  RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer);
+  RealMemory(const DeviceReplicator& devices, const Optimizer& optimizer, const NamedTensors& averages);
 
   /// Returns whether one device can be measured: false if several replicas share the CPU.
   static bool can_measure(const DeviceReplicator& devices);

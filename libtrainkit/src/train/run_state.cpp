@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -10,6 +11,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -140,12 +143,53 @@ absl::Status check_shape(const RunShape& saved, const RunShape& now) {
       absl::StatusCode::kInvalidArgument);
 }
 
+// Note [Averages in a checkpoint]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// With an average of the weights model.safetensors contains the averages, so that everything that uses a checkpoint
+// (--init_from, Predictor, export, Python) gets them. The trained weights, from which only a resumed run continues, are
+// in optimizer.safetensors as "live.<name>". A run resumed without averages takes these; a run resumed with averages
+// from a checkpoint without them starts to average there.
+
+constexpr std::string_view kLive = "live.";
+
+/// Replaces the weights in `model` by the averages, and adds the weights to `others` under "live.".
+void put_averages(const NamedTensors& averages, NamedTensors& model, NamedTensors& others) {
+  for (const auto& [name, average] : averages) {
+    const auto is_named = [&name = name](const auto& tensor) { return tensor.first == name; };
+    const auto weight = std::find_if(model.begin(), model.end(), is_named);
+    TORCH_CHECK(weight != model.end(), "parameter '", name, "' of the optimizer is not in the model");
+    others.emplace_back(std::string(kLive) + name, std::exchange(weight->second, average));
+  }
+}
+
+/// Loads the averages and the weights, see Note [Averages in a checkpoint]. `live` are the trained weights.
+absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map<std::string, at::Tensor>& live,
+                                       const std::string& path, const RunParts& parts) {
+  torch::nn::Module& module = *parts.devices.module();
+  TRAINKIT_RETURN_IF_ERROR(load_named_tensors(module, saved, path));
+  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& [name, tensor] : named_tensors(module)) weights[name] = tensor;
+  for (const auto& [name, average] : parts.averages) at::Tensor(average).copy_(weights.at(name));
+  if (live.empty()) return absl::OkStatus();
+  NamedTensors trained = saved;
+  for (auto& [name, tensor] : trained) {
+    if (const auto found = live.find(name); found != live.end()) tensor = found->second;
+  }
+  return load_named_tensors(module, trained, path);
+}
+
 /// Loads weights, optimizer, schedule and scaler.
 absl::Status load_model(const CheckpointContents& contents, const CheckpointPath& found, const RunParts& parts) {
   StateDict optimizer = sub_state(contents.state, "optimizer");
-  for (const auto& [name, tensor] : contents.optimizer) optimizer[name] = tensor;
-  TRAINKIT_RETURN_IF_ERROR(
-      load_named_tensors(*parts.devices.module(), contents.model, found.path() + "/model.safetensors"));
+  std::map<std::string, at::Tensor> live;
+  for (const auto& [name, tensor] : contents.optimizer) {
+    if (name.starts_with(kLive))
+      live[name.substr(kLive.size())] = tensor;
+    else
+      optimizer[name] = tensor;
+  }
+  TRAINKIT_RETURN_IF_ERROR(load_weights_and_averages(contents.model, live, found.path() + "/model.safetensors", parts));
   TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
   if (parts.scheduler) {
     TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
@@ -194,6 +238,7 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0)
     return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
+  put_averages(parts.averages, contents.model, contents.optimizer);
   // The optimizer's tensors go to their own file, its scalars to the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {
     if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {

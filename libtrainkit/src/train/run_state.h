@@ -27,6 +27,8 @@ struct RunParts {
   LRScheduler* scheduler;
   GradScaler& scaler;
   Prefetcher& loader;
+  /// TrainStep::averages().
+  NamedTensors averages = {};
 };
 
 /// Digest of the rows that a rank has trained on, in order. One row more, less or in another position changes it.

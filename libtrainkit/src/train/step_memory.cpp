@@ -37,8 +37,9 @@ class RepeatingSampler final : public Sampler {
 
 absl::StatusOr<Batch> read_batch(const std::shared_ptr<const Dataset>& dataset, int64_t rows) {
   if (dataset->size() < 1) return absl::InvalidArgumentError("the data set has no rows");
-  TRAINKIT_ASSIGN_OR_RETURN(const auto loader, Prefetcher::create(dataset, RepeatingSampler(dataset->size(), rows),
-                                                                  {.batch_size = rows, .on_error = OnError::kReplace}));
+  const RepeatingSampler order(dataset->size(), std::max(rows, dataset->size()));  // replacements come from all rows
+  TRAINKIT_ASSIGN_OR_RETURN(const auto loader,
+                            Prefetcher::create(dataset, order, {.batch_size = rows, .on_error = OnError::kReplace}));
   TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader->next());
   if (!batch) return absl::InvalidArgumentError("the data set has no readable row");
   return *std::move(batch);

@@ -101,14 +101,10 @@ void TrainStep::add_metrics(const LossOutput& output, double share, StepMetrics&
 
 /// Sets zero metrics for a step in which this rank could read no row, although other ranks could.
 void TrainStep::set_empty_metrics() {
-  if (!metric_names_) {
-    const std::string problem = "no row of the first step could be read";
-    fail(problem, /*again=*/false, /*reduced=*/true);
-    throw absl::BadStatusOrAccess(to_status({.exit_code = ExitCode::kData, .id = "data.empty", .problem = problem}));
-  }
   StepMetrics nothing;
   nothing.loss = at::zeros({}, at::TensorOptions(devices_.device()));
-  for (const std::string& name : *metric_names_) nothing.metrics.emplace_back(name, at::zeros_like(nothing.loss));
+  const auto names = metric_names_.value_or(std::vector<std::string>());  // unknown: average_over_ranks() adds them
+  for (const std::string& name : names) nothing.metrics.emplace_back(name, at::zeros_like(nothing.loss));
   metrics_ = std::move(nothing);
 }
 

@@ -17,6 +17,7 @@
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/optim/optimizer.h"
+#include "weight_average.h"
 
 namespace trainkit {
 namespace {
@@ -62,28 +63,30 @@ void TrainStep::update() {
   }
   for (const auto& mirror : mirrors_) mirror->set_lr_from(optimizer_);
   const bool skips = options_.skip_nonfinite && !scaler_.enabled();
-  for (Optimizer* optimizer : optimizers_) {
-    if (skips) {
-      update_unless_nonfinite(*optimizer);
-      continue;
-    }
-    if (options_.grad_clip > 0) {
-      scaler_.unscale_(*optimizer);
-      with_memory([&] {
-        const at::Tensor norm = clip_grad_norm_(*optimizer, options_.grad_clip);
-        if (optimizer == &optimizer_) metrics_.grad_norm = norm;
-      });
-    }
-    with_memory([&] { scaler_.step(*optimizer); });
-  }
-  if (scaler_.enabled()) {
-    at::Tensor found_inf;
-    with_memory([&] { found_inf = scaler_.found_inf(optimizer_); });
-    count_skips(found_inf);
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    Optimizer& optimizer = *optimizers_[i];
+    const at::Tensor found_inf = skips ? update_unless_nonfinite(optimizer) : update_optimizer(optimizer);
+    if (!averages_.empty()) averages_[i].update(found_inf);
+    if (i == 0 && scaler_.enabled()) count_skips(found_inf);
   }
   with_memory([&] { scaler_.update(); });
   if (scheduler_) with_memory([&] { scheduler_->step(); });
   for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+}
+
+/// Clips and updates. Returns the scaler's found_inf; undefined without a scaler.
+at::Tensor TrainStep::update_optimizer(Optimizer& optimizer) {
+  if (options_.grad_clip > 0) {
+    scaler_.unscale_(optimizer);
+    with_memory([&] {
+      const at::Tensor norm = clip_grad_norm_(optimizer, options_.grad_clip);
+      if (&optimizer == &optimizer_) metrics_.grad_norm = norm;
+    });
+  }
+  with_memory([&] { scaler_.step(optimizer); });
+  at::Tensor found_inf;
+  if (scaler_.enabled()) with_memory([&] { found_inf = scaler_.found_inf(optimizer); });
+  return found_inf;
 }
 
 /// Drops the gradients of a step in which nothing counts. Weights, optimizer state, scale and schedule stay.
@@ -94,17 +97,19 @@ void TrainStep::skip_update() {
 }
 
 /// Clips and updates unless the norm of the gradients is not finite. A non-finite gradient makes the norm non-finite
-/// too, so no separate pass is needed.
-void TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
+/// too, so no separate pass is needed. Returns found_inf; undefined if the host knows that the norm is finite.
+at::Tensor TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
   at::Tensor norm, found_inf;
   with_memory([&] { norm = clip_grad_norm_(optimizer, options_.grad_clip); });
   if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
     with_memory([&] { found_inf = at::isfinite(norm).logical_not_().to(at::kFloat); });
   }
   with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
-  if (&optimizer != &optimizer_) return;
-  if (options_.grad_clip > 0) metrics_.grad_norm = norm;
-  count_skips(found_inf);
+  if (&optimizer == &optimizer_) {
+    if (options_.grad_clip > 0) metrics_.grad_norm = norm;
+    count_skips(found_inf);
+  }
+  return found_inf;
 }
 
 /// Counts consecutive skips. `found_inf` is undefined if the host knows that all gradients are finite.

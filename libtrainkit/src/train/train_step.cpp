@@ -1,8 +1,13 @@
 #include "trainkit/train/train_step.h"
 
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <absl/status/statusor.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <map>
@@ -13,6 +18,7 @@
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/sync_batch_norm.h"
+#include "weight_average.h"
 
 namespace trainkit {
 namespace {
@@ -42,16 +48,21 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
       in_flight_(std::make_unique<detail::StepsInFlight>()) {
   TORCH_CHECK_VALUE(options.grad_accum_steps >= 1, "grad_accum_steps must be >= 1, got ", options.grad_accum_steps);
   TORCH_CHECK_VALUE(options.grad_clip >= 0, "grad_clip must be >= 0, got ", options.grad_clip);
+  TORCH_CHECK_VALUE(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1), got ",
+                    options.ema_decay);
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
                     "precision fp16 needs a GPU; use bf16 on the CPU");
   if (optimizer.param_groups().empty()) {
-    for (auto& group : default_param_groups(*devices.module())) optimizer.add_param_group(std::move(group));
+    optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
   }
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
     const std::string name = devices.device(replica).str();
     if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
   create_mirrors();
+  for (const Optimizer* one : optimizers_) {
+    if (options.ema_decay > 0) averages_.emplace_back(*one, options.ema_decay);
+  }
   for (const auto& part : devices.module()->modules()) {
     const auto* norm = part->as<SyncBatchNormImpl>();
     collective_backward_ |= norm && norm->options.synchronize && devices.world_replicas() > 1;
@@ -93,10 +104,38 @@ void TrainStep::create_mirrors() {
 
 void TrainStep::synchronize() {
   devices_.synchronize();
+  for (size_t i = 1; i < averages_.size(); ++i) averages_[i].assign(averages_.front());
   const StateDict state = mirrors_.empty() ? StateDict{} : optimizer_.state_dict();
   for (const auto& mirror : mirrors_) {
     const absl::Status loaded = mirror->load_state_dict(state);
     if (!loaded.ok()) throw absl::BadStatusOrAccess(loaded);
+  }
+}
+
+NamedTensors TrainStep::averages() const {
+  NamedTensors named;
+  if (averages_.empty()) return named;
+  const detail::WeightAverage& average = averages_.front();
+  std::map<const void*, std::string> names;  // a tied parameter keeps its first name
+  for (const auto& parameter : devices_.module()->named_parameters()) {
+    names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
+  }
+  for (size_t i = 0; i < average.averages().size(); ++i) {
+    named.emplace_back(names.at(average.weights()[i].unsafeGetTensorImpl()), average.averages()[i]);
+  }
+  return named;
+}
+
+void TrainStep::swap_averages() {
+  const c10::AutoGradMode no_grad(false);
+  for (const detail::WeightAverage& average : averages_) {
+    for (size_t i = 0; i < average.averages().size(); ++i) {
+      const at::Tensor weight = average.weights()[i].detach();
+      at::Tensor before;
+      with_memory([&] { before = weight.clone(); });
+      weight.copy_(average.averages()[i]);
+      at::Tensor(average.averages()[i]).copy_(before);
+    }
   }
 }
 
@@ -113,7 +152,7 @@ void TrainStep::empty_device_cache() {
 StepMetrics TrainStep::finish() {
   TORCH_CHECK(accumulated_ > 0, "finish() needs at least one accumulate() before it");
   uses_graphs() ? finish_with_graphs() : compute();
-  if (!metric_names_) {
+  if (!metric_names_ && weight_ > 0) {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
   }
@@ -145,10 +184,30 @@ StepTimes TrainStep::times() const {
           .update_seconds = seconds(update_time_)};
 }
 
+/// Sends the names of the metrics to the ranks that could read no row so far. Called once per run.
+void TrainStep::share_names(ProcessGroup& group, StepMetrics& metrics) {
+  const at::Tensor known =
+      at::tensor({metric_names_ ? static_cast<double>(group.rank()) : -1.0, metric_names_ ? 0.0 : 1.0}, at::kDouble);
+  absl::Status shared = group.all_reduce_max(known, "all_reduce(names of the metrics)");
+  if (!shared.ok()) throw absl::BadStatusOrAccess(shared);
+  if (known[1].item<double>() == 0) return;
+  const auto root = static_cast<int64_t>(known[0].item<double>());  // a rank with rows, since the weight is not 0
+  const std::string mine = absl::StrJoin(metric_names_.value_or(std::vector<std::string>()), "\n");
+  const std::string text = group.broadcast_text(mine, root, "names of the metrics").value();
+  if (metric_names_) return;
+  metric_names_.emplace();
+  metrics.metrics.clear();
+  for (const absl::string_view name : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    metric_names_->emplace_back(name);
+    metrics.metrics.emplace_back(name, at::zeros_like(metrics.loss));
+  }
+}
+
 void TrainStep::average_over_ranks(StepMetrics& metrics) {
   ProcessGroup* group = devices_.process_group();
   if (!group || group->world_size() == 1) return;
   if (metrics.world_weight == 0) return;
+  if (!std::exchange(names_are_shared_, true)) share_names(*group, metrics);
   std::vector<at::Tensor> values{metrics.loss.to(at::kDouble)};
   for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(at::kDouble));
   const at::Tensor sums = at::stack(values).mul_(metrics.weight / metrics.world_weight);

@@ -34,6 +34,7 @@ absl::Status check_options(const TrainerOptions& options, const DeviceReplicator
       .require(options.on_nonfinite != OnNonfinite::kRollback || options.save_every > 0, "rollback needs save_every")
       .require(options.max_epochs > 0 || options.max_steps > 0, "max_epochs or max_steps must be given")
       .require(detail::finite_not_negative(options.grad_clip), "grad_clip must be >= 0 and finite")
+      .require(options.ema_decay >= 0 && options.ema_decay < 1, "ema_decay must be in [0, 1)")
       .require(options.save_every == 0 || !options.output_dir.empty(), "save_every needs an output_dir")
       .require(options.resume != "latest" || !options.output_dir.empty(), "resume 'latest' needs an output_dir")
       .require(options.cuda_graph != CudaGraph::kOn || devices.device().is_cuda(), "cuda_graph on needs a CUDA device")
@@ -50,7 +51,7 @@ class Trainer::Impl {
   Impl(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
       : devices_(devices), optimizer_(std::move(optimizer)), options_(options) {
     if (optimizer_->param_groups().empty()) {
-      for (auto& group : default_param_groups(*devices_.module())) optimizer_->add_param_group(std::move(group));
+      optimizer_->add_param_groups(optimizer_->groups_for(*devices_.module()));
     }
   }
 

@@ -53,6 +53,7 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
              .grad_clip = options.grad_clip,
              .skip_nonfinite = options.on_nonfinite != OnNonfinite::kFail || options.grad_clip > 0,
              .scaler = options.scaler,
+             .ema_decay = options.ema_decay,
              .cuda_graph = options.cuda_graph,
              .release_memory = options.release_memory},
             scheduler_.get()),
@@ -86,7 +87,7 @@ absl::StatusOr<TrainerResult> TrainingRun::operator()() {
       interval_rows_ += batch->size() - batch->padding_rows();
       progress_.rows.add(batch->row_indices());
       if (group_) vote();  // may be sent with the gradients
-      if (measures_now()) real_memory_.emplace(devices_, optimizer_);
+      if (measures_now()) real_memory_.emplace(devices_, optimizer_, step_.averages());
       take_step([&] { step_.accumulate(*batch, loss_); });
       if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
     } else {
@@ -192,6 +193,7 @@ absl::Status TrainingRun::compare_ranks() {
                                      {"precision", std::to_string(static_cast<int>(options_.precision))},
                                      {"grad_accum_steps", std::to_string(options_.grad_accum_steps)},
                                      {"grad_clip", std::to_string(options_.grad_clip)},
+                                     {"ema_decay", std::to_string(options_.ema_decay)},
                                      {"log_every", std::to_string(options_.log_every)},
                                      {"eval_every", std::to_string(options_.eval_every)},
                                      {"save_every", std::to_string(options_.save_every)},
@@ -297,6 +299,7 @@ absl::Status TrainingRun::end() {
   TRAINKIT_RETURN_IF_ERROR(finish_save());
   if (is_saving() && (evaluates || last_saved_ != progress_.step)) TRAINKIT_RETURN_IF_ERROR(save());
   TRAINKIT_RETURN_IF_ERROR(finish_save());
+  step_.swap_averages();  // fit() leaves the averages in the model
   if (fit_.logger) TRAINKIT_RETURN_IF_ERROR(fit_.logger->flush());
   result_.reason = stop_.reason();
   result_.signal = stop_.signal();

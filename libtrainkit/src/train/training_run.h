@@ -149,7 +149,7 @@ class TrainingRun {
 
   RunShape shape() const;
 
-  RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_}; }
+  RunParts parts() { return {devices_, optimizer_, scheduler_.get(), step_.scaler(), loader_, step_.averages()}; }
 
   DeviceReplicator& devices_;
   Optimizer& optimizer_;

@@ -35,7 +35,9 @@ EvaluationProgress progress_lines(Logger& logger, int64_t step, std::function<do
 }
 
 absl::StatusOr<Metrics> Validation::evaluate(int64_t step) {
+  step_.swap_averages();
   absl::StatusOr<Metrics> metrics = evaluate_here(step);
+  step_.swap_averages();
   if (!metrics.ok()) metrics = annotate(metrics.status(), "evaluation after step " + std::to_string(step));
   ProcessGroup* group = devices_.process_group();
   if (!group || !group->usable()) return metrics;

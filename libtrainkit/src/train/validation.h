@@ -23,8 +23,8 @@ class Validation {
              LossFunction loss)
       : devices_(devices), step_(step), options_(options), fit_(fit), loss_(std::move(loss)) {}
 
-  /// Evaluates the model of step `step` and calls on_evaluation. The metrics contain the monitored one. Returns an
-  /// error on all ranks if one of them fails.
+  /// Evaluates the model of step `step`, with the averages of its weights if the run keeps them, and calls
+  /// on_evaluation. The metrics contain the monitored one. Returns an error on all ranks if one of them fails.
   absl::StatusOr<Metrics> evaluate(int64_t step);
 
  private:

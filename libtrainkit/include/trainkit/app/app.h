@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,8 @@ struct RunContext {
   RunOptions& run;
   const MachineInfo& machine;
   Placement& placement;
+  /// Number of this run among App::repeats(), from 0.
+  int64_t repeat = 0;
 
   /// Prints a line on stdout, on rank 0 alone.
   void print(const std::string& line) const;
@@ -79,6 +82,8 @@ struct TrainingTask {
   RunFacts description = {};
 };
 
+class RunFolder;
+
 /// A trained model, for App::test.
 struct TrainedModel {
   DeviceReplicator& devices;
@@ -88,6 +93,8 @@ struct TrainedModel {
   Logger& logger;
   /// nullptr without TrainingTask::keep_best.
   const BestModel* best;
+  /// Unreadable rows of the test go here (RunFolder::add_bad_samples).
+  RunFolder& folder;
 
   /// Loads the best weights into every replica, on all ranks. Returns their step; -1 if there are none, and the last
   /// weights stay. Synchronises. Errors: exit code 5.
@@ -127,6 +134,8 @@ class App {
   /// Defaults that depend on the device. --help shows those of this machine's device. By default mixed precision is on
   /// with CUDA.
   virtual Settings device_defaults(bool cuda) const;
+  /// Sets defaults that follow from other flags (ConfigParser::set_defaults).
+  virtual void set_dependent_defaults(ConfigParser& parser) const;
   /// Writes a small data set to `folder` for --make_demo_data and returns the exit code.
   virtual absl::StatusOr<int> write_demo_data(const std::string& folder, uint64_t seed);
   /// Sets options that follow from other options, before any check.
@@ -135,7 +144,7 @@ class App {
   virtual absl::Status check_options(const ConfigParser& parser, const RunOptions& run) const;
   /// Does something else than training (`--sample`) and returns the exit code; nullopt continues with training.
   virtual absl::StatusOr<std::optional<int>> run_instead(const RunOptions& run, at::Device device);
-  /// Runs in a row, of different seeds, and the settings of each.
+  /// Number of runs in a row (seeds, folds), and the settings of each; see in_own_folder().
   virtual int64_t repeats() const { return 1; }
   virtual RunOptions repeat_of(const RunOptions& run, int64_t index) const;
 
@@ -283,6 +292,17 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
 /// --overwrite removes it with everything in it. Errors: exit code 6.
 absl::StatusOr<std::string> results_dir(const RunOptions& run);
 
+/// Returns the settings of one of several runs (App::repeat_of): it writes to `<output_dir>/<name>`, and resumes if
+/// `run` is resumed and that folder has a checkpoint.
+RunOptions in_own_folder(const RunOptions& run, const std::string& name);
+
+/// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
+/// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
+Metrics mean_and_deviation(const std::vector<Metrics>& runs);
+
+/// Writes summary.json of several runs: mean_and_deviation of their scores, and "repeats". Errors: exit code 6.
+absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs);
+
 /// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
 /// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes
 /// files calls it before. Errors: exit code 4 for other data, 5 for --resume.
@@ -305,20 +325,29 @@ class RunFolder {
   RunLogger& logger() { return *logger_; }
   const std::string& path() const { return path_; }
 
+  /// Adds the unreadable rows that this rank met in `part` ("train", "validation", "test") to bad_samples.csv. A row
+  /// that is already listed is ignored.
+  void add_bad_samples(const std::string& part, const std::vector<BadSample>& samples);
+
   /// Prints the monitor's summary, closes the log and writes bad_samples.csv, loss.svg and summary.json. Every rank
   /// must call it, since the list of bad samples covers all ranks. `scores` and `warnings` are those of summary.json.
   /// Returns the exit code of the process: 0, or 128 + the signal that stopped the run. Error: the first failure of a
   /// log (exit code 6).
-  absl::StatusOr<int> finish(const TrainerResult& result, const Prefetcher& loader, const Metrics& scores = {},
+  absl::StatusOr<int> finish(const TrainerResult& result, const Metrics& scores = {},
                              const std::vector<std::string>& warnings = {});
 
  private:
   RunFolder(std::string path, std::shared_ptr<ProcessGroup> group, std::unique_ptr<RunLogger> logger)
       : path_(std::move(path)), group_(std::move(group)), logger_(std::move(logger)) {}
   bool is_first() const { return !group_ || group_->rank() == 0; }
+  /// Writes the bad samples of all ranks, and returns their number per part as scores.
+  absl::StatusOr<Metrics> write_bad_samples();
+  void add_bad_line(std::string line);
   std::string path_;
   std::shared_ptr<ProcessGroup> group_;
   std::unique_ptr<RunLogger> logger_;
+  std::vector<std::string> bad_samples_;      // lines of bad_samples.csv
+  std::unordered_set<std::string> bad_rows_;  // part and index of each
 };
 
 }  // namespace trainkit

@@ -83,6 +83,8 @@ struct RunOptions {
   double weight_decay = 0.01;
   /// Maximum norm of the gradients; 0 disables clipping.
   double grad_clip = 1.0;
+  /// Decay of an exponential moving average of the weights; 0 disables it.
+  double ema = 0;
   /// constant, linear, cosine, cosine_restarts, step, one_cycle or plateau.
   std::string scheduler = "cosine";
   int64_t warmup_steps = 0;

@@ -1,7 +1,14 @@
 #pragma once
-/// Adam and AdamW.
+/// Adam, AdamW, and Muon with AdamW for the parameters that are no matrices.
+
+#include <ATen/core/Tensor.h>
 
 #include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "trainkit/optim/optimizer.h"
 
@@ -41,7 +48,7 @@ class Adam : public Optimizer {
  protected:
   AdamOptions options() const;
   const char* type() const override { return "adam"; }
-  std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
+  std::vector<std::string> state_names(const ParamGroup&) const override { return {"exp_avg", "exp_avg_sq"}; }
   std::vector<std::pair<const char*, double*>> hyperparameters() override;
   std::string option_problems() const override;
   void apply(const FusedArguments& arguments) override;
@@ -60,6 +67,59 @@ class AdamW : public Adam {
  protected:
   const char* type() const override { return "adamw"; }
   void apply(const FusedArguments& arguments) override;
+};
+
+/// Options of Muon. PyTorch's names; AdamW's options are those of the other parameters.
+struct MuonOptions {
+  double lr = 1e-3;
+  /// Decay rate of the running mean of the gradient, in [0, 1).
+  double momentum = 0.95;
+  /// Mix the gradient into the running mean once more (Nesterov momentum).
+  bool nesterov = true;
+  /// Multiply the rate by 0.2 sqrt(max(rows, columns)) instead of sqrt(max(1, rows / columns)): PyTorch's adjust_lr_fn
+  /// "match_rms_adamw" and "original". With it, learning rate and weight decay of AdamW suit Muon too.
+  bool match_rms_adamw = false;
+  double weight_decay = 0.1;
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  bool capturable = false;
+  /// Selects the matrices of a model by their names, for groups_for(). Null: all but the weights of embeddings. Exclude
+  /// the output layer here.
+  std::function<bool(const std::string& name)> selects = nullptr;
+};
+
+/// Muon: makes the running mean of a matrix's gradient approximately orthogonal, by five Newton-Schulz iterations in
+/// bfloat16. AdamW updates the parameters of groups without ParamGroup::orthogonalize, with the same learning rate.
+///
+/// State per matrix: "momentum_buffer", with its shape and dtype; half of AdamW's. The iterations use a workspace of up
+/// to 12 bytes per element of the largest matrix, allocated by add_param_group.
+/// Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks"; torch.optim.Muon (PyTorch 2.11).
+class Muon : public AdamW {
+ public:
+  /// Throws c10::ValueError if options are out of range; the message names all of them.
+  explicit Muon(const MuonOptions& options = {});
+  std::unique_ptr<Optimizer> create_like() const override;
+  /// Groups "muon" (orthogonalize; the selected matrices), "decay" and "no_decay".
+  std::vector<ParamGroup> groups_for(const torch::nn::Module& model) const override;
+
+ protected:
+  const char* type() const override { return "muon"; }
+  std::vector<std::string> state_names(const ParamGroup& group) const override;
+  void reserve(const ParamGroup& group) override;
+  std::vector<std::pair<const char*, double*>> hyperparameters() override;
+  std::string option_problems() const override;
+  void apply(const FusedArguments& arguments) override;
+
+ private:
+  at::Tensor orthogonal(const at::Tensor& update) const;
+  void update_matrix(const FusedArguments& arguments, size_t i) const;
+
+  double momentum_;
+  double nesterov_, match_rms_adamw_;  // 0 or 1, because options are saved as numbers
+  std::function<bool(const std::string& name)> selects_;
+  // Workspace for the largest matrix: two bfloat16 matrices, two squares of their smaller side, and a float32 matrix.
+  std::array<at::Tensor, 2> matrices_, squares_;
+  at::Tensor update_;
 };
 
 }  // namespace trainkit

@@ -36,6 +36,8 @@ struct ParamGroup {
   std::optional<double> weight_decay = std::nullopt;
   /// Name for logs and messages.
   std::string name = {};
+  /// Matrices whose update Muon makes orthogonal. False for other optimizers.
+  bool orthogonalize = false;
 };
 
 /// Returns the model's trainable parameters with their names. Each tensor appears once: a tied parameter, which
@@ -128,6 +130,9 @@ class Optimizer : public ScaledOptimizer {
 
   /// Creates an optimizer of the same type and options, without parameters: one for each replica.
   virtual std::unique_ptr<Optimizer> create_like() const = 0;
+  /// Returns the groups that TrainStep and Trainer add to an optimizer without parameters: default_param_groups, for
+  /// Muon with a third group.
+  virtual std::vector<ParamGroup> groups_for(const torch::nn::Module& model) const;
 
  protected:
   struct BaseOptions {
@@ -148,6 +153,7 @@ class Optimizer : public ScaledOptimizer {
     const at::Tensor& device_lr;
     double weight_decay;
     const std::optional<at::Tensor>& found_inf;
+    bool orthogonalize;
   };
 
   explicit Optimizer(const BaseOptions& options);
@@ -157,8 +163,11 @@ class Optimizer : public ScaledOptimizer {
 
   /// Name of the type in a saved state ("adamw").
   virtual const char* type() const = 0;
-  /// Names of the tensors kept for each parameter, each with its shape and initially zero.
-  virtual std::vector<std::string> state_names() const = 0;
+  /// Names of the tensors kept for each parameter of `group`, each with its shape and initially zero.
+  virtual std::vector<std::string> state_names(const ParamGroup& group) const = 0;
+  /// Allocates what the steps of a new group need in addition. Throws c10::ValueError for a group that the type cannot
+  /// update.
+  virtual void reserve(const ParamGroup& group);
   /// Options of the type by name, for saving and loading.
   virtual std::vector<std::pair<const char*, double*>> hyperparameters() = 0;
   /// Returns a description of every option that is out of range; "" if there is none.

@@ -30,7 +30,7 @@ class SGD : public Optimizer {
 
  protected:
   const char* type() const override { return "sgd"; }
-  std::vector<std::string> state_names() const override;
+  std::vector<std::string> state_names(const ParamGroup& group) const override;
   std::vector<std::pair<const char*, double*>> hyperparameters() override;
   std::string option_problems() const override;
   void apply(const FusedArguments& arguments) override;

@@ -18,6 +18,7 @@
 #include "trainkit/amp/grad_scaler.h"
 #include "trainkit/data/batch.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/io/safetensors.h"
 #include "trainkit/logging/monitor.h"
 #include "trainkit/optim/lr_scheduler.h"
 #include "trainkit/optim/optimizer.h"
@@ -33,6 +34,7 @@ namespace detail {
 class StepGraphs;
 class StepSnapshot;
 class StepsInFlight;
+class WeightAverage;
 struct StepGraph;
 }  // namespace detail
 
@@ -68,6 +70,10 @@ struct TrainStepOptions {
   /// Costs one pass over the gradients, or nothing if they are clipped. Also restores the buffers (BatchNorm's).
   bool skip_nonfinite = false;
   GradScalerOptions scaler = {};
+  /// Decay of an exponential moving average of the weights, in [0, 1); 0 disables it. After each step that was not
+  /// skipped: average += (1 - ema_decay) * (weight - average). It starts from the weights at construction and takes as
+  /// much memory as the trained weights, on each device.
+  double ema_decay = 0;
   CudaGraph cuda_graph = CudaGraph::kOff;
   /// Called when a step runs out of memory with one row at a time. Frees memory that can be recomputed (the cache of a
   /// frozen encoder) and returns whether any was freed.
@@ -179,8 +185,16 @@ class TrainStep {
   int agreed_stop() const;
   bool agreed_save() const;
 
-  /// Copies weights and optimizer state of replica 0 to all other copies. Call it on every rank after loading them.
+  /// Copies weights, averages and optimizer state of replica 0 to all other copies. Call it on every rank after loading
+  /// them.
   void synchronize();
+
+  /// Averages of replica 0's weights (TrainStepOptions::ema_decay) by the names of the model's parameters: the live
+  /// tensors, not copies. Empty without ema_decay.
+  NamedTensors averages() const;
+  /// Exchanges the weights of all replicas with their averages, in place: for an evaluation, or to save the averages as
+  /// the model's weights. Call it again before the next step. Does nothing without ema_decay; does not synchronise.
+  void swap_averages();
 
   /// Sets the number of steps done so far, which errors name and on which ranks must agree. finish() increments it.
   void set_step(int64_t step) { step_ = step; }
@@ -232,7 +246,8 @@ class TrainStep {
   bool settle();
   void update();
   void skip_update();
-  void update_unless_nonfinite(Optimizer& optimizer);
+  at::Tensor update_optimizer(Optimizer& optimizer);
+  at::Tensor update_unless_nonfinite(Optimizer& optimizer);
   void count_skips(const at::Tensor& found_inf);
   std::string find_nonfinite();
   void with_memory(c10::function_ref<void()> stage);
@@ -247,6 +262,7 @@ class TrainStep {
   bool fail(const std::string& reason, bool again, bool reduced);
   void tell_others(const std::string& reason, bool again, bool reduced);
   void set_empty_metrics();
+  void share_names(ProcessGroup& group, StepMetrics& metrics);
   void repeat_requests();
   void abandon(bool for_good);
   void forget_batches();
@@ -272,14 +288,16 @@ class TrainStep {
   GradScaler scaler_;
   std::mutex scaler_mutex_;  // replicas scale their losses concurrently
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
-  std::vector<Optimizer*> optimizers_;  // the caller's, then the mirrors
-  std::vector<ReplicaResult> results_;  // of the current micro-batch; a member to reuse its memory
+  std::vector<Optimizer*> optimizers_;           // the caller's, then the mirrors
+  std::vector<detail::WeightAverage> averages_;  // one for each of them; empty without ema_decay
+  std::vector<ReplicaResult> results_;           // of the current micro-batch; a member to reuse its memory
   std::unique_ptr<StepConsensus> agreement_;
 
   std::atomic<int64_t> copy_time_{0}, agree_time_{0}, update_time_{0};  // nanoseconds
 
   StepMetrics metrics_;
-  std::optional<std::vector<std::string>> metric_names_;  // known after the first step
+  std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
+  bool names_are_shared_ = false;                         // over the ranks
   std::unique_ptr<StepVote> vote_;
   std::unique_ptr<StepVerdict> verdict_;
   int64_t step_ = 0;

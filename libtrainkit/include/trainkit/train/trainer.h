@@ -65,6 +65,10 @@ struct TrainerOptions {
   /// Maximum 2-norm of the gradients over all parameters; 0 disables clipping.
   double grad_clip = 0;
   GradScalerOptions scaler = {};
+  /// Decay of an exponential moving average of the weights; 0 disables it. See TrainStepOptions::ema_decay. The
+  /// averages are evaluated, saved as the model's weights (checkpoints also keep the trained weights, to resume), and
+  /// are the model's weights when fit() returns.
+  double ema_decay = 0;
   /// CUDA graphs. Use kAuto if neither loss function nor model reads host values that change; see CudaGraph.
   CudaGraph cuda_graph = CudaGraph::kOff;
   /// Policy for non-finite values. With kFail, gradients are checked if they are clipped, and the loss when it is
