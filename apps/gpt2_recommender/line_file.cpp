@@ -147,6 +147,12 @@ void split_fields(std::string_view text, std::string_view separator, std::vector
   fields.push_back(text);
 }
 
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t");
+  if (begin == text.npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+}
+
 bool parse_number(std::string_view text, int64_t& number) { return parse_whole(text, number); }
 
 bool parse_number(std::string_view text, double& number) { return parse_whole(text, number) && std::isfinite(number); }

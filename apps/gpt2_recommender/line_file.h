@@ -54,6 +54,9 @@ class LineFile {
 /// Splits `text` at each `separator`: n separators give n + 1 fields. Reuses the memory of `fields`.
 void split_fields(std::string_view text, std::string_view separator, std::vector<std::string_view>& fields);
 
+/// Returns `text` without blanks and tabs at its ends.
+std::string_view trimmed(std::string_view text);
+
 /// Parses all of `text` as a number (std::from_chars). Returns false if it is not a number or out of range.
 bool parse_number(std::string_view text, int64_t& number);
 /// The same for a finite number.

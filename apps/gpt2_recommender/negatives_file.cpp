@@ -1,6 +1,4 @@
 // Reads files of negatives for evaluation. Format: ranking.h.
-#include <absl/strings/ascii.h>
-
 #include <optional>
 #include <unordered_map>
 
@@ -46,11 +44,11 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> read_negatives(const std::stri
     if (text.empty()) return absl::OkStatus();
     split_fields(text, text.find('\t') == text.npos ? "," : "\t", fields);
     if (fields.size() < 2) return file.bad(line, "", "no item", text.substr(0, 60), "a user and items");
-    const std::string_view name = absl::StripAsciiWhitespace(user_of(absl::StripAsciiWhitespace(fields[0])));
+    const std::string_view name = trimmed(user_of(trimmed(fields[0])));
     const auto user = users.find(file.to_utf8(name));
     if (!user) return file.bad(line, "user", "unknown", name, "a user of the data", hint);
     for (size_t i = 1; i < fields.size(); ++i) {
-      const std::string_view id = absl::StripAsciiWhitespace(fields[i]);
+      const std::string_view id = trimmed(fields[i]);
       const auto item = items.find(file.to_utf8(id));
       if (!item) return file.bad(line, "item", "unknown", id, "an item of the data", hint);
       listed[static_cast<size_t>(*user)].push_back(*item);

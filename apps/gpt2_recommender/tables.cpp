@@ -68,7 +68,7 @@ class RowSplitter {
 
 /// Returns a column's name in lower case without punctuation and RecBole's type: "userid" for "user_id:token".
 std::string plain_name(std::string_view name) {
-  std::string plain = absl::AsciiStrToLower(name.substr(0, name.find(':')));
+  std::string plain = absl::AsciiStrToLower(std::string(name.substr(0, name.find(':'))));
   std::erase_if(plain, [](unsigned char c) { return !absl::ascii_isalnum(c); });
   return plain;
 }
@@ -191,7 +191,7 @@ class TableReader {
   }
 
   absl::StatusOr<std::string> id(int64_t line, const char* noun, std::string_view text) const {
-    text = absl::StripAsciiWhitespace(text);
+    text = trimmed(text);
     if (text.empty()) return file_.bad(line, noun, "empty");
     if (text.find('\t') != text.npos) return file_.bad(line, noun, "an id contains a tab");
     return file_.to_utf8(text);
@@ -202,12 +202,12 @@ class TableReader {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string item, id(line, "item", fields[*at_[1]]));
     const std::string hint = line == 1 ? "if line 1 has the names of the columns: --header yes" : "";
     double value = 1;
-    if (has_values() && !parse_number(absl::StripAsciiWhitespace(fields[*at_[2]]), value)) {
+    if (has_values() && !parse_number(trimmed(fields[*at_[2]]), value)) {
       return file_.bad(line, "rating", "not a number", fields[*at_[2]], "a finite number; see --rating_column", hint);
     }
     int64_t time = 0;
     if (has_times()) {
-      TRAINKIT_ASSIGN_OR_RETURN(time, rating_time(file_, line, absl::StripAsciiWhitespace(fields[*at_[3]])));
+      TRAINKIT_ASSIGN_OR_RETURN(time, rating_time(file_, line, trimmed(fields[*at_[3]])));
     }
     return builder.add(line, user, item, value, time);
   }
