@@ -268,34 +268,44 @@ benchmark or a peer.
 """
 
 
-def chart(ratios):
-    """Bars of the ratios on a logarithmic axis, with a tick at each target."""
+def chart(ratios, source):
+    """Bars of the ratios of one run on a logarithmic axis, with a dashed tick at each target. `source` names the run."""
     bars = [(row, statistics.median(values), min(values), max(values)) for row, values in ratios if unit_of(row) == "×"]
     if not bars:
         return None
     top = max(2.0, *(max(high, row.get("at_least", 1)) for row, _, _, high in bars)) * 1.1
     bottom = min(0.5, *(low for _, _, low, _ in bars)) / 1.1
-    left, width, height = 430, 380, 24
+    # Wider than Helvetica, Arial and DejaVu Sans at 12 pixels, so that no label is cut.
+    left, width, height, begin = 16 + 7.5 * max(len(row["name"]) for row, *_ in bars), 420, 24, 76
+    bottom_y = begin + len(bars) * height
 
     def x(value):
         return left + width * math.log(value / bottom) / math.log(top / bottom)
 
-    parts = []
+    parts = [f'<text x="16" y="24" font-size="16" font-weight="600">Speed compared with the peer</text>',
+             f'<text x="16" y="44" fill="#555">{html.escape(source)}; bars: median, lines: lowest to highest, dashed: target</text>']
+    for mark in (step * 10**power for power in range(-3, 4) for step in (1, 2, 5)):
+        if bottom <= mark <= top:
+            colour, label, weight = ("#222", "1.0 = peer", ' font-weight="600"') if mark == 1 else ("#ddd", f"{mark:g}", "")
+            parts += [f'<line x1="{x(mark):.1f}" x2="{x(mark):.1f}" y1="{begin - 4}" y2="{bottom_y}" stroke="{colour}"/>',
+                      f'<text x="{x(mark):.1f}" y="{bottom_y + 16}" text-anchor="middle"'
+                      f'{weight}>{label}</text>']
     for index, (row, median, low, high) in enumerate(bars):
-        y = 34 + index * height
+        y = begin + index * height
         colour = "#2a7a4b" if met(row, median) else "#b5542b"
-        begin, end = sorted((x(1.0), x(median)))
-        parts += [f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{html.escape(row["name"])}</text>',
-                  f'<rect x="{begin:.1f}" y="{y + 1}" width="{max(1, end - begin):.1f}" height="14" fill="{colour}"/>',
+        first, last = sorted((x(1.0), x(median)))
+        parts += [f'<text x="{left - 8:.1f}" y="{y + 12}" text-anchor="end">{html.escape(row["name"])}</text>',
+                  f'<rect x="{first:.1f}" y="{y + 1}" width="{max(1, last - first):.1f}" height="14" fill="{colour}"/>',
                   f'<line x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{y + 8}" y2="{y + 8}" stroke="#222"/>',
-                  f'<text x="{left + width + 8}" y="{y + 12}">{figure(median)} ×</text>']
+                  f'<text x="{left + width + 8:.1f}" y="{y + 12}">{figure(median)} ×</text>']
         if "at_least" in row:
             parts.append(f'<line x1="{x(row["at_least"]):.1f}" x2="{x(row["at_least"]):.1f}" y1="{y - 2}" y2="{y + 18}" '
                          f'stroke="#222" stroke-width="2" stroke-dasharray="3 2"/>')
-    total = 44 + len(bars) * height
-    axis = f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="24" y2="{total - 8}" stroke="#888"/><text x="{x(1):.1f}" y="16" text-anchor="middle">1 ×</text>'
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{total}" '
-            f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>{axis}{"".join(parts)}</svg>\n')
+    parts.append(f'<text x="{left + width / 2:.1f}" y="{bottom_y + 34}" text-anchor="middle" fill="#555">'
+                 'our rate divided by the peer\'s, logarithmic</text>')
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90:.0f}" height="{bottom_y + 46}" '
+            f'font-family="Helvetica, Arial, sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>\n'
+            + "\n".join(parts) + "\n</svg>\n")
 
 
 def read_published(facts):
@@ -373,7 +383,8 @@ def main():
     partial = options.filter or options.quick
     folder = log if partial else ROOT / "docs"
     (folder / "benchmarks.md").write_text(report(ratios, results, loads, options, facts, published))
-    picture = chart(ratios)
+    day = datetime.datetime.now(datetime.timezone.utc)
+    picture = chart(ratios, f"{day:%Y-%m-%d}, {facts['processor']}, commit {facts['commit']}")
     if picture:
         (folder / "benchmarks.svg").write_text(picture)
     if options.publish or not partial:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 import run
 
@@ -113,6 +114,20 @@ class RunTest(unittest.TestCase):
             self.assertRegex((root / "docs/benchmarks.md").read_text(),
                              r"\| step over Python \| 2\.70 × \| 2\.40 – 3\.00 \| ≥ 7 × \| 6\.00 ×,  \| \*\*missed\*\*, \*\*slower\*\* \|")
             self.assertIn("step over Python", (root / "docs/benchmarks.svg").read_text())
+
+    def test_the_picture_has_whole_labels_and_an_axis(self):
+        long = "patches copied by a worker: training over a peer with quite a long name & settings"
+        picture = run.chart([({"name": long, "ours": "a", "peer": "b", "at_least": 2}, [2.9, 3.0, 3.1]),
+                             ({"name": "short", "ours": "a", "peer": "b"}, [0.4, 0.5])], "2026-11-21, commit abc")
+        root = xml.etree.ElementTree.fromstring(picture)
+        texts = {"".join(text.itertext()): text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        self.assertGreaterEqual(float(texts[long].get("x")), 7 * len(long))  # the label ends there
+        for mark in ("0.5", "1.0 = peer", "2", "our rate divided by the peer's, logarithmic"):
+            self.assertIn(mark, texts)
+        self.assertIn("2026-11-21, commit abc", picture)
+        for text in texts.values():
+            self.assertLess(float(text.get("x")), float(root.get("width")))
+            self.assertLess(float(text.get("y")), float(root.get("height")))
 
 
 if __name__ == "__main__":

@@ -30,9 +30,8 @@ int main() {
   SGD optimizer({.lr = 0.1, .momentum = 0.9});
   optimizer.add_param_groups(default_param_groups(*model));
 
-  // WarmupLR adds a warm-up to any schedule.
-  const auto schedule =
-      std::make_shared<WarmupLR>(WarmupOptions{.warmup_steps = 10}, std::make_shared<InverseSquareRootTail>(40));
+  // warmup_lr adds a warm-up to any schedule.
+  const auto schedule = warmup_lr(/*warmup_steps=*/10, std::make_shared<InverseSquareRootTail>(40));
   LRScheduler scheduler(optimizer, schedule);
 
   const at::Tensor x = torch::randn({256, 8});

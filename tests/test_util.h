@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "trainkit/core/error.h"
 
@@ -42,6 +44,14 @@ class TempDir {
 
 /// The id of an error of this library, or empty.
 inline std::string id_of(const absl::Status& status) { return error_of(status).value_or(Error{}).id; }
+
+/// The lines of a text, without their ends.
+inline std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
 
 /// The value of an environment variable, or empty.
 inline std::string environment(const char* name) {

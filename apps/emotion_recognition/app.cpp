@@ -8,20 +8,22 @@
 namespace trainkit::emotion {
 
 AppInfo EmotionApp::info() const {
-  return {.name = "trainkit-emotion",
-          .description =
-              "Trains a model that recognises emotions in clips from faces (ResNet18) and voices (mel "
-              "spectrograms).",
-          .examples = {"trainkit-emotion --data_dir MELD.Raw --visual_weights resnet18.pth",
-                       "trainkit-emotion --data_dir MELD.Raw --preset multi_gpu_3x4090",
-                       "trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "
-                       "--num_workers 12 --auto_scale_lr",
-                       "trainkit-emotion --make_demo_data demo && trainkit-emotion --data_dir demo --epochs 5",
-                       "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
-                       "trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
-                       "--label_column mood --path_column file",
-                       "trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
-                       "--folds 5 --group speaker --preset audio_only"}};
+  return {
+      .name = "trainkit-emotion",
+      .description =
+          "Trains a model that recognises emotions in clips from faces (ResNet18) and voices (mel "
+          "spectrograms).",
+      .examples = {"trainkit-emotion --data_dir MELD.Raw --visual_weights resnet18.pth",
+                   "trainkit-emotion --data_dir MELD.Raw --preset multi_gpu_3x4090",
+                   "trainkit-emotion --data_dir MELD.Raw --use_multi_gpu --gpu_ids 0 1 2 --batch_size 16 "
+                   "--num_workers 12 --auto_scale_lr",
+                   "trainkit-emotion --make_demo_data demo && trainkit-emotion --data_dir demo --epochs 5",
+                   "trainkit-emotion predict runs/emotion clips --out probabilities.csv",
+                   "trainkit-emotion --dataset csv --train_csv train.csv --val_csv val.csv --clip_dir clips "
+                   "--label_column mood --path_column file",
+                   "trainkit-emotion --dataset csv --train_csv clips.csv --clip_dir clips --path_column file "
+                   "--folds 5 --group speaker --preset audio_only"},
+      .help_flags = {"dataset", "train_csv", "cache_dir", "model_size", "modality", "fusion_type", "visual_weights"}};
 }
 
 void EmotionApp::add_flags(ConfigParser& parser) {
@@ -85,6 +87,7 @@ absl::StatusOr<Metrics> EmotionApp::test(RunContext& context, const TrainedModel
   if (context.placement.is_first()) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
     TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, tested, *trained.best));
+    TRAINKIT_RETURN_IF_ERROR(write_result_page(folder, *session_, tested, tested_step_));
     log_test(trained.logger, trained.result, tested.metrics(), class_table(session_->labels(), tested));
   }
   return tested.metrics();

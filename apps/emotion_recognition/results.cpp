@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/classification.h"
+#include "app/result_page.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -65,6 +66,40 @@ std::string predictions_csv(const ClipList& list, const at::Tensor& probabilitie
 }
 
 std::string percent(double share) { return fmt::format("{:.2f}%", 100 * share); }
+
+/// A test clip with the probability of its true label and of the predicted one.
+struct ClipScore {
+  int64_t clip = 0, predicted = 0;
+  double of_true = 0, of_predicted = 0;
+};
+
+/// Returns the clips that were read, in order.
+std::vector<ClipScore> score_clips(const ClipList& list, const at::Tensor& probabilities) {
+  std::vector<ClipScore> scores;
+  for (int64_t i = 0; i < list.size(); ++i) {
+    const float* const each = probabilities.const_data_ptr<float>() + i * probabilities.size(1);
+    const float* const most = std::max_element(each, each + probabilities.size(1));
+    if (*most == 0) continue;  // unreadable
+    scores.push_back({i, most - each, each[list.clips[static_cast<size_t>(i)].label], *most});
+  }
+  return scores;
+}
+
+/// Adds a table of the first clips of `scores`.
+void add_clips(ResultPage& page, const std::string& caption, const ClipList& list,
+               const std::vector<ClipScore>& scores) {
+  constexpr size_t kMostClips = 15;
+  std::vector<std::vector<Json>> rows;
+  for (const ClipScore& score : scores) {
+    if (rows.size() == kMostClips) break;
+    const Clip& clip = list.clips[static_cast<size_t>(score.clip)];
+    rows.push_back({std::filesystem::path(clip.path).lexically_relative(list.folder).string(),
+                    list.labels[static_cast<size_t>(clip.label)], list.labels[static_cast<size_t>(score.predicted)],
+                    score.of_true, score.of_predicted});
+  }
+  if (rows.empty()) return;
+  page.add_table(caption, {"clip", "true", "predicted", "p(true)", "p(predicted)"}, rows);
+}
 
 }  // namespace
 
@@ -139,6 +174,37 @@ absl::Status write_results(const std::string& folder, const Session& session, co
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), folder + "/predictions.csv",
                                                  predictions_csv(session.test()->list(), result.probabilities)));
   return write_file_atomically(Fs::posix(), folder + "/confusion.svg", draw_confusion(result.counts, session.labels()));
+}
+
+absl::Status write_result_page(const std::string& folder, const Session& session, const TestResult& result,
+                               int64_t tested_step) {
+  ResultPage page;
+  page.add_tile(percent(result.scores.weighted_f1), "weighted F1", fmt::format("{} test clips", result.scores.rows));
+  page.add_tile(percent(result.scores.oa), "accuracy",
+                fmt::format("always the most frequent label: {}", percent(result.majority)));
+  page.add_section("Emotions in the test clips");
+  page.add_note(tested_step >= 0 ? fmt::format("Weights of step {}, the best in validation.", tested_step)
+                                 : "Last weights.");
+  page.add_classes(session.labels(), result.counts, result.scores, "clips");
+  const ClipList& list = session.test()->list();
+  std::vector<ClipScore> clips = score_clips(list, result.probabilities);
+  page.add_section("Clips");
+  std::stable_sort(clips.begin(), clips.end(),
+                   [](const ClipScore& a, const ClipScore& b) { return a.of_predicted > b.of_predicted; });
+  std::vector<ClipScore> wrong = clips, right = clips;
+  const auto is_right = [&](const ClipScore& score) {
+    return list.clips[static_cast<size_t>(score.clip)].label == score.predicted;
+  };
+  std::erase_if(wrong, is_right);
+  std::erase_if(right, [&](const ClipScore& score) { return !is_right(score); });
+  add_clips(page, "Wrong, the surest first", list, wrong);
+  add_clips(page, "Right, the surest first", list, right);
+  std::reverse(clips.begin(), clips.end());
+  add_clips(page, "The least sure", list, clips);
+  if (result.unreadable > 0) {
+    page.add_note(fmt::format("{} clips could not be read; bad_samples.csv lists them.", result.unreadable));
+  }
+  return page.write(folder);
 }
 
 std::string class_table(const std::vector<std::string>& labels, const TestResult& result) {

@@ -51,6 +51,11 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
 absl::Status write_results(const std::string& folder, const Session& session, const TestResult& result,
                            const BestModel& best);
 
+/// Writes what the run's report shows: `<folder>/report.json` with scores, labels, the confusion matrix, and the clips
+/// that the model got wrong or was least sure of. Errors: exit code 6.
+absl::Status write_result_page(const std::string& folder, const Session& session, const TestResult& result,
+                               int64_t tested_step);
+
 /// Formats the scores of each label as a Markdown table.
 std::string class_table(const std::vector<std::string>& labels, const TestResult& result);
 

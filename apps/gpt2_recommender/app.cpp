@@ -25,7 +25,8 @@ AppInfo RecommenderApp::info() const {
                    "hit@10",
                    "trainkit-gpt2rec --make_demo_data demo && trainkit-gpt2rec --data_dir demo/ml-1m",
                    "trainkit-gpt2rec --data_dir ml-100k --resume latest",
-                   "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"}};
+                   "trainkit-gpt2rec recommend runs/gpt2rec --user 196 --top_n 20"},
+      .help_flags = {"model", "gpt2", "use_cache", "lora_rank", "min_rating"}};
 }
 
 void RecommenderApp::add_flags(ConfigParser& parser) {

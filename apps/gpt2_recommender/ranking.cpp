@@ -246,7 +246,7 @@ at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, cons
 }
 
 std::map<std::string, double> ranking_scores(const at::Tensor& lists, const UserItems& positives,
-                                             std::span<const int64_t> ks) {
+                                             std::span<const int64_t> ks, const std::vector<char>* chosen) {
   const int64_t width = lists.size(1), num_items = positives.num_items();
   const int64_t* data = lists.const_data_ptr<int64_t>();
   std::vector<Sums> sums(ks.size());
@@ -255,7 +255,7 @@ std::map<std::string, double> ranking_scores(const at::Tensor& lists, const User
   int64_t users = 0;
   for (int64_t user = 0; user < positives.num_users(); ++user) {
     const auto count = static_cast<int64_t>(positives.of(user).size());
-    if (count == 0) continue;
+    if (count == 0 || (chosen && !(*chosen)[user])) continue;
     ++users;
     const int64_t* list = data + user * width;
     for (int64_t i = 0; i < width; ++i) {
@@ -314,11 +314,42 @@ absl::StatusOr<Ranking> Ranking::create(const Interactions& interactions, const 
   return ranking;
 }
 
-std::map<std::string, double> Ranking::score(const at::Tensor& users, const at::Tensor& items) const {
+at::Tensor Ranking::lists(const at::Tensor& users, const at::Tensor& items) const {
   const int64_t k = *std::max_element(options_.ks.begin(), options_.ks.end());
-  const at::Tensor lists =
-      candidates_ ? top_candidates(users, items, *candidates_, k) : top_items(users, items, excluded_, k);
-  return ranking_scores(lists, positives_, options_.ks);
+  return candidates_ ? top_candidates(users, items, *candidates_, k) : top_items(users, items, excluded_, k);
+}
+
+std::map<std::string, double> Ranking::score(const at::Tensor& users, const at::Tensor& items) const {
+  return ranking_scores(lists(users, items), positives_, options_.ks);
+}
+
+std::vector<ActivityGroup> Ranking::score_by_activity(const at::Tensor& users, const at::Tensor& items) const {
+  constexpr size_t kGroups = 4;
+  std::vector<int64_t> activity;  // of the users with a positive
+  const auto known = [&](int64_t user) { return static_cast<int64_t>(excluded_.of(user).size()); };
+  for (int64_t user = 0; user < positives_.num_users(); ++user) {
+    if (!positives_.of(user).empty()) activity.push_back(known(user));
+  }
+  std::sort(activity.begin(), activity.end());
+  const at::Tensor model = lists(users, items),
+                   popular = lists(at::ones({positives_.num_users(), 1}), popularity_.unsqueeze(1));
+  std::vector<ActivityGroup> groups;
+  std::vector<char> chosen(static_cast<size_t>(positives_.num_users()));
+  for (size_t i = 0; i < kGroups && !activity.empty(); ++i) {
+    const int64_t least = groups.empty() ? activity.front() : groups.back().most + 1;
+    const int64_t most = activity[std::max<size_t>((i + 1) * activity.size() / kGroups, 1) - 1];
+    if (most < least) continue;  // many users of one activity fill several groups
+    ActivityGroup group{.least = least, .most = most};
+    for (int64_t user = 0; user < positives_.num_users(); ++user) {
+      chosen[user] = known(user) >= least && known(user) <= most;
+      group.users += chosen[user] && !positives_.of(user).empty();
+    }
+    if (group.users == 0) continue;
+    group.model = ranking_scores(model, positives_, options_.ks, &chosen);
+    group.popularity = ranking_scores(popular, positives_, options_.ks, &chosen);
+    groups.push_back(std::move(group));
+  }
+  return groups;
 }
 
 std::map<std::string, double> Ranking::score_popularity() const {

@@ -31,9 +31,15 @@ at::Tensor top_candidates(const at::Tensor& users, const at::Tensor& items, cons
 /// 0 without a hit in the first k) and hit (1 if there is a hit), as means over the users with a positive; and
 /// coverage, the share of all items that are recommended to any of these users. `lists` comes from top_items with k >=
 /// max(ks). Source: recbole/evaluator/metrics.py (RecBole 1.2.1). A test compares values on the same lists: equal to
-/// 1e-6.
+/// 1e-6. With `chosen`, one value per user, only users with a true value count.
 std::map<std::string, double> ranking_scores(const at::Tensor& lists, const UserItems& positives,
-                                             std::span<const int64_t> ks);
+                                             std::span<const int64_t> ks, const std::vector<char>* chosen = nullptr);
+
+/// Scores of the users with between `least` and `most` known interactions.
+struct ActivityGroup {
+  int64_t least = 0, most = 0, users = 0;
+  std::map<std::string, double> model = {}, popularity = {};
+};
 
 struct RankingOptions {
   /// Part whose items are to be found: Part::kValidation or Part::kTest. Items of the parts before it (training, and
@@ -74,6 +80,10 @@ class Ranking {
   /// Returns the scores of recommending the most popular items of the training part to every user: the baseline.
   std::map<std::string, double> score_popularity() const;
 
+  /// Returns the scores of a model with these vectors and of popularity for users of low to high activity: the known
+  /// interactions of a user are those that are not to be found. At most four groups of about equal size.
+  std::vector<ActivityGroup> score_by_activity(const at::Tensor& users, const at::Tensor& items) const;
+
   /// Description of the protocol, to report with every score: "leave-one-out by time, full ranking of 3706 items".
   const std::string& protocol() const { return protocol_; }
 
@@ -83,6 +93,7 @@ class Ranking {
         positives_(std::move(positives)),
         excluded_(std::move(excluded)),
         popularity_(std::move(popularity)) {}
+  at::Tensor lists(const at::Tensor& users, const at::Tensor& items) const;
   RankingOptions options_;
   UserItems positives_;
   UserItems excluded_;

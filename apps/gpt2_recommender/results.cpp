@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/result_page.h"
 #include "gpt2_recommender/adapters.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/fs.h"
@@ -55,6 +56,7 @@ absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& s
   if (session.options().merge_lora) TRAINKIT_RETURN_IF_ERROR(save_merged(model, folder));
   const TestScores scores = test_model(model, session);
   TRAINKIT_RETURN_IF_ERROR(write_scores(folder, session, scores, best.step()));
+  TRAINKIT_RETURN_IF_ERROR(write_result_page(folder, scores, best.step()));
   log_test(logger, result, scores.summary(), score_table(scores));
   return scores;
 }
@@ -62,7 +64,8 @@ absl::StatusOr<TestScores> write_results(const RunOptions& run, const Session& s
 TestScores test_model(Recommender& model, const Session& session) {
   const RankingVectors vectors = model.vectors();
   return {session.test().score(vectors.users, vectors.items), session.test().score_popularity(),
-          session.test().protocol(), session.options().metric};
+          session.test().protocol(), session.options().metric,
+          session.test().score_by_activity(vectors.users, vectors.items)};
 }
 
 absl::Status write_scores(const std::string& folder, const Session& session, const TestScores& scores,
@@ -74,6 +77,32 @@ absl::Status write_scores(const std::string& folder, const Session& session, con
                                        {"test", scores.model},
                                        {"popularity", scores.popularity}};
   return write_file_atomically(Fs::posix(), folder + "/scores.json", json.dump(2) + "\n");
+}
+
+absl::Status write_result_page(const std::string& folder, const TestScores& scores, int64_t best_step) {
+  ResultPage page;
+  const std::string& metric = scores.metric;
+  page.add_tile(fmt::format("{:.4f}", scores.model.at(metric)), metric,
+                fmt::format("popularity {:.4f}", scores.popularity.at(metric)));
+  page.add_section("Ranking of the test items");
+  page.add_note(fmt::format("{}. Weights of step {}, the best in validation.", scores.protocol, best_step));
+  std::vector<std::vector<nlohmann::ordered_json>> rows;
+  for (const std::string& name : names_of(scores.model, metric)) {
+    const double model = scores.model.at(name), popularity = scores.popularity.at(name);
+    rows.push_back({name, model, popularity, popularity > 0 ? fmt::format("{:.2f} x", model / popularity) : ""});
+  }
+  page.add_table("Model and popularity", {"score", "model", "popularity", "ratio"}, rows);
+  rows.clear();
+  for (const ActivityGroup& group : scores.by_activity) {
+    rows.push_back(
+        {group.least == group.most ? fmt::format("{}", group.least) : fmt::format("{} to {}", group.least, group.most),
+         group.users, group.model.at(metric), group.popularity.at(metric)});
+  }
+  if (!rows.empty()) {
+    page.add_table(metric + " by the activity of the users", {"known interactions", "users", "model", "popularity"},
+                   rows);
+  }
+  return page.write(folder);
 }
 
 std::string score_table(const TestScores& scores) {

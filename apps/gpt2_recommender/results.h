@@ -5,6 +5,7 @@
 #include <absl/status/statusor.h>
 
 #include <string>
+#include <vector>
 
 #include "gpt2_recommender/session.h"
 #include "trainkit/distributed/device_replicator.h"
@@ -22,6 +23,8 @@ struct TestScores {
   std::string protocol;
   /// Score that chose the weights; tables begin with it.
   std::string metric;
+  /// The same scores for users of low to high activity.
+  std::vector<ActivityGroup> by_activity = {};
 
   /// Scores for summary.json: those of the model, "mrr" (equal to "mrr@10"), and the baseline's with "popularity.".
   Metrics summary() const;
@@ -45,6 +48,10 @@ TestScores test_model(Recommender& model, const Session& session);
 /// Writes `<folder>/scores.json` with the protocol, the step of the best evaluation, and all scores.
 absl::Status write_scores(const std::string& folder, const Session& session, const TestScores& scores,
                           int64_t best_step);
+
+/// Writes what the run's report shows: `<folder>/report.json` with the scores of the model against popularity, over all
+/// users and by their activity. Errors: exit code 6.
+absl::Status write_result_page(const std::string& folder, const TestScores& scores, int64_t best_step);
 
 /// Formats the test scores and the protocol as a Markdown table.
 std::string score_table(const TestScores& scores);

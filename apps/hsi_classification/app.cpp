@@ -28,7 +28,8 @@ AppInfo HsiApp::info() const {
                        "trainkit-hsi --data_dir hsi --scene salinas_a --split disjoint --repeats 5",
                        "trainkit-hsi --make_demo_data demo && trainkit-hsi --cube demo/demo.mat --gt demo/demo_gt.mat",
                        "trainkit-hsi predict runs/hsi --cube scene.mat --out prediction",
-                       "trainkit-hsi export runs/hsi model.onnx", "trainkit-hsi benchmark --gpus 4"}};
+                       "trainkit-hsi export runs/hsi model.onnx", "trainkit-hsi benchmark --gpus 4"},
+          .help_flags = {"scene", "cube", "gt", "model", "patch_size"}};
 }
 
 absl::StatusOr<int> HsiApp::write_demo_data(const std::string& folder, uint64_t seed) {
@@ -83,6 +84,7 @@ absl::StatusOr<Metrics> HsiApp::test(RunContext& context, const TrainedModel& tr
   if (context.placement.is_first()) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string folder, results_dir(context.run));
     TRAINKIT_RETURN_IF_ERROR(write_results(folder, *session_, split_, tested, options_.write_maps));
+    TRAINKIT_RETURN_IF_ERROR(write_result_page(folder, *session_, split_, tested, options_.write_maps, tested_step_));
     log_test(trained.logger, trained.result, tested.metrics(session_->scene()), class_table(session_->scene(), tested));
   }
   return tested.metrics(session_->scene());

@@ -146,4 +146,22 @@ absl::Status write_demo_scene(const std::string& dir, const DemoSceneOptions& op
   return write_mat(dir + "/demo_gt.mat", ground_truth);
 }
 
+Scene planned_scene(const PlannedSceneOptions& options) {
+  RandomStream random(hash_key(uint64_t{0}, kPixels));
+  at::Tensor cube = at::empty({options.height, options.width, options.bands}, at::kFloat);
+  auto* values = cube.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < cube.numel(); ++i) values[i] = static_cast<float>(random.uniform());
+  at::Tensor labels = at::zeros({options.height, options.width}, at::kLong);
+  auto* classes = labels.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < options.labelled; ++i) {
+    classes[i * labels.numel() / options.labelled] = i % options.classes + 1;
+  }
+  Scene scene{.name = "planned scene", .cube = std::move(cube), .labels = std::move(labels)};
+  for (int64_t label = 1; label <= options.classes; ++label) {
+    scene.label_values.push_back(label);
+    scene.class_names.push_back("class " + std::to_string(label));
+  }
+  return scene;
+}
+
 }  // namespace trainkit::hsi

@@ -37,6 +37,10 @@ void add_scene_flags(ConfigParser& parser, HsiOptions& options) {
        .max_items = 4096,
        .unique_items = true,
        .metavar = "NAME... | FILE"});
+  add("plan_data", &options.plan_data,
+      {.help = "Size of a generated scene for a --dry_run without data. Indian Pines has 145x145x200x16x10249.",
+       .metavar = "HEIGHTxWIDTHxBANDSxCLASSESxPIXELS",
+       .flag_only = true});
   add("pca", &options.pca,
       {.help = "Principal components to keep; 0: all bands. Default: 30 for hybridsn, else all bands.",
        .min = 0,
@@ -145,7 +149,35 @@ absl::Status resolve_class_names(HsiOptions& options) {
   return absl::OkStatus();
 }
 
+std::optional<PlannedSceneOptions> parse_plan_data(const std::string& text) {
+  constexpr int64_t kMostSide = 65'535, kMostBands = 4096, kMostValues = int64_t{1} << 30;
+  PlannedSceneOptions sizes;
+  int64_t* const members[] = {&sizes.height, &sizes.width, &sizes.bands, &sizes.classes, &sizes.labelled};
+  const std::vector<std::string> numbers = absl::StrSplit(text, 'x');
+  // SimpleAtoi accepts spaces and signs.
+  if (text.find_first_not_of("0123456789x") != text.npos || numbers.size() != std::size(members)) return std::nullopt;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (!absl::SimpleAtoi(numbers[i], members[i]) || *members[i] < 1) return std::nullopt;
+  }
+  const bool in_range = sizes.height <= kMostSide && sizes.width <= kMostSide && sizes.bands <= kMostBands &&
+                        sizes.height * sizes.width <= kMostValues / sizes.bands && sizes.classes >= 2 &&
+                        sizes.classes <= 4096 && sizes.labelled >= 10 * sizes.classes &&
+                        sizes.labelled <= sizes.height * sizes.width;
+  return in_range ? std::optional(sizes) : std::nullopt;
+}
+
 absl::Status check_hsi_options(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options) {
+  if (!options.plan_data.empty()) {
+    const bool has_data = !run.data_dir.empty() || !options.cube.empty() || !options.gt.empty();
+    if (!run.dry_run || has_data) {
+      return parser.invalid("plan_data", "replaces the data of a dry run", "--dry_run without --data_dir and --cube");
+    }
+    if (!parse_plan_data(options.plan_data)) {
+      return parser.invalid("plan_data", "not a valid size of a scene",
+                            "HEIGHTxWIDTHxBANDSxCLASSESxPIXELS, such as 145x145x200x16x10249, with at least ten "
+                            "labelled pixels per class");
+    }
+  }
   const HsiModelDefaults least = model_defaults(options.model);
   const int64_t patch = options.used_patch_size();
   if (patch % 2 == 0) return parser.invalid("patch_size", "must be odd", "an odd number");

@@ -24,6 +24,8 @@ struct HsiOptions {
   std::string gt_key = {};
   /// none, or the label of pixels without a class.
   std::string background_class = "0";
+  /// Sizes of a generated scene for a dry run without data, see parse_plan_data. Empty: read the data.
+  std::string plan_data = {};
   /// Names of the classes by ascending label. A single word is a file until resolve_class_names.
   std::vector<std::string> class_names = {};
   /// Principal components. Unset: the model's default; 0: all bands.
@@ -63,6 +65,10 @@ void set_run_defaults(RunOptions& run);
 
 /// Adds every flag of HsiOptions.
 void add_hsi_flags(ConfigParser& parser, HsiOptions& options);
+
+/// Parses --plan_data, HEIGHTxWIDTHxBANDSxCLASSESxPIXELS, where the last are the labelled pixels. Returns nullopt for
+/// sizes out of range, also for fewer than ten pixels per class.
+std::optional<PlannedSceneOptions> parse_plan_data(const std::string& text);
 
 /// Replaces a single word in `class_names` by the lines of the file of that name. Errors: data.class_names (exit code
 /// 4) for a file that cannot be read or has an invalid line.

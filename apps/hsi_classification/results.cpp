@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "app/classification.h"
+#include "app/result_page.h"
 #include "hsi_classification/maps.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
@@ -141,6 +142,36 @@ absl::Status write_results(const std::string& folder, const Session& session, co
       {"ground_truth", file_values(scene.labels, scene)},
       {"split", parts.view({scene.height(), scene.width()})}};
   return write_mat(folder + "/maps.mat", variables);
+}
+
+absl::Status write_result_page(const std::string& folder, const Session& session, const Split& split,
+                               const TestResult& result, bool maps, int64_t tested_step) {
+  const Scene& scene = session.scene();
+  ResultPage page;
+  const std::string pixels = fmt::format("{} test pixels", result.scores.rows);
+  page.add_tile(percent(result.scores.oa), "overall accuracy", pixels);
+  page.add_tile(percent(result.scores.aa), "average accuracy", "mean recall of the classes");
+  page.add_tile(fmt::format("{:.4f}", result.scores.kappa), "kappa",
+                fmt::format("leak {}: test pixels in a training patch", percent(result.leak)));
+  page.add_section("Classification of " + scene.name);
+  page.add_note(fmt::format(
+      "{} training, {} validation and {} test pixels. {}", split.train.numel(), split.validation.numel(),
+      split.test.numel(),
+      tested_step >= 0 ? fmt::format("Weights of step {}, the best in validation.", tested_step) : "Last weights."));
+  if (maps) {
+    page.add_picture("classification.png", "Classification", "Map of the predicted class of each pixel");
+    page.add_picture("ground_truth.png", "Ground truth", "Map of the true class of each labelled pixel");
+    page.add_picture("errors.png", "Errors", "Map of the pixels that were classified wrongly, in red");
+    std::vector<std::pair<std::string, std::string>> legend;
+    for (size_t k = 0; k < scene.class_names.size(); ++k) {
+      const Colour colour = class_colour(static_cast<int64_t>(k) + 1);
+      legend.emplace_back(scene.class_names[k],
+                          fmt::format("#{:02x}{:02x}{:02x}", colour.red, colour.green, colour.blue));
+    }
+    page.add_legend(legend);
+  }
+  page.add_classes(scene.class_names, result.counts, result.scores, "pixels");
+  return page.write(folder);
 }
 
 std::string describe_scores(const Metrics& metrics) {

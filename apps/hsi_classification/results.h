@@ -45,6 +45,11 @@ absl::StatusOr<TestResult> test_model(DeviceReplicator& devices, const Session& 
 absl::Status write_results(const std::string& folder, const Session& session, const Split& split,
                            const TestResult& result, bool maps);
 
+/// Writes what the run's report shows: `<folder>/report.json` with scores, maps, classes and the confusion matrix.
+/// `tested_step` is the step of the tested weights; -1 means the last ones. Errors: exit code 6.
+absl::Status write_result_page(const std::string& folder, const Session& session, const Split& split,
+                               const TestResult& result, bool maps, int64_t tested_step);
+
 /// Formats "oa 99.61%  aa 99.52%  kappa 0.9951 (leak 97.2%)".
 std::string describe_scores(const Metrics& metrics);
 

@@ -92,6 +92,14 @@ absl::StatusOr<Cube> load_cube(const std::string& path, const std::string& key =
 absl::StatusOr<Scene> make_scene(std::string name, const at::Tensor& cube, const at::Tensor& ground_truth,
                                  const KnownScene* known = nullptr, std::optional<int64_t> background = 0);
 
+/// Sizes of Indian Pines.
+struct PlannedSceneOptions {
+  int64_t height = 145, width = 145, bands = 200, classes = 16, labelled = 10'249;
+};
+
+/// Makes a scene of random values with equally frequent classes, to plan a run without data.
+Scene planned_scene(const PlannedSceneOptions& options);
+
 /// Makes the error of a flag's value (exit code 2).
 absl::Status bad_option(const std::string& flag, const std::string& problem, const std::string& got = "",
                         const std::string& expected = "", const std::string& hint = "");

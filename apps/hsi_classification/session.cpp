@@ -57,7 +57,12 @@ int64_t resident_bytes(const Feed& feed) {
 
 absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptions& run, const HsiOptions& options,
                                       const Placement& placement) {
-  TRAINKIT_ASSIGN_OR_RETURN(Scene scene, load_scene(scene_options(options, run.data_dir)));
+  Scene scene;
+  if (options.plan_data.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(scene, load_scene(scene_options(options, run.data_dir)));
+  } else {
+    scene = planned_scene(parse_plan_data(options.plan_data).value());
+  }
   const int64_t components = options.used_pca();
   if (components > scene.bands()) {
     return parser.invalid("pca", "more components than the scene has bands", fmt::format("at most {}", scene.bands()));

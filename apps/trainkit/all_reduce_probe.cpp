@@ -70,18 +70,18 @@ c10::intrusive_ptr<c10d::Backend> make_backend(at::DeviceType type, const c10::i
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
 }
 
-void add_samples(Report& report, const std::string& section, int ranks,
+void add_samples(Findings& findings, const std::string& section, int ranks,
                  const absl::StatusOr<std::vector<AllReduceSample>>& samples) {
   if (!samples.ok()) {
-    report.add(section, "error", nullptr, std::string(samples.status().message()), Verdict::kWarning,
-               "ranks on this machine cannot communicate: distributed training fails too");
+    findings.add(section, "error", nullptr, std::string(samples.status().message()), Verdict::kWarning,
+                 "ranks on this machine cannot communicate: distributed training fails too");
     return;
   }
   for (const auto& [bytes, seconds] : *samples) {
     // Bus bandwidth: each link carries 2 (n - 1) / n of the bytes. Source: NVIDIA, nccl-tests, PERFORMANCE.md.
     const double speed = static_cast<double>(bytes) * 2 * (ranks - 1) / ranks / seconds;
-    report.add(section, format_size(bytes), {{"seconds", seconds}, {"bus_bytes_per_second", speed}},
-               fmt::format("{:.3g} ms, {}/s", seconds * 1e3, format_size(static_cast<int64_t>(speed))));
+    findings.add(section, format_size(bytes), {{"seconds", seconds}, {"bus_bytes_per_second", speed}},
+                 fmt::format("{:.3g} ms, {}/s", seconds * 1e3, format_size(static_cast<int64_t>(speed))));
   }
 }
 
@@ -113,12 +113,12 @@ absl::Status run_ranks(at::DeviceType type, int ranks,
 
 absl::StatusOr<std::vector<AllReduceSample>> measure_gloo(int ranks) { return measure(at::kCPU, ranks); }
 
-void probe_all_reduce(Report& report) {
-  add_samples(report, "all-reduce, 2 CPU ranks (gloo)", 2, measure_gloo(2));
+void probe_all_reduce(Findings& findings) {
+  add_samples(findings, "all-reduce, 2 CPU ranks (gloo)", 2, measure_gloo(2));
 #ifdef TRAINKIT_WITH_NCCL
   const int devices = static_cast<int>(torch::cuda::device_count());
   if (devices < 2) return;
-  add_samples(report, fmt::format("all-reduce, {} GPUs (nccl)", devices), devices, measure(at::kCUDA, devices));
+  add_samples(findings, fmt::format("all-reduce, {} GPUs (nccl)", devices), devices, measure(at::kCUDA, devices));
 #endif
 }
 

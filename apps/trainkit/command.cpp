@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "config/completion.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
@@ -20,6 +21,7 @@ std::string help(const std::vector<Command>& commands) {
   for (const Command& command : commands) text += fmt::format("  {:<14} {}\n", command.name, command.summary);
   text +=
       "\n`trainkit COMMAND --help` lists the flags of a command; `trainkit --version` prints the versions.\n"
+      "`trainkit --completion bash` prints a script that completes command lines; also for zsh.\n"
       "`trainkit --cmake_prefix` prints CMAKE_PREFIX_PATH for a project that uses the installed library.\n\nExamples\n"
       "  trainkit doctor\n"
       "  trainkit doctor --app transformer -- --input book.txt\n"
@@ -27,6 +29,8 @@ std::string help(const std::vector<Command>& commands) {
       "  trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3\n"
       "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 --between eth100\n"
       "  trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20\n"
+      "  trainkit report runs/a runs/b --out comparison.html\n"
+      "  trainkit watch runs/transformer\n"
       "  trainkit inspect pytorch_model.bin\n"
       "  trainkit export runs/transformer model.pt\n";
   return text;
@@ -36,6 +40,21 @@ std::string versions() {
   std::string text;
   for (const auto& [name, version] : library_versions()) text += name + " " + version + "\n";
   return text;
+}
+
+/// Prints the script that completes `trainkit` and all its commands.
+absl::StatusOr<int> complete(const std::vector<std::string>& words, const std::vector<Command>& commands) {
+  TRAINKIT_RETURN_IF_ERROR(ConfigParser({.name = "trainkit"}).parse(words).status());  // checks the shell's name
+  const size_t equals = words[0].find('=');
+  const std::string shell = equals == std::string::npos ? words.at(1) : words[0].substr(equals + 1);
+  detail::CompletedProgram program{.name = "trainkit"};
+  for (const char* name : {"help", "version", "completion", "cmake_prefix"}) {
+    program.flags.push_back({.names = {name}, .takes_value = false});
+  }
+  for (const Command& command : commands) program.commands.emplace_back(command.name, command.summary);
+  print(detail::completion_script(shell, program));
+  for (const Command& command : commands) TRAINKIT_RETURN_IF_ERROR(command.run({.flags = words}).status());
+  return 0;
 }
 
 }  // namespace
@@ -73,6 +92,7 @@ absl::StatusOr<int> dispatch(const std::vector<std::string>& words, const std::v
     print(versions());
     return 0;
   }
+  if (words[0].substr(0, words[0].find('=')) == "--completion") return complete(words, commands);
   // An installed program never gets here with this flag: its launcher handles it.
   if (words[0] == "--cmake_prefix" || words[0] == "--cmake-prefix") {
     return to_status({.exit_code = ExitCode::kUsage,

@@ -34,6 +34,8 @@ absl::StatusOr<int> scale_command(const Arguments& arguments);
 absl::StatusOr<int> inspect_command(const Arguments& arguments);
 absl::StatusOr<int> export_command(const Arguments& arguments);
 absl::StatusOr<int> verify_resume_command(const Arguments& arguments);
+absl::StatusOr<int> report_command(const Arguments& arguments);
+absl::StatusOr<int> watch_command(const Arguments& arguments);
 
 /// Parses the flags. Prints the help, the versions or the configuration if a flag asks for it; returns false then.
 absl::StatusOr<bool> parse_or_print(ConfigParser& parser, const Arguments& arguments);

@@ -29,7 +29,7 @@ struct DoctorFlags {
 
 /// Runs the trainer's --dry_run and adds its findings. Returns the trainer's exit code.
 absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& flags,
-                               const std::vector<std::string>& further, Report& report) {
+                               const std::vector<std::string>& further, Findings& findings) {
   std::vector<std::string> words = {"--dry_run", "--json"};
   if (!flags.data_dir.empty()) words.insert(words.end(), {"--data_dir", flags.data_dir});
   words.insert(words.end(), further.begin(), further.end());
@@ -37,14 +37,15 @@ absl::StatusOr<int> check_data(const ConfigParser& parser, const DoctorFlags& fl
   const auto answer = nlohmann::ordered_json::parse(ended.output, nullptr, false);
   if (answer.is_object()) {
     for (const auto& [name, value] : answer.items())
-      report.add("data set", name, value, value.is_string() ? value.get<std::string>() : value.dump());
+      findings.add("data set", name, value, value.is_string() ? value.get<std::string>() : value.dump());
   }
   const bool good = ended.code == 0;
   const size_t error = std::min(ended.errors.find("error["), ended.errors.size());
-  report.add("data set", "verdict", ended.code,
-             good ? "good" : ended.errors.substr(error, ended.errors.find('\n', error) - error),
-             good ? Verdict::kOk : Verdict::kWarning,
-             good ? "" : fmt::format("see the output of trainkit-{} --dry_run (exit code {})", flags.app, ended.code));
+  findings.add(
+      "data set", "verdict", ended.code,
+      good ? "good" : ended.errors.substr(error, ended.errors.find('\n', error) - error),
+      good ? Verdict::kOk : Verdict::kWarning,
+      good ? "" : fmt::format("see the output of trainkit-{} --dry_run (exit code {})", flags.app, ended.code));
   return ended.code;
 }
 
@@ -81,41 +82,41 @@ void add_flags(ConfigParser& parser, DoctorFlags& flags) {
 }
 
 /// Writes the report without the sections that name the user's folders and programs.
-absl::Status write_report(const Report& report, const std::string& path) {
+absl::Status write_report(const Findings& findings, const std::string& path) {
   const std::set<std::string> private_sections = {"data disk", "output disk", "data set", "gpu processes"};
   return write_file_atomically(
-      Fs::posix(), path, path.ends_with(".json") ? report.json(private_sections) : report.table(private_sections));
+      Fs::posix(), path, path.ends_with(".json") ? findings.json(private_sections) : findings.table(private_sections));
 }
 
-void probe_date(Report& report) {
+void probe_date(Findings& findings) {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   gmtime_r(&now, &utc);
   char text[32] = "";
   std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc);
-  report.add("report", "date", text, text);
+  findings.add("report", "date", text, text);
 }
 
-void probe_machine(const DoctorFlags& flags, Report& report) {
-  if (!flags.report.empty()) probe_date(report);
-  probe_versions(report);
-  probe_gpus(report, flags.quick);
-  probe_processors(report);
-  probe_memory(report);
-  probe_limits(report);
+void probe_machine(const DoctorFlags& flags, Findings& findings) {
+  if (!flags.report.empty()) probe_date(findings);
+  probe_versions(findings);
+  probe_gpus(findings, flags.quick);
+  probe_processors(findings);
+  probe_memory(findings);
+  probe_limits(findings);
   if (flags.quick) return;
-  if (!flags.data_dir.empty()) probe_disk(report, "data disk", flags.data_dir);
-  probe_disk(report, "output disk", existing_folder(flags.output_dir));
-  probe_all_reduce(report);
+  if (!flags.data_dir.empty()) probe_disk(findings, "data disk", flags.data_dir);
+  probe_disk(findings, "output disk", existing_folder(flags.output_dir));
+  probe_all_reduce(findings);
 }
 
 /// Runs the checks. Writes the report before the first check and after each one.
-absl::StatusOr<int> verify(const DoctorFlags& flags, Report& report) {
-  TRAINKIT_RETURN_IF_ERROR(write_report(report, flags.report));
+absl::StatusOr<int> verify(const DoctorFlags& flags, Findings& findings) {
+  TRAINKIT_RETURN_IF_ERROR(write_report(findings, flags.report));
   const int failed =
-      verify_devices(report, {.only = flags.verify_only, .max_seconds = flags.verify_seconds, .on_result = [&] {
-                                write_report(report, flags.report).IgnoreError();
-                              }});
+      verify_devices(findings, {.only = flags.verify_only, .max_seconds = flags.verify_seconds, .on_result = [&] {
+                                  write_report(findings, flags.report).IgnoreError();
+                                }});
   return failed;
 }
 
@@ -146,18 +147,18 @@ absl::StatusOr<int> doctor_command(const Arguments& arguments) {
     if (!flags.verify && parser.is_given(name)) return parser.invalid(name, "needs --verify");
   }
   if (flags.verify && flags.report.empty()) flags.report = "doctor-report.txt";
-  Report report;
-  probe_machine(flags, report);
+  Findings findings;
+  probe_machine(flags, findings);
   int failed = 0;
   if (flags.verify) {
-    TRAINKIT_ASSIGN_OR_RETURN(failed, verify(flags, report));
+    TRAINKIT_ASSIGN_OR_RETURN(failed, verify(flags, findings));
   }
   int code = 0;
   if (!flags.app.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(code, check_data(parser, flags, arguments.program, report));
+    TRAINKIT_ASSIGN_OR_RETURN(code, check_data(parser, flags, arguments.program, findings));
   }
-  if (!flags.report.empty()) TRAINKIT_RETURN_IF_ERROR(write_report(report, flags.report));
-  print(flags.json ? report.json() : report.table());
+  if (!flags.report.empty()) TRAINKIT_RETURN_IF_ERROR(write_report(findings, flags.report));
+  print(flags.json ? findings.json() : findings.table() + "\n" + findings.verdict() + "\n");
   if (failed > 0) return checks_failed(failed, flags.report);
   return code;
 }

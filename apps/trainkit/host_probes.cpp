@@ -58,68 +58,68 @@ double seconds_now() {
 
 }  // namespace
 
-void probe_versions(Report& report) {
-  for (const auto& [name, version] : library_versions()) report.add("versions", name, version, version);
+void probe_versions(Findings& findings) {
+  for (const auto& [name, version] : library_versions()) findings.add("versions", name, version, version);
   utsname system{};
   uname(&system);
-  report.add("versions", "kernel", system.release, system.release);
+  findings.add("versions", "kernel", system.release, system.release);
 }
 
-void probe_processors(Report& report) {
+void probe_processors(Findings& findings) {
   const std::string model = proc_value("/proc/cpuinfo", "model name");
-  report.add("processors", "model", model, model.empty() ? "unknown" : model);
-  report.add("processors", "vector unit", at::get_cpu_capability(), at::get_cpu_capability());
+  findings.add("processors", "model", model, model.empty() ? "unknown" : model);
+  findings.add("processors", "vector unit", at::get_cpu_capability(), at::get_cpu_capability());
   const int online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)), usable = available_cpus();
   cpu_set_t mask;
   const int affinity = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : online;
   const double quota = detail::cgroup_cpus("/sys/fs/cgroup", detail::read_text("/proc/self/cgroup"));
-  report.add("processors", "affinity mask", affinity, fmt::format("{} of {}", affinity, online),
-             affinity < online ? Verdict::kNote : Verdict::kOk,
-             affinity < online ? "taskset, numactl or a job scheduler has bound this process" : "");
-  report.add("processors", "quota", quota, quota > 0 ? fmt::format("{:.3g} processors", quota) : "none");
-  report.add(
+  findings.add("processors", "affinity mask", affinity, fmt::format("{} of {}", affinity, online),
+               affinity < online ? Verdict::kNote : Verdict::kOk,
+               affinity < online ? "taskset, numactl or a job scheduler has bound this process" : "");
+  findings.add("processors", "quota", quota, quota > 0 ? fmt::format("{:.3g} processors", quota) : "none");
+  findings.add(
       "processors", "usable", usable, fmt::format("{}", usable), usable < 2 ? Verdict::kWarning : Verdict::kOk,
       usable < 2 ? "the loader's workers and the training thread share one CPU: give the process at least two" : "");
-  report.add(
+  findings.add(
       "processors", "LibTorch threads", at::get_num_threads(), fmt::format("{}", at::get_num_threads()),
       at::get_num_threads() > usable ? Verdict::kWarning : Verdict::kOk,
       at::get_num_threads() > usable ? fmt::format("more threads than processors: OMP_NUM_THREADS={}", usable) : "");
 }
 
-void probe_memory(Report& report) {
+void probe_memory(Findings& findings) {
   const int64_t total = meminfo_bytes("MemTotal"), available = meminfo_bytes("MemAvailable");
-  report.add("memory", "total", total, format_size(total));
+  findings.add("memory", "total", total, format_size(total));
   const bool tight = available >= 0 && available < 2 * kGiB;
-  report.add("memory", "available", available, format_size(available), tight ? Verdict::kWarning : Verdict::kOk,
-             tight ? "close other programs: the kernel kills a process when memory runs out" : "");
+  findings.add("memory", "available", available, format_size(available), tight ? Verdict::kWarning : Verdict::kOk,
+               tight ? "close other programs: the kernel kills a process when memory runs out" : "");
   int64_t limit = 0;  // "max" is no number
   if (absl::SimpleAtoi(detail::read_text("/sys/fs/cgroup/memory.max"), &limit)) {
-    report.add("memory", "container's limit", limit, format_size(limit), Verdict::kNote);
+    findings.add("memory", "container's limit", limit, format_size(limit), Verdict::kNote);
   }
   struct statvfs shared {};
   if (statvfs("/dev/shm", &shared) != 0) {
-    report.add("memory", "/dev/shm", nullptr, "missing", Verdict::kWarning,
-               "NCCL needs it between ranks: mount a tmpfs");
+    findings.add("memory", "/dev/shm", nullptr, "missing", Verdict::kWarning,
+                 "NCCL needs it between ranks: mount a tmpfs");
     return;
   }
   const int64_t bytes = static_cast<int64_t>(shared.f_blocks) * static_cast<int64_t>(shared.f_frsize);
-  report.add(
+  findings.add(
       "memory", "/dev/shm", bytes, format_size(bytes), bytes < kGiB ? Verdict::kWarning : Verdict::kOk,
       bytes < kGiB ? "too small for NCCL between several ranks: use docker run --shm-size=1g, or --ipc=host" : "");
 }
 
-void probe_limits(Report& report) {
+void probe_limits(Findings& findings) {
   const auto limit = [&](const char* name, decltype(RLIMIT_NOFILE) kind, rlim_t least, bool in_bytes, Verdict verdict,
                          const char* hint) {
     rlimit value{};
     if (getrlimit(kind, &value) != 0) return;
     const bool unlimited = value.rlim_cur == RLIM_INFINITY, low = !unlimited && value.rlim_cur < least;
     const auto number = static_cast<int64_t>(value.rlim_cur);
-    report.add("limits", name, unlimited ? nlohmann::ordered_json() : nlohmann::ordered_json(number),
-               unlimited  ? "unlimited"
-               : in_bytes ? format_size(number)
-                          : fmt::format("{}", number),
-               low ? verdict : Verdict::kOk, low ? hint : "");
+    findings.add("limits", name, unlimited ? nlohmann::ordered_json() : nlohmann::ordered_json(number),
+                 unlimited  ? "unlimited"
+                 : in_bytes ? format_size(number)
+                            : fmt::format("{}", number),
+                 low ? verdict : Verdict::kOk, low ? hint : "");
   };
   limit("open files", RLIMIT_NOFILE, 1024, false, Verdict::kWarning,
         "data sets, logs and the sockets of many ranks need more: ulimit -n 65536");
@@ -180,15 +180,15 @@ std::pair<int64_t, double> read_cold(const std::string& path, int64_t most) {
   return {bytes, seconds};
 }
 
-void add_speed(Report& report, const std::string& what, const std::string& name, int64_t bytes, double seconds) {
+void add_speed(Findings& findings, const std::string& what, const std::string& name, int64_t bytes, double seconds) {
   const double speed = seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
-  report.add(
+  findings.add(
       what, name, speed,
       fmt::format("{}/s ({} in {:.2f} s)", format_size(static_cast<int64_t>(speed)), format_size(bytes), seconds));
 }
 
 /// Writes a temporary file, flushes it to the disk and reads it again. Adds both speeds.
-void probe_with_file(Report& report, const std::string& what, const std::string& folder) {
+void probe_with_file(Findings& findings, const std::string& what, const std::string& folder) {
   constexpr int64_t kBytes = 128 * kMiB;
   const auto directory = Fs::posix().open_directory(folder);
   if (!directory.ok()) return;
@@ -196,7 +196,7 @@ void probe_with_file(Report& report, const std::string& what, const std::string&
   {
     auto file = directory->create_file(name);
     if (!file.ok()) {
-      report.add(what, "write", nullptr, "not writable", Verdict::kWarning, "choose another --output_dir");
+      findings.add(what, "write", nullptr, "not writable", Verdict::kWarning, "choose another --output_dir");
       return;
     }
     std::string block(static_cast<size_t>(kMiB), '\0');
@@ -206,15 +206,15 @@ void probe_with_file(Report& report, const std::string& what, const std::string&
     for (int64_t done = 0; written && done < kBytes; done += kMiB) written = file->append(block).ok();
     written = written && file->sync().ok();
     if (written) {
-      add_speed(report, what, "write", kBytes, seconds_now() - start);
+      add_speed(findings, what, "write", kBytes, seconds_now() - start);
     } else {
-      report.add(what, "write", nullptr, "failed", Verdict::kWarning,
-                 "a checkpoint would fail too; check whether the disk is full");
+      findings.add(what, "write", nullptr, "failed", Verdict::kWarning,
+                   "a checkpoint would fail too; check whether the disk is full");
     }
     (void)file->close();
     if (written) {
       const auto [bytes, seconds] = read_cold(folder + "/" + name, kBytes);
-      add_speed(report, what, "read", bytes, seconds);
+      add_speed(findings, what, "read", bytes, seconds);
     }
   }
   (void)directory->remove_file(name);
@@ -222,20 +222,20 @@ void probe_with_file(Report& report, const std::string& what, const std::string&
 
 }  // namespace
 
-void probe_disk(Report& report, const std::string& what, const std::string& folder) {
+void probe_disk(Findings& findings, const std::string& what, const std::string& folder) {
   struct statfs info {};
   if (statfs(folder.c_str(), &info) != 0) {
-    report.add(what, "folder", folder, folder + ": cannot be opened", Verdict::kWarning, "check the path");
+    findings.add(what, "folder", folder, folder + ": cannot be opened", Verdict::kWarning, "check the path");
     return;
   }
-  report.add(what, "folder", folder, folder);
+  findings.add(what, "folder", folder, folder);
   const std::string kind = file_system_name(static_cast<long>(info.f_type));
   const bool remote = kind == "nfs" || kind == "cifs" || kind == "fuse" || kind == "9p";
-  report.add(what, "file system", kind, kind, remote ? Verdict::kNote : Verdict::kOk,
-             remote ? "many small files are slow over a network: copy the data set to a local disk" : "");
+  findings.add(what, "file system", kind, kind, remote ? Verdict::kNote : Verdict::kOk,
+               remote ? "many small files are slow over a network: copy the data set to a local disk" : "");
   const int64_t free = static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_bsize);
-  report.add(what, "free", free, format_size(free), free < kGiB ? Verdict::kWarning : Verdict::kOk,
-             free < kGiB ? "checkpoints may not fit: free some space, or use --keep_last 1" : "");
+  findings.add(what, "free", free, format_size(free), free < kGiB ? Verdict::kWarning : Verdict::kOk,
+               free < kGiB ? "checkpoints may not fit: free some space, or use --keep_last 1" : "");
   constexpr int64_t kEnough = 16 * kMiB, kMost = 256 * kMiB;
   int64_t bytes = 0;
   double seconds = 0;
@@ -244,9 +244,9 @@ void probe_disk(Report& report, const std::string& what, const std::string& fold
     bytes += read, seconds += took;
   }
   if (bytes >= kEnough) {
-    add_speed(report, what, "read", bytes, seconds);
+    add_speed(findings, what, "read", bytes, seconds);
   } else {
-    probe_with_file(report, what, folder);
+    probe_with_file(findings, what, folder);
   }
 }
 

@@ -9,6 +9,8 @@ int main(int argc, char** argv) {
       {"launch", "starts a program as several ranks on this machine", launch_command},
       {"plan", "predicts a trainer's memory and batch size on other devices", plan_command},
       {"scale", "predicts the speed-up on more devices and machines", scale_command},
+      {"report", "writes a page about a run, or about several runs next to each other", report_command},
+      {"watch", "shows the report of a run in a browser while it trains", watch_command},
       {"inspect", "lists the tensors of a weight file or checkpoint", inspect_command},
       {"verify-resume", "compares runs interrupted at random times with an uninterrupted run", verify_resume_command},
       {"export", "exports a checkpoint's weights to a file for Python", export_command},

@@ -25,6 +25,7 @@ struct PlanFlags {
   std::optional<int64_t> devices = {}, global_batch_size = {};
   bool json = false;
   bool assumed = false;  // gpu_memory is kAssumedMemory
+  std::string assumed_data = {};
   std::string gpu = {}, link = "10,11";
   double efficiency = kPublishedEfficiency, row_rate = 0, read_gbs = 5;
   int64_t workers = 12;
@@ -132,6 +133,16 @@ void add_emotion_sizes(PlanFlags& flags, const std::vector<std::string>& further
   if (flags.row_rate == 0) flags.row_rate = kDecodedClips;
 }
 
+/// Adds the scene of the guide, Indian Pines, for hyperspectral classification without data.
+void add_hsi_sizes(PlanFlags& flags, const std::vector<std::string>& further, std::vector<std::string>& words) {
+  for (const char* flag : {"--data_dir", "--data-dir", "--cube", "--plan_data", "--plan-data", "--scene"}) {
+    if (has_flag(further, flag)) return;
+  }
+  words.insert(words.end(), {"--plan_data", "145x145x200x16x10249"});
+  flags.assumed_data =
+      "Indian Pines, the guide's scene: 145 x 145 pixels, 200 bands, 16 classes, 10249 labelled pixels";
+}
+
 /// Returns the flags for the trainer's dry run.
 absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parser, PlanFlags& flags,
                                                        const std::vector<std::string>& further) {
@@ -140,6 +151,7 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   int64_t device_bytes = 0;
   const bool recommender = flags.app == "gpt2rec";
   if (flags.app == "emotion") add_emotion_sizes(flags, further, words);
+  if (flags.app == "hsi") add_hsi_sizes(flags, further, words);
   if (const GpuSheet* sheet = find_gpu(flags.gpu); sheet && flags.gpu_memory.empty()) flags.gpu_memory = sheet->memory;
   if (recommender && flags.gpu_memory.empty()) {
     flags.gpu_memory = kAssumedMemory;
@@ -190,9 +202,14 @@ std::string time_line(const Json& plan) {
 std::string table(const PlanFlags& flags, const Json& plan) {
   const auto number = [&](const char* name) { return plan.at(name).get<int64_t>(); };
   const auto size = [](const Json& bytes) { return format_size(bytes.get<int64_t>()); };
-  std::string text = fmt::format("{} rows per device x {} device{} x {} accumulated = {} per step\n",
-                                 number("batch_size"), number("devices"), number("devices") == 1 ? "" : "s",
-                                 number("grad_accum_steps"), number("global_batch_size"));
+  std::string text;
+  if (!flags.assumed_data.empty()) {
+    text = fmt::format("data: {} (assumed; -- --data_dir DIR or -- --cube FILE --gt FILE plans for yours)\n",
+                       flags.assumed_data);
+  }
+  text += fmt::format("{} rows per device x {} device{} x {} accumulated = {} per step\n", number("batch_size"),
+                      number("devices"), number("devices") == 1 ? "" : "s", number("grad_accum_steps"),
+                      number("global_batch_size"));
   if (number("lost_rows") != 0)
     text += fmt::format("{} rows of the global batch are left over by this division\n", number("lost_rows"));
   text +=
@@ -237,10 +254,10 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
       {.name = "trainkit plan",
        .version = library_versions()["trainkit"],
        .description = "Predicts the memory of a training step, the batch size that fits and the time of an epoch, also "
-                      "for devices\nthat this machine does not have. --preset NAME is passed to the trainer.",
+                      "for devices that this machine does not have. --preset NAME is passed to the trainer.",
        .examples = {"trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
                     "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
-                    "trainkit plan --app transformer --gpu rtx4070 -- --input book.txt",
+                    "trainkit plan --app transformer --gpu rtx4070 -- --input book.txt", "trainkit plan --app hsi",
                     "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",
                     "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
   PlanFlags flags;
@@ -259,6 +276,7 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   if (ended.code != 0 || answer["plan"].contains("unavailable")) return failed(flags, ended, answer);
   Json plan = answer["plan"];
   plan["app"] = flags.app;
+  if (!flags.assumed_data.empty()) plan["assumed_data"] = flags.assumed_data;
   add_guide(flags.app, plan);
   std::string epoch;
   if (!flags.gpu.empty()) {

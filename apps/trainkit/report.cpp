@@ -1,59 +1,62 @@
-#include "trainkit/report.h"
+// trainkit report: a page about one run, or about several runs next to each other.
+#include "logging/report.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
+#include "trainkit/command.h"
+#include "trainkit/config/config.h"
 #include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
+#include "trainkit/logging/summary.h"
+#include "trainkit/words.h"
 
 namespace trainkit::tool {
+namespace {
 
-struct Report::Finding {
-  std::string section, name, text, hint;
-  nlohmann::ordered_json value;
-  Verdict verdict;
-};
-
-Report::Report() = default;
-Report::~Report() = default;
-
-void Report::add(const std::string& section, const std::string& name, const nlohmann::ordered_json& value,
-                 std::string text, Verdict verdict, std::string hint) {
-  // Names of files and devices are not ours: they may contain control characters.
-  findings_.push_back({section, escape_text(name), format_text(text), format_text(hint), value, verdict});
+absl::Status write_output(const std::string& path, const std::string& text) {
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), path, text));
+  print(fmt::format("wrote {} ({})\n", escape_text(path, 4096), format_size(static_cast<int64_t>(text.size()))));
+  return absl::OkStatus();
 }
 
-std::string Report::table(const std::set<std::string>& excluded_sections) const {
-  size_t width = 0;
-  for (const Finding& finding : findings_) width = std::max(width, finding.name.size());
-  std::string out, section;
-  for (const Finding& finding : findings_) {
-    if (excluded_sections.contains(finding.section)) continue;
-    if (finding.section != section) out += fmt::format("{}{}\n", out.empty() ? "" : "\n", finding.section);
-    section = finding.section;
-    const char mark = finding.verdict == Verdict::kWarning ? '!' : ' ';
-    out += fmt::format("{} {:<{}}  {}\n", mark, finding.name, width, finding.text);
-    if (!finding.hint.empty()) out += fmt::format("  {:<{}}  -> {}\n", "", width, finding.hint);
-  }
-  return out;
-}
+}  // namespace
 
-std::string Report::json(const std::set<std::string>& excluded_sections) const {
-  nlohmann::ordered_json out;
-  int warnings = 0;
-  for (const Finding& finding : findings_) {
-    if (excluded_sections.contains(finding.section)) continue;
-    constexpr const char* kVerdicts[] = {"ok", "note", "warning"};
-    out[finding.section][finding.name] = {{"value", finding.value},
-                                          {"text", finding.text},
-                                          {"verdict", kVerdicts[static_cast<int>(finding.verdict)]},
-                                          {"hint", finding.hint}};
-    warnings += finding.verdict == Verdict::kWarning;
-  }
-  out["warnings"] = warnings;
-  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+absl::StatusOr<int> report_command(const Arguments& given) {
+  ConfigParser parser(
+      {.name = "trainkit report",
+       .version = library_versions()["trainkit"],
+       .description =
+           "Writes one HTML file about a run: outcome, curves, throughput, time, settings, machine and results. The "
+           "file\nneeds no network and no other file. Several runs, or a folder of runs, give overlaid curves and a "
+           "table of what\ndiffered. Each run writes its own report.html when it ends.",
+       .examples = {"trainkit report runs/hsi", "trainkit report runs/a runs/b --out comparison.html",
+                    "trainkit report runs --csv runs.csv"},
+       .words = "RUN [RUN...]"});
+  std::string out, csv;
+  parser.add("out", &out,
+             {.help = "File to write. Default: RUN/report.html; report.html for several runs.",
+              .group = "Output",
+              .path = PathKind::kOutput,
+              .metavar = "FILE"});
+  parser.add("csv", &csv,
+             {.help = "Also write a table with one row per run: outcome, scores, settings that differ.",
+              .group = "Output",
+              .path = PathKind::kOutput,
+              .metavar = "FILE"});
+  Arguments arguments = given;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, take_all_words(arguments, "RUN"));
+  TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));
+  if (!wanted || folders.empty()) return 0;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, runs_of(folders));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string page, trainkit::detail::render_report(runs));
+  if (out.empty()) out = runs.size() == 1 ? runs[0] + "/report.html" : "report.html";
+  TRAINKIT_RETURN_IF_ERROR(write_output(out, page));
+  if (csv.empty()) return 0;
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string table, trainkit::detail::report_csv(runs));
+  TRAINKIT_RETURN_IF_ERROR(write_output(csv, table));
+  return 0;
 }
 
 }  // namespace trainkit::tool

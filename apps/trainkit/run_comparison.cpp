@@ -168,7 +168,7 @@ absl::Status compare_checkpoints(const std::string& reference, const std::string
 bool is_measured(const std::string& name, const std::vector<std::string>& ignored) {
   const auto ends = [&](std::string_view end) { return name.ends_with(end); };
   return ends("_per_second") || ends("_fraction") || ends("_seconds") || ends("_bytes") || name == "utilisation" ||
-         name == "queue_depth" || std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+         name == "queue_depth" || name == "time" || std::find(ignored.begin(), ignored.end(), name) != ignored.end();
 }
 
 absl::StatusOr<Compared> compare_records(const std::string& reference, const std::string& other,
@@ -204,7 +204,8 @@ absl::StatusOr<Compared> compare_records(const std::string& reference, const std
 }
 
 /// Returns the step of every event with data in a folder of TensorBoard event files, in order. -1 marks an
-/// incomplete event at the end of a file. Leaves out the two marks that each file starts with (version, session start).
+/// incomplete event at the end of a file. Leaves out the marks that each file starts with (version, session start)
+/// and descriptions of the run.
 std::vector<int64_t> event_steps(const std::string& folder) {
   const auto is_mark = [](std::string_view event, int64_t step) {
     constexpr size_t kTime = 9;  // the wall time comes first
@@ -222,7 +223,7 @@ std::vector<int64_t> event_steps(const std::string& folder) {
     size_t offset = 0;
     while (const auto event = detail::next_record(bytes, offset)) {
       const int64_t step = detail::event_step(*event).value_or(-1);
-      if (event->size() >= 9 && !is_mark(*event, step)) steps.push_back(step);
+      if (event->size() >= 9 && !is_mark(*event, step) && !detail::event_is_description(*event)) steps.push_back(step);
     }
     if (offset != bytes.size()) steps.push_back(-1);
   }
@@ -246,10 +247,24 @@ Compared compare_events(const std::string& reference, const std::string& other) 
   return compared;
 }
 
+/// Whether two files of a run are equal. The title of loss.svg is the run's name, which differs.
+bool same_file(const std::string& reference, const std::string& other, const std::string& file, int64_t& bytes) {
+  if (file != "loss.svg") return same_bytes(reference + "/" + file, other + "/" + file, bytes);
+  const auto without_title = [](const std::string& path) {
+    std::string text = detail::read_text(path);
+    const size_t title = text.find("class=\"title\""), begin = text.rfind('\n', title);
+    return title == text.npos ? text : text.erase(begin, text.find('\n', title) - begin);
+  };
+  const std::string left = without_title(reference + "/" + file), right = without_title(other + "/" + file);
+  if (left == right) bytes += static_cast<int64_t>(left.size());
+  return left == right && !left.empty();
+}
+
 Compared compare_files(const std::string& reference, const std::string& other) {
   Compared compared{.what = "files"};
-  const std::set<std::string> others = {"config.yaml", "summary.json", "error.json", "metrics.jsonl",
-                                        "best.before.safetensors"};
+  const std::set<std::string> others = {
+      "config.yaml", "summary.json",           "error.json", "run.json", "metrics.jsonl",
+      "report.html", "best.before.safetensors"};
   auto files = names_in(reference, [&](const fs::directory_entry& entry) {
     return entry.is_regular_file() && !others.contains(entry.path().filename().string());
   });
@@ -262,7 +277,7 @@ Compared compare_files(const std::string& reference, const std::string& other) {
   int64_t bytes = 0;
   for (const std::string& file : files) {
     list += (list.empty() ? "" : ", ") + file;
-    if (same_bytes(reference + "/" + file, other + "/" + file, bytes) || !compared.difference.empty()) continue;
+    if (same_file(reference, other, file, bytes) || !compared.difference.empty()) continue;
     compared.difference = file + (fs::exists(other + "/" + file) ? "" : " is missing");
   }
   if (!files.empty()) compared.amount = list;

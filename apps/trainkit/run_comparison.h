@@ -22,10 +22,10 @@ struct Compared {
 ///
 ///   weights, optimizer, order of rows, other state   every checkpoint that both runs have; the last one must be in
 ///   both logged scalars   every record of metrics.jsonl, without measured values (rates, fractions, seconds, bytes,
-///                    utilisation, queue depth) and without the names in `ignored`
+///                    utilisation, queue depth, time) and without the names in `ignored`
 ///   TensorBoard      the step of every event, in order: no duplicates, no gaps
-///   files            every other file directly in the folder, except config.yaml, summary.json, error.json and
-///                    best.before.safetensors
+///   files            every other file directly in the folder, except config.yaml, summary.json, error.json, run.json,
+///                    report.html and best.before.safetensors
 ///
 /// Errors: exit code 5 if a checkpoint cannot be read, 6 if a file cannot.
 absl::StatusOr<std::vector<Compared>> compare_runs(const std::string& reference, const std::string& other,

@@ -83,7 +83,7 @@ void add_flags(ConfigParser& parser, ScaleFlags& flags) {
               .metavar = "N:S"});
   parser.add("json", &flags.json, {.help = "Print JSON instead of a table.", .group = output, .flag_only = true});
   parser.add("plot", &flags.plot,
-             {.help = "SVG file to write the speed-up to.",
+             {.help = "SVG file to write the speed-up and the efficiency to.",
               .group = output,
               .path = PathKind::kOutput,
               .metavar = "FILE.svg"});
@@ -236,11 +236,14 @@ std::string json(const StepProfile& step, const Cluster& cluster, const std::vec
   return out.dump(2) + "\n";
 }
 
+/// Draws the speed-up and, below it, the efficiency: the speed-up divided by the number of devices.
 absl::Status write_plot(const std::string& path, const StepProfile& step, bool batch_grows,
                         const std::vector<Row>& rows) {
   std::vector<LogRecord> records;
   const auto add = [&](const char* line, int64_t devices, double speedup) {
-    records.push_back({.step = devices, .split = line, .values = {{"speed-up", speedup}}});
+    const double efficiency = 100 * speedup / static_cast<double>(devices);
+    records.push_back(
+        {.step = devices, .split = line, .values = {{"speed-up", speedup}, {"efficiency (%)", efficiency}}});
   };
   for (const Row& row : rows) {
     const ScalingPrediction& p = row.prediction;
@@ -249,7 +252,14 @@ absl::Status write_plot(const std::string& path, const StepProfile& step, bool b
     const double n = batch_grows ? static_cast<double>(p.devices) : 1;
     if (row.measured_seconds > 0) add("measured", p.devices, n * step.seconds() / row.measured_seconds);
   }
-  return write_file_atomically(Fs::posix(), path, plot_svg(records, "speed-up", "devices"));
+  const std::string title = fmt::format("Scaling of a step of {:.4g} ms", 1e3 * step.seconds());
+  std::string efficiency = plot_svg(records, "efficiency (%)", "devices", "Efficiency");
+  efficiency.insert(sizeof "<svg" - 1, " y=\"450\"");
+  return write_file_atomically(
+      Fs::posix(), path,
+      R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 900" width="800" height="900">)"
+      "\n" +
+          plot_svg(records, "speed-up", "devices", title) + efficiency + "</svg>\n");
 }
 
 }  // namespace
@@ -265,7 +275,9 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
        .examples = {"trainkit scale --step_seconds 0.1 --gradient_mb 102 --devices 8 --inside nvlink2",
                     "trainkit scale --run runs/transformer --devices 2 --inside measure --interference 1",
                     "trainkit scale --step_seconds 0.1 --gradient_mb 102 --devices 8 --nodes 4 --inside nvlink4 "
-                    "--between eth100 --plot scaling.svg"}});
+                    "--between eth100 --plot scaling.svg"},
+       .help_flags = {"step_seconds", "gradient_mb", "run", "devices", "nodes", "inside", "between", "batch",
+                      "measured", "plot", "json"}});
   ScaleFlags flags;
   add_flags(parser, flags);
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, arguments));

@@ -19,7 +19,8 @@ struct Ended {
 };
 
 /// Runs `trainkit-<app>` from this program's folder with `flags` and reads its output. Uses no shell. Blocks until the
-/// trainer ends.
+/// trainer ends. After a second it reports on stderr that the trainer runs: on a terminal with the seconds, else as one
+/// line.
 ///
 /// @return The result, whatever its exit code. Or an error of exit code 2 if there is no such trainer (naming --app of
 ///   `parser`) or it cannot be started.

@@ -84,14 +84,14 @@ Checked run_check(const Check& check) {
   }
 }
 
-void add(Report& report, const Check& check, const Checked& result, double seconds) {
+void add(Findings& findings, const Check& check, const Checked& result, double seconds) {
   constexpr const char* kWords[] = {"ok", "failed", "skipped"};
   constexpr Verdict kVerdicts[] = {Verdict::kOk, Verdict::kWarning, Verdict::kNote};
   const auto state = static_cast<size_t>(result.state);
   nlohmann::ordered_json value = {{"state", kWords[state]}, {"seconds", seconds}};
   if (!result.value.is_null()) value["figures"] = result.value;
   const std::string text = fmt::format("{}{}{}", kWords[state], result.text.empty() ? "" : ": ", result.text);
-  report.add(check.section, check.title, value, text, kVerdicts[state], result.hint);
+  findings.add(check.section, check.title, value, text, kVerdicts[state], result.hint);
   std::fprintf(stderr, "%s (%.1f s)\n", escape_text(text, 2000).c_str(), seconds);
 }
 
@@ -109,10 +109,10 @@ const std::vector<std::string>& check_names() {
   return names;
 }
 
-int verify_devices(Report& report, const VerifyOptions& options) {
+int verify_devices(Findings& findings, const VerifyOptions& options) {
   const int gpus = static_cast<int>(torch::cuda::device_count());
   if (gpus == 0) {
-    report.add("verify cpu", "devices", 0, "no GPU that LibTorch can use: the checks run on the CPU", Verdict::kNote);
+    findings.add("verify cpu", "devices", 0, "no GPU that LibTorch can use: the checks run on the CPU", Verdict::kNote);
   }
   const std::vector<Check> checks = all_checks(gpus, options.only);
   const auto begin = Clock::now();
@@ -130,7 +130,7 @@ int verify_devices(Report& report, const VerifyOptions& options) {
         is_late ? Checked{Checked::State::kSkipped, fmt::format("time limit of {:g} s reached", options.max_seconds)}
                 : run_check(check);
     failed += result.state == Checked::State::kFailed;
-    add(report, check, result, since(start));
+    add(findings, check, result, since(start));
     if (options.on_result) options.on_result();
   }
   return failed;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trainkit/report.h"
+#include "trainkit/findings.h"
 
 namespace c10d {
 class Backend;
@@ -44,9 +44,9 @@ struct VerifyOptions {
   std::function<void()> on_result = nullptr;
 };
 
-/// Runs the checks on every visible GPU, or on the CPU if there is no GPU. Adds a line per check to `report` and writes
-/// progress to stderr. A check that throws counts as failed. Returns the number of failed checks.
-int verify_devices(Report& report, const VerifyOptions& options);
+/// Runs the checks on every visible GPU, or on the CPU if there is no GPU. Adds a line per check to `findings` and
+/// writes progress to stderr. A check that throws counts as failed. Returns the number of failed checks.
+int verify_devices(Findings& findings, const VerifyOptions& options);
 
 // Checks of one device. The kernel checks compare with LibTorch's operations in float64 on the CPU. With a CPU device
 // they run the GPU code path on the CPU (core/gpu_operations.h).

@@ -35,12 +35,16 @@ class TransformerApp final : public App {
   absl::Status finish(RunContext& context, const TrainedModel& trained) override;
 
  private:
+  std::string sample_title(int64_t step, const RunContext& context) const;
+  /// Writes a sample of the best weights before summary.json: a run with a summary has all of its results.
+  absl::Status sample_at_end(RunContext& context, const TrainedModel& trained);
   StepRecipe recipe(const RunContext& context) const;
   /// Rows of each text that the run has read, resumed steps included.
   std::vector<int64_t> mixed_rows(const RunContext& context, const TrainerResult& result) const;
 
   TransformerOptions options_;
   std::optional<Session> session_;
+  std::string last_sample_;
 };
 
 }  // namespace trainkit::transformer

@@ -53,9 +53,7 @@ absl::StatusOr<Score> score_texts(const TrainedRun& run, const TransformerOption
                             run.load([&] { return create_model(options, vocab_size); }, "windows"));
   const std::vector<int64_t> sizes = token_sizes(*corpus.tokenizer);
   Score score;
-  const auto forward = [](TransformerImpl& model, const Batch& rows) {
-    return language_model_loss(forward_windows(model, rows), rows["y"]);
-  };
+  const auto forward = [](TransformerImpl& model, const Batch& rows) { return loss_of_windows(model, rows); };
   const auto take = [&](const Batch& rows, const at::Tensor& loss) {
     const int64_t targets = windows.targets(rows.row_indices());
     if (targets > 0) score.loss += loss.item<double>() * static_cast<double>(targets);

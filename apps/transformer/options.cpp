@@ -80,10 +80,12 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
     parser.add(name, variable, std::move(spec));
   };
   add("sample", &options.sample,
-      {.help = "Continue this text with the weights of --output_dir, the best ones in validation, or with those of a "
-               "checkpoint (--resume), instead of training."});
+      {.help = "Continue this text instead of training. Uses the weights of --output_dir, the best ones in validation, "
+               "or those of a checkpoint (--resume)."});
   add("prompt_file", &options.prompt_file,
       {.help = "Continue the text in this file, as --sample does.", .path = PathKind::kInput, .flag_only = true});
+  add("eval_sample", &options.eval_sample,
+      {.help = "Sample a text at each evaluation, for the report. Every run samples one at its end."});
   add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
   add("temperature", &options.temperature,
       {.help = "Sampling temperature. Lower is more deterministic; 0 takes the most probable token.",

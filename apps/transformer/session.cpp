@@ -233,14 +233,14 @@ std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options
   return models;
 }
 
-at::Tensor forward_windows(TransformerImpl& model, const Batch& batch) {
-  return model.forward(batch["x"], batch.contains("positions") ? batch["positions"] : at::Tensor());
+at::Tensor loss_of_windows(TransformerImpl& model, const Batch& batch) {
+  return model.loss(batch["x"], batch["y"], batch.contains("positions") ? batch["positions"] : at::Tensor());
 }
 
 LossFunction text_loss(double target_share) {
   return make_loss_function([target_share](TransformerImpl& model, const Batch& batch) {
     const at::Tensor& targets = batch["y"];
-    const at::Tensor mean = language_model_loss(forward_windows(model, batch), targets);
+    const at::Tensor mean = loss_of_windows(model, batch);
     const auto positions = static_cast<double>(targets.numel());
     if (!batch.contains("positions")) return LossOutput(mean, positions);
     const double expected = positions * target_share;

@@ -90,8 +90,8 @@ std::vector<StepRecipe::Choice> smaller_models(const TransformerOptions& options
 /// micro-batch and any number of devices, and nothing is read back from the device.
 LossFunction text_loss(double target_share);
 
-/// Returns the logits of a batch of TokenWindows.
-at::Tensor forward_windows(TransformerImpl& model, const Batch& batch);
+/// Returns the mean loss of a batch of TokenWindows.
+at::Tensor loss_of_windows(TransformerImpl& model, const Batch& batch);
 
 /// Describes the memory of a GPU, with the preset suggested for it: "20 GiB free of 24 GiB; suggested: ...".
 std::string describe_memory(at::Device device);

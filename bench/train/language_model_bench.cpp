@@ -47,9 +47,8 @@ void BM_LanguageModel(benchmark::State& state, const Task& task, Precision preci
   const auto ids = [&] { return torch::randint(task.model.vocab_size, {task.rows, block}, at::kLong); };
   std::vector<Batch> batches;
   for (int k = 0; k < 8; ++k) batches.emplace_back(fields, std::vector<at::Tensor>{ids(), ids()});
-  const LossFunction loss = make_loss_function([](Transformer& model, const Batch& batch) {
-    return language_model_loss(model->forward(batch["x"]), batch["y"]);
-  });
+  const LossFunction loss =
+      make_loss_function([](Transformer& model, const Batch& batch) { return model->loss(batch["x"], batch["y"]); });
   size_t next = 0;
   for (int k = 0; k < 3; ++k) step(batches[next++ % batches.size()], loss);
   for (auto _ : state) step(batches[next++ % batches.size()], loss);

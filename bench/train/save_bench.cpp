@@ -39,7 +39,7 @@ std::vector<bench::Clock::time_point> run(DeviceReplicator& devices, Prefetcher&
       .fit(loader,
            [&](Transformer& model, const Batch& batch) {
              starts.push_back(bench::Clock::now());
-             return language_model_loss(model->forward(batch["x"]), batch["y"]);
+             return model->loss(batch["x"], batch["y"]);
            })
       .value();
   return starts;

@@ -11,8 +11,19 @@ set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 add_custom_target(trainkit_installed)  # builds everything that is installed
 
 # trainkit_install_program(NAME): installs a program as libexec/trainkit/<name> without a RUNPATH, and the launcher that
-# finds LibTorch and starts it as bin/<name> (apps/launcher).
+# finds LibTorch and starts it as bin/<name> (apps/launcher). Shells load the completion of a program at the first Tab: they
+# ask the program for its flags.
 function(trainkit_install_program NAME)
+  get_target_property(program ${NAME} OUTPUT_NAME)
+  if(NOT program)
+    set(program ${NAME})
+  endif()
+  string(REPLACE "-" "_" function _${program})
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/completion)
+  file(WRITE ${folder}/${program} "source <(${program} --completion bash 2>/dev/null)\n")
+  file(WRITE ${folder}/_${program} "#compdef ${program}\nsource <(${program} --completion zsh 2>/dev/null)\n${function} \"$@\"\n")
+  install(FILES ${folder}/${program} DESTINATION share/bash-completion/completions COMPONENT programs)
+  install(FILES ${folder}/_${program} DESTINATION share/zsh/site-functions COMPONENT programs)
   target_sources(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/apps/launcher/restore_environment.cpp)
   install(TARGETS ${NAME} RUNTIME DESTINATION libexec/trainkit COMPONENT programs)
   install(PROGRAMS $<TARGET_FILE:trainkit-launcher> DESTINATION bin RENAME $<TARGET_FILE_NAME:${NAME}> COMPONENT programs)

@@ -8,8 +8,8 @@
 #include "program.h"
 #include "test_util.h"
 #include "trainkit/core/processors.h"
+#include "trainkit/findings.h"
 #include "trainkit/probes.h"
-#include "trainkit/report.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -46,6 +46,23 @@ TEST_CASE("doctor reports this machine's CPU cores, memory and limits") {
   CHECK_FALSE(report.contains("output disk"));  // --quick
 }
 
+TEST_CASE("doctor ends with a one-line verdict", "[doctor]") {
+  const std::string output = Doctor({"--quick"}).output;
+  const std::string last = output.substr(output.rfind('\n', output.size() - 2) + 1);
+  CHECK(last.starts_with("verdict: "));
+  CHECK(Doctor({"--quick", "--json"}).json()["summary"].get<std::string>().starts_with("verdict: "));
+
+  using tool::Verdict;
+  tool::Findings report;
+  report.add("memory", "total", 1, "24 GiB");
+  report.add("gpu 0", "kernels", 1, "note", Verdict::kNote, "nothing to do");
+  CHECK(report.verdict() == "verdict: ready for training; no problem found");
+  report.add("limits", "open files", 64, "64", Verdict::kWarning, "ulimit -n 4096");
+  CHECK(report.verdict() == "verdict: 1 problem (marked '!'): limits, open files: 64 -> ulimit -n 4096");
+  report.add("memory", "/dev/shm", 0, "none", Verdict::kWarning);
+  CHECK_THAT(report.verdict(), Catch::StartsWith("verdict: 2 problems (marked '!'), the first: limits, open files"));
+}
+
 TEST_CASE("doctor's verdict on CUDA is the library's diagnosis with its remedy") {
   const CudaDiagnosis diagnosis = diagnose_cuda(probe_cuda());
   const Json state = Doctor({"--quick", "--json"}).json()["cuda"]["state"];
@@ -63,9 +80,9 @@ TEST_CASE("doctor lists the architectures that kernels were compiled for") {
 
 TEST_CASE("doctor reports the kernels that a GPU runs, and the remedy if there are none") {
   const auto kernels = [](int capability) {
-    tool::Report report;
-    tool::add_kernels(report, "gpu 0", "sm_80 sm_90 compute_90", capability);
-    return Json::parse(report.json())["gpu 0"]["kernels"];
+    tool::Findings findings;
+    tool::add_kernels(findings, "gpu 0", "sm_80 sm_90 compute_90", capability);
+    return Json::parse(findings.json())["gpu 0"]["kernels"];
   };
   CHECK(kernels(86) == Json{{"value", {{"state", "compiled"}, {"code", "sm_80"}, {"compute_capability", "8.6"}}},
                             {"text", "sm_80 (compiled)"},
@@ -105,13 +122,13 @@ TEST_CASE("doctor reads the files of an existing data set") {
 }
 
 TEST_CASE("doctor's table marks warnings and prints their remedies below") {
-  tool::Report report;
-  report.add("memory", "total", 1, "1 B");
-  report.add("memory", "free", 0, "0 B", tool::Verdict::kWarning, "buy some");
-  report.add("limits", "open files", 3, "3\x1b[2J", tool::Verdict::kNote);
-  CHECK(report.table() ==
+  tool::Findings findings;
+  findings.add("memory", "total", 1, "1 B");
+  findings.add("memory", "free", 0, "0 B", tool::Verdict::kWarning, "buy some");
+  findings.add("limits", "open files", 3, "3\x1b[2J", tool::Verdict::kNote);
+  CHECK(findings.table() ==
         "memory\n  total       1 B\n! free        0 B\n              -> buy some\n\nlimits\n  open files  3\\x1b[2J\n");
-  const Json json = Json::parse(report.json());
+  const Json json = Json::parse(findings.json());
   CHECK(json["warnings"] == 1);
   CHECK(json["memory"]["free"] == Json{{"value", 0}, {"text", "0 B"}, {"verdict", "warning"}, {"hint", "buy some"}});
 }

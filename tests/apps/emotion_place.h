@@ -2,6 +2,7 @@
 /// The demonstration clips, and the flags of a short run of trainkit-emotion with them.
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -18,12 +19,21 @@ inline Ended run_emotion(const TempDir& dir, const std::vector<std::string>& fla
 
 inline nlohmann::json json_of(const std::string& path) { return nlohmann::json::parse(read_text(path)); }
 
+/// The demonstration clips, made once per process; copy them before a change.
+inline const std::string& demo_clips() {
+  static const TempDir dir;
+  static const std::string made = [] {
+    const Ended ended = run_emotion(dir, {"--make_demo_data", dir / "demo"});
+    if (ended.code != 0) throw std::runtime_error(ended.errors);
+    return dir / "demo";
+  }();
+  return made;
+}
+
 struct EmotionPlace {
-  EmotionPlace() {
-    const Ended made = run_emotion(dir, {"--make_demo_data", data});
-    if (made.code != 0) throw std::runtime_error(made.errors);
-  }
-  /// A short training run with small frames or audio only. Flags in `more` replace those here.
+  EmotionPlace() { std::filesystem::copy(demo_clips(), data, std::filesystem::copy_options::recursive); }
+  /// A short training run with small frames or audio only, without a memory plan unless `more` asks for one or for
+  /// `--batch_size auto`. Flags in `more` replace those here.
   std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more,
                                  bool sound = false) const {
     const std::vector<std::pair<std::string, std::string>> mine = {
@@ -31,9 +41,11 @@ struct EmotionPlace {
         {"--image_size", "32"}, {"--audio_seconds", "1"},     {"--timeout", "60"},        {"--epochs", "1"},
         {"--batch_size", "16"}};
     std::vector<std::string> all = {"--no-use_tensorboard"};
+    const auto is_given = [&](const char* flag) { return std::find(more.begin(), more.end(), flag) != more.end(); };
+    if (!is_given("--plan_memory") && !is_given("auto")) all.push_back("--no-plan_memory");
     if (sound) all.insert(all.end(), {"--modality", "audio"});
     for (const auto& [flag, value] : mine) {
-      if (std::find(more.begin(), more.end(), flag) == more.end()) all.insert(all.end(), {flag, value});
+      if (!is_given(flag.c_str())) all.insert(all.end(), {flag, value});
     }
     all.insert(all.end(), more.begin(), more.end());
     return all;

@@ -26,7 +26,7 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   }
   for (const char* text : {"clips      train 42, validation 7, test 14", "ResNet18 with random weights",
                            "warning: the frame encoder starts from random weights", "single on cpu",
-                           "test       accuracy ", "| label | clips | recall |", "monitor: "}) {
+                           "test       accuracy ", "\nlabel ", "clips", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
@@ -35,6 +35,11 @@ TEST_CASE("A run reads real clips, writes its folder and scores each clip of the
   for (const char* name : {"accuracy", "weighted_f1", "macro_f1", "majority"})
     CHECK(summary.at(name) == scores.at(name));
   CHECK(summary.at("majority").get<double>() == Approx(1.0 / 7));
+  const std::string report = read_text(place.dir / "run/report.html");
+  for (const char* text : {"weighted F1", "Confusion matrix", "The least sure", "p(true)", "dia0_utt0.mp4", "surprise",
+                           "weighted_f1 (selects the best)"}) {
+    CHECK_THAT(report, Catch::Contains(text));
+  }
   CHECK(scored_clips(place.dir / "run") == 14);
 }
 

@@ -36,7 +36,7 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"scene      ", "split      random", "leak ", "single on cpu", "validation loss",
-                           "test       oa ", "| class | pixels | recall |", "monitor: "}) {
+                           "test       oa ", "\nclass    pixels", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
@@ -67,6 +67,11 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   for (const char* name : {"classification", "ground_truth", "errors"}) {
     const std::string png = read_text(place.dir / "run" + "/results/" + name + ".png");  // bytes 16 to 19: its width
     CHECK(static_cast<unsigned char>(png[18]) * 256 + static_cast<unsigned char>(png[19]) > 600);
+  }
+  const std::string report = read_text(place.dir / "run/report.html");
+  for (const char* text : {"overall accuracy", "Ground truth", "Errors", "data:image/png;base64,", "Confusion matrix",
+                           "class 2", "kappa", "Validation scores"}) {
+    CHECK_THAT(report, Catch::Contains(text));
   }
   const auto logged = losses(place.dir / "run");
   CHECK(logged.back().split == "test");
@@ -143,7 +148,7 @@ TEST_CASE("A scene whose label 0 is a class is learned, mapped and predicted wit
                                                      place.dir / "names.txt", "--class_weights", "--epochs", "3"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  CHECK_THAT(ended.output, Catch::Contains("4 classes, every pixel has a class") && Catch::Contains("| soy.bean |"));
+  CHECK_THAT(ended.output, Catch::Contains("4 classes, every pixel has a class") && Catch::Contains("\nsoy.bean  "));
   const auto split = nlohmann::json::parse(read_text(place.dir / "run" + "/split.json"));
   CHECK(split.at("train").size() + split.at("validation").size() + split.at("test").size() == 30 * 32);
   const auto summary = summary_of(place, "run");
@@ -167,7 +172,7 @@ TEST_CASE("A scene whose label 0 is a class is learned, mapped and predicted wit
   const Ended resumed = run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--epochs", "4"});
   INFO(resumed.errors);
   CHECK(resumed.code == 0);
-  CHECK_THAT(resumed.output, Catch::Contains("| soy.bean |"));
+  CHECK_THAT(resumed.output, Catch::Contains("\nsoy.bean  "));
   const Ended refused =
       run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--background_class", "0"});
   CHECK(refused.code == 2);

@@ -45,7 +45,7 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
   }
   for (const char* text :
        {"data       ", "(ml-1m): ", "protocol   80/10/10 of each user at random, full ranking of 50", "single on cpu",
-        "test       ndcg@10 ", "popularity ndcg@10 ", "|---|---|---|\n| ndcg@10 |", "monitor: "}) {
+        "test       ndcg@10 ", "popularity ndcg@10 ", "\nscore ", "\nndcg@10 ", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
@@ -56,6 +56,11 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
     CHECK((summary.at(name) > 0 && summary.at(name) <= 1));
   }
   CHECK(summary.at("mrr") == scores.at("test").at("mrr@10"));
+  const std::string report = read_text(place.dir / "run/report.html");
+  for (const char* text : {"Model and popularity", "by the activity of the users", "known interactions",
+                           "full ranking of 50 items", "ndcg@10 (selects the best)"}) {
+    CHECK_THAT(report, Catch::Contains(text));
+  }
   CHECK(summary.at("popularity").at("mrr") == scores.at("popularity").at("mrr@10"));
   CHECK(scores.at("protocol") == "80/10/10 of each user at random, full ranking of 50 items");
   CHECK(summary.at("best").contains("val_ndcg@10"));

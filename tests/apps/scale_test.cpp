@@ -59,8 +59,10 @@ TEST_CASE("scale compares with measurements in the table and in the picture") {
   REQUIRE(scale.code == 0);
   CHECK_THAT(scale.output, Catch::Contains("measured (ms)") && Catch::Contains("200.00"));
   const std::string svg = read_text(place / picture);
-  for (const char* text : {"<svg", "predicted", "linear", "measured", ">devices<"})
+  for (const char* text : {"<svg", "predicted", "linear", "measured", ">devices<", ">speed-up<", ">efficiency (%)<",
+                           "Scaling of a step of 100 ms", "linear 100.00"}) {
     CHECK_THAT(svg, Catch::Contains(text));
+  }
 }
 
 TEST_CASE("A fixed global batch scales worse than a growing one") {

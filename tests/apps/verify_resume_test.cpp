@@ -65,7 +65,7 @@ TEST_CASE("verify-resume finds the differences of a trainer that resumes wrongly
   for (const Wrong& wrong : cases) {
     const TextPlace place;
     const std::string script = place.script(wrong.before, wrong.after, wrong.fresh);
-    const Verified found(place, command({"--kills", "2", "--folder", place.dir / "runs"}, script, place.flags()));
+    const Verified found(place, command({"--kills", "1", "--folder", place.dir / "runs"}, script, place.flags()));
     INFO(wrong.name << "\n" << found.output << found.errors);
     REQUIRE(found.code == 5);
     CHECK_THAT(found.errors, Catch::Contains("trainkit: error[resume.differs] ") &&
@@ -83,7 +83,7 @@ TEST_CASE("verify-resume finds the differences of a trainer that resumes wrongly
 
 TEST_CASE("Interruptions after the last checkpoint, which test nothing, are not counted", "[apps][tool][resume]") {
   const TextPlace place;
-  const std::string slow_to_end = "trap 'sleep 3' EXIT; ";
+  const std::string slow_to_end = "trap 'sleep 1' EXIT; ";
   const std::string script =
       place.script(slow_to_end + "more='--batch_size 6'", "", slow_to_end + "more='--batch_size 4'");
   const Verified found(place, command({"--kills", "1", "--folder", place.dir / "runs"}, script, place.flags()));

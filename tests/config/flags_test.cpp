@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include "config_test_util.h"
+#include "logging/environment_variable.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -274,6 +275,7 @@ TEST_CASE("--help and --version take precedence over every error", "[config][fla
 
 TEST_CASE("Help names every flag with its group, default, aliases and presets", "[config][flags]") {
   Program program;
+  const EnvironmentVariable terminal("COLUMNS", "110");
   const std::string help = program.parser.help();
   for (const char* part : {"Usage: trainkit-transformer",
                            "\nConfiguration:\n",

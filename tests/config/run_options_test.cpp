@@ -339,9 +339,9 @@ TEST_CASE("--overwrite removes the earlier run and nothing else", "[config][run_
   std::filesystem::create_directories(run + "/results/adapter");
   std::filesystem::create_directories(outside);
   write(outside + "/keep.txt", "mine");
-  for (const char* name :
-       {"config.yaml", "metrics.jsonl", "tensorboard/events", "bad_samples.csv", "summary.json", "error.json",
-        "loss.svg", "results/scores.json", "results/adapter/weights", "notes.txt", "checkpoints/best.txt"}) {
+  for (const char* name : {"config.yaml", "metrics.jsonl", "tensorboard/events", "bad_samples.csv", "summary.json",
+                           "error.json", "run.json", "report.html", "loss.svg", "results/scores.json",
+                           "results/adapter/weights", "notes.txt", "checkpoints/best.txt"}) {
     write(run + "/" + name, "x");
   }
   std::filesystem::create_directory_symlink(outside, run + "/checkpoints/step-00000050");

@@ -1,41 +1,68 @@
-// Threads of LibTorch that wait. The only test of its process, because the first call starts threads.
-#include <ATen/Parallel.h>
-#include <ATen/ops/ones.h>
+// Threads of LibTorch that wait while other processes need the processors.
+#include "core/waiting_threads.h"
 
+#include <ATen/Parallel.h>
+
+#include <chrono>
 #include <filesystem>
 #include <thread>
 
 #include "core/parallel.h"
+#include "other_load.h"
 #include "test_util.h"
+#include "trainkit/core/processors.h"
 
 using namespace trainkit;
+using namespace trainkit::detail;
 
-TEST_CASE("An idle team is started once, so that the OpenMP runtime lets waiting threads sleep", "[core][parallel]") {
+namespace {
+
+int64_t threads_of_process() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+}
+
+}  // namespace
+
+TEST_CASE("Threads sleep from the first interval with contention until two quiet seconds have passed",
+          "[core][waiting_threads]") {
+  WaitingPolicy policy;
+  constexpr ProcessorUse kAlone{.others = 0.02, .waited = 0.01}, kContended{.others = 0.9, .waited = 0.6};
+  constexpr ProcessorUse kNeighbours{.others = 30, .waited = 0.01};  // on processors that this process does not need
+  CHECK(!policy.update(kAlone));
+  CHECK(!policy.update(kNeighbours));
+  CHECK(!policy.update({.others = 0.05, .waited = 0.5}));  // its own threads compete with each other
+  CHECK(policy.update(kContended));
+  CHECK(policy.update({.others = 0.5, .waited = 0.05}));
+  for (const ProcessorUse& quiet : {kAlone, kNeighbours}) {
+    for (int i = 0; i < 7; ++i) CHECK(policy.update(quiet));
+    CHECK(policy.update(kContended));
+    for (int i = 0; i < 7; ++i) CHECK(policy.update(quiet));
+    CHECK(!policy.update(quiet));
+    CHECK(policy.update(kContended));
+  }
+}
+
+// The only test of its process that starts the watching thread, which never ends.
+TEST_CASE("An idle team of OpenMP threads exists while other processes need the processors",
+          "[core][waiting_threads]") {
 #if defined(__SANITIZE_THREAD__)
   TRAINKIT_SKIP("ThreadSanitizer does not see OpenMP's synchronisation: kernels run on one thread");
 #endif
-  if (!test::environment("OMP_WAIT_POLICY").empty()) unsetenv("OMP_WAIT_POLICY");  // libgomp has read it already
-  const auto threads = [] {
-    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
-  };
-  const auto sum = [] {
-    int64_t parts[4] = {};
-    trainkit::detail::parallel_for(0, 4, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) parts[i] = i + 1;
-    });
-    return parts[0] + parts[1] + parts[2] + parts[3];
-  };
+  unsetenv("OMP_WAIT_POLICY");  // libgomp has read it already
+  unsetenv("GOMP_SPINCOUNT");
   at::set_num_threads(1);
-  const auto alone = threads();
-  trainkit::detail::let_waiting_threads_sleep();  // one thread never waits
-  CHECK(threads() == alone);
+  const auto alone = threads_of_process();
+  let_waiting_threads_sleep();  // one thread never waits
+  CHECK(threads_of_process() == alone);
   at::set_num_threads(2);
-  CHECK(sum() == 10);
-  const auto before = threads();
-  trainkit::detail::let_waiting_threads_sleep();
-  while (threads() < before + 2) std::this_thread::yield();
-  const auto after = threads();
-  trainkit::detail::let_waiting_threads_sleep();
-  CHECK(sum() == 10);
-  CHECK(threads() == after);
+  parallel_for(0, 4, 1, [](int64_t, int64_t) {});
+  const auto before = threads_of_process();
+  let_waiting_threads_sleep();
+  let_waiting_threads_sleep();
+  CHECK(threads_of_process() == before + 1);
+  {
+    const test::OtherLoad load(2 * available_cpus());
+    while (threads_of_process() < before + 3) continue;  // waits for a processor now and then
+  }
+  while (threads_of_process() > before + 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
 }

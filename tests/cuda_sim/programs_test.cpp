@@ -33,6 +33,17 @@ TEST_CASE("Class weights are copied once to each device", "[cuda_sim][class_weig
   CHECK(copies("with", "--class_weights") - copies("without", "--no-class_weights") == 3);
 }
 
+TEST_CASE("--profile records steps that are captured and replayed as a CUDA graph", "[cuda_sim][profile]") {
+  Trainer trainer = transformer();
+  trainer.steps = 12;
+  const Runs runs(trainer);
+  runs.run("cuda", {.flags = {"--device", "cuda", "--profile", "2"}});
+  const auto trace = nlohmann::json::parse(read_text(runs.dir / "cuda/profile.json"));
+  int updates = 0;
+  for (const auto& event : trace.at("traceEvents")) updates += event.at("name") == "update";
+  CHECK(updates == 11);
+}
+
 TEST_CASE("A record has the memory of the GPUs of all replicas and ranks, as have lines at the start and evaluations",
           "[cuda_sim][gpu_records]") {
   Trainer trainer = transformer();

@@ -74,7 +74,7 @@ TEST_CASE("trainkit-gpt2rec has the CPU's losses on CUDA devices", "[cuda_sim][g
 // ResNet18's 11 million weights make each step take a tenth of a second on the simulated device.
 TEST_CASE("trainkit-emotion has the CPU's losses on CUDA devices", "[cuda_sim][emotion]") {
   Trainer trainer = without_evaluations(emotion());
-  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 15;
+  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 10;
   check_strategies(Runs(trainer));
 }
 

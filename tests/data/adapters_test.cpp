@@ -70,6 +70,40 @@ TEST_CASE("ConcatDataset concatenates datasets", "[data][adapters]") {
   CHECK_THROWS_WITH(ConcatDataset({numbers(0, 1), other}), Contains("the fields of dataset 1 differ"));
 }
 
+TEST_CASE("ZipDataset joins the fields of each row, with the same random numbers", "[data][adapters]") {
+  const auto images = std::make_shared<TensorDataset>(
+      TensorDataset({{"image", torch::arange(40.).view({10, 2, 2})}, {"id", torch::arange(10)}}));
+  const auto masks = std::make_shared<TensorDataset>(TensorDataset({{"mask", torch::arange(10, 20, torch::kByte)}}));
+  const auto noise = [](const std::shared_ptr<const Dataset>& rows, const char* name) {
+    return std::make_shared<MapDataset>(rows, std::vector<FieldSpec>{{name, at::kLong, {}}},
+                                        [](const RowKey& key, const BatchView&, const BatchView& out) {
+                                          *out.row<int64_t>(0, 0) = static_cast<int64_t>(key.random().below(1'000'000));
+                                        });
+  };
+  const auto zipped = std::make_shared<ZipDataset>(
+      std::vector<std::shared_ptr<const Dataset>>{images, masks, noise(images, "first"), noise(masks, "second")});
+  CHECK(zipped->size() == 10);
+  REQUIRE(zipped->fields().size() == 5);
+  auto loader = Prefetcher::create(zipped, RandomSampler(10, {.seed = 3}), {.batch_size = 4, .num_workers = 2}).value();
+  int64_t rows = 0;
+  while (auto batch = loader->next().value()) {
+    const at::Tensor id = (*batch)["id"];
+    CHECK(at::equal((*batch)["image"], torch::arange(40.).view({10, 2, 2}).index_select(0, id)));
+    CHECK(at::equal((*batch)["mask"], (id + 10).to(at::kByte)));
+    CHECK(at::equal((*batch)["first"], (*batch)["second"]));
+    rows += batch->size();
+  }
+  CHECK(rows == 10);
+  // Also within another adapter, whose views begin in the middle of a batch.
+  const ConcatDataset twice({zipped, zipped});
+  CHECK(twice.size() == 20);
+  using List = std::vector<std::shared_ptr<const Dataset>>;
+  CHECK_THROWS_AS(ZipDataset(List{}), c10::ValueError);
+  CHECK_THROWS_AS(ZipDataset(List{images, nullptr}), c10::ValueError);
+  CHECK_THROWS_WITH(ZipDataset(List{images, numbers(0, 9)}), Contains("dataset 1 has 9 rows, dataset 0 has 10"));
+  CHECK_THROWS_WITH(ZipDataset(List{images, images}), Contains("two datasets have a field 'image'"));
+}
+
 TEST_CASE("CachedDataset reads each row once", "[data][adapters]") {
   std::vector<std::atomic<int>> reads(100);
   auto counted = hooked(100, [&](const RowKey& key) { ++reads[key.index]; });

@@ -56,6 +56,10 @@ TEST_CASE("WeightedSampler draws a single row if only one has a weight", "[data]
 
 TEST_CASE("WeightedSampler draws as many rows as there are weights by default", "[data][sampler]") {
   CHECK(WeightedSampler(std::vector<double>{1, 2, 3}).size() == 3);
+  CHECK(WeightedSampler({0.5, 2, 3}).size() == 3);
+  const WeightedSampler listed({1, 0, 3}, {.num_samples = 50, .seed = 2});
+  CHECK(order_of(listed, 1) ==
+        order_of(WeightedSampler(std::vector<double>{1, 0, 3}, {.num_samples = 50, .seed = 2}), 1));
 }
 
 TEST_CASE("WeightedSampler refuses invalid weights", "[data][sampler]") {

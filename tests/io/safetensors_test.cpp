@@ -453,6 +453,5 @@ TEST_CASE("copy_named_tensors reports all mismatches by name and copies nothing"
   for (int i = 0; i < 100; ++i) many.emplace_back(joined({"t", std::to_string(i)}), torch::ones({1}));
   const std::string text = error_of(copy_named_tensors({}, many, "f"))->problem;
   CHECK(text.find("100 missing") != std::string::npos);
-  CHECK(text.find("t19") != std::string::npos);
-  CHECK(text.find("t20") == std::string::npos);
+  CHECK_THAT(text, Catch::Contains("t4 and 95 more)") && !Catch::Contains("t5,"));
 }

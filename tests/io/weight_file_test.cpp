@@ -96,3 +96,37 @@ TEST_CASE("An invalid index is refused with the tensor of the error", "[io][weig
   std::filesystem::copy_file(path, dir / "two.safetensors", std::filesystem::copy_options::overwrite_existing);
   CHECK_THAT(refusal(path), Catch::Contains("two.safetensors"));
 }
+
+TEST_CASE("A loop over the tensors of a temporary file visits them all", "[io][weight_file]") {
+  TempDir dir;
+  const NamedTensors saved = {{"a", torch::arange(1000.)}, {"b", torch::ones({3})}};
+  REQUIRE(save_torch_file(Fs::posix(), dir / "w.pt", saved).ok());
+  REQUIRE(save_safetensors(Fs::posix(), dir / "w.safetensors", saved).ok());
+  for (const char* name : {"w.pt", "w.safetensors"}) {
+    size_t i = 0;
+    for (const auto& [tensor_name, tensor] : WeightFile::open(dir / name).value().tensors().value()) {
+      CHECK(tensor_name == saved.at(i).first);
+      CHECK(at::equal(tensor, saved.at(i++).second));
+    }
+    for (const auto& named : *WeightFile::open(dir / name).value().tensors()) i += named.second.defined();
+    CHECK(i == 4);
+  }
+  const WeightFile file = WeightFile::open(dir / "w.pt").value();
+  const absl::StatusOr<NamedTensors> plain = file.tensors();  // converts
+  CHECK(plain->size() == 2);
+  static_assert(!std::is_reference_v<decltype(file.tensors().value())>);
+}
+
+TEST_CASE("A damaged file that is named as PyTorch's is not called safetensors", "[io][weight_file]") {
+  TempDir dir;
+  for (const std::string name : {"w.pt", "w.pth", "pytorch_model.bin"}) {
+    for (const std::string bytes : {"", "<html>404</html>", "\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b",
+                                    "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"}) {
+      std::ofstream(dir / name, std::ios::binary) << bytes;
+      const std::string line = refusal(dir / name);
+      CHECK_THAT(line, Catch::Contains("[weights.format]") && !Catch::Contains("safetensors"));
+    }
+  }
+  std::ofstream(dir / "w.safetensors") << "<html>404</html>";
+  CHECK_THAT(refusal(dir / "w.safetensors"), Catch::Contains("safetensors"));
+}

@@ -3,11 +3,15 @@
 
 import pathlib
 import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
 
 import check
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/tools"))
+import errors
 
 CLEAN = {
     "libtrainkit/CMakeLists.txt": "foreach(module core data optim)\n",
@@ -106,6 +110,64 @@ class CheckTest(unittest.TestCase):
 
     def test_a_program_in_the_readme_that_is_not_the_example(self):
         self.finds(check.check_readme, {"examples/readme.cpp": "int main() { return 1; }\n"}, "differs")
+
+    ERRORS = {
+        "libtrainkit/src/core/a.cpp": 'return to_status({.exit_code = ExitCode::kData,\n  .id = "data.row",\n  .problem = "ends early"});\n',
+        "docs/errors.toml": '[data.row]\ncause = "C."\nexample = "error[data.row] a.csv: ends early"\nremedy = "R."\n',
+    }
+
+    def errors(self, changes):
+        """The problems of a tree whose page was written before `changes`."""
+        with unittest.mock.patch("errors.WITHOUT_TEXT", set()):
+            clean = {**CLEAN, **self.ERRORS, "docs/errors.md": ""}
+            with tempfile.TemporaryDirectory() as folder:
+                for name, text in clean.items():
+                    path = pathlib.Path(folder) / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(text)
+                found, _ = errors.ids_of(errors.sources(pathlib.Path(folder)))
+                clean["docs/errors.md"] = errors.page(errors.entries_of(pathlib.Path(folder)), found)
+            return self.problems(check.check_errors, {**clean, **changes})
+
+    def test_an_error_without_its_entry(self):
+        self.assertEqual(self.errors({}), [])
+        code = self.ERRORS["libtrainkit/src/core/a.cpp"]
+        for planted, words in (('x("data.gone");', "a.cpp: the id data.gone has no entry"),
+                               ('e.id = "data." + kind;', "makes an id of two parts"),
+                               ('{.id = "other.id"}', "the id other.id has no entry"),
+                               ('{.exit_code = ExitCode::kUsage, .id = "data.row"}', "docs/errors.md: is not what")):
+            problems = self.errors({"libtrainkit/src/core/a.cpp": code + planted})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    def test_an_entry_without_its_error(self):
+        table = self.ERRORS["docs/errors.toml"]
+        for changed, words in ((table + table.replace("data.row", "data.gone"), "[data.gone] is no id"),
+                               (table.replace("ends early", "ends late now"), "no string of the sources"),
+                               (table + "exit = [5]\n", "exit is [5], but the sources set [4]"),
+                               (table.replace("remedy", "cure"), "needs cause, example and remedy"),
+                               (table.replace("C.", "D."), "docs/errors.md: is not what")):
+            problems = self.errors({"docs/errors.toml": changed})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    def test_a_figure_that_differs_from_its_source(self):
+        sources = {
+            "bench/published.json": '{"AMD EPYC": {"a: b": {"median": 3.14159, "lowest": 2.7, "highest": 19.84}}}',
+            "docs/reliability.md": "## Measured\n\n| what | n | d | at |\n|---|---|---|---|\n"
+                                   "| `a` | 100; 100; 100 each | 0 | c |\n| `b` | 1,600 | 2 | c |\n".replace("1,600", "1600"),
+            "docs/guide/memory.md": "### Predicted and counted\n\n| a | 1, 2 | +0.02 % | x |\n| b | 1, 2 | -0.99 % | x |\n\n## Next\n",
+        }
+        page = ("# A heading\nIs <!-- figure AMD: a: b -->3.14 ×<!-- end --> <!-- range AMD: a: b -->2.70 – 19.8<!-- end -->\n"
+                "and <!-- figure interruptions -->2,100<!-- end --> <!-- figure differences -->2<!-- end --> "
+                "<!-- figure memory -->0.99 %<!-- end -->\n")
+        self.assertEqual(self.problems(check.check_figures, {**sources, "docs/page.md": page}), [])
+        for old, new, words in (("3.14", "3.15", "which is 3.14 ×"), ("19.8<", "20<", "which is 2.70 – 19.8"), ("2,100", "2,000", "2,100"),
+                                ("-->2<", "-->0<", "'differences', which is 2"), ("0.99 %", "0.02 %", "which is 0.99 %"), ("Is <", "<", "begins a line"),
+                                ("AMD: a: b -->3", "Intel: a: b -->3", "there is no figure")):
+            problems = self.problems(check.check_figures, {**sources, "docs/page.md": page.replace(old, new)})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
 
     def test_a_phrase_that_is_hard_to_understand(self):
         self.finds(check.check_plain_english, {"docs/page.md": "# A heading\nReads so many rows.\n"},

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <limits>
@@ -63,6 +64,24 @@ TEST_CASE("A value cannot take the name of a fixed field or of another value", "
         R"({"step":3,"epoch":0,"split":"train","step_":9,"a\\x7f":1})");
 }
 
+TEST_CASE("Each line has the Unix time at which it was written, which no value can take", "[logging][jsonl]") {
+  test::TempDir dir;
+  const auto now = [] {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  };
+  const double before = now();
+  {
+    auto logger = JsonlLogger::open(dir / "m.jsonl").value();
+    logger->log({.step = 1, .values = {{"time", 5}}});
+    CHECK(logger->flush().ok());
+  }
+  const auto records = read_jsonl(dir / "m.jsonl").value();
+  REQUIRE(records.size() == 1);
+  CHECK(*records[0].find("time_") == 5);
+  CHECK(*records[0].find("time") >= before - 0.001);
+  CHECK(*records[0].find("time") <= now());
+}
+
 TEST_CASE("Long names stay complete and distinct", "[logging][jsonl]") {
   const std::string begin(150, 'n');
   CHECK(to_json({.step = 3, .values = {{begin + "1", 1}, {begin + "2", 2}}}) ==
@@ -91,7 +110,8 @@ TEST_CASE("Written values are read back as the same doubles", "[logging][jsonl]"
   CHECK(records[0].lr == written.lr);
   CHECK(records[0].gpu_memory_bytes == written.gpu_memory_bytes);
   CHECK(records[0].gpu_utilisation == written.gpu_utilisation);
-  REQUIRE(records[0].values.size() == 4);
+  REQUIRE(records[0].values.size() == 5);
+  CHECK(records[0].values[4].first == "time");
   CHECK(records[0].values[0] == written.values[0]);
   CHECK(records[0].values[1] == written.values[1]);
   CHECK(std::isnan(records[0].values[2].second));

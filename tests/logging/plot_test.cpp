@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <regex>
@@ -68,8 +69,8 @@ TEST_CASE("The picture has a line through the points of each split, axes and a l
     CHECK(train[i].second >= train[i - 1].second);  // the loss falls, and y grows downwards
   }
   // The axis goes from 1 to 4 with marks every 0.5: loss 4 is at the top, loss 1 at the bottom.
-  CHECK(train.front().second == Approx(56));
-  CHECK(train.back().second == Approx(392 - 336 * 0.03 / 3).margin(0.1));
+  CHECK(train.front().second == Approx(72));
+  CHECK(train.back().second == Approx(392 - 320 * 0.03 / 3).margin(0.1));
   CHECK(svg.find(" train 1.0300<") != std::string::npos);
   CHECK(svg.find(" val 1.5500 (lowest 1.5500 at step 1000)<") != std::string::npos);
   CHECK(svg.find(">step<") != std::string::npos);
@@ -84,7 +85,7 @@ TEST_CASE("A long run is averaged to one point per pixel and keeps its mean", "[
     records.push_back({.step = step, .values = {{"loss", step % 2 ? 1.0 : 3.0}}});
   const auto line = line_of(plot_svg(records), "train");
   REQUIRE(line.size() == 704);
-  for (const auto& [x, y] : line) CHECK(y == Approx((56 + 392) / 2.0).margin(3));
+  for (const auto& [x, y] : line) CHECK(y == Approx((72 + 392) / 2.0).margin(3));
 }
 
 TEST_CASE("Non-finite values leave a gap and a mark", "[logging][plot]") {
@@ -128,7 +129,34 @@ TEST_CASE("loss.svg is drawn from metrics.jsonl", "[logging][plot]") {
   REQUIRE(write_loss_plot(dir.path()).ok());
   std::ifstream file(dir / "loss.svg");
   const std::string svg((std::istreambuf_iterator<char>(file)), {});
-  CHECK(svg == plot_svg(run(300)));
+  const std::string name = std::filesystem::path(dir.path()).filename().string();
+  CHECK(svg.find(name + "<") != std::string::npos);  // the run's name is the title
+  CHECK(svg == plot_svg(run(300), "loss", "step", "tmp/" + name));
+}
+
+TEST_CASE("Marks of the axes lie within the picture, for values of any size", "[logging][plot]") {
+  for (const double scale : {1e-12, 1e-6, 1e-3, 1.0, 12345.0, 1e9, 1e20}) {
+    for (const int64_t last : {7, 1049, 99'999, 12'345'678}) {
+      std::vector<LogRecord> records;
+      for (int i = 0; i <= 10; ++i) {
+        records.push_back({.step = last * i / 10, .values = {{"loss", scale * (1.00001 + 1e-5 * i)}}});
+        records.push_back({.step = last * i / 10, .split = "val", .values = {{"loss", -scale * i}}});
+      }
+      CAPTURE(scale, last);
+      const std::string svg = plot_svg(records, "loss", "step", "runs/" + std::string(200, 'x'));
+      const std::regex text("<text x=\"([0-9.]+)\"[^>]*>([^<]*)<");
+      for (std::sregex_iterator it(svg.begin(), svg.end(), text), end; it != end; ++it) {
+        const double x = std::stod((*it)[1]);
+        const bool ends = it->str().find("\"end\"") != std::string::npos;
+        const bool centred = it->str().find("\"middle\"") != std::string::npos;
+        const double width = 6.8 * static_cast<double>((*it)[2].length()) *
+                             (it->str().find("font-size=\"18\"") != std::string::npos ? 1.5 : 1);
+        CAPTURE(it->str());
+        REQUIRE(x - (ends ? width : centred ? width / 2 : 0) >= 0);
+        REQUIRE(x + (ends ? 0 : centred ? width / 2 : width) <= 800);
+      }
+    }
+  }
 }
 
 TEST_CASE("A picture of other data names its axis and has no lowest value") {

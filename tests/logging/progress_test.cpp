@@ -166,6 +166,104 @@ TEST_CASE("A resumed run does not count earlier steps for its speed", "[logging]
   CHECK(screen.take().ends_with("left 1:30\n"));
 }
 
+TEST_CASE("The limit that will end the run gives the remaining time", "[logging][progress]") {
+  Screen screen;
+  double now = 0;
+  ConsoleProgress lines(screen.stream(), {.style = Style::kLines, .clock = [&] { return now; }});
+  lines.begin({.total_steps = 2000, .total_epochs = 5, .max_seconds = 60});
+  now = 41;
+  lines.log(record(740));  // at this speed 2,000 steps take longer than a minute
+  CHECK(screen.take() ==
+        "step 740 | epoch 1.85 | loss 2.1034 | lr 0.000955 | 12.3k tokens/s | left 0:19 of max_time\n");
+  lines.begin({.total_steps = 2000, .total_epochs = 5, .max_seconds = 3600});
+  now = 82;
+  lines.log(record(740));
+  CHECK_THAT(screen.take(), Catch::Contains("step 740/2000 | epoch 1.85/5") && Catch::EndsWith("left 1:10\n"));
+
+  Locale locale("C");
+  now = 0;
+  ConsoleProgress bar(screen.stream(), {.style = Style::kBar, .width = 110, .clock = [&] { return now; }});
+  bar.begin({.total_steps = 2000, .max_seconds = 60});
+  now = 15;
+  bar.tick(10);
+  CHECK(last_line(screen.take()) == " 25% ##########------------------------------ 10 [0:15<0:45 of max_time]");
+}
+
+TEST_CASE("A Markdown table becomes aligned columns", "[logging][progress]") {
+  Screen screen;
+  ConsoleProgress progress(screen.stream());
+  progress.log_text({.step = 3,
+                     .tag = "test",
+                     .text = "scores\n\n| class | pixels | recall |\n|---|---|---|\n| Lettuce 7wk | 719 | 100.00% |\n"
+                             "| Ma\u00efs | 21 | 5.00% |\n| empty |  | nan |\nafter | it"});
+  CHECK(screen.take() ==
+        "test:\nscores\n\n"
+        "class        pixels   recall\n"
+        "Lettuce 7wk     719  100.00%\n"
+        "Ma\u00efs             21    5.00%\n"
+        "empty                    nan\n"
+        "after | it\n");
+}
+
+/// What a terminal of any size shows after `output`: "\r", "\n", and the sequences to move up and to clear.
+static std::vector<std::string> on_terminal(const std::string& output) {
+  std::vector<std::string> lines(1);
+  size_t row = 0, column = 0;
+  for (size_t i = 0; i < output.size(); ++i) {
+    if (output[i] == '\r') {
+      column = 0;
+    } else if (output[i] == '\n') {
+      if (++row == lines.size()) lines.emplace_back();
+      column = 0;
+    } else if (output.compare(i, 2, "\x1b[") == 0) {
+      const size_t end = output.find_first_of("AJK", i);
+      if (output[end] == 'A') {
+        row -= std::stoul(output.substr(i + 2, end - i - 2));
+      } else {
+        lines[row].resize(column);
+        if (output[end] == 'J') lines.resize(row + 1);
+      }
+      i = end;
+    } else {
+      if (lines[row].size() <= column) lines[row].resize(column + 1, ' ');
+      lines[row][column++] = output[i];
+    }
+  }
+  return lines;
+}
+
+TEST_CASE("A live table is redrawn in place above the bar; elsewhere its rows are lines", "[logging][progress]") {
+  Screen screen;
+  double now = 0;
+  ConsoleProgress progress(screen.stream(), {.style = Style::kBar, .width = 60, .clock = [&] { return now; }});
+  progress.begin({.total_steps = 100});
+  std::string output;
+  for (int i = 1; i <= 12; ++i) {
+    now += 1;
+    progress.tick(i);
+    if (i % 5 == 1) progress.show_row("monitor  busy");  // the heading is repeated now and then
+    progress.show_row("monitor  row " + std::to_string(i) + (i == 12 ? std::string(100, '.') : ""));
+    if (i == 9) progress.print("saved");
+    output += screen.take();
+  }
+  progress.log({.step = 12, .split = "val", .values = {{"loss", 1}}});
+  CHECK(progress.close().ok());
+  const std::vector<std::string> lines = on_terminal(output + screen.take());
+  REQUIRE(lines.size() == 10);
+  CHECK(lines[0] == "saved");
+  CHECK(lines[1] == "val at step 12: loss 1.0000");
+  CHECK(lines[2] == "monitor  busy");
+  for (int i = 8; i <= 12; ++i) CHECK(lines[i - 5].starts_with("monitor  row " + std::to_string(i)));
+  CHECK(lines[7].size() == 59);
+  CHECK(lines[8].starts_with(" 12% "));
+  CHECK(lines[9].empty());
+
+  ConsoleProgress plain(screen.stream());
+  plain.show_row("monitor  busy");
+  plain.show_row("monitor  row 1");
+  CHECK(screen.take() == "monitor  busy\nmonitor  row 1\n");
+}
+
 TEST_CASE("Secrets are masked on screen", "[logging][progress]") {
   Screen screen;
   ConsoleProgress progress(screen.stream());

@@ -86,6 +86,45 @@ TEST_CASE("EventAccumulator reads every complete event of a file that was cut an
   }
 }
 
+TEST_CASE("TensorBoard reads the hyperparameters of a run, its end, and charts of loss, scores and throughput",
+          "[logging][tensorboard]") {
+  test::TempDir dir;
+  const std::map<std::string, std::string> settings = {
+      {"lr", "0.001"}, {"augment", "true"}, {"model", "cnn2d"}, {"gpu_ids", "[0, 1]"}, {"eval_every", "null"}};
+  {
+    auto logger = TensorBoardLogger::open(dir.path(), settings).value();
+    for (int step = 1; step <= 3; ++step) logger->log({.step = step, .values = {{"loss", 1.0}}});
+    REQUIRE(logger->flush().ok());
+  }
+  json found = accumulate(dir.path());
+  if (found.is_null()) TRAINKIT_SKIP("no Python with tensorboard");
+  const json expected = {{"lr", 0.001}, {"augment", true}, {"model", "cnn2d"}, {"gpu_ids", "[0, 1]"}};
+  CHECK(found.at("hparams") == expected);
+  CHECK(found.at("finished") == false);  // as a run that was killed
+  CHECK(found.at("texts").empty());
+  CHECK(found.at("charts").at("loss") == "[^/]+/loss$");
+  CHECK(found.at("charts").size() == 3);
+
+  // A resumed run keeps each step once and ends. TensorBoard shows the settings of the first start.
+  {
+    auto logger = TensorBoardLogger::open(dir.path(), {{"lr", "0.01"}}).value();
+    REQUIRE(logger->rewind(2).ok());
+    logger->log({.step = 3, .values = {{"loss", 0.5}}});
+    REQUIRE(logger->close().ok());
+  }
+  found = accumulate(dir.path());
+  CHECK(found.at("hparams") == expected);
+  CHECK(found.at("finished") == true);
+  CHECK(found.at("scalars").at("train/loss") == json({{1, 1.0}, {2, 1.0}, {3, 0.5}}));
+
+  // Resumed from its last step, a finished run is not finished any more until it ends again.
+  {
+    auto logger = TensorBoardLogger::open(dir.path(), settings).value();
+    REQUIRE(logger->rewind(3).ok());
+  }
+  CHECK(accumulate(dir.path()).at("finished") == false);
+}
+
 // 100 times with TRAINKIT_TEST_FULL (./dev test --full).
 TEST_CASE("A run killed at random times and resumed has every step once, also for stock TensorBoard",
           "[logging][tensorboard]") {

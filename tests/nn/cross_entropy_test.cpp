@@ -123,3 +123,37 @@ TEST_CASE("Under autocast cross_entropy of bfloat16 logits equals that of the sa
   CHECK(loss.equal(cross_entropy(logits.to(at::kFloat), target)));
   CHECK(gradient.scalar_type() == at::kBFloat16);
 }
+
+TEST_CASE("Class weights and label smoothing give PyTorch's formula and its gradient", "[nn][cross_entropy]") {
+  torch::manual_seed(5);
+  const int64_t rows = 30, classes = 7;
+  const at::Tensor logits = torch::randn({rows, classes}) * 3;
+  at::Tensor target = torch::randint(classes, {rows});
+  target[4] = -100;
+  const at::Tensor weight = torch::rand({classes}) + 0.1;
+  for (const bool weighted : {false, true}) {
+    for (const double smoothing : {0.0, 0.1, 1.0}) {
+      CAPTURE(weighted, smoothing);
+      const at::Tensor used = weighted ? weight : at::Tensor();
+      const auto [loss, gradient] =
+          with_gradient(logits, [&](const auto& x) { return cross_entropy(x, target, -100, used, smoothing); });
+      // torch.nn.CrossEntropyLoss: the target mixed with the uniform distribution, the mean weighted by the target.
+      const auto [expected, expected_gradient] = with_gradient(logits.to(at::kDouble), [&](const auto& x) {
+        const at::Tensor w = weighted ? weight.to(at::kDouble) : torch::ones({classes}, at::kDouble);
+        const at::Tensor counted = target.ne(-100), y = target.clamp_min(0);
+        const at::Tensor wanted =
+            (1 - smoothing) * torch::one_hot(y, classes).to(at::kDouble) + smoothing / static_cast<double>(classes);
+        const at::Tensor each = -(wanted * w * x.log_softmax(1)).sum(1);
+        return each.masked_select(counted).sum() / w.index_select(0, y).masked_select(counted).sum();
+      });
+      CHECK(loss.item<double>() == Approx(expected.template item<double>()).epsilon(1e-5));
+      CHECK(relative_to_largest(gradient, expected_gradient) < 1e-5);
+    }
+  }
+  CHECK_THROWS_AS(cross_entropy(logits, target, -100, {}, 1.5), c10::ValueError);
+  CHECK_THROWS_AS(cross_entropy(logits, target, -100, torch::ones({3})), c10::Error);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor narrow = cross_entropy(logits.to(at::kBFloat16), target, -100, weight, 0.1);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  CHECK(narrow.equal(cross_entropy(logits.to(at::kBFloat16).to(at::kFloat), target, -100, weight, 0.1)));
+}

@@ -7,32 +7,26 @@
 namespace trainkit {
 namespace {
 
-template <class Schedule, class Options>
-std::shared_ptr<const LRSchedule> make(const Options& options) {
-  return std::make_shared<const Schedule>(options);
-}
-
 std::shared_ptr<const LRSchedule> warm(std::shared_ptr<const LRSchedule> schedule) {
-  return std::make_shared<const WarmupLR>(WarmupOptions{.warmup_steps = 25, .start_factor = 0.2}, std::move(schedule));
+  return warmup_lr(25, std::move(schedule), 0.2);
 }
 
 /// The cases of tests/reference/lr_schedules.py.
 std::map<std::string, std::shared_ptr<const LRSchedule>> schedules() {
   std::map<std::string, std::shared_ptr<const LRSchedule>> all;
-  all["constant"] = std::make_shared<const ConstantLR>();
-  all["linear"] = make<LinearLR>(LinearLROptions{.end_factor = 0.1, .total_steps = 60});
-  all["cosine"] = make<CosineAnnealingLR>(CosineAnnealingLROptions{.total_steps = 80, .min_factor = 0.1});
-  all["restarts"] =
-      make<CosineAnnealingWarmRestarts>(CosineAnnealingWarmRestartsOptions{.t_0 = 20, .min_factor = 0.05});
-  all["restarts_mult"] = make<CosineAnnealingWarmRestarts>(CosineAnnealingWarmRestartsOptions{.t_0 = 10, .t_mult = 2});
-  all["step"] = make<StepLR>(StepLROptions{.step_size = 15, .gamma = 0.3});
+  all["constant"] = constant_lr();
+  all["linear"] = linear_lr(60, 1.0, 0.1);
+  all["cosine"] = cosine_annealing_lr(80, 0.1);
+  all["restarts"] = cosine_annealing_warm_restarts(20, 1, 0.05);
+  all["restarts_mult"] = cosine_annealing_warm_restarts(10, 2);
+  all["step"] = step_lr(15, 0.3);
   for (const char* name : {"constant", "linear", "cosine", "restarts", "restarts_mult", "step"}) {
     all[std::string(name) + "_warm"] = warm(all[name]);
   }
-  all["one_cycle"] = make<OneCycleLR>(OneCycleLROptions{.total_steps = 100});
-  all["one_cycle_linear"] = make<OneCycleLR>(OneCycleLROptions{
-      .total_steps = 100, .pct_start = 0.25, .div_factor = 10, .final_div_factor = 50, .linear = true});
-  all["one_cycle_three"] = make<OneCycleLR>(OneCycleLROptions{.total_steps = 100, .three_phase = true});
+  all["one_cycle"] = one_cycle_lr({.total_steps = 100});
+  all["one_cycle_linear"] =
+      one_cycle_lr({.total_steps = 100, .pct_start = 0.25, .div_factor = 10, .final_div_factor = 50, .linear = true});
+  all["one_cycle_three"] = one_cycle_lr({.total_steps = 100, .three_phase = true});
   all["nanogpt"] =
       create_schedule({.name = "cosine", .total_steps = 120, .warmup_steps = 20, .min_factor = 0.1}).value();
   return all;
@@ -85,7 +79,7 @@ TEST_CASE("PlateauOptions equal Python's ReduceLROnPlateau at every metric to 1e
     CAPTURE(name);
     SGD optimizer({.lr = 0.5});
     optimizer.add_param_group({.params = {{"x", torch::zeros({1}).requires_grad_()}}});
-    LRScheduler scheduler(optimizer, std::make_shared<ConstantLR>(), options);
+    LRScheduler scheduler(optimizer, constant_lr(), options);
     int lowered = 0;
     REQUIRE(traces.at(name).size() == 120);
     for (const Point& point : traces.at(name)) {

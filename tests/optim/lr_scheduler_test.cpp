@@ -197,9 +197,9 @@ TEST_CASE("LRScheduler reports every option out of range and every missing one")
   CHECK_THROWS_AS(LRScheduler(p.optimizer, nullptr), c10::ValueError);
   const PlateauOptions bad{.factor = 1, .patience = -1, .threshold = -1, .cooldown = -1, .min_lr = -1, .eps = -1};
   for (const char* name : {"factor", "patience", "threshold", "cooldown", "min_lr", "eps"}) {
-    CHECK_THROWS_WITH(LRScheduler(p.optimizer, std::make_shared<ConstantLR>(), bad), Contains(name));
+    CHECK_THROWS_WITH(LRScheduler(p.optimizer, constant_lr(), bad), Contains(name));
   }
-  LRScheduler scheduler(p.optimizer, std::make_shared<ConstantLR>());
+  LRScheduler scheduler(p.optimizer, constant_lr());
   CHECK_THROWS_WITH(scheduler.step_metric(1.0), Contains("needs PlateauOptions"));
 }
 

@@ -1,6 +1,4 @@
-#include <fstream>
-
-#include "reference_util.h"
+#include "read_floats.h"
 #include "trainkit/optim/adam.h"
 
 namespace trainkit {
@@ -10,15 +8,6 @@ namespace {
 const std::vector<std::vector<int64_t>> kShapes = {{16, 8}, {8, 24}, {12, 12}};
 constexpr int kSteps = 50;
 constexpr int64_t kNumel = 128 + 192 + 144;
-
-at::Tensor read_floats(const std::string& path, at::IntArrayRef shape) {
-  at::Tensor tensor = torch::empty(shape);
-  std::ifstream file(path, std::ios::binary);
-  file.read(reinterpret_cast<char*>(tensor.data_ptr<float>()), tensor.nbytes());
-  REQUIRE(file.gcount() == static_cast<std::streamsize>(tensor.nbytes()));
-  REQUIRE(file.peek() == EOF);
-  return tensor;
-}
 
 std::vector<at::Tensor> split(const at::Tensor& flat) {
   std::vector<at::Tensor> tensors;
@@ -54,14 +43,14 @@ TEST_CASE("Muon equals torch.optim.Muon over 50 steps: tall, wide and square mat
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir dir;
   test::run_reference("muon.py", dir.path().string());
-  const at::Tensor init = read_floats(dir / "init.bin", {kNumel});
-  const at::Tensor gradients = read_floats(dir / "grads.bin", {kSteps, kNumel});
+  const at::Tensor init = test::read_floats(dir / "init.bin", {kNumel});
+  const at::Tensor gradients = test::read_floats(dir / "grads.bin", {kSteps, kNumel});
   const std::pair<const char*, MuonOptions> cases[] = {
       {"default", {.lr = 1e-2}},
       {"match", {.lr = 1e-2, .match_rms_adamw = true, .weight_decay = 0.2}},
       {"plain", {.lr = 1e-2, .momentum = 0.8, .nesterov = false, .weight_decay = 0}}};
   for (const auto& [name, options] : cases) {
-    const at::Tensor python = read_floats(dir / (std::string(name) + ".bin"), {kSteps, kNumel});
+    const at::Tensor python = test::read_floats(dir / (std::string(name) + ".bin"), {kSteps, kNumel});
     for (const bool capturable : {false, true}) {
       MuonOptions ours = options;
       ours.capturable = capturable;

@@ -1,6 +1,4 @@
-#include <fstream>
-
-#include "reference_util.h"
+#include "read_floats.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/optimizer.h"
 #include "trainkit/optim/sgd.h"
@@ -14,15 +12,6 @@ constexpr int kSteps = 100;
 constexpr int64_t kNumel = 128 + 16 + 108 + 5;
 
 bool missing(int step, size_t index) { return (index == 1 && step < 20) || (index == 3 && step % 3 == 1); }
-
-at::Tensor read_floats(const std::string& path, at::IntArrayRef shape) {
-  at::Tensor tensor = torch::empty(shape);
-  std::ifstream file(path, std::ios::binary);
-  file.read(reinterpret_cast<char*>(tensor.data_ptr<float>()), tensor.nbytes());
-  REQUIRE(file.gcount() == static_cast<std::streamsize>(tensor.nbytes()));
-  REQUIRE(file.peek() == EOF);
-  return tensor;
-}
 
 std::vector<at::Tensor> split(const at::Tensor& flat) {
   std::vector<at::Tensor> tensors;
@@ -98,8 +87,8 @@ TEST_CASE(
     "AdamW, Adam and SGD equal Python's over 100 steps to 1e-6: groups, weight decay, lr factors, missing gradients") {
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir& dir = reference();
-  const at::Tensor init = read_floats(dir / "init.bin", {kNumel});
-  const at::Tensor gradients = read_floats(dir / "grads.bin", {kSteps, kNumel});
+  const at::Tensor init = test::read_floats(dir / "init.bin", {kNumel});
+  const at::Tensor gradients = test::read_floats(dir / "grads.bin", {kSteps, kNumel});
   int compared = 0;
   for (const std::string name : {"adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov"}) {
     for (const bool with_missing : {false, true}) {
@@ -109,7 +98,7 @@ TEST_CASE(
         for (const std::string fused : {"", ".fused"}) {
           const std::string path = dir / (name + fused + (with_missing ? ".missing" : "") + ".bin");
           if (!std::filesystem::exists(path)) continue;
-          const at::Tensor python = read_floats(path, {kSteps, kNumel});
+          const at::Tensor python = test::read_floats(path, {kSteps, kNumel});
           CHECK(error(ours, python) < 1e-6);
           // The same kernels and numbers give the same bits.
           if (!fused.empty() && !capturable) CHECK(torch::equal(ours, python));
@@ -126,8 +115,8 @@ TEST_CASE("clip_grad_norm_ equals torch.nn.utils.clip_grad_norm_: norm and gradi
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir& dir = reference();
   const std::vector<at::Tensor> params = parameters(read_floats(dir / "init.bin", {kNumel}));
-  const at::Tensor gradients = read_floats(dir / "grads.bin", {kSteps, kNumel});
-  const at::Tensor expected = read_floats(dir / "clip.bin", {kSteps, 1 + kNumel});
+  const at::Tensor gradients = test::read_floats(dir / "grads.bin", {kSteps, kNumel});
+  const at::Tensor expected = test::read_floats(dir / "clip.bin", {kSteps, 1 + kNumel});
   SGD optimizer;
   ParamGroup group;
   for (size_t i = 0; i < params.size(); ++i) group.params.push_back({std::to_string(i), params[i]});

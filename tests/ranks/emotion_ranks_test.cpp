@@ -93,14 +93,14 @@ TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of 
     int64_t world;
     std::string workers;
   };
-  for (const Way& way : {Way{0, "0"}, Way{0, "2"}, Way{2, "1"}}) {
+  for (const Way& way : {Way{0, "2"}, Way{2, "1"}}) {
     const EmotionPlace place;
-    const std::vector<std::string> flags = {"--batch_size",  "7",         "--max_steps", "14", "--epochs", "9",
+    const std::vector<std::string> flags = {"--batch_size",  "7",         "--max_steps", "9",  "--epochs", "9",
                                             "--num_workers", way.workers, "--ema",       "0.9"};
-    require_done(run(place, "whole", way.world, with({"--save_every", "14"}, flags)));
-    const std::string expected = checkpoint_bytes(place.dir / "whole", "00000014");
+    require_done(run(place, "whole", way.world, with({"--save_every", "9"}, flags)));
+    const std::string expected = checkpoint_bytes(place.dir / "whole", "00000009");
     {
-      Ranks ranks(job_of(place, "killed", way.world, with({"--save_every", "4"}, flags)), place.dir.path().string());
+      Ranks ranks(job_of(place, "killed", way.world, with({"--save_every", "3"}, flags)), place.dir.path().string());
       const auto start = std::chrono::steady_clock::now();
       while (!std::filesystem::exists(place.dir / "killed" + "/checkpoints/latest")) {
         REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
@@ -109,9 +109,9 @@ TEST_CASE("A run of trainkit-emotion that is killed and resumed has the bits of 
       ranks[0].kill(SIGKILL);
       ranks.wait();
     }
-    require_done(run(place, "killed", way.world, with({"--save_every", "14", "--resume", "latest"}, flags)));
+    require_done(run(place, "killed", way.world, with({"--save_every", "9", "--resume", "latest"}, flags)));
     INFO(way.world << " ranks, " << way.workers << " workers");
-    CHECK(checkpoint_bytes(place.dir / "killed", "00000014") == expected);
+    CHECK(checkpoint_bytes(place.dir / "killed", "00000009") == expected);
     CHECK(losses(place.dir / "killed") == losses(place.dir / "whole"));
   }
 }

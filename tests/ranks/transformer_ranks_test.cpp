@@ -1,4 +1,7 @@
 // trainkit-transformer on several devices: the same training as on one, resumed with the same bits on any number.
+#include <map>
+#include <nlohmann/json.hpp>
+
 #include "apps/text_place.h"
 #include "ranks.h"
 
@@ -114,6 +117,29 @@ TEST_CASE("A run of several devices that is killed and resumed has the bits of a
       CHECK(losses(place.dir / name) == losses(place.dir / "whole"));
     }
   }
+}
+
+TEST_CASE("--profile puts all ranks on one time line", "[ranks][transformer][profile]") {
+  const Place place;
+  require_done(run(place, "run", 2, {"--max_steps", "6", "--profile", "2"}));
+  const auto trace = nlohmann::json::parse(read_text(place.dir / "run" + "/profile.json"));
+  std::map<int64_t, int> updates;
+  std::map<int64_t, std::string> names;
+  double begin[2] = {0, 0}, end[2] = {0, 0};
+  for (const auto& event : trace.at("traceEvents")) {
+    const auto process = event.at("pid").get<int64_t>();
+    if (event.at("name") == "process_name") names[process] = event.at("args").at("name");
+    if (event.at("name") != "update") continue;
+    const double at = event.at("ts").get<double>();
+    const int64_t rank = process / 1000;
+    if (updates[process]++ == 0) begin[rank] = at;
+    end[rank] = at;
+  }
+  CHECK(names == std::map<int64_t, std::string>{{0, "rank 0"}, {1000, "rank 1"}});
+  CHECK(updates == std::map<int64_t, int>{{0, 5}, {1000, 5}});
+  CHECK(begin[0] < end[1]);  // the steps of both ranks overlap
+  CHECK(begin[1] < end[0]);
+  CHECK(!std::filesystem::exists(place.dir / "run" + "/profile.rank1.json"));
 }
 
 TEST_CASE("SIGTERM to one rank of the trainer stops all with a checkpoint that verifies", "[ranks][transformer]") {

@@ -6,7 +6,9 @@
 #include <ATen/DeviceAccelerator.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include "../cuda_sim/cuda_sim_control.h"
 #include "budget_allocator.h"
@@ -29,6 +31,18 @@ void misbehave(const std::string& scenario, int64_t rank, int64_t step) {
   if (scenario == "throws" || scenario == "throws_alone") throw std::runtime_error("row 17 is not a picture");
   static bool once = false;
   if (scenario == "out_of_memory" && !std::exchange(once, true)) C10_THROW_ERROR(OutOfMemoryError, "no room for 4 GiB");
+}
+
+/// The device of rank 1 fails at step 3, long before the rank notices: NCCL's watchdog, which looks at the exchanges
+/// every 100 ms, is the first.
+void fail_device(ProcessGroup& group, at::Device device, int64_t step) {
+  if (step != 3) return;
+  const at::Tensor ones = at::ones({1}, device);
+  group.all_reduce(ones).IgnoreError();
+  if (group.rank() != 1) return;
+  set_cuda_sim("FAIL_LAUNCH", "1");
+  ones.zero_();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
 /// rank_loss with a backward that throws when the gradient of `where` is ready: the hidden layer's output, or the
@@ -177,6 +191,7 @@ absl::Status run_rank(std::string scenario, const std::string& out) {
             unreadable ? Batch() : rank_batch(step, rank * micro_batches + part, group->world_size() * micro_batches);
         train.accumulate(batch.to(device), [&](torch::nn::Module& module, const Batch& batch) {
           misbehave(scenario, rank, step);
+          if (scenario == "device_fails") fail_device(*group, device, step);
           const bool fails = rank == 1 && step == 3;
           if (fails && scenario == "throws_in_backward") return failing_loss(module, batch, "hidden");
           if (fails && scenario == "throws_at_the_end") return failing_loss(module, batch, "x");

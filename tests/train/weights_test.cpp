@@ -131,6 +131,37 @@ TEST_CASE("load_weights reports mismatches by name and changes nothing", "[train
   CHECK(exit_code(load_weights(*model, dir / "none").status()) == ExitCode::kWeights);
 }
 
+TEST_CASE("load_weights leaves out the head of another number of classes", "[train][weights]") {
+  TempDir dir;
+  NamedTensors other = weights();
+  other[1].second = torch::ones({5});  // body.bias of another size
+  other.emplace_back("decoder.weight", torch::ones({3}));
+  Tied model;
+  const at::Tensor bias = model->body->bias.detach().clone();
+  REQUIRE_FALSE(load_weights(*model, saved(dir, other)).ok());
+  const auto loaded = load_weights(*model, saved(dir, other), {.skip = {"body.bias", "decoder."}});
+  REQUIRE(loaded.status() == absl::OkStatus());
+  CHECK(loaded->loaded == 3);
+  CHECK(is_loaded(model));
+  CHECK(torch::equal(model->body->bias, bias));
+  // The rules apply after renaming, and a rule without a name is a mistake.
+  Tied renamed;
+  CHECK(load_weights(*renamed, saved(dir, other), {.rename = {{"decoder.", "head2."}}, .skip = {"body.bias", "head2."}})
+            .ok());
+  const absl::Status unused = load_weights(*renamed, saved(dir, other), {.skip = {"fc."}}).status();
+  CHECK(exit_code(unused) == ExitCode::kWeights);
+  CHECK_THAT(error_line(unused), Catch::Contains("fc.: matches no tensor"));
+}
+
+TEST_CASE("A mismatch names five tensors of each kind and counts the rest", "[train][weights]") {
+  TempDir dir;
+  NamedTensors more = weights();
+  for (int i = 0; i < 9; ++i) more.emplace_back("extra." + std::to_string(i), torch::ones({1}));
+  Tied model;
+  const std::string line = error_line(load_weights(*model, saved(dir, more)).status());
+  CHECK_THAT(line, Catch::Contains("9 unexpected (extra.0, extra.1, extra.2, extra.3, extra.4 and 4 more)"));
+}
+
 TEST_CASE("load_weights refuses non-finite weights, except in masks", "[train][weights]") {
   TempDir dir;
   Tied model;

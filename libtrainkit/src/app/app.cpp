@@ -7,6 +7,8 @@
 
 #include "app/command_line.h"
 #include "app/resume.h"
+#include "logging/report.h"
+#include "logging/run_file.h"
 #include "train/run_state.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
@@ -22,8 +24,9 @@ namespace trainkit {
 namespace {
 
 constexpr char kDeviceRemark[] =
-    "\nDefaults marked ({0}) depend on the device. This machine's device is {0}; --print_config shows the values of a "
-    "run.\n";
+    "Defaults marked (cuda) or (cpu) depend on the device: these are of this machine's. --print_config shows the "
+    "values "
+    "of a run.";
 
 void fill_in_defaults(TrainingTask& task, const RunContext& context) {
   StepRecipe& recipe = task.recipe;
@@ -48,6 +51,11 @@ std::vector<std::string> warnings_of(const RunFacts& facts) {
     if (name == "warning:") warnings.push_back(text);
   }
   return warnings;
+}
+
+/// A run without a report is a finished run.
+void print_report_error(const absl::Status& written) {
+  if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
 }
 
 /// The parts of one run that belong together, made in order.
@@ -125,6 +133,7 @@ class AppRun {
       facts.insert(facts.end(), more.begin(), more.end());
     }
     context_.print(run_.json ? plan_to_json(facts, memory) : to_text(facts));
+    facts_ = std::move(facts);
     return trainer;
   }
 
@@ -155,8 +164,11 @@ class AppRun {
     TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
     context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
-                   run_.output_dir + "/loss.svg" + describe_next(result, run_, app_.info().name));
-    if (code == 0 && context_.placement.is_first()) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+                   run_.output_dir + "/loss.svg\nreport     " + run_.output_dir + "/report.html" +
+                   describe_next(result, run_, app_.info().name));
+    if (!context_.placement.is_first()) return code;
+    if (code == 0) TRAINKIT_RETURN_IF_ERROR(app_.finish(context_, trained));
+    print_report_error(detail::write_report(run_.output_dir));
     return code;
   }
 
@@ -165,7 +177,11 @@ class AppRun {
     program_.output_dir = run_.output_dir;
     const bool is_first = context_.placement.is_first();
     TRAINKIT_ASSIGN_OR_RETURN(folder_, RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
-    if (is_first) TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
+    if (is_first) {
+      TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
+      TRAINKIT_RETURN_IF_ERROR(
+          detail::describe_session(run_.output_dir, facts_, settings_.monitor, settings_.monitor_higher_is_better));
+    }
     if (task_.keep_best) {
       TRAINKIT_ASSIGN_OR_RETURN(best_, BestModel::open(run_.output_dir, run_.resume,
                                                        {.metric = settings_.monitor,
@@ -196,6 +212,7 @@ class AppRun {
   TrainerOptions settings_;
   std::unique_ptr<RunFolder> folder_;
   std::optional<BestModel> best_;
+  RunFacts facts_;
 };
 
 absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
@@ -226,7 +243,10 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
     if (code != 0 || run.dry_run) return code;
     results.push_back(std::move(scores));
   }
-  if (app.repeats() > 1 && placement.is_first()) TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, results));
+  if (app.repeats() > 1 && placement.is_first()) {
+    TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, results));
+    print_report_error(detail::write_report(run.output_dir));
+  }
   return 0;
 }
 
@@ -237,28 +257,26 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   RunOptions run;
   app.set_defaults(run);
   const AppInfo info = app.info();
-  ConfigParser parser({.name = info.name,
-                       .version = library_versions()["trainkit"],
-                       .description = info.description,
-                       .examples = info.examples});
+  ProgramInfo program_info = shared_help(
+      {.name = info.name, .description = info.description, .examples = info.examples, .help_flags = info.help_flags});
+  for (const AppCommand& each : commands) program_info.commands.emplace_back(each.name, each.summary);
+  program_info.remark = kDeviceRemark;
+  ConfigParser parser(std::move(program_info));
   add_run_flags(parser, run);
   app.add_flags(parser);
   detail::continue_with_own_settings(parser, run);
   TRAINKIT_ASSIGN_OR_RETURN(const Request request, parser.parse(argc, argv));
   const auto set_device_defaults = [&](at::Device device) {
-    const char* name = device.is_cuda() ? "cuda" : "cpu";
-    parser.set_defaults(app.device_defaults(device.is_cuda()), name);
+    parser.set_defaults(app.device_defaults(device.is_cuda()), device.is_cuda() ? "cuda" : "cpu");
     app.set_dependent_defaults(parser);
-    return name;
   };
-  // Neither depends on a flag or on the launcher's environment, so that neither can fail.
-  if (request == Request::kVersion) {
-    print_line(parser.text(request));
-    return 0;
-  }
+  // None depends on a flag or on the launcher's environment, so that none can fail.
   if (request == Request::kHelp) {
-    const char* device = set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
-    print_line(parser.text(request) + describe_commands(commands, info.name) + fmt::format(kDeviceRemark, device));
+    set_device_defaults(resolve_device(parser, run, MachineInfo::here()).value_or(at::kCPU));
+  }
+  if (request == Request::kVersion || request == Request::kHelp || request == Request::kCompletion) {
+    print_line(parser.text(request));
+    if (request == Request::kCompletion) complete_commands(commands, {argv + 1, argv + argc});
     return 0;
   }
   TRAINKIT_ASSIGN_OR_RETURN(const MachineInfo machine, launched_machine());

@@ -101,8 +101,10 @@ class RunCommandLine {
     const auto flags = std::find_if(words.begin(), words.end(), [](const auto& word) { return word.starts_with('-'); });
     words_.assign(words.begin(), flags);
     std::vector<std::string> arguments(flags, words.end());
-    const bool asks_text = std::any_of(
-        flags, words.end(), [](const auto& word) { return word == "--help" || word == "-h" || word == "--version"; });
+    const bool asks_text = std::any_of(flags, words.end(), [](const std::string& word) {
+      const std::string flag = word.substr(0, word.find('='));
+      return flag == "--help" || flag == "-h" || flag == "--version" || flag == "--completion";
+    });
     if (!asks_text) {
       if (words_.empty()) {
         return bad_word("RUN", "not given", "the folder of a run",
@@ -133,15 +135,15 @@ class RunCommandLine {
  private:
   ProgramInfo program() const {
     const AppInfo info = app_.info();
-    std::vector<std::string> flags = command_.flags;
-    flags.insert(flags.end(), std::begin(kSharedFlags), std::end(kSharedFlags));
-    return {.name = info.name + " " + command_.name,
-            .version = library_versions()["trainkit"],
-            .description = fmt::format("{}\n\nThe settings are those of the run. Every flag of {} overrides one.",
-                                       command_.summary, info.name),
-            .examples = command_.examples,
-            .words = command_.words,
-            .help_flags = flags};
+    ProgramInfo program = shared_help(
+        {.name = info.name + " " + command_.name,
+         .description = fmt::format("{}\n\nThe settings are those of the run. Every flag of {} overrides one.",
+                                    command_.summary, info.name),
+         .examples = command_.examples,
+         .words = command_.words,
+         .help_flags = command_.flags});
+    program.shared_flags.assign(std::begin(kSharedFlags), std::end(kSharedFlags));
+    return program;
   }
 
   App& app_;
@@ -225,11 +227,15 @@ absl::StatusOr<std::optional<int>> run_command(const std::vector<AppCommand>& co
                     .hint = nearest.empty() ? "see --help" : "did you mean " + nearest + "?"});
 }
 
-std::string describe_commands(const std::vector<AppCommand>& commands, const std::string& program) {
-  if (commands.empty()) return "";
-  std::string text = fmt::format("\nCommands ({} COMMAND --help lists their flags):\n", program);
-  for (const AppCommand& command : commands) text += fmt::format("  {:<27} {}\n", command.name, command.summary);
-  return text;
+void complete_commands(const std::vector<AppCommand>& commands, const std::vector<std::string>& words) {
+  for (const AppCommand& command : commands) command.run(words).IgnoreError();
+}
+
+ProgramInfo shared_help(ProgramInfo program) {
+  program.version = library_versions()["trainkit"];
+  program.shared_groups = {"Data", "Run", "Optimization", "Devices"};
+  program.shared_flags = {"data_dir", "output_dir", "epochs", "batch_size", "lr", "device", "resume", "dry_run"};
+  return program;
 }
 
 }  // namespace trainkit

@@ -16,7 +16,10 @@ namespace trainkit {
 absl::StatusOr<std::optional<int>> run_command(const std::vector<AppCommand>& commands, int argc,
                                                const char* const* argv);
 
-/// Lists the commands for --help.
-std::string describe_commands(const std::vector<AppCommand>& commands, const std::string& program);
+/// Lets each command print its part of the script of --completion, which is among `words`.
+void complete_commands(const std::vector<AppCommand>& commands, const std::vector<std::string>& words);
+
+/// Adds the version, and the headings and the most used of the shared flags, to the description of a program.
+ProgramInfo shared_help(ProgramInfo program);
 
 }  // namespace trainkit

@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "logging/report.h"
+#include "logging/run_file.h"
 #include "trainkit/app/placement.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
@@ -61,6 +63,10 @@ int report(ProgramState& program, const absl::Status& status) {
   if (!program.output_dir.empty()) {
     // The error is on stderr already; a failure to write error.json (a full disk) is ignored.
     (void)write_error(program.output_dir, status);
+    const RunSummary summary{.exit_reason = "error", .exit_code = static_cast<int>(exit_code(status))};
+    (void)detail::end_session(program.output_dir, summary, {});
+    // On a full disk, leave the rest to the run that resumes.
+    if (exit_code(status) != ExitCode::kStorage) (void)detail::write_report(program.output_dir);
   }
   return static_cast<int>(exit_code(status));
 }

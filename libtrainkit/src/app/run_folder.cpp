@@ -11,7 +11,8 @@
 #include <map>
 #include <numeric>
 
-#include "core/parallel.h"
+#include "core/waiting_threads.h"
+#include "logging/run_file.h"
 #include "logging/run_log.h"
 #include "train/run_state.h"
 #include "trainkit/app/app.h"
@@ -123,6 +124,7 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
                          .override_lr = parser.is_changed("lr"),
                          .early_stopping = run.early_stopping,
                          .monitoring = {.table_every = run.monitor ? kTableEvery : 0},
+                         .profile_step = run.profile,
                          .handle_signals = true};
   const int64_t epoch_steps =
       planned_steps(loader.batches_per_epoch(), {.max_epochs = 1, .grad_accum_steps = options.grad_accum_steps});
@@ -268,10 +270,14 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
                                           .console = stdout,
                                           .use_tensorboard = run.use_tensorboard,
                                           .tensorboard_dir = run.tensorboard_dir,
+                                          .settings = {settings.begin(), settings.end()},
                                           .use_wandb = run.use_wandb,
                                           .wandb = {.project = program, .config = {settings.begin(), settings.end()}},
                                           .resume_step = resume_step}));
-  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
+  const std::string config = parser.to_yaml();
+  TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", config));
+  TRAINKIT_RETURN_IF_ERROR(detail::begin_session(
+      run.output_dir, {.program = program, .config = config, .resume_step = resume_step, .changes = parser.changes()}));
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 
@@ -341,6 +347,7 @@ absl::StatusOr<int> RunFolder::finish(const TrainerResult& result, const Metrics
   if (!is_first()) return summary.exit_code;
   TRAINKIT_RETURN_IF_ERROR(write_loss_plot(path_));
   TRAINKIT_RETURN_IF_ERROR(write_summary(path_, summary));
+  TRAINKIT_RETURN_IF_ERROR(detail::end_session(path_, summary, result.monitor));
   return summary.exit_code;
 }
 

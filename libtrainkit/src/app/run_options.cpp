@@ -85,8 +85,10 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("on_save_error", &o.on_save_error, on_save_error);
   parser.add("tensorboard_dir", &o.tensorboard_dir,
              path(PathKind::kOutput, "Folder of TensorBoard event files; unset: <output_dir>/tensorboard."));
-  OptionSpec resume =
-      path(PathKind::kInput, "Resume from `latest` (of --output_dir), a run folder, its checkpoints/ or one step-...");
+  OptionSpec resume = path(
+      PathKind::kInput,
+      "Resume from `latest`, a run folder or a checkpoint. `latest` is the newest one of --output_dir; a checkpoint is "
+      "checkpoints/ or one step-...");
   resume.path_words = {"latest"};
   parser.add("resume", &o.resume, resume);
   parser.add("init_from", &o.init_from,
@@ -95,6 +97,9 @@ void add_progress_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("dry_run", &o.dry_run, spec("Check everything and print the plan without training."));
   parser.add("json", &o.json, {.help = "With --dry_run: print the plan as JSON.", .group = "Run", .flag_only = true});
   parser.add("monitor", &o.monitor, spec("Show a live table of devices, memory and data loader."));
+  OptionSpec profile = spec("Write this step and the next 10 as a trace for Perfetto, profile.json; 0: none.");
+  profile.min = 0, profile.metavar = "STEP", profile.flag_only = true;
+  parser.add("profile", &o.profile, profile);
   parser.add("use_tensorboard", &o.use_tensorboard, spec("Write TensorBoard event files."));
   parser.add("use_wandb", &o.use_wandb, spec("Log to Weights & Biases through its Python client."));
   parser.add("cudnn_benchmark", &o.cudnn_benchmark, spec("Let cuDNN benchmark its algorithms and use the fastest."));
@@ -345,8 +350,9 @@ std::vector<fs::path> checkpoints_of(const fs::path& output_dir) {
 /// Removes the files of an earlier run by name; keeps other files.
 absl::Status remove_run(const fs::path& output_dir) {
   std::vector<fs::path> old = checkpoints_of(output_dir);
-  for (const char* name : {"checkpoints/latest", "config.yaml", "metrics.jsonl", "tensorboard", "results", "loss.svg",
-                           "bad_samples.csv", "summary.json", "error.json"}) {
+  for (const char* name :
+       {"checkpoints/latest", "config.yaml", "metrics.jsonl", "tensorboard", "results", "loss.svg", "bad_samples.csv",
+        "summary.json", "error.json", "profile.json", "run.json", "report.html"}) {
     old.push_back(output_dir / name);
   }
   for (const fs::path& path : old) {
@@ -467,6 +473,9 @@ absl::Status check_run_options(const ConfigParser& parser, const RunOptions& opt
   TRAINKIT_RETURN_IF_ERROR(resolve_batch(parser, options, plan.replicas).status());
   if (options.grad_compression != "none" && plan.strategy != "ddp") {
     return parser.invalid("grad_compression", "needs strategy ddp; the strategy is " + plan.strategy, "none");
+  }
+  if (options.max_steps > 0 && options.profile > options.max_steps) {
+    return parser.invalid("profile", "is after the last step", "at most " + std::to_string(options.max_steps));
   }
   if (options.on_nonfinite == "rollback" && options.save_every == 0) {
     return parser.invalid("on_nonfinite", "rollback needs checkpoints, but --save_every is 0", "fail or skip");

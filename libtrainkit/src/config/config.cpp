@@ -261,15 +261,22 @@ absl::Status read_file(const ConfigParser::State& state, const std::string& path
 ConfigParser::ConfigParser(ProgramInfo program) : state_(std::make_unique<State>()) {
   state_->program = std::move(program);
   const auto flag = [](const char* help) {
-    return OptionSpec{.help = help, .group = "Configuration", .flag_only = true};
+    return OptionSpec{.help = help, .group = detail::kBuiltInGroup, .flag_only = true};
   };
   OptionSpec file = flag("YAML or JSON configuration file. Its keys are flag names.");
   file.path = PathKind::kInput;
   add("config", &state_->config_file, file);
   add("preset", &state_->preset,
-      {.help = "Preset of settings, listed below.", .group = "Configuration", .metavar = "NAME"});
+      {.help = "Preset of settings; --help configuration lists them.",
+       .group = detail::kBuiltInGroup,
+       .metavar = "NAME"});
   add("print_config", &state_->print_config, flag("Print each value and its source, then exit."));
-  add("help", &state_->help, flag("Print this help and exit (-h)."));
+  OptionSpec help = flag("Print help and exit (-h): the most used flags, all of them, those of a heading, or one.");
+  help.metavar = "[all|GROUP|FLAG]";
+  add("help", &state_->help, help);
+  OptionSpec completion = flag("Print a script that completes this command line in a shell, and exit.");
+  completion.choices = {"bash", "zsh"};
+  add("completion", &state_->completion, completion);
   add("version", &state_->version, flag("Print the version and exit."));
   for (const char* name : {"print_config", "help", "version"}) state_->at(name).is_switch = true;
 }
@@ -309,9 +316,10 @@ absl::StatusOr<Request> ConfigParser::parse(int argc, const char* const* argv) {
 absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& arguments) {
   State& state = *state_;
   TORCH_CHECK(!std::exchange(state.parsed, true), "parse() may be called only once");
-  for (const std::string& argument : arguments) {
-    if (argument == "--help" || argument == "-h") return Request::kHelp;
-    if (argument == "--version") return Request::kVersion;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string flag = arguments[i].substr(0, arguments[i].find('='));
+    if (flag == "--version") return Request::kVersion;
+    if (flag == "--help" || flag == "-h" || flag == "--completion") return parse_question(arguments, i);
   }
   TRAINKIT_ASSIGN_OR_RETURN(const auto flags, CommandLine(state, arguments).read());
   const auto apply = [&]() -> absl::Status {
@@ -332,6 +340,39 @@ absl::StatusOr<Request> ConfigParser::parse(const std::vector<std::string>& argu
   }
   TRAINKIT_RETURN_IF_ERROR(check_complete());
   return state.print_config ? Request::kPrintConfig : Request::kRun;
+}
+
+/// Reads the topic of --help, or the shell of --completion, at `at`.
+absl::StatusOr<Request> ConfigParser::parse_question(const std::vector<std::string>& arguments, size_t at) {
+  State& state = *state_;
+  const size_t equals = arguments[at].find('=');
+  const bool has_word = at + 1 < arguments.size() && !is_flag(arguments[at + 1]);
+  const std::string word = equals != std::string::npos ? arguments[at].substr(equals + 1)
+                           : has_word                  ? arguments[at + 1]
+                                                       : "";
+  if (arguments[at].starts_with("--completion")) {
+    const Option& option = state.at("completion");
+    if (auto fault = option.binding->assign({.text = word}, option.spec, true)) {
+      return flag_error("value", "--completion", std::move(*fault));
+    }
+    return Request::kCompletion;
+  }
+  const std::string topic = detail::topic_name(std::string_view(word).substr(word.starts_with("--") ? 2 : 0));
+  std::vector<std::string> topics = {"all"};
+  for (const std::string& group : state.groups()) topics.push_back(detail::topic_name(group));
+  const bool known = topic.empty() || topic == "all" || !state.group_of_topic(topic).empty() || state.find(topic);
+  if (!known) {
+    std::vector<std::string> names = state.names();
+    names.insert(names.end(), topics.begin(), topics.end());
+    const std::string nearest = nearest_name(topic, names);
+    return flag_error("value", "--help",
+                      {.problem = "no such heading or flag",
+                       .got = word,
+                       .expected = detail::join(topics, ", ", ", ") + " or the name of a flag",
+                       .hint = nearest.empty() ? "" : "did you mean --help " + nearest + "?"});
+  }
+  state.help_topic = topic;
+  return Request::kHelp;
 }
 
 void ConfigParser::set_run_file(std::function<absl::StatusOr<std::string>()> find,

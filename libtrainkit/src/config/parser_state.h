@@ -15,6 +15,12 @@
 namespace trainkit {
 namespace detail {
 
+/// Heading of the built-in flags.
+inline constexpr char kBuiltInGroup[] = "Configuration";
+
+/// Returns the name of a heading as a word of the command line: "Tables of interactions" -> "tables_of_interactions".
+std::string topic_name(std::string_view group);
+
 /// Sources of a value, in ascending precedence.
 enum class Layer { kDefault, kRun, kPreset, kFile, kFlag };
 
@@ -60,6 +66,8 @@ struct ConfigParser::State {
   std::string config_file;
   std::string preset;
   bool print_config = false, help = false, version = false;
+  std::string completion;
+  std::string help_topic;
   bool parsed = false;
 
   /// Returns the option named `name` ('-' and '_' are equivalent), or nullptr.
@@ -67,6 +75,10 @@ struct ConfigParser::State {
   /// Same, for names written in the program: throws c10::Error if there is none.
   detail::Option& at(std::string_view name) const;
   std::vector<std::string> names() const;
+  /// Returns the headings of the options: the program's own, the shared ones, then that of the built-in flags.
+  std::vector<std::string> groups() const;
+  /// Returns the heading that `topic` names ("tables_of_interactions"), or "".
+  std::string group_of_topic(std::string_view topic) const;
 };
 
 }  // namespace trainkit

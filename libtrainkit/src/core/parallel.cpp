@@ -4,15 +4,10 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ParallelGuard.h>
 #include <dlfcn.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
-#include <cstdlib>
 #include <exception>
-#include <thread>
 
 namespace trainkit::detail {
 namespace {
@@ -28,18 +23,6 @@ namespace {
 // The guards match at::parallel_for: ThreadIdGuard sets at::get_thread_num(), and ParallelGuard marks the parallel
 // region, so that nested loops run on one thread. An exception must not leave GOMP_parallel; the first one is kept and
 // rethrown.
-
-// Note [Waiting threads]
-//
-// Between parallel regions and at their end, a thread of libgomp polls for about 3 ms before it sleeps
-// (GOMP_SPINCOUNT). If another process uses a processor, one thread of a team often has to wait for its processor; the
-// others then poll and take the processors from it. On two processors with one other busy process, a training step
-// takes three times as long.
-//
-// libgomp polls 100 times only, a few microseconds, while the process has more OpenMP threads than processors. It
-// counts the threads of all teams, also of teams without work. let_waiting_threads_sleep() therefore starts a team
-// that makes the number large enough and never works again. The environment variables would do the same, but libgomp
-// reads them before main(). Source: libgomp of GCC 11 to 14, env.c and config/linux/wait.h.
 
 /// Functions of the loaded OpenMP runtime. See Note [OpenMP runtime].
 struct OpenMp {
@@ -113,25 +96,10 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_
   if (loop.failure) std::rethrow_exception(loop.failure);
 }
 
-void let_waiting_threads_sleep() {
-#ifndef __SANITIZE_THREAD__
-  static std::atomic_flag has_started = ATOMIC_FLAG_INIT;
-  if (std::getenv("OMP_WAIT_POLICY") || std::getenv("GOMP_SPINCOUNT")) return;
-  const int threads = at::get_num_threads();
-  if (threads < 2 || !OpenMp::get().is_available() || has_started.test_and_set()) return;
-  // With many more processors than threads, a waiting thread takes nothing from others.
-  constexpr int kMostIdle = 16;
-  const int idle = std::max(OpenMp::get().processors() - threads + 2, 2);
-  if (idle > kMostIdle) return;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the threads: signals are for those of the program
-  std::thread([idle] {
-    OpenMp::get().parallel([](void*) {}, nullptr, static_cast<unsigned>(idle), 0);
-    while (true) pause();  // the team lives as long as the thread that made it
-  }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-#endif
+int openmp_processors() { return OpenMp::get().is_available() ? OpenMp::get().processors() : 0; }
+
+void run_idle_team(int threads) {
+  OpenMp::get().parallel([](void*) {}, nullptr, static_cast<unsigned>(threads), 0);
 }
 
 }  // namespace trainkit::detail

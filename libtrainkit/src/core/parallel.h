@@ -12,11 +12,10 @@ namespace trainkit::detail {
 /// the synchronisation of the OpenMP runtime, the calling thread does all the work. See Note [OpenMP runtime].
 void parallel_for(int64_t begin, int64_t end, int64_t grain_size, c10::function_ref<void(int64_t, int64_t)> f);
 
-/// Lets LibTorch's intra-op threads sleep after microseconds without work instead of milliseconds, for the rest of the
-/// process: on a machine with other load, waiting threads would otherwise take the processors from those that compute.
-/// Call it after the number of threads is chosen. Returns at once; later calls do nothing. Does nothing if the
-/// environment has OMP_WAIT_POLICY or GOMP_SPINCOUNT, under ThreadSanitizer, and with fewer than two threads. See Note
-/// [Waiting threads].
-void let_waiting_threads_sleep();
+/// Number of processors of the OpenMP runtime that LibTorch has loaded; 0 if it was not found.
+int openmp_processors();
+/// Starts a team of `threads` OpenMP threads that do nothing. They end with the calling thread. Requires
+/// openmp_processors() > 0.
+void run_idle_team(int threads);
 
 }  // namespace trainkit::detail

@@ -150,6 +150,55 @@ std::string ConcatDataset::describe(int64_t index) const {
   return datasets_[part]->describe(index - begin_of(part));
 }
 
+// ---- ZipDataset
+
+ZipDataset::ZipDataset(std::vector<std::shared_ptr<const Dataset>> datasets) : datasets_(std::move(datasets)) {
+  TORCH_CHECK_VALUE(!datasets_.empty(), "ZipDataset: expected at least one dataset");
+  for (size_t i = 0; i < datasets_.size(); ++i) {
+    not_null("ZipDataset", datasets_[i]);
+    TORCH_CHECK_VALUE(datasets_[i]->size() == datasets_.front()->size(), "ZipDataset: dataset ", i, " has ",
+                      datasets_[i]->size(), " rows, dataset 0 has ", datasets_.front()->size());
+    for (const FieldSpec& field : datasets_[i]->fields()) {
+      const bool is_new = std::none_of(fields_.begin(), fields_.end(),
+                                       [&](const FieldSpec& other) { return other.name == field.name; });
+      TORCH_CHECK_VALUE(is_new, "ZipDataset: two datasets have a field '", field.name,
+                        "'; rename one with a MapDataset");
+      fields_.push_back(field);
+    }
+  }
+}
+
+void ZipDataset::for_each(const BatchView& out,
+                          const std::function<void(const Dataset&, const BatchView&)>& read) const {
+  size_t first = 0;
+  for (const auto& dataset : datasets_) {
+    const size_t count = dataset->fields().size();
+    read(*dataset, out.fields(first, count));
+    first += count;
+  }
+}
+
+void ZipDataset::get(const RowKey& key, const BatchView& out, int64_t at) const {
+  for_each(out, [&](const Dataset& dataset, const BatchView& part) { dataset.get(key, part, at); });
+}
+
+void ZipDataset::get_batch(std::span<const RowKey> keys, const BatchView& out) const {
+  for_each(out, [&](const Dataset& dataset, const BatchView& part) { dataset.get_batch(keys, part); });
+}
+
+void ZipDataset::prefetch(int64_t index) const {
+  for (const auto& dataset : datasets_) dataset->prefetch(index);
+}
+
+std::string ZipDataset::describe(int64_t index) const {
+  std::string text;
+  for (const auto& dataset : datasets_) {
+    const std::string name = dataset->describe(index);
+    if (!name.empty()) text += (text.empty() ? "" : " + ") + name;
+  }
+  return text;
+}
+
 // ---- CachedDataset
 
 namespace {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/recorded.h"
 #include "core/user_exception.h"
 #include "data/reading_row.h"
 #include "trainkit/core/error.h"
@@ -43,6 +44,7 @@ std::string BatchReader::row_name(int64_t index) const noexcept {
 
 void BatchReader::read(const BatchPlan& plan, Slot& slot, Scratch& scratch, TeamRead* team,
                        int64_t rows_per_part) const noexcept {
+  const detail::ProfileStage stage("read a batch");
   try {
     auto& indices = slot.row_indices();
     indices.resize(plan.rows);

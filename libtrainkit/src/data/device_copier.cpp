@@ -4,6 +4,8 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "core/recorded.h"
+
 namespace trainkit::detail {
 namespace {
 
@@ -18,6 +20,7 @@ DeviceCopier::DeviceCopier(at::Device device)
       stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
 
 void DeviceCopier::begin(RingSlot* slot) {
+  const detail::ProfileStage stage("start a copy to the device");
   const c10::StreamGuard guard(stream_);
   Batch batch = slot->slot.lend(slot->slot.rows_read, slot->slot.padding_rows).to(device_, /*non_blocking=*/true);
   c10::Event done(device_.type());

@@ -16,6 +16,7 @@
 #include <torch/csrc/cuda/nccl.h>
 #endif
 
+#include "core/recorded.h"
 #include "distributed/rendezvous.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/error.h"
@@ -213,6 +214,7 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
       },
       [&] { group_.abort(); });
   if (!reduce_gradients) return;
+  const detail::ProfileStage stage("reduce gradients");
   const auto begin = std::chrono::steady_clock::now();
   if (devices_[0].is_cpu()) {
     reduce_on_cpu();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/recorded.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/status.h"
 
@@ -275,6 +276,7 @@ void Distributed::abandon_step() {
 }
 
 void Distributed::throw_if_broken() {
+  const detail::ProfileStage stage("wait for gradients of other ranks");
   for (size_t i = 0; i < sent_->works.size(); ++i) {
     const std::string what = "allreduce(bucket " + std::to_string(i) + ")";
     ranks().at(what);

@@ -58,13 +58,15 @@ void silence_c10d_warnings() {
   });
 }
 
-/// Disables the reactions of NCCL's watchdog. It would abort the process before our error, or delay it by a minute to
-/// dump the ranks' last collectives. Each step's agreement goes through Gloo, which detects and reports a lost rank;
-/// see ~Impl. Variables that are already set keep their values.
+/// Disables the reactions of NCCL's watchdog. It would abort the process before our error (of a lost rank, or of a
+/// device that has failed), or delay it by a minute to dump the ranks' last collectives. Each step's agreement goes
+/// through Gloo, which detects and reports a lost rank (see ~Impl), and the next call to the device reports its error.
+/// Variables that are already set keep their values.
 void silence_nccl_watchdog() {
   static std::once_flag once;
   std::call_once(once, [] {
     setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+    setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/0);
     setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
     setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1", /*overwrite=*/0);
   });

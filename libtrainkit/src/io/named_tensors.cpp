@@ -11,7 +11,7 @@
 namespace trainkit {
 namespace {
 
-constexpr size_t kNamedAtMost = 20;
+constexpr size_t kNamedAtMost = 5;
 
 std::string shape_of(const at::Tensor& tensor) {
   return fmt::format("({})", fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
@@ -31,8 +31,8 @@ class Faults {
   }
   void report(std::vector<std::string>& parts, const char* kind) const {
     if (count_ == 0) return;
-    parts.push_back(
-        fmt::format("{} {} ({}{})", count_, kind, fmt::join(names_, ", "), count_ > names_.size() ? ", ..." : ""));
+    const std::string more = count_ > names_.size() ? fmt::format(" and {} more", count_ - names_.size()) : "";
+    parts.push_back(fmt::format("{} {} ({}{})", count_, kind, fmt::join(names_, ", "), more));
   }
 
  private:

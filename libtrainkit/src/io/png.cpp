@@ -1,14 +1,49 @@
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <png.h>
 
-#include <cstring>
-#include <vector>
+#include <string>
 
+#include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
 #include "trainkit/io/array_file.h"
+#include "trainkit/io/mapped_file.h"
 
 namespace trainkit {
+
+absl::StatusOr<at::Tensor> read_png(const std::string& path) {
+  constexpr int64_t kMostPixels = int64_t{1} << 28, kChannels = 4;
+  constexpr int64_t kMostCompressed = 8 * 1032;  // pixels in a byte: one bit each, and deflate's largest factor
+  TRAINKIT_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  png_image png = {};
+  png.version = PNG_IMAGE_VERSION;
+  const auto bad = [&](const std::string& problem, const std::string& got = "", const std::string& expected = "") {
+    png_image_free(&png);
+    return to_status({.exit_code = ExitCode::kData,
+                      .id = "data.png",
+                      .where = path,
+                      .problem = problem,
+                      .got = got,
+                      .expected = expected});
+  };
+  if (!png_image_begin_read_from_memory(&png, file->bytes().data(), file->bytes().size())) return bad(png.message);
+  const int64_t height = png.height, width = png.width;
+  if (height * width > kMostPixels) {
+    return bad("too many pixels", std::to_string(height) + " x " + std::to_string(width),
+               "at most " + std::to_string(kMostPixels));
+  }
+  if (height * width / kMostCompressed > static_cast<int64_t>(file->bytes().size())) {
+    return bad("more pixels than the file can hold", std::to_string(height) + " x " + std::to_string(width));
+  }
+  // With an alpha channel libpng would mix transparent pixels with a background.
+  png.format = PNG_FORMAT_RGBA;
+  png.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;  // 16 bits without a gamma are not linear
+  at::Tensor pixels = at::empty({height, width, kChannels}, at::kByte);
+  if (!png_image_finish_read(&png, nullptr, pixels.mutable_data_ptr<uint8_t>(), 0, nullptr)) return bad(png.message);
+  TRAINKIT_RETURN_IF_ERROR(file->check());
+  return pixels.slice(2, 0, 3).contiguous();
+}
 
 absl::Status write_png(const std::string& path, const at::Tensor& image) {
   TORCH_CHECK_VALUE(image.dim() == 3 && image.size(2) == 3 && image.scalar_type() == at::kByte,

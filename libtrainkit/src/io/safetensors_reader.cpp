@@ -88,7 +88,7 @@ absl::StatusOr<at::Tensor> SafetensorsFile::tensor(std::string_view name) const 
   return to_status(error, absl::StatusCode::kNotFound);
 }
 
-absl::StatusOr<NamedTensors> SafetensorsFile::tensors() const {
+NamedTensorsOr SafetensorsFile::tensors() const {
   NamedTensors all;
   all.reserve(entries_.size());
   for (const auto& entry : entries_) {

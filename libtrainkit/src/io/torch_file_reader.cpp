@@ -160,7 +160,7 @@ absl::StatusOr<at::Tensor> TorchFile::tensor(std::string_view name) const {
   return to_status(error, absl::StatusCode::kNotFound);
 }
 
-absl::StatusOr<NamedTensors> TorchFile::tensors(std::string_view prefix) const {
+NamedTensorsOr TorchFile::tensors(std::string_view prefix) const {
   const std::string start = prefix.empty() ? "" : std::string(prefix) + ".";
   NamedTensors all;
   std::unordered_map<int64_t, at::Tensor> storages;

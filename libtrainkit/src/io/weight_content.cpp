@@ -20,6 +20,11 @@ WeightContent weight_content(const ReadableFile& file) {
   return WeightContent::kOther;
 }
 
+bool looks_like_safetensors(const ReadableFile& file) {
+  char start[9] = {};
+  return file.size_bytes() >= 10 && file.read_at(0, start, sizeof start).ok() && start[8] == '{';
+}
+
 std::string content_hint(WeightContent content) {
   switch (content) {
     case WeightContent::kZip:

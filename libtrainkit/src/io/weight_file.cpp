@@ -55,6 +55,22 @@ absl::StatusOr<std::map<std::string, std::string>> read_index(const ReadableFile
   return files;
 }
 
+bool is_named_as_torch_file(const std::string& path) {
+  return path.ends_with(".pt") || path.ends_with(".pth") || path.ends_with(".bin") || path.ends_with(".ckpt");
+}
+
+/// Returns the error for a file that a user expects to be PyTorch's, but whose content is of no known format.
+absl::Status not_torch_file(const ReadableFile& file) {
+  const std::string hint = detail::content_hint(detail::weight_content(file));
+  return to_status({.exit_code = ExitCode::kWeights,
+                    .id = "weights.format",
+                    .where = file.path(),
+                    .problem = file.size_bytes() == 0 ? "is empty" : "is not a PyTorch file",
+                    .got = std::to_string(file.size_bytes()) + " bytes",
+                    .expected = "a file of torch.save",
+                    .hint = hint.empty() ? "the download may be incomplete: fetch the file again" : hint});
+}
+
 }  // namespace
 
 WeightFile::WeightFile(std::string path, std::vector<Part> parts) : path_(std::move(path)), parts_(std::move(parts)) {
@@ -78,6 +94,7 @@ absl::StatusOr<WeightFile::Part> WeightFile::open_part(ReadableFile file) {
     case detail::WeightContent::kTar:
       return TorchFile::open(std::move(file));
     default:
+      if (is_named_as_torch_file(file.path()) && !detail::looks_like_safetensors(file)) return not_torch_file(file);
       return SafetensorsFile::open(std::move(file));
   }
 }
@@ -126,7 +143,7 @@ absl::StatusOr<std::string> WeightFile::state_dict_prefix() const {
   return torch ? torch->state_dict_prefix() : std::string();
 }
 
-absl::StatusOr<NamedTensors> WeightFile::tensors(std::string_view prefix) const {
+NamedTensorsOr WeightFile::tensors(std::string_view prefix) const {
   const std::string start = prefix.empty() ? "" : std::string(prefix) + ".";
   NamedTensors some;
   for (const Part& part : parts_) {

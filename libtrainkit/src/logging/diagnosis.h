@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "logging/processor_times.h"
+#include "core/processor_times.h"
 #include "trainkit/core/processors.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/logging/monitor.h"

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -18,8 +19,14 @@
 namespace trainkit {
 namespace {
 
-constexpr std::array<std::string_view, 6> kFixedFields = {"step",           "epoch", "split", "lr", "gpu_memory_bytes",
-                                                          "gpu_utilisation"};
+constexpr std::array<std::string_view, 7> kFixedFields = {
+    "step", "epoch", "split", "lr", "gpu_memory_bytes", "gpu_utilisation", "time"};
+
+/// Returns the Unix time in seconds, rounded to milliseconds.
+double unix_time() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1000;
+}
 
 void append_string(std::string& out, std::string_view text) { out += nlohmann::json(text).dump(); }
 
@@ -147,7 +154,14 @@ absl::StatusOr<std::unique_ptr<JsonlLogger>> JsonlLogger::open(const std::string
   return std::unique_ptr<JsonlLogger>(new JsonlLogger(std::move(impl)));
 }
 
-void JsonlLogger::log(const LogRecord& record) { impl_->file->append(to_json(record) + '\n'); }
+void JsonlLogger::log(const LogRecord& record) {
+  std::string line = to_json(record);
+  line.back() = ',';  // in place of the brace
+  line += "\"time\":";
+  char digits[32];
+  line.append(digits, std::to_chars(digits, digits + sizeof digits, unix_time(), std::chars_format::fixed, 3).ptr);
+  impl_->file->append(line + "}\n");
+}
 
 absl::Status JsonlLogger::flush() { return impl_->file->flush(); }
 

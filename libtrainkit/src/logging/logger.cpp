@@ -24,6 +24,7 @@ const double* LogRecord::find(std::string_view name) const {
 void Logger::begin(const RunPlan&) {}
 void Logger::log_text(const LogText&) {}
 void Logger::print(std::string_view) {}
+void Logger::show_row(std::string_view row) { print(row); }
 void Logger::tick(int64_t) {}
 absl::Status Logger::rewind(int64_t) { return absl::OkStatus(); }
 absl::Status Logger::close() { return flush(); }
@@ -48,9 +49,9 @@ namespace {
 
 /// A queued event.
 struct Event {
-  enum class Kind { kRecord, kText, kLine } kind = Kind::kRecord;
+  enum class Kind { kRecord, kText, kLine, kRow } kind = Kind::kRecord;
   LogRecord record = {};
-  LogText text = {};  // a line is stored as a text without a tag
+  LogText text = {};  // a line or a row is stored as a text without a tag
 };
 
 }  // namespace
@@ -186,6 +187,8 @@ class RunLogger::Impl {
         return logger.log_text(current_.text);
       case Event::Kind::kLine:
         return logger.print(current_.text.text);
+      case Event::Kind::kRow:
+        return logger.show_row(current_.text.text);
     }
   }
 
@@ -290,6 +293,13 @@ void RunLogger::print(std::string_view line) {
   impl_->push(false, [&](Event& event) {
     event.kind = Event::Kind::kLine;
     event.text.text = line;
+  });
+}
+
+void RunLogger::show_row(std::string_view row) {
+  impl_->push(false, [&](Event& event) {
+    event.kind = Event::Kind::kRow;
+    event.text.text = row;
   });
 }
 

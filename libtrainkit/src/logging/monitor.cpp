@@ -1,5 +1,6 @@
 #include "trainkit/logging/monitor.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -76,6 +77,7 @@ class Monitor::Impl {
                           static_cast<double>(passed.ready_batches) / static_cast<double>(passed.batches));
     }
     if (resident_bytes_ > 0) values.emplace_back("host_memory_bytes", static_cast<double>(resident_bytes_));
+    append_processor_values(values);
     recorded_.seconds = training_time;
     recorded_.loader = loader;
     recorded_.steps = steps;
@@ -105,6 +107,16 @@ class Monitor::Impl {
   }
 
  private:
+  /// Appends how busy the processors were since the last call, up to the last sample. Nothing without a new sample.
+  void append_processor_values(std::vector<std::pair<std::string, double>>& values) {
+    const ProcessorTimes passed = difference(processors_, recorded_.processors);
+    if (passed.all <= 0) return;
+    recorded_.processors = processors_;
+    const double wanted = passed.used + std::max(passed.waited, 0.0);
+    if (wanted > 0) values.emplace_back("processor_wait_fraction", 1 - passed.used / wanted);
+    values.emplace_back("other_processes_fraction", std::clamp(passed.others / passed.all, 0.0, 1.0));
+  }
+
   /// Takes the part of a sample that any thread may read.
   MonitorSample read_counters() const {
     MonitorSample sample;
@@ -119,6 +131,7 @@ class Monitor::Impl {
   void add(const MonitorSample& sample) {
     const std::lock_guard lock(mutex_);
     if (sample.resident_bytes > 0) resident_bytes_ = sample.resident_bytes;
+    if (sample.processors.all > processors_.all) processors_ = sample.processors;
     if (!series_.add(sample)) return;
     if (series_.of_gpus()) gpu_utilisation_ = series_.windows().back();
     if (options_.table_every > 0 && closed_++ % options_.table_every == 0) {
@@ -159,8 +172,9 @@ class Monitor::Impl {
   const MonitorOptions options_;
 
   mutable std::mutex mutex_;
-  MonitorSeries series_;    // guarded by mutex_, as the members up to rows_
-  MonitorSample recorded_;  // sample of the last append_values; seconds is training time
+  MonitorSeries series_;       // guarded by mutex_, as the members up to rows_
+  MonitorSample recorded_;     // sample of the last append_values; seconds is training time
+  ProcessorTimes processors_;  // of the last sample
   double gpu_utilisation_ = -1;
   int64_t resident_bytes_ = 0;
   int64_t closed_ = 0, shown_ = 0;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
 #include <limits>
 
+#include "logging/markup.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/fs.h"
 #include "trainkit/core/status.h"
@@ -15,7 +17,9 @@
 namespace trainkit {
 namespace {
 
-constexpr double kLeft = 72, kRight = 776, kTop = 56, kBottom = 392;
+constexpr double kLeft = 72, kRight = 776, kTop = 72, kBottom = 392;
+constexpr double kHeading = 28, kSubheading = 52;  // baselines of the title, and of metric and legend
+constexpr size_t kLongestTitle = 60;               // bytes; fits into the width
 /// Colours that people with colour blindness can distinguish (Okabe and Ito, 2008).
 constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7"};
 
@@ -86,15 +90,24 @@ struct Chart {
   }
 };
 
+/// Formats a mark of an axis in at most nine characters: with the digits that distinguish it from the next mark.
+std::string mark_text(double value, double mark) {
+  if (std::abs(value) < mark / 2) return "0";
+  if (std::abs(value) >= 1e6) return std::abs(value) < 1e15 ? format_count(value) : fmt::format("{:.1e}", value);
+  const int digits = std::max(0, static_cast<int>(-std::floor(std::log10(mark) + 1e-9)));
+  return digits > 6 ? fmt::format("{:.1e}", value) : fmt::format("{:.{}f}", value, digits);
+}
+
 void draw_axes(Chart& chart, std::string_view metric, std::string_view x_label) {
-  chart.add(R"(<text x="{}" y="30" font-size="18" font-weight="600">{}</text>)", kLeft, svg_text(metric));
+  chart.add(R"(<text x="{}" y="{}" font-weight="600">{}</text>)", kLeft, kSubheading, svg_text(metric));
   for (int i = 0; chart.y.low + i * chart.y.mark <= chart.y.high + chart.y.mark / 2; ++i) {
     const double value = chart.y.low + i * chart.y.mark, y = chart.py(value);
     chart.add(R"(<line x1="{}" y1="{:.1f}" x2="{}" y2="{:.1f}" stroke="#e4e4e4"/>)", kLeft, y, kRight, y);
-    chart.add(R"(<text x="{}" y="{:.1f}" text-anchor="end" fill="#555">{:.6g}</text>)", kLeft - 8, y + 4,
-              std::abs(value) < chart.y.mark / 2 ? 0 : value);
+    chart.add(R"(<text x="{}" y="{:.1f}" text-anchor="end" fill="#555">{}</text>)", kLeft - 8, y + 4,
+              mark_text(value, chart.y.mark));
   }
-  for (int i = 0; chart.x.low + i * chart.x.mark <= chart.x.high + chart.x.mark / 2; ++i) {
+  // The curve fills the width, so that the axis may end before its next mark.
+  for (int i = 0; chart.x.low + i * chart.x.mark <= chart.x.high + chart.x.mark * 1e-6; ++i) {
     const double step = chart.x.low + i * chart.x.mark, x = chart.px(step);
     chart.add(R"(<line x1="{:.1f}" y1="{}" x2="{:.1f}" y2="{}" stroke="#999"/>)", x, kBottom, x, kBottom + 5);
     chart.add(R"(<text x="{:.1f}" y="{}" text-anchor="middle" fill="#555">{}</text>)", x, kBottom + 20,
@@ -149,35 +162,17 @@ void draw_legend(Chart& chart, const std::vector<Series>& all, bool of_a_run) {
     text += fmt::format(R"(<tspan dx="{}" font-weight="900" fill="{}">—</tspan> {})", i == 0 ? 0 : 20,
                         kColors[i % std::size(kColors)], legend_text(all[i], of_a_run && all[i].split != "train"));
   }
-  chart.add(R"(<text x="{}" y="30" text-anchor="end">{}</text>)", kRight, text);
+  chart.add(R"(<text x="{}" y="{}" text-anchor="end">{}</text>)", kRight, kSubheading, text);
 }
 
 }  // namespace
 
 std::string svg_text(std::string_view text, size_t max_bytes) {
-  std::string out;
-  for (char c : escape_text(text, max_bytes)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
+  return detail::escape_markup(escape_text(text, max_bytes));
 }
 
-std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric, std::string_view x_label) {
+std::string plot_svg(const std::vector<LogRecord>& records, std::string_view metric, std::string_view x_label,
+                     std::string_view title) {
   const std::vector<Series> all = collect(records, metric);
   double low = std::numeric_limits<double>::infinity(), high = -low, first = low, last = high;
   for (const Series& series : all) {
@@ -193,6 +188,8 @@ std::string plot_svg(const std::vector<LogRecord>& records, std::string_view met
   chart.add(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 450" width="800" height="450" )"
             R"(font-family="Helvetica, Arial, sans-serif" font-size="12">)");
   chart.add(R"(<rect width="800" height="450" fill="#fff"/>)");
+  chart.add(R"(<text x="{}" y="{}" class="title" font-size="18" font-weight="600">{}</text>)", kLeft, kHeading,
+            svg_text(title.empty() ? metric : title, kLongestTitle));
   draw_axes(chart, metric, x_label);
   for (size_t i = 0; i < all.size(); ++i) {
     draw_series(chart, all[i], kColors[i % std::size(kColors)], all[i].split != "train");
@@ -204,7 +201,11 @@ std::string plot_svg(const std::vector<LogRecord>& records, std::string_view met
 
 absl::Status write_loss_plot(const std::string& output_dir) {
   TRAINKIT_ASSIGN_OR_RETURN(const std::vector<LogRecord> records, read_jsonl(output_dir + "/metrics.jsonl"));
-  return write_file_atomically(Fs::posix(), output_dir + "/loss.svg", plot_svg(records));
+  // The folder is the run's name: its last two parts, as in "runs/hsi".
+  const std::filesystem::path folder = std::filesystem::path(output_dir + "/.").lexically_normal().parent_path();
+  const std::string parent = folder.parent_path().filename().string();
+  const std::string name = (parent.empty() ? "" : parent + "/") + folder.filename().string();
+  return write_file_atomically(Fs::posix(), output_dir + "/loss.svg", plot_svg(records, "loss", "step", name));
 }
 
 }  // namespace trainkit

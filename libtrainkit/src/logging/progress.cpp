@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "core/sigpipe.h"
+#include "logging/plain_table.h"
 #include "trainkit/logging/format.h"
 #include "trainkit/logging/sinks.h"
 
@@ -21,6 +22,7 @@ namespace {
 constexpr double kRedrawSeconds = 0.1;
 constexpr double kRateMemorySeconds = 30;
 constexpr int kMaxBar = 40, kMinBar = 8;
+constexpr size_t kTableRows = 6;  // heading included
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -80,6 +82,7 @@ class ConsoleProgress::Impl {
     started_ = rate_time_ = options_.clock();
     rate_steps_ = rate_seconds_ = 0;
     drawn_at_.reset();
+    table_.clear();
   }
 
   void log(const LogRecord& record) {
@@ -89,7 +92,8 @@ class ConsoleProgress::Impl {
     if (bar_) return redraw(false);
     std::string line = "step " + position();
     for (const std::string& field : fields_) line += " | " + field;
-    if (const auto left = seconds_left()) line += " | left " + format_duration(*left);
+    const Remaining left = remaining();
+    if (left.seconds) line += " | left " + format_duration(*left.seconds) + (left.by_time ? " of max_time" : "");
     write(line + "\n");
   }
 
@@ -97,8 +101,19 @@ class ConsoleProgress::Impl {
     std::string line = format_text(text);
     if (line.empty() || line.back() != '\n') line += '\n';
     if (!bar_ || !drawn_) return write(line);
-    // Erase the bar, print the line in its place, and draw the bar below it.
-    write("\r\x1b[K" + line);
+    // Erase the table and the bar, print the line in their place, and draw them below it.
+    write(to_table() + (table_.empty() ? "\x1b[K" : "\x1b[J") + line + table_lines());
+    redraw(true);
+  }
+
+  void show_row(std::string_view row) {
+    std::string line = format_text(row);
+    if (!bar_) return write(line + "\n");
+    const std::string up = drawn_ ? to_table() : "";
+    if (!table_.empty() && line == table_.front()) return;  // the heading again
+    table_.push_back(std::move(line));
+    if (table_.size() > kTableRows) table_.erase(table_.begin() + 1);
+    write(up + table_lines());
     redraw(true);
   }
 
@@ -129,19 +144,42 @@ class ConsoleProgress::Impl {
     step_ = step;
   }
 
-  std::optional<double> seconds_left() const {
-    if (plan_.total_steps <= step_ || rate_steps_ <= 0) return std::nullopt;
-    return static_cast<double>(plan_.total_steps - step_) * rate_seconds_ / rate_steps_;
+  /// What remains of the limit that is reached first.
+  struct Remaining {
+    std::optional<double> seconds;
+    bool by_time = false;
+  };
+
+  Remaining remaining() const {
+    std::optional<double> steps;
+    if (plan_.total_steps > step_ && rate_steps_ > 0) {
+      steps = static_cast<double>(plan_.total_steps - step_) * rate_seconds_ / rate_steps_;
+    }
+    const double time = plan_.max_seconds - (options_.clock() - started_);
+    const bool by_time = plan_.max_seconds > 0 && (steps ? time < *steps : plan_.total_steps == 0);
+    return by_time ? Remaining{std::max(time, 0.0), true} : Remaining{steps, false};
   }
 
   std::string position() const {
-    return plan_.total_steps > 0 ? fmt::format("{}/{}", step_, plan_.total_steps) : std::to_string(step_);
+    const bool by_steps = plan_.total_steps > 0 && !remaining().by_time;
+    return by_steps ? fmt::format("{}/{}", step_, plan_.total_steps) : std::to_string(step_);
+  }
+
+  /// Moves the cursor from the bar to the first row of the table.
+  std::string to_table() const { return table_.empty() ? "\r" : fmt::format("\r\x1b[{}A", table_.size()); }
+
+  /// The table in the cursor's line and those below, each cut to the terminal's width.
+  std::string table_lines() const {
+    const auto room = static_cast<size_t>(std::max(columns() - 1, 1));
+    std::string text;
+    for (const std::string& row : table_) text += "\r" + row.substr(0, room) + "\x1b[K\n";
+    return text;
   }
 
   std::vector<std::string> training_fields(const LogRecord& record) const {
     std::vector<std::string> fields;
     std::string epoch = fmt::format("epoch {:.2f}", record.epoch);
-    if (plan_.total_epochs > 0) epoch += fmt::format("/{:.4g}", plan_.total_epochs);
+    if (plan_.total_epochs > 0 && !remaining().by_time) epoch += fmt::format("/{:.4g}", plan_.total_epochs);
     fields.push_back(std::move(epoch));
     if (const double* loss = record.find("loss")) fields.push_back("loss " + format_number(*loss));
     if (!record.lr.empty()) fields.push_back("lr " + format_setting(record.lr[0]));
@@ -155,7 +193,7 @@ class ConsoleProgress::Impl {
   static std::string evaluation_line(const LogRecord& record) {
     std::string line = fmt::format("{} at step {}:", record.split, record.step);
     for (const auto& [name, value] : record.values) {
-      const bool is_detail = name.find('.') != name.npos;
+      const bool is_detail = name.find('.') != name.npos || name.ends_with("_seconds");
       if (!is_detail) line += fmt::format(" {} {}", name, format_number(value));
     }
     return line;
@@ -178,17 +216,19 @@ class ConsoleProgress::Impl {
   /// Returns the bar, at most columns() - 1 wide. Some terminals wrap if the last column is full.
   std::string bar_line(double time) const {
     const size_t room = static_cast<size_t>(std::max(columns() - 1, 1));
-    const auto left = seconds_left();
+    const Remaining left = remaining();
     std::string text = fmt::format("{} [{}", position(), format_duration(time - started_));
-    if (left) text += fmt::format("<{}", format_duration(*left));
-    text += "]";
+    if (left.seconds) text += fmt::format("<{}", format_duration(*left.seconds));
+    text += left.by_time ? " of max_time]" : "]";
     if (text.size() > room) return text.substr(0, room);
     for (const std::string& field : fields_) {
       if (text.size() + 1 + field.size() > room) break;
       text += " " + field;
     }
-    if (plan_.total_steps <= 0) return text;
-    const double done = std::clamp(static_cast<double>(step_) / static_cast<double>(plan_.total_steps), 0.0, 1.0);
+    if (plan_.total_steps <= 0 && !left.by_time) return text;
+    const double share = left.by_time ? (time - started_) / plan_.max_seconds
+                                      : static_cast<double>(step_) / static_cast<double>(plan_.total_steps);
+    const double done = std::clamp(share, 0.0, 1.0);
     const int bar = std::min<int>(kMaxBar, static_cast<int>(room) - static_cast<int>(text.size()) - 6);
     if (bar < kMinBar) return text;
     const int filled = static_cast<int>(std::floor(done * bar));
@@ -216,6 +256,7 @@ class ConsoleProgress::Impl {
   std::optional<double> drawn_at_;
   double rate_time_ = -1, rate_steps_ = 0, rate_seconds_ = 0;
   std::vector<std::string> fields_;
+  std::vector<std::string> table_;  // heading and last rows, above the bar
 };
 
 ConsoleProgress::ConsoleProgress(std::FILE* stream, ProgressOptions options)
@@ -224,8 +265,11 @@ ConsoleProgress::~ConsoleProgress() { impl_->close(); }
 
 void ConsoleProgress::begin(const RunPlan& plan) { impl_->begin(plan); }
 void ConsoleProgress::log(const LogRecord& record) { impl_->log(record); }
-void ConsoleProgress::log_text(const LogText& text) { impl_->print(text.tag + ":\n" + text.text); }
+void ConsoleProgress::log_text(const LogText& text) {
+  impl_->print(text.tag + ":\n" + detail::align_tables(text.text));
+}
 void ConsoleProgress::print(std::string_view line) { impl_->print(line); }
+void ConsoleProgress::show_row(std::string_view row) { impl_->show_row(row); }
 void ConsoleProgress::tick(int64_t step) { impl_->tick(step); }
 absl::Status ConsoleProgress::flush() { return absl::OkStatus(); }
 absl::Status ConsoleProgress::close() { return impl_->close(), absl::OkStatus(); }

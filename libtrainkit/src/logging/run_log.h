@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,8 @@ struct RunLogOptions {
   bool use_tensorboard = true;
   /// TensorBoard folder. Default if empty: `<output_dir>/tensorboard`.
   std::string tensorboard_dir = {};
+  /// Settings of the run, for TensorBoard's HPARAMS. W&B has its own in `wandb`.
+  std::map<std::string, std::string> settings = {};
   bool use_wandb = false;
   /// W&B options. open_run_log sets `dir` and `resume`.
   WandbOptions wandb = {};

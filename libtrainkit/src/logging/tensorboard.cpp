@@ -55,11 +55,20 @@ std::string next_file_name(const std::vector<std::string>& names) {
 
 class TensorBoardLogger::Impl {
  public:
-  explicit Impl(std::string folder) : folder_(std::move(folder)) {}
+  Impl(std::string folder, std::map<std::string, std::string> settings)
+      : folder_(std::move(folder)), settings_(std::move(settings)) {}
 
   void write(const detail::EventBuilder& event) {
     if (!file_ && !open_file()) return;
     file_->append(detail::frame_record(event.finish()));
+  }
+
+  /// Marks the run as finished.
+  void end() {
+    if (!file_ || settings_.empty()) return;
+    detail::EventBuilder event(wall_time(), 0);
+    event.hparams_end(wall_time());
+    write(event);
   }
 
   absl::Status flush() {
@@ -93,15 +102,22 @@ class TensorBoardLogger::Impl {
       restart.session_start();
       write(restart);
     }
+    if (!settings_.empty()) {
+      detail::EventBuilder description(wall_time(), 0);
+      description.hparams_start(settings_, wall_time());
+      description.chart_layout();
+      write(description);
+    }
     return true;
   }
 
   static absl::Status rewind_file(const std::string& path, int64_t step) {
     TRAINKIT_ASSIGN_OR_RETURN(const std::string bytes, Fs::posix().read_file(path, INT64_MAX));
     size_t offset = 0, keep = 0;
-    bool is_first = true;  // the file version; a file with only that is removed
+    bool is_first = true;  // the file version; a file with only that and descriptions is removed
     while (const auto event = detail::next_record(bytes, offset)) {
       // A restart mark has the step after the one that the run resumed from, so it is kept at step + 1.
+      if (detail::event_is_description(*event)) continue;
       const bool is_mark = detail::event_is_session(*event);
       const int64_t at = detail::event_step(*event).value_or(step + 1);
       if (at > step + (is_mark ? 1 : 0) || (at == step && detail::event_is_of(*event, "test"))) break;
@@ -119,6 +135,7 @@ class TensorBoardLogger::Impl {
   }
 
   const std::string folder_;
+  const std::map<std::string, std::string> settings_;
   std::unique_ptr<detail::AppendFile> file_;
   absl::Status open_error_;
   int64_t restart_step_ = 0;
@@ -127,13 +144,14 @@ class TensorBoardLogger::Impl {
 TensorBoardLogger::TensorBoardLogger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TensorBoardLogger::~TensorBoardLogger() = default;
 
-absl::StatusOr<std::unique_ptr<TensorBoardLogger>> TensorBoardLogger::open(const std::string& folder) {
+absl::StatusOr<std::unique_ptr<TensorBoardLogger>> TensorBoardLogger::open(
+    const std::string& folder, const std::map<std::string, std::string>& settings) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (!error && !std::filesystem::is_directory(folder)) error = std::make_error_code(std::errc::not_a_directory);
   if (!error && ::access(folder.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
   if (error) return detail::storage_error(folder, "cannot create", error.value());
-  return std::unique_ptr<TensorBoardLogger>(new TensorBoardLogger(std::make_unique<Impl>(folder)));
+  return std::unique_ptr<TensorBoardLogger>(new TensorBoardLogger(std::make_unique<Impl>(folder, settings)));
 }
 
 void TensorBoardLogger::log(const LogRecord& record) {
@@ -162,6 +180,10 @@ void TensorBoardLogger::log_text(const LogText& text) {
 }
 
 absl::Status TensorBoardLogger::flush() { return impl_->flush(); }
+absl::Status TensorBoardLogger::close() {
+  impl_->end();
+  return impl_->flush();
+}
 absl::Status TensorBoardLogger::rewind(int64_t step) { return impl_->rewind(step); }
 
 }  // namespace trainkit

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <charconv>
 #include <cstring>
 
 namespace trainkit::detail {
@@ -51,6 +52,50 @@ void put_bytes(std::string& out, uint32_t field, std::string_view value) {
   put_varint(out, value.size());
   out += value;
 }
+
+void put_double(std::string& out, uint32_t field, double value) {
+  put_varint(out, field << 3 | kFixed64);
+  put(out, value);
+}
+
+/// Serialises SummaryMetadata with PluginData of a name and a content. data_class: 2 is DATA_CLASS_TENSOR.
+std::string plugin_metadata(std::string_view name, std::string_view content, int data_class) {
+  std::string plugin, metadata;
+  put_bytes(plugin, 1, name);                             // PluginData.plugin_name
+  if (!content.empty()) put_bytes(plugin, 2, content);    // PluginData.content
+  put_bytes(metadata, 1, plugin);                         // SummaryMetadata.plugin_data
+  if (data_class != 0) put_int(metadata, 4, data_class);  // SummaryMetadata.data_class
+  return metadata;
+}
+
+/// Serialises a google.protobuf.Value: a number, a boolean or a text.
+std::string value_of(const std::string& text) {
+  std::string value;
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, number);
+  if (read.ec == std::errc() && read.ptr == end) {
+    put_double(value, 2, number);  // Value.number_value
+  } else if (text == "true" || text == "false") {
+    put_int(value, 4, text == "true" ? 1 : 0);  // Value.bool_value
+  } else {
+    put_bytes(value, 3, text);  // Value.string_value
+  }
+  return value;
+}
+
+/// Serialises a Category of one multi-line chart over the tags that match a regular expression.
+std::string category_of(std::string_view title, std::string_view tags) {
+  std::string lines, chart, category;
+  put_bytes(lines, 1, tags);      // MultilineChartContent.tag
+  put_bytes(chart, 1, title);     // Chart.title
+  put_bytes(chart, 2, lines);     // Chart.multiline
+  put_bytes(category, 1, title);  // Category.title
+  put_bytes(category, 2, chart);  // Category.chart
+  return category;
+}
+
+constexpr std::string_view kHparamsPrefix = "_hparams_", kLayoutTag = "custom_scalars__config__";
 
 bool get_varint(std::string_view bytes, size_t& offset, uint64_t& value) {
   value = 0;
@@ -147,18 +192,65 @@ void EventBuilder::scalar(std::string_view tag, float value) {
 }
 
 void EventBuilder::text(std::string_view tag, std::string_view text) {
-  std::string plugin, metadata, dimension, shape, tensor, entry;
-  put_bytes(plugin, 1, "text");    // PluginData.plugin_name
-  put_bytes(metadata, 1, plugin);  // SummaryMetadata.plugin_data
-  put_int(metadata, 4, 2);         // SummaryMetadata.data_class = DATA_CLASS_TENSOR
-  put_int(dimension, 1, 1);        // Dim.size
-  put_bytes(shape, 2, dimension);  // TensorShapeProto.dim
-  put_int(tensor, 1, 7);           // TensorProto.dtype = DT_STRING
-  put_bytes(tensor, 2, shape);     // TensorProto.tensor_shape
-  put_bytes(tensor, 8, text);      // TensorProto.string_val
-  put_bytes(entry, 1, tag);        // Value.tag
-  put_bytes(entry, 8, tensor);     // Value.tensor
-  put_bytes(entry, 9, metadata);   // Value.metadata
+  std::string dimension, shape, tensor, entry;
+  put_int(dimension, 1, 1);                                            // Dim.size
+  put_bytes(shape, 2, dimension);                                      // TensorShapeProto.dim
+  put_int(tensor, 1, 7);                                               // TensorProto.dtype = DT_STRING
+  put_bytes(tensor, 2, shape);                                         // TensorProto.tensor_shape
+  put_bytes(tensor, 8, text);                                          // TensorProto.string_val
+  put_bytes(entry, 1, tag);                                            // Value.tag
+  put_bytes(entry, 8, tensor);                                         // Value.tensor
+  put_bytes(entry, 9, plugin_metadata("text", "", /*data_class=*/2));  // Value.metadata
+  put_bytes(summary_, 1, entry);
+}
+
+void EventBuilder::hparams(std::string_view tag, std::string_view content) {
+  std::string dimension, shape, tensor, entry;
+  put_int(dimension, 1, 1);                               // Dim.size
+  put_bytes(shape, 2, dimension);                         // TensorShapeProto.dim
+  put_int(tensor, 1, 1);                                  // TensorProto.dtype = DT_FLOAT
+  put_bytes(tensor, 2, shape);                            // TensorProto.tensor_shape
+  put_bytes(tensor, 5, std::string_view("\0\0\0\0", 4));  // TensorProto.float_val = [0]
+  put_bytes(entry, 1, std::string(kHparamsPrefix) + "/" + std::string(tag));
+  put_bytes(entry, 8, tensor);
+  put_bytes(entry, 9, plugin_metadata("hparams", content, /*data_class=*/0));
+  put_bytes(summary_, 1, entry);
+}
+
+void EventBuilder::hparams_start(const std::map<std::string, std::string>& settings, double wall_time) {
+  std::string session, content;
+  for (const auto& [name, text] : settings) {
+    if (text == "null") continue;
+    std::string entry;
+    put_bytes(entry, 1, name);
+    put_bytes(entry, 2, value_of(text));
+    put_bytes(session, 1, entry);  // SessionStartInfo.hparams
+  }
+  put_double(session, 5, wall_time);  // SessionStartInfo.start_time_secs
+  put_bytes(content, 3, session);     // HParamsPluginData.session_start_info; its version is 0
+  hparams("session_start_info", content);
+}
+
+void EventBuilder::hparams_end(double wall_time) {
+  std::string session, content;
+  put_int(session, 1, 1);             // SessionEndInfo.status = STATUS_SUCCESS
+  put_double(session, 2, wall_time);  // SessionEndInfo.end_time_secs
+  put_bytes(content, 4, session);     // HParamsPluginData.session_end_info
+  hparams("session_end_info", content);
+}
+
+void EventBuilder::chart_layout() {
+  std::string layout, tensor, entry;
+  // Names with a dot are details, such as the recall of each class.
+  put_bytes(layout, 2, category_of("loss", "[^/]+/loss$"));  // Layout.category
+  put_bytes(layout, 2, category_of("scores", "(val|test)/(?!loss$|epoch$)[^./]+$"));
+  put_bytes(layout, 2, category_of("throughput", "train/.*_per_second$"));
+  put_int(tensor, 1, 7);         // TensorProto.dtype = DT_STRING
+  put_bytes(tensor, 2, "");      // TensorProto.tensor_shape: a scalar
+  put_bytes(tensor, 8, layout);  // TensorProto.string_val
+  put_bytes(entry, 1, kLayoutTag);
+  put_bytes(entry, 8, tensor);
+  put_bytes(entry, 9, plugin_metadata("custom_scalars", "", /*data_class=*/2));
   put_bytes(summary_, 1, entry);
 }
 
@@ -180,6 +272,10 @@ bool event_is_session(std::string_view event) {
   bool found = false;
   return for_each_field(event, [&](uint64_t field, uint64_t, std::string_view) { found = found || field == 7; }) &&
          found;
+}
+
+bool event_is_description(std::string_view event) {
+  return event_is_of(event, kHparamsPrefix) || event_is_of(event, kLayoutTag);
 }
 
 bool event_is_of(std::string_view event, std::string_view split) {

@@ -3,6 +3,7 @@
 /// Encoded by hand: it takes 60 lines, and a second protobuf would clash with the one inside LibTorch.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,10 +32,18 @@ class EventBuilder {
   void scalar(std::string_view tag, float value);
   /// Adds a Summary.Value with a string tensor of shape [1] for the text plugin.
   void text(std::string_view tag, std::string_view text);
+  /// Adds the hyperparameters of a run, for the plugin hparams. Texts that are a number or a boolean become one; "null"
+  /// is left out.
+  void hparams_start(const std::map<std::string, std::string>& settings, double wall_time);
+  /// Marks the run as finished, for the plugin hparams.
+  void hparams_end(double wall_time);
+  /// Adds the charts of the tab Custom Scalars: loss, scores and throughput, each over all splits.
+  void chart_layout();
   /// Returns the serialised Event.
   std::string finish() const;
 
  private:
+  void hparams(std::string_view tag, std::string_view content);
   std::string event_;
   std::string summary_;
 };
@@ -44,6 +53,10 @@ std::optional<int64_t> event_step(std::string_view event);
 
 /// Whether a serialised Event has a session_log, as written by session_start().
 bool event_is_session(std::string_view event);
+
+/// Whether a serialised Event describes the run, as written by hparams_start(), hparams_end() and chart_layout(). It
+/// belongs to no step.
+bool event_is_description(std::string_view event);
 
 /// Whether a serialised Event has a value of `split`: a tag equal to it, or starting with it and a slash.
 bool event_is_of(std::string_view event, std::string_view split);

@@ -19,6 +19,7 @@
 #include "core/gpu_operations.h"
 #include "core/parallel.h"
 #include "core/vectors.h"
+#include "nn/cross_entropy_rows.h"
 #include "nn/fused_ops.h"
 
 namespace trainkit {
@@ -79,12 +80,13 @@ TRAINKIT_VECTORIZED void rows_loss(const float* logits, const int64_t* target, i
       if (g) std::fill(g, g + classes, 0.0f);
       continue;
     }
+    const float wanted_logit = x[wanted];  // read first: `gradient` may be `logits`
     const float highest = max_of(x, classes);
     float sum = 0;
     for (int64_t at = 0; at < classes; at += kBlock) {
       sum += exp_and_sum(x + at, std::min(kBlock, classes - at), highest, g ? g + at : block);
     }
-    losses[row] = std::log(sum) - (x[wanted] - highest);
+    losses[row] = std::log(sum) - (wanted_logit - highest);
     if (!g) continue;
     multiply(g, classes, scale / sum);
     g[wanted] -= scale;
@@ -105,9 +107,7 @@ struct CrossEntropyBackward final : torch::autograd::Node {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
                                 "cross_entropy has no second derivative; at::cross_entropy_loss has");
     if (!grads[0].defined()) return {at::Tensor()};
-    if (grads[0].item<float>() == 1) return {gradient};
-    if (torch::autograd::get_current_graph_task_keep_graph()) return {gradient.mul(grads[0])};
-    return {gradient.mul_(grads[0])};
+    return {detail::times_incoming(gradient, grads[0])};
   }
   void release_variables() override { gradient.reset(); }
   std::string name() const override { return "CrossEntropyBackward"; }
@@ -118,11 +118,23 @@ struct CrossEntropyBackward final : torch::autograd::Node {
 bool has_fast_path(const at::Tensor& logits, const at::Tensor& target) {
   if (detail::GpuOperations::wanted()) return false;  // use LibTorch's operation, as on a GPU without our kernels
   return logits.is_cpu() && logits.scalar_type() == at::kFloat && logits.dim() == 2 && logits.is_contiguous() &&
-         target.is_cpu() && target.scalar_type() == at::kLong && target.dim() == 1 && target.is_contiguous() &&
-         target.size(0) == logits.size(0) && logits.numel() > 0;
+         detail::is_row_target(target, logits.size(0)) && logits.numel() > 0;
 }
 
-/// Counts the targets other than ignore_index. Throws c10::IndexError for a target out of range.
+}  // namespace
+
+namespace detail {
+
+at::Tensor times_incoming(at::Tensor& gradient, const at::Tensor& incoming) {
+  if (!gradient.defined() || incoming.item<float>() == 1) return gradient;
+  return torch::autograd::get_current_graph_task_keep_graph() ? gradient.mul(incoming) : gradient.mul_(incoming);
+}
+
+bool is_row_target(const at::Tensor& target, int64_t rows) {
+  return target.is_cpu() && target.scalar_type() == at::kLong && target.dim() == 1 && target.is_contiguous() &&
+         target.size(0) == rows;
+}
+
 int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int64_t ignore_index) {
   int64_t count = 0;
   for (int64_t row = 0; row < rows; ++row) {
@@ -134,9 +146,27 @@ int64_t count_targets(const int64_t* target, int64_t rows, int64_t classes, int6
   return count;
 }
 
-}  // namespace
+void cross_entropy_rows(const float* logits, const int64_t* target, int64_t rows, int64_t classes, int64_t ignore_index,
+                        float* losses, float* gradient, float scale) {
+  parallel_for(0, rows, std::max<int64_t>(1, kGrain / classes), [&](int64_t begin, int64_t end) {
+    rows_loss(logits, target, classes, ignore_index, begin, end, losses, gradient, scale);
+  });
+}
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index) {
+}  // namespace detail
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index,
+                         const at::Tensor& weight, double label_smoothing) {
+  TORCH_CHECK_VALUE(label_smoothing >= 0 && label_smoothing <= 1, "label_smoothing must be in [0, 1], got ",
+                    label_smoothing);
+  if (weight.defined() || label_smoothing > 0) {
+    const bool widens =
+        logits.is_cpu() && logits.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
+    const at::Tensor scores = widens ? logits.to(at::kFloat) : logits;
+    std::optional<at::Tensor> class_weight;
+    if (weight.defined()) class_weight = weight.to(scores.scalar_type());
+    return at::cross_entropy_loss(scores, target, class_weight, at::Reduction::Mean, ignore_index, label_smoothing);
+  }
   if (detail::has_gpu_cross_entropy(logits, target)) return detail::gpu_cross_entropy(logits, target, ignore_index);
   if (logits.is_cpu() && logits.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU)) {
     return cross_entropy(logits.to(at::kFloat), target, ignore_index);  // as autocast does for LibTorch's
@@ -147,7 +177,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   const int64_t rows = logits.size(0), classes = logits.size(1);
   const auto* x = logits.const_data_ptr<float>();
   const auto* y = target.const_data_ptr<int64_t>();
-  const int64_t count = count_targets(y, rows, classes, ignore_index);
+  const int64_t count = detail::count_targets(y, rows, classes, ignore_index);
   const bool differentiable = c10::GradMode::is_enabled() && logits.requires_grad();
 
   at::Tensor loss, gradient;
@@ -159,9 +189,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   float* g = differentiable ? gradient.mutable_data_ptr<float>() : nullptr;
   const float scale = 1.0f / static_cast<float>(count);
   std::vector<float> losses(rows);
-  detail::parallel_for(0, rows, std::max<int64_t>(1, kGrain / classes), [&](int64_t begin, int64_t end) {
-    rows_loss(x, y, classes, ignore_index, begin, end, losses.data(), g, scale);
-  });
+  detail::cross_entropy_rows(x, y, rows, classes, ignore_index, losses.data(), g, scale);
   double sum = 0;
   for (const float each : losses) sum += each;
   *loss.mutable_data_ptr<float>() = static_cast<float>(sum / static_cast<double>(count));

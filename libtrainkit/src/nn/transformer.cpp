@@ -336,14 +336,26 @@ at::Tensor TransformerImpl::logits(const at::Tensor& x) {
   return at::linear(ln_f_->forward(x), lm_head_ ? lm_head_->weight : wte_->weight);
 }
 
-at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& document_positions) {
-  if (!document_positions.defined()) return logits(run_blocks(embed(ids, position_rows(ids, 0)), nullptr));
+/// Returns the output of the last block, (B, T, C).
+at::Tensor TransformerImpl::hidden_states(const at::Tensor& ids, const at::Tensor& document_positions) {
+  if (!document_positions.defined()) return run_blocks(embed(ids, position_rows(ids, 0)), nullptr);
   TORCH_CHECK_VALUE(document_positions.sizes() == ids.sizes() && document_positions.scalar_type() == at::kLong,
                     "document_positions must be int64 ", ids.sizes(), ", got ", document_positions.scalar_type(), " ",
                     document_positions.sizes());
   position_rows(ids, 0);  // checks the length
   const auto documents = std::make_shared<const PackedDocuments>(document_positions.contiguous());
-  return logits(run_blocks(embed(ids, wpe_->forward(document_positions)), documents));
+  return run_blocks(embed(ids, wpe_->forward(document_positions)), documents);
+}
+
+at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& document_positions) {
+  return logits(hidden_states(ids, document_positions));
+}
+
+at::Tensor TransformerImpl::loss(const at::Tensor& ids, const at::Tensor& targets,
+                                 const at::Tensor& document_positions) {
+  const at::Tensor hidden = ln_f_->forward(hidden_states(ids, document_positions));
+  return linear_cross_entropy(hidden.flatten(0, 1), lm_head_ ? lm_head_->weight : wte_->weight, targets.reshape({-1}),
+                              kIgnoreIndex);
 }
 
 at::Tensor TransformerImpl::forward(const at::Tensor& ids, KeyValueCache& cache) {

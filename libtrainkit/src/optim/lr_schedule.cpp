@@ -33,109 +33,116 @@ double anneal_linear(double start, double end, double part) { return start + (en
 
 double part_of(int64_t step, int64_t total) { return static_cast<double>(step) / static_cast<double>(total); }
 
+/// A schedule given as a function.
+template <class Factor>
+class FactorSchedule final : public LRSchedule {
+ public:
+  explicit FactorSchedule(Factor factor) : factor_(std::move(factor)) {}
+  double factor(int64_t step) const override { return factor_(step); }
+
+ private:
+  Factor factor_;
+};
+
+template <class Factor>
+std::shared_ptr<const LRSchedule> schedule_of(Factor factor) {
+  return std::make_shared<const FactorSchedule<Factor>>(std::move(factor));
+}
+
 }  // namespace
 
-LinearLR::LinearLR(const LinearLROptions& options) : options_(options) {
-  check("LinearLR", Problems()
-                        .factor(options.start_factor, "start_factor")
-                        .factor(options.end_factor, "end_factor")
-                        .steps(options.total_steps, "total_steps"));
+std::shared_ptr<const LRSchedule> constant_lr() {
+  return schedule_of([](int64_t) { return 1.0; });
 }
 
-double LinearLR::factor(int64_t step) const {
-  const double part = part_of(std::min(step, options_.total_steps), options_.total_steps);
-  return anneal_linear(options_.start_factor, options_.end_factor, part);
+std::shared_ptr<const LRSchedule> linear_lr(int64_t total_steps, double start_factor, double end_factor) {
+  check("linear_lr", Problems()
+                         .factor(start_factor, "start_factor")
+                         .factor(end_factor, "end_factor")
+                         .steps(total_steps, "total_steps"));
+  return schedule_of([=](int64_t step) {
+    return anneal_linear(start_factor, end_factor, part_of(std::min(step, total_steps), total_steps));
+  });
 }
 
-CosineAnnealingLR::CosineAnnealingLR(const CosineAnnealingLROptions& options) : options_(options) {
-  check("CosineAnnealingLR",
-        Problems().steps(options.total_steps, "total_steps").factor(options.min_factor, "min_factor"));
+std::shared_ptr<const LRSchedule> cosine_annealing_lr(int64_t total_steps, double min_factor) {
+  check("cosine_annealing_lr", Problems().steps(total_steps, "total_steps").factor(min_factor, "min_factor"));
+  return schedule_of(
+      [=](int64_t step) { return anneal_cosine(1.0, min_factor, part_of(std::min(step, total_steps), total_steps)); });
 }
 
-double CosineAnnealingLR::factor(int64_t step) const {
-  return anneal_cosine(1.0, options_.min_factor, part_of(std::min(step, options_.total_steps), options_.total_steps));
-}
-
-CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options)
-    : options_(options) {
-  check("CosineAnnealingWarmRestarts",
-        Problems().steps(options.t_0, "t_0").steps(options.t_mult, "t_mult").factor(options.min_factor, "min_factor"));
-}
-
-double CosineAnnealingWarmRestarts::factor(int64_t step) const {
-  int64_t period = options_.t_0;
-  if (options_.t_mult == 1) {
-    step %= period;
-  } else {
-    while (step >= period) {  // at most 63 iterations: the period at least doubles
-      step -= period;
-      period *= options_.t_mult;
+std::shared_ptr<const LRSchedule> cosine_annealing_warm_restarts(int64_t t_0, int64_t t_mult, double min_factor) {
+  check("cosine_annealing_warm_restarts",
+        Problems().steps(t_0, "t_0").steps(t_mult, "t_mult").factor(min_factor, "min_factor"));
+  return schedule_of([=](int64_t step) {
+    int64_t period = t_0;
+    if (t_mult == 1) {
+      step %= period;
+    } else {
+      while (step >= period) {  // at most 63 iterations: the period at least doubles
+        step -= period;
+        period *= t_mult;
+      }
     }
-  }
-  return anneal_cosine(1.0, options_.min_factor, part_of(step, period));
+    return anneal_cosine(1.0, min_factor, part_of(step, period));
+  });
 }
 
-StepLR::StepLR(const StepLROptions& options) : options_(options) {
-  check("StepLR", Problems().steps(options.step_size, "step_size").factor(options.gamma, "gamma"));
+std::shared_ptr<const LRSchedule> step_lr(int64_t step_size, double gamma) {
+  check("step_lr", Problems().steps(step_size, "step_size").factor(gamma, "gamma"));
+  return schedule_of([=](int64_t step) {
+    const int64_t drops = step / step_size;
+    return std::pow(gamma, static_cast<double>(drops));
+  });
 }
 
-double StepLR::factor(int64_t step) const {
-  const int64_t drops = step / options_.step_size;
-  return std::pow(options_.gamma, static_cast<double>(drops));
-}
-
-OneCycleLR::OneCycleLR(const OneCycleLROptions& options) : options_(options) {
-  check("OneCycleLR", detail::OptionProblems()
-                          .require(options.total_steps >= 2, "total_steps", ">= 2", options.total_steps)
-                          .require(options.pct_start > 0 && options.pct_start < (options.three_phase ? 0.5 : 1.0),
-                                   "pct_start", options.three_phase ? "in (0, 0.5)" : "in (0, 1)", options.pct_start)
-                          .require(options.div_factor >= 1 && std::isfinite(options.div_factor), "div_factor",
-                                   "finite and >= 1", options.div_factor)
-                          .require(options.final_div_factor > 0 && std::isfinite(options.final_div_factor),
-                                   "final_div_factor", "finite and > 0", options.final_div_factor));
-}
-
-double OneCycleLR::factor(int64_t step) const {
+std::shared_ptr<const LRSchedule> one_cycle_lr(const OneCycleLROptions& options) {
+  check("one_cycle_lr", detail::OptionProblems()
+                            .require(options.total_steps >= 2, "total_steps", ">= 2", options.total_steps)
+                            .require(options.pct_start > 0 && options.pct_start < (options.three_phase ? 0.5 : 1.0),
+                                     "pct_start", options.three_phase ? "in (0, 0.5)" : "in (0, 1)", options.pct_start)
+                            .require(options.div_factor >= 1 && std::isfinite(options.div_factor), "div_factor",
+                                     "finite and >= 1", options.div_factor)
+                            .require(options.final_div_factor > 0 && std::isfinite(options.final_div_factor),
+                                     "final_div_factor", "finite and > 0", options.final_div_factor));
   struct Phase {
     double end_step, start, end;
   };
-  const double total = static_cast<double>(options_.total_steps);
-  const double first = 1.0 / options_.div_factor;
-  const double last = first / options_.final_div_factor;
-  const double top = options_.pct_start * total - 1;
-  const std::vector<Phase> phases = options_.three_phase
+  const double total = static_cast<double>(options.total_steps);
+  const double first = 1.0 / options.div_factor;
+  const double last = first / options.final_div_factor;
+  const double top = options.pct_start * total - 1;
+  const std::vector<Phase> phases = options.three_phase
                                         ? std::vector<Phase>{{top, first, 1.0},
-                                                             {2 * options_.pct_start * total - 2, 1.0, first},
+                                                             {2 * options.pct_start * total - 2, 1.0, first},
                                                              {total - 1, first, last}}
                                         : std::vector<Phase>{{top, first, 1.0}, {total - 1, 1.0, last}};
-  const double at = std::min(static_cast<double>(step), total - 1);
-  double start_step = 0;
-  for (size_t i = 0; i < phases.size(); ++i) {
-    const Phase& phase = phases[i];
-    if (at <= phase.end_step || i + 1 == phases.size()) {
-      const bool is_empty = phase.end_step <= start_step;  // pct_start * total_steps == 1
-      const double part = is_empty ? 1.0 : (at - start_step) / (phase.end_step - start_step);
-      return options_.linear ? anneal_linear(phase.start, phase.end, part)
-                             : anneal_cosine(phase.start, phase.end, part);
+  return schedule_of([=, linear = options.linear](int64_t step) {
+    const double at = std::min(static_cast<double>(step), total - 1);
+    double start_step = 0;
+    for (size_t i = 0; i < phases.size(); ++i) {
+      const Phase& phase = phases[i];
+      if (at <= phase.end_step || i + 1 == phases.size()) {
+        const bool is_empty = phase.end_step <= start_step;  // pct_start * total_steps == 1
+        const double part = is_empty ? 1.0 : (at - start_step) / (phase.end_step - start_step);
+        return linear ? anneal_linear(phase.start, phase.end, part) : anneal_cosine(phase.start, phase.end, part);
+      }
+      start_step = phase.end_step;
     }
-    start_step = phase.end_step;
-  }
-  return last;
+    return last;
+  });
 }
 
-WarmupLR::WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedule> schedule)
-    : warmup_steps_(options.warmup_steps),
-      start_factor_(options.start_factor.value_or(1.0 / static_cast<double>(options.warmup_steps + 1))),
-      schedule_(std::move(schedule)) {
-  TORCH_CHECK_VALUE(schedule_ != nullptr, "WarmupLR: the schedule must not be null");
-  check("WarmupLR", Problems()
-                        .factor(start_factor_, "start_factor")
-                        .require(warmup_steps_ >= 0, "warmup_steps", ">= 0", warmup_steps_));
-}
-
-double WarmupLR::factor(int64_t step) const {
-  if (step >= warmup_steps_) return schedule_->factor(step - warmup_steps_);
-  return anneal_linear(start_factor_, 1.0, part_of(step, warmup_steps_));
+std::shared_ptr<const LRSchedule> warmup_lr(int64_t warmup_steps, std::shared_ptr<const LRSchedule> schedule,
+                                            std::optional<double> start_factor) {
+  const double start = start_factor.value_or(1.0 / static_cast<double>(warmup_steps + 1));
+  TORCH_CHECK_VALUE(schedule != nullptr, "warmup_lr: the schedule must not be null");
+  check("warmup_lr",
+        Problems().factor(start, "start_factor").require(warmup_steps >= 0, "warmup_steps", ">= 0", warmup_steps));
+  return schedule_of([=, schedule = std::move(schedule)](int64_t step) {
+    if (step >= warmup_steps) return schedule->factor(step - warmup_steps);
+    return anneal_linear(start, 1.0, part_of(step, warmup_steps));
+  });
 }
 
 const std::vector<std::string>& schedule_names() {
@@ -173,22 +180,19 @@ absl::StatusOr<std::shared_ptr<const LRSchedule>> create_schedule(const Schedule
   try {
     std::shared_ptr<const LRSchedule> schedule;
     if (options.name == "constant") {
-      schedule = std::make_shared<ConstantLR>();
+      schedule = constant_lr();
     } else if (options.name == "linear") {
-      schedule = std::make_shared<LinearLR>(LinearLROptions{.end_factor = options.min_factor, .total_steps = steps});
+      schedule = linear_lr(steps, 1.0, options.min_factor);
     } else if (options.name == "cosine") {
-      schedule = std::make_shared<CosineAnnealingLR>(
-          CosineAnnealingLROptions{.total_steps = steps, .min_factor = options.min_factor});
+      schedule = cosine_annealing_lr(steps, options.min_factor);
     } else if (options.name == "cosine_restarts") {
-      schedule = std::make_shared<CosineAnnealingWarmRestarts>(CosineAnnealingWarmRestartsOptions{
-          .t_0 = period(4), .t_mult = options.period_growth, .min_factor = options.min_factor});
+      schedule = cosine_annealing_warm_restarts(period(4), options.period_growth, options.min_factor);
     } else if (options.name == "step") {
-      schedule = std::make_shared<StepLR>(StepLROptions{.step_size = period(3), .gamma = options.gamma});
+      schedule = step_lr(period(3), options.gamma);
     } else {
-      schedule = std::make_shared<OneCycleLR>(OneCycleLROptions{.total_steps = steps});
+      schedule = one_cycle_lr({.total_steps = steps});
     }
-    if (options.warmup_steps == 0) return schedule;
-    return std::make_shared<const WarmupLR>(WarmupOptions{.warmup_steps = options.warmup_steps}, std::move(schedule));
+    return options.warmup_steps == 0 ? schedule : warmup_lr(options.warmup_steps, std::move(schedule));
   } catch (const c10::ValueError& bad) {
     return error("scheduler", bad.what_without_backtrace(), options.name, "");
   }

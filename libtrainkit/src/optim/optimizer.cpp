@@ -16,37 +16,11 @@
 #include <unordered_set>
 
 #include "core/option_problems.h"
+#include "optim/optimizer_bucket.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 
 namespace trainkit {
-
-/// The parameters of one group and dtype: the operands of one fused kernel.
-struct Optimizer::Bucket {
-  size_t group = 0;
-  std::vector<std::string> names;
-  std::vector<at::Tensor> params;
-  std::vector<std::vector<at::Tensor>> state;  ///< Indexed by name of state_names(), then by parameter.
-  std::vector<int64_t> positions;              ///< Positions of the parameters' counts in steps_.
-  std::vector<at::Tensor> steps;               ///< Views of these counts.
-  std::vector<at::Tensor> gradients;           ///< Filled during a step; undefined if there is none.
-
-  /// Returns the bucket reduced to the parameters that have a gradient.
-  Bucket with_gradients() const {
-    Bucket some;
-    some.group = group;
-    some.state.resize(state.size());
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      some.params.push_back(params[i]);
-      some.gradients.push_back(gradients[i]);
-      some.steps.push_back(steps[i]);
-      for (size_t k = 0; k < state.size(); ++k) some.state[k].push_back(state[k][i]);
-    }
-    return some;
-  }
-};
-
 namespace {
 
 /// Returns `gradient` with the strides of `param`. The CPU kernels traverse both in memory order, and the CUDA kernels
@@ -58,51 +32,6 @@ at::Tensor with_layout_of(const at::Tensor& param, const at::Tensor& gradient) {
 }
 
 const at::Tensor& gradient_of(const at::Tensor& param) { return param.unsafeGetTensorImpl()->grad(); }
-
-absl::Status bad_state(std::string field, std::string problem, std::string got = {}, std::string expected = {}) {
-  return to_status({.exit_code = ExitCode::kWeights,
-                    .id = "ckpt.optimizer",
-                    .field = std::move(field),
-                    .problem = std::move(problem),
-                    .got = std::move(got),
-                    .expected = std::move(expected)},
-                   absl::StatusCode::kInvalidArgument);
-}
-
-std::string shape_text(const at::Tensor& tensor) {
-  std::string text = std::string(c10::toString(tensor.scalar_type())) + " [";
-  for (const int64_t size : tensor.sizes()) text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
-  return text + "]";
-}
-
-std::string group_key(size_t group, const char* name) { return "groups." + std::to_string(group) + "." + name; }
-
-/// "state.<parameter>.<name>".
-std::string state_key(const std::string& parameter, const std::string& name) {
-  return "state." + parameter + "." + name;
-}
-
-/// Checks entry `name` of a saved state against `mine`, the value of this optimizer, for a state of `steps` steps.
-absl::Status check_entry(const std::string& name, const StateValue& saved, const StateValue& mine, int64_t steps) {
-  if (saved.index() != mine.index()) return bad_state(name, "has a different type in the saved optimizer state");
-  if (const double* number = std::get_if<double>(&saved); number && !detail::finite_not_negative(*number)) {
-    return bad_state(name, "is out of range", std::to_string(*number), "finite and >= 0");
-  }
-  const at::Tensor* expected = std::get_if<at::Tensor>(&mine);
-  if (!expected) return absl::OkStatus();
-  const at::Tensor& tensor = std::get<at::Tensor>(saved);
-  if (!tensor.defined() || tensor.scalar_type() != expected->scalar_type() || tensor.sizes() != expected->sizes()) {
-    return bad_state(name, "has a different shape or dtype in the saved optimizer state",
-                     tensor.defined() ? shape_text(tensor) : "nothing", shape_text(*expected));
-  }
-  if (name.ends_with(".step")) {
-    const double count = tensor.item<double>();
-    if (!(count >= 0 && count <= static_cast<double>(steps) && count == std::floor(count))) {
-      return bad_state(name, "is out of range", std::to_string(count), "0.." + std::to_string(steps));
-    }
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -388,81 +317,6 @@ std::optional<int64_t> Optimizer::known_step_count() const {
   if (on_device_) return std::nullopt;
   if (!steps_.defined()) return 0;
   return steps_.is_cpu() ? static_cast<int64_t>(*step_count_.const_data_ptr<float>()) : max_step_count_;
-}
-
-StateDict Optimizer::state_dict() const {
-  StateDict state{{"type", std::string(type())}, {"lr", lr_}, {"step", int64_t{0}}};
-  if (step_count_.defined()) state["step"] = step_count_.item<int64_t>();
-  // hyperparameters() is not const because it returns pointers; they are only read here.
-  for (const auto& [name, value] : const_cast<Optimizer*>(this)->hyperparameters()) state[name] = *value;
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    state[group_key(i, "lr_multiple")] = groups_[i].lr_multiple;
-    state[group_key(i, "weight_decay")] = groups_[i].weight_decay.value_or(weight_decay_);
-  }
-  for (const Bucket& bucket : buckets_) {
-    const std::vector<std::string> kinds = state_names(groups_[bucket.group]);
-    for (size_t i = 0; i < bucket.params.size(); ++i) {
-      state[state_key(bucket.names[i], "step")] = bucket.steps[i];
-      for (size_t k = 0; k < kinds.size(); ++k) state[state_key(bucket.names[i], kinds[k])] = bucket.state[k][i];
-    }
-  }
-  return state;
-}
-
-/// Checks names, types, shapes and ranges of `state` against this optimizer's own state.
-absl::Status Optimizer::check_state(const StateDict& state) const {
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string kind, get_state<std::string>(state, "type"));
-  if (kind != type()) return bad_state("type", "does not match this optimizer", kind, type());
-  TRAINKIT_ASSIGN_OR_RETURN(const int64_t steps, get_state<int64_t>(state, "step"));
-  if (steps < 0) return bad_state("step", "is out of range", std::to_string(steps), ">= 0");
-  const StateDict own = state_dict();
-  for (const auto& [name, mine] : own) {
-    const auto saved = state.find(name);
-    if (saved == state.end()) return bad_state(name, "is missing from the saved optimizer state");
-    TRAINKIT_RETURN_IF_ERROR(check_entry(name, saved->second, mine, steps));
-  }
-  for (const auto& [name, value] : state) {
-    if (!own.contains(name)) return bad_state(name, "is in the saved state but not in this optimizer");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Optimizer::load_state_dict(const StateDict& state) {
-  TRAINKIT_RETURN_IF_ERROR(check_state(state));
-  const auto options = hyperparameters();
-  std::vector<double> previous;
-  for (const auto& [name, value] : options) {
-    previous.push_back(*value);
-    *value = std::get<double>(state.find(name)->second);
-  }
-  if (const std::string problems = option_problems(); !problems.empty()) {
-    for (size_t i = 0; i < options.size(); ++i) *options[i].second = previous[i];
-    return bad_state("options", "are out of range: " + problems);
-  }
-
-  const at::NoGradGuard no_grad;
-  const auto tensor = [&](const std::string& name) { return std::get<at::Tensor>(state.find(name)->second); };
-  for (Bucket& bucket : buckets_) {
-    const std::vector<std::string> kinds = state_names(groups_[bucket.group]);
-    for (size_t i = 0; i < bucket.params.size(); ++i) {
-      bucket.steps[i].copy_(tensor(state_key(bucket.names[i], "step")));
-      for (size_t k = 0; k < kinds.size(); ++k) bucket.state[k][i].copy_(tensor(state_key(bucket.names[i], kinds[k])));
-    }
-  }
-  max_step_count_ = std::get<int64_t>(state.find("step")->second);
-  if (step_count_.defined()) step_count_.fill_(max_step_count_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    groups_[i].lr_multiple = std::get<double>(state.find(group_key(i, "lr_multiple"))->second);
-    groups_[i].weight_decay = std::get<double>(state.find(group_key(i, "weight_decay"))->second);
-  }
-  lr_ = std::get<double>(state.find("lr")->second);
-  if (device_lrs_.values.defined()) {  // in place: a captured graph reads these addresses
-    const DeviceLrs loaded = make_device_lrs(groups_, lr_);
-    device_lrs_.multiples.copy_(loaded.multiples);
-    device_lrs_.values.copy_(loaded.values);
-  }
-  ++version_;
-  return absl::OkStatus();
 }
 
 }  // namespace trainkit

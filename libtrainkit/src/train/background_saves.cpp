@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/recorded.h"
 #include "train/checkpoint_snapshot.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -59,6 +60,7 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
   return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)]() mutable {
     const CheckpointContents written = std::move(copy);  // freed here, not when the future is destroyed
     try {
+      const detail::ProfileStage stage("write a checkpoint");
       return store_->save(step, written);
     } catch (...) {
       return status_from_current_exception();

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/option_problems.h"
-#include "core/parallel.h"
+#include "core/waiting_threads.h"
 #include "run_state.h"
 #include "training_run.h"
 #include "trainkit/core/error.h"
@@ -76,7 +76,7 @@ const char* to_string(ExitReason reason) {
   return "unknown";
 }
 
-absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer,
+absl::StatusOr<Trainer> Trainer::create(DeviceReplicator& devices, std::unique_ptr<Optimizer>&& optimizer,
                                         const TrainerOptions& options) {
   TRAINKIT_RETURN_IF_ERROR(check_options(options, devices));
   detail::let_waiting_threads_sleep();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/recorded.h"
 #include "core/user_exception.h"
 #include "logging/diagnosis.h"
 #include "train/late_scalars.h"
@@ -20,7 +21,7 @@ namespace {
 
 std::unique_ptr<LRScheduler> make_scheduler(Optimizer& optimizer, const TrainerOptions& options) {
   if (!options.schedule && !options.plateau) return nullptr;
-  auto schedule = options.schedule ? options.schedule : std::make_shared<ConstantLR>();
+  auto schedule = options.schedule ? options.schedule : constant_lr();
   std::optional<PlateauOptions> plateau = options.plateau;
   if (plateau) plateau->maximize = options.monitor_higher_is_better;
   return std::make_unique<LRScheduler>(optimizer, std::move(schedule), plateau);
@@ -67,7 +68,8 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
       stop_(options, loader, progress_, skipped_),
       validation_(
           devices, step_, options, fit_,
-          fit_.validation_loss ? with_step(fit_.validation_loss, "the loss function of the evaluation") : loss_) {}
+          fit_.validation_loss ? with_step(fit_.validation_loss, "the loss function of the evaluation") : loss_),
+      profile_(options.output_dir, options.profile_step, devices.device(), group_) {}
 
 absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   std::optional<SignalWatch> signals;
@@ -81,14 +83,18 @@ absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   monitor_.emplace(loader_, monitor_sources(), options_.monitoring);
   TRAINKIT_RETURN_IF_ERROR(evaluate_again());
   for (bool first = true; !stop_.finished();) {
-    TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, loader_.next());
+    if (step_.accumulated() == 0) TRAINKIT_RETURN_IF_ERROR(record_profile());
+    TRAINKIT_ASSIGN_OR_RETURN(std::optional<Batch> batch, next_batch());
     if (std::exchange(first, false)) monitor_->begin();
     if (batch) {
       interval_rows_ += batch->size() - batch->padding_rows();
       progress_.rows.add(batch->row_indices());
       if (group_) vote();  // may be sent with the gradients
       if (measures_now()) real_memory_.emplace(devices_, optimizer_, step_.averages());
-      take_step([&] { step_.accumulate(*batch, loss_); });
+      {
+        const detail::ProfileStage stage("forward and backward");
+        take_step([&] { step_.accumulate(*batch, loss_); });
+      }
       if (step_.accumulated() == options_.grad_accum_steps) TRAINKIT_RETURN_IF_ERROR(complete_step());
     } else {
       if (step_.accumulated() > 0) TRAINKIT_RETURN_IF_ERROR(complete_step());
@@ -168,9 +174,12 @@ absl::Status TrainingRun::prepare() {
   if (options_.predicted_memory) result_.predicted_memory_bytes = predicted_memory().allocated_bytes;
   if (options_.predicted_memory) result_.predicted_reserved_bytes = predicted_memory().reserved_bytes;
   if (fit_.logger) {
+    const int64_t total_steps = planned_steps(loader_.batches_per_epoch(), options_);
+    const bool steps_end = total_steps == options_.max_steps;
     fit_.logger->begin({.first_step = first_step_,
-                        .total_steps = planned_steps(loader_.batches_per_epoch(), options_),
-                        .total_epochs = static_cast<double>(options_.max_epochs)});
+                        .total_steps = total_steps,
+                        .total_epochs = steps_end ? 0 : static_cast<double>(options_.max_epochs),
+                        .max_seconds = std::chrono::duration<double>(options_.max_time).count()});
   }
   if (!group_ && options_.handle_signals)
     stop_.check_vote(SignalWatch::stop_signal());  // several ranks vote after a step
@@ -208,7 +217,10 @@ absl::Status TrainingRun::compare_ranks() {
 
 absl::Status TrainingRun::complete_step() {
   vote();
-  take_step([&] { last_metrics_ = step_.finish(); });
+  {
+    const detail::ProfileStage stage("update");
+    take_step([&] { last_metrics_ = step_.finish(); });
+  }
   averaged_ = false;
   skipped_.add(progress_.step + 1, last_metrics_);
   log_skips(/*wait=*/false);
@@ -220,7 +232,7 @@ absl::Status TrainingRun::complete_step() {
   log_graphs();
   if (fit_.logger) {
     fit_.logger->tick(step);
-    for (const std::string& row : monitor_->take_rows()) fit_.logger->print(row);
+    for (const std::string& row : monitor_->take_rows()) fit_.logger->show_row(row);
   }
   // On the CPU non-finite values are known immediately and are the same on all ranks; on devices the ranks vote.
   const int stop = !group_                      ? stop_.vote()
@@ -239,6 +251,11 @@ absl::Status TrainingRun::complete_step() {
   }
   if (save_due && !stop_.was_last_step()) return save();
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Batch>> TrainingRun::next_batch() {
+  const detail::ProfileStage stage("wait for a batch");
+  return loader_.next();
 }
 
 absl::Status TrainingRun::roll_back() {
@@ -280,6 +297,11 @@ absl::Status TrainingRun::end() {
   if (stop_.reason() == ExitReason::kSignal && stop_.has_all_epochs() && !stop_.has_all_steps() &&
       loader_.at_epoch_end()) {
     TRAINKIT_RETURN_IF_ERROR(loader_.next().status());
+  }
+  if (profile_.is_recording()) {
+    TRAINKIT_RETURN_IF_ERROR(write_profile());
+  } else if (profile_.is_waiting() && fit_.logger) {
+    fit_.logger->print(fmt::format("warning: no profile: the run ended before step {}", options_.profile_step));
   }
   if (trained) {
     log_skips(/*wait=*/true);
@@ -327,12 +349,13 @@ bool TrainingRun::evaluation_due() const {
 // them, since the save needs collectives.
 
 absl::Status TrainingRun::evaluate_step(bool save_due) {
+  const detail::ProfileStage stage("evaluation");
   TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
   TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
   const Clock::time_point start = begin_pause();
   absl::StatusOr<Metrics> metrics = validation_.evaluate(progress_.step);
   if (metrics.ok()) TRAINKIT_RETURN_IF_ERROR(log_gpu_memory());
-  if (metrics.ok()) record_evaluation(*std::move(metrics));
+  if (metrics.ok()) record_evaluation(*std::move(metrics), start);
   end_pause(start);
   if (metrics.ok() || !save_due) return metrics.status();
   absl::Status saved = save();
@@ -345,56 +368,6 @@ absl::Status TrainingRun::evaluate_again() {
   const bool failed = !options_.resume.empty() && !stop_.finished() && evaluation_due() && progress_.step > 0 &&
                       progress_.evaluated_step != progress_.step;
   return failed ? evaluate_step(/*save_due=*/false) : absl::OkStatus();
-}
-
-TrainingRun::Clock::time_point TrainingRun::begin_pause() {
-  monitor_->pause();
-  return Clock::now();
-}
-
-void TrainingRun::end_pause(Clock::time_point start) {
-  monitor_->resume();
-  interval_start_ += Clock::now() - start;
-  pause_seconds_ += seconds_since(start);
-}
-
-absl::Status TrainingRun::save() {
-  TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
-  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
-  const Clock::time_point start = begin_pause();
-  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
-                            collect_run(parts(), progress_, shape(), options_.config));
-  // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
-  const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
-  saves_.begin(progress_.step, contents, logged);
-  end_pause(start);
-  return absl::OkStatus();
-}
-
-absl::Status TrainingRun::finish_save() {
-  if (!saves_.under_way()) return absl::OkStatus();
-  const Clock::time_point start = begin_pause();
-  const absl::Status saved = saves_.finish();
-  end_pause(start);
-  if (saved.ok()) {
-    last_saved_ = saves_.step();
-    warn_of_old_checkpoints();
-  } else if (options_.continue_on_save_error) {
-    if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
-    return absl::OkStatus();
-  }
-  return saved;
-}
-
-void TrainingRun::warn_of_old_checkpoints() {
-  const absl::Status kept = saves_.retention_status();
-  if (kept.ok() || std::exchange(warned_of_old_checkpoints_, true) || !fit_.logger) return;
-  fit_.logger->print("warning: an older checkpoint cannot be deleted and keeps its disk space: " + error_line(kept));
-}
-
-RunShape TrainingRun::shape() const {
-  const int64_t micro_batch = loader_.options().batch_size * ranks();
-  return {.global_batch_size = micro_batch * options_.grad_accum_steps, .replicas = devices_.world_replicas()};
 }
 
 }  // namespace trainkit

@@ -13,6 +13,7 @@
 #include "real_memory.h"
 #include "run_state.h"
 #include "skipped_steps.h"
+#include "step_profile.h"
 #include "step_records.h"
 #include "stop_policy.h"
 #include "trainkit/train/trainer.h"
@@ -34,6 +35,8 @@ class TrainingRun {
  private:
   /// Wraps a loss function: its exceptions become errors that name the step.
   LossFunction with_step(LossFunction loss, const char* who) const;
+
+  absl::StatusOr<std::optional<Batch>> next_batch();
 
   /// Calls a part of the step. If memory runs out there, not even one row at a time fits.
   void take_step(c10::function_ref<void()> call);
@@ -102,6 +105,12 @@ class TrainingRun {
   /// Writes the last log record, evaluation and checkpoint. See Note [End of an interrupted run].
   absl::Status end();
 
+  /// Starts or ends the recording of steps (TrainerOptions::profile_step). Called between steps.
+  absl::Status record_profile();
+
+  /// Ends the recording of steps, writes it and logs where.
+  absl::Status write_profile();
+
   /// Returns the callbacks that the monitor's thread may call.
   MonitorSources monitor_sources();
 
@@ -126,12 +135,12 @@ class TrainingRun {
   absl::Status evaluate_again();
 
   /// Updates the best step, the plateau schedule and early stopping, and logs the metrics.
-  void record_evaluation(Metrics metrics);
+  void record_evaluation(Metrics metrics, Clock::time_point start);
 
-  /// Excludes evaluation and saves from the measured samples per second.
+  /// Excludes evaluation and saves from the measured samples per second. end_pause returns the seconds between.
   Clock::time_point begin_pause();
 
-  void end_pause(Clock::time_point start);
+  double end_pause(Clock::time_point start);
 
   /// Saves a checkpoint. The first rank writes it in a background thread; training continues as soon as the state is
   /// copied. See Note [Background saves] in background_saves.cpp.
@@ -178,9 +187,11 @@ class TrainingRun {
   bool averaged_ = false;  // last_metrics_ are averaged over the ranks
   Clock::time_point start_, interval_start_;
   double pause_seconds_ = 0;
+  double save_seconds_ = 0;  // in which saves blocked training since the last record
   int64_t interval_rows_ = 0;
   double interval_weight_ = 0;
   PrefetcherStats first_stats_;
+  StepProfile profile_;
   std::optional<detail::RealMemory> real_memory_;  // from the second step until the steady state
   std::optional<Monitor> monitor_;                 // its thread reads step_, so it is destroyed first
 };

@@ -118,10 +118,13 @@ absl::Status TrainingRun::log_step() {
     record.values.emplace_back(options_.weight_unit + "_per_second", interval_weight_ / seconds);
   }
   monitor_->append_values(record.values);
+  if (save_seconds_ > 0) record.values.emplace_back("save_seconds", std::exchange(save_seconds_, 0));
   const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
   if (lrs.empty()) record.lr = optimizer_.group_lrs();
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));
-  records_.add(std::move(record), last_metrics_, lrs);
+  StepMetrics logged = last_metrics_;
+  if (step_.scaler().enabled()) logged.metrics.emplace_back("loss_scale", step_.scaler().get_scale());
+  records_.add(std::move(record), logged, lrs);
   interval_rows_ = 0;
   interval_weight_ = 0;
   interval_start_ = Clock::now();
@@ -140,7 +143,7 @@ double TrainingRun::epoch_fraction() const {
          static_cast<double>(loader_.position()) / static_cast<double>(loader_.batches_per_epoch());
 }
 
-void TrainingRun::record_evaluation(Metrics metrics) {
+void TrainingRun::record_evaluation(Metrics metrics, Clock::time_point start) {
   progress_.evaluated_step = progress_.step;
   const double value = metrics.at(options_.monitor);
   const auto best = progress_.best.find(options_.monitor);
@@ -164,9 +167,21 @@ void TrainingRun::record_evaluation(Metrics metrics) {
     for (const auto& [name, metric] : metrics) {
       if (name != "loss") record.values.emplace_back(name, metric);
     }
+    record.values.emplace_back("evaluation_seconds", seconds_since(start));
     fit_.logger->log(record);
   }
   result_.evaluation = std::move(metrics);
+}
+
+absl::Status TrainingRun::record_profile() {
+  if (!profile_.begin_step(progress_.step + 1)) return absl::OkStatus();
+  return write_profile();
+}
+
+absl::Status TrainingRun::write_profile() {
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string line, profile_.write(progress_.step));
+  if (fit_.logger) fit_.logger->print(line);
+  return absl::OkStatus();
 }
 
 }  // namespace trainkit

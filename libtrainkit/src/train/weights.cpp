@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -42,6 +43,17 @@ void rename(NamedTensors& tensors, const std::vector<std::pair<std::string, std:
         std::find_if(rules.begin(), rules.end(), [&](const auto& r) { return name.starts_with(r.first); });
     if (rule != rules.end()) name.replace(0, rule->first.size(), rule->second);
   }
+}
+
+/// Removes the tensors whose names begin with a rule of `skip` from both lists. Returns the first rule without a
+/// tensor.
+std::optional<std::string> skip_names(const std::vector<std::string>& skip, NamedTensors& source,
+                                      NamedTensors& target) {
+  for (const std::string& rule : skip) {
+    const auto matches = [&](const auto& named) { return named.first.starts_with(rule); };
+    if (std::erase_if(source, matches) + std::erase_if(target, matches) == 0) return rule;
+  }
+  return std::nullopt;
 }
 
 /// Renames tied tensors to the name that named_tensors() lists.
@@ -146,12 +158,15 @@ absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::
   strip_data_parallel(source);
   rename(source, options.rename);
   merge_tied(source, model);
+  NamedTensors target = named_tensors(model);
+  if (const auto unused = skip_names(options.skip, source, target)) {
+    return refuse_weights(path, *unused, "matches no tensor of the file or the model, so that it cannot be skipped");
+  }
   std::set<std::string_view> names;
   for (const auto& named : source) {
     if (!names.insert(named.first).second)
       return refuse_weights(path, named.first, "is a duplicate name after renaming");
   }
-  NamedTensors target = named_tensors(model);
   LoadedWeights found;
   if (options.partial) {
     found = keep_common(source, target);

@@ -47,8 +47,8 @@ const Kernel* kernel_of(const void* function) {
 /// Returns whether this is the launch that CUDA_SIM_FAIL_LAUNCH names, or the first after it: counts include launches
 /// of the libraries, which do not fail.
 bool fails_by_setting(uint64_t n) {
-  static const long wanted = setting("FAIL_LAUNCH", 0L);
   static std::atomic<bool> has_failed = false;
+  const long wanted = setting("FAIL_LAUNCH", 0L);
   return wanted > 0 && n >= static_cast<uint64_t>(wanted) && !has_failed.exchange(true);
 }
 

@@ -41,6 +41,9 @@ struct AppInfo {
   std::string name;
   std::string description;
   std::vector<std::string> examples = {};
+  /// Own flags that --help lists, in this order, before the most used shared ones; --help all lists every flag. Empty:
+  /// all own flags.
+  std::vector<std::string> help_flags = {};
 };
 
 /// The settings of one run. References stay valid until run_app() returns.
@@ -106,7 +109,8 @@ struct AppCommand {
   std::string name;
   /// One line for --help of the program.
   std::string summary;
-  /// Runs the command with the words after its name, and returns the exit code.
+  /// Runs the command with the words after its name, and returns the exit code. It answers --help, --version and
+  /// --completion as ConfigParser does.
   std::function<absl::StatusOr<int>(const std::vector<std::string>& words)> run;
 };
 
@@ -312,8 +316,8 @@ absl::Status check_data(const RunOptions& run, const std::string& digest);
 /// the run's last checkpoint, so a run resumed from it logs them again (Logger::rewind).
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table);
 
-/// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv and summary.json, and
-/// shows the progress on the screen. With several ranks only the first one writes and prints.
+/// Writes the run folder: config.yaml, metrics.jsonl, tensorboard/, loss.svg, bad_samples.csv, summary.json and
+/// run.json, and shows the progress on the screen. With several ranks only the first one writes and prints.
 class RunFolder {
  public:
   /// Creates the folder and its files. On resume it removes the log records after the resumed step. `program` is the

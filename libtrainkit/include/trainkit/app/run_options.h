@@ -68,6 +68,7 @@ struct RunOptions {
   /// Print the plan of a dry run as JSON.
   bool json = false;
   bool monitor = false;
+  int64_t profile = 0;
   bool use_tensorboard = true;
   bool use_wandb = false;
   bool cudnn_benchmark = false;

@@ -77,19 +77,27 @@ struct OptionSpec {
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
 /// Action requested by the command line.
-enum class Request { kRun, kHelp, kVersion, kPrintConfig };
+enum class Request { kRun, kHelp, kVersion, kPrintConfig, kCompletion };
 
 /// Program name, version and description for --help and --version.
 struct ProgramInfo {
   std::string name = {};
   std::string version = {};
   std::string description = {};
-  /// Example command lines at the end of --help.
+  /// Example command lines. --help shows up to four of the first ones, --help all shows all.
   std::vector<std::string> examples = {};
   /// Words before the flags in the usage line, which the program itself reads: "RUN CLIP...".
   std::string words = {};
-  /// Flags that --help lists, in this order. Empty: all.
+  /// The program's own flags that --help lists, in this order. Empty: all flags outside of shared_groups. --help all
+  /// lists every flag, --help GROUP those of a heading.
   std::vector<std::string> help_flags = {};
+  /// Headings of flags that several programs share, listed after the program's own, and the flags of them that --help
+  /// lists.
+  std::vector<std::string> shared_groups = {}, shared_flags = {};
+  /// Names and summaries of the program's subcommands, which the program itself reads.
+  std::vector<std::pair<std::string, std::string>> commands = {};
+  /// Last paragraph of --help all.
+  std::string remark = {};
 };
 
 namespace detail {
@@ -120,7 +128,7 @@ std::shared_ptr<Binding> make_choice_binding(std::vector<std::string> names, std
 ///   if (*request != Request::kRun) { std::cout << parser.text(*request); return 0; }
 ///
 /// The value of a variable at add() is its default. Built-in flags: --config FILE, --preset NAME, --print_config,
-/// --help (-h) and --version. The syntax is described in docs/guide/config.md.
+/// --help [all|GROUP|FLAG] (-h), --completion bash|zsh and --version. The syntax is described in docs/guide/config.md.
 ///
 /// User errors are returned as a Status with an Error: exit code kUsage for flags, kConfig for a file, with
 /// file:line:column. Programming errors (an option added twice, a preset with an unknown option) throw c10::Error.
@@ -178,9 +186,8 @@ class ConfigParser {
 
   /// Parses the command line, and the preset and the file that it names, into the variables. Call it once.
   ///
-  /// @return The requested action. --help and --version take precedence over every error. After an error the variables
-  /// are
-  ///   unspecified. All errors are kInvalidArgument, with these ids:
+  /// @return The requested action. --help, --completion and --version take precedence over errors of other flags. After
+  ///   an error the variables are unspecified. All errors are kInvalidArgument, with these ids:
   ///     cli.unknown, config.key          unknown flag or key; the hint is the nearest name
   ///     cli.duplicate, config.duplicate  given twice, under any of its names
   ///     cli.value, config.type, config.value   wrong type; out of range
@@ -214,9 +221,12 @@ class ConfigParser {
   /// paths may differ between machines.
   Settings settings() const;
 
-  /// Returns the text to print for a request: help, version or print_config. Empty for kRun.
+  /// Returns the text to print for a request: help, completion script, version or print_config. Empty for kRun.
   std::string text(Request request) const;
-  std::string help() const;
+  /// Returns the help about `topic`: "" is one screen with the most used flags, "all" every flag, or the name of a
+  /// heading or a flag. Lines wrap at the environment variable COLUMNS, else at the width of the terminal of stdout,
+  /// else at 80 columns. Throws c10::Error for another topic.
+  std::string help(std::string_view topic = "all") const;
   /// Returns every value as YAML, with its source as a comment. Used as a --config file, it gives the same values
   /// again: paths are absolute, "null" is an empty value.
   std::string to_yaml() const;
@@ -227,6 +237,7 @@ class ConfigParser {
   absl::Status apply_run_file(const std::string& path);
   absl::Status check_fixed() const;
   absl::Status check_complete() const;
+  absl::StatusOr<Request> parse_question(const std::vector<std::string>& arguments, size_t at);
   /// Returns an error about the value of `option`, naming the value's source.
   absl::Status blame(const detail::Option& option, const char* id, detail::Fault fault) const;
   std::unique_ptr<State> state_;

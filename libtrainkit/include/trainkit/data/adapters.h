@@ -100,6 +100,34 @@ class ConcatDataset final : public Dataset {
   std::vector<int64_t> ends_;
 };
 
+/// Joins the rows of datasets side by side: row i has the fields of row i of each dataset, in their order. All have the
+/// same number of rows, and each field name occurs once.
+///
+///   ZipDataset({images, masks})      // fields "image" and "mask"
+///
+/// The datasets get the same key, so that an augmentation that both draw from key.random() is the same in both.
+class ZipDataset final : public Dataset {
+ public:
+  /// Throws c10::ValueError if `datasets` is empty, one of them is null, their sizes differ, or two fields have the
+  /// same name.
+  explicit ZipDataset(std::vector<std::shared_ptr<const Dataset>> datasets);
+
+  int64_t size() const override { return datasets_.front()->size(); }
+  const std::vector<FieldSpec>& fields() const override { return fields_; }
+  void get(const RowKey& key, const BatchView& out, int64_t at) const override;
+  void get_batch(std::span<const RowKey> keys, const BatchView& out) const override;
+  void prefetch(int64_t index) const override;
+  /// The names of the row in the datasets that have one, joined by " + ".
+  std::string describe(int64_t index) const override;
+
+ private:
+  /// Calls `read` with each dataset and the view of its fields.
+  void for_each(const BatchView& out, const std::function<void(const Dataset&, const BatchView&)>& read) const;
+
+  std::vector<std::shared_ptr<const Dataset>> datasets_;
+  std::vector<FieldSpec> fields_;
+};
+
 struct CachedDatasetOptions {
   /// Upper bound of the cache in bytes. Rows beyond it are read from the dataset each time. -1 means unlimited.
   int64_t max_bytes = -1;

@@ -71,6 +71,8 @@ class BatchView {
   }
   /// Returns rows [begin, begin + rows) of this view.
   BatchView slice(int64_t begin, int64_t rows) const { return BatchView(fields_, rows, first_ + begin); }
+  /// Returns fields [begin, begin + count) of this view.
+  BatchView fields(size_t begin, size_t count) const { return BatchView(fields_.subspan(begin, count), rows_, first_); }
 
  private:
   std::span<const Field> fields_;

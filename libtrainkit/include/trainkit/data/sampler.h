@@ -2,6 +2,7 @@
 /// The order of rows: a pure function of (seed, epoch, position).
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -94,6 +95,9 @@ class WeightedSampler final : public Sampler {
  public:
   /// Throws c10::ValueError if a weight is negative or not finite, if all weights are 0, or if num_samples < 0.
   explicit WeightedSampler(std::span<const double> weights, WeightedSamplerOptions options = {});
+  /// Same, for a list: WeightedSampler({0.1, 0.9}, {.num_samples = 1000}).
+  explicit WeightedSampler(std::initializer_list<double> weights, WeightedSamplerOptions options = {})
+      : WeightedSampler(std::span<const double>(weights.begin(), weights.size()), options) {}
   int64_t size() const override { return options_.num_samples; }
   void fill(int64_t epoch, int64_t begin, std::span<int64_t> out) const override;
   void fill_strided(int64_t epoch, int64_t begin, int64_t stride, std::span<int64_t> out) const override;

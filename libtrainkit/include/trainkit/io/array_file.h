@@ -42,7 +42,14 @@ absl::StatusOr<at::Tensor> read_envi(const std::string& path);
 /// no such field. `path` is that of read_envi. Errors: those of read_envi about headers.
 absl::StatusOr<std::vector<double>> read_envi_wavelengths(const std::string& path);
 
-// ---- Writes images as PNG files.
+// ---- Reads and writes images as PNG files.
+
+/// Reads an image into a new CPU tensor (height, width, 3) uint8, as write_png writes it: greys become three equal
+/// channels, palettes are resolved, transparency is ignored and 16 bits are reduced to 8.
+///
+/// Errors (exit code 4): those of MappedFile::open; data.png with libpng's message for an invalid file, and for an
+/// image of over 2^28 pixels.
+absl::StatusOr<at::Tensor> read_png(const std::string& path);
 
 /// Writes `image`, (height, width, 3) uint8, atomically (write_file_atomically). The bytes depend only on the image.
 /// Disk errors: exit code 6. Throws c10::ValueError for another shape or dtype, and for a height or width of 0 or over

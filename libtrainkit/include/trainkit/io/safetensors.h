@@ -23,6 +23,27 @@ namespace trainkit {
 /// Named tensors. The order only affects listings.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+/// An absl::StatusOr<NamedTensors> that gives its tensors away by value, so that a loop over a temporary is safe:
+///
+///   for (const auto& [name, tensor] : WeightFile::open(path).value().tensors().value()) ...
+///
+/// A temporary absl::StatusOr would be destroyed before the first round of the loop.
+class NamedTensorsOr : public absl::StatusOr<NamedTensors> {
+ public:
+  using Base = absl::StatusOr<NamedTensors>;
+  // NOLINTBEGIN(google-explicit-constructor): as absl::StatusOr
+  NamedTensorsOr(NamedTensors tensors) : Base(std::move(tensors)) {}
+  NamedTensorsOr(absl::Status status) : Base(std::move(status)) {}
+  NamedTensorsOr(Base other) : Base(std::move(other)) {}
+  // NOLINTEND(google-explicit-constructor)
+  const NamedTensors& value() const& { return Base::value(); }
+  NamedTensors& value() & { return Base::value(); }
+  NamedTensors value() && { return std::move(*this).Base::value(); }
+  const NamedTensors& operator*() const& { return Base::operator*(); }
+  NamedTensors& operator*() & { return Base::operator*(); }
+  NamedTensors operator*() && { return std::move(*this).Base::value(); }
+};
+
 /// Text entries about a file: the header's "__metadata__".
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
@@ -69,7 +90,7 @@ class SafetensorsFile {
   /// F6_E3M2, which LibTorch lacks; kResourceExhausted if out of memory; kDataLoss if the file was truncated.
   absl::StatusOr<at::Tensor> tensor(std::string_view name) const;
   /// Reads all tensors.
-  absl::StatusOr<NamedTensors> tensors() const;
+  NamedTensorsOr tensors() const;
 
  private:
   SafetensorsFile() = default;
@@ -102,7 +123,7 @@ absl::Status save_safetensors(const Fs& fs, const std::string& path, const Named
 /// Copies every tensor of `source` into the tensor of the same name in `target`, in place and without autograd.
 ///
 /// Everything is checked first. If a name is missing or unexpected or a shape differs, nothing is copied; the error
-/// (exit code 5) gives the count and up to 20 names. Converts between floating-point types; a conversion between
+/// (exit code 5) gives the count and up to five names. Converts between floating-point types; a conversion between
 /// integers and floats is an error. `where` is the file named in errors.
 absl::Status copy_named_tensors(const NamedTensors& source, const NamedTensors& target, const std::string& where);
 

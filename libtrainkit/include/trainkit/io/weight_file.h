@@ -94,7 +94,7 @@ class TorchFile {
 
   /// Reads all tensors below a container ("" is the outermost), named relative to it. Each storage is read once:
   /// tensors that share memory in the file share it here, so tied weights stay tied.
-  absl::StatusOr<NamedTensors> tensors(std::string_view prefix = {}) const;
+  NamedTensorsOr tensors(std::string_view prefix = {}) const;
 
  private:
   struct Contents;
@@ -207,7 +207,7 @@ class WeightFile {
   absl::StatusOr<std::string> state_dict_prefix() const;
   /// Reads all tensors whose names begin with `prefix` and a dot, and removes both from the names. Reads all tensors if
   /// `prefix` is empty.
-  absl::StatusOr<NamedTensors> tensors(std::string_view prefix = {}) const;
+  NamedTensorsOr tensors(std::string_view prefix = {}) const;
 
  private:
   using Part = std::variant<SafetensorsFile, TorchFile>;

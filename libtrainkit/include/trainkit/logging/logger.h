@@ -48,7 +48,10 @@ struct LogText {
 struct RunPlan {
   int64_t first_step = 0;
   int64_t total_steps = 0;
+  /// Only if the number of epochs ends the run.
   double total_epochs = 0;
+  /// Time limit from now on.
+  double max_seconds = 0;
 };
 
 /// A sink for records: JsonlLogger, TensorBoardLogger, WandbLogger, ConsoleProgress, or your own.
@@ -65,6 +68,8 @@ class Logger {
   virtual void log_text(const LogText& text);
   /// Shows a line of text to the user. Files ignore it.
   virtual void print(std::string_view line);
+  /// Shows a row of a live table, whose first row is its heading. The default prints it.
+  virtual void show_row(std::string_view row);
   /// Reports the current step, about ten times per second, for displays that move between records.
   virtual void tick(int64_t step);
 
@@ -109,10 +114,10 @@ struct RunLoggerOptions {
 ///   ...
 ///   absl::Status status = logger.flush();   // before a checkpoint: records up to this step are on disk
 ///
-/// log(), log_text() and print() copy into a bounded queue under a lock; tick() stores one atomic. Each call takes well
-/// below a microsecond, without a system call and, after warm-up, without an allocation. A sink that stalls or fails
-/// does not delay the step. The other sinks continue as soon as its call returns. If the queue is full, training
-/// records follow `when_full`. Other splits, texts and lines are rare and always kept.
+/// log(), log_text(), print() and show_row() copy into a bounded queue under a lock; tick() stores one atomic. Each
+/// call takes well below a microsecond, without a system call and, after warm-up, without an allocation. A sink that
+/// stalls or fails does not delay the step. The other sinks continue as soon as its call returns. If the queue is full,
+/// training records follow `when_full`. Other splits, texts and lines are rare and always kept.
 ///
 /// A sink's error is printed once, as a warning on the sinks that can print, and returned once by flush(). close()
 /// returns the first error again. Errors of sinks that are optional() are only printed. Every method may be called from
@@ -130,6 +135,7 @@ class RunLogger final : public Logger {
   void log(const LogRecord& record) override;
   void log_text(const LogText& text) override;
   void print(std::string_view line) override;
+  void show_row(std::string_view row) override;
   /// Stores the step with one relaxed atomic store.
   void tick(int64_t step) override;
 

@@ -20,13 +20,14 @@ namespace trainkit {
 /// Appends one line per record:
 ///
 ///   {"step":20,"epoch":0.25,"split":"train","loss":2.31,"grad_norm":0.71,"samples_per_second":812.4,
-///    "data_wait_fraction":0.02,"lr":[0.001],"gpu_memory_bytes":[1073741824]}
+///    "data_wait_fraction":0.02,"lr":[0.001],"gpu_memory_bytes":[1073741824],"time":1795486102.417}
 ///
 /// Order: step, epoch, split, the record's values in their order, then lr, gpu_memory_bytes and gpu_utilisation if
-/// present. Numbers have the fewest digits that read back to the same double.
+/// present, then time: the Unix time in seconds of the write, up to 0.1 s after the measurement. read_jsonl returns it
+/// as the value "time". Numbers have the fewest digits that read back to the same double.
 ///
 /// JSON has no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON
-/// mapping. Python's float() and JavaScript's Number() read them. A value named like one of the six fixed fields gets
+/// mapping. Python's float() and JavaScript's Number() read them. A value named like one of the seven fixed fields gets
 /// the suffix "_". If two values have the same name, the first is written.
 ///
 /// Each line is one write to a file opened with O_APPEND, so a killed process leaves whole lines. A power cut can tear
@@ -75,8 +76,11 @@ absl::StatusOr<std::vector<LogRecord>> read_jsonl(const std::string& path);
 /// Source: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto (TensorFlow 2).
 class TensorBoardLogger final : public Logger {
  public:
-  /// Creates the folder if necessary; one folder is one run. Exit code 6 if that fails.
-  static absl::StatusOr<std::unique_ptr<TensorBoardLogger>> open(const std::string& folder);
+  /// Creates the folder if necessary; one folder is one run. With the `settings` of the run, TensorBoard lists them as
+  /// its hyperparameters (tab HPARAMS), and the tab CUSTOM SCALARS has one chart each for loss, scores and throughput.
+  /// Exit code 6 if the folder cannot be created.
+  static absl::StatusOr<std::unique_ptr<TensorBoardLogger>> open(
+      const std::string& folder, const std::map<std::string, std::string>& settings = {});
   ~TensorBoardLogger() override;
 
   void log(const LogRecord& record) override;
@@ -84,6 +88,8 @@ class TensorBoardLogger final : public Logger {
   void log_text(const LogText& text) override;
   /// Writes out all events and synchronises the file with the disk. For a full disk see JsonlLogger.
   absl::Status flush() override;
+  /// Marks the run as finished in HPARAMS, then flush().
+  absl::Status close() override;
 
   /// Truncates every file that this library wrote to the folder before its first event that is torn or belongs to a
   /// step after `step`. Removes files without events. The next file begins with TensorFlow's restart mark, so that a
@@ -180,10 +186,12 @@ struct ProgressOptions {
 ///
 ///   step 740/2000 | epoch 1.85/5 | loss 2.1034 | lr 0.000955 | 12.3k tokens/s | left 1:10
 ///
-/// Evaluations, printed lines and warnings stay above the bar. On a narrow terminal the bar is omitted first, then
-/// fields from the right. The remaining time follows the speed of the last half minute. The data wait is shown from 10
-/// % on ("data wait 43%"). A value of an evaluation whose name has a dot ("recall.Corn") is a detail: it is in the
-/// files only.
+/// Both name the limit that will end the run: a total of steps and epochs, or the time that remains of max_time
+/// ("[0:41<0:19 of max_time]"). Evaluations, printed lines and warnings stay above the bar. The rows of a live table
+/// are redrawn in place above the bar: its heading and the last rows. Elsewhere they are plain lines, and so are texts,
+/// whose Markdown tables become aligned columns. On a narrow terminal the bar is omitted first, then fields from the
+/// right. The remaining time follows the speed of the last half minute. The data wait is shown from 10 % on ("data wait
+/// 43%"). A value of an evaluation whose name has a dot ("recall.Corn") is a detail: it is in the files only.
 ///
 /// Escapes text and masks secrets (format_text in format.h). If the stream is closed or its reader has exited (EPIPE,
 /// without raising SIGPIPE), the display stays silent. It is optional() and never ends a run.
@@ -199,6 +207,7 @@ class ConsoleProgress final : public Logger {
   /// Prints the text below its tag.
   void log_text(const LogText& text) override;
   void print(std::string_view line) override;
+  void show_row(std::string_view row) override;
   void tick(int64_t step) override;
   absl::Status flush() override;
   absl::Status close() override;

@@ -20,6 +20,24 @@ namespace trainkit {
 /// and no float32 copy under autocast. Neither has a second derivative; backward with create_graph throws. Other inputs
 /// use at::cross_entropy_loss. Values agree with it within rounding (1e-6 relative in float32). Results are bitwise
 /// equal for any number of CPU threads, and on CUDA between runs. Does not synchronise a device.
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index = -100);
+///
+/// `weight`, (C) floating point on the logits' device, weights each row by its class: the result is the weighted mean.
+/// `label_smoothing`, 0 to 1, mixes the target's one-hot vector with the uniform distribution. Both as in
+/// torch.nn.functional.cross_entropy, and both use at::cross_entropy_loss. Throws c10::Error for another size or range.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t ignore_index = -100,
+                         const at::Tensor& weight = {}, double label_smoothing = 0);
+
+/// Computes cross_entropy(linear(hidden, weight), target) without the logits of all rows: the output layer and the loss
+/// of a language model.
+///
+/// hidden: (N, D), weight: (C, D), floating point; target: (N), int64, in 0..C-1 or `ignore_index`. Returns a scalar
+/// of the inputs' dtype, float32 under autocast; NaN if every target is ignored. Errors as in cross_entropy().
+///
+/// From 4096 classes on, on the CPU in float32 and under autocast to bfloat16, 256 rows at a time go through the
+/// product, the loss and its gradient, in forward. Only these logits exist; the separate functions keep two (N, C)
+/// tensors in float32, and four in bfloat16. Values agree with theirs within rounding. No second derivative. Elsewhere
+/// it calls them.
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
+                                int64_t ignore_index = -100);
 
 }  // namespace trainkit

@@ -56,7 +56,7 @@ struct KeyValueCache {
 ///
 ///   Transformer model(TransformerConfig{.vocab_size = 65, .block_size = 64, .n_layers = 4, .n_heads = 4,
 ///                                       .hidden_dim = 128});
-///   at::Tensor loss = language_model_loss(model->forward(x), y);   // x, y: (B, T) int64
+///   at::Tensor loss = model->loss(x, y);   // x, y: (B, T) int64
 ///
 /// Pre-norm blocks, learned positions, exact GELU. Initialised as nanoGPT: normal(0, 0.02), projections into the
 /// residual stream normal(0, 0.02 / sqrt(2 n_layers)), biases 0. Parameters have nanoGPT's names and shapes
@@ -74,6 +74,11 @@ class TransformerImpl : public torch::nn::Module {
   /// one document.
   /// @return logits (B, T, vocab_size).
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& document_positions = {});
+
+  /// Returns the mean cross-entropy of the logits of forward(ids, document_positions) with `targets`, (B, T) int64,
+  /// over the targets other than kIgnoreIndex. Equal to language_model_loss(forward(...), targets) within rounding, but
+  /// without the logits of all positions at once (linear_cross_entropy). Scalar, float32.
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& document_positions = {});
 
   /// Returns the logits of `ids` (B, T) as the continuation of `cache`, and appends them to it. Equal to forward() of
   /// the whole sequence, without recomputing it. No gradients. Throws if cache.length + T exceeds block_size; start
@@ -104,6 +109,7 @@ class TransformerImpl : public torch::nn::Module {
   void initialise();
   at::Tensor position_rows(const at::Tensor& ids, int64_t first);
   at::Tensor embed(const at::Tensor& ids, const at::Tensor& positions);
+  at::Tensor hidden_states(const at::Tensor& ids, const at::Tensor& document_positions);
   at::Tensor logits(const at::Tensor& x);
   at::Tensor run_blocks(const at::Tensor& x, const std::shared_ptr<const PackedDocuments>& documents);
 

@@ -31,79 +31,28 @@ class LRSchedule {
   virtual double factor(int64_t step) const = 0;
 };
 
+// Each function below throws c10::ValueError if arguments are out of range; the message names all of them. Beyond its
+// end a schedule stays at its last factor. Arguments have PyTorch's names, with factors instead of learning rates.
+
 /// Returns 1 for every step.
-class ConstantLR : public LRSchedule {
- public:
-  double factor(int64_t) const override { return 1.0; }
-};
+std::shared_ptr<const LRSchedule> constant_lr();
 
-struct LinearLROptions {
-  /// Factor at the first step, and factor from total_steps on.
-  double start_factor = 1.0;
-  double end_factor = 0.0;
-  int64_t total_steps = 1;
-};
-
-/// Changes linearly from start_factor to end_factor, then stays there. Source: torch.optim.lr_scheduler.LinearLR.
-class LinearLR : public LRSchedule {
- public:
-  /// Throws c10::ValueError if options are out of range; the message names all of them. The same holds below.
-  explicit LinearLR(const LinearLROptions& options);
-  double factor(int64_t step) const override;
-
- private:
-  LinearLROptions options_;
-};
-
-struct CosineAnnealingLROptions {
-  /// Steps of the half cosine wave from 1 to min_factor.
-  int64_t total_steps = 1;
-  /// PyTorch's eta_min divided by the learning rate.
-  double min_factor = 0.0;
-};
+/// Changes linearly from start_factor at the first step to end_factor at total_steps.
+/// Source: torch.optim.lr_scheduler.LinearLR.
+std::shared_ptr<const LRSchedule> linear_lr(int64_t total_steps, double start_factor = 1.0, double end_factor = 0.0);
 
 /// Computes min + (1 - min) (1 + cos(pi step / total)) / 2, then stays at min (PyTorch's schedule rises again).
+/// min_factor is PyTorch's eta_min divided by the learning rate.
 /// Source: Loshchilov and Hutter, "SGDR"; torch.optim.lr_scheduler.CosineAnnealingLR.
-class CosineAnnealingLR : public LRSchedule {
- public:
-  explicit CosineAnnealingLR(const CosineAnnealingLROptions& options);
-  double factor(int64_t step) const override;
+std::shared_ptr<const LRSchedule> cosine_annealing_lr(int64_t total_steps, double min_factor = 0.0);
 
- private:
-  CosineAnnealingLROptions options_;
-};
-
-struct CosineAnnealingWarmRestartsOptions {
-  /// Steps of the first period, and the factor by which each following period is longer.
-  int64_t t_0 = 1;
-  int64_t t_mult = 1;
-  double min_factor = 0.0;
-};
-
-/// Repeats the half cosine wave. Source: "SGDR"; torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
-class CosineAnnealingWarmRestarts : public LRSchedule {
- public:
-  explicit CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options);
-  double factor(int64_t step) const override;
-
- private:
-  CosineAnnealingWarmRestartsOptions options_;
-};
-
-struct StepLROptions {
-  int64_t step_size = 1;
-  double gamma = 0.1;
-};
+/// Repeats the half cosine wave: t_0 steps at first, each following period t_mult times longer.
+/// Source: "SGDR"; torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
+std::shared_ptr<const LRSchedule> cosine_annealing_warm_restarts(int64_t t_0, int64_t t_mult = 1,
+                                                                 double min_factor = 0.0);
 
 /// Computes gamma^floor(step / step_size). Source: torch.optim.lr_scheduler.StepLR.
-class StepLR : public LRSchedule {
- public:
-  explicit StepLR(const StepLROptions& options);
-  double factor(int64_t step) const override;
-
- private:
-  StepLROptions options_;
-};
+std::shared_ptr<const LRSchedule> step_lr(int64_t step_size, double gamma = 0.1);
 
 struct OneCycleLROptions {
   int64_t total_steps = 2;
@@ -120,35 +69,14 @@ struct OneCycleLROptions {
 
 /// Rises from 1 / div_factor to 1 (the optimizer's learning rate is PyTorch's max_lr), falls to the last factor and
 /// stays there. With pct_start * total_steps == 1, where PyTorch divides by zero, it starts at 1. Momentum is not
-/// cycled. Source: Smith and Topin, "Super-convergence";
-/// torch.optim.lr_scheduler.OneCycleLR.
-class OneCycleLR : public LRSchedule {
- public:
-  explicit OneCycleLR(const OneCycleLROptions& options);
-  double factor(int64_t step) const override;
+/// cycled. Source: Smith and Topin, "Super-convergence"; torch.optim.lr_scheduler.OneCycleLR.
+std::shared_ptr<const LRSchedule> one_cycle_lr(const OneCycleLROptions& options);
 
- private:
-  OneCycleLROptions options_;
-};
-
-struct WarmupOptions {
-  int64_t warmup_steps = 0;
-  /// Factor of the first step. Default: 1 / (warmup_steps + 1), so that no step is wasted at 0 (nanoGPT's rule).
-  std::optional<double> start_factor = std::nullopt;
-};
-
-/// Rises linearly from start_factor to 1 over warmup_steps, then runs `schedule` from its start.
+/// Rises linearly from start_factor to 1 over warmup_steps, then runs `schedule` from its start. start_factor is by
+/// default 1 / (warmup_steps + 1), so that no step is wasted at 0 (nanoGPT's rule).
 /// Source: torch.optim.lr_scheduler.SequentialLR of a LinearLR and another schedule.
-class WarmupLR : public LRSchedule {
- public:
-  WarmupLR(const WarmupOptions& options, std::shared_ptr<const LRSchedule> schedule);
-  double factor(int64_t step) const override;
-
- private:
-  int64_t warmup_steps_;
-  double start_factor_;
-  std::shared_ptr<const LRSchedule> schedule_;
-};
+std::shared_ptr<const LRSchedule> warmup_lr(int64_t warmup_steps, std::shared_ptr<const LRSchedule> schedule,
+                                            std::optional<double> start_factor = std::nullopt);
 
 /// Options of a schedule by name, as given on a command line.
 struct ScheduleOptions {
@@ -195,8 +123,7 @@ struct PlateauOptions {
 
 /// Sets an optimizer's learning rate to base * schedule.factor(steps applied), and lowers the base on a plateau.
 ///
-///   LRScheduler scheduler(optimizer, std::make_shared<CosineAnnealingLR>(
-///                                        CosineAnnealingLROptions{.total_steps = 1000}));
+///   LRScheduler scheduler(optimizer, cosine_annealing_lr(1000));
 ///   for (...) { ...; optimizer.step(); scheduler.step(); }
 ///
 /// The base is the optimizer's learning rate when the scheduler is created. The position is the optimizer's count of

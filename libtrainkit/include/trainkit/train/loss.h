@@ -88,20 +88,42 @@ std::type_identity<std::remove_cvref_t<A>> first_argument(R (*)(A, B));
 template <class F>
 auto first_argument(const F&) -> decltype(first_argument(&F::operator()));
 
+/// A callable whose two parameters are not templates.
+template <class F>
+concept HasTypedParameters = requires {
+  first_argument(std::declval<std::decay_t<F>>());
+};
+
 }  // namespace detail
 
 /// Makes a LossFunction from a callable whose first parameter is the user's own model type, as in
 ///   [](Classifier& model, const Batch& batch) { return cross_entropy(model->forward(batch["x"]), batch["y"]); }
 /// Classifier is a module holder (TORCH_MODULE) or a class derived from torch::nn::Module. Calling the LossFunction
-/// with a model of another type throws c10::TypeError.
+/// with a model of another type throws c10::TypeError. For a generic callable that works with any torch::nn::Module use
+/// LossFunction(callable).
 template <class F>
 LossFunction make_loss_function(F loss) {
-  if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
+  // Each mistake ends in one error: the other branches are not compiled then.
+  if constexpr (!detail::HasTypedParameters<F>) {
+    static_assert(detail::HasTypedParameters<F>,
+                  "a loss function names the type of its model instead of auto: "
+                  "[](MyModel& model, const trainkit::Batch& batch) { ... }");
+    return nullptr;
+  } else if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
     return loss;
   } else {
     using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
-    // `auto&` instead of torch::nn::Module&: this header compiles without the definition of Module.
-    if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
+    if constexpr (!std::is_invocable_v<F&, Model&, const Batch&>) {
+      static_assert(std::is_invocable_v<F&, Model&, const Batch&>,
+                    "a loss function takes the model by reference and the batch as const Batch&: "
+                    "[](MyModel& model, const trainkit::Batch& batch) { ... }");
+      return nullptr;
+    } else if constexpr (!std::is_invocable_r_v<LossOutput, F&, Model&, const Batch&>) {
+      static_assert(std::is_invocable_r_v<LossOutput, F&, Model&, const Batch&>,
+                    "a loss function returns a scalar tensor or a trainkit::LossOutput");
+      return nullptr;
+    } else if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
+      // `auto&` instead of torch::nn::Module&: this header compiles without the definition of Module.
       return [loss = std::move(loss)](auto& module, const Batch& batch) mutable -> LossOutput {
         Model* model = module.template as<Model>();
         TORCH_CHECK_TYPE(model, "the loss function is for another model than ", module.name());

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "trainkit/core/state_dict.h"
@@ -112,6 +113,11 @@ struct TrainerOptions {
   /// Options of the monitor; see Monitor. The live table goes to the logger, the report into the result.
   MonitorOptions monitoring = {};
 
+  /// Step from which 11 steps are written to `<output_dir>/profile.json`, as a trace of operations, stages, loader
+  /// workers, copies and saves of all ranks that https://ui.perfetto.dev opens; 0: none. Costs time and memory in these
+  /// steps only.
+  int64_t profile_step = 0;
+
   /// See TrainStepOptions.
   std::function<bool()> release_memory = nullptr;
   /// Planned memory of one device in a step (memory_plan.h). Printed with the measured memory after the second step, or
@@ -202,14 +208,27 @@ struct FitOptions {
 /// Not thread-safe; fit runs on the calling thread.
 class Trainer {
  public:
-  /// Creates a trainer from an optimizer, by value. An optimizer without parameter groups gets default_param_groups of
-  /// the model. `devices` must outlive the Trainer. kInvalidArgument names every option that is out of range.
-  template <std::derived_from<Optimizer> O>
-  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, O optimizer, const TrainerOptions& options) {
-    return create(devices, std::unique_ptr<Optimizer>(std::make_unique<O>(std::move(optimizer))), options);
+  /// Creates a trainer, which takes over the optimizer: a temporary, or std::move(optimizer). An optimizer without
+  /// parameter groups gets default_param_groups of the model. `devices` must outlive the Trainer. kInvalidArgument
+  /// names every option that is out of range.
+  template <class O>
+  requires std::derived_from<std::remove_cvref_t<O>, Optimizer>
+  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, O&& optimizer, const TrainerOptions& options) {
+    static_assert(!std::is_lvalue_reference_v<O>,
+                  "Trainer takes over its optimizer: pass std::move(optimizer), or a temporary such as "
+                  "AdamW({.lr = 1e-3}); Trainer::optimizer() returns it");
+    using Kind = std::remove_cvref_t<O>;
+    return create(devices, std::unique_ptr<Optimizer>(std::make_unique<Kind>(std::move(optimizer))), options);
   }
-  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer,
+  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, std::unique_ptr<Optimizer>&& optimizer,
                                         const TrainerOptions& options);
+  /// A named pointer: compiles to an error with its remedy.
+  template <class O>
+  static absl::StatusOr<Trainer> create(DeviceReplicator& devices, std::unique_ptr<O>& optimizer,
+                                        const TrainerOptions& options) {
+    static_assert(!std::is_class_v<O>, "Trainer takes over its optimizer: pass std::move(optimizer)");
+    return create(devices, std::move(optimizer), options);
+  }
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;

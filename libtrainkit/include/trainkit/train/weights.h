@@ -32,6 +32,10 @@ struct LoadWeightsOptions {
   /// Renaming rules (from, to), applied last: replaces the prefix `from` of a name by `to`. Only the first matching
   /// rule is applied, once.
   std::vector<std::pair<std::string, std::string>> rename = {};
+  /// Names or prefixes of names that are not loaded, after renaming: those tensors of the file are ignored, and those
+  /// of the model keep their values. {"fc."} leaves out a head for another number of classes. Each must occur in the
+  /// file or in the model.
+  std::vector<std::string> skip = {};
   /// Loads the tensors that match by name and shape, and leaves the rest of the model unchanged.
   bool partial = false;
   /// Accepts non-finite weights. A run that starts from them fails later, far from the cause.
@@ -55,7 +59,8 @@ struct LoadedWeights {
 ///
 /// Errors (exit code 5; nothing has changed then):
 /// - those of reading the file;
-/// - unless partial, those of load_named_tensors: missing or unexpected names and different shapes, up to 20 of each;
+/// - unless partial, those of load_named_tensors: missing or unexpected names and different shapes, up to five of each;
+/// - weights.match for a rule of `skip` that matches no name;
 /// - if partial, that no tensor matches;
 /// - weights.nonfinite, which names a parameter with infinity or NaN, or a buffer with NaN (masks contain -infinity).
 absl::StatusOr<LoadedWeights> load_weights(torch::nn::Module& model, const std::string& path,

@@ -1,4 +1,4 @@
-#include "logging/processor_times.h"
+#include "core/processor_times.h"
 
 #include <unistd.h>
 

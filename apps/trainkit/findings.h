@@ -15,12 +15,12 @@ enum class Verdict {
 };
 
 /// Holds findings in the order in which they were added.
-class Report {
+class Findings {
  public:
-  Report();
-  ~Report();
-  Report(const Report&) = delete;
-  Report& operator=(const Report&) = delete;
+  Findings();
+  ~Findings();
+  Findings(const Findings&) = delete;
+  Findings& operator=(const Findings&) = delete;
 
   /// Adds the line `text` under `section` and `name`. `value` is the bare figure for JSON; `hint` is the remedy.
   /// Control characters in `name`, `text` and `hint` are escaped.
@@ -30,6 +30,8 @@ class Report {
   /// Formats the sections with aligned columns. A warning has '!' before it; a hint is on the next line.
   /// Leaves out `excluded_sections`.
   std::string table(const std::set<std::string>& excluded_sections = {}) const;
+  /// Returns the one-line verdict: "ready", or the number of problems and the first one with its remedy.
+  std::string verdict() const;
   /// Formats {"<section>": {"<name>": {"value", "text", "verdict": "ok" | "note" | "warning", "hint"}}, "warnings": N}.
   /// Leaves out `excluded_sections`.
   std::string json(const std::set<std::string>& excluded_sections = {}) const;

@@ -1,0 +1,52 @@
+#pragma once
+/// Writes results/report.json: what a trainer adds to report.html (docs/formats/report.md).
+
+#include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainkit/train/evaluate.h"
+
+namespace trainkit {
+
+/// Collects tiles and sections of a report, in order. Everything is text: the page escapes it. Contents must follow
+/// from the weights alone, without times, so that a resumed run writes the same file.
+class ResultPage {
+ public:
+  /// Adds a figure to the top of the page: add_tile("99.61%", "overall accuracy", "1,200 test pixels").
+  void add_tile(const std::string& value, const std::string& name, const std::string& note);
+
+  /// Starts a section. The blocks that follow belong to it.
+  void add_section(const std::string& title);
+  void add_note(const std::string& text);
+  /// A cell is text, an integer, or a floating-point share of 1, which is shown as a percentage with a bar.
+  void add_table(const std::string& caption, const std::vector<std::string>& columns,
+                 const std::vector<std::vector<nlohmann::ordered_json>>& rows);
+  /// A confusion matrix (C, C) int64 on the CPU, one row per true label.
+  void add_matrix(const std::string& caption, const std::vector<std::string>& labels, const at::Tensor& counts);
+  /// A PNG file of the folder that write() gets. `alt` describes it to readers who do not see it.
+  void add_picture(const std::string& file, const std::string& caption, const std::string& alt);
+  /// Names and colours ("#rrggbb") of the pictures before.
+  void add_legend(const std::vector<std::pair<std::string, std::string>>& names_and_colors);
+  /// A text with a title, such as a generated sample.
+  void add_text(const std::string& title, const std::string& text);
+
+  /// Adds recall, precision and F1 of each class, and the confusion matrix. `rows` names what is counted: "pixels".
+  void add_classes(const std::vector<std::string>& labels, const at::Tensor& counts, const ClassificationScores& scores,
+                   const std::string& rows);
+
+  /// Writes `<folder>/report.json`; `folder` is results_dir(). Errors: exit code 6.
+  absl::Status write(const std::string& folder) const;
+
+ private:
+  /// Returns the last block if it is of this type, else a new one.
+  nlohmann::ordered_json& block(const char* type);
+  nlohmann::ordered_json tiles_ = nlohmann::ordered_json::array(), sections_ = nlohmann::ordered_json::array();
+};
+
+}  // namespace trainkit

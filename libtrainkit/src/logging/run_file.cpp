@@ -1,0 +1,201 @@
+#include "logging/run_file.h"
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "core/host_memory.h"
+#include "core/strict_json.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/core/processors.h"
+#include "trainkit/core/status.h"
+#include "trainkit/logging/format.h"
+
+namespace trainkit::detail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// Returns the words of this process's command line, with secrets masked.
+Json command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  Json words = Json::array();
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(format_text(word));
+  return words;
+}
+
+std::string processor_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != line.npos) return escape_text(line.substr(colon + 2));
+  }
+  return "";
+}
+
+/// Returns the first line of a file that ends with `suffix`; empty if there is none.
+std::string git_line(const std::filesystem::path& path, const std::string& suffix = {}) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.ends_with(suffix)) return line;
+  }
+  return "";
+}
+
+/// Returns the commit that is checked out in the working directory; empty outside a git checkout. Reads git's files, so
+/// that no process is started.
+std::string git_commit() {
+  std::error_code ignored;
+  std::filesystem::path folder = std::filesystem::current_path(ignored);
+  while (!std::filesystem::is_directory(folder / ".git", ignored)) {
+    if (!folder.has_relative_path()) return "";
+    folder = folder.parent_path();
+  }
+  const std::filesystem::path git = folder / ".git";
+  std::string head = git_line(git / "HEAD");
+  constexpr std::string_view kReference = "ref: ";
+  if (head.starts_with(kReference)) {
+    const std::string name = head.substr(kReference.size());
+    head = git_line(git / name);
+    if (head.empty()) head = git_line(git / "packed-refs", " " + name);
+  }
+  head = head.substr(0, head.find(' '));
+  const bool is_hash = head.size() >= 40 && head.find_first_not_of("0123456789abcdef") == head.npos;
+  return is_hash ? head : "";
+}
+
+Json host() {
+  char name[HOST_NAME_MAX + 1] = "";
+  ::gethostname(name, sizeof name - 1);
+  utsname system{};
+  ::uname(&system);
+  return {{"name", escape_text(name)},
+          {"processor", processor_model()},
+          {"processors", available_cpus()},
+          {"memory_bytes", trainkit::host_memory().total_bytes},
+          {"system", escape_text(std::string(system.sysname) + " " + system.release)}};
+}
+
+Json settings_of(const std::string& config) {
+  Json settings = Json::array();
+  for (const RunSetting& setting : parse_settings(config)) {
+    if (!setting.source.starts_with("default")) settings.push_back({setting.name, setting.value, setting.source});
+  }
+  return settings;
+}
+
+absl::Status write_run(const std::string& output_dir, const Json& run) {
+  return write_file_atomically(Fs::posix(), output_dir + "/" + kRunFile,
+                               run.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+/// Changes the session of this process, if it is the last one of the file.
+absl::Status change_session(const std::string& output_dir, const std::function<void(Json& session)>& change) {
+  Json run = read_json_file(output_dir + "/" + kRunFile);
+  if (!run.is_object() || !run.contains("sessions") || !run["sessions"].is_array() || run["sessions"].empty()) {
+    return absl::OkStatus();
+  }
+  Json& session = run["sessions"].back();
+  if (!session.is_object() || !session.contains("pid") || session["pid"] != ::getpid()) return absl::OkStatus();
+  change(session);
+  return write_run(output_dir, run);
+}
+
+Json monitor_json(const MonitorReport& report) {
+  const StepSplit& split = report.split;
+  Json json = {{"seconds", report.seconds},
+               {"utilisation", report.utilisation},
+               {"of_gpus", report.of_gpus},
+               {"wait", split.wait},
+               {"copy", split.copy},
+               {"reduce", split.reduce},
+               {"compute", split.compute},
+               {"update", split.update},
+               {"queue_depth", report.queue_depth},
+               {"ring_size", report.ring_size},
+               {"host_memory_bytes", report.resident_bytes}};
+  if (report.gpu_used_bytes > 0) json["gpu_memory_bytes"] = report.gpu_used_bytes;
+  json["advice"] = Json::array();
+  for (const Advice& advice : report.advice) json["advice"].push_back(advice.text);
+  return json;
+}
+
+}  // namespace
+
+nlohmann::ordered_json read_json_file(const std::string& path) {
+  constexpr int64_t kMostBytes = int64_t{64} << 20;
+  const auto text = Fs::posix().read_file(path, kMostBytes);
+  if (!text.ok() || holds_nul(*text)) return nullptr;
+  Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? Json(nullptr) : json;
+}
+
+std::vector<RunSetting> parse_settings(std::string_view yaml) {
+  std::vector<RunSetting> settings;
+  while (!yaml.empty()) {
+    const std::string_view line = yaml.substr(0, yaml.find('\n'));
+    yaml.remove_prefix(std::min(line.size() + 1, yaml.size()));
+    const size_t colon = line.find(": "), mark = line.rfind(" # ");
+    if (line.starts_with('#') || colon == line.npos || mark == line.npos || mark < colon) continue;
+    std::string_view value = line.substr(colon + 2, mark - colon - 2);
+    while (value.ends_with(' ')) value.remove_suffix(1);
+    settings.push_back({std::string(line.substr(0, colon)), std::string(value), std::string(line.substr(mark + 3))});
+  }
+  return settings;
+}
+
+absl::Status begin_session(const std::string& output_dir, const SessionStart& start) {
+  Json run = start.resume_step >= 0 ? read_json_file(output_dir + "/" + kRunFile) : Json(nullptr);
+  if (!run.is_object() || !run.contains("sessions") || !run["sessions"].is_array()) {
+    run = {{"program", escape_text(start.program)}, {"sessions", Json::array()}};
+  }
+  std::error_code ignored;
+  Json session = {{"started", unix_time()},
+                  {"pid", ::getpid()},
+                  {"first_step", std::max<int64_t>(start.resume_step, 0)},
+                  {"command", command_line()},
+                  {"folder", format_text(std::filesystem::current_path(ignored).string())},
+                  {"host", host()},
+                  {"versions", library_versions()},
+                  {"settings", settings_of(start.config)}};
+  if (const std::string commit = git_commit(); !commit.empty()) session["commit"] = commit;
+  if (start.resume_step >= 0) session["changes"] = start.changes;
+  run["sessions"].push_back(std::move(session));
+  return write_run(output_dir, run);
+}
+
+absl::Status describe_session(const std::string& output_dir, const RunFacts& facts, const std::string& monitor,
+                              bool higher_is_better) {
+  return change_session(output_dir, [&](Json& session) {
+    session["facts"] = Json::array();
+    for (const auto& [name, text] : facts) session["facts"].push_back({escape_text(name), format_text(text)});
+    session["monitor"] = {{"metric", escape_text(monitor)}, {"higher_is_better", higher_is_better}};
+  });
+}
+
+absl::Status end_session(const std::string& output_dir, const RunSummary& summary, const MonitorReport& monitor) {
+  return change_session(output_dir, [&](Json& session) {
+    session["ended"] = unix_time();
+    session["exit_reason"] = escape_text(summary.exit_reason);
+    session["exit_code"] = summary.exit_code;
+    if (summary.wall_seconds > 0) {  // else the run failed
+      session["last_step"] = summary.steps;
+      session["training_seconds"] = summary.wall_seconds;
+      session["pause_seconds"] = summary.wall_seconds * (1 - summary.effective_fraction);
+    }
+    if (monitor.seconds > 0) session["utilisation"] = monitor_json(monitor);
+  });
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,53 @@
+#pragma once
+/// Writes and reads run.json: the sessions of a run, their machine, command line and end (docs/formats/run.md).
+
+#include <absl/status/status.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainkit/logging/monitor.h"
+#include "trainkit/logging/summary.h"
+
+namespace trainkit::detail {
+
+inline constexpr char kRunFile[] = "run.json";
+
+/// A setting in config.yaml: its value as YAML, and its source.
+struct RunSetting {
+  std::string name, value, source;
+};
+
+/// Reads the settings from the text of a config.yaml, as ConfigParser::to_yaml writes it.
+std::vector<RunSetting> parse_settings(std::string_view yaml);
+
+/// What is known when a session starts.
+struct SessionStart {
+  std::string program = {};
+  /// Text of config.yaml. run.json keeps the settings that are not defaults.
+  std::string config = {};
+  /// Step of the checkpoint that the session continues; -1 for a new run.
+  int64_t resume_step = -1;
+  /// ConfigParser::changes() of a session that continues a run.
+  std::vector<std::string> changes = {};
+};
+
+/// Adds a session of this process to `<output_dir>/run.json`. A session that does not continue a run replaces the file.
+/// Errors: exit code 6.
+absl::Status begin_session(const std::string& output_dir, const SessionStart& start);
+
+/// Adds the first lines of the run, and the metric that selects the best step, to the session of this process.
+absl::Status describe_session(const std::string& output_dir, const RunFacts& facts, const std::string& monitor,
+                              bool higher_is_better);
+
+/// Ends the session of this process, with the report of its monitor. `summary` has the reason, steps and times. Does
+/// nothing if the last session of the file is that of another process.
+absl::Status end_session(const std::string& output_dir, const RunSummary& summary, const MonitorReport& monitor);
+
+/// Reads a JSON file of at most 64 MiB. Returns null for a file that is missing or not valid.
+nlohmann::ordered_json read_json_file(const std::string& path);
+
+}  // namespace trainkit::detail

@@ -1,0 +1,49 @@
+#pragma once
+// Reads the folder of a run's checkpoints. docs/formats/checkpoint.md specifies it.
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trainkit/core/fs.h"
+#include "trainkit/core/state_dict.h"
+#include "trainkit/train/checkpoint.h"
+
+namespace trainkit::detail {
+
+inline constexpr char kFolder[] = "checkpoints";
+inline constexpr char kLatestFile[] = "latest";
+inline constexpr char kModelFile[] = "model.safetensors";
+inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
+inline constexpr char kStateFile[] = "state.json";
+inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
+
+/// "step-00000120".
+std::string step_name(int64_t step);
+/// Parses a folder name made by step_name; nullopt for any other name.
+std::optional<int64_t> parse_step(std::string_view name);
+
+/// Makes an error of exit code 5 of an error of a file.
+absl::Status as_weights(const absl::Status& status);
+
+/// Returns the steps of the folder's checkpoints, in ascending order.
+absl::StatusOr<std::vector<int64_t>> list_steps(const Directory& folder);
+/// Verifies the files of a checkpoint.
+absl::Status verify_step(const Directory& folder, int64_t step);
+/// Returns the newest valid step that is at most `below`.
+std::optional<int64_t> newest_valid_step(const Directory& folder, int64_t below);
+/// Adds a hint to `status` that names an older valid checkpoint.
+absl::Status with_hint(const Directory& folder, int64_t step, const absl::Status& status);
+/// Returns the step that `latest` names; without that file the newest one.
+absl::StatusOr<int64_t> latest_step(const Directory& folder);
+/// Reads state.json of one checkpoint's folder.
+absl::StatusOr<StateDict> read_state(const Directory& checkpoint);
+/// Verifies and reads a checkpoint.
+absl::StatusOr<CheckpointContents> load_step(const Directory& folder, int64_t step);
+
+}  // namespace trainkit::detail

@@ -1,0 +1,66 @@
+// Checkpoints of a run.
+
+#include <utility>
+
+#include "core/recorded.h"
+#include "training_run.h"
+#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
+
+namespace trainkit {
+
+TrainingRun::Clock::time_point TrainingRun::begin_pause() {
+  monitor_->pause();
+  return Clock::now();
+}
+
+double TrainingRun::end_pause(Clock::time_point start) {
+  monitor_->resume();
+  const Clock::duration pause = Clock::now() - start;
+  interval_start_ += pause;
+  const double seconds = std::chrono::duration<double>(pause).count();
+  pause_seconds_ += seconds;
+  return seconds;
+}
+
+absl::Status TrainingRun::save() {
+  const detail::ProfileStage stage("copy the state to save");
+  TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
+  TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
+  const Clock::time_point start = begin_pause();
+  TRAINKIT_ASSIGN_OR_RETURN(const CheckpointContents contents,
+                            collect_run(parts(), progress_, shape(), options_.config));
+  // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
+  const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
+  saves_.begin(progress_.step, contents, logged);
+  save_seconds_ += end_pause(start);
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::finish_save() {
+  if (!saves_.under_way()) return absl::OkStatus();
+  const Clock::time_point start = begin_pause();
+  const absl::Status saved = saves_.finish();
+  save_seconds_ += end_pause(start);
+  if (saved.ok()) {
+    last_saved_ = saves_.step();
+    warn_of_old_checkpoints();
+  } else if (options_.continue_on_save_error) {
+    if (fit_.logger) fit_.logger->print("warning: " + error_line(saved) + "; continuing with the last good checkpoint");
+    return absl::OkStatus();
+  }
+  return saved;
+}
+
+void TrainingRun::warn_of_old_checkpoints() {
+  const absl::Status kept = saves_.retention_status();
+  if (kept.ok() || std::exchange(warned_of_old_checkpoints_, true) || !fit_.logger) return;
+  fit_.logger->print("warning: an older checkpoint cannot be deleted and keeps its disk space: " + error_line(kept));
+}
+
+RunShape TrainingRun::shape() const {
+  const int64_t micro_batch = loader_.options().batch_size * ranks();
+  return {.global_batch_size = micro_batch * options_.grad_accum_steps, .replicas = devices_.world_replicas()};
+}
+
+}  // namespace trainkit

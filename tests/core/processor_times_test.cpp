@@ -1,0 +1,20 @@
+#include "core/processor_times.h"
+
+#include <ctime>
+
+#include "other_load.h"
+#include "trainkit/core/processors.h"
+
+using namespace trainkit;
+
+TEST_CASE("Time of this process, of others and in the queue for a processor is counted", "[core][processor_times]") {
+  const test::OtherLoad load(available_cpus());
+  const ProcessorTimes before = processor_times();
+  const std::clock_t begin = std::clock();
+  while (std::clock() - begin < CLOCKS_PER_SEC / 2) continue;  // half a second on a processor that others want too
+  const ProcessorTimes after = processor_times();
+  CHECK(after.used - before.used >= 0.5);
+  CHECK(after.waited > before.waited);
+  CHECK(after.others > before.others);
+  CHECK(after.all - before.all >= after.others - before.others);
+}

@@ -1,0 +1,383 @@
+// The report of a run: what it shows, what it escapes, and how large it gets.
+#include "logging/report.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "logging/report_parts.h"
+#include "logging/run_file.h"
+#include "test_util.h"
+#include "trainkit/io/array_file.h"
+#include "trainkit/logging/sinks.h"
+#include "trainkit/logging/summary.h"
+
+using namespace trainkit;
+using namespace trainkit::detail;
+using Catch::Contains;
+using trainkit::test::TempDir;
+namespace fs = std::filesystem;
+
+namespace {
+
+void write_text(const std::string& path, const std::string& text) {
+  fs::create_directories(fs::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+LogRecord train_record(int64_t step, double loss) {
+  return {.step = step,
+          .epoch = static_cast<double>(step) / 100,
+          .values = {{"loss", loss},
+                     {"grad_norm", 0.5},
+                     {"samples_per_second", 800},
+                     {"data_wait_fraction", 0.02},
+                     {"utilisation", 0.98}},
+          .lr = {1e-3}};
+}
+
+LogRecord val_record(int64_t step, double loss) {
+  return {.step = step, .split = "val", .values = {{"loss", loss}, {"oa", 0.75}, {"evaluation_seconds", 0.25}}};
+}
+
+/// Writes records without times, one per second as in a file with times.
+void write_records(const std::string& run, const std::vector<LogRecord>& records, double first_time = 0) {
+  std::string text;
+  for (size_t i = 0; i < records.size(); ++i) {
+    std::string line = to_json(records[i]);
+    if (first_time > 0) {
+      line.pop_back();
+      line += ",\"time\":" + std::to_string(first_time + static_cast<double>(i)) + "}";
+    }
+    text += line + "\n";
+  }
+  write_text(run + "/metrics.jsonl", text);
+}
+
+std::string page_of(const std::string& run) {
+  const auto page = render_report({run});
+  INFO(page.status());
+  REQUIRE(page.ok());
+  return *page;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("A report shows the curves, the best score and the settings that are not defaults", "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir / "demo";
+  std::vector<LogRecord> records;
+  for (int64_t step = 10; step <= 200; step += 10) {
+    records.push_back(train_record(step, 4.0 / static_cast<double>(step)));
+    if (step % 100 == 0) records.push_back(val_record(step, 5.0 / static_cast<double>(step)));
+  }
+  write_records(run, records, 1.7e9);
+  write_text(run + "/config.yaml",
+             "# trainkit-hsi 0.1.0\n\n# Run\nlr: 0.01                    # --lr\nseed: 7       # default\n");
+  REQUIRE(write_summary(run, {.exit_reason = "max_steps",
+                              .steps = 200,
+                              .wall_seconds = 21,
+                              .effective_fraction = 0.9,
+                              .predicted_memory_bytes = 1 << 20,
+                              .real_memory_bytes = 1 << 20,
+                              .best_metrics = {{"val_loss", 0.025}},
+                              .best_step = 200,
+                              .warnings = {"no test pixel of Oats"}})
+              .ok());
+  fs::create_directories(run + "/checkpoints/step-00000200");
+  const std::string page = page_of(run);
+  for (const char* text : {"<h1>demo",
+                           "finished",
+                           "max_steps",
+                           "best validation loss",
+                           "0.025000",
+                           "at step 200",
+                           "1.00 MiB",
+                           "predicted 1.00 MiB (+0.0%)",
+                           "no test pixel of Oats",
+                           "Samples per second",
+                           "Learning rate",
+                           "Gradient norm",
+                           "Validation scores",
+                           "Where the time went",
+                           "<code>lr</code>",
+                           "--lr",
+                           "differ from the defaults (1 of 2)",
+                           "step-00000200",
+                           "1 checkpoint kept",
+                           "evaluation, 0.25 s"}) {
+    CHECK_THAT(page, Contains(text));
+  }
+  // Nothing is loaded from elsewhere.
+  for (const char* text : {"http://", "https://", "src=\"/", "@import", "url("}) CHECK_THAT(page, !Contains(text));
+  CHECK_THAT(page, Contains("default-src 'none'"));
+}
+
+TEST_CASE("Names, texts and errors of a run cannot become markup of its report", "[logging][report]") {
+  const TempDir dir;
+  const std::string evil = "<img src=x onerror=alert(1)>&\"'</script><script>alert(2)</script>";
+  const std::string run = dir / "a<b>&'run";
+  LogRecord record = val_record(10, 1);
+  record.values.emplace_back(evil, 0.5);
+  write_records(run, {train_record(5, 1), train_record(10, 1), record, val_record(20, 1)});
+  write_text(run + "/config.yaml", "# x\nname: '" + evil + "'   # --" + evil + "\n");
+  REQUIRE(
+      write_error(
+          run,
+          to_status({.exit_code = ExitCode::kData, .id = "data.scene", .where = evil, .problem = evil, .hint = evil}))
+          .ok());
+  const nlohmann::json results = {
+      {"tiles", {{{"value", evil}, {"name", evil}, {"note", evil}}}},
+      {"sections",
+       {{{"title", evil},
+         {"blocks",
+          {{{"type", "table"}, {"caption", evil}, {"columns", {evil}}, {"rows", {{evil}}}},
+           {{"type", "matrix"}, {"caption", evil}, {"labels", {evil}}, {"counts", {{1}}}},
+           {{"type", "legend"}, {"items", {{{"name", evil}, {"color", "#000000;" + evil}}}}},
+           {{"type", "pictures"}, {"items", {{{"file", "../../secret.png"}, {"caption", evil}, {"alt", evil}}}}},
+           {{"type", "texts"}, {"items", {{{"title", evil}, {"text", evil}}}}}}}}}}};
+  write_text(run + "/results/report.json", results.dump());
+  const std::string page = page_of(run);
+  CHECK_THAT(page, !Contains("<img src=x") && !Contains("<script>alert") && !Contains("a<b>"));
+  CHECK_THAT(page, Contains("&lt;img src=x onerror=alert(1)&gt;"));
+  // One script runs, the page's own; the others are data.
+  CHECK(count_of(page, "<script") == 1 + count_of(page, "<script type=\"application/json\">"));
+  CHECK(count_of(page, "<script") == count_of(page, "</script>"));
+}
+
+TEST_CASE("A text of a run cannot name the nonce of the page's script", "[logging][report]") {
+  const TempDir dir;
+  write_records(dir / "run", {train_record(5, 1)});
+  const auto nonce = [](const std::string& page) {
+    const size_t at = page.find("<script nonce=\"") + 15;
+    return page.substr(at, page.find('"', at) - at);
+  };
+  const std::string before = nonce(page_of(dir / "run"));
+  CHECK(before.size() == 32);
+  LogRecord record = val_record(10, 1);
+  record.values.emplace_back(before, 0.5);
+  write_records(dir / "run", {train_record(5, 1), record});
+  CHECK(nonce(page_of(dir / "run")) != before);
+}
+
+TEST_CASE("A run without records, with one record or without evaluations has a report", "[logging][report]") {
+  const TempDir dir;
+  write_records(dir / "empty", {});
+  CHECK_THAT(page_of(dir / "empty"), Contains("No record was logged"));
+  write_records(dir / "one", {train_record(1, 2.5)});
+  CHECK_THAT(page_of(dir / "one"), Contains("training loss") && Contains("2.5000"));
+  write_records(dir / "unevaluated", {train_record(1, 2.5), train_record(2, 2.25)});
+  CHECK_THAT(page_of(dir / "unevaluated"), !Contains("best validation") && Contains("train, smoothed"));
+}
+
+TEST_CASE("Values that are not finite are gaps in a chart", "[logging][report]") {
+  const TempDir dir;
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  write_records(dir / "run", {train_record(1, 2), train_record(2, nan), train_record(3, inf), train_record(4, 1)});
+  const std::string page = page_of(dir / "run");
+  CHECK_THAT(page, Contains("class=\"gap\"") && Contains("[2.0,null]"));
+  CHECK_THAT(page, !Contains(":nan") && !Contains("d=\"Mnan"));
+  write_records(dir / "none", {train_record(1, nan), train_record(2, nan)});
+  CHECK_THAT(page_of(dir / "none"), !Contains("<b>Loss</b>") && Contains("<b>Learning rate</b>"));
+}
+
+TEST_CASE("The report of a run of any length stays below 2 MB", "[logging][report]") {
+  const TempDir dir;
+  std::vector<LogRecord> records;
+  for (int64_t step = 1; step <= 50'000; ++step) {
+    LogRecord record = train_record(step, 1 + std::sin(static_cast<double>(step)));
+    for (const char* name :
+         {"processor_wait_fraction", "other_processes_fraction", "queue_depth", "host_memory_bytes"}) {
+      record.values.emplace_back(name, 0.123456789 * static_cast<double>(step % 97));
+    }
+    record.gpu_memory_bytes.assign(8, step);
+    record.gpu_utilisation.assign(8, 0.5);
+    records.push_back(std::move(record));
+    if (step % 10 != 0) continue;
+    records.push_back(val_record(step, 1));
+    for (int i = 0; i < 30; ++i) records.back().values.emplace_back("score" + std::to_string(i), 0.5 + i * step);
+  }
+  write_records(dir / "long", records, 1.7e9);
+  // Pictures are left out when they are too large.
+  fs::create_directories(dir / "long/results");
+  const at::Tensor noise = torch::randint(0, 256, {700, 700, 3}, torch::kByte);
+  nlohmann::json items = nlohmann::json::array();
+  for (int i = 0; i < 4; ++i) {
+    const std::string name = std::to_string(i) + ".png";
+    REQUIRE(write_png(dir / ("long/results/" + name), i == 0 ? noise.slice(0, 0, 200) : noise).ok());
+    items.push_back({{"file", name}, {"caption", "map"}, {"alt", "map"}});
+  }
+  const nlohmann::json results = {
+      {"sections", {{{"title", "Maps"}, {"blocks", {{{"type", "pictures"}, {"items", items}}}}}}}};
+  write_text(dir / "long/results/report.json", results.dump());
+  const std::string page = page_of(dir / "long");
+  CHECK(page.size() > 200'000);
+  CHECK(page.size() < 2'000'000);
+  CHECK(count_of(page, "data:image/png") == 1);
+  CHECK_THAT(page, Contains("see results/1.png"));
+}
+
+TEST_CASE("A thinned series keeps its extremes and its length", "[logging][report]") {
+  std::vector<ChartPoint> points;
+  for (int i = 0; i < 10'000; ++i)
+    points.push_back({static_cast<double>(i), i == 5'000 ? 100.0 : i == 7'777 ? -100 : 1});
+  const auto kept = thin(points, 400, /*keep_extremes=*/true);
+  CHECK(kept.size() == 400);
+  const auto of = [](double y) { return [y](const ChartPoint& point) { return point.y == y; }; };
+  CHECK(std::any_of(kept.begin(), kept.end(), of(100)));
+  CHECK(std::any_of(kept.begin(), kept.end(), of(-100)));
+  CHECK(std::is_sorted(kept.begin(), kept.end(), [](auto a, auto b) { return a.x < b.x; }));
+  CHECK(thin(points, 400, false).size() == 400);
+  CHECK(thin(points, 20'000, true).size() == points.size());
+}
+
+TEST_CASE("Smoothing averages neighbours and keeps a straight line", "[logging][report]") {
+  std::vector<ChartPoint> line;
+  for (int i = 0; i < 100; ++i) line.push_back({static_cast<double>(i), 2.0 * i});
+  const auto smoothed = smooth(line);
+  for (int i = 0; i < 100; ++i) CHECK(smoothed[i].y == Approx(line[i].y));
+  line[50].y = std::numeric_limits<double>::quiet_NaN();
+  CHECK(smooth(line)[50].y == Approx(100));
+}
+
+TEST_CASE("Slow records are marked with their likely cause", "[logging][report]") {
+  const TempDir dir;
+  std::vector<LogRecord> records;
+  for (int64_t step = 1; step <= 20; ++step) {
+    LogRecord record = train_record(step, 1);
+    const auto set = [&](const char* name, double value) {
+      for (auto& [known, old] : record.values) {
+        if (known == name) return void(old = value);
+      }
+      record.values.emplace_back(name, value);
+    };
+    if (step == 1 || step == 5 || step == 9 || step == 13 || step == 17) set("samples_per_second", 100);
+    if (step == 5) set("data_wait_fraction", 0.8);
+    if (step == 9) set("processor_wait_fraction", 0.5), set("other_processes_fraction", 0.6);
+    if (step == 13) set("save_seconds", 0.1);
+    records.push_back(std::move(record));
+  }
+  write_records(dir / "run", records);
+  const auto stalls = find_stalls(load_run(dir / "run").value());
+  REQUIRE(stalls.size() == 5);
+  CHECK(stalls[0].cause == "first steps of a session");
+  CHECK(stalls[1].cause == "waited for data for 80% of the time");
+  CHECK(stalls[2].cause == "other processes used 60% of the processors");
+  CHECK(stalls[3].cause == "a checkpoint was being written");
+  CHECK(stalls[4].cause == "unknown");
+  CHECK_THAT(page_of(dir / "run"), Contains("Slow steps") && Contains("waited for data for 80%"));
+}
+
+TEST_CASE("The time of a resumed run leaves out the time between its sessions", "[logging][report]") {
+  const TempDir dir;
+  const auto session = [](double started, double ended, int64_t step) {
+    return nlohmann::json{{"started", started}, {"ended", ended},        {"first_step", step},
+                          {"exit_reason", "x"}, {"training_seconds", 4}, {"pause_seconds", 1}};
+  };
+  const nlohmann::json run = {{"program", "trainkit-x"},
+                              {"sessions", {session(1000, 1005, 0), session(9000, 9006, 3)}}};
+  write_text(dir / "run/run.json", run.dump());
+  std::string text;
+  for (const auto& [step, time] : std::vector<std::pair<int, double>>{{1, 1001}, {3, 1003}, {4, 9002}, {6, 9004}}) {
+    text +=
+        R"({"step":)" + std::to_string(step) + R"(,"split":"train","loss":1,"time":)" + std::to_string(time) + "}\n";
+  }
+  write_text(dir / "run/metrics.jsonl", text);
+  const RunData data = load_run(dir / "run").value();
+  CHECK(data.seconds == std::vector<double>{1, 3, 5, 7});
+  CHECK(data.times().total == Approx(11));
+  CHECK(data.times().training == Approx(6));
+  CHECK(data.times().saving == Approx(2));
+  CHECK_THAT(page_of(dir / "run"), Contains("resumed from step 3") && Contains("session 2"));
+}
+
+TEST_CASE("Damaged files of a run leave out their parts of the report", "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir / "run";
+  for (const char* text : {"", "{", "[]", "null", "7", "\"x\"", R"({"sessions":7})", R"({"sessions":[7,null,"a",[]]})",
+                           R"({"sessions":[{"started":"a","settings":[[1]],"command":[7],"facts":[["a"]]}]})",
+                           R"({"tiles":[7],"sections":[7,{"blocks":[7,{"type":"table","columns":[1],"rows":[7,[2,3]]},)"
+                           R"({"type":"matrix","labels":["a"],"counts":[7]},{"type":"pictures","items":[7]}]}]})"}) {
+    write_records(run, {train_record(1, 1)});
+    for (const char* name : {"run.json", "summary.json", "error.json", "results/report.json", "config.yaml"}) {
+      write_text(run + "/" + name, text);
+    }
+    INFO(text);
+    CHECK_THAT(page_of(run), Contains("<b>Loss</b>"));
+  }
+}
+
+TEST_CASE("A folder that is no run is exit code 2", "[logging][report]") {
+  const TempDir dir;
+  for (const std::string& folder : {dir / "none", dir.path().string()}) {
+    const absl::Status status = render_report({folder}).status();
+    CHECK(exit_code(status) == ExitCode::kUsage);
+    CHECK_THAT(error_line(status), Contains("error[run.none] " + folder));
+    CHECK(find_runs(folder).status() == status);
+    CHECK_FALSE(write_report(folder).ok());
+  }
+  CHECK(fs::is_empty(dir.path()));
+}
+
+TEST_CASE("Several runs are overlaid, with tables of what differed and what came out", "[logging][report]") {
+  const TempDir dir;
+  for (const char* name : {"a", "b"}) {
+    const double loss = name[0] == 'a' ? 0.5 : 0.25;
+    write_records(dir / name, {train_record(10, 1), val_record(10, loss), train_record(20, 1), val_record(20, loss)});
+    write_text(dir / (std::string(name) + "/config.yaml"),
+               std::string("# x\nlr: ") + (name[0] == 'a' ? "0.1" : "0.2") + "   # --lr\nseed: 7   # default\n");
+    REQUIRE(write_summary(dir / name, {.steps = 20, .best_metrics = {{"val_loss", loss}}, .best_step = 10}).ok());
+  }
+  CHECK(find_runs(dir.path().string()).value() == std::vector<std::string>{dir / "a", dir / "b"});
+  const std::string page = render_report({dir / "a", dir / "b"}).value();
+  CHECK_THAT(page, Contains("2 runs") && Contains("What differed") && Contains("What came out") &&
+                       Contains("Validation loss") && Contains("best_val_loss") && !Contains("seed"));
+  CHECK(report_csv({dir / "a", dir / "b"}).value() ==
+        "run,outcome,steps,seconds,rate_per_second,best_step,best_val_loss,lr\n"
+        "a,finished: finished,20,0.5,800,10,0.50000,0.1\n"
+        "b,finished: finished,20,0.5,800,10,0.25000,0.2\n");
+}
+
+TEST_CASE("run.json keeps each session of a run, and ends only its own", "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir.path().string();
+  const auto sessions = [&] { return read_json_file(run + "/run.json")["sessions"]; };
+  REQUIRE(begin_session(run, {.program = "trainkit-x", .config = "lr: 1   # --lr\nseed: 2   # default\n"}).ok());
+  REQUIRE(describe_session(run, {{"data", "9 rows"}}, "oa", true).ok());
+  REQUIRE(sessions().size() == 1);
+  CHECK(sessions()[0]["settings"] == nlohmann::json::parse(R"([["lr","1","--lr"]])"));
+  CHECK(sessions()[0]["facts"] == nlohmann::json::parse(R"([["data","9 rows"]])"));
+  CHECK(sessions()[0]["command"].size() >= 1);
+  CHECK_FALSE(sessions()[0].contains("ended"));
+  CHECK(load_run(run).value().outcome().kind == Outcome::Kind::kRunning);
+  MonitorReport monitor{.seconds = 3};
+  monitor.advice = {{Bottleneck::kSlowDecode, "--num_workers", "raise --num_workers"}};
+  REQUIRE(end_session(run, {.exit_reason = "signal", .exit_code = 143, .steps = 9, .wall_seconds = 2}, monitor).ok());
+  CHECK(sessions()[0]["utilisation"]["advice"][0] == "raise --num_workers");
+  CHECK(load_run(run).value().outcome().reason == "by signal 15");
+  REQUIRE(begin_session(run, {.program = "trainkit-x", .resume_step = 9, .changes = {"lr: 1 -> 2 (--lr)"}}).ok());
+  REQUIRE(sessions().size() == 2);
+  CHECK(sessions()[1]["first_step"] == 9);
+  REQUIRE(end_session(run, {.exit_reason = "error", .exit_code = 4}, {}).ok());
+  CHECK(load_run(run).value().outcome().kind == Outcome::Kind::kFailed);
+  CHECK_THAT(page_of(run), Contains("lr: 1 -&gt; 2 (--lr)"));
+  // A new run in the same folder replaces the file.
+  REQUIRE(begin_session(run, {.program = "trainkit-x"}).ok());
+  CHECK(sessions().size() == 1);
+  // A session of another process is not changed: it may still run.
+  auto other = read_json_file(run + "/run.json");
+  other["sessions"][0]["pid"] = 1;
+  write_text(run + "/run.json", other.dump());
+  REQUIRE(end_session(run, {.exit_reason = "error"}, {}).ok());
+  CHECK_FALSE(sessions()[0].contains("ended"));
+  CHECK(load_run(run).value().outcome().word == "killed");
+}
