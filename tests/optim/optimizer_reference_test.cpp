@@ -114,7 +114,7 @@ TEST_CASE(
 TEST_CASE("clip_grad_norm_ equals torch.nn.utils.clip_grad_norm_: norm and gradients") {
   if (test::python().empty()) TRAINKIT_SKIP("TRAINKIT_PYTHON is not set");
   const test::TempDir& dir = reference();
-  const std::vector<at::Tensor> params = parameters(read_floats(dir / "init.bin", {kNumel}));
+  const std::vector<at::Tensor> params = parameters(test::read_floats(dir / "init.bin", {kNumel}));
   const at::Tensor gradients = test::read_floats(dir / "grads.bin", {kSteps, kNumel});
   const at::Tensor expected = test::read_floats(dir / "clip.bin", {kSteps, 1 + kNumel});
   SGD optimizer;

@@ -17,7 +17,7 @@ struct End {
 End end_of(int rank, const std::string& scenario) {
   const TempDir folder;
   Ranks job("train_rank", 2, {"cuda_" + scenario, folder.path().string()}, folder.path().string());
-  End end{job.wait(rank)};
+  End end{job.wait(rank), {}};
   std::istringstream errors(job.err(rank));
   for (std::string line; std::getline(errors, line);) {
     if (!line.starts_with("cuda_sim: ")) end.errors += line + "\n";
