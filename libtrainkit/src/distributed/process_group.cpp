@@ -129,7 +129,7 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 //
 // NCCL's timeout is 60 s longer than Gloo's. The host-side collectives of each step thus fail first and name the lost
 // rank. NCCL cannot name it, and NCCL's kernels of a lost peer spin on the device until ncclCommAbort; ~Impl therefore
-// aborts NCCL if any collective has failed. Without this the destructor would wait for kernels that never end.
+// aborts NCCL. Without this the destructor would wait for kernels that never end.
 
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
                          c10::intrusive_ptr<c10d::Store> store, const std::string& address)
@@ -160,8 +160,13 @@ ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions op
 }
 
 ProcessGroup::Impl::~Impl() {
-  // See Note [Backends of a process group].
-  if (broken_ && nccl_) nccl_->abort();
+  // See Note [Backends of a process group]. ~ProcessGroupNCCL would abort too, but it must not throw.
+  if (!nccl_) return;
+  try {
+    nccl_->abort();
+  } catch (const c10::Error&) {
+    // The device has failed: nothing runs on it any longer.
+  }
 }
 
 c10d::Backend& ProcessGroup::Impl::backend(at::DeviceType type) const {
