@@ -94,6 +94,7 @@ const std::vector<BadLine> kBadLines = {
     {{"--strategy", "single", "--parallel", "2"}, "cli.value", {"--strategy: contradicts the 2 devices requested"}},
     {{"--parallel", "0"}, "cli.value", {"--parallel: out of range (got '0', expected 1..128)"}},
     {{"--grad_compression", "fp16"}, "cli.value", {"--grad_compression: needs strategy ddp"}},
+    {{"--sync_batchnorm", "16"}, "cli.value", {"--sync_batchnorm: not one of the choices"}},
     {{"--grad_compression", "int8"}, "cli.value", {"--grad_compression: not one of the choices"}},
     {{"--dist_timeout", "0"}, "cli.value", {"--dist_timeout: out of range"}},
     {{"--batch_size", "AUTO"}, "cli.value", {"not an integer or 'auto' (got 'AUTO'"}},

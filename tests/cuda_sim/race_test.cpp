@@ -36,6 +36,7 @@ TORCH_MODULE(RaceNet);
 enum class Feed {
   kHost,     ///< The step copies page-locked batches (DataParallel: each replica its slice).
   kDevice,   ///< The Prefetcher copies batches ahead.
+  kShards,   ///< The Prefetcher copies each replica's rows ahead to its device.
   kResident  ///< All rows are on each device; batches are row indices.
 };
 
@@ -47,6 +48,7 @@ struct Loop {
   std::string text() const {
     return std::string(feed == Feed::kHost     ? "host"
                        : feed == Feed::kDevice ? "device"
+                       : feed == Feed::kShards ? "shards"
                                                : "resident") +
            " feed, " + std::to_string(devices) + " devices, " + std::to_string(workers) + " workers, prefetch_factor " +
            std::to_string(prefetch_factor);
@@ -94,11 +96,14 @@ double train(const Loop& loop, int64_t steps) {
   const at::Device first(at::kCUDA, 0);
   const auto loader = loader_of(dataset, loop, loop.feed == Feed::kDevice ? first : at::Device(at::kCPU));
   const bool is_parallel = loop.devices > 1;
-  const auto devices =
-      DeviceReplicator::create([] { return RaceNet(); },
-                               {.strategy = is_parallel ? Strategy::kDataParallel : Strategy::kSingle, .device = first})
-          .value();
+  const auto devices = DeviceReplicator::create([] { return RaceNet(); },
+                                                {.strategy = is_parallel ? Strategy::kDataParallel : Strategy::kSingle,
+                                                 .device = first,
+                                                 .bucket_bytes = 256,
+                                                 .first_bucket_bytes = 1})
+                           .value();
   REQUIRE(devices->replicas() == loop.devices);
+  if (loop.feed == Feed::kShards) REQUIRE(loader->use_devices({devices->device(0), devices->device(1)}));
   AdamW optimizer({.lr = 1e-3});
   TrainStep step(*devices, optimizer, {.grad_clip = 1});
   const Resident resident(x, y, is_resident ? loop.devices : 0);
@@ -174,6 +179,10 @@ TEST_CASE("Replicas copy slices of page-locked batches before they are overwritt
 }
 TEST_CASE("Replicas read slices of batches that were copied ahead to the first device", "[cuda_sim][race][dp]") {
   check_feed(Feed::kDevice, 2);
+}
+TEST_CASE("Shards that are copied ahead to each device are not overwritten while replicas read them",
+          "[cuda_sim][race][dp]") {
+  check_feed(Feed::kShards, 2);
 }
 TEST_CASE("Replicas copy slices of row indices of resident data", "[cuda_sim][race][dp]") {
   check_feed(Feed::kResident, 2);

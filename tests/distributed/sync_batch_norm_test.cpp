@@ -138,3 +138,22 @@ TEST_CASE("Training with one value per channel is refused, as in PyTorch", "[dis
   norm->eval();
   CHECK(norm->forward(torch::randn({1, 3})).isfinite().all().item<bool>());
 }
+
+TEST_CASE("Layers that are not synchronised keep the running statistics of the first replica",
+          "[distributed][sync_batch_norm]") {
+  const auto devices =
+      DeviceReplicator::create([] { return SyncBatchNorm(3); }, {.cpu_replicas = 2, .sync_batch_norm = false}).value();
+  const auto norm = [&](int64_t replica) { return devices->module(replica)->as<SyncBatchNorm>(); };
+  CHECK(!norm(1)->options.synchronize);
+  std::vector<at::Tensor> means(2);  // at the start of a step
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor expected = norm(0)->running_mean.clone();
+    devices->run([&](int64_t replica) {
+      means[static_cast<size_t>(replica)] = norm(replica)->running_mean.clone();
+      return norm(replica)->forward(torch::randn({6, 3}) + replica).sum();
+    });
+    CHECK(means[0].equal(expected));
+    CHECK(means[1].equal(expected));
+    CHECK(!norm(1)->running_mean.equal(norm(0)->running_mean));
+  }
+}

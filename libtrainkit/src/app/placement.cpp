@@ -166,6 +166,9 @@ DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placemen
   } else {
     for (const at::Device device : placement.plan.devices) options.gpu_ids.push_back(device.index());
   }
+  constexpr int64_t kFewRows = 16;  // batch statistics of fewer rows are noisy
+  options.sync_batch_norm =
+      run.sync_batchnorm == "on" || (run.sync_batchnorm == "auto" && placement.batch.batch_size < kFewRows);
   options.gradient_compression = run.grad_compression == "fp16"   ? GradientCompression::kFp16
                                  : run.grad_compression == "bf16" ? GradientCompression::kBf16
                                                                   : GradientCompression::kNone;

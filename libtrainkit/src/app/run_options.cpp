@@ -182,6 +182,10 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
       spec("Data type of the gradients that ddp sends; 16 bits halve the traffic and lose precision.");
   compression.choices = {"none", "fp16", "bf16"};
   parser.add("grad_compression", &o.grad_compression, compression);
+  OptionSpec sync_batchnorm = spec(
+      "Normalise batches over the rows of all devices; auto: below 16 rows per device. Each such layer waits for all.");
+  sync_batchnorm.choices = {"auto", "on", "off"};
+  parser.add("sync_batchnorm", &o.sync_batchnorm, sync_batchnorm);
   parser.add("plan_memory", &o.plan_memory, spec("Predict the memory of a step before the run."));
   OptionSpec memory = spec("Memory of each device in the plan, for example 24GiB; unset: the free memory.");
   memory.metavar = "SIZE";

@@ -15,6 +15,13 @@ std::string names_of(const std::vector<FieldSpec>& fields) {
   return names.empty() ? "none" : names;
 }
 
+/// Returns whether the tensors are on `device`. A device without an index is the current one.
+bool is_on(at::Device device, const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return true;
+  const at::Device there = tensors.front().device();
+  return device.has_index() ? there == device : there.type() == device.type();
+}
+
 const FieldSpec* find(const std::vector<FieldSpec>& fields, std::string_view name) {
   const auto found = std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.name == name; });
   return found == fields.end() ? nullptr : &*found;
@@ -70,6 +77,7 @@ const at::Tensor& Batch::operator[](std::string_view field) const {
 Batch Batch::to(at::Device device, bool non_blocking) const {
   auto content = std::make_shared<Content>(*content_);
   content->copies = nullptr;
+  content->shards.clear();
   bool copying = false;
   for (at::Tensor& tensor : content->tensors) {
     copying |= non_blocking && !device.is_cpu() && tensor.is_cpu() && tensor.is_pinned();
@@ -81,7 +89,21 @@ Batch Batch::to(at::Device device, bool non_blocking) const {
 
 Batch Batch::with_tensors(std::vector<at::Tensor> tensors) const {
   const auto& indices = content_->row_indices;
-  return Batch(content_->fields, std::move(tensors), indices, content_->padding_rows);
+  const Batch batch(content_->fields, std::move(tensors), indices, content_->padding_rows);
+  if (content_->shards.empty()) return batch;
+  auto content = std::make_shared<Content>(*batch.content_);
+  content->shards = content_->shards;
+  return Batch(std::move(content));
+}
+
+Batch Batch::shard(int64_t index, int64_t count, at::Device device) const {
+  TORCH_CHECK_INDEX(0 <= index && index < count, "Batch: expected 0 <= index < ", count, ", got ", index);
+  if (std::ssize(content_->shards) == count) {
+    const auto& shard = content_->shards[static_cast<size_t>(index)];
+    if (is_on(device, shard->tensors)) return Batch(shard);
+  }
+  const Batch rows = count == 1 ? *this : slice(size() * index / count, size() * (index + 1) / count);
+  return device.is_cpu() || is_on(device, rows.tensors()) ? rows : rows.to(device);
 }
 
 Batch Batch::slice(int64_t begin, int64_t end) const {

@@ -45,6 +45,7 @@ absl::Status Prefetcher::Impl::check(const Dataset* dataset, const Sampler* samp
 Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Sampler> sampler,
                        const PrefetcherOptions& options)
     : options_(options),
+      devices_{options.device},
       batch_reader_(std::make_shared<detail::BatchReader>(dataset, std::move(sampler), options.on_error,
                                                           options.max_bad_samples)),
       prefetch_factor_(options.prefetch_factor) {
@@ -52,16 +53,19 @@ Prefetcher::Impl::Impl(std::shared_ptr<const Dataset> dataset, std::shared_ptr<c
 }
 
 void Prefetcher::Impl::prepare_memory() {
-  const bool pin = (options_.pin_memory || options_.device.is_cuda()) && at::hasCUDA();
+  const bool copies = devices_.front().is_cuda();
+  const bool pin = (options_.pin_memory || copies) && at::hasCUDA();
   layout_ = std::make_shared<detail::SlotLayout>(dataset().fields(), options_.batch_size, pin);
   copier_.reset();
-  if (options_.device.is_cuda()) copier_.emplace(options_.device);
+  if (copies) copier_.emplace(devices_);
 }
 
-bool Prefetcher::Impl::use_device(at::Device device) {
-  if (device == options_.device) return true;
+bool Prefetcher::Impl::use_devices(const std::vector<at::Device>& devices) {
+  TORCH_CHECK_VALUE(!devices.empty(), "Prefetcher: use_devices needs a device");
+  if (devices == devices_) return true;
   if (pool_) return false;
-  options_.device = device;
+  devices_ = devices;
+  options_.device = devices.size() == 1 ? devices.front() : at::Device(at::kCPU);
   prepare_memory();
   return true;
 }
@@ -259,7 +263,7 @@ Prefetcher::~Prefetcher() = default;
 
 absl::StatusOr<std::optional<Batch>> Prefetcher::next() { return impl_->next(); }
 
-bool Prefetcher::use_device(at::Device device) { return impl_->use_device(device); }
+bool Prefetcher::use_devices(const std::vector<at::Device>& devices) { return impl_->use_devices(devices); }
 
 void Prefetcher::seek(int64_t epoch, int64_t batch) {
   TORCH_CHECK_INDEX(epoch >= 0 && batch >= 0 && batch <= batches_per_epoch(), "Prefetcher: no batch ", batch,

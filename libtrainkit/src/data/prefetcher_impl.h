@@ -30,7 +30,7 @@ class Prefetcher::Impl {
 
   absl::StatusOr<std::optional<Batch>> next();
   void go_to(int64_t epoch, int64_t position);
-  bool use_device(at::Device device);
+  bool use_devices(const std::vector<at::Device>& devices);
   absl::Status load_state_dict(const StateDict& state);
   StateDict state_dict() const;
   PrefetcherStats stats() const;
@@ -79,6 +79,7 @@ class Prefetcher::Impl {
   void copy_ahead();
 
   PrefetcherOptions options_;
+  std::vector<at::Device> devices_;  // to which batches are copied ahead
   const std::shared_ptr<const detail::BatchReader> batch_reader_;
   std::shared_ptr<const detail::SlotLayout> layout_;
   const std::shared_ptr<detail::Counters> counters_ = std::make_shared<detail::Counters>();

@@ -3,18 +3,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
-#ifdef TRAINKIT_WITH_NCCL
-#include <torch/csrc/cuda/nccl.h>
-#endif
 
 #include "core/recorded.h"
 #include "distributed/rendezvous.h"
@@ -146,7 +139,7 @@ int threads_per_replica(const std::vector<at::Device>& devices) {
 }  // namespace
 
 DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
-                           bool share_weights)
+                           bool share_weights, const DeviceReplicatorOptions& options)
     : modules_(std::move(modules)),
       devices_(std::move(devices)),
       share_weights_(share_weights),
@@ -169,13 +162,9 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
                       "the factory made models with different parameters");
   }
-#ifdef TRAINKIT_WITH_NCCL
-  if (devices_.size() > 1 && !devices_[0].is_cpu()) {  // create NCCL's communicators; a grouped launch cannot
-    std::vector<at::Tensor> ones;
-    for (const at::Device device : devices_) ones.push_back(at::ones({1}, device));
-    torch::cuda::nccl::all_reduce(ones, ones);
+  if (devices_.size() > 1 && !devices_[0].is_cpu() && !parameters_[0].empty()) {
+    reducer_ = std::make_unique<BucketReducer>(parameters_, options.first_bucket_bytes, options.bucket_bytes);
   }
-#endif
 }
 
 const std::shared_ptr<torch::nn::Module>& DataParallel::module(int64_t replica) const {
@@ -204,23 +193,26 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast
   const uint64_t seed = draw_seed();
-  threads_.run(
-      [&](int64_t replica) {
-        const at::ThreadLocalStateGuard as_caller(caller);
-        const at::Device device = devices_[static_cast<size_t>(replica)];
-        const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
-        const ReplicaRandom random(seed, replica, device);
-        if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
-      },
-      [&] { group_.abort(); });
+  if (reduce_gradients && reducer_) reducer_->begin();
+  try {
+    threads_.run(
+        [&](int64_t replica) {
+          const at::ThreadLocalStateGuard as_caller(caller);
+          const at::Device device = devices_[static_cast<size_t>(replica)];
+          const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
+          const ReplicaRandom random(seed, replica, device);
+          if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
+        },
+        [&] { group_.abort(); });
+  } catch (...) {
+    if (reducer_) reducer_->abandon();
+    throw;
+  }
   if (!reduce_gradients) return;
   const detail::ProfileStage stage("reduce gradients");
   const auto begin = std::chrono::steady_clock::now();
-  if (devices_[0].is_cpu()) {
-    reduce_on_cpu();
-  } else if (devices_.size() > 1) {
-    reduce_on_cuda();
-  }
+  if (reducer_) reducer_->finish();
+  if (devices_[0].is_cpu()) reduce_on_cpu();
   add_reduction_since(begin);
 }
 
@@ -262,44 +254,6 @@ void DataParallel::reduce_on_cpu() {
       }
     }
   });
-}
-
-#ifdef TRAINKIT_WITH_NCCL
-namespace {
-
-/// Returns a 1-D alias of `gradient` over contiguous memory, as NCCL requires. First gives `gradient` the strides of
-/// `like` if it has different strides or gaps, so that elements match between replicas.
-at::Tensor as_contiguous_row(at::Tensor& gradient, const at::Tensor& like) {
-  if (!gradient.is_non_overlapping_and_dense() || gradient.strides() != like.strides()) {
-    gradient = at::empty_strided(like.sizes(), like.strides(), gradient.options()).copy_(gradient);
-  }
-  return gradient.as_strided({gradient.numel()}, {1});
-}
-
-}  // namespace
-#endif
-
-void DataParallel::reduce_on_cuda() {
-#ifdef TRAINKIT_WITH_NCCL
-  const c10::AutoGradMode no_grad(false);
-  std::vector<std::vector<at::Tensor>> rows;  // per parameter, of each replica
-  for (size_t p = 0; p < parameters_[0].size(); ++p) {
-    const bool used = std::any_of(parameters_.begin(), parameters_.end(),
-                                  [&](const auto& replica) { return replica[p].grad().defined(); });
-    if (!used) continue;
-    const at::Tensor like = at::empty_like(parameters_[0][p], at::TensorOptions(at::kMeta));  // dense
-    std::vector<at::Tensor>& gradients = rows.emplace_back();
-    for (auto& replica : parameters_) {
-      at::Tensor& gradient = replica[p].mutable_grad();
-      if (!gradient.defined()) gradient = at::zeros_like(replica[p]);
-      gradients.push_back(as_contiguous_row(gradient, like));
-    }
-  }
-  const torch::cuda::nccl::AutoNcclGroup one_launch;
-  for (std::vector<at::Tensor>& gradients : rows) torch::cuda::nccl::all_reduce(gradients, gradients);
-#else
-  TORCH_CHECK_VALUE(false, "trainkit was built without NCCL, which training on several GPUs requires");
-#endif
 }
 
 }  // namespace trainkit::detail

@@ -3,10 +3,12 @@
 
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "distributed/bucket_reducer.h"
 #include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
@@ -63,7 +65,7 @@ class DataParallel final : public DeviceReplicator {
  public:
   /// @param share_weights All devices are the same device, and all replicas use the weights of the first one.
   DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
-               bool share_weights);
+               bool share_weights, const DeviceReplicatorOptions& options);
 
   int64_t replicas() const override { return static_cast<int64_t>(modules_.size()); }
   int64_t world_replicas() const override { return replicas(); }
@@ -77,13 +79,13 @@ class DataParallel final : public DeviceReplicator {
  private:
   void copy_buffers();
   void reduce_on_cpu();
-  void reduce_on_cuda();
 
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<at::Device> devices_;
   bool share_weights_;
   std::vector<std::vector<at::Tensor>> parameters_;  // per replica, in one order; trainable parameters only
   std::vector<std::vector<at::Tensor>> buffers_;     // per replica; buffers that each replica updates itself
+  std::unique_ptr<BucketReducer> reducer_;           // null on the CPU and with one GPU
   LocalGroup group_;
   ReplicaThreads threads_;
 };

@@ -14,6 +14,7 @@
 #include "distributed/single_device.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/distributed/sync_batch_norm.h"
 
 namespace trainkit {
 namespace {
@@ -109,6 +110,16 @@ std::shared_ptr<torch::nn::Module> make_module(const std::function<std::shared_p
   return module;
 }
 
+/// Applies DeviceReplicatorOptions::sync_batch_norm.
+std::shared_ptr<torch::nn::Module> with_batch_norm(std::shared_ptr<torch::nn::Module> module,
+                                                   std::optional<bool> synchronize) {
+  if (!module || !synchronize) return module;
+  for (const auto& part : module->modules()) {
+    if (auto* norm = part->as<SyncBatchNormImpl>()) norm->options.synchronize = *synchronize;
+  }
+  return module;
+}
+
 /// Makes the models of all devices. Restores the generator to its state after the first model, so that later random
 /// numbers are those of a run on one device.
 std::vector<std::shared_ptr<torch::nn::Module>> make_modules(
@@ -129,12 +140,14 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
   DeviceReplicatorOptions options = asked;
   const at::Device device = chosen_device(asked);
   options.device = device;
+  const ModuleFactory make = [&] { return with_batch_norm(factory(), options.sync_batch_norm); };
   std::unique_ptr<DeviceReplicator> replicator;
   switch (resolve(options)) {
     case Strategy::kDataParallel: {
       TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
+      TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
       const bool share = options.share_weights && device.is_cpu();
-      replicator = std::make_unique<detail::DataParallel>(make_modules(factory, devices), devices, share);
+      replicator = std::make_unique<detail::DataParallel>(make_modules(make, devices), devices, share, options);
       break;
     }
     case Strategy::kDistributed: {
@@ -144,7 +157,7 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
       }
       TRAINKIT_RETURN_IF_ERROR(check_device(device));
       TRAINKIT_RETURN_IF_ERROR(check_buckets(options));
-      replicator = std::make_unique<detail::Distributed>(make_module(factory, device), options);
+      replicator = std::make_unique<detail::Distributed>(make_module(make, device), options);
       break;
     }
     default:

@@ -37,7 +37,8 @@ std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module) {
   std::unordered_set<const void*> synchronised;
   for (const auto& part : module.modules()) {
-    if (!part->as<SyncBatchNormImpl>()) continue;
+    const auto* norm = part->as<SyncBatchNormImpl>();
+    if (!norm || !norm->options.synchronize) continue;
     for (const at::Tensor& buffer : part->buffers()) synchronised.insert(buffer.unsafeGetTensorImpl());
   }
   std::vector<at::Tensor> buffers;
@@ -52,7 +53,7 @@ bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replic
   for (const auto& part : module.modules()) {
     if (auto* norm = part->as<SyncBatchNormImpl>()) {
       norm->bind(&group, replica);
-      any = true;
+      any |= norm->options.synchronize;
     }
   }
   return any;

@@ -20,7 +20,8 @@ namespace trainkit::detail {
 std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const torch::nn::Module& module);
 std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::Module& module);
 
-/// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm.
+/// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm layers that
+/// synchronise.
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);
 
 /// Binds the layers of `module` that use collectives (SyncBatchNorm) to `group`. @return whether there are any.

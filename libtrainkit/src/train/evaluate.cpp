@@ -147,9 +147,7 @@ absl::Status for_each_batch(
   };
   const auto visit_share = [&](int64_t replica, const Batch& batch) {
     const c10::InferenceMode inference;
-    const Batch rows = batch.slice(batch.size() * replica / replicas, batch.size() * (replica + 1) / replicas);
-    const at::Device device = devices.device(replica);
-    visit_rows(replica, device.is_cpu() ? rows : rows.to(device));
+    visit_rows(replica, batch.shard(replica, replicas, devices.device(replica)));
     return at::Tensor();
   };
   loader.seek(0, 0);
@@ -157,8 +155,7 @@ absl::Status for_each_batch(
     TRAINKIT_ASSIGN_OR_RETURN(const std::optional<Batch> batch, loader.next());
     if (!batch) return absl::OkStatus();
     if (replicas == 1) {
-      const at::Device device = devices.device();
-      visit_rows(0, device.is_cpu() ? *batch : batch->to(device));
+      visit_rows(0, batch->shard(0, 1, devices.device()));
     } else {
       devices.run([&](int64_t replica) { return visit_share(replica, *batch); }, /*reduce_gradients=*/false);
     }

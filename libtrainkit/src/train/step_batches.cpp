@@ -15,16 +15,6 @@
 #include "trainkit/core/status.h"
 
 namespace trainkit {
-namespace {
-
-/// Returns whether the batch is already on `device`. A device without an index is the current one.
-bool is_on(at::Device device, const Batch& batch) {
-  if (batch.tensors().empty()) return true;
-  const at::Device there = batch.tensors().front().device();
-  return device.has_index() ? there == device : there.type() == device.type();
-}
-
-}  // namespace
 
 /// Keeps a batch until finish(), see Note [Retrying a step]. Copies are page-locked if the batch is, since devices copy
 /// from them asynchronously.
@@ -133,17 +123,14 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   return true;
 }
 
-/// Copies the rows of `replica` to its device; shares differ by one row at most.
+/// Returns the rows of `replica` on its device; shares differ by one row at most.
 Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {
-  const int64_t replicas = devices_.replicas();
-  const int64_t begin = batch.size() * replica / replicas, end = batch.size() * (replica + 1) / replicas;
-  const Batch shard = replicas > 1 ? batch.slice(begin, end) : batch;
   const at::Device device = devices_.device(replica);
-  if (device.is_cpu() || is_on(device, shard)) return shard;
+  if (device.is_cpu()) return batch.shard(replica, devices_.replicas(), device);
   const detail::StepClock::time_point start = detail::StepClock::now();
-  Batch there = shard.to(device);
+  Batch shard = batch.shard(replica, devices_.replicas(), device);
   if (replica == 0) detail::add_time(copy_time_, detail::StepClock::now() - start);  // the others copy concurrently
-  return there;
+  return shard;
 }
 
 LossOutput TrainStep::forward(int64_t replica, const Batch& shard, const LossFunction& loss) {

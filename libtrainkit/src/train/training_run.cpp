@@ -74,7 +74,7 @@ TrainingRun::TrainingRun(DeviceReplicator& devices, Optimizer& optimizer, const 
 absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   std::optional<SignalWatch> signals;
   if (options_.handle_signals) signals.emplace();
-  use_device();
+  use_devices();
   TRAINKIT_RETURN_IF_ERROR(prepare());
   devices_.module()->train();
   start_ = interval_start_ = Clock::now();
@@ -133,10 +133,12 @@ void TrainingRun::throw_step_error(const absl::Status& status) {
   throw absl::BadStatusOrAccess(lacks_memory ? out_of_memory(status) : status);
 }
 
-void TrainingRun::use_device() {
-  if (devices_.replicas() > 1 || !devices_.device().is_cuda()) return;
+void TrainingRun::use_devices() {
+  if (!devices_.device().is_cuda()) return;
+  std::vector<at::Device> devices;
+  for (int64_t i = 0; i < devices_.replicas(); ++i) devices.push_back(devices_.device(i));
   for (Prefetcher* loader : {&loader_, fit_.validation}) {
-    if (loader && loader->options().device.is_cpu()) loader->use_device(devices_.device());
+    if (loader && loader->options().device.is_cpu()) loader->use_devices(devices);
   }
 }
 

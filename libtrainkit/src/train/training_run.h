@@ -50,7 +50,7 @@ class TrainingRun {
   bool is_saving() const { return options_.save_every > 0 && !options_.output_dir.empty(); }
 
   /// Makes loaders that were created without a device copy their batches to it from now on.
-  void use_device();
+  void use_devices();
 
   /// Resumes if requested, opens the checkpoint folder and the logger, and checks whether any work is left. Changes no
   /// file before the checkpoint was read and the ranks agree.

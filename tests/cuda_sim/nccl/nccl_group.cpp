@@ -83,6 +83,7 @@ ncclResult_t launch_group() {
     }
     return group.error;
   }
+  if (!group.issues.empty()) count_nccl_group();
   if (const ncclResult_t error = finish_starts(group.starts); error != ncclSuccess) return error;
   if (const ncclResult_t error = finish_splits(group.splits); error != ncclSuccess) return error;
   return launch(group.issues);

@@ -74,6 +74,12 @@ Counts& counts() {
   return *made;
 }
 
+void count_nccl_call(uint64_t bytes) {
+  ++counts().nccl_calls;
+  counts().nccl_bytes += bytes;
+}
+void count_nccl_group() { ++counts().nccl_groups; }
+
 namespace {
 
 void print_counts(FILE* to) {
@@ -95,6 +101,9 @@ void print_counts(FILE* to) {
   number("stream_syncs", c.stream_syncs);
   number("event_syncs", c.event_syncs);
   number("device_syncs", c.device_syncs);
+  number("nccl_calls", c.nccl_calls);
+  number("nccl_groups", c.nccl_groups);
+  number("nccl_bytes", c.nccl_bytes);
   number("mallocs", c.mallocs);
   number("frees", c.frees);
   number("host_allocations", c.host_allocations);

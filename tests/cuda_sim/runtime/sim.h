@@ -29,6 +29,9 @@ void* backing(const void* address);
 int device_of(const void* address);
 /// The bytes from `address` to the end of its allocation (cudaMalloc); 0 if there is none.
 size_t bytes_left(const void* address);
+/// Counts a collective call of NCCL and the bytes of one rank's part in it; and a group of calls that started together.
+void count_nccl_call(uint64_t bytes);
+void count_nccl_group();
 
 /// Discards queued work, as process exit does; waits up to a second for running work.
 void stop_streams();

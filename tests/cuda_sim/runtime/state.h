@@ -167,6 +167,7 @@ struct Counts {
       fills{0};
   std::atomic<uint64_t> bytes_to_device{0}, bytes_to_host{0}, pageable{0};
   std::atomic<uint64_t> stream_syncs{0}, event_syncs{0}, device_syncs{0};
+  std::atomic<uint64_t> nccl_calls{0}, nccl_groups{0}, nccl_bytes{0};
   std::atomic<uint64_t> mallocs{0}, frees{0}, host_allocations{0}, capture_calls{0}, findings{0};
 };
 Counts& counts();

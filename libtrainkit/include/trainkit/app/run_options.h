@@ -118,6 +118,9 @@ struct RunOptions {
   bool dist_shared_memory = true;
   /// none, fp16 or bf16: type of the gradients that ddp sends.
   std::string grad_compression = "none";
+  /// auto, on or off: SyncBatchNorm layers of several replicas normalise with the rows of all. auto: on below 16 rows
+  /// per replica.
+  std::string sync_batchnorm = "auto";
   /// Predict the memory of a step before the run.
   bool plan_memory = true;
   /// Memory of each device in the plan ("24GiB"); empty: the memory that is free now.

@@ -36,6 +36,8 @@ class Batch {
     /// Registry of the copies to devices that read this memory; null if the memory does not belong to a Prefetcher.
     /// Shared with slices and with the Prefetcher. Thread-safe, and no part of the batch's value.
     std::shared_ptr<detail::PendingCopies> copies = {};
+    /// Parts of the rows that a Prefetcher has copied to several devices ahead of the loop; see Batch::shard.
+    std::vector<std::shared_ptr<const Content>> shards = {};
   };
 
   /// Makes an empty batch without fields.
@@ -45,6 +47,7 @@ class Batch {
   Batch(std::shared_ptr<const std::vector<FieldSpec>> fields, std::vector<at::Tensor> tensors,
         std::vector<int64_t> row_indices = {}, int64_t padding_rows = 0);
   explicit Batch(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
+  const std::shared_ptr<const Content>& content() const { return content_; }
 
   /// Number of rows in this batch, N.
   int64_t size() const { return content_->rows; }
@@ -68,8 +71,15 @@ class Batch {
   /// part of the batch. Wait for any other copy before you call next().
   Batch to(at::Device device, bool non_blocking = true) const;
 
-  /// Returns the same rows with other memory: `tensors` are copies of this batch's tensors, in the same order.
+  /// Returns the same rows with other memory: `tensors` are copies of this batch's tensors, in the same order, with
+  /// equal values.
   Batch with_tensors(std::vector<at::Tensor> tensors) const;
+
+  /// Returns the rows of replica `index` of `count` on `device`: rows [N * index / count, N * (index + 1) / count).
+  /// Uses the copy that the Prefetcher has made ahead (Prefetcher::use_devices), if there is one; otherwise copies the
+  /// rows as to() does. On the CPU it returns views, like slice(). A device without an index is the current one. Throws
+  /// c10::IndexError unless 0 <= index < count.
+  Batch shard(int64_t index, int64_t count, at::Device device) const;
 
   /// Returns rows [begin, end) as views of this batch's memory, for example as a micro-batch. Throws c10::IndexError
   /// unless 0 <= begin <= end <= N.

@@ -145,9 +145,11 @@ class Prefetcher {
   /// Moves to the start of batch `batch` of `epoch`, abandoning the current epoch if necessary. O(1).
   void seek(int64_t epoch, int64_t batch);
 
-  /// Makes next() return tensors on `device`, like PrefetcherOptions::device. Returns false and changes nothing while
-  /// batches are being read.
-  bool use_device(at::Device device);
+  /// Copies batches ahead to the devices of a model's replicas, in their order. With one device, next() returns tensors
+  /// on it, like PrefetcherOptions::device. With several CUDA devices it returns tensors on the CPU, and the copies of
+  /// each replica's rows to its device have been started: Batch::shard. Returns false and changes nothing while batches
+  /// are being read.
+  bool use_devices(const std::vector<at::Device>& devices);
 
   /// Epoch, and batch within it, that next() will return.
   int64_t epoch() const;

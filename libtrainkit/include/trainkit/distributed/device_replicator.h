@@ -65,12 +65,17 @@ struct DeviceReplicatorOptions {
   /// Replicas on one device share the memory of their weights, so that the optimizer updates one copy. false gives each
   /// replica its own weights, as on several devices.
   bool share_weights = true;
+  /// Whether the model's SyncBatchNorm layers normalise with the rows of all replicas (true) or of their own replica
+  /// (false). Unset leaves each layer as its options say. True gives the results of one device, but all replicas meet
+  /// at each such layer, once in forward and once in backward.
+  std::optional<bool> sync_batch_norm = std::nullopt;
 
   /// Ranks of kDistributed.
   std::shared_ptr<ProcessGroup> process_group = nullptr;
   GradientCompression gradient_compression = GradientCompression::kNone;
-  /// Size of the buckets in which gradients are reduced during backward. The first bucket is small, so that
-  /// communication starts early. Defaults of torch.nn.parallel.DistributedDataParallel.
+  /// Size of the buckets in which gradients are reduced during backward (kDistributed, and kDataParallel on GPUs). The
+  /// first bucket is small, so that communication starts early. Defaults of
+  /// torch.nn.parallel.DistributedDataParallel.
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   /// Allows parameters without a gradient in a step (kDistributed). Costs one traversal of the autograd graph per step.
