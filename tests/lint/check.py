@@ -169,6 +169,14 @@ def check_paths(tree):
             yield f"{name}:{line_of(text, match.start())}: names {match.group()}"
 
 
+def check_conflicts(tree):
+    """No tracked file has the lines that a merge leaves where both sides changed."""
+    for name in tree.files:
+        text = tree.read(name)
+        for match in re.finditer(r"^(<{7}|>{7}) ", text, re.MULTILINE):
+            yield f"{name}:{line_of(text, match.start())}: {match.group()}, left by a merge"
+
+
 def anchors(text):
     """The anchors of a Markdown page, derived from its headings."""
     found = set()
@@ -297,9 +305,8 @@ def check_symbols(tree, build):
                 yield f"{library.name}: calls {symbol}"
 
 
-QUICK = [check_layers, check_umbrella, check_surface, check_headers_listed, check_file_functions, check_paths, check_links,
-         check_readme, check_promises, check_errors, check_figures,
-         check_plain_english]
+QUICK = [check_layers, check_umbrella, check_surface, check_headers_listed, check_file_functions, check_paths,
+         check_conflicts, check_links, check_readme, check_promises, check_errors, check_figures, check_plain_english]
 WITH_BUILD = [check_symbols]
 
 

@@ -87,6 +87,9 @@ class CheckTest(unittest.TestCase):
     def test_a_file_function_of_libtorch(self):
         self.finds(check.check_file_functions, {"apps/x/main.cpp": 'torch::load(x, "f");  // torch::save(x)\n'}, "torch::load")
 
+    def test_lines_left_by_a_merge(self):
+        self.finds(check.check_conflicts, {"dev": "a\n" + "<" * 7 + " HEAD\nb\n"}, "dev:2")
+
     def test_a_library_that_calls_a_file_function_by_another_way(self):
         with tempfile.TemporaryDirectory() as folder:
             module = pathlib.Path(folder) / "libtrainkit/src/io"
