@@ -102,7 +102,7 @@ absl::StatusOr<std::shared_ptr<const Metadata>> read_metadata(const RecOptions& 
 std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const Interactions& interactions,
                                               const std::shared_ptr<const Metadata>& metadata);
 
-/// Makes Adam with the settings of the flags, without parameters.
+/// Makes AdamW with the settings of the flags, without parameters.
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas);
 
 /// Frees the caches of GPT-2's output on all devices and switches to dynamic mode, which gives the same loss. Returns

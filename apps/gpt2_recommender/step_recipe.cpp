@@ -82,7 +82,7 @@ class Choices {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const RunOptions& run, int64_t replicas) {
-  return std::make_unique<Adam>(AdamOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
+  return std::make_unique<AdamW>(AdamWOptions{.lr = resolve_lr(run, replicas), .weight_decay = run.weight_decay});
 }
 
 bool leave_cache_mode(DeviceReplicator& devices) {

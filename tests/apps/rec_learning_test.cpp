@@ -43,6 +43,17 @@ TEST_CASE("300 users with 15 items each: default flags reach hit@10 of 0.6", "[a
   CHECK(summary.at("hit@10") >= 0.6);
 }
 
+TEST_CASE("Weight decay is decoupled: bpr_mf learns with a decay of 0.01", "[apps][rec]") {
+  const RecPlace place;
+  write_tastes(place.dir / "pairs.csv");
+  const Ended ended = run_default(place, {"--data_dir", place.dir / "pairs.csv", "--output_dir", place.dir / "run",
+                                          "--model", "bpr_mf", "--weight_decay", "0.01"});
+  INFO(ended.output << ended.errors);
+  REQUIRE(ended.code == 0);
+  const auto summary = nlohmann::json::parse(read_text(place.dir / "run" + "/summary.json"));
+  CHECK(summary.at("hit@10") >= 0.6);
+}
+
 TEST_CASE("The default batch gives at least 20 steps per epoch; a given batch stays", "[apps][rec]") {
   const RecPlace place;
   write_tastes(place.dir / "pairs.csv");
