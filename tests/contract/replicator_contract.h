@@ -143,6 +143,10 @@ inline ContractCase contract_case(const std::string& name) {
   return cases.at(name)();
 }
 
+/// Batch normalisation over few rows amplifies differences in the last bits from step to step: only its first step is
+/// compared.
+inline int64_t contract_steps(const std::string& name) { return name == "resnet_sync" ? 1 : 3; }
+
 /// Results of the steps. Names are "<step>.grad.<parameter>", "weight.<parameter>", "buffer.<buffer>".
 using Trace = std::map<std::string, at::Tensor>;
 

@@ -9,17 +9,13 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Batch normalisation over few rows amplifies differences in the last bits from step to step: only its first step is
-/// compared.
-int64_t steps_of(const std::string& name) { return name == "resnet_sync" ? 1 : 3; }
-
 /// One model on one device: the shards in turn (accumulation), or the whole batch if shards = 1.
 Trace on_one_device(const std::string& name, int64_t shards) {
   const ContractCase work = contract_case(name);
   at::set_num_threads(1);  // as in each replica: the number of threads changes the last bits
   torch::manual_seed(1);
   const auto devices = DeviceReplicator::create(work.make).value();
-  return contract_trace(*devices, work, steps_of(name), shards);
+  return contract_trace(*devices, work, contract_steps(name), shards);
 }
 
 /// Trace of each weight copy of DataParallel.
@@ -34,31 +30,30 @@ std::vector<Trace> on_replicas(const std::string& name, int64_t replicas, bool s
     const auto devices =
         DeviceReplicator::create(work.make, {.cpu_replicas = replicas, .share_weights = share_weights}).value();
     torch::manual_seed(2);
-    traces.push_back(contract_trace(*devices, work, steps_of(name), replicas, micro_batches, of));
+    traces.push_back(contract_trace(*devices, work, contract_steps(name), replicas, micro_batches, of));
   }
   return traces;
 }
 
-/// Trace of each of `ranks` processes.
-std::vector<Trace> on_ranks(const std::string& name, int ranks, int64_t micro_batches = 1,
-                            const std::string& compression = "none", bool shared_memory = true) {
+/// Traces of each of `ranks` processes, by the name of the case.
+std::map<std::string, std::vector<Trace>> on_ranks(const std::vector<std::string>& names, int ranks,
+                                                   int64_t micro_batches = 1, const std::string& compression = "none",
+                                                   bool shared_memory = true) {
   const TempDir folder;
-  std::vector<std::string> arguments{name,
-                                     std::to_string(steps_of(name)),
-                                     std::to_string(ranks),
-                                     std::to_string(micro_batches),
-                                     folder.path().string(),
-                                     compression};
-  if (!shared_memory) arguments.push_back("sockets");
+  std::vector<std::string> arguments{std::to_string(ranks), std::to_string(micro_batches), folder.path().string(),
+                                     compression, shared_memory ? "memory" : "sockets"};
+  arguments.insert(arguments.end(), names.begin(), names.end());
   Ranks job("replicator_rank", ranks, arguments, folder.path().string());
-  std::vector<Trace> traces;
+  std::map<std::string, std::vector<Trace>> traces;
   for (int rank = 0; rank < ranks; ++rank) {
     INFO(job.err(rank));
     REQUIRE(job.wait(rank) == 0);
-    const auto file = SafetensorsFile::open(folder / ("rank" + std::to_string(rank) + ".safetensors")).value();
-    Trace& trace = traces.emplace_back();
-    const NamedTensors tensors = file.tensors().value();
-    trace.insert(tensors.begin(), tensors.end());
+    for (const std::string& name : names) {
+      const std::string path = folder / (name + ".rank" + std::to_string(rank) + ".safetensors");
+      const auto file = SafetensorsFile::open(path).value();
+      const NamedTensors tensors = file.tensors().value();
+      traces[name].emplace_back(tensors.begin(), tensors.end());
+    }
   }
   return traces;
 }
@@ -127,41 +122,38 @@ TEST_CASE("Replicas in threads give the gradient of one model with the whole bat
 
 TEST_CASE("Two ranks give the bits of accumulation over the same shards in order, equal on both",
           "[contract][replicator]") {
+  const auto in_memory = on_ranks(kBitEqual, 2), over_sockets = on_ranks(kBitEqual, 2, 1, "none", false);
   for (const std::string& name : kBitEqual) {
+    INFO(name);
     const Trace one = on_one_device(name, 2);
-    for (const bool shared_memory : {true, false}) {
-      INFO(name << (shared_memory ? " in shared memory" : " over sockets"));
-      const std::vector<Trace> ranks = on_ranks(name, 2, 1, "none", shared_memory);
-      check_equal_bits(ranks[0], ranks[1]);
-      check_equal_bits(ranks[0], one);
+    for (const auto* all : {&in_memory, &over_sockets}) {
+      INFO((all == &in_memory ? "in shared memory" : "over sockets"));
+      for (const Trace& trace : all->at(name)) check_equal_bits(trace, one);
     }
   }
 }
 
 TEST_CASE("Four ranks that share memory give the bits of accumulation over the same shards in order",
           "[contract][replicator]") {
-  for (const std::string name : {"mlp", "transformer_double"}) {
+  for (const auto& [name, ranks] : on_ranks({"mlp", "transformer_double"}, 4)) {
     INFO(name);
-    const std::vector<Trace> ranks = on_ranks(name, 4);
     for (const Trace& trace : ranks) check_equal_bits(trace, on_one_device(name, 4));
   }
 }
 
 TEST_CASE("Two ranks give the gradient of one model with the whole batch", "[contract][replicator]") {
-  for (const std::string& name : std::vector<std::string>{"mlp", "mlp_double", "transformer", "resnet_eval_double",
-                                                          "resnet_sync", "resnet_sync_double"}) {
+  const std::vector<std::string> names{"mlp",         "mlp_double",        "transformer", "resnet_eval_double",
+                                       "resnet_sync", "resnet_sync_double"};
+  for (const auto& [name, ranks] : on_ranks(names, 2)) {
     INFO(name);
-    const std::vector<Trace> ranks = on_ranks(name, 2);
     check_equal_bits(ranks[0], ranks[1]);
     CHECK(difference(ranks[0], on_one_device(name, 1)) < tolerance(name));
   }
 }
 
 TEST_CASE("Four ranks have equal bits, and equal accumulation to 1e-6", "[contract][replicator]") {
-  for (const std::string& name :
-       std::vector<std::string>{"mlp_double", "sometimes_unused", "transformer", "resnet_sync"}) {
+  for (const auto& [name, ranks] : on_ranks({"mlp_double", "sometimes_unused", "transformer", "resnet_sync"}, 4)) {
     INFO(name);
-    const std::vector<Trace> ranks = on_ranks(name, 4);
     for (const Trace& trace : ranks) check_equal_bits(trace, ranks[0]);
     CHECK(difference(ranks[0], on_one_device(name, name == "resnet_sync" ? 1 : 4)) <
           (name == "resnet_sync" ? 1e-5 : 1e-6));
@@ -169,11 +161,10 @@ TEST_CASE("Four ranks have equal bits, and equal accumulation to 1e-6", "[contra
 }
 
 TEST_CASE("Accumulated gradients are reduced once, at the end", "[contract][replicator]") {
-  for (const std::string& name : std::vector<std::string>{"mlp", "tied", "sometimes_unused"}) {
+  for (const auto& [name, ranks] : on_ranks({"mlp", "tied", "sometimes_unused"}, 2, 2)) {
     INFO(name);
     const Trace one = on_one_device(name, 4);
     CHECK(difference(on_replicas(name, 2, true, 2)[0], one) < 1e-6);
-    const std::vector<Trace> ranks = on_ranks(name, 2, 2);
     check_equal_bits(ranks[0], ranks[1]);
     CHECK(difference(ranks[0], one) < 1e-6);
   }
@@ -184,7 +175,7 @@ TEST_CASE("Compressed gradients equal those of accumulation within the rounding 
   const Trace one = on_one_device("mlp", 2);
   for (const auto& [type, rounding] : {std::pair{"fp16", 0x1p-10}, {"bf16", 0x1p-7}}) {
     INFO(type);
-    const std::vector<Trace> ranks = on_ranks("mlp", 2, 1, type);
+    const std::vector<Trace> ranks = on_ranks({"mlp"}, 2, 1, type).at("mlp");
     check_equal_bits(ranks[0], ranks[1]);
     const double off = difference(ranks[0], one);
     CHECK(off < rounding);
@@ -196,7 +187,7 @@ TEST_CASE("Each replica or rank draws its own reproducible dropout, equal for th
           "[contract][replicator]") {
   const Trace threads = on_replicas("mlp_dropout", 2, true)[0];
   check_equal_bits(threads, on_replicas("mlp_dropout", 2, false)[1]);
-  const std::vector<Trace> ranks = on_ranks("mlp_dropout", 2);
+  const std::vector<Trace> ranks = on_ranks({"mlp_dropout"}, 2).at("mlp_dropout");
   check_equal_bits(ranks[0], ranks[1]);
   check_equal_bits(ranks[0], threads);
   CHECK(difference(threads, on_one_device("mlp", 1)) > 1e-3);

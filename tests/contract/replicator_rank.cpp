@@ -1,5 +1,6 @@
-// One rank of the replicator contract: replicator_rank CASE STEPS SHARDS MICRO_BATCHES OUT [none|fp16|bf16 [sockets]].
-// Writes its results to OUT/rank<r>.safetensors. Ends with the exit code and the text of its error.
+// One rank of the replicator contract: replicator_rank SHARDS MICRO_BATCHES OUT none|fp16|bf16 memory|sockets CASE...
+// Runs the cases one after the other and writes their results to OUT/CASE.rank<r>.safetensors. Ends with the exit code
+// and the text of its error.
 
 #include <iostream>
 
@@ -13,26 +14,32 @@ using namespace trainkit::test;
 
 namespace {
 
-absl::Status run_rank(const std::vector<std::string>& arguments) {
-  const ContractCase work = contract_case(arguments.at(0));
-  TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
-  TRAINKIT_ASSIGN_OR_RETURN(const auto group,
-                            ProcessGroup::create(launch.value(), {.timeout = std::chrono::seconds(60),
-                                                                  .shared_memory = arguments.size() < 7}));
+absl::Status run_case(const std::string& name, const std::vector<std::string>& arguments,
+                      const std::shared_ptr<ProcessGroup>& group) {
+  const ContractCase work = contract_case(name);
   DeviceReplicatorOptions options{.process_group = group,
                                   .bucket_bytes = 8192,  // several buckets for small models too
                                   .first_bucket_bytes = 1024,
                                   .find_unused_parameters = work.find_unused_parameters};
-  if (arguments.size() > 5 && arguments[5] != "none") {
-    options.gradient_compression = arguments[5] == "fp16" ? GradientCompression::kFp16 : GradientCompression::kBf16;
+  if (const std::string& type = arguments.at(3); type != "none") {
+    options.gradient_compression = type == "fp16" ? GradientCompression::kFp16 : GradientCompression::kBf16;
   }
   torch::manual_seed(1 + group->rank());  // rank 0's weights should reach all ranks
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create(work.make, options));
   torch::manual_seed(2);
-  const Trace trace = contract_trace(*devices, work, std::stol(arguments.at(1)), std::stol(arguments.at(2)),
-                                     std::stol(arguments.at(3)));
-  const std::string path = arguments.at(4) + "/rank" + std::to_string(group->rank()) + ".safetensors";
+  const Trace trace =
+      contract_trace(*devices, work, contract_steps(name), std::stol(arguments.at(0)), std::stol(arguments.at(1)));
+  const std::string path = arguments.at(2) + "/" + name + ".rank" + std::to_string(group->rank()) + ".safetensors";
   return save_safetensors(Fs::posix(), path, NamedTensors(trace.begin(), trace.end()));
+}
+
+absl::Status run_rank(const std::vector<std::string>& arguments) {
+  TRAINKIT_ASSIGN_OR_RETURN(const auto launch, read_launch_environment());
+  TRAINKIT_ASSIGN_OR_RETURN(const std::shared_ptr<ProcessGroup> group,
+                            ProcessGroup::create(launch.value(), {.timeout = std::chrono::seconds(60),
+                                                                  .shared_memory = arguments.at(4) == "memory"}));
+  for (size_t i = 5; i < arguments.size(); ++i) TRAINKIT_RETURN_IF_ERROR(run_case(arguments[i], arguments, group));
+  return absl::OkStatus();
 }
 
 }  // namespace

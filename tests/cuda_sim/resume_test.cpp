@@ -41,13 +41,13 @@ void kill_now(Program& program, const Setting& setting) {
   ::kill(first_rank, SIGKILL);
 }
 
-/// Runs until a checkpoint of step 20, kills the run, and resumes it to its end.
+/// Runs until a checkpoint of step 10, kills the run, and resumes it to its end.
 void run_killed(const Runs& runs, Setting setting) {
   Setting again = setting;
   again.flags.insert(again.flags.end(), {"--resume", "latest"});
   setting.device.push_back("CUDA_SIM_DELAY_US=300");
   const auto program = runs.start("killed", setting);
-  while (!fs::exists(runs.dir / "killed/checkpoints/step-00000020") && !program->poll()) {
+  while (!fs::exists(runs.dir / "killed/checkpoints/step-00000010") && !program->poll()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   kill_now(*program, setting);
@@ -131,9 +131,9 @@ TEST_CASE("A checkpoint of a float32 run resumes in float16 with a new loss scal
 
 TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes of an uninterrupted run",
           "[cuda_sim][resume]") {
-  Trainer trainer = short_one(transformer(), 40);
+  Trainer trainer = short_one(transformer(), 20);
   trainer.flags.insert(trainer.flags.end(), {"--dropout", "0.1"});
-  const Flags saves = {"--save_every", "10"};
+  const Flags saves = {"--save_every", "5"};
   const auto eagerly = [&](int64_t gpus, int64_t ranks) {
     Setting setting = on(gpus, ranks, saves);
     setting.flags.insert(setting.flags.end(), {"--cuda_graph", "off"});
@@ -147,8 +147,8 @@ TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes 
     const Runs runs(trainer);
     runs.run("whole", setting);
     run_killed(runs, setting);
-    const std::string expected = checkpoint_bytes(runs.dir / "whole", "00000040");
+    const std::string expected = checkpoint_bytes(runs.dir / "whole", "00000020");
     CHECK(expected.size() > 1000);
-    CHECK((checkpoint_bytes(runs.dir / "killed", "00000040") == expected));
+    CHECK((checkpoint_bytes(runs.dir / "killed", "00000020") == expected));
   }
 }

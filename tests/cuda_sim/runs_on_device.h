@@ -21,7 +21,7 @@ struct Trainer {
   std::vector<std::string> data_flags;  // % is replaced by the demonstration's data folder
   std::vector<std::string> flags;
   int64_t rows;  // per step
-  int64_t steps = environment("TRAINKIT_TEST_FULL").empty() ? 30 : 60;
+  int64_t steps = environment("TRAINKIT_TEST_FULL").empty() ? 20 : 60;
 };
 
 inline Trainer transformer() {

@@ -61,13 +61,13 @@ void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
 }  // namespace
 
 TEST_CASE("A steady step of trainkit-transformer does not synchronise", "[cuda_sim][steady]") {
-  check_steady(transformer(), {"eager", "graph", "dp", "ddp"});
+  check_steady(transformer(), {"eager", "ddp"});
 }
 TEST_CASE("A steady step of trainkit-hsi does not synchronise", "[cuda_sim][steady]") {
   check_steady(hsi(), {"graph", "dp"});
 }
 TEST_CASE("A steady step of trainkit-gpt2rec does not synchronise", "[cuda_sim][steady]") {
-  check_steady(gpt2rec(), {"graph", "ddp"});
+  check_steady(gpt2rec(), {"graph"});
 }
 TEST_CASE("A steady step of trainkit-emotion does not synchronise", "[cuda_sim][steady]") {
   check_steady(emotion(), {"dp"});

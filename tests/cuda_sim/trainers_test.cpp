@@ -74,7 +74,7 @@ TEST_CASE("trainkit-gpt2rec has the CPU's losses on CUDA devices", "[cuda_sim][g
 // ResNet18's 11 million weights make each step take a tenth of a second on the simulated device.
 TEST_CASE("trainkit-emotion has the CPU's losses on CUDA devices", "[cuda_sim][emotion]") {
   Trainer trainer = without_evaluations(emotion());
-  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 10;
+  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 6;
   check_strategies(Runs(trainer));
 }
 
@@ -86,5 +86,5 @@ TEST_CASE("trainkit-hsi learns in float16 and bfloat16", "[cuda_sim][hsi]") {
 }
 TEST_CASE("trainkit-gpt2rec learns in float16 and bfloat16", "[cuda_sim][gpt2rec]") { check_precisions(gpt2rec()); }
 TEST_CASE("trainkit-emotion learns in float16 and bfloat16", "[cuda_sim][emotion]") {
-  check_precisions(without_evaluations(emotion()), environment("TRAINKIT_TEST_FULL").empty() ? 8 : 20);
+  check_precisions(without_evaluations(emotion()), environment("TRAINKIT_TEST_FULL").empty() ? 6 : 20);
 }

@@ -49,4 +49,5 @@ target_include_directories(cuda_sim_kernels SYSTEM PRIVATE ${CUDAToolkit_INCLUDE
 set_target_properties(cuda_sim_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                                                   VISIBILITY_INLINES_HIDDEN ON)
 # ThreadSanitizer does not know fibres as threads.
-target_compile_options(cuda_sim_kernels PRIVATE $<$<CXX_COMPILER_ID:Clang,GNU>:-fno-sanitize=thread>)
+target_compile_options(cuda_sim_kernels PRIVATE $<$<CXX_COMPILER_ID:Clang,GNU>:-fno-sanitize=thread>
+                                                -ftls-model=initial-exec)  # kernels read thread_local threadIdx often
