@@ -117,6 +117,18 @@ function(trainkit_module NAME)
   set_property(GLOBAL APPEND PROPERTY TRAINKIT_MODULES ${NAME})
 endfunction()
 
+# trainkit_late_cuda(TARGET): lets a program start without libtorch_cuda.so and load it only on a machine with NVIDIA's
+# driver. See Note [Late CUDA] in libtrainkit/src/core/late_cuda.cpp.
+find_program(TRAINKIT_PATCHELF patchelf)
+function(trainkit_late_cuda TARGET)
+  if(TRAINKIT_WITH_CUDA AND TRAINKIT_PATCHELF AND NOT TRAINKIT_SANITIZE)
+    target_link_libraries(${TARGET} PRIVATE trainkit_core)
+    target_link_options(${TARGET} PRIVATE LINKER:--undefined=trainkit_load_torch_cuda_for_driver)
+    add_custom_command(TARGET ${TARGET} POST_BUILD COMMAND ${TRAINKIT_PATCHELF} --remove-needed libtorch.so
+                       --remove-needed libtorch_cuda.so $<TARGET_FILE:${TARGET}> VERBATIM)
+  endif()
+endfunction()
+
 # trainkit_executable(NAME [LIGHT] SOURCES ... LIBRARIES ...): adds a program in build/bin. LIGHT uses
 # trainkit_light_flags.
 function(trainkit_executable NAME)
@@ -124,6 +136,7 @@ function(trainkit_executable NAME)
   add_executable(${NAME} ${ARG_SOURCES})
   target_link_libraries(${NAME} PRIVATE ${ARG_LIBRARIES} $<IF:$<BOOL:${ARG_LIGHT}>,trainkit_light_flags,trainkit_flags>)
   trainkit_compile_fast(${NAME})
+  trainkit_late_cuda(${NAME})
 endfunction()
 
 set(TRAINKIT_TEST_TIMEOUT 600)
@@ -140,6 +153,7 @@ function(trainkit_tests MODULE)
   target_include_directories(test_${MODULE} PRIVATE ${PROJECT_SOURCE_DIR}/libtrainkit/src)  # internal headers
   target_link_libraries(test_${MODULE} PRIVATE trainkit_test_main ${ARG_LIBRARIES} trainkit_light_flags)
   trainkit_compile_fast(test_${MODULE} PCH trainkit_test_pch FILES_EACH 8)
+  trainkit_late_cuda(test_${MODULE})
   foreach(file ${ARG_FILES})
     get_filename_component(stem ${file} NAME_WE)
     string(REGEX REPLACE "_test$" "" header ${stem})

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/late_cuda.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/processors.h"
 
@@ -149,15 +150,17 @@ CudaDiagnosis diagnose_cuda(const CudaFacts& facts) {
 
 CudaFacts probe_cuda() {
   CudaFacts facts;
-  const auto& hooks = at::detail::getCUDAHooks();
-  if (hooks.hasCUDART()) facts.libtorch_cuda = static_cast<int>(hooks.versionCUDART());
+  // The hooks that LibTorch found first know nothing of CUDA if libtorch_cuda.so was not loaded then.
+  detail::load_torch_cuda();
+  const auto loaded = at::CUDAHooksRegistry()->Create("CUDAHooks", at::CUDAHooksArgs{});
+  if (loaded && loaded->hasCUDART()) facts.libtorch_cuda = static_cast<int>(loaded->versionCUDART());
   probe_driver(facts);
   facts.driver_version = kernel_module_version();
   facts.pci_gpus = count_pci_gpus();
   const EnvironmentVariables variables = environment_variables();
   if (const auto entry = variables.find("CUDA_VISIBLE_DEVICES"); entry != variables.end())
     facts.visible_devices = entry->second;
-  facts.devices = hooks.deviceCount();
+  facts.devices = at::detail::getCUDAHooks().deviceCount();
   return facts;
 }
 
