@@ -18,8 +18,12 @@ namespace {
 constexpr int64_t kTextChunk = 32;  // texts per pass of GPT-2 without gradients
 constexpr int64_t kVectorChunk = 4096;
 
+/// The last layer starts at zero: a new model ranks by its embeddings alone, as BprMf does.
 torch::nn::Sequential make_mlp(int64_t dim) {
-  return torch::nn::Sequential(torch::nn::Linear(2 * dim, dim), torch::nn::ReLU(), torch::nn::Linear(dim, dim));
+  torch::nn::Linear last(dim, dim);
+  torch::nn::init::zeros_(last->weight);
+  torch::nn::init::zeros_(last->bias);
+  return torch::nn::Sequential(torch::nn::Linear(dim, dim), torch::nn::ReLU(), last);
 }
 
 torch::nn::Embedding make_embedding(int64_t rows, int64_t dim) {
@@ -86,7 +90,8 @@ at::Tensor Gpt2Recommender::encode_chunks(const at::Tensor& rows) {
   };
   if (records_memory_) {
     const at::Tensor any = at::zeros({std::min(kTextChunk, metadata_->rows())}, rows.options());
-    for (int i = 0; i < 2; ++i) encode_some(0, any);
+    encode_some(0, any.narrow(0, 0, 1));  // allocates the output
+    encode_some(0, any);
     return all;
   }
   for (int64_t begin = 0; begin < rows.size(0); begin += kTextChunk) {
@@ -135,14 +140,18 @@ at::Tensor Gpt2Recommender::hidden_of(const at::Tensor& rows) {
   return hidden.index_select(0, where);
 }
 
+at::Tensor Gpt2Recommender::from_text(torch::nn::SequentialImpl& mlp, const at::Tensor& hidden) {
+  return mlp.forward(projection_->forward(hidden)) / static_cast<double>(options_.embed_dim);
+}
+
 at::Tensor Gpt2Recommender::user_vectors(const at::Tensor& users, const at::Tensor& hidden) {
   const at::Tensor own = user_embedding_->forward(users);
-  return own + user_mlp_->forward(at::cat({own, projection_->forward(hidden)}, 1));
+  return own + from_text(*user_mlp_, hidden);
 }
 
 at::Tensor Gpt2Recommender::item_vectors(const at::Tensor& items, const at::Tensor& hidden) {
   const at::Tensor own = item_embedding_->forward(items);
-  return own + item_mlp_->forward(at::cat({own, projection_->forward(hidden)}, 1));
+  return own + from_text(*item_mlp_, hidden);
 }
 
 at::Tensor Gpt2Recommender::loss(const at::Tensor& users, const at::Tensor& positives, const at::Tensor& negatives) {

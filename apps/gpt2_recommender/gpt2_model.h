@@ -24,9 +24,13 @@ struct Gpt2RecommenderOptions {
   bool use_cache = true;
 };
 
-/// Computes the vector of a user or an item as e + MLP([e; W h]). e is its embedding, h the mean of GPT-2's hidden
-/// states over the tokens of its text, and W a linear layer to embed_dim. The MLP has two linear layers with a ReLU
-/// between them; users and items have separate MLPs. The score of a pair is the inner product of its vectors.
+/// Computes the vector of a user or an item as e + MLP(W h) / embed_dim. e is its embedding, h the mean of GPT-2's
+/// hidden states over the tokens of its text, and W a linear layer to embed_dim. The MLP has two linear layers with a
+/// ReLU between them; users and items have separate MLPs. The score of a pair is the inner product of its vectors.
+///
+/// The MLP's last layer starts at zero. The division by embed_dim makes a step of Adam move the text's part about as far
+/// as an embedding: each output sums embed_dim inputs, and every weight moves by about lr (the output multiplier of
+/// Yang et al. 2022, arXiv:2203.03466). Without it the texts fit the training pairs before the embeddings do.
 ///
 /// Cache mode (use_cache): h of all texts is computed once per device. See Note [Cache of GPT-2's output].
 /// Dynamic mode: every step computes h of the distinct texts of its batch, with gradients unless GPT-2 is frozen.
@@ -76,6 +80,8 @@ class Gpt2Recommender final : public Recommender {
   int64_t encoder_version() const;
   void move_metadata_to_device();
 
+  /// The part of the vectors that comes from the texts, for their hidden states (N, n_embd).
+  at::Tensor from_text(torch::nn::SequentialImpl& mlp, const at::Tensor& hidden);
   at::Tensor user_vectors(const at::Tensor& users, const at::Tensor& hidden);
   at::Tensor item_vectors(const at::Tensor& items, const at::Tensor& hidden);
 

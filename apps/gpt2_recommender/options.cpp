@@ -216,7 +216,7 @@ void set_run_defaults(RunOptions& run) {
   run.weight_decay = 0;
   run.grad_clip = 0;
   run.scheduler = "constant";
-  run.early_stopping = 10;
+  run.early_stopping = 20;
   run.log_every = 100;
   run.drop_last = false;
   run.cuda_graph = "auto";

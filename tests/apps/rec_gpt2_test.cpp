@@ -37,7 +37,12 @@ std::shared_ptr<Gpt2Recommender> make_model(const Gpt2RecommenderOptions& option
                             .n_layer = 2,
                             .n_head = 3,
                             .initializer_range = 0.2});
-  return std::make_shared<Gpt2Recommender>(gpt2, metadata, options);
+  auto model = std::make_shared<Gpt2Recommender>(gpt2, metadata, options);
+  const c10::NoGradGuard guard;
+  for (const auto& parameter : model->named_parameters()) {  // the texts count, as after some steps
+    if (parameter.key().find("_mlp.2.") != std::string::npos) parameter.value().normal_();
+  }
+  return model;
 }
 
 struct TokenBatch {
@@ -64,6 +69,23 @@ TEST_CASE("Texts are tokenized, truncated and padded; an empty text has one toke
   CHECK(lengths[9].item<int64_t>() == 6);  // "Film a"
   CHECK(metadata->ids.mul(1 - metadata->mask).abs().sum().item<int64_t>() == 0);
   CHECK(metadata->ids.max().item<int64_t>() < metadata->vocab_size);
+}
+
+TEST_CASE("A new model ranks by its embeddings alone; a step of training brings in the texts", "[apps][rec]") {
+  torch::manual_seed(1);
+  const auto metadata = metadata_of(described());
+  const GPT2Model gpt2(
+      GPT2Config{.vocab_size = metadata->vocab_size, .n_positions = 16, .n_embd = 24, .n_layer = 1, .n_head = 3});
+  Gpt2Recommender model(gpt2, metadata, {.embed_dim = 8});
+  const auto embeddings = [&] { return model.named_parameters()["item_embedding.weight"]; };
+  CHECK(at::equal(model.vectors().items, embeddings()));
+  const TokenBatch b;
+  model.loss(b.users, b.positives, b.negatives).backward();
+  const c10::NoGradGuard guard;
+  for (const NamedParameter& parameter : trainable_parameters(model)) {
+    if (parameter.tensor.grad().defined()) parameter.tensor.sub_(parameter.tensor.grad());
+  }
+  CHECK_FALSE(at::allclose(model.vectors().items, embeddings()));
 }
 
 TEST_CASE("Cache mode and dynamic mode give the same loss and vectors with a frozen encoder", "[apps][rec]") {
