@@ -147,6 +147,7 @@ class CheckTest(unittest.TestCase):
         table = self.ERRORS["docs/errors.toml"]
         for changed, words in ((table + table.replace("data.row", "data.gone"), "[data.gone] is no id"),
                                (table.replace("ends early", "ends late now"), "no string of the sources"),
+                               (table.replace("ends early", "ends early: 2 are missing"), "text '2 are missing'"),
                                (table + "exit = [5]\n", "exit is [5], but the sources set [4]"),
                                (table.replace("remedy", "cure"), "needs cause, example and remedy"),
                                (table.replace("C.", "D."), "docs/errors.md: is not what")):

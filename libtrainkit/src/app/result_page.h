@@ -1,5 +1,5 @@
 #pragma once
-/// Writes results/report.json: what a trainer adds to report.html (docs/formats/report.md).
+/// Writes results/report.json: what a trainer adds to report.html (docs/formats/run.md#resultsreportjson).
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>

@@ -1,4 +1,4 @@
-// The trainer's own part of a report: results/report.json (docs/formats/report.md).
+// The trainer's own part of a report: results/report.json (docs/formats/run.md#resultsreportjson).
 #include <fmt/format.h>
 
 #include <algorithm>
