@@ -75,7 +75,7 @@ class Runs:
         self.call("trainkit", "report", *twelve, "--out", self.folder / "twelve.html")
         yield "twelve", self.folder / "twelve.html"
         yield "repeats", self.train("hsi", "repeats", "--cube", self.folder / "hsi/demo.mat", "--gt", self.folder / "hsi/demo_gt.mat",
-                                    "--model", "mlp", "--epochs", 1, "--train_ratio", 0.05, "--repeats", 2)
+                                    "--model", "mlp", "--epochs", 2, "--train_ratio", 0.05, "--repeats", 2)
 
 
 class Checks:

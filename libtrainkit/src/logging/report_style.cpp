@@ -92,7 +92,8 @@ vertical-align:middle;overflow:hidden}.meter i{display:block;height:100%;backgro
 @media print{:root{color-scheme:light;--page:#fff;--card:#fff;--text:#000;--muted:#444;--line:#ccc;--code:#eee;
 --good:#1a7f37;--warn:#9a5b00;--bad:#b3261e;--live:#0b6bcb;
 --c0:#0b6bcb;--c1:#c8501a;--c2:#0f8a5f;--c3:#9a4fbf;--c4:#a87900;--c5:#c2185b;--c6:#00838f;--c7:#6b7280}
-.scroll,.chart .scroll{overflow:visible;max-height:none}main{max-width:none;padding:0}
+.scroll,.chart .scroll{overflow:visible;max-height:none}table,.matrix{font-size:10px}
+th,td,thead th,tbody th,.n,.matrix td{white-space:normal;min-width:0;padding:3px 5px;overflow-wrap:anywhere}main{max-width:none;padding:0}
 .chart,.tile,figure,tr{break-inside:avoid}.chart details,.tip,.cursor,.stale{display:none}
 .plot path,.bar i,.swatch,.band{print-color-adjust:exact}h2{break-after:avoid}
 body{font-size:12px}.charts{grid-template-columns:1fr 1fr}.bar i,.swatch,.badge,td,.meter i{print-color-adjust:exact}}
