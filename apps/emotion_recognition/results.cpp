@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "app/classification.h"
@@ -99,6 +100,18 @@ void add_clips(ResultPage& page, const std::string& caption, const ClipList& lis
   }
   if (rows.empty()) return;
   page.add_table(caption, {"clip", "true", "predicted", "p(true)", "p(predicted)"}, rows);
+}
+
+/// Lists the test clips that are in no score: absent files, and those that this rank could not read.
+void add_unreadable(ResultPage& page, const ClipList& list, const TestResult& result) {
+  std::map<std::string, std::string> causes;
+  for (const auto& samples : {list.absent(), result.bad_samples}) {
+    for (const BadSample& sample : samples) causes.emplace(sample.name, sample.cause);
+  }
+  if (causes.empty()) return;
+  std::vector<std::vector<Json>> rows;
+  for (const auto& [name, cause] : causes) rows.push_back({escape_text(name), escape_text(cause, 400)});
+  page.add_table("Could not be read", {"clip", "reason"}, rows);
 }
 
 }  // namespace
@@ -201,9 +214,7 @@ absl::Status write_result_page(const std::string& folder, const Session& session
   add_clips(page, "Right, the surest first", list, right);
   std::reverse(clips.begin(), clips.end());
   add_clips(page, "The least sure", list, clips);
-  if (result.unreadable > 0) {
-    page.add_note(fmt::format("{} clips could not be read; bad_samples.csv lists them.", result.unreadable));
-  }
+  add_unreadable(page, list, result);
   return page.write(folder);
 }
 

@@ -93,12 +93,23 @@ absl::Status write_result_page(const std::string& folder, const TestScores& scor
   }
   page.add_table("Model and popularity", {"score", "model", "popularity", "ratio"}, rows);
   rows.clear();
+  int64_t users = 0;
+  for (const ActivityGroup& group : scores.by_activity) users += group.users;
+  // A group is at the middle of its users, from the least active user to the most active one.
+  std::vector<std::pair<double, double>> of_model, of_popularity;
+  double before = 0;
   for (const ActivityGroup& group : scores.by_activity) {
     rows.push_back(
         {group.least == group.most ? fmt::format("{}", group.least) : fmt::format("{} to {}", group.least, group.most),
          group.users, group.model.at(metric), group.popularity.at(metric)});
+    const double at = (before + 0.5 * static_cast<double>(group.users)) / static_cast<double>(users);
+    before += static_cast<double>(group.users);
+    of_model.emplace_back(at, group.model.at(metric));
+    of_popularity.emplace_back(at, group.popularity.at(metric));
   }
   if (!rows.empty()) {
+    page.add_chart(metric + " by the activity of the users", "users, from the least to the most active",
+                   {{"model", of_model}, {"popularity", of_popularity}});
     page.add_table(metric + " by the activity of the users", {"known interactions", "users", "model", "popularity"},
                    rows);
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 namespace trainkit::hsi {
 namespace {
@@ -120,8 +121,8 @@ at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legen
     longest = std::max(longest, entry.name.size());
     lines += !entry.name.empty();
   }
-  const int64_t margin = 2 * kMargin + kSwatch + 4 + static_cast<int64_t>(longest) * kLetterWidth;
-  const int64_t rows = std::max(height, 2 * kMargin + lines * kLineHeight);
+  const int64_t margin = lines > 0 ? 2 * kMargin + kSwatch + 4 + static_cast<int64_t>(longest) * kLetterWidth : 0;
+  const int64_t rows = lines > 0 ? std::max(height, 2 * kMargin + lines * kLineHeight) : height;
   const at::Tensor picture = at::full({rows, width + margin, 3}, 255, at::kByte);
   const at::Tensor values = map.contiguous();
   const auto value = values.accessor<int64_t, 2>();
@@ -138,21 +139,43 @@ at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legen
   return picture;
 }
 
-at::Tensor draw_map(const at::Tensor& map, const Scene& scene) {
+namespace {
+
+/// A map with 0: no true class, 1: correct, 2: wrong; and its legend.
+std::pair<at::Tensor, std::vector<LegendEntry>> errors_of(const at::Tensor& predicted, const at::Tensor& truth) {
+  // 0: no true class, 1: correct, 2: wrong
+  const at::Tensor map = truth.ne(0).to(at::kLong) + truth.ne(0).logical_and(predicted.ne(truth)).to(at::kLong);
+  const bool has_unlabelled = truth.eq(0).any().item<bool>();
+  return {map, {{has_unlabelled ? "unlabelled" : "", {}}, {"correct", {200, 200, 200}}, {"wrong", {230, 25, 75}}}};
+}
+
+std::vector<LegendEntry> legend_of(const Scene& scene) {
   std::vector<LegendEntry> legend = {{scene.background ? "unlabelled" : "", class_colour(0)}};
   for (const std::string& name : scene.class_names) {
     legend.push_back({name, class_colour(static_cast<int64_t>(legend.size()))});
   }
-  return draw_map(map, legend);
+  return legend;
 }
 
-at::Tensor draw_errors(const at::Tensor& predicted, const at::Tensor& truth) {
-  // 0: no true class, 1: correct, 2: wrong
-  const at::Tensor map = truth.ne(0).to(at::kLong) + truth.ne(0).logical_and(predicted.ne(truth)).to(at::kLong);
-  const bool has_unlabelled = truth.eq(0).any().item<bool>();
-  const std::vector<LegendEntry> legend = {
-      {has_unlabelled ? "unlabelled" : "", {}}, {"correct", {200, 200, 200}}, {"wrong", {230, 25, 75}}};
+at::Tensor without_legend(const at::Tensor& map, std::vector<LegendEntry> legend) {
+  for (LegendEntry& entry : legend) entry.name.clear();
   return draw_map(enlarge(map), legend);
+}
+
+}  // namespace
+
+at::Tensor draw_map(const at::Tensor& map, const Scene& scene) { return draw_map(map, legend_of(scene)); }
+
+at::Tensor draw_plain_map(const at::Tensor& map, const Scene& scene) { return without_legend(map, legend_of(scene)); }
+
+at::Tensor draw_errors(const at::Tensor& predicted, const at::Tensor& truth) {
+  const auto [map, legend] = errors_of(predicted, truth);
+  return draw_map(enlarge(map), legend);
+}
+
+at::Tensor draw_plain_errors(const at::Tensor& predicted, const at::Tensor& truth) {
+  const auto [map, legend] = errors_of(predicted, truth);
+  return without_legend(map, legend);
 }
 
 }  // namespace trainkit::hsi

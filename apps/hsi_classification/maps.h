@@ -31,7 +31,7 @@ struct LegendEntry {
 };
 
 /// Draws `map` (height, width) int64 with values 0..n-1 of n entries, one pixel each from the top left corner, and a
-/// legend on the right. Returns (rows, columns, 3) uint8.
+/// legend on the right, if an entry has a name. Returns (rows, columns, 3) uint8.
 at::Tensor draw_map(const at::Tensor& map, const std::vector<LegendEntry>& legend);
 /// The same for classes 0..C of `scene`. Without unlabelled pixels the legend does not list them.
 at::Tensor draw_map(const at::Tensor& map, const Scene& scene);
@@ -39,6 +39,10 @@ at::Tensor draw_map(const at::Tensor& map, const Scene& scene);
 /// Draws the difference of two maps of classes (height, width) int64: correct pixels grey, wrong pixels red, pixels
 /// without a true class black. Returns (rows, columns, 3) uint8, enlarged.
 at::Tensor draw_errors(const at::Tensor& predicted, const at::Tensor& truth);
+
+/// The pictures of draw_map(enlarge(map), scene) and draw_errors without a legend, for a page that has its own.
+at::Tensor draw_plain_map(const at::Tensor& map, const Scene& scene);
+at::Tensor draw_plain_errors(const at::Tensor& predicted, const at::Tensor& truth);
 
 /// Draws `text` in letters of 5 x 7 pixels, 6 apart, with the upper left corner at (row, column). Draws non-ASCII
 /// characters as '?' and clips at the edges of the picture.

@@ -135,6 +135,9 @@ absl::Status write_results(const std::string& folder, const Session& session, co
   TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/classification.png", draw_map(enlarge(result.map), scene)));
   TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/ground_truth.png", draw_map(enlarge(scene.labels), scene)));
   TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/errors.png", draw_errors(result.map, scene.labels)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/report_classification.png", draw_plain_map(result.map, scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/report_ground_truth.png", draw_plain_map(scene.labels, scene)));
+  TRAINKIT_RETURN_IF_ERROR(write_png(folder + "/report_errors.png", draw_plain_errors(result.map, scene.labels)));
   at::Tensor parts = at::zeros({scene.height() * scene.width()}, at::kByte);
   parts.index_fill_(0, split.train, 1).index_fill_(0, split.validation, 2).index_fill_(0, split.test, 3);
   const std::vector<std::pair<std::string, at::Tensor>> variables = {
@@ -159,15 +162,17 @@ absl::Status write_result_page(const std::string& folder, const Session& session
       split.test.numel(),
       tested_step >= 0 ? fmt::format("Weights of step {}, the best in validation.", tested_step) : "Last weights."));
   if (maps) {
-    page.add_picture("classification.png", "Classification", "Map of the predicted class of each pixel");
-    page.add_picture("ground_truth.png", "Ground truth", "Map of the true class of each labelled pixel");
-    page.add_picture("errors.png", "Errors", "Map of the pixels that were classified wrongly, in red");
+    page.add_picture("report_classification.png", "Classification", "Map of the predicted class of each pixel");
+    page.add_picture("report_ground_truth.png", "Ground truth", "Map of the true class of each labelled pixel");
+    page.add_picture("report_errors.png", "Errors: wrong in red, correct in grey",
+                     "Map of the pixels that were classified wrongly, in red");
     std::vector<std::pair<std::string, std::string>> legend;
     for (size_t k = 0; k < scene.class_names.size(); ++k) {
       const Colour colour = class_colour(static_cast<int64_t>(k) + 1);
       legend.emplace_back(scene.class_names[k],
                           fmt::format("#{:02x}{:02x}{:02x}", colour.red, colour.green, colour.blue));
     }
+    if (scene.background) legend.emplace_back("unlabelled", "#000000");
     page.add_legend(legend);
   }
   page.add_classes(scene.class_names, result.counts, result.scores, "pixels");

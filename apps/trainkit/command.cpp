@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "config/completion.h"
+#include "config/help.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/summary.h"
@@ -17,23 +18,24 @@ namespace trainkit::tool {
 namespace {
 
 std::string help(const std::vector<Command>& commands) {
-  std::string text = "trainkit: tools for training runs\n\nUsage: trainkit COMMAND [flags]\n\nCommands\n";
-  for (const Command& command : commands) text += fmt::format("  {:<14} {}\n", command.name, command.summary);
-  text +=
-      "\n`trainkit COMMAND --help` lists the flags of a command; `trainkit --version` prints the versions.\n"
-      "`trainkit --completion bash` prints a script that completes command lines; also for zsh.\n"
-      "`trainkit --cmake_prefix` prints CMAKE_PREFIX_PATH for a project that uses the installed library.\n\nExamples\n"
-      "  trainkit doctor\n"
-      "  trainkit doctor --app transformer -- --input book.txt\n"
-      "  trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt\n"
-      "  trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3\n"
-      "  trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 --between eth100\n"
-      "  trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20\n"
-      "  trainkit report runs/a runs/b --out comparison.html\n"
-      "  trainkit watch runs/transformer\n"
-      "  trainkit inspect pytorch_model.bin\n"
-      "  trainkit export runs/transformer model.pt\n";
-  return text;
+  ProgramInfo program{
+      .name = "trainkit",
+      .description = "Tools for training runs.",
+      .examples = {"trainkit doctor", "trainkit doctor --app transformer -- --input book.txt",
+                   "trainkit launch --nproc_per_node 4 -- trainkit-transformer --input book.txt",
+                   "trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
+                   "trainkit scale --step_seconds 0.21 --gradient_mb 100 --devices 8 --nodes 4 --inside nvlink4 "
+                   "--between eth100",
+                   "trainkit verify-resume -- trainkit-transformer --input book.txt --max_steps 200 --save_every 20",
+                   "trainkit report runs/a runs/b --out comparison.html", "trainkit watch runs/transformer",
+                   "trainkit inspect pytorch_model.bin", "trainkit export runs/transformer model.pt"},
+      .words = "COMMAND"};
+  program.remark =
+      "trainkit --version prints the versions. trainkit --completion bash prints a script that completes command "
+      "lines; "
+      "also for zsh. trainkit --cmake_prefix prints CMAKE_PREFIX_PATH for a project that uses the installed library.";
+  for (const Command& command : commands) program.commands.emplace_back(command.name, command.summary);
+  return detail::command_help(program);
 }
 
 std::string versions() {

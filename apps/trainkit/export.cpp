@@ -93,7 +93,7 @@ absl::StatusOr<int> export_to_onnx(const ConfigParser& parser, const std::string
 
 absl::StatusOr<int> export_command(const Arguments& given) {
   ConfigParser parser(
-      {.name = "trainkit export CHECKPOINT OUT",
+      {.name = "trainkit export",
        .version = library_versions()["trainkit"],
        .description = "Writes the weights of a checkpoint (a run folder, its checkpoints/ or one step-...) or of a "
                       "weight file to OUT.\nThe extension of OUT gives the format: .safetensors; .pt, .pth, .bin for "
@@ -102,7 +102,8 @@ absl::StatusOr<int> export_command(const Arguments& given) {
        .examples = {"trainkit export runs/transformer model.pt",
                     "trainkit export runs/transformer/checkpoints/step-00000100 model.safetensors",
                     "trainkit export model.pth model.safetensors --prefix ema.model",
-                    "trainkit export runs/hsi model.onnx"}});
+                    "trainkit export runs/hsi model.onnx"},
+       .words = "CHECKPOINT OUT"});
   std::string prefix, format_name;
   bool overwrite = false;
   parser.add(

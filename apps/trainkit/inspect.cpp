@@ -99,14 +99,15 @@ absl::StatusOr<std::vector<WeightFile>> open_all(const std::string& path, std::o
 
 absl::StatusOr<int> inspect_command(const Arguments& given) {
   ConfigParser parser(
-      {.name = "trainkit inspect FILE",
+      {.name = "trainkit inspect",
        .version = library_versions()["trainkit"],
        .description =
            "Lists names, dtypes, shapes and bytes of the tensors in a weight file (safetensors, or PyTorch's "
            ".pt, .pth, .bin;\ndetected by content) or in a checkpoint folder, whose digests it verifies. "
            "Never executes code from a file.",
        .examples = {"trainkit inspect model.safetensors", "trainkit inspect pytorch_model.bin --json",
-                    "trainkit inspect runs/transformer"}});
+                    "trainkit inspect runs/transformer"},
+       .words = "FILE"});
   bool as_json = false;
   parser.add("json", &as_json, {.help = "Print JSON instead of a table.", .group = "Output"});
   Arguments arguments = given;

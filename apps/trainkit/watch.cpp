@@ -69,7 +69,8 @@ class Body {
   std::string state() const {
     std::string text;
     for (const std::string& run : runs_) {
-      for (const char* name : {"metrics.jsonl", "run.json", "summary.json", "error.json", "results/report.json"}) {
+      for (const char* name : {"metrics.jsonl", "run.json", "summary.json", "error.json", "config.yaml", "checkpoints",
+                               "results/report.json"}) {
         std::error_code ignored;
         const fs::path path = fs::path(run) / name;
         const auto size = fs::file_size(path, ignored);

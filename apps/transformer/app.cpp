@@ -106,6 +106,9 @@ absl::Status TransformerApp::save(const RunOptions&) const { return session_->sa
 
 namespace {
 
+/// Tokens of the sample at an evaluation, of which a run may have many.
+constexpr int64_t kShortSample = 80;
+
 /// Adds a sample to the report. One that cannot be written (a full disk) is a warning: the run does not need it.
 void keep_sample(const RunContext& context, const Sample& sample, const Metrics& best) {
   const auto folder = results_dir(context.run);
@@ -120,7 +123,7 @@ absl::Status TransformerApp::on_evaluation(RunContext& context, int64_t step, Me
   metrics.merge(language_metrics(metrics["loss"], session_->corpus()));
   if (!options_.eval_sample || !context.placement.is_first()) return absl::OkStatus();
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(devices.module()));
-  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, session_->sample(model));
+  TRAINKIT_ASSIGN_OR_RETURN(const std::string text, session_->sample(model, kShortSample));
   keep_sample(context, {.step = step, .title = sample_title(step, context), .text = text}, metrics);
   return absl::OkStatus();
 }
@@ -162,7 +165,7 @@ absl::StatusOr<Metrics> TransformerApp::test(RunContext& context, const TrainedM
 
 absl::Status TransformerApp::sample_at_end(RunContext& context, const TrainedModel& trained) {
   Transformer model(std::dynamic_pointer_cast<TransformerImpl>(trained.devices.module()));
-  TRAINKIT_ASSIGN_OR_RETURN(last_sample_, session_->sample(model));
+  TRAINKIT_ASSIGN_OR_RETURN(last_sample_, session_->sample(model, options_.sample_tokens));
   const bool is_best = trained.best && trained.best->step() >= 0;
   const int64_t step = is_best ? trained.best->step() : trained.result.steps;
   const char* which = is_best ? ", the best in validation" : ", the last weights";

@@ -85,7 +85,7 @@ void add_sampling_flags(ConfigParser& parser, TransformerOptions& options) {
   add("prompt_file", &options.prompt_file,
       {.help = "Continue the text in this file, as --sample does.", .path = PathKind::kInput, .flag_only = true});
   add("eval_sample", &options.eval_sample,
-      {.help = "Sample a text at each evaluation, for the report. Every run samples one at its end."});
+      {.help = "Sample a short text at each evaluation, for the report. It does not change the training."});
   add("sample_tokens", &options.sample_tokens, {.help = "Tokens to generate.", .min = 1, .max = 1 << 20});
   add("temperature", &options.temperature,
       {.help = "Sampling temperature. Lower is more deterministic; 0 takes the most probable token.",

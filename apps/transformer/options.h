@@ -51,7 +51,7 @@ struct TransformerOptions {
   // Sampling
   std::string sample = {};
   std::string prompt_file = {};
-  bool eval_sample = false;
+  bool eval_sample = true;
   int64_t sample_tokens = 200;
   double temperature = 0.8;
   int64_t top_k = 200;

@@ -14,7 +14,7 @@ namespace {
 
 using SampleList = nlohmann::ordered_json;
 
-constexpr size_t kMostShown = 20;
+constexpr size_t kMostShown = 20, kMostKept = 100;
 
 /// Returns the samples of steps before `step`; none from a file that is missing or damaged.
 SampleList samples_before(const std::string& path, int64_t step) {
@@ -37,6 +37,7 @@ absl::Status add_sample(const std::string& folder, const Sample& sample, const M
   const std::string path = folder + "/samples.json";
   SampleList samples = samples_before(path, sample.step);
   samples.push_back({{"step", sample.step}, {"title", sample.title}, {"text", sample.text}});
+  if (samples.size() > kMostKept) samples.erase(samples.begin(), samples.end() - static_cast<ptrdiff_t>(kMostKept));
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(
       Fs::posix(), path, samples.dump(1, ' ', false, SampleList::error_handler_t::replace) + "\n"));
   ResultPage page;

@@ -21,9 +21,9 @@ struct Sample {
 /// Step of the sample at the end of a run: the next sample of a resumed run replaces it.
 inline constexpr int64_t kLastSample = std::numeric_limits<int64_t>::max();
 
-/// Adds a sample to `<folder>/samples.json` and writes `<folder>/report.json` with all of them, the latest first, and
-/// the scores of `best` if it has any. `folder` is results_dir(). A sample replaces those of its own and of later
-/// steps, which a resumed run generates again. Errors: exit code 6.
+/// Adds a sample to the last 100 in `<folder>/samples.json` and writes `<folder>/report.json` with all of them, the
+/// latest first, and the scores of `best` if it has any. `folder` is results_dir(). A sample replaces those of its own
+/// and of later steps, which a resumed run generates again. Errors: exit code 6.
 absl::Status add_sample(const std::string& folder, const Sample& sample, const Metrics& best);
 
 }  // namespace trainkit::transformer

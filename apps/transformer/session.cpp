@@ -267,8 +267,10 @@ absl::Status Session::save() const {
   return save_tokenizer(*corpus_.tokenizer, run_.output_dir + "/" + kTokenizerFile);
 }
 
-absl::StatusOr<std::string> Session::sample(Transformer& model) const {
-  return sample_text(model, *corpus_.tokenizer, "", generate_options(options_, run_.seed));
+absl::StatusOr<std::string> Session::sample(Transformer& model, int64_t most_tokens) const {
+  GenerateOptions options = generate_options(options_, run_.seed);
+  options.max_tokens = std::min(options.max_tokens, most_tokens);
+  return sample_text(model, *corpus_.tokenizer, "", options);
 }
 
 absl::StatusOr<int> sample_from_run(const RunOptions& run, const TransformerOptions& options, at::Device device) {

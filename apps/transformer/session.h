@@ -47,7 +47,7 @@ class Session {
   /// Saves the tokenizer as `<output_dir>/tokenizer.json`.
   absl::Status save() const;
   /// Returns text that `model` generates without a prompt.
-  absl::StatusOr<std::string> sample(Transformer& model) const;
+  absl::StatusOr<std::string> sample(Transformer& model, int64_t most_tokens) const;
 
  private:
   Session(const RunOptions& run, const TransformerOptions& options, std::shared_ptr<const std::string> temporary,

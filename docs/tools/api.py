@@ -203,7 +203,7 @@ def page(header, text):
     include = code_block(f'#include "trainkit/{header}"')
     out, seen = f"# {header}\n\n{prose(summary)}\n\n{include}\n", set()
     items = [item for item in declarations(public_lines("\n".join(lines[start:])))
-             if item.name and not item.is_forward and not item.name.endswith("_")]
+             if item.name and not item.is_forward and not (item.kind == "field" and item.name.endswith("_"))]
     for item in items:
         if item.kind == "function" and not item.comment and any(item.name == other.name and other.comment for other in items):
             continue  # the definition of a template below its documented declaration

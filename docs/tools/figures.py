@@ -88,13 +88,29 @@ def update(root, name):
     return FIGURE.sub(current, text), problems
 
 
+def benchmark_problems(root):
+    """The head of docs/benchmarks.md, its picture and bench/published.json name the same commit for the values of its first table."""
+    if not (root / "docs/benchmarks.md").exists():
+        return
+    text, published = read(root, "docs/benchmarks.md"), json.loads(read(root, "bench/published.json"))
+    commit = re.search(r"commit (\w+)", text)[1]
+    if f"commit {commit};" not in read(root, "docs/benchmarks.svg"):
+        yield f"docs/benchmarks.svg: is not of commit {commit}, as docs/benchmarks.md"
+    machine = re.search(r"^- Machine: ([^;]*)", text, re.M)[1]
+    table = section(text, "Ratios and targets")
+    for name, median in re.findall(r"^\| ([^|]+?) \| ([\d.,]+) ", table, re.M):
+        row = published.get(machine, {}).get(name)
+        if row and shown(row["median"]) == median and row["commit"] != commit:
+            yield f"bench/published.json: '{name}' is of commit {row['commit']}, in docs/benchmarks.md of {commit}"
+
+
 def pages(root):
     return [name for name in ("README.md", *(str(path.relative_to(root)) for path in sorted(root.glob("docs/**/*.md"))))
             if (root / name).exists()]
 
 
 def check(root):
-    return [problem for name in pages(root) for problem in update(root, name)[1]]
+    return [*(problem for name in pages(root) for problem in update(root, name)[1]), *benchmark_problems(root)]
 
 
 def main():

@@ -64,6 +64,9 @@ TEST_CASE("Damaged and absent clips of all parts are replaced, listed once and e
     INFO(row << " in " << bad);
     CHECK(bad.find(row) != std::string::npos);
   }
+  CHECK_THAT(
+      read_text(place.dir / "run/report.html"),
+      Catch::Contains("Could not be read") && Catch::Contains("dia0_utt2.mp4: is not a video or audio file</td>"));
   for (const char* name : {"train_splits/dia0_utt0.mp4", "dev_splits_complete/dia0_utt1.mp4"})
     CHECK(bad.find(name) != std::string::npos);
   CHECK(json_of(place.dir / "run" + "/summary.json").at("bad_samples") ==

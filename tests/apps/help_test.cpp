@@ -60,6 +60,22 @@ TEST_CASE("--help of each program and command is one screen", "[apps][help]") {
   }
 }
 
+TEST_CASE("trainkit --help lists the commands, wrapped at the width of the terminal", "[apps][help]") {
+  const TempDir dir;
+  for (const size_t width : {60, 80}) {
+    const EnvironmentVariable terminal("COLUMNS", std::to_string(width).c_str());
+    const Ended ended = run_to_end("trainkit", {"--help"}, dir.path().string());
+    INFO(ended.output << ended.errors);
+    REQUIRE(ended.code == 0);
+    CHECK_THAT(ended.output, Catch::StartsWith("Usage: trainkit COMMAND "));
+    for (const std::string& line : split_lines(ended.output)) CHECK(line.size() <= width);
+    for (const char* text :
+         {"\n  doctor ", "\n  verify-resume ", "--completion", "  trainkit watch runs/transformer\n"}) {
+      CHECK_THAT(ended.output, Catch::Contains(text));
+    }
+  }
+}
+
 TEST_CASE("The scripts of --completion complete programs and commands in bash", "[apps][completion]") {
   const TempDir dir;
   const auto offered = [&](const std::string& program, const std::string& words, int at) {

@@ -30,9 +30,10 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   const Ended ended = run(place, place.flags("run", {"--monitor"}));
   INFO(ended.errors);
   REQUIRE(ended.code == 0);
-  for (const char* name : {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json",
-                           "loss.svg", "tensorboard", "results/classification.png", "results/ground_truth.png",
-                           "results/errors.png", "results/confusion.svg", "results/maps.mat", "checkpoints/latest"}) {
+  for (const char* name :
+       {"config.yaml", "metrics.jsonl", "summary.json", "results/scores.json", "split.json", "loss.svg", "tensorboard",
+        "results/classification.png", "results/ground_truth.png", "results/errors.png", "results/report_errors.png",
+        "results/confusion.svg", "results/maps.mat", "checkpoints/latest"}) {
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"scene      ", "split      random", "leak ", "single on cpu", "validation loss",
@@ -67,6 +68,10 @@ TEST_CASE("A run writes its folder, its scores with the leak, and maps of the sc
   for (const char* name : {"classification", "ground_truth", "errors"}) {
     const std::string png = read_text(place.dir / "run" + "/results/" + name + ".png");  // bytes 16 to 19: its width
     CHECK(static_cast<unsigned char>(png[18]) * 256 + static_cast<unsigned char>(png[19]) > 600);
+  }
+  for (const char* name : {"classification", "ground_truth", "errors"}) {  // those in the report are maps alone
+    const std::string png = read_text(place.dir / "run" + "/results/report_" + name + ".png");
+    CHECK(static_cast<unsigned char>(png[18]) * 256 + static_cast<unsigned char>(png[19]) == 608);  // 19 * 32 columns
   }
   const std::string report = read_text(place.dir / "run/report.html");
   for (const char* text : {"overall accuracy", "Ground truth", "Errors", "data:image/png;base64,", "Confusion matrix",

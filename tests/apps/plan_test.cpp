@@ -1,5 +1,6 @@
 // trainkit plan as a user runs it.
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -203,4 +204,16 @@ TEST_CASE("plan of emotion recognition needs no clips, and predicts an epoch on 
   const double steps = answer["steps_per_epoch"].get<double>();
   CHECK(Json::parse(scale.output)["predictions"].back()["step_seconds"].get<double>() * steps ==
         Approx(slow["computing_seconds"].get<double>() + slow["exchange_seconds"].get<double>()).epsilon(1e-3));
+}
+
+TEST_CASE("plan says that it waits for a slow trainer", "[apps][plan]") {
+  const TempDir dir;
+  // trainkit looks for the trainers in its own folder.
+  std::filesystem::copy_file(std::string(TRAINKIT_BIN_DIR) + "/trainkit", dir / "trainkit");
+  std::ofstream(dir / "trainkit-slow") << "#!/bin/sh\nsleep 4\necho '{\"plan\":{\"unavailable\":\"a stand-in\"}}'\n";
+  std::filesystem::permissions(dir / "trainkit-slow", std::filesystem::perms::owner_all);
+  const Ended ended = run_to_end(dir / "trainkit", {"plan", "--app", "slow"}, dir.path().string());
+  CHECK(ended.code == 2);
+  CHECK_THAT(ended.errors, Catch::StartsWith("running trainkit-slow ...\n") &&
+                               Catch::Contains("error[plan.unavailable] trainkit-slow: printed no plan: a stand-in"));
 }

@@ -57,8 +57,9 @@ TEST_CASE("A run writes its folder, its split and its scores with the protocol a
   }
   CHECK(summary.at("mrr") == scores.at("test").at("mrr@10"));
   const std::string report = read_text(place.dir / "run/report.html");
-  for (const char* text : {"Model and popularity", "by the activity of the users", "known interactions",
-                           "full ranking of 50 items", "ndcg@10 (selects the best)"}) {
+  for (const char* text :
+       {"Model and popularity", "by the activity of the users", "known interactions",
+        "users, from the least to the most active", "full ranking of 50 items", "ndcg@10 (selects the best)"}) {
     CHECK_THAT(report, Catch::Contains(text));
   }
   CHECK(summary.at("popularity").at("mrr") == scores.at("popularity").at("mrr@10"));

@@ -69,6 +69,13 @@ class Runs:
         self.call("trainkit", "report", self.folder / "runs/transformer", self.folder / "runs/other", "--out",
                   self.folder / "compared.html")
         yield "compared", self.folder / "compared.html"
+        twelve = [self.folder / "runs/transformer"] + [self.folder / f"copies/{i}" for i in range(11)]
+        for copy in twelve[1:]:
+            shutil.copytree(self.folder / "runs/other", copy)
+        self.call("trainkit", "report", *twelve, "--out", self.folder / "twelve.html")
+        yield "twelve", self.folder / "twelve.html"
+        yield "repeats", self.train("hsi", "repeats", "--cube", self.folder / "hsi/demo.mat", "--gt", self.folder / "hsi/demo_gt.mat",
+                                    "--model", "mlp", "--epochs", 2, "--train_ratio", 0.05, "--repeats", 2)
 
 
 class Checks:
@@ -104,10 +111,26 @@ class Checks:
                 self.require(False, f"{where}: axe {each['id']}: {each['help']}: {json.dumps(nodes)}")
         if page.locator(".plot").count():
             self.check_chart(where, page)
+        if width == WIDTHS[0]:
+            self.check_print(where, page)
         if self.screenshots:
             page.mouse.move(0, 0)
             page.screenshot(path=self.screenshots / f"{name}-{width}-{scheme}.png", full_page=True)
         page.close()
+
+    def check_print(self, where, page):
+        """On A4 at 96 dpi nothing is cut off, and lines have the colours of the light theme."""
+        page.set_viewport_size({"width": 718, "height": 1000})
+        page.emulate_media(media="print")
+        scroll = page.evaluate("document.documentElement.scrollWidth")
+        self.require(scroll <= 718, f"{where}: printed, the page is {scroll} px wide")
+        colors = page.evaluate("[...document.querySelectorAll('.line')].map(line => getComputedStyle(line).stroke)")
+        light = "rgb(11, 107, 203)"  # --c0
+        self.require(not colors or light in colors, f"{where}: printed with the lines {set(colors)}")
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        self.require(ground == "rgb(255, 255, 255)", f"{where}: printed on {ground}")
+        page.emulate_media(media="screen")
+        page.set_viewport_size({"width": WIDTHS[0], "height": 900})
 
     def check_chart(self, where, page):
         plot, tip = page.locator(".plot").first, page.locator(".plot .tip").first

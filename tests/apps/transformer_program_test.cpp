@@ -34,7 +34,7 @@ TEST_CASE("A run writes its folder, prints its settings and ends with a sample",
     CHECK(fs::exists(place.dir / "run" + "/" + name));
   }
   for (const char* text : {"single on cpu", "4 per device x 1 device x 2 accumulated = 8 per step", "validation loss",
-                           "bits per character", "loss.svg", "tensorboard --logdir", "monitor: "}) {
+                           "bits per character", "loss.svg", "tensorboard --logdir", "/#custom_scalars", "monitor: "}) {
     INFO(ended.output);
     CHECK(ended.output.find(text) != std::string::npos);
   }
@@ -88,7 +88,7 @@ TEST_CASE("A run that fails or is stopped has a report that says so, and a resum
                  Catch::Contains("max_steps: 1000000 -&gt; "));
 }
 
-TEST_CASE("--eval_sample shows a text of each evaluation in the report, also after a resume", "[apps][transformer]") {
+TEST_CASE("The report shows a text of each evaluation, also after a resume", "[apps][transformer]") {
   const Place place;
   const auto titles = [&](const std::string& name) {
     std::vector<std::string> list;
@@ -96,8 +96,8 @@ TEST_CASE("--eval_sample shows a text of each evaluation in the report, also aft
     for (const auto& sample : samples) list.push_back(sample["title"].get<std::string>());
     return list;
   };
-  const std::vector<std::string> more = {
-      "--eval_sample", "--warmup_steps", "0", "--eval_every", "10", "--save_every", "10", "--max_steps"};
+  const std::vector<std::string> more = {"--warmup_steps", "0",  "--eval_every", "10",
+                                         "--save_every",   "10", "--max_steps"};
   const auto with = [&](const std::string& name, std::vector<std::string> words, const std::string& steps) {
     words.insert(words.end(), more.begin(), more.end());
     words.push_back(steps);
@@ -117,6 +117,22 @@ TEST_CASE("--eval_sample shows a text of each evaluation in the report, also aft
   }
   CHECK_THAT(read_text(place.dir / "whole/report.html"), Catch::Contains("Weights of step 10, temperature"));
   CHECK(run(place, place.flags("bad", {"--eval_sample=perhaps"})).code == 2);
+}
+
+TEST_CASE("The samples of the evaluations do not change the training", "[apps][transformer]") {
+  const Place place;
+  for (const char* flag : {"--eval_sample", "--no-eval_sample"}) {
+    const Ended ended =
+        run(place, place.flags(flag, {flag, "--max_steps", "30", "--eval_every", "10", "--save_every", "10"}));
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+  }
+  const std::string with = place.dir / "--eval_sample", without = place.dir / "--no-eval_sample";
+  CHECK_THAT(read_text(with + "/results/samples.json"), Catch::Contains("Weights of step 20, "));
+  CHECK_THAT(read_text(without + "/results/samples.json"), !Catch::Contains("Weights of step 20, "));
+  CHECK(losses(with) == losses(without));
+  for (const char* step : {"00000020", "00000030"})
+    CHECK(checkpoint_bytes(with, step) == checkpoint_bytes(without, step));
 }
 
 TEST_CASE("A report that cannot be written does not change the outcome of a run", "[apps][transformer]") {

@@ -1,6 +1,7 @@
 #include "core/processor_times.h"
 
 #include <ctime>
+#include <sstream>
 
 #include "other_load.h"
 #include "trainkit/core/processors.h"
@@ -17,4 +18,13 @@ TEST_CASE("Time of this process, of others and in the queue for a processor is c
   CHECK(after.waited > before.waited);
   CHECK(after.others > before.others);
   CHECK(after.all - before.all >= after.others - before.others);
+}
+
+TEST_CASE("Time stolen by the host of a virtual machine is not that of other processes", "[core][processor_times]") {
+  std::istringstream file("cpu  100 0 0 500 0 0 0 400 0 0\n");  // user, ..., idle, ..., steal in hundredths of a second
+  ProcessorTimes times{.used = 0.75};
+  trainkit::detail::add_machine_times(file, times);
+  CHECK(times.all == Approx(10));
+  CHECK(times.others == Approx(0.25));
+  CHECK(times.stolen == Approx(4));
 }

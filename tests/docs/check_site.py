@@ -80,8 +80,71 @@ def search(folder):
         yield f"the search of index.html finds {found[1] if found else 'nothing'} for prefetch_factor"
 
 
+def public_functions(text):
+    """Names of the functions that a header declares for its users, found without docs/tools/api.py."""
+    import api
+    code = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", "", api.code_alone(text), flags=re.M)
+    scopes, statement, names = [("public", False)], "", set()  # (access, whether it is hidden)
+    body, kept = 0, False  # depth of braces that hold no declarations; whether the statement goes on after them
+    for letter in code:
+        if body:
+            body += (letter == "{") - (letter == "}")
+            if not body and not kept:
+                statement = ""
+            continue
+        access, hidden = scopes[-1]
+        words = re.sub(r"^\s*(template <.*>|requires .*?\))\s*", "", " ".join(statement.split()))
+        if letter == "{":
+            scope = re.match(r"(namespace|class|struct|union)\b([^(=]*)$", words)
+            if scope:
+                inner = "private" if scope[1] == "class" else "public"
+                scopes.append((inner, hidden or access != "public" or re.match(r"(trainkit::)?detail\b", scope[2].strip()) is not None))
+                statement = ""
+                continue
+            body, kept = 1, words.count("(") > words.count(")") or words.endswith("=")
+            if kept:
+                continue
+        if letter in "{;" and access == "public" and not hidden and "operator" not in words and "= delete" not in words:
+            found = re.search(r"(?<![\w:~.>])([a-z]\w*) ?\(", re.sub(r"\b(decltype|noexcept|requires|alignas|std::\w+<[^;]*?>) ?\(", "", re.split(r"\)(?: noexcept)? : ", words)[0]))
+            if found and not re.match(r"(using|friend|static_assert|typedef|enum|return|TORCH_MODULE)\b", words) and "=" not in words[:found.start()]:
+                names.add(found[1])
+        if letter == "}" and len(scopes) > 1:
+            scopes.pop()
+        if letter == ":" and re.fullmatch(r"(public|private|protected)", words):
+            scopes[-1] = (words, hidden)
+            statement = ""
+        else:
+            statement = "" if letter in "{};" else statement + letter
+    return names
+
+
+def missing_flags(programs):
+    """Commands and flags that --help, the completion script and README.md do not all have."""
+    import flags
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in sorted(path for path in programs.glob("trainkit*") if re.fullmatch(r"trainkit(-(?!launcher|test)\w+)?", path.name)):
+        name, commands = path.name, flags.commands_of(path)
+        script = subprocess.run([str(path), "--completion", "bash"], capture_output=True, text=True, timeout=60).stdout
+        blocks = dict(re.findall(r"^# Completes ([^.\n]+)\.[^\n]*\n(.*?)(?=^# Completes |\Z)", script, re.M | re.S))
+        titles = {f"{name} {command}".strip() for command in commands} | {name}
+        if blocks.keys() != titles:
+            yield f"{name}: its errors name the commands {sorted(titles)}, its completion {sorted(blocks)}"
+        for command in commands:
+            title = f"{name} {command}".strip()
+            listed = re.search(r'^      words="([^"]*)"$', blocks.get(title, ""), re.M)
+            completed = set(listed[1].split()) if listed else set()
+            helped = set()
+            for flag in flags.parse(flags.help_of(path, command))[0]:
+                helped |= {f"--{flag.name}"} | ({f"--no_{flag.name}"} if flag.negated else set())
+            if completed != helped:
+                yield f"{title}: only --help all or the completion has {sorted(completed ^ helped)}"
+            row = f"`{name} {command}`" if name == "trainkit" else f"`{command}`"
+            if command and row not in readme:
+                yield f"README.md: does not list {title}"
+
+
 def missing_symbols():
-    """Public types that have no entry in the reference of their header."""
+    """Public types and functions that have no entry in the reference of their header."""
     import api
     import check
     for path in sorted((ROOT / "libtrainkit/include/trainkit").glob("*/*.h")):
@@ -91,6 +154,9 @@ def missing_symbols():
         for name in sorted({found["name"] for found in check.TYPE.finditer(re.sub(r"(private|protected):.*?\n};", "", code, flags=re.S))}):
             if not re.search(rf"\b{name}\b", page):
                 yield f"{path.relative_to(ROOT)}: {name} is not in the reference"
+        for name in sorted(public_functions(text)):
+            if not re.search(rf"\b{name}\(", page):
+                yield f"{path.relative_to(ROOT)}: {name}() is not in the reference"
 
 
 def main():
@@ -103,7 +169,7 @@ def main():
         print(f"the flags are not checked: no programs in {programs}")
         programs = None
     problems = build_site.build(programs, folder)
-    problems += [*follow(folder), *fetches(folder), *search(folder), *missing_symbols()]
+    problems += [*follow(folder), *fetches(folder), *search(folder), *missing_symbols(), *(missing_flags(programs) if programs else [])]
     print("\n".join(problems))
     return 1 if problems else 0
 

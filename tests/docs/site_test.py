@@ -85,6 +85,10 @@ class ReferenceTest(unittest.TestCase):
         for hidden in ("start", "options_;", "hidden", "Later", "return"):
             self.assertNotIn(hidden, page)
 
+    def test_public_functions_are_found_without_the_reference(self):
+        self.assertEqual(check_site.public_functions(HEADER), {"good", "next", "name_of"})
+        self.assertIn("lost", check_site.public_functions(HEADER + "namespace trainkit {\ninline int lost(int a) { return next(a); }\n}\n"))
+
     def test_comments_become_markdown(self):
         page, _ = api.page("data/counter.h", HEADER)
         self.assertTrue(page.startswith("# data/counter.h\n\nCounts rows.\n\n```cpp\n#include \"trainkit/data/counter.h\"\n```\n"))

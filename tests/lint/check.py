@@ -211,10 +211,22 @@ def code_blocks(text, language):
 
 
 def check_readme(tree):
-    """The README's program equals examples/readme.cpp."""
+    """The README's program equals examples/readme.cpp, and its tables list every trainer and every command of trainkit."""
     blocks = [code for _, code in code_blocks(tree.read("README.md"), "cpp")]
     if not blocks or blocks[0] != tree.read("examples/readme.cpp"):
         yield "README.md: its first program differs from examples/readme.cpp"
+    if "apps/trainkit/main.cpp" not in tree.files:
+        return
+    text = tree.read("README.md")
+    tools = re.findall(r'\{"([\w-]+)", "[^"]*", \w+_command\}', tree.read("apps/trainkit/main.cpp"))
+    trainers = [re.search(r'\.name = "(trainkit-\w+)"', tree.read(name)) for name in tree.matching(r"^apps/\w+/app\.cpp$")]
+    names = [f"trainkit {tool}" for tool in tools] + [found[1] for found in trainers if found]
+    for name in names:
+        if not re.search(rf"^\| [^|]*`{name}`", text, re.M):
+            yield f"README.md: no table has a row of {name}"
+    for name in re.findall(r"`(trainkit [a-z-]+)`", "\n".join(re.findall(r"^\| ([^|]*) \|", text, re.M))):
+        if name not in names:
+            yield f"README.md: lists {name}, which is no command"
 
 
 def check_promises(tree):
@@ -284,6 +296,18 @@ def prose(name, text):
     return re.sub(spared, lambda match: re.sub(r"[^\n]", "_", match.group()), text, flags=re.M | re.S)
 
 
+LEAST_WIDTH = 600  # pixels
+
+
+def check_pictures(tree):
+    """The PNG pictures of the pages are wide enough for a screen."""
+    for name in tree.matching(r"^docs/.*\.png$"):
+        head = (tree.root / name).read_bytes()[:24]
+        width = int.from_bytes(head[16:20], "big")
+        if head[:8] != b"\x89PNG\r\n\x1a\n" or width < LEAST_WIDTH:
+            yield f"{name}: {width} pixels wide, less than {LEAST_WIDTH}"
+
+
 def check_plain_english(tree):
     """Pages, headers, sources and ./dev have none of HARD_PHRASES."""
     for name in tree.matching(r"\.md$|^(libtrainkit|apps|examples|tests|bench)/.*\.(h|cpp|cu)$|^dev$"):
@@ -306,7 +330,8 @@ def check_symbols(tree, build):
 
 
 QUICK = [check_layers, check_umbrella, check_surface, check_headers_listed, check_file_functions, check_paths,
-         check_conflicts, check_links, check_readme, check_promises, check_errors, check_figures, check_plain_english]
+         check_conflicts, check_links, check_readme, check_promises, check_errors, check_figures, check_pictures,
+         check_plain_english]
 WITH_BUILD = [check_symbols]
 
 

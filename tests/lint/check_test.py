@@ -35,7 +35,7 @@ class CheckTest(unittest.TestCase):
             for name, text in {**CLEAN, **changes}.items():
                 path = pathlib.Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+                path.write_bytes(text if isinstance(text, bytes) else text.encode())
             return list(function(check.Tree(folder)))
 
     def finds(self, function, changes, words):
@@ -114,6 +114,34 @@ class CheckTest(unittest.TestCase):
     def test_a_program_in_the_readme_that_is_not_the_example(self):
         self.finds(check.check_readme, {"examples/readme.cpp": "int main() { return 1; }\n"}, "differs")
 
+    def test_a_program_that_the_readme_does_not_list(self):
+        sources = {"apps/trainkit/main.cpp": '{"plan", "predicts", plan_command},\n', "apps/x/app.cpp": '.name = "trainkit-x"\n',
+                   "README.md": CLEAN["README.md"] + "| [`trainkit-x`](docs/page.md) | x |\n| [`trainkit plan`](docs/page.md) | y |\n"}
+        self.assertEqual(self.problems(check.check_readme, sources), [])
+        for old, words in (("trainkit-x`", "no table has a row of trainkit-x"), ("trainkit plan`", "no table has a row of trainkit plan")):
+            problems = self.problems(check.check_readme, {**sources, "README.md": sources["README.md"].replace(old, "other`")})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+        self.assertIn("lists trainkit gone", self.problems(check.check_readme, {**sources, "README.md": sources["README.md"] + "| `trainkit gone` | z |\n"})[0])
+
+    def test_benchmarks_of_two_commits(self):
+        sources = {
+            "bench/published.json": '{"AMD": {"a": {"median": 3.14159, "lowest": 2.7, "highest": 19.8, "commit": "abc"}}}',
+            "docs/benchmarks.md": "# B\n\n- Machine: AMD; Debian\n- Versions: commit abc\n\n## Ratios and targets\n\n| what | median |\n|---|---|\n| a | 3.14 × | x |\n",
+            "docs/benchmarks.svg": "<text>commit abc; bars</text>",
+            "docs/reliability.md": "## Measured\n\n", "docs/guide/memory.md": "### Predicted and counted\n\n"}
+        self.assertEqual(self.problems(check.check_figures, sources), [])
+        for name, words in (("docs/benchmarks.svg", "is not of commit abc"), ("bench/published.json", "'a' is of commit old")):
+            problems = self.problems(check.check_figures, {**sources, name: sources[name].replace("abc", "old")})
+            self.assertEqual(len(problems), 1, problems)
+            self.assertIn(words, problems[0])
+
+    def test_a_picture_that_is_too_narrow(self):
+        def picture(width):
+            return b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + width.to_bytes(4, "big") + bytes(12)
+        self.assertEqual(self.problems(check.check_pictures, {"docs/a.png": picture(600)}), [])
+        self.finds(check.check_pictures, {"docs/a.png": picture(229)}, "docs/a.png: 229 pixels wide")
+
     ERRORS = {
         "libtrainkit/src/core/a.cpp": 'return to_status({.exit_code = ExitCode::kData,\n  .id = "data.row",\n  .problem = "ends early"});\n',
         "docs/errors.toml": '[data.row]\ncause = "C."\nexample = "error[data.row] a.csv: ends early"\nremedy = "R."\n',
@@ -147,6 +175,7 @@ class CheckTest(unittest.TestCase):
         table = self.ERRORS["docs/errors.toml"]
         for changed, words in ((table + table.replace("data.row", "data.gone"), "[data.gone] is no id"),
                                (table.replace("ends early", "ends late now"), "no string of the sources"),
+                               (table.replace("ends early", "ends early: 2 are missing"), "text '2 are missing'"),
                                (table + "exit = [5]\n", "exit is [5], but the sources set [4]"),
                                (table.replace("remedy", "cure"), "needs cause, example and remedy"),
                                (table.replace("C.", "D."), "docs/errors.md: is not what")):

@@ -95,6 +95,7 @@ TEST_CASE("A report shows the curves, the best score and the settings that are n
               .ok());
   fs::create_directories(run + "/checkpoints/step-00000200");
   const std::string page = page_of(run);
+  CHECK_THAT(page, Contains("<div class=\"tiles odd\" style=\"--wide:6;--middle:3\">"));  // full rows
   for (const char* text : {"<h1>demo",
                            "finished",
                            "max_steps",
@@ -143,6 +144,10 @@ TEST_CASE("Names, texts and errors of a run cannot become markup of its report",
           {{{"type", "table"}, {"caption", evil}, {"columns", {evil}}, {"rows", {{evil}}}},
            {{"type", "matrix"}, {"caption", evil}, {"labels", {evil}}, {"counts", {{1}}}},
            {{"type", "legend"}, {"items", {{{"name", evil}, {"color", "#000000;" + evil}}}}},
+           {{"type", "chart"},
+            {"title", evil},
+            {"x_label", evil},
+            {"series", {{{"name", evil}, {"points", {{0.1, 0.2}, {0.3, 0.4}}}}}}},
            {{"type", "pictures"}, {"items", {{{"file", "../../secret.png"}, {"caption", evil}, {"alt", evil}}}}},
            {{"type", "texts"}, {"items", {{{"title", evil}, {"text", evil}}}}}}}}}}};
   write_text(run + "/results/report.json", results.dump());
@@ -177,6 +182,98 @@ TEST_CASE("A run without records, with one record or without evaluations has a r
   CHECK_THAT(page_of(dir / "one"), Contains("training loss") && Contains("2.5000"));
   write_records(dir / "unevaluated", {train_record(1, 2.5), train_record(2, 2.25)});
   CHECK_THAT(page_of(dir / "unevaluated"), !Contains("best validation") && Contains("train, smoothed"));
+}
+
+TEST_CASE("A report has the advice, the command, the machine, and charts of all that was measured",
+          "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir / "run";
+  std::vector<LogRecord> records;
+  for (int64_t step = 1; step <= 10; ++step) {
+    LogRecord record = train_record(step, 1);
+    for (const char* name : {"loss_scale", "queue_depth", "host_memory_bytes"}) record.values.emplace_back(name, 4096);
+    record.gpu_memory_bytes = {1 << 20};
+    records.push_back(std::move(record));
+  }
+  write_records(run, records);
+  const nlohmann::json session = {{"command", {"/opt/bin/trainkit-x", "--lr", "it's"}},
+                                  {"folder", "/data/my runs"},
+                                  {"host", {{"name", "node7"}, {"processor", "EPYC"}, {"processors", 8}}},
+                                  {"versions", {{"libtorch", "2.11.0"}}},
+                                  {"commit", std::string(40, 'a')},
+                                  {"utilisation", {{"advice", {"raise --num_workers from 2 to 4"}}}}};
+  write_text(run + "/run.json", nlohmann::json{{"program", "trainkit-x"}, {"sessions", {session}}}.dump());
+  const std::string page = page_of(run);
+  for (const char* text : {"Advice of the monitor", "raise --num_workers from 2 to 4", "Repeat this run",
+                           "cd &#39;/data/my runs&#39;\ntrainkit-x --lr", "node7", "EPYC, 8 usable", "libtorch 2.11.0",
+                           "aaaaaaaaaaaaaaaaaaaa", "<b>Loss scale</b>", "<b>Devices and processors</b>",
+                           "<b>Memory</b>", "<b>Batches ready in the queue</b>"}) {
+    CHECK_THAT(page, Contains(text));
+  }
+}
+
+TEST_CASE("The parts of the time of a run add up to its total", "[logging][report]") {
+  const TempDir dir;
+  const std::string run = dir / "run";
+  std::vector<LogRecord> records;
+  for (int64_t step = 1; step <= 10; ++step) {
+    records.push_back(train_record(step, 1));
+    records.back().values.emplace_back("reduce_fraction", 0.3);
+    if (step == 5) records.push_back(val_record(step, 1));
+  }
+  write_records(run, records);
+  const nlohmann::json session = {{"started", 1000},        {"ended", 1100},      {"exit_reason", "max_steps"},
+                                  {"training_seconds", 80}, {"pause_seconds", 8}, {"utilisation", {{"update", 0.1}}}};
+  write_text(run + "/run.json", nlohmann::json{{"program", "x"}, {"sessions", {session}}}.dump());
+  const RunTimes times = load_run(run).value().times();
+  REQUIRE(times.total == Approx(100));
+  const std::string part = run_time(load_run(run).value());
+  double sum = 0;
+  int parts = 0;
+  for (size_t at = 0; (at = part.find("width:", at)) != part.npos; ++parts) sum += std::stod(part.substr(at += 6));
+  CHECK(parts >= 6);
+  CHECK(sum == Approx(100).margin(0.1));  // per cent
+}
+
+TEST_CASE("Twelve runs have twelve kinds of lines", "[logging][report]") {
+  const TempDir dir;
+  std::vector<std::string> runs;
+  for (int i = 0; i < 12; ++i) {
+    runs.push_back(dir / ("run" + std::to_string(i)));
+    write_records(runs.back(), {train_record(1, 1 + i), train_record(2, 1)});
+  }
+  const std::string page = render_report(runs).value();
+  for (const char* kind : {"c0", "c7", "c0 d1", "c3 d1"}) {
+    CHECK_THAT(page, Contains("<path class=\"line " + std::string(kind) + "\"") &&
+                         Contains("<span class=\"key " + std::string(kind) + "\">") &&
+                         Contains("\"c\":\"" + std::string(kind) + "\""));
+  }
+}
+
+TEST_CASE("run.json has the commit of a checkout, of a worktree and of packed branches", "[logging][report]") {
+  const TempDir dir;
+  const std::string first(40, 'a'), second(40, 'b'), third(40, 'c');
+  const auto commit_in = [&](const std::string& folder) {
+    const fs::path before = fs::current_path();
+    fs::create_directories(folder);
+    fs::create_directories(dir / "out");
+    fs::current_path(folder);
+    const absl::Status begun = begin_session(dir / "out", {.program = "x"});
+    fs::current_path(before);
+    REQUIRE(begun.ok());
+    return read_json_file(dir / "out/run.json")["sessions"][0].value("commit", "");
+  };
+  CHECK(commit_in(dir / "plain").empty());
+  write_text(dir / "repository/.git/HEAD", "ref: refs/heads/main\n");
+  write_text(dir / "repository/.git/refs/heads/main", first + "\n");
+  CHECK(commit_in(dir / "repository/deep/folder") == first);
+  write_text(dir / "repository/.git/worktrees/w/HEAD", "ref: refs/heads/side\n");
+  write_text(dir / "repository/.git/worktrees/w/commondir", "../..\n");
+  write_text(dir / "repository/.git/packed-refs", "# pack-refs\n" + second + " refs/heads/side\n");
+  write_text(dir / "worktree/.git", "gitdir: " + dir / "repository/.git/worktrees/w" + "\n");
+  CHECK(commit_in(dir / "worktree/src") == second);
+  write_text(dir / "repository/.git/worktrees/w/HEAD", third + "\n");  // detached
+  CHECK(commit_in(dir / "worktree") == third);
 }
 
 TEST_CASE("Values that are not finite are gaps in a chart", "[logging][report]") {
@@ -250,9 +347,29 @@ TEST_CASE("Smoothing averages neighbours and keeps a straight line", "[logging][
 }
 
 TEST_CASE("Slow records are marked with their likely cause", "[logging][report]") {
+  struct Case {
+    int64_t step;
+    std::vector<std::pair<const char*, double>> values;
+    std::string cause;
+  };
+  const std::vector<Case> cases = {
+      {1, {}, "first steps of a session"},
+      {3, {{"data_wait_fraction", 0.8}, {"stolen_fraction", 0.5}}, "waited for data for 80% of the time"},
+      {5,
+       {{"stolen_fraction", 0.4}, {"save_fraction", 1}},
+       "the host of the virtual machine took 40% of the processors"},
+      {7,
+       {{"processor_wait_fraction", 0.5}, {"other_processes_fraction", 0.6}, {"save_fraction", 1}},
+       "other processes used 60% of the processors"},
+      {9, {{"save_fraction", 0.7}, {"reduce_fraction", 0.8}}, "a checkpoint was being written"},
+      {11, {{"save_seconds", 0.1}}, "a checkpoint was being written"},
+      {13, {{"reduce_fraction", 0.8}}, "reduced gradients for 80% of the time"},
+      {15, {}, "first steps after an evaluation"},
+      {17, {{"processor_wait_fraction", 0.3}}, "its own threads waited for a processor for 30% of the time"},
+      {19, {}, "unknown"}};
   const TempDir dir;
   std::vector<LogRecord> records;
-  for (int64_t step = 1; step <= 20; ++step) {
+  for (int64_t step = 1; step <= 30; ++step) {
     LogRecord record = train_record(step, 1);
     const auto set = [&](const char* name, double value) {
       for (auto& [known, old] : record.values) {
@@ -260,20 +377,21 @@ TEST_CASE("Slow records are marked with their likely cause", "[logging][report]"
       }
       record.values.emplace_back(name, value);
     };
-    if (step == 1 || step == 5 || step == 9 || step == 13 || step == 17) set("samples_per_second", 100);
-    if (step == 5) set("data_wait_fraction", 0.8);
-    if (step == 9) set("processor_wait_fraction", 0.5), set("other_processes_fraction", 0.6);
-    if (step == 13) set("save_seconds", 0.1);
+    for (const Case& each : cases) {
+      if (each.step != step) continue;
+      set("samples_per_second", 100);
+      for (const auto& [name, value] : each.values) set(name, value);
+    }
     records.push_back(std::move(record));
+    if (step == 14) records.push_back(val_record(step, 1));
   }
   write_records(dir / "run", records);
   const auto stalls = find_stalls(load_run(dir / "run").value());
-  REQUIRE(stalls.size() == 5);
-  CHECK(stalls[0].cause == "first steps of a session");
-  CHECK(stalls[1].cause == "waited for data for 80% of the time");
-  CHECK(stalls[2].cause == "other processes used 60% of the processors");
-  CHECK(stalls[3].cause == "a checkpoint was being written");
-  CHECK(stalls[4].cause == "unknown");
+  REQUIRE(stalls.size() == cases.size());
+  for (size_t i = 0; i < cases.size(); ++i) {
+    INFO(cases[i].step);
+    CHECK(stalls[i].cause == cases[i].cause);
+  }
   CHECK_THAT(page_of(dir / "run"), Contains("Slow steps") && Contains("waited for data for 80%"));
 }
 
@@ -359,6 +477,14 @@ TEST_CASE("run.json keeps each session of a run, and ends only its own", "[loggi
   CHECK(sessions()[0]["command"].size() >= 1);
   CHECK_FALSE(sessions()[0].contains("ended"));
   CHECK(load_run(run).value().outcome().kind == Outcome::Kind::kRunning);
+  // The monitor's reports during the run.
+  const auto log = open_session_log(run);
+  log->log_monitor({.predicted_step_bytes = 1 << 20, .real_step_bytes = 2 << 20});
+  REQUIRE(log->flush().ok());
+  CHECK_FALSE(sessions()[0].contains("utilisation"));
+  CHECK_THAT(page_of(run), Contains("memory at the peak of a step") && Contains("predicted 1.00 MiB (-50.0%)"));
+  log->log_monitor({.seconds = 2, .advice = {{Bottleneck::kSlowDecode, "", "early advice"}}});
+  CHECK_THAT(page_of(run), Contains("Advice of the monitor") && Contains("early advice"));
   MonitorReport monitor{.seconds = 3};
   monitor.advice = {{Bottleneck::kSlowDecode, "--num_workers", "raise --num_workers"}};
   REQUIRE(end_session(run, {.exit_reason = "signal", .exit_code = 143, .steps = 9, .wall_seconds = 2}, monitor).ok());

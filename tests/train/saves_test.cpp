@@ -31,10 +31,11 @@ struct HeavyNetImpl : torch::nn::Module {
 TORCH_MODULE(HeavyNet);
 
 struct Printed final : Logger {
-  void log(const LogRecord&) override {}
+  void log(const LogRecord& record) override { records.push_back(record); }
   absl::Status flush() override { return absl::OkStatus(); }
   void print(std::string_view line) override { lines += std::string(line) + "\n"; }
   std::string lines;
+  std::vector<LogRecord> records;
 };
 
 template <class Net>
@@ -117,6 +118,20 @@ TEST_CASE("A checkpoint written in the background contains the step in its name"
       REQUIRE(found != saved->model.end());
       CHECK(at::equal(found->second, tensor));
     }
+  }
+}
+
+TEST_CASE("Records say for which share of their time a checkpoint was written", "[train][saves]") {
+  const TempDir dir;
+  Run<HeavyNet> run;
+  REQUIRE(run({.max_epochs = 0, .max_steps = 12, .log_every = 1, .save_every = 6, .output_dir = dir / "run"}).ok());
+  REQUIRE(run.logger.records.size() == 12);
+  for (const LogRecord& record : run.logger.records) {
+    const double* share = record.find("save_fraction");
+    INFO(record.step);
+    if (share) CHECK((*share > 0 && *share <= 1));
+    if (record.step <= 6) CHECK_FALSE(share);  // the record of a step precedes its save
+    if (record.step == 7) CHECK(share);
   }
 }
 

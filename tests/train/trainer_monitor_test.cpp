@@ -17,9 +17,11 @@ class MemoryLogger final : public Logger {
  public:
   void log(const LogRecord& record) override { records.push_back(record); }
   void print(std::string_view line) override { lines.emplace_back(line); }
+  void log_monitor(const MonitorReport& report) override { reports.push_back(report); }
   absl::Status flush() override { return absl::OkStatus(); }
   std::vector<LogRecord> records;
   std::vector<std::string> lines;
+  std::vector<MonitorReport> reports;
 };
 
 /// Rows that are slow to read.
@@ -71,6 +73,20 @@ TEST_CASE("A record has the time shares of its steps, and the shares add up", "[
   CHECK(result.monitor.seconds <= result.wall_seconds);
   CHECK_FALSE(result.monitor.of_gpus);
   CHECK(result.monitor.resident_bytes > (1 << 20));
+}
+
+TEST_CASE("The logger gets the memory of a step once it is measured", "[train][monitor]") {
+  auto devices = DeviceReplicator::create([] { return TinyNet(); }).value();
+  auto loader = loader_of(tiny_dataset(80), 4);
+  MemoryLogger logger;
+  TrainerOptions options{.max_epochs = 1, .log_every = 5};
+  options.predicted_memory.emplace()[MemoryClass::kActivations] = 4096;
+  auto trainer = Trainer::create(*devices, SGD({.lr = 1e-3}), options).value();
+  const TrainerResult result = trainer.fit(*loader, tiny_loss, {.logger = &logger}).value();
+  REQUIRE(!logger.reports.empty());
+  CHECK(logger.reports[0].predicted_step_bytes == 4096);
+  CHECK(logger.reports[0].real_step_bytes > 0);
+  CHECK(result.monitor.real_step_bytes == result.real_memory_bytes);
 }
 
 TEST_CASE("The monitor excludes the time of a slow evaluation", "[train][monitor]") {

@@ -48,6 +48,15 @@ void ResultPage::add_matrix(const std::string& caption, const std::vector<std::s
       {{"type", "matrix"}, {"caption", caption}, {"labels", labels}, {"counts", std::move(rows)}});
 }
 
+void ResultPage::add_chart(const std::string& title, const std::string& x_label,
+                           const std::vector<std::pair<std::string, std::vector<std::pair<double, double>>>>& lines) {
+  if (sections_.empty()) add_section("Results");
+  Json series = Json::array();
+  for (const auto& [name, points] : lines) series.push_back({{"name", name}, {"points", points}});
+  sections_.back()["blocks"].push_back(
+      {{"type", "chart"}, {"title", title}, {"x_label", x_label}, {"series", std::move(series)}});
+}
+
 void ResultPage::add_picture(const std::string& file, const std::string& caption, const std::string& alt) {
   block("pictures")["items"].push_back({{"file", file}, {"caption", caption}, {"alt", alt}});
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Writes results/report.json: what a trainer adds to report.html (docs/formats/report.md).
+/// Writes results/report.json: what a trainer adds to report.html (docs/formats/run.md#resultsreportjson).
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -29,6 +29,9 @@ class ResultPage {
                  const std::vector<std::vector<nlohmann::ordered_json>>& rows);
   /// A confusion matrix (C, C) int64 on the CPU, one row per true label.
   void add_matrix(const std::string& caption, const std::vector<std::string>& labels, const at::Tensor& counts);
+  /// A line chart of points (x, y) with a name for each line. Both axes are shares of 1.
+  void add_chart(const std::string& title, const std::string& x_label,
+                 const std::vector<std::pair<std::string, std::vector<std::pair<double, double>>>>& lines);
   /// A PNG file of the folder that write() gets. `alt` describes it to readers who do not see it.
   void add_picture(const std::string& file, const std::string& caption, const std::string& alt);
   /// Names and colours ("#rrggbb") of the pictures before.

@@ -163,7 +163,8 @@ std::string describe_next(const TrainerResult& result, const RunOptions& run, co
   std::string text;
   if (run.use_tensorboard) {
     const std::string own = run.output_dir + "/tensorboard";
-    text += "\ntensorboard --logdir " + (run.tensorboard_dir.empty() ? own : run.tensorboard_dir);
+    text += "\ntensorboard --logdir " + (run.tensorboard_dir.empty() ? own : run.tensorboard_dir) +
+            "  (loss, scores and throughput together: http://localhost:6006/#custom_scalars)";
   }
   if (result.signal != 0) {
     text += fmt::format("\nstopped by signal {}; resume with: {} --output_dir {} --resume latest", result.signal,
@@ -278,6 +279,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::open(const ConfigParser& p
   TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", config));
   TRAINKIT_RETURN_IF_ERROR(detail::begin_session(
       run.output_dir, {.program = program, .config = config, .resume_step = resume_step, .changes = parser.changes()}));
+  logger->add(detail::open_session_log(run.output_dir));
   return std::unique_ptr<RunFolder>(new RunFolder(run.output_dir, placement.group, std::move(logger)));
 }
 

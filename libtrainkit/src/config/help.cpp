@@ -1,4 +1,6 @@
 // Formats --help: one screen with the most used flags, or all flags of a heading or of the program.
+#include "help.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -205,6 +207,15 @@ Options most_used(const ConfigParser::State& state) {
 }
 
 }  // namespace
+
+std::string detail::command_help(const ProgramInfo& program) {
+  ConfigParser::State state;
+  state.program = program;
+  const size_t width = line_width();
+  const HelpText text(state, width);
+  return text.beginning() + text.commands(/*brief=*/false) + "\n" + wrap(program.remark, width, 0, 0) + "\n" +
+         text.examples(SIZE_MAX);
+}
 
 std::string detail::topic_name(std::string_view group) {
   std::string name;

@@ -29,30 +29,35 @@ double waited_seconds() {
   return 1e-9 * nanoseconds;
 }
 
-/// Time of all processors, and the part in which they worked or the host of a virtual machine took them. Source:
+/// Time of all processors, the part in which they worked, and the part that the host of a virtual machine took. Source:
 /// proc(5).
 struct MachineTimes {
-  double all = 0, busy = 0;
+  double all = 0, busy = 0, stolen = 0;
 };
 
-MachineTimes machine_times() {
-  std::ifstream file("/proc/stat");
+MachineTimes machine_times(std::istream& file) {
   std::string name;
   double user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0, steal = 0;
   file >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq >> steal;
-  const double busy = user + nice + system + irq + softirq + steal;
+  const double busy = user + nice + system + irq + softirq;
   const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
-  return {(busy + idle + iowait) / ticks, busy / ticks};
+  return {(busy + steal + idle + iowait) / ticks, busy / ticks, steal / ticks};
 }
 
 }  // namespace
 
 ProcessorTimes processor_times() {
   ProcessorTimes times{.used = process_seconds(), .waited = waited_seconds()};
-  const MachineTimes machine = machine_times();
-  times.all = machine.all;
-  times.others = machine.busy - times.used;
+  std::ifstream file("/proc/stat");
+  detail::add_machine_times(file, times);
   return times;
+}
+
+void detail::add_machine_times(std::istream& file, ProcessorTimes& times) {
+  const MachineTimes machine = machine_times(file);
+  times.all = machine.all;
+  times.stolen = machine.stolen;
+  times.others = machine.busy - times.used;
 }
 
 }  // namespace trainkit

@@ -79,8 +79,8 @@ void watch(int idle_threads) {
     const ProcessorTimes now = processor_times();
     const auto end = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(end - std::exchange(begin, end)).count();
-    const bool sleeps = policy.update(
-        {.others = (now.others - before.others) / seconds, .waited = (now.waited - before.waited) / seconds});
+    const bool sleeps = policy.update({.others = (now.others + now.stolen - before.others - before.stolen) / seconds,
+                                       .waited = (now.waited - before.waited) / seconds});
     before = now;
     if (sleeps == team.has_value()) continue;
     sleeps ? static_cast<void>(team.emplace(idle_threads)) : team.reset();

@@ -72,21 +72,25 @@ std::optional<Advice> memory_advice(const Measurements& c) {
                                    std::max<int64_t>(c.settings.batch_size / 2, 1))};
 }
 
-/// Other processes take the processors that the threads of this one could use.
+/// Other processes, or the host of a virtual machine, take the processors that the threads of this one could use.
 std::optional<Advice> busy_machine_advice(const Measurements& c) {
   const ProcessorTimes& times = c.seen.processors;
   const double waited = times.waited / std::max(times.used + times.waited, 1e-9);
-  const double others = times.others / std::max(times.all, 1e-9);
+  const double others = (times.others + times.stolen) / std::max(times.all, 1e-9);
+  const bool is_host = times.stolen > times.others;
   const bool wants = times.used + times.waited >= kWantsProcessor * c.seen.seconds;
   if (!wants || waited < kMuchStolen || others < kMuchStolen) return std::nullopt;
   const int fewer = std::clamp(static_cast<int>(std::floor(c.cpus * (1 - others))), 1, std::max(c.settings.threads, 1));
   const bool can_lower = fewer < c.settings.threads;
   return Advice{
       Bottleneck::kBusyMachine, can_lower ? "--threads" : "",
-      fmt::format("other processes use {:.0f}% of the processors, and threads of this one waited {:.0f}% of "
-                  "their time for a processor; {}stop the others, or reserve processors with taskset",
-                  100 * others, 100 * waited,
-                  can_lower ? fmt::format("lower --threads from {} to {}, ", c.settings.threads, fewer) : "")};
+      fmt::format("{} {:.0f}% of the processors, and threads of this one waited {:.0f}% of their time for a processor; "
+                  "{}{}",
+                  is_host ? "the host of this virtual machine takes" : "other processes use", 100 * others,
+                  100 * waited,
+                  can_lower ? fmt::format("lower --threads from {} to {}, ", c.settings.threads, fewer) : "",
+                  is_host ? "or use a machine with processors of its own"
+                          : "stop the others, or reserve processors with taskset")};
 }
 
 std::optional<Advice> timeout_advice(const Measurements& c) {
@@ -209,6 +213,7 @@ ProcessorTimes difference(const ProcessorTimes& after, const ProcessorTimes& bef
   return {.used = after.used - before.used,
           .waited = after.waited - before.waited,
           .others = after.others - before.others,
+          .stolen = after.stolen - before.stolen,
           .all = after.all - before.all};
 }
 

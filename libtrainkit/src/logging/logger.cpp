@@ -11,6 +11,7 @@
 #include "logging/block_signals.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
+#include "trainkit/logging/monitor.h"
 
 namespace trainkit {
 
@@ -25,6 +26,7 @@ void Logger::begin(const RunPlan&) {}
 void Logger::log_text(const LogText&) {}
 void Logger::print(std::string_view) {}
 void Logger::show_row(std::string_view row) { print(row); }
+void Logger::log_monitor(const MonitorReport&) {}
 void Logger::tick(int64_t) {}
 absl::Status Logger::rewind(int64_t) { return absl::OkStatus(); }
 absl::Status Logger::close() { return flush(); }
@@ -49,9 +51,10 @@ namespace {
 
 /// A queued event.
 struct Event {
-  enum class Kind { kRecord, kText, kLine, kRow } kind = Kind::kRecord;
+  enum class Kind { kRecord, kText, kLine, kRow, kMonitor } kind = Kind::kRecord;
   LogRecord record = {};
   LogText text = {};  // a line or a row is stored as a text without a tag
+  std::shared_ptr<const MonitorReport> monitor = nullptr;
 };
 
 }  // namespace
@@ -189,6 +192,8 @@ class RunLogger::Impl {
         return logger.print(current_.text.text);
       case Event::Kind::kRow:
         return logger.show_row(current_.text.text);
+      case Event::Kind::kMonitor:
+        return logger.log_monitor(*current_.monitor);
     }
   }
 
@@ -300,6 +305,13 @@ void RunLogger::show_row(std::string_view row) {
   impl_->push(false, [&](Event& event) {
     event.kind = Event::Kind::kRow;
     event.text.text = row;
+  });
+}
+
+void RunLogger::log_monitor(const MonitorReport& report) {
+  impl_->push(false, [&](Event& event) {
+    event.kind = Event::Kind::kMonitor;
+    event.monitor = std::make_shared<const MonitorReport>(report);
   });
 }
 

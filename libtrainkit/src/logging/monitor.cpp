@@ -115,6 +115,9 @@ class Monitor::Impl {
     const double wanted = passed.used + std::max(passed.waited, 0.0);
     if (wanted > 0) values.emplace_back("processor_wait_fraction", 1 - passed.used / wanted);
     values.emplace_back("other_processes_fraction", std::clamp(passed.others / passed.all, 0.0, 1.0));
+    if (processors_.stolen > 0) {  // a virtual machine
+      values.emplace_back("stolen_fraction", std::clamp(passed.stolen / passed.all, 0.0, 1.0));
+    }
   }
 
   /// Takes the part of a sample that any thread may read.

@@ -126,7 +126,7 @@ class Drawing {
   std::string legend() const {
     std::string out;
     for (const ChartSeries& series : series_) {
-      out += fmt::format("<span class=\"key c{}{}\">{}</span>", series.color % kChartColors,
+      out += fmt::format("<span class=\"key {}{}\">{}</span>", color_class(series.color),
                          series.kind == ChartSeries::Kind::kRaw ? " raw" : "", html(series.name));
     }
     return "<span class=\"legend\">" + out + "</span>";
@@ -149,9 +149,9 @@ class Drawing {
     }
     const bool is_raw = series.kind == ChartSeries::Kind::kRaw;
     std::string out =
-        fmt::format("<path class=\"line c{}{}\" d=\"{}\"/>", series.color % kChartColors, is_raw ? " raw" : "", path);
+        fmt::format("<path class=\"line {}{}\" d=\"{}\"/>", color_class(series.color), is_raw ? " raw" : "", path);
     if (series.kind == ChartSeries::Kind::kPoints && series.points.size() <= 60) {
-      out += fmt::format("<path class=\"dots c{}\" d=\"{}\"/>", series.color % kChartColors, dots);
+      out += fmt::format("<path class=\"dots {}\" d=\"{}\"/>", color_class(series.color), dots);
     }
     if (!gaps.empty()) out += fmt::format("<path class=\"gap\" d=\"{}\"/>", gaps);
     return out;
@@ -255,7 +255,7 @@ class Drawing {
         points.push_back(Json::array({rounded(point.x, 9), rounded(point.y, 5)}));
       }
       json["s"].push_back({{"n", format_text(series.name)},
-                           {"c", series.color % kChartColors},
+                           {"c", color_class(series.color)},
                            {"r", series.kind == ChartSeries::Kind::kRaw},
                            {"p", points}});
     }
@@ -281,6 +281,11 @@ class Drawing {
 
 std::string html(std::string_view text) {
   return absl::StrReplaceAll(escape_markup(format_text(text)), {{"'", "&#39;"}});
+}
+
+std::string color_class(int color) {
+  const int dash = color / kChartColors % 3;
+  return fmt::format("c{}{}", color % kChartColors, dash == 0 ? "" : fmt::format(" d{}", dash));
 }
 
 std::string format_value(double value, ValueFormat format) {

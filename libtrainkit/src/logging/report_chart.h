@@ -64,6 +64,8 @@ struct Chart {
 };
 
 inline constexpr int kChartColors = 8;
+/// Returns the CSS classes of a colour: lines after the eighth repeat the colours dashed, after the 16th dotted.
+std::string color_class(int color);
 
 /// Returns the chart as a <figure>; empty without a finite value. Each series has at most `most_points` points.
 std::string draw_chart(const Chart& chart, size_t most_points = 400);

@@ -25,21 +25,30 @@ double value_of(const LogRecord& record, std::string_view name) {
 
 std::string whole_percent(double share) { return fmt::format("{:.0f}%", 100 * share); }
 
-/// Names the likely cause of a slow record.
-std::string cause_of(const RunData& run, size_t index, bool is_first) {
-  const LogRecord& record = run.records[index];
+/// What happened just before a training record.
+struct Before {
+  bool session = true, evaluation = false;
+};
+
+/// Names the likely cause of a slow record: first what was measured, then what happened before it.
+std::string cause_of(const LogRecord& record, const Before& before) {
   if (const double wait = value_of(record, "data_wait_fraction"); wait > 0.3) {
     return fmt::format("waited for data for {} of the time", whole_percent(wait));
   }
   const double own = value_of(record, "processor_wait_fraction"), others = value_of(record, "other_processes_fraction");
+  if (const double stolen = value_of(record, "stolen_fraction"); stolen > 0.1) {
+    return fmt::format("the host of the virtual machine took {} of the processors", whole_percent(stolen));
+  }
   if (own > 0.1 && others > 0.1) {
     return fmt::format("other processes used {} of the processors", whole_percent(others));
   }
+  const bool saves = value_of(record, "save_fraction") > 0.1 || value_of(record, "save_seconds") > 0;
+  if (saves) return "a checkpoint was being written";
   if (const double reduce = value_of(record, "reduce_fraction"); reduce > 0.4) {
     return fmt::format("reduced gradients for {} of the time", whole_percent(reduce));
   }
-  if (is_first) return "first steps of a session";
-  if (value_of(record, "save_seconds") > 0) return "a checkpoint was being written";
+  if (before.session) return "first steps of a session";
+  if (before.evaluation) return "first steps after an evaluation";
   if (own > 0.1) return fmt::format("its own threads waited for a processor for {} of the time", whole_percent(own));
   return "unknown";
 }
@@ -166,7 +175,8 @@ Chart device_chart(const RunData& run) {
                              {{"utilisation", "utilisation"},
                               {"data_wait_fraction", "waiting for data"},
                               {"processor_wait_fraction", "waiting for a processor"},
-                              {"other_processes_fraction", "processors used by others"}});
+                              {"other_processes_fraction", "processors used by others"},
+                              {"stolen_fraction", "processors taken by the host"}});
   const Chart each = list_chart(run, "", ValueFormat::kShare, "GPU", &LogRecord::gpu_utilisation);
   for (ChartSeries series : each.series) {
     series.color = static_cast<int>(chart.series.size());
@@ -253,18 +263,21 @@ std::vector<Stall> find_stalls(const RunData& run) {
   std::nth_element(rates.begin(), rates.begin() + static_cast<ptrdiff_t>(rates.size() / 2), rates.end());
   const double median = rates[rates.size() / 2];
   size_t session = 0;
-  bool is_first = true;  // of a session
+  Before before;
   for (size_t i = 0; i < run.records.size(); ++i) {
     const LogRecord& record = run.records[i];
-    if (record.split != "train") continue;
+    if (record.split != "train") {
+      before.evaluation = true;
+      continue;
+    }
     while (session + 1 < run.sessions().size() &&
            static_cast<double>(record.step) > number_at(run.sessions()[session + 1], "first_step")) {
-      ++session, is_first = true;
+      ++session, before.session = true;
     }
     const double value = value_of(record, rate);
     const bool slow = value > 0 && value < kStallShare * median;
-    if (slow) stalls.push_back({.record = i, .rate = value, .median = median, .cause = cause_of(run, i, is_first)});
-    is_first = false;
+    if (slow) stalls.push_back({.record = i, .rate = value, .median = median, .cause = cause_of(record, before)});
+    before = {.session = false};
   }
   return stalls;
 }

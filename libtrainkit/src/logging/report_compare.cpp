@@ -177,7 +177,7 @@ std::string rows_table(const std::string& label, const std::vector<std::string>&
   std::vector<std::string> heads = {"run"};
   std::vector<size_t> columns;
   for (size_t i = 0; i < names.size(); ++i) {
-    heads.push_back(fmt::format("<span class=\"key c{}\">{}</span>", i % kChartColors, html(names[i])));
+    heads.push_back(fmt::format("<span class=\"key {}\">{}</span>", color_class(static_cast<int>(i)), html(names[i])));
     if (numeric) columns.push_back(i + 1);
   }
   std::vector<std::vector<std::string>> lines;

@@ -39,7 +39,7 @@ std::string run_advice(const RunData& run);
 std::string run_charts(const RunData& run);
 std::string run_stalls(const RunData& run);
 std::string run_time(const RunData& run);
-/// What the trainer found: results/report.json (docs/formats/report.md).
+/// What the trainer found: results/report.json (docs/formats/run.md#resultsreportjson).
 std::string run_results(const RunData& run);
 /// Tiles of results/report.json.
 std::string result_tiles(const RunData& run);

@@ -1,4 +1,4 @@
-// The trainer's own part of a report: results/report.json (docs/formats/report.md).
+// The trainer's own part of a report: results/report.json (docs/formats/run.md#resultsreportjson).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -152,10 +152,34 @@ std::string legend_block(const Json& block) {
   return out.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
 }
 
+/// A line chart of shares over shares.
+std::string chart_block(const Json& block) {
+  Chart chart{.title = text_at(block, "title"),
+              .x_label = text_at(block, "x_label"),
+              .x_format = ValueFormat::kShare,
+              .y_format = ValueFormat::kShare,
+              .from_zero = true};
+  const Json& series = value_at(block, "series");
+  if (!series.is_array()) return "";
+  for (const Json& each : series) {
+    const Json& points = value_at(each, "points");
+    ChartSeries line{text_at(each, "name"), {}, ChartSeries::Kind::kPoints, static_cast<int>(chart.series.size())};
+    for (size_t i = 0; points.is_array() && i < points.size(); ++i) {
+      const Json& point = points[i];
+      const bool valid = point.is_array() && point.size() == 2 && point[0].is_number() && point[1].is_number();
+      if (valid) line.points.push_back({point[0].get<double>(), point[1].get<double>()});
+    }
+    chart.series.push_back(std::move(line));
+  }
+  const std::string drawn = draw_chart(chart);
+  return drawn.empty() ? "" : "<div class=\"charts\">\n" + drawn + "</div>\n";
+}
+
 std::string block_html(const RunData& run, const Json& block, int64_t& bytes_left) {
   const std::string type = text_at(block, "type");
   if (type == "table") return table_block(block);
   if (type == "matrix") return matrix_block(block);
+  if (type == "chart") return chart_block(block);
   if (type == "pictures") return pictures_block(run, block, bytes_left);
   if (type == "texts") return texts_block(block);
   if (type == "legend") return legend_block(block);

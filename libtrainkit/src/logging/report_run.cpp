@@ -92,8 +92,9 @@ std::string rate_tile(const RunData& run) {
 }
 
 std::string memory_tile(const RunData& run) {
-  const double predicted = number_at(run.summary, "predicted_memory_bytes"),
-               real = number_at(run.summary, "real_memory_bytes");
+  const Json& session = value_at(run.last_session(), "memory");  // of a run without a summary yet
+  const double predicted = number_at(run.summary, "predicted_memory_bytes", number_at(session, "predicted_bytes")),
+               real = number_at(run.summary, "real_memory_bytes", number_at(session, "real_bytes"));
   const auto size = [](double bytes) { return format_value(bytes, ValueFormat::kSize); };
   if (real > 0 && predicted > 0) {
     return tile(size(real), "memory at the peak of a step",
@@ -219,8 +220,14 @@ std::string run_tiles(const RunData& run) {
                                ? tile(format_duration(times.total), "time",
                                       fmt::format("{} in training steps", percent(times.training / times.total)))
                                : "";
-  return "<div class=\"tiles\">\n" + result_tiles(run) + best_tile(run) + step_tile(run) + time + rate_tile(run) +
-         memory_tile(run) + "</div>\n";
+  const std::string tiles =
+      result_tiles(run) + best_tile(run) + step_tile(run) + time + rate_tile(run) + memory_tile(run);
+  int count = 0;
+  for (size_t at = 0; (at = tiles.find("<div class=\"tile\">", at)) != tiles.npos; ++at) ++count;
+  // The first tile of an odd number is twice as wide, so that all rows are full.
+  const int even = std::max(count + count % 2, 2);
+  return fmt::format("<div class=\"tiles{}\" style=\"--wide:{};--middle:{}\">\n{}</div>\n",
+                     count % 2 == 1 ? " odd" : "", even <= 6 ? even : even / 2, std::max(even / 2, 2), tiles);
 }
 
 std::string run_advice(const RunData& run) {

@@ -25,7 +25,9 @@ color:#fff;background:var(--good)}.badge.stopped{background:var(--warn)}.badge.f
 .problem,.warning,.advice{border:1px solid var(--line);border-left:4px solid var(--bad);background:var(--card);
 border-radius:8px;padding:10px 14px;overflow-wrap:anywhere}.warning{border-left-color:var(--warn)}
 .advice{border-left-color:var(--live);margin:0;padding-left:32px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,168px),1fr));gap:12px;margin:20px 0 0}
+.tiles{display:grid;grid-template-columns:repeat(var(--wide),minmax(0,1fr));gap:12px;margin:20px 0 0}
+.tiles.odd>.tile:first-child{grid-column:span 2}@media(max-width:900px){.tiles{grid-template-columns:repeat(var(--middle),
+minmax(0,1fr))}}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px;min-width:0}
 .tile>*{display:block;overflow-wrap:anywhere}.tile .name{font-size:13px;color:var(--muted)}
 .tile b{font-size:25px;line-height:1.25;font-weight:650;letter-spacing:-.01em}.tile small{font-size:12.5px}
@@ -36,6 +38,9 @@ figcaption{display:flex;flex-wrap:wrap;gap:2px 14px;align-items:baseline;margin-
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:13px;color:var(--muted)}
 .key{overflow-wrap:anywhere}.key[class*=" c"]::before{content:"";display:inline-block;width:14px;height:3px;
 border-radius:2px;margin:0 6px 3px 0;background:var(--c)}.key.raw::before{opacity:.35}
+.key.d1::before{background:repeating-linear-gradient(90deg,var(--c) 0 5px,transparent 5px 8px)}
+.key.d2::before{background:repeating-linear-gradient(90deg,var(--c) 0 2px,transparent 2px 5px)}
+.line.d1{stroke-dasharray:9 5}.line.d2{stroke-dasharray:2 5}
 .plot{position:relative;height:210px;margin:0 6px 0 58px;outline-offset:4px;touch-action:pan-y}
 .plot svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
 .plot path{fill:none;vector-effect:non-scaling-stroke}
@@ -77,15 +82,20 @@ vertical-align:middle;overflow:hidden}.meter i{display:block;height:100%;backgro
 .miss{background:color-mix(in srgb,var(--c1) var(--shade),var(--card))}
 .pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,320px),1fr));gap:14px}
 .pictures figure{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px}
-.pictures img{width:100%;height:auto;display:block;border-radius:4px}
+.pictures img{width:100%;height:auto;display:block;border-radius:4px;image-rendering:pixelated}
 .pictures figcaption{margin:8px 0 0;font-size:13px;color:var(--muted)}
 :focus-visible{outline:2px solid var(--live)}
 .stale{position:sticky;top:0;z-index:3;background:var(--warn);color:#fff;text-align:center;padding:4px}
 @media(max-width:520px){main{padding:18px 14px 40px}.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}
 .tile b{font-size:21px}.chart{padding:10px 12px}.plot{margin-left:50px;height:180px}th,td{padding:6px 10px}
 .meter{width:44px}tbody th{white-space:normal}}
-@media print{:root{--page:#fff;--card:#fff;--text:#000;--muted:#444;--line:#ccc}main{max-width:none;padding:0}
-.chart,.tile,figure,tr{break-inside:avoid}.chart details,.tip,.cursor,.stale{display:none}h2{break-after:avoid}
+@media print{:root{color-scheme:light;--page:#fff;--card:#fff;--text:#000;--muted:#444;--line:#ccc;--code:#eee;
+--good:#1a7f37;--warn:#9a5b00;--bad:#b3261e;--live:#0b6bcb;
+--c0:#0b6bcb;--c1:#c8501a;--c2:#0f8a5f;--c3:#9a4fbf;--c4:#a87900;--c5:#c2185b;--c6:#00838f;--c7:#6b7280}
+.scroll,.chart .scroll{overflow:visible;max-height:none}table,.matrix{font-size:10px}
+th,td,thead th,tbody th,.n,.matrix td{white-space:normal;min-width:0;padding:3px 5px;overflow-wrap:anywhere}main{max-width:none;padding:0}
+.chart,.tile,figure,tr{break-inside:avoid}.chart details,.tip,.cursor,.stale{display:none}
+.plot path,.bar i,.swatch,.band{print-color-adjust:exact}h2{break-after:avoid}
 body{font-size:12px}.charts{grid-template-columns:1fr 1fr}.bar i,.swatch,.badge,td,.meter i{print-color-adjust:exact}}
 )css";
 
@@ -125,7 +135,7 @@ function setUp(figure) {
     for (const series of data.s) {
       const point = series.p[nearest(series.p, x)];
       const line = document.createElement('span');
-      line.className = 'key c' + series.c + (series.r ? ' raw' : '');
+      line.className = 'key ' + series.c + (series.r ? ' raw' : '');
       line.textContent = series.n + ': ' + (point[1] === null ? 'not finite' : formats[data.yf](point[1])) +
           (point[0] === x ? '' : ' (' + formats[data.xf](point[0]) + ')');
       tip.append(line);

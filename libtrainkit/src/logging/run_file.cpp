@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <mutex>
 
 #include "core/host_memory.h"
 #include "core/strict_json.h"
@@ -58,17 +59,22 @@ std::string git_line(const std::filesystem::path& path, const std::string& suffi
 std::string git_commit() {
   std::error_code ignored;
   std::filesystem::path folder = std::filesystem::current_path(ignored);
-  while (!std::filesystem::is_directory(folder / ".git", ignored)) {
+  while (!std::filesystem::exists(folder / ".git", ignored)) {
     if (!folder.has_relative_path()) return "";
     folder = folder.parent_path();
   }
-  const std::filesystem::path git = folder / ".git";
+  std::filesystem::path git = folder / ".git";
+  constexpr std::string_view kFolder = "gitdir: ";
+  // A worktree or a submodule: a file that names the folder, which has HEAD and names the folder of the branches.
+  if (const std::string line = git_line(git); line.starts_with(kFolder)) git = folder / line.substr(kFolder.size());
+  const std::string shared = git_line(git / "commondir");
+  const std::filesystem::path common = shared.empty() ? git : git / shared;
   std::string head = git_line(git / "HEAD");
   constexpr std::string_view kReference = "ref: ";
   if (head.starts_with(kReference)) {
     const std::string name = head.substr(kReference.size());
-    head = git_line(git / name);
-    if (head.empty()) head = git_line(git / "packed-refs", " " + name);
+    head = git_line(common / name);
+    if (head.empty()) head = git_line(common / "packed-refs", " " + name);
   }
   head = head.substr(0, head.find(' '));
   const bool is_hash = head.size() >= 40 && head.find_first_not_of("0123456789abcdef") == head.npos;
@@ -100,8 +106,10 @@ absl::Status write_run(const std::string& output_dir, const Json& run) {
                                run.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-/// Changes the session of this process, if it is the last one of the file.
+/// Changes the session of this process, if it is the last one of the file. Thread-safe: the log writer changes it too.
 absl::Status change_session(const std::string& output_dir, const std::function<void(Json& session)>& change) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   Json run = read_json_file(output_dir + "/" + kRunFile);
   if (!run.is_object() || !run.contains("sessions") || !run["sessions"].is_array() || run["sessions"].empty()) {
     return absl::OkStatus();
@@ -130,6 +138,28 @@ Json monitor_json(const MonitorReport& report) {
   for (const Advice& advice : report.advice) json["advice"].push_back(advice.text);
   return json;
 }
+
+void set_monitor(Json& session, const MonitorReport& report) {
+  if (report.seconds > 0) session["utilisation"] = monitor_json(report);
+  if (report.real_step_bytes > 0) {
+    session["memory"] = {{"predicted_bytes", report.predicted_step_bytes}, {"real_bytes", report.real_step_bytes}};
+  }
+}
+
+class SessionLog final : public Logger {
+ public:
+  explicit SessionLog(std::string output_dir) : output_dir_(std::move(output_dir)) {}
+  void log(const LogRecord&) override {}
+  void log_monitor(const MonitorReport& report) override {
+    status_.Update(change_session(output_dir_, [&](Json& session) { set_monitor(session, report); }));
+  }
+  absl::Status flush() override { return std::exchange(status_, absl::OkStatus()); }
+  bool optional() const override { return true; }
+
+ private:
+  const std::string output_dir_;
+  absl::Status status_;
+};
 
 }  // namespace
 
@@ -194,8 +224,12 @@ absl::Status end_session(const std::string& output_dir, const RunSummary& summar
       session["training_seconds"] = summary.wall_seconds;
       session["pause_seconds"] = summary.wall_seconds * (1 - summary.effective_fraction);
     }
-    if (monitor.seconds > 0) session["utilisation"] = monitor_json(monitor);
+    set_monitor(session, monitor);
   });
+}
+
+std::unique_ptr<Logger> open_session_log(const std::string& output_dir) {
+  return std::make_unique<SessionLog>(output_dir);
 }
 
 }  // namespace trainkit::detail

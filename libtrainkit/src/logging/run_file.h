@@ -4,11 +4,13 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "trainkit/logging/logger.h"
 #include "trainkit/logging/monitor.h"
 #include "trainkit/logging/summary.h"
 
@@ -46,6 +48,10 @@ absl::Status describe_session(const std::string& output_dir, const RunFacts& fac
 /// Ends the session of this process, with the report of its monitor. `summary` has the reason, steps and times. Does
 /// nothing if the last session of the file is that of another process.
 absl::Status end_session(const std::string& output_dir, const RunSummary& summary, const MonitorReport& monitor);
+
+/// Returns a sink that writes each report of the monitor into the session of this process, so that `trainkit watch`
+/// shows memory and advice during the run. Its errors are only warnings.
+std::unique_ptr<Logger> open_session_log(const std::string& output_dir);
 
 /// Reads a JSON file of at most 64 MiB. Returns null for a file that is missing or not valid.
 nlohmann::ordered_json read_json_file(const std::string& path);

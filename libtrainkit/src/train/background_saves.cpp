@@ -19,6 +19,10 @@ std::future<absl::Status> ready_future(absl::Status status) {
   return promise.get_future();
 }
 
+double seconds_since(BackgroundSaves::TimePoint start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 }  // namespace
 
 // Note [Background saves]
@@ -57,15 +61,25 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
     return ready_future(store_->save(step_, contents));  // no memory for a copy: training waits for the save
   }
   if (!keep_buffer) buffer_.release();
+  is_writing_ = true;
   return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)]() mutable {
     const CheckpointContents written = std::move(copy);  // freed here, not when the future is destroyed
+    absl::Status status;
     try {
       const detail::ProfileStage stage("write a checkpoint");
-      return store_->save(step, written);
+      status = store_->save(step, written);
     } catch (...) {
-      return status_from_current_exception();
+      status = status_from_current_exception();
     }
+    is_writing_ = false;
+    written_seconds_ = written_seconds_ + seconds_since(*begun_);
+    return status;
   });
+}
+
+double BackgroundSaves::background_seconds() const {
+  const double ended = written_seconds_;
+  return is_writing_ ? ended + seconds_since(*begun_) : ended;
 }
 
 bool BackgroundSaves::has_ended() const {

@@ -3,6 +3,7 @@
 
 #include <absl/status/status.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <future>
@@ -41,6 +42,8 @@ class BackgroundSaves {
   int64_t step() const { return step_; }
   /// Returns whether the running save has succeeded or failed.
   bool has_ended() const;
+  /// Seconds in which saves were written in the background so far.
+  double background_seconds() const;
   /// Waits for the running save. All ranks return an error or none does: exit code 8 if another rank could not save.
   absl::Status finish();
 
@@ -55,6 +58,8 @@ class BackgroundSaves {
   std::optional<CheckpointStore> store_;
   int64_t step_ = -1;
   std::optional<TimePoint> begun_;  // of the last save
+  std::atomic<bool> is_writing_{false};
+  std::atomic<double> written_seconds_{0};  // of the saves that have ended
   detail::HostBuffer buffer_;
   std::future<absl::Status> written_;
 };

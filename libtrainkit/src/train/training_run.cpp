@@ -77,7 +77,7 @@ absl::StatusOr<TrainerResult> TrainingRun::operator()() {
   use_devices();
   TRAINKIT_RETURN_IF_ERROR(prepare());
   devices_.module()->train();
-  start_ = interval_start_ = Clock::now();
+  start_ = interval_start_ = reported_ = Clock::now();
   stop_.start();
   first_stats_ = loader_.stats();
   monitor_.emplace(loader_, monitor_sources(), options_.monitoring);
@@ -101,7 +101,7 @@ absl::StatusOr<TrainerResult> TrainingRun::operator()() {
       stop_.check_epochs();
     }
   }
-  result_.monitor = monitor_->stop();
+  result_.monitor = with_memory(monitor_->stop());
   TRAINKIT_RETURN_IF_ERROR(end());
   return std::move(result_);
 }
@@ -229,7 +229,9 @@ absl::Status TrainingRun::complete_step() {
   if (!options_.weight_unit.empty()) interval_weight_ += last_metrics_.world_weight;
   const int64_t step = ++progress_.step;
   progress_.weight_unit = step_.weight_unit();
-  if (real_memory_ && is_steady()) log_memory();
+  const bool measured = real_memory_ && is_steady();
+  if (measured) log_memory();
+  log_monitor(measured);
   if (step_.split() != progress_.split) TRAINKIT_RETURN_IF_ERROR(log_split());
   log_graphs();
   if (fit_.logger) {

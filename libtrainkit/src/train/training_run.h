@@ -85,6 +85,10 @@ class TrainingRun {
 
   void log_memory();
 
+  /// Passes the monitor's report to the logger, at most every few seconds unless `now`.
+  void log_monitor(bool now);
+  MonitorReport with_memory(MonitorReport report) const;
+
   /// Logs that a step ran out of memory and was retried in smaller parts.
   absl::Status log_split();
 
@@ -186,8 +190,10 @@ class TrainingRun {
   StepMetrics last_metrics_;
   bool averaged_ = false;  // last_metrics_ are averaged over the ranks
   Clock::time_point start_, interval_start_;
+  Clock::time_point reported_;  // the monitor, to the logger
   double pause_seconds_ = 0;
-  double save_seconds_ = 0;  // in which saves blocked training since the last record
+  double save_seconds_ = 0;        // in which saves blocked training since the last record
+  double background_seconds_ = 0;  // in which saves were written up to the last record
   int64_t interval_rows_ = 0;
   double interval_weight_ = 0;
   PrefetcherStats first_stats_;

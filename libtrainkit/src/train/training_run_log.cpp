@@ -53,6 +53,19 @@ void TrainingRun::log_memory() {
   fit_.logger->print(text);
 }
 
+MonitorReport TrainingRun::with_memory(MonitorReport report) const {
+  report.predicted_step_bytes = result_.predicted_memory_bytes;
+  report.real_step_bytes = result_.real_memory_bytes;
+  return report;
+}
+
+void TrainingRun::log_monitor(bool now) {
+  constexpr double kEvery = 5;  // seconds
+  if (!fit_.logger || (!now && seconds_since(reported_) < kEvery)) return;
+  reported_ = Clock::now();
+  fit_.logger->log_monitor(with_memory(monitor_->report()));
+}
+
 absl::Status TrainingRun::log_gpu_memory() {
   TRAINKIT_ASSIGN_OR_RETURN(const std::string line, describe_gpu_memory(devices_, group_));
   if (fit_.logger && !line.empty()) fit_.logger->print(line);
@@ -119,6 +132,10 @@ absl::Status TrainingRun::log_step() {
   }
   monitor_->append_values(record.values);
   if (save_seconds_ > 0) record.values.emplace_back("save_seconds", std::exchange(save_seconds_, 0));
+  const double background = saves_.background_seconds();
+  if (const double written = background - std::exchange(background_seconds_, background); written > 0) {
+    record.values.emplace_back("save_fraction", std::min(written / seconds, 1.0));
+  }
   const std::vector<at::Tensor>& lrs = optimizer_.device_group_lrs();
   if (lrs.empty()) record.lr = optimizer_.group_lrs();
   TRAINKIT_RETURN_IF_ERROR(add_gpus(record));

@@ -14,6 +14,8 @@
 
 namespace trainkit {
 
+struct MonitorReport;
+
 /// One logged event: measurements after `step` optimizer steps.
 struct LogRecord {
   /// Optimizer steps completed at the time of measurement.
@@ -70,6 +72,8 @@ class Logger {
   virtual void print(std::string_view line);
   /// Shows a row of a live table, whose first row is its heading. The default prints it.
   virtual void show_row(std::string_view row);
+  /// Reports what the monitor knows so far, every few seconds. Only run.json needs it.
+  virtual void log_monitor(const MonitorReport& report);
   /// Reports the current step, about ten times per second, for displays that move between records.
   virtual void tick(int64_t step);
 
@@ -136,6 +140,7 @@ class RunLogger final : public Logger {
   void log_text(const LogText& text) override;
   void print(std::string_view line) override;
   void show_row(std::string_view row) override;
+  void log_monitor(const MonitorReport& report) override;
   /// Stores the step with one relaxed atomic store.
   void tick(int64_t step) override;
 

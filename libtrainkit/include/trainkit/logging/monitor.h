@@ -121,6 +121,9 @@ struct MonitorReport {
   /// Peak host memory of this process, and peak memory in use on the GPUs, by any process.
   int64_t resident_bytes = 0;
   int64_t gpu_used_bytes = 0;
+  /// Memory of a step at its peak on a device, as planned and as measured. The Trainer knows it; 0: unknown.
+  int64_t predicted_step_bytes = 0;
+  int64_t real_step_bytes = 0;
   std::vector<Advice> advice = {};
 };
 

@@ -38,19 +38,27 @@ struct LossOutput {
   std::vector<std::pair<std::string, at::Tensor>> metrics = {};
 };
 
+class LossFunction;
+template <class F>
+LossFunction make_loss_function(F loss);
+
+namespace detail {
+template <class F>
+concept MayBeLoss = !std::is_same_v<std::decay_t<F>, LossFunction> &&
+                    (std::is_class_v<std::decay_t<F>> || std::is_pointer_v<std::decay_t<F>>);
+}  // namespace detail
+
 /// Wraps a differentiable loss of a model and a batch: a std::function with an id. TrainStep uses the id to detect that
-/// a captured step was recorded with another function.
+/// a captured step was recorded with another function. Any callable that make_loss_function accepts converts to it.
 class LossFunction {
  public:
   LossFunction() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): as std::function
   LossFunction(std::nullptr_t) {}
-  template <class F>
-  requires(!std::is_same_v<std::remove_cvref_t<F>, LossFunction> &&
-           std::is_invocable_r_v<LossOutput, std::decay_t<F>&, torch::nn::Module&, const Batch&>)
-      // NOLINTNEXTLINE(google-explicit-constructor): as std::function
-      LossFunction(F&& call)
-      : call_(std::forward<F>(call)), id_(next_id()) {}
+  /// As make_loss_function(call).
+  template <detail::MayBeLoss F>
+  // NOLINTNEXTLINE(google-explicit-constructor): as std::function
+  LossFunction(F&& call) : LossFunction(make_loss_function<std::decay_t<F>>(std::forward<F>(call))) {}
 
   /// A copy has its own state, so it gets a new id.
   LossFunction(const LossFunction& other) : call_(other.call_), id_(next_id()) {}
@@ -70,9 +78,13 @@ class LossFunction {
   uint64_t id() const { return id_; }
 
  private:
+  using Call = std::function<LossOutput(torch::nn::Module& model, const Batch& batch)>;
+  LossFunction(std::in_place_t, Call call) : call_(std::move(call)), id_(next_id()) {}
+  template <class F>
+  friend LossFunction make_loss_function(F loss);
   static uint64_t next_id();
 
-  std::function<LossOutput(torch::nn::Module& model, const Batch& batch)> call_;
+  Call call_;
   uint64_t id_ = 0;
 };
 
@@ -98,9 +110,9 @@ concept HasTypedParameters = requires {
 
 /// Makes a LossFunction from a callable whose first parameter is the user's own model type, as in
 ///   [](Classifier& model, const Batch& batch) { return cross_entropy(model->forward(batch["x"]), batch["y"]); }
-/// Classifier is a module holder (TORCH_MODULE) or a class derived from torch::nn::Module. Calling the LossFunction
-/// with a model of another type throws c10::TypeError. For a generic callable that works with any torch::nn::Module use
-/// LossFunction(callable).
+/// Classifier is a module holder (TORCH_MODULE), a class derived from torch::nn::Module, or torch::nn::Module itself
+/// for a loss of any model. Calling the LossFunction with a model of another type throws c10::TypeError. A mistake in
+/// the parameters or in the result is one compiler error that names the remedy.
 template <class F>
 LossFunction make_loss_function(F loss) {
   // Each mistake ends in one error: the other branches are not compiled then.
@@ -109,8 +121,10 @@ LossFunction make_loss_function(F loss) {
                   "a loss function names the type of its model instead of auto: "
                   "[](MyModel& model, const trainkit::Batch& batch) { ... }");
     return nullptr;
-  } else if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
+  } else if constexpr (std::is_same_v<F, LossFunction>) {
     return loss;
+  } else if constexpr (std::is_invocable_r_v<LossOutput, F&, torch::nn::Module&, const Batch&>) {
+    return LossFunction(std::in_place, std::move(loss));
   } else {
     using Model = typename decltype(detail::first_argument(std::declval<std::decay_t<F>>()))::type;
     if constexpr (!std::is_invocable_v<F&, Model&, const Batch&>) {
@@ -124,14 +138,16 @@ LossFunction make_loss_function(F loss) {
       return nullptr;
     } else if constexpr (std::is_base_of_v<torch::nn::Module, Model>) {
       // `auto&` instead of torch::nn::Module&: this header compiles without the definition of Module.
-      return [loss = std::move(loss)](auto& module, const Batch& batch) mutable -> LossOutput {
-        Model* model = module.template as<Model>();
-        TORCH_CHECK_TYPE(model, "the loss function is for another model than ", module.name());
-        return loss(*model, batch);
-      };
+      return LossFunction(std::in_place,
+                          [loss = std::move(loss)](auto& module, const Batch& batch) mutable -> LossOutput {
+                            Model* model = module.template as<Model>();
+                            TORCH_CHECK_TYPE(model, "the loss function is for another model than ", module.name());
+                            return loss(*model, batch);
+                          });
     } else {
       // The holder is created once per model and shares the module with the replicator.
-      return [loss = std::move(loss), holder = Model(nullptr)](auto& module, const Batch& batch) mutable -> LossOutput {
+      auto call = [loss = std::move(loss), holder = Model(nullptr)](auto& module,
+                                                                    const Batch& batch) mutable -> LossOutput {
         if (holder.is_empty() || holder.get() != &module) {
           auto typed = std::dynamic_pointer_cast<typename Model::ContainedType>(module.shared_from_this());
           TORCH_CHECK_TYPE(typed, "the loss function is for another model than ", module.name());
@@ -139,6 +155,7 @@ LossFunction make_loss_function(F loss) {
         }
         return loss(holder, batch);
       };
+      return LossFunction(std::in_place, std::move(call));
     }
   }
 }
