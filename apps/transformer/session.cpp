@@ -72,7 +72,7 @@ absl::Status check_documents(const Corpus& corpus) {
   for (const TokenizedText& text : corpus.texts) {
     if (end && count_tokens(text.tokens, 0, text.train_tokens, *end) > 0) return absl::OkStatus();
   }
-  return bad_text("data.documents", corpus.texts.front().path, "no document ends in the training text", "",
+  return bad_text("data.documents", corpus.texts.front().source, "no document ends in the training text", "",
                   "a .jsonl file, a folder of texts, or <|endoftext|> between documents",
                   "--allow_special_tokens parses <|endoftext|>; --no-pack_documents trains on the text as a whole");
 }

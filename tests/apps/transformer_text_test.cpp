@@ -250,6 +250,8 @@ TEST_CASE("A run on packed documents that is killed continues with the same bits
 TEST_CASE("Faulty texts and flags about them end with one line and no file", "[apps][transformer][text]") {
   const Place place;
   const std::string text = place.dir / "text.txt", lines = write(place.dir / "a.jsonl", "{\"body\": \"a\"}\n");
+  std::vector<std::string> long_windows = flags_for(place, "run", write(place.dir / "b.jsonl", json_lines("text", 1)));
+  set_flag(long_windows, "--block_size", "100000");
   struct Case {
     std::vector<std::string> flags;
     int code;
@@ -265,8 +267,7 @@ TEST_CASE("Faulty texts and flags about them end with one line and no file", "[a
       {flags_for(place, "run", text, {"--pack_documents"}), 4, "text.txt: no document ends in the training text"},
       {flags_for(place, "run", text, {"--pack_documents=x"}), 2, "--pack_documents"},
       {flags_for(place, "run", text, {"--optimizer", "x"}), 2, "--optimizer"},
-      {flags_for(place, "run", write(place.dir / "b.jsonl", json_lines("text", 1)), {"--block_size", "100000"}), 4,
-       "b.jsonl: the training part of the text is too short"},
+      {long_windows, 4, "b.jsonl: the training part of the text is too short"},
       {flags_for(place, "run", text + ":0"), 2, "--input: the weight of "},
       {flags_for(place, "run", text + ":-0.5"), 2, "--input: the weight of "},
       {flags_for(place, "run", place.dir / "none.txt:0.5"), 4, "none.txt: no such file"}};
