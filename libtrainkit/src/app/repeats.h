@@ -13,8 +13,8 @@
 namespace trainkit::detail {
 
 /// Writes summary.json of several runs to `output_dir`: mean and deviation of their scores and of their final
-/// and best metrics, sums of steps, epochs, seconds and bad samples, all warnings, and `runs`, the folder and the seed of
-/// each. Reads summary.json of each run, and returns its scores. Errors: exit code 5 (run.file) for a run without
+/// and best metrics, sums of steps, epochs, seconds and bad samples, all warnings, and `runs`, the folder and the seed
+/// of each. Reads summary.json of each run, and returns its scores. Errors: exit code 5 (run.file) for a run without
 /// summary.json, 6 if the disk fails.
 absl::StatusOr<std::vector<Metrics>> summarize_repeats(const std::string& output_dir,
                                                        const std::vector<std::pair<std::string, uint64_t>>& runs);
