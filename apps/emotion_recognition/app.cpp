@@ -98,8 +98,7 @@ std::string EmotionApp::describe_scores(const RunContext& context, const Trainer
   return describe_result(result, scores, tested_step_, context.run.output_dir);
 }
 
-absl::Status EmotionApp::finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) {
-  TRAINKIT_RETURN_IF_ERROR(write_repeats(run.output_dir, scores));
+absl::Status EmotionApp::finish_repeats(const RunOptions&, const std::vector<Metrics>& scores) {
   print_line("\n" + describe_folds(mean_and_deviation(scores), options_.folds));
   return absl::OkStatus();
 }

@@ -51,7 +51,7 @@ absl::Status RecommenderApp::check_options(const ConfigParser& parser, const Run
 absl::StatusOr<TrainingTask> RecommenderApp::open(RunContext& context) {
   const RunOptions& run = context.run;
   const Placement& placement = context.placement;
-  TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(run, options_, placement));
+  TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(run, options_));
   TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed training, session_->feed(Part::kTrain, run, placement));
   TRAINKIT_ASSIGN_OR_RETURN(const TripletFeed validation, session_->feed(Part::kValidation, run, placement));
   RunFacts description = session_->describe();

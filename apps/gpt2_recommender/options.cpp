@@ -233,6 +233,7 @@ void add_rec_flags(ConfigParser& parser, RecOptions& options) {
               "split",         "validation_share", "metric",          "model",         "embed_dim",   "n_layer",
               "n_head",        "n_embd",           "vocab_size",      "max_tokens",    "freeze_gpt2", "lora_rank",
               "lora_alpha",    "lora_targets",     "merge_lora"});
+  parser.fix({"sampled_negatives", "sampled_for", "validation_negatives"});  // protocol of the best epoch
 }
 
 void add_rec_presets(ConfigParser& parser) {

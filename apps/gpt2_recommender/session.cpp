@@ -10,6 +10,7 @@
 #include "gpt2_recommender/adapters.h"
 #include "gpt2_recommender/catalog.h"
 #include "gpt2_recommender/gpt2_model.h"
+#include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
 #include "trainkit/logging/format.h"
@@ -18,19 +19,14 @@
 namespace trainkit::rec {
 namespace {
 
-/// Returns the split of a run. A resumed run reads split.tsv; otherwise rank 0 writes it.
-absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions,
-                               const Placement& placement) {
+/// Returns the split of a run. A resumed run reads its split.tsv.
+absl::StatusOr<Split> split_of(const RunOptions& run, const RecOptions& options, const Interactions& interactions) {
   if (!run.resume.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
     const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
     if (std::filesystem::exists(saved)) return load_split(saved, interactions);
   }
-  TRAINKIT_ASSIGN_OR_RETURN(Split split, make_split(interactions, split_options(options, run.seed)));
-  if (placement.is_first() && !run.dry_run) {
-    TRAINKIT_RETURN_IF_ERROR(save_split(run.output_dir + "/" + kSplitFile, interactions, split));
-  }
-  return split;
+  return make_split(interactions, split_options(options, run.seed));
 }
 
 /// Makes GPT-2 with pretrained or random weights, and with adapters if --lora_rank is given.
@@ -84,7 +80,7 @@ std::shared_ptr<Recommender> make_recommender(const RecOptions& options, const I
           .embed_dim = options.embed_dim, .freeze_gpt2 = options.is_frozen(), .use_cache = options.is_cached()});
 }
 
-absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options, const Placement& placement) {
+absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& options) {
   Ratings ratings;
   if (options.plan_data.empty()) {
     TRAINKIT_ASSIGN_OR_RETURN(ratings, read_ratings(run.data_dir, ratings_options(options)));
@@ -97,9 +93,8 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const RecOptions& o
     ratings.notes.push_back(
         fmt::format("{} repeated events {}", repeats, interactions.count.empty() ? "left out" : "are trained too"));
   }
-  TRAINKIT_ASSIGN_OR_RETURN(Split split, first_rank_first(placement, "splitting the interactions", [&] {
-                              return split_of(run, options, interactions, placement);
-                            }));
+  TRAINKIT_RETURN_IF_ERROR(check_data(run, interactions.digest()));  // before the split of other data
+  TRAINKIT_ASSIGN_OR_RETURN(Split split, split_of(run, options, interactions));
   TRAINKIT_ASSIGN_OR_RETURN(Ranking validation,
                             Ranking::create(interactions, split, ranking_options(options, Part::kValidation)));
   TRAINKIT_ASSIGN_OR_RETURN(Ranking test, Ranking::create(interactions, split, ranking_options(options, Part::kTest)));
@@ -119,8 +114,6 @@ std::shared_ptr<Recommender> Session::create_model(const RecOptions& options) co
 
 absl::Status Session::save(const RunOptions& run) const {
   TRAINKIT_RETURN_IF_ERROR(save_catalog(run.output_dir + "/" + kCatalogFile, interactions_));
-  // A new run has written its split. A resumed one has read it, maybe from the folder of another run.
-  if (run.resume.empty()) return absl::OkStatus();
   return save_split(run.output_dir + "/" + kSplitFile, interactions_, split_);
 }
 

@@ -37,10 +37,10 @@ struct TripletFeed {
 /// Holds the data of a run and makes its models, losses and feeds.
 class Session {
  public:
-  /// Reads --data_dir, filters and splits the ratings. Rank 0 writes split.tsv; a resumed run reads it instead of
+  /// Reads --data_dir, filters and splits the ratings; a resumed run reads its split.tsv instead of
   /// splitting. Tokenises the texts for --model gpt2. Errors: those of read_ratings, filter_ratings, make_split,
   /// Ranking::create, metadata_tokenizer and parse_gpt2_config.
-  static absl::StatusOr<Session> open(const RunOptions& run, const RecOptions& options, const Placement& placement);
+  static absl::StatusOr<Session> open(const RunOptions& run, const RecOptions& options);
 
   const Interactions& interactions() const { return interactions_; }
   const Split& split() const { return split_; }

@@ -13,7 +13,7 @@ namespace trainkit::rec {
 /// Reads the users, items and interactions that the run's folder holds. Errors: exit code 5.
 absl::StatusOr<Interactions> open_catalog(const TrainedRun& run);
 
-/// Loads the model of the run and returns its vectors, on its device. Errors: exit code 5.
+/// Loads the model of the run and returns its vectors, on its device. Errors: exit code 5; 2 for several devices.
 absl::StatusOr<RankingVectors> load_vectors(const TrainedRun& run, const RecOptions& options,
                                             const Interactions& catalog);
 

@@ -52,7 +52,7 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
   if (!session_) {
     TRAINKIT_ASSIGN_OR_RETURN(session_, Session::open(context.parser, context.run, options_, context.placement));
   }
-  TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run, context.placement));
+  TRAINKIT_ASSIGN_OR_RETURN(split_, session_->split(context.run));
   const auto validation_set = session_->rows(split_.validation, /*augment=*/false);
   counts_ = std::make_shared<EvaluationCounts>(session_->scene().num_classes());
   return TrainingTask{.recipe = session_->recipe(context.run, context.placement, split_.train),
@@ -65,8 +65,9 @@ absl::StatusOr<TrainingTask> HsiApp::open(RunContext& context) {
 }
 
 absl::Status HsiApp::save(const RunOptions& run) const {
-  return save_trained_scene(run.output_dir + "/" + kTrainedSceneFile,
-                            trained_scene(session_->scene(), session_->preprocessing()));
+  const Scene& scene = session_->scene();
+  TRAINKIT_RETURN_IF_ERROR(save_split(run.output_dir + "/" + kSplitFile, split_, scene.height(), scene.width()));
+  return save_trained_scene(run.output_dir + "/" + kTrainedSceneFile, trained_scene(scene, session_->preprocessing()));
 }
 
 absl::Status HsiApp::on_evaluation(RunContext& context, int64_t, Metrics& metrics, DeviceReplicator&) {
@@ -94,8 +95,7 @@ std::string HsiApp::describe_scores(const RunContext&, const TrainerResult& resu
   return describe_result(result, scores, tested_step_);
 }
 
-absl::Status HsiApp::finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores) {
-  TRAINKIT_RETURN_IF_ERROR(write_repeats(run.output_dir, scores));
+absl::Status HsiApp::finish_repeats(const RunOptions&, const std::vector<Metrics>& scores) {
   print_line("\nmean and standard deviation of the runs: " + hsi::describe_scores(mean_and_deviation(scores)));
   return absl::OkStatus();
 }

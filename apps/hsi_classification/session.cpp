@@ -21,8 +21,6 @@
 namespace trainkit::hsi {
 namespace {
 
-constexpr char kSplitFile[] = "split.json";
-
 at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& labels) {
   const c10::NoGradGuard no_grad;
   return scores.argmax(1).eq(labels).to(at::kFloat).mean();
@@ -89,21 +87,13 @@ absl::StatusOr<Session> Session::open(const ConfigParser& parser, const RunOptio
   return Session(options, std::move(scene), std::move(preprocessing), std::move(feed), std::move(prepared));
 }
 
-absl::StatusOr<Split> Session::split(const RunOptions& run, const Placement& placement) const {
-  const auto make = [&]() -> absl::StatusOr<Split> {
-    const std::string path = run.output_dir + "/" + kSplitFile;
-    if (!run.resume.empty()) {
-      TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
-      const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
-      if (std::filesystem::exists(saved)) return load_split(saved, scene_.height(), scene_.width());
-    }
-    TRAINKIT_ASSIGN_OR_RETURN(Split made, make_split(scene_, split_options(options_, run.seed)));
-    if (placement.is_first() && !run.dry_run) {
-      TRAINKIT_RETURN_IF_ERROR(save_split(path, made, scene_.height(), scene_.width()));
-    }
-    return made;
-  };
-  return first_rank_first(placement, "splitting the scene", make);
+absl::StatusOr<Split> Session::split(const RunOptions& run) const {
+  if (!run.resume.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(const CheckpointPath checkpoint, resolve_checkpoint(run.resume, run.output_dir));
+    const std::string saved = checkpoint.run_folder() + "/" + kSplitFile;
+    if (std::filesystem::exists(saved)) return load_split(saved, scene_.height(), scene_.width());
+  }
+  return make_split(scene_, split_options(options_, run.seed));
 }
 
 double Session::leak(const Split& split) const {

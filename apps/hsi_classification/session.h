@@ -40,8 +40,8 @@ class Session {
   const HsiOptions& options() const { return options_; }
   HsiModelOptions model() const { return model_options(options_, feed_->bands(), scene_.num_classes()); }
 
-  /// Returns the split of a run. A resumed run reads its split.json; otherwise the first rank writes it.
-  absl::StatusOr<Split> split(const RunOptions& run, const Placement& placement) const;
+  /// Returns the split of a run. A resumed run reads its split.json.
+  absl::StatusOr<Split> split(const RunOptions& run) const;
   double leak(const Split& split) const;
 
   /// Returns the class 0 .. C-1 of each of `pixels` (n); -1 for unlabelled pixels.

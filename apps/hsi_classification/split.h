@@ -52,6 +52,9 @@ struct SplitOptions {
 /// Errors: exit code 2 (cli.value) for options out of range; 4 (data.split) for a file that does not fit the scene.
 absl::StatusOr<Split> make_split(const Scene& scene, const SplitOptions& options);
 
+/// Name of the split in a run's folder.
+inline constexpr char kSplitFile[] = "split.json";
+
 /// Writes a split as JSON (docs/formats/split.md), atomically.
 absl::Status save_split(const std::string& path, const Split& split, int64_t height, int64_t width);
 

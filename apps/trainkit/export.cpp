@@ -65,6 +65,16 @@ absl::StatusOr<std::string> trainer_of(const std::string& run) {
                     .hint = "ONNX needs the model: call export_onnx() in the program that defines it"});
 }
 
+absl::Status usage_error(const std::string& where, const std::string& field, const std::string& problem,
+                         const std::string& expected) {
+  return to_status({.exit_code = ExitCode::kUsage,
+                    .id = "cli.value",
+                    .where = where,
+                    .field = field,
+                    .problem = problem,
+                    .expected = expected});
+}
+
 /// Lets the trainer of the run write the file, since it alone knows the model.
 absl::StatusOr<int> export_to_onnx(const ConfigParser& parser, const std::string& source, const std::string& out,
                                    bool overwrite) {
@@ -128,7 +138,11 @@ absl::StatusOr<int> export_command(const Arguments& given) {
                       .problem = "file exists already",
                       .hint = "replace it with --overwrite"});
   }
-  if (format == Format::kOnnx) return export_to_onnx(parser, words[0], out, overwrite);
+  if (format == Format::kOnnx) {
+    if (!prefix.empty()) return usage_error("", "--prefix", "has no meaning for ONNX", "a run without --prefix");
+    if (!out.ends_with(".onnx")) return usage_error(out, "OUT", "is no name of an ONNX file", "OUT.onnx");
+    return export_to_onnx(parser, words[0], out, overwrite);
+  }
   TRAINKIT_ASSIGN_OR_RETURN(const NamedTensors tensors, read(words[0], prefix));
   TRAINKIT_RETURN_IF_ERROR(format == Format::kTorch ? save_torch_file(Fs::posix(), out, tensors)
                                                     : save_safetensors(Fs::posix(), out, tensors, {{"format", "pt"}}));

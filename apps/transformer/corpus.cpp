@@ -240,10 +240,10 @@ absl::StatusOr<Corpus> prepare_corpus(const CorpusOptions& options, const Tokeni
       text.train_tokens = static_cast<int64_t>(static_cast<double>(tokens) * (1.0 - options.validation_fraction));
       validation = tokens - text.train_tokens;
     }
-    TRAINKIT_RETURN_IF_ERROR(check_lengths(text.path, text.train_tokens, validation, options.block_size));
+    TRAINKIT_RETURN_IF_ERROR(check_lengths(text.source, text.train_tokens, validation, options.block_size));
   }
   if (corpus.validation) {
-    TRAINKIT_RETURN_IF_ERROR(check_lengths(corpus.validation->path, options.block_size + 1,
+    TRAINKIT_RETURN_IF_ERROR(check_lengths(corpus.validation->source, options.block_size + 1,
                                            corpus.validation->tokens.size(), options.block_size));
   }
   corpus.characters_per_token = characters_per_token(corpus);

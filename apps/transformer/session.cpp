@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
@@ -48,13 +49,30 @@ absl::StatusOr<TransformerConfig> config_from(const StateDict& state) {
   return config;
 }
 
+/// Files directly in a folder.
+std::set<std::filesystem::path> files_in(const std::string& folder) {
+  std::set<std::filesystem::path> files;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    files.insert(at->path());
+  }
+  return files;
+}
+
+void remove_new_files(const std::string& folder, const std::set<std::filesystem::path>& earlier) {
+  for (const std::filesystem::path& file : files_in(folder)) {
+    std::error_code ignored;
+    if (!earlier.contains(file)) std::filesystem::remove(file, ignored);
+  }
+}
+
 /// Checks that the training texts have documents.
 absl::Status check_documents(const Corpus& corpus) {
   const auto end = document_end_token(*corpus.tokenizer);
   for (const TokenizedText& text : corpus.texts) {
     if (end && count_tokens(text.tokens, 0, text.train_tokens, *end) > 0) return absl::OkStatus();
   }
-  return bad_text("data.documents", corpus.texts.front().path, "no document ends in the training text", "",
+  return bad_text("data.documents", corpus.texts.front().source, "no document ends in the training text", "",
                   "a .jsonl file, a folder of texts, or <|endoftext|> between documents",
                   "--allow_special_tokens parses <|endoftext|>; --no-pack_documents trains on the text as a whole");
 }
@@ -114,9 +132,16 @@ absl::StatusOr<Session> Session::open(const RunOptions& run, const TransformerOp
     corpus.prepared_dir = *temporary;
     corpus.check_digest = [&run](const std::string& digest) { return check_data(run, digest); };
   }
-  TRAINKIT_ASSIGN_OR_RETURN(Corpus prepared, prepare_corpus(corpus, tokenize_progress()));
-  if (options.pack_documents) TRAINKIT_RETURN_IF_ERROR(check_documents(prepared));
-  return Session(run, options, std::move(temporary), std::move(prepared));
+  // Neither does a new run that is refused: it removes the token files that it has written to its folder.
+  const bool owns_cache = corpus.cache_dir == run.output_dir && run.resume.empty();
+  const auto earlier = owns_cache ? files_in(run.output_dir) : std::set<std::filesystem::path>{};
+  auto prepared = prepare_corpus(corpus, tokenize_progress());
+  if (prepared.ok() && options.pack_documents) {
+    if (absl::Status checked = check_documents(*prepared); !checked.ok()) prepared = std::move(checked);
+  }
+  if (prepared.ok()) return Session(run, options, std::move(temporary), *std::move(prepared));
+  if (owns_cache) remove_new_files(run.output_dir, earlier);
+  return prepared.status();
 }
 
 std::string describe_findings(const TokenizedText& text, const TransformerOptions& options) {

@@ -1,14 +1,19 @@
 #pragma once
 /// A run that is continued from its folder alone.
 
+#include <ATen/ops/equal.h>
+
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "runs.h"
 #include "test_util.h"
+#include "trainkit/core/fs.h"
+#include "trainkit/io/safetensors.h"
 
 namespace trainkit::test {
 
@@ -30,6 +35,8 @@ struct Continued {
   std::string run, whole;
   /// A flag that a continued run cannot change, with another value.
   std::vector<std::string> fixed;
+  /// Replaces the data by other data of the same size.
+  std::function<void()> change_data;
 };
 
 /// Continues a run in the ways that a user would try; the folder changes only if the run really continues.
@@ -76,6 +83,46 @@ inline void check_continued(const Continued& test, const TempDir& dir) {
   CHECK_THAT(continued.output, Catch::Contains("changed max_steps: 6 -> 9 (--max_steps)"));
   REQUIRE(start(test.whole_flags).code == 0);
   CHECK(checkpoint_bytes(test.run, "00000009") == checkpoint_bytes(test.whole, "00000009"));
+
+  const auto whole_files = files_of(test.run);
+  test.change_data();
+  const Ended other = resume({"--max_steps", "12"});
+  CHECK(other.code == 4);
+  CHECK_THAT(other.errors, Catch::Contains("error[data.changed]") && Catch::Contains("was trained on other data"));
+  CHECK(files_of(test.run) == whole_files);
+}
+
+/// Tensors of a safetensors file whose names begin with `prefix`, without it.
+inline std::map<std::string, at::Tensor> tensors_of(const std::string& path, const std::string& prefix = "") {
+  std::map<std::string, at::Tensor> tensors;
+  const NamedTensors all = SafetensorsFile::open(path)->tensors().value();
+  for (const auto& [name, tensor] : all) {
+    if (name.starts_with(prefix)) tensors[name.substr(prefix.size())] = tensor;
+  }
+  return tensors;
+}
+
+/// Checks that the best weights of a run with --ema are the averages of its checkpoint, not the trained weights, and
+/// that `use`, which returns the output of a command on a run, computes with them. The checkpoint of the best step must
+/// exist.
+inline void check_average(const std::string& run, const std::function<std::string(const std::string& run)>& use) {
+  const std::string best = run + "/best.safetensors", step = SafetensorsFile::open(best)->metadata().at("step");
+  const std::string checkpoint = run + "/checkpoints/step-" + std::string(8 - step.size(), '0') + step;
+  const auto kept = tensors_of(best), averages = tensors_of(checkpoint + "/model.safetensors");
+  const auto trained = tensors_of(checkpoint + "/optimizer.safetensors", "live.");
+  REQUIRE(!trained.empty());
+  NamedTensors plain;
+  for (const auto& [name, tensor] : kept) {
+    INFO(name);
+    CHECK(at::equal(tensor, averages.at(name)));
+    plain.emplace_back(name, trained.contains(name) ? trained.at(name) : tensor);
+    if (trained.contains(name)) CHECK_FALSE(at::equal(tensor, trained.at(name)));
+  }
+  const std::string expected = use(run);
+  CHECK(use(checkpoint) == expected);
+  std::filesystem::copy(run, run + "-plain", std::filesystem::copy_options::recursive);
+  REQUIRE(save_safetensors(Fs::posix(), run + "-plain/best.safetensors", plain, {{"step", step}}).ok());
+  CHECK(use(run + "-plain") != expected);
 }
 
 }  // namespace trainkit::test

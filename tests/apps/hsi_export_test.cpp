@@ -75,4 +75,10 @@ TEST_CASE("export refuses a wrong command line and keeps an existing file", "[ap
   CHECK(read_text(out) == first);
   CHECK(run_to_end("trainkit", {"export", place.dir / "run", out, "--overwrite"}, place.dir.path().string()).code == 0);
   CHECK(read_text(out) == first);
+  const std::string same = place.dir / "same.onnx";
+  const Ended formatted =
+      run_to_end("trainkit", {"export", place.dir / "run", same, "--format", "onnx"}, place.dir.path().string());
+  INFO(formatted.errors);
+  CHECK(formatted.code == 0);
+  CHECK(read_text(same) == first);
 }

@@ -180,6 +180,8 @@ TEST_CASE("predict refuses bad input with one line and writes nothing", "[apps][
        4,
        "another number of bands than the training scene (got '9', expected 16)"},
       {{"predict", good, "--cube", place.dir / "scene.txt", "--out", out}, 2, "unsupported file type"},
+      {{"predict", good, "--cube", cube, "--out", "/proc/out"}, 6, "/proc/out"},
+      {{"predict", good, "--cube", cube, "--out", cube}, 6, "demo.mat"},
       {{"predikt", good}, 2, "did you mean predict?"}};
   for (const Case& bad : cases) {
     const Ended ended = run_hsi(place, bad.words);

@@ -143,6 +143,8 @@ TEST_CASE("A class without a validation pixel is a warning at the start and in t
   REQUIRE(ended.code == 0);
   CHECK_THAT(ended.output, Catch::Contains("warning: no validation pixel of class 2"));
   CHECK(summary_of(place, "b").at("warnings") == nlohmann::json{"no validation pixel of class 2"});
+  REQUIRE(run(place, place.flags("two", {"--split", place.dir / "split.json", "--repeats", "2"})).code == 0);
+  CHECK(summary_of(place, "two").at("warnings") == nlohmann::json{"no validation pixel of class 2"});
 }
 
 TEST_CASE("A scene whose label 0 is a class is learned, mapped and predicted with the names of the classes",
@@ -220,32 +222,6 @@ TEST_CASE("Both feed modes and any number of workers train the same weights", "[
   CHECK(with("loader0", {"--feed", "loader", "--num_workers", "0"}) == expected);
   CHECK(with("loader3", {"--feed", "loader", "--num_workers", "3"}) == expected);
   CHECK(with("plain", {"--feed", "device", "--no-augment"}) != expected);
-}
-
-TEST_CASE("Repeats run with different seeds and report their mean and standard deviation", "[apps][hsi]") {
-  const HsiPlace place;
-  const Ended ended = run(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1", "--overwrite"}));
-  INFO(ended.errors);
-  REQUIRE(ended.code == 0);
-  REQUIRE(run(place, place.flags("second", {"--seed", "6", "--epochs", "1"})).code == 0);
-  const double first = summary_of(place, "all/repeat-1").at("oa"), second = summary_of(place, "all/repeat-2").at("oa");
-  CHECK(second == summary_of(place, "second").at("oa").get<double>());
-  CHECK(read_text(place.dir / "all/repeat-1" + "/split.json") != read_text(place.dir / "all/repeat-2" + "/split.json"));
-  const auto all = summary_of(place, "all");
-  CHECK(all.at("oa").get<double>() == Approx((first + second) / 2));
-  CHECK(all.at("oa_std").get<double>() == Approx(std::abs(first - second) / std::sqrt(2)).margin(1e-12));
-  for (const char* name : {"aa", "kappa", "leak", "aa_std", "kappa_std", "leak_std"}) CHECK(all.contains(name));
-  CHECK(all.at("repeats") == 2);
-  CHECK_THAT(ended.output, Catch::Contains("mean and standard deviation of the runs: oa "));
-
-  // Finished repeats are left unchanged; only missing ones run.
-  fs::remove_all(place.dir / "all/repeat-2");
-  const auto before = fs::last_write_time(place.dir / "all/repeat-1/checkpoints/latest");
-  REQUIRE(
-      run(place, place.flags("all", {"--repeats", "2", "--seed", "5", "--epochs", "1", "--resume", "latest"})).code ==
-      0);
-  CHECK(fs::last_write_time(place.dir / "all/repeat-1/checkpoints/latest") == before);
-  CHECK(summary_of(place, "all").at("oa") == all.at("oa"));
 }
 
 TEST_CASE("Early stopping and the best step never use a test pixel", "[apps][hsi]") {
@@ -352,16 +328,23 @@ TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line
       {5, "error[", place.flags("e", {"--resume", "latest"})},
       {5, "demo.mat", place.flags("f", {"--init_from", demo})},
       {6, "error[", {"--cube", demo, "--gt", truth, "--output_dir", demo}},
+      {4, "missing.mat", place.flags("r", {"--repeats", "2", "--cube", place.dir / "missing.mat"})},
+      {2, "--output_dir: contains checkpoints", place.flags("taken", {"--repeats", "2"})},
   };
+  const std::string taken = folder_contents(place.dir / "taken");
   for (const Case& bad : cases) {
     const Ended ended = run(place, bad.flags);
     INFO(bad.text << "\n" << ended.errors);
     CHECK(ended.code == bad.code);
+    for (const char* name : {"a", "b", "c", "d", "e", "f", "n", "p", "r", "s", "t"}) {
+      CHECK(has_only_error(place.dir / name));
+    }
     CHECK(ended.errors.starts_with("trainkit: error["));
     CHECK(ended.errors.find(bad.text) != std::string::npos);
     CHECK(ended.errors.substr(0, ended.errors.find('\n')).size() <= 400);
     CHECK(std::count(ended.errors.begin(), ended.errors.end(), '\n') <= 2);
   }
+  CHECK(folder_contents(place.dir / "taken") == taken);
 }
 
 TEST_CASE("SIGTERM stops trainkit-hsi with a checkpoint and exit code 143; it resumes with its split", "[apps][hsi]") {

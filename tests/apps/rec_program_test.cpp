@@ -7,6 +7,8 @@
 #include <optional>
 #include <set>
 
+#include "gpt2_recommender/options.h"
+#include "presets.h"
 #include "rec_place.h"
 #include "trainkit/io/safetensors.h"
 
@@ -157,6 +159,31 @@ TEST_CASE("2048 rows per step are divided among the devices, and rows changed by
   CHECK(nlohmann::json::parse(plan({"--json"})).contains("protocol"));
 }
 
+TEST_CASE("The settings that --help lists for a preset of trainkit-gpt2rec are those that it gives", "[apps][rec]") {
+  const RecPlace place;
+  const std::pair<std::string, int> devices[] = {
+      {"over_8gib", 8}, {"4_to_8gib", 4}, {"under_4gib", 2}, {"gpt2_small", 8}};
+  std::vector<std::string> presets;
+  for (const auto& [preset, count] : devices) presets.push_back(preset);
+  for (const auto& [preset, count] : devices) {
+    RunOptions options;
+    RecOptions rec;
+    ConfigParser parser({.name = "trainkit-gpt2rec"});
+    set_run_defaults(options);
+    add_run_flags(parser, options);
+    add_rec_flags(parser, rec);
+    add_rec_presets(parser);
+    REQUIRE(parser.parse({"--preset", preset}).ok());
+    check_preset(parser, presets, preset);
+    // --print_config shows the rows of each device, as the run uses them.
+    const Ended config = run(place, {"--preset", preset, "--device", "cpu", "--print_config"});
+    INFO(config.output << config.errors);
+    REQUIRE(config.code == 0);
+    const int64_t rows = *options.global_batch_size / count;
+    CHECK_THAT(config.output, Catch::Contains("\nbatch_size: " + std::to_string(rows) + " "));
+  }
+}
+
 TEST_CASE("Every split, protocol, filter and strategy trains", "[apps][rec]") {
   const RecPlace place;
   for (const std::vector<std::string>& more : {std::vector<std::string>{"--split", "leave_one_out"},
@@ -285,6 +312,8 @@ TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one 
       {2, "--plan_data", {"--dry_run", "--plan_data", "60x 50x900"}},
       {2, "--plan_data", {"--dry_run", "--plan_data", "60x50x18446744073709552516"}},  // 900 + 2^64
       {4, "ratings are left", place.flags("a", {"--k_core", "1000"})},
+      {4, "absent", place.flags("a", {"--test_negatives", place.dir / "absent"})},
+      {4, "absent", place.flags("a", {"--validation_negatives", place.dir / "absent"})},
       {5, "error[", place.flags("e", {"--resume", "latest"})},
       {5, "error[", place.flags("f", {"--init_from", place.dir / "ml-1m/movies.dat"})},
       {5, "embedding",
@@ -295,6 +324,7 @@ TEST_CASE("Errors of trainkit-gpt2rec have the exit code of their class and one 
     const Ended ended = run(place, bad.flags);
     INFO(bad.text << "\n" << ended.errors);
     CHECK(ended.code == bad.code);
+    for (const char* name : {"a", "e", "f", "g"}) CHECK(has_only_error(place.dir / name));
     CHECK(ended.errors.starts_with("trainkit: error["));
     CHECK(ended.errors.find(bad.text) != std::string::npos);
     CHECK(ended.errors.substr(0, ended.errors.find('\n')).size() <= 400);

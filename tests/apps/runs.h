@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,16 @@ inline std::string folder_contents(const std::string& folder) {
   std::string all;
   for (const std::string& file : files) all += file + "\n" + read_text(file);
   return all;
+}
+
+/// Whether a run that could not start left no file in its folder, or only the documented ones about its error.
+inline bool has_only_error(const std::string& folder) {
+  std::set<std::string> names;
+  std::error_code ignored;  // no folder is no file
+  for (std::filesystem::recursive_directory_iterator at(folder, ignored), end; !ignored && at != end; ++at) {
+    names.insert(at->path().lexically_relative(folder).string());
+  }
+  return names.empty() || names == std::set<std::string>{"error.json", "report.html"};
 }
 
 inline std::string checkpoint_bytes(const std::string& folder, const std::string& step) {

@@ -54,6 +54,36 @@ TEST_CASE("evaluate on the validation text gives the trainer's validation loss",
   CHECK(folder_contents(place.dir / "run") == before);
 }
 
+TEST_CASE("trainkit-transformer keeps and uses the best weights when training makes them worse", "[apps][evaluate]") {
+  const Place place;
+  const std::string text = read_text(place.dir / "text.txt"), run = place.dir / "run";
+  write_text(place.dir / "validation.txt", text.substr(static_cast<size_t>(0.9 * static_cast<double>(text.size()))));
+  const auto start = [&](const std::vector<std::string>& words) {
+    const Ended ended = run_text(place, words);
+    INFO(ended.errors);
+    REQUIRE(ended.code == 0);
+    return ended.output;
+  };
+  const auto sample_of = [](const std::string& output) { return output.substr(output.find("\n--- text generated")); };
+  const auto summary = [&] { return nlohmann::json::parse(read_text(run + "/summary.json")); };
+  const std::string first = start(place.flags(
+      "run", {"--max_steps", "40", "--eval_every", "20", "--scheduler", "constant", "--warmup_steps", "0"}));
+  const auto before = summary();
+  const std::string second =
+      start({"--output_dir", run, "--resume", "latest", "--max_steps", "42", "--eval_every", "1", "--lr", "5"});
+  const auto after = summary();
+  CHECK(after.at("steps") == 42);
+  CHECK(after.at("best_step") == before.at("best_step"));
+  CHECK(sample_of(second) == sample_of(first));  // the text at the end of a run is the best weights'
+  const auto loss_of = [&](const std::string& weights) {
+    const std::string output = start({"evaluate", weights, "--input", place.dir / "validation.txt", "--device", "cpu"});
+    return number_after(output, "\nloss ");
+  };
+  CHECK(loss_of(run) == Approx(after.at("best").at("val_loss").get<double>()).margin(1e-6));
+  CHECK(loss_of(run + "/checkpoints") == Approx(after.at("final").at("val_loss").get<double>()).epsilon(1e-4));
+  CHECK(after.at("final").at("val_loss") > after.at("best").at("val_loss"));
+}
+
 TEST_CASE("evaluate counts the bytes of characters, and takes a folder of texts", "[apps][evaluate]") {
   const Place place;
   write_text(place.dir / "text.txt", read_text(place.dir / "text.txt") + std::string("\xc3\xa4\n"));

@@ -1,7 +1,4 @@
-#include <algorithm>
-#include <cstdlib>
-#include <sstream>
-
+#include "presets.h"
 #include "test_util.h"
 #include "transformer/options.h"
 
@@ -24,21 +21,7 @@ struct Parsed {
   }
 };
 
-constexpr const char* kPresets[] = {"small_gpu", "large_gpu", "shakespeare_char_cpu"};
-
-/// Returns the settings below "Presets:" of --help for one preset.
-Settings listed_settings(const std::string& help, const std::string& preset) {
-  std::istringstream words(help.substr(help.find("\nPresets:\n")));
-  Settings settings;
-  bool here = false;
-  for (std::string word, value; words >> word && word != "Use";) {
-    if (std::find(std::begin(kPresets), std::end(kPresets), word) != std::end(kPresets)) here = word == preset;
-    if (!here || !word.starts_with("--") || word.ends_with(':')) continue;
-    words >> value;
-    settings.emplace_back(word.substr(2), value);
-  }
-  return settings;
-}
+const std::vector<std::string> kPresets = {"small_gpu", "large_gpu", "shakespeare_char_cpu"};
 
 }  // namespace
 
@@ -110,18 +93,11 @@ TEST_CASE("Presets equal the guide's and nanoGPT's", "[apps][transformer_options
 }
 
 TEST_CASE("The settings that --help lists for a preset are those that it gives", "[apps][transformer_options]") {
-  for (const char* preset : kPresets) {
+  for (const std::string& preset : kPresets) {
     for (const bool cuda : {false, true}) {
       Parsed p({"--preset", preset});
       p.parser.set_defaults(device_defaults(cuda), cuda ? "cuda" : "cpu");
-      const Settings used = p.parser.settings(), listed = listed_settings(p.parser.help(), preset);
-      CHECK(listed.size() >= 3);
-      for (const auto& [name, value] : listed) {
-        const auto found = std::find_if(used.begin(), used.end(), [&](const auto& s) { return s.first == name; });
-        REQUIRE(found != used.end());
-        INFO(preset << " --" << name << " " << value << ", used: " << found->second);
-        CHECK((found->second == value || std::atof(found->second.c_str()) == std::stod(value)));
-      }
+      test::check_preset(p.parser, kPresets, preset);
     }
   }
 }

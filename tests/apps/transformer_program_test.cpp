@@ -259,6 +259,24 @@ TEST_CASE("config.yaml of a run gives the same run again", "[apps][transformer]"
   CHECK(losses(place.dir / "run") == losses(place.dir / "again"));
 }
 
+TEST_CASE("--print_config shows the warm-up that a short run uses", "[apps][transformer]") {
+  const Place place;
+  const auto warmup = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {"--print_config", "--device", "cpu"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Ended ended = run(place, flags);
+    REQUIRE(ended.code == 0);
+    return std::stoi(ended.output.substr(ended.output.find("\nwarmup_steps: ") + 15));
+  };
+  CHECK(warmup({"--preset", "shakespeare_char_cpu", "--max_steps", "300"}) == 30);
+  CHECK(warmup({"--max_steps", "300"}) == 30);
+  CHECK(warmup({"--max_steps", "300", "--warmup_steps", "100"}) == 100);
+  CHECK(warmup({"--preset", "shakespeare_char_cpu"}) == 100);
+  REQUIRE(run(place, place.flags("run", {"--max_steps", "30"})).code == 0);
+  CHECK_THAT(read_text(place.dir / "run/config.yaml"), Catch::Contains("\nwarmup_steps: 3 "));
+  CHECK(warmup({"--max_steps", "30"}) == 3);
+}
+
 TEST_CASE("A dry run checks everything and writes nothing", "[apps][transformer]") {
   const Place place;
   const Ended ended = run(place, place.flags("run", {"--dry_run"}));
@@ -418,6 +436,7 @@ TEST_CASE("Errors have the exit code of their class and one line", "[apps][trans
     const Ended ended = run(place, flags);
     INFO(bad.text << "\n" << ended.errors);
     CHECK(ended.code == bad.code);
+    for (const char* name : {"a", "b", "c", "d", "e", "g", "h", "q", "r"}) CHECK(has_only_error(place.dir / name));
     CHECK(ended.errors.starts_with("trainkit: error["));
     CHECK(ended.errors.find(bad.text) != std::string::npos);
     const std::string line = ended.errors.substr(0, ended.errors.find('\n'));

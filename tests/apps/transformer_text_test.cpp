@@ -12,7 +12,7 @@ using namespace trainkit::test;
 
 namespace {
 
-Ended run(const Place& place, const std::vector<std::string>& flags) {
+Ended run_texts(const Place& place, const std::vector<std::string>& flags) {
   return run_to_end("trainkit-transformer", flags, place.dir.path().string());
 }
 
@@ -58,16 +58,16 @@ TEST_CASE("A run trains on a field of JSON lines, continues on them, and refuses
           "[apps][transformer][text]") {
   const Place place;
   const std::string file = write(place.dir / "a.jsonl", json_lines("body", 1));
-  const Ended first = run(place, flags_for(place, "run", file, {"--jsonl_field", "body", "--max_steps", "4"}));
+  const Ended first = run_texts(place, flags_for(place, "run", file, {"--jsonl_field", "body", "--max_steps", "4"}));
   INFO(first.output << first.errors);
   REQUIRE(first.code == 0);
   const auto resume = [&] {
-    return run(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--max_steps", "6"});
+    return run_texts(place, {"--output_dir", place.dir / "run", "--resume", "latest", "--max_steps", "6"});
   };
   const Ended again = resume();
   INFO(again.errors);
   CHECK(again.code == 0);
-  const Ended scored = run(place, {"evaluate", place.dir / "run", "--input", file});
+  const Ended scored = run_texts(place, {"evaluate", place.dir / "run", "--input", file});
   INFO(scored.output << scored.errors);
   CHECK(scored.code == 0);
   const auto files = files_of(place.dir / "run");
@@ -86,12 +86,13 @@ TEST_CASE("A run reports the CRLF line ends of its text, or converts them and eq
   int64_t lines = 0;
   for (const char c : text) crlf += c == '\n' ? ++lines, "\r\n" : std::string(1, c);
   const std::string file = write(place.dir / "crlf.txt", crlf), count = std::to_string(lines) + " CRLF line ends ";
-  const Ended kept = run(place, flags_for(place, "kept", file, {"--dry_run"}));
+  const Ended kept = run_texts(place, flags_for(place, "kept", file, {"--dry_run"}));
   INFO(kept.output << kept.errors);
   CHECK_THAT(kept.output, Catch::Contains(count + "(--normalize_newlines converts them)"));
-  const Ended converted = run(place, flags_for(place, "converted", file, {"--normalize_newlines", "--max_steps", "4"}));
+  const Ended converted =
+      run_texts(place, flags_for(place, "converted", file, {"--normalize_newlines", "--max_steps", "4"}));
   CHECK_THAT(converted.output, Catch::Contains(count + "converted to LF"));
-  const Ended plain = run(place, place.flags("plain", {"--max_steps", "4"}));
+  const Ended plain = run_texts(place, place.flags("plain", {"--max_steps", "4"}));
   CHECK_THAT(plain.output, !Catch::Contains("CRLF"));
   CHECK(losses(place.dir / "converted") == losses(place.dir / "plain"));
   CHECK(read_text(place.dir / "converted/tokenizer.json") == read_text(place.dir / "plain/tokenizer.json"));
@@ -101,7 +102,7 @@ TEST_CASE("A validation text is scored in the run, by evaluate, and checked when
           "[apps][transformer][text]") {
   const Place place;
   const std::string other = write(place.dir / "val.txt", demo_text(3'000, 5)), folder = place.dir / "run";
-  const Ended first = run(place, place.flags("run", {"--validation_input", other, "--max_steps", "4"}));
+  const Ended first = run_texts(place, place.flags("run", {"--validation_input", other, "--max_steps", "4"}));
   INFO(first.output << first.errors);
   REQUIRE(first.code == 0);
   CHECK_THAT(first.output, Catch::Contains("val.txt: ") && !Catch::Contains("tokens are for validation"));
@@ -109,7 +110,7 @@ TEST_CASE("A validation text is scored in the run, by evaluate, and checked when
   for (const std::vector<std::string>& input : {std::vector<std::string>{}, {"--input", other}}) {
     std::vector<std::string> words = {"evaluate", folder};
     words.insert(words.end(), input.begin(), input.end());
-    const Ended scored = run(place, words);
+    const Ended scored = run_texts(place, words);
     INFO(scored.output << scored.errors);
     REQUIRE(scored.code == 0);
     const size_t at = scored.output.find("\nloss ");
@@ -117,7 +118,9 @@ TEST_CASE("A validation text is scored in the run, by evaluate, and checked when
     CHECK(std::stod(scored.output.substr(at + 6)) == Approx(loss).margin(1e-6));
   }
   const auto files = files_of(folder);
-  const auto resume = [&] { return run(place, {"--output_dir", folder, "--resume", "latest", "--max_steps", "6"}); };
+  const auto resume = [&] {
+    return run_texts(place, {"--output_dir", folder, "--resume", "latest", "--max_steps", "6"});
+  };
   write(other, demo_text(3'000, 6));
   const Ended refused = resume();
   CHECK(refused.code == 4);
@@ -132,13 +135,13 @@ TEST_CASE("--eval_max_rows shortens the evaluations of a run, and evaluate only 
   const Place place;
   const std::string other = write(place.dir / "val.txt", demo_text(3'000, 5));
   const Ended first =
-      run(place, place.flags("run", {"--validation_input", other, "--max_steps", "2", "--eval_max_rows", "7"}));
+      run_texts(place, place.flags("run", {"--validation_input", other, "--max_steps", "2", "--eval_max_rows", "7"}));
   INFO(first.output << first.errors);
   REQUIRE(first.code == 0);
   CHECK_THAT(first.output, Catch::Contains("7 windows, evenly spaced"));
   const auto evaluate = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"evaluate", place.dir / "run"});
-    const Ended scored = run(place, more);
+    const Ended scored = run_texts(place, more);
     INFO(scored.output << scored.errors);
     REQUIRE(scored.code == 0);
     return scored.output;
@@ -151,7 +154,7 @@ TEST_CASE("--eval_max_rows shortens the evaluations of a run, and evaluate only 
 
 TEST_CASE("Inputs are mixed by weight, and the run reports their shares", "[apps][transformer][text]") {
   const Place place;
-  const Ended ended = run(place, mixed_flags(place, "run", {"--epochs", "2", "--eval_every", "0"}));
+  const Ended ended = run_texts(place, mixed_flags(place, "run", {"--epochs", "2", "--eval_every", "0"}));
   INFO(ended.output << ended.errors);
   REQUIRE(ended.code == 0);
   CHECK_THAT(ended.output, Catch::Contains("a.txt 70.") && Catch::Contains("passes per epoch"));
@@ -176,7 +179,7 @@ TEST_CASE("A mixture does not depend on workers, and replicas share its rows", "
     set_flag(flags, "--dropout", "0");
     set_flag(flags, "--batch_size", "6");
     for (size_t i = 0; i < more.size(); i += 2) set_flag(flags, more[i], more[i + 1]);
-    const Ended ended = run(place, flags);
+    const Ended ended = run_texts(place, flags);
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
     return losses(place.dir / name);
@@ -212,14 +215,14 @@ TEST_CASE("A run packs documents, and evaluate gives its validation loss", "[app
     set_flag(flags, "--dropout", "0");
     set_flag(flags, "--max_steps", "12");
     for (size_t i = 0; i < more.size(); i += 2) set_flag(flags, more[i], more[i + 1]);
-    const Ended ended = run(place, flags);
+    const Ended ended = run_texts(place, flags);
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
     CHECK_THAT(ended.output, Catch::Contains("of the positions have a target"));
     return losses(place.dir / name);
   };
   const auto first = trained("run", {});
-  const Ended scored = run(place, {"evaluate", place.dir / "run"});
+  const Ended scored = run_texts(place, {"evaluate", place.dir / "run"});
   INFO(scored.output << scored.errors);
   REQUIRE(scored.code == 0);
   CHECK(std::stod(scored.output.substr(scored.output.find("\nloss ") + 6)) ==
@@ -247,6 +250,8 @@ TEST_CASE("A run on packed documents that is killed continues with the same bits
 TEST_CASE("Faulty texts and flags about them end with one line and no file", "[apps][transformer][text]") {
   const Place place;
   const std::string text = place.dir / "text.txt", lines = write(place.dir / "a.jsonl", "{\"body\": \"a\"}\n");
+  std::vector<std::string> long_windows = flags_for(place, "run", write(place.dir / "b.jsonl", json_lines("text", 1)));
+  set_flag(long_windows, "--block_size", "100000");
   struct Case {
     std::vector<std::string> flags;
     int code;
@@ -261,21 +266,23 @@ TEST_CASE("Faulty texts and flags about them end with one line and no file", "[a
       {flags_for(place, "run", text, {"--validation_input", place.dir / "none.txt"}), 4, "none.txt: no such file"},
       {flags_for(place, "run", text, {"--pack_documents"}), 4, "text.txt: no document ends in the training text"},
       {flags_for(place, "run", text, {"--pack_documents=x"}), 2, "--pack_documents"},
+      {flags_for(place, "run", text, {"--optimizer", "x"}), 2, "--optimizer"},
+      {long_windows, 4, "b.jsonl: the training part of the text is too short"},
       {flags_for(place, "run", text + ":0"), 2, "--input: the weight of "},
       {flags_for(place, "run", text + ":-0.5"), 2, "--input: the weight of "},
       {flags_for(place, "run", place.dir / "none.txt:0.5"), 4, "none.txt: no such file"}};
   for (const Case& bad : cases) {
-    const Ended ended = run(place, bad.flags);
+    const Ended ended = run_texts(place, bad.flags);
     INFO(bad.problem << "\n" << ended.errors);
     CHECK(ended.code == bad.code);
     CHECK(ended.errors.starts_with("trainkit: error["));
     CHECK_THAT(ended.errors, Catch::Contains(bad.problem));
-    CHECK_FALSE(std::filesystem::exists(place.dir / "run/checkpoints"));
+    CHECK(has_only_error(place.dir / "run"));
   }
   std::vector<std::string> mixed = place.flags("run");
   mixed[1] = text + ":0.5";
   mixed.insert(mixed.begin() + 2, text);
-  const Ended some = run(place, mixed);
+  const Ended some = run_texts(place, mixed);
   CHECK(some.code == 2);
   CHECK_THAT(some.errors, Catch::Contains("only some inputs have a weight"));
 }

@@ -98,6 +98,30 @@ TEST_CASE("export writes a checkpoint's weights in either format, and converts a
   CHECK(Tool(dir, {"export", dir / "run/checkpoints/latest", dir / "latest.pt"}).code == 0);
 }
 
+TEST_CASE("export refuses an ONNX file that it cannot write, by name") {
+  TempDir dir;
+  save_checkpoint(dir);
+  std::ofstream(dir / "run/config.yaml") << "# trainkit-transformer 0.1.0\n";
+  const struct {
+    std::vector<std::string> words;
+    const char* says;
+  } rows[] = {{{dir / "run", dir / "a.onnx"}, "error[onnx.operator] "},
+              {{dir / "run", dir / "a.onnx"}, "trainkit-transformer cannot be written as ONNX"},
+              {{dir / "run/checkpoints/latest", dir / "a.onnx", "--format", "onnx"}, "trainkit-transformer cannot be"},
+              {{dir / "run", dir / "a.bin", "--format", "onnx"}, "a.bin: OUT: is no name of an ONNX file"},
+              {{dir / "run", dir / "a.onnx", "--prefix", "ema"}, "--prefix: has no meaning for ONNX"}};
+  for (const auto& row : rows) {
+    std::vector<std::string> words = row.words;
+    words.insert(words.begin(), "export");
+    const Tool tool(dir, words);
+    CAPTURE(row.words, tool.errors);
+    CHECK(tool.code == 2);
+    CHECK_THAT(tool.errors, Catch::Contains(row.says));
+    CHECK_FALSE(std::filesystem::exists(dir / "a.onnx"));
+    CHECK_FALSE(std::filesystem::exists(dir / "a.bin"));
+  }
+}
+
 TEST_CASE("inspect and export report errors with their exit codes") {
   TempDir dir;
   const std::string evil = dir / "evil.pt";

@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 #include <torch/utils.h>
 
+#include <filesystem>
+
 #include "app/command_line.h"
+#include "app/repeats.h"
 #include "app/resume.h"
 #include "logging/report.h"
 #include "logging/run_file.h"
@@ -58,14 +61,21 @@ void print_report_error(const absl::Status& written) {
   if (!written.ok()) print_line("warning: no report.html: " + error_line(written));
 }
 
+/// Writes the settings of several runs to their common folder, from which --resume continues them.
+absl::Status save_common_settings(const ConfigParser& parser, const std::string& output_dir) {
+  return write_file_atomically(Fs::posix(), output_dir + "/config.yaml", parser.to_yaml());
+}
+
 /// The parts of one run that belong together, made in order.
 class AppRun {
  public:
-  AppRun(App& app, RunContext& context, ProgramState& program)
-      : app_(app), context_(context), run_(context.run), program_(program) {}
+  /// `all` has the common settings of several runs.
+  AppRun(App& app, RunContext& context, const RunOptions& all, ProgramState& program)
+      : app_(app), context_(context), run_(context.run), all_(all), program_(program) {}
 
-  /// Runs one training. `memory` is planned by the first of several repeats. `scores` stay empty after a signal.
-  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, Metrics& scores) {
+  /// Runs one training, or sets `was_finished` for a resumed run that has ended. `memory` is planned by the first of
+  /// several repeats.
+  absl::StatusOr<int> train(std::optional<MemoryPlan>& memory, bool& was_finished) {
     torch::manual_seed(run_.seed);
     TRAINKIT_ASSIGN_OR_RETURN(task_, app_.open(context_));
     fill_in_defaults(task_, context_);
@@ -84,12 +94,8 @@ class AppRun {
     TRAINKIT_RETURN_IF_ERROR(make_replicas());
     TRAINKIT_ASSIGN_OR_RETURN(Trainer trainer, make_trainer(*memory));
     if (run_.dry_run) return 0;
-    TRAINKIT_ASSIGN_OR_RETURN(const bool finished, is_finished());
-    if (finished) {
-      context_.print("\nthe run in " + run_.output_dir + " is finished; to continue it, raise --epochs or --max_steps");
-      return 0;
-    }
-    return fit_and_test(trainer, scores);
+    TRAINKIT_ASSIGN_OR_RETURN(was_finished, is_finished());
+    return was_finished ? 0 : fit_and_test(trainer);
   }
 
  private:
@@ -137,17 +143,21 @@ class AppRun {
     return trainer;
   }
 
-  /// Whether nothing is left to do, on all ranks. The scores of several repeats are combined, so each is tested again.
+  /// Whether nothing is left to do, on all ranks, and says so.
   absl::StatusOr<bool> is_finished() {
-    const bool finished = app_.repeats() == 1 && detail::is_finished(run_, settings_, loader_->batches_per_epoch());
+    const std::string end = detail::describe_end(run_, settings_, loader_->batches_per_epoch());
+    bool finished = !end.empty();
     ProcessGroup* group = context_.placement.group.get();
-    if (!group || run_.resume.empty()) return finished;
-    const at::Tensor unfinished = at::full({1}, finished ? 0.0 : 1.0, at::kDouble);
-    TRAINKIT_RETURN_IF_ERROR(group->all_reduce_max(unfinished, "whether the run is finished"));
-    return unfinished.item<double>() == 0;
+    if (group && !run_.resume.empty()) {
+      const at::Tensor unfinished = at::full({1}, finished ? 0.0 : 1.0, at::kDouble);
+      TRAINKIT_RETURN_IF_ERROR(group->all_reduce_max(unfinished, "whether the run is finished"));
+      finished = unfinished.item<double>() == 0;
+    }
+    if (finished) context_.print("\n" + end);
+    return finished;
   }
 
-  absl::StatusOr<int> fit_and_test(Trainer& trainer, Metrics& scores) {
+  absl::StatusOr<int> fit_and_test(Trainer& trainer) {
     absl::Status evaluated;
     const auto on_evaluation = [&](int64_t step, Metrics& metrics) { evaluated.Update(evaluate(step, metrics)); };
     TRAINKIT_ASSIGN_OR_RETURN(const TrainerResult result,
@@ -161,7 +171,7 @@ class AppRun {
     if (validation_) folder_->add_bad_samples("validation", validation_->bad_samples());
     const TrainedModel trained{*devices_, result, settings_.precision, folder_->logger(), best_ ? &*best_ : nullptr,
                                *folder_};
-    TRAINKIT_ASSIGN_OR_RETURN(scores, app_.test(context_, trained));
+    TRAINKIT_ASSIGN_OR_RETURN(const Metrics scores, app_.test(context_, trained));
     TRAINKIT_ASSIGN_OR_RETURN(const int code, folder_->finish(result, scores, warnings_of(task_.description)));
     context_.print(describe_time(result) + "\n" + app_.describe_scores(context_, result, scores) + "loss curve " +
                    run_.output_dir + "/loss.svg\nreport     " + run_.output_dir + "/report.html" +
@@ -176,6 +186,10 @@ class AppRun {
   absl::StatusOr<Logger*> open_folder() {
     program_.output_dir = run_.output_dir;
     const bool is_first = context_.placement.is_first();
+    if (app_.repeats() > 1 && is_first) {
+      TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_));
+      TRAINKIT_RETURN_IF_ERROR(save_common_settings(context_.parser, all_.output_dir));
+    }
     TRAINKIT_ASSIGN_OR_RETURN(folder_, RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
     if (is_first) {
       TRAINKIT_RETURN_IF_ERROR(app_.save(run_));
@@ -205,6 +219,7 @@ class AppRun {
   App& app_;
   RunContext& context_;
   RunOptions& run_;
+  const RunOptions& all_;
   ProgramState& program_;
   TrainingTask task_;
   std::unique_ptr<Prefetcher> loader_, validation_;
@@ -215,38 +230,56 @@ class AppRun {
   RunFacts facts_;
 };
 
+/// Creates the folder of a run, and checks those of repeats, which are created when their training starts.
+absl::Status prepare_folders(const App& app, const ConfigParser& parser, const RunOptions& run) {
+  TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, run));
+  for (int64_t i = 0; app.repeats() > 1 && i < app.repeats(); ++i) {
+    RunOptions repeat = app.repeat_of(run, i);
+    repeat.dry_run = true;
+    TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, repeat));
+  }
+  return absl::OkStatus();
+}
+
+/// Writes the summary and the report of several runs, on rank 0, unless all had ended before.
+absl::Status finish_repeats(App& app, const RunOptions& run, bool were_finished) {
+  if (were_finished && std::filesystem::exists(run.output_dir + "/summary.json")) {
+    print_line(fmt::format("\nall {} runs in {} are finished", app.repeats(), run.output_dir));
+    return absl::OkStatus();
+  }
+  std::vector<std::pair<std::string, uint64_t>> runs;
+  for (int64_t i = 0; i < app.repeats(); ++i) {
+    const RunOptions repeat = app.repeat_of(run, i);
+    runs.emplace_back(repeat.output_dir, repeat.seed);
+  }
+  TRAINKIT_ASSIGN_OR_RETURN(const std::vector<Metrics> scores, detail::summarize_repeats(run.output_dir, runs));
+  TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, scores));
+  print_report_error(detail::write_report(run.output_dir));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& run, const MachineInfo& machine,
                               ProgramState& program) {
   RunOptions first = app.repeat_of(run, 0);
   TRAINKIT_ASSIGN_OR_RETURN(Placement placement, place_run(parser, first, machine, program));
-  if (placement.is_first()) {
-    for (int64_t i = 0; i < app.repeats(); ++i) {
-      TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(parser, app.repeat_of(run, i)));
-    }
-    // A resume that fails leaves the run's folder as it is.
-    if (!run.dry_run && run.resume.empty()) program.output_dir = run.output_dir;
-  }
-  // The folder of several repeats has their common settings, from which --resume continues them.
-  if (app.repeats() > 1 && placement.is_first() && !run.dry_run && run.resume.empty()) {
-    TRAINKIT_RETURN_IF_ERROR(write_file_atomically(Fs::posix(), run.output_dir + "/config.yaml", parser.to_yaml()));
-  }
+  if (placement.is_first()) TRAINKIT_RETURN_IF_ERROR(prepare_folders(app, parser, run));
   at::globalContext().setBenchmarkCuDNN(run.cudnn_benchmark);
   share_processors(run, placement.plan, machine, app.read_cost());
-  std::vector<Metrics> results;
   std::optional<MemoryPlan> memory;
+  bool were_finished = true;
   for (int64_t i = 0; i < app.repeats(); ++i) {
+    // A resume that fails leaves the run's folder as it is.
+    const bool reports_errors = placement.is_first() && !run.dry_run && run.resume.empty();
+    program.output_dir = reports_errors ? run.output_dir : "";
     RunOptions repeat = app.repeat_of(run, i);
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.
     RunContext context{parser, app.repeats() > 1 ? repeat : run, machine, placement, i};
-    Metrics scores;
-    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, program).train(memory, scores));
+    bool was_finished = false;
+    TRAINKIT_ASSIGN_OR_RETURN(const int code, AppRun(app, context, run, program).train(memory, was_finished));
     if (code != 0 || run.dry_run) return code;
-    results.push_back(std::move(scores));
+    were_finished &= was_finished;
   }
-  if (app.repeats() > 1 && placement.is_first()) {
-    TRAINKIT_RETURN_IF_ERROR(app.finish_repeats(run, results));
-    print_report_error(detail::write_report(run.output_dir));
-  }
+  if (app.repeats() > 1 && placement.is_first()) TRAINKIT_RETURN_IF_ERROR(finish_repeats(app, run, were_finished));
   return 0;
 }
 
@@ -283,6 +316,9 @@ absl::StatusOr<int> run(int argc, const char* const* argv, App& app, ProgramStat
   TRAINKIT_ASSIGN_OR_RETURN(const at::Device device, resolve_device(parser, run, machine));
   set_device_defaults(device);
   if (request == Request::kPrintConfig) {
+    // The values that a run uses, as far as they do not depend on its data.
+    app.resolve_options(parser, run, machine).IgnoreError();
+    if (run.max_steps > 0) shorten_warmup(parser, run, run.max_steps);
     print_line(parser.text(request));
     return 0;
   }

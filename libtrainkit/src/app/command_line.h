@@ -3,6 +3,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@ absl::StatusOr<std::optional<int>> run_command(const std::vector<AppCommand>& co
 
 /// Lets each command print its part of the script of --completion, which is among `words`.
 void complete_commands(const std::vector<AppCommand>& commands, const std::vector<std::string>& words);
+
+/// Shortens a default warm-up to a tenth of a run of `total_steps` steps. One that the user has set is kept.
+void shorten_warmup(const ConfigParser& parser, RunOptions& run, int64_t total_steps);
 
 /// Adds the version, and the headings and the most used of the shared flags, to the description of a program.
 ProgramInfo shared_help(ProgramInfo program);

@@ -2,11 +2,11 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include "logging/report_data.h"
+#include "logging/run_file.h"
 #include "trainkit/app/app.h"
 #include "trainkit/core/error.h"
-#include "trainkit/core/fs.h"
 #include "trainkit/core/state_dict.h"
 #include "trainkit/core/status.h"
 #include "trainkit/train/checkpoint.h"
@@ -17,21 +17,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kDataKey[] = "config.data";
+constexpr char kBadEvaluationsKey[] = "trainer.bad_evaluations";
 
 /// Returns the configuration file of a run folder; "" if it has none.
 std::string config_of(const std::string& folder) {
   std::error_code ignored;
   const fs::path file = fs::path(folder) / "config.yaml";
   return fs::is_regular_file(file, ignored) ? file.string() : "";
-}
-
-/// Reads summary.json of a run; nullopt if there is none that can be read.
-std::optional<nlohmann::json> read_summary(const std::string& folder) {
-  constexpr int64_t kMostBytes = 16 << 20;
-  const auto text = Fs::posix().read_file(folder + "/summary.json", kMostBytes);
-  if (!text.ok()) return std::nullopt;
-  nlohmann::json summary = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  return summary.is_object() ? std::optional(std::move(summary)) : std::nullopt;
 }
 
 }  // namespace
@@ -75,18 +67,24 @@ RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run) {
   return facts;
 }
 
-bool is_finished(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch) {
-  if (run.resume.empty()) return false;
+std::string describe_end(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch) {
+  if (run.resume.empty()) return "";
   const auto checkpoint = resolve_checkpoint(run.resume, run.output_dir);
   if (!checkpoint.ok() || fs::weakly_canonical(checkpoint->run_folder()) != fs::weakly_canonical(run.output_dir)) {
-    return false;
+    return "";
   }
-  const auto summary = read_summary(run.output_dir);
-  if (!summary || summary->value("exit_code", -1) != 0 || summary->value("steps", int64_t{-1}) != checkpoint->step) {
-    return false;
-  }
+  const auto summary = read_json_file(run.output_dir + "/summary.json");
+  const auto step = static_cast<double>(checkpoint->step);
+  if (number_at(summary, "exit_code", -1) != 0 || number_at(summary, "steps", -1) != step) return "";
   const int64_t planned = planned_steps(batches_per_epoch, options);
-  return planned > 0 && checkpoint->step >= planned;
+  if (planned > 0 && checkpoint->step >= planned) {
+    return "the run in " + run.output_dir + " is finished; to continue it, raise --epochs or --max_steps";
+  }
+  const bool stopped = text_at(summary, "exit_reason") == to_string(ExitReason::kEarlyStopping);
+  const auto state = load_checkpoint_state(*checkpoint);
+  const auto bad = state.ok() ? get_state<int64_t>(*state, kBadEvaluationsKey) : state.status();
+  if (!stopped || !bad.ok() || options.early_stopping == 0 || *bad < options.early_stopping) return "";
+  return "the run in " + run.output_dir + " is finished by early stopping; to continue it, raise --early_stopping";
 }
 
 }  // namespace detail

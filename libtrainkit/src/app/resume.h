@@ -16,7 +16,8 @@ void continue_with_own_settings(ConfigParser& parser, const RunOptions& run);
 /// Describes the checkpoint of --resume and each setting that differs from the run's; empty without --resume.
 RunFacts describe_resume(const ConfigParser& parser, const RunOptions& run);
 
-/// Whether --resume names a run that reached the end given by `options` and has its summary: nothing is left to do.
-bool is_finished(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch);
+/// Returns a line for a --resume that has nothing left to do: the run reached the end given by `options` and has its
+/// summary. Otherwise "".
+std::string describe_end(const RunOptions& run, const TrainerOptions& options, int64_t batches_per_epoch);
 
 }  // namespace trainkit::detail

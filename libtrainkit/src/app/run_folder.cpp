@@ -11,6 +11,7 @@
 #include <map>
 #include <numeric>
 
+#include "app/command_line.h"
 #include "core/waiting_threads.h"
 #include "logging/run_file.h"
 #include "logging/run_log.h"
@@ -101,6 +102,14 @@ int share_processors(const RunOptions& run, const DevicePlan& plan, const Machin
   return threads;
 }
 
+void shorten_warmup(const ConfigParser& parser, RunOptions& run, int64_t total_steps) {
+  const std::string source = parser.source("warmup_steps");
+  const bool is_of_run = !parser.is_given("warmup_steps") && !parser.is_default("warmup_steps");  // that it continues
+  if (source.starts_with("default") || source.starts_with("preset") || (is_of_run && run.warmup_steps >= total_steps)) {
+    run.warmup_steps = std::min(run.warmup_steps, total_steps / 10);
+  }
+}
+
 absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOptions& run, const Placement& placement,
                                                const Prefetcher& loader, double min_lr_factor) {
   TrainerOptions options{.max_epochs = run.epochs,
@@ -133,12 +142,8 @@ absl::StatusOr<TrainerOptions> trainer_options(const ConfigParser& parser, RunOp
   const int64_t total_steps = planned_steps(loader.batches_per_epoch(), options);
   const bool plateau = run.scheduler == "plateau";
   if (plateau) options.plateau = PlateauOptions{.factor = run.factor, .patience = run.patience};
-  // A warm-up set by the user is kept; a default one takes at most a tenth of a short run.
-  const std::string source = parser.source("warmup_steps");
-  const bool is_of_run = !parser.is_given("warmup_steps") && !parser.is_default("warmup_steps");  // that it continues
-  if (source.starts_with("default") || source.starts_with("preset") || (is_of_run && run.warmup_steps >= total_steps)) {
-    run.warmup_steps = std::min(run.warmup_steps, total_steps / 10);
-  } else if (run.warmup_steps >= total_steps) {
+  shorten_warmup(parser, run, total_steps);
+  if (run.warmup_steps > 0 && run.warmup_steps >= total_steps) {
     return parser.invalid("warmup_steps", "leaves no steps for the schedule",
                           "below the " + std::to_string(total_steps) + " steps of the run");
   }
@@ -242,12 +247,6 @@ Metrics mean_and_deviation(const std::vector<Metrics>& runs) {
     all[name + "_std"] = list.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
   }
   return all;
-}
-
-absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs) {
-  Metrics all = mean_and_deviation(runs);
-  all["repeats"] = static_cast<double>(runs.size());
-  return write_summary(output_dir, {.scores = {all.begin(), all.end()}, .versions = library_versions()});
 }
 
 void log_test(Logger& logger, const TrainerResult& result, const Metrics& scores, const std::string& table) {

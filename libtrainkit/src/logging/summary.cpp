@@ -62,6 +62,9 @@ std::string to_json(const RunSummary& summary) {
     place[detail::escape_name(dot == name.npos ? name : name.substr(dot + 1))] = number(score);
   }
   for (const std::string& warning : summary.warnings) json["warnings"].push_back(format_text(warning));
+  for (const auto& [folder, seed] : summary.runs) {
+    json["runs"].push_back({{"folder", format_text(folder)}, {"seed", seed}});
+  }
   for (const auto& [name, version] : summary.versions) json["versions"][escape_text(name)] = format_text(version);
   return json.dump(2) + "\n";
 }

@@ -185,7 +185,7 @@ class App {
                                       const Metrics& scores) const;
   /// Prints more after the last lines, on rank 0, after a run that no signal stopped.
   virtual absl::Status finish(RunContext& context, const TrainedModel& trained);
-  /// Combines the scores of several repeats, on rank 0.
+  /// Prints the scores of several repeats, on rank 0. summary.json has their mean_and_deviation.
   virtual absl::Status finish_repeats(const RunOptions& run, const std::vector<Metrics>& scores);
 };
 
@@ -303,9 +303,6 @@ RunOptions in_own_folder(const RunOptions& run, const std::string& name);
 /// Returns mean and sample standard deviation (divisor n - 1) of each metric of several runs: "oa" and "oa_std", ... A
 /// metric that a run lacks, the recall of a class without test pixels, is averaged over the other runs.
 Metrics mean_and_deviation(const std::vector<Metrics>& runs);
-
-/// Writes summary.json of several runs: mean_and_deviation of their scores, and "repeats". Errors: exit code 6.
-absl::Status write_repeats(const std::string& output_dir, const std::vector<Metrics>& runs);
 
 /// Checks that the run to continue was trained on data with this digest (TrainingTask::data_digest). OK without
 /// --resume, and if one of the digests is unknown. run_app() calls it after App::open. A trainer whose open() writes

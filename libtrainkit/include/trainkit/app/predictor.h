@@ -53,6 +53,9 @@ struct PredictorOptions {
 
 /// A trained model in evaluation mode, on one or more devices. Computes no gradients and writes no files.
 ///
+/// Preprocessing belongs to the caller: to the data set, which the loader's workers read, or to the function given to
+/// run(), which runs on the model's device.
+///
 ///   auto predictor = Predictor::open("runs/a", [] { return Classifier(64, 10); }, {.loader = {.batch_size = 256}});
 ///   predictor->run(rows, [](Classifier& model, const Batch& batch) { return model->forward(batch["x"]); },
 ///                  [&](const Batch& batch, const at::Tensor& output) { ...; return absl::OkStatus(); });

@@ -43,6 +43,8 @@ struct RunSummary {
   std::vector<std::pair<std::string, double>> scores = {};
   /// Warnings at the start of the run, such as classes that a part of the data lacks.
   std::vector<std::string> warnings = {};
+  /// Folder and seed of each run, in the summary of several runs.
+  std::vector<std::pair<std::string, uint64_t>> runs = {};
   /// {"trainkit", "0.1.0"}, {"libtorch", "2.11.0"}, ...
   std::map<std::string, std::string> versions = {};
 };

@@ -1,0 +1,22 @@
+#pragma once
+/// Summarises several runs of a trainer: repeats with different seeds, or folds.
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainkit/train/evaluate.h"
+
+namespace trainkit::detail {
+
+/// Writes summary.json of several runs to `output_dir`: mean and deviation of their scores and of their final
+/// and best metrics, sums of steps, epochs, seconds and bad samples, all warnings, and `runs`, the folder and the seed
+/// of each. Reads summary.json of each run, and returns its scores. Errors: exit code 5 (run.file) for a run without
+/// summary.json, 6 if the disk fails.
+absl::StatusOr<std::vector<Metrics>> summarize_repeats(const std::string& output_dir,
+                                                       const std::vector<std::pair<std::string, uint64_t>>& runs);
+
+}  // namespace trainkit::detail
