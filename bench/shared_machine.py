@@ -3,8 +3,8 @@
 
     bench/shared_machine.py [--steps N] [--repeats N]
 
-Trains a small pixel classifier (trainkit-hsi) and a small Transformer with 0, 1 and 2 other processes that use a
-processor each: with the default, with LibTorch's usual waiting (GOMP_SPINCOUNT), and with one thread. Prints the median
+Trains a small pixel classifier (trainkit-hsi), a small Transformer and the README's program with 0, 1 and 2 other
+processes that use a processor each: with the default, with LibTorch's usual waiting (GOMP_SPINCOUNT), and with one thread. Prints the median
 seconds of each run. Run nothing else on the machine. Needs `./dev build`.
 """
 
@@ -21,7 +21,7 @@ BIN = pathlib.Path(__file__).resolve().parents[1] / "build/bin"
 WAYS = {
     "default": {},
     "threads that poll": {"GOMP_SPINCOUNT": "300000"},  # libgomp's own default
-    "--threads 1": {"OMP_NUM_THREADS": "1"},
+    "1 thread": {"OMP_NUM_THREADS": "1"},
 }
 
 
@@ -50,6 +50,7 @@ def main():
                         "--no-write_maps", *shared],
             "Transformer": [BIN / "trainkit-transformer", "--input", "text", "--hidden_dim", "64", "--n_layers", "2",
                             "--n_heads", "2", "--block_size", "32", "--batch_size", "8", "--sample_tokens", "1", *shared],
+            "README program": [BIN / "example_readme"],
         }
         print("| other busy processes | program | " + " | ".join(WAYS) + " |")
         print("|---|---|" + "---|" * len(WAYS))

@@ -28,8 +28,8 @@ struct Gpt2RecommenderOptions {
 /// hidden states over the tokens of its text, and W a linear layer to embed_dim. The MLP has two linear layers with a
 /// ReLU between them; users and items have separate MLPs. The score of a pair is the inner product of its vectors.
 ///
-/// The MLP's last layer starts at zero. The division by embed_dim makes a step of Adam move the text's part about as far
-/// as an embedding: each output sums embed_dim inputs, and every weight moves by about lr (the output multiplier of
+/// The MLP's last layer starts at zero. The division by embed_dim makes a step of Adam move the text's part about as
+/// far as an embedding: each output sums embed_dim inputs, and every weight moves by about lr (the output multiplier of
 /// Yang et al. 2022, arXiv:2203.03466). Without it the texts fit the training pairs before the embeddings do.
 ///
 /// Cache mode (use_cache): h of all texts is computed once per device. See Note [Cache of GPT-2's output].

@@ -2,9 +2,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <set>
 #include <thread>
 
+#include "distributed/failure_detector.h"
+#include "distributed/rendezvous.h"
 #include "distributed/step_consensus.h"
 #include "rank_threads.h"
 #include "test_util.h"
@@ -88,6 +91,28 @@ TEST_CASE("A rank that leaves tells the waiting ranks its reason", "[distributed
     CHECK_THAT(texts[static_cast<size_t>(rank)],
                Catch::StartsWith("error[dist.peer] rank 2 left: the disk is full at step 7 in allreduce(test) after "));
   }
+}
+
+TEST_CASE("A rank that meets the others only to leave tells those that still connect its reason",
+          "[distributed][process_group]") {
+  const int port = free_port();
+  constexpr std::chrono::milliseconds kTimeout{1000};
+  std::promise<void> reported;
+  std::thread leaver([&, ended = reported.get_future()] {
+    const LaunchEnvironment launch = launch_of(1, 2, port);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    auto store = trainkit::detail::open_store(launch, ProcessGroupOptions().bind, deadline, kTimeout);
+    if (!store.ok() || !trainkit::detail::join(**store, launch, deadline, kTimeout).ok()) return;
+    trainkit::detail::FailureDetector(*std::move(store), 1, 2).leave("the disk is full");
+    ended.wait();
+  });
+  const auto group = ProcessGroup::create(launch_of(0, 2, port), {.timeout = kTimeout});
+  reported.set_value();
+  leaver.join();
+  REQUIRE(!group.ok());
+  CHECK(exit_code(group.status()) == ExitCode::kDistributed);
+  CHECK_THAT(text_of(group.status()),
+             Catch::StartsWith("error[dist.peer] rank 1 left: the disk is full at step 0 in connecting after "));
 }
 
 TEST_CASE("Missing ranks are reported at the timeout", "[distributed][process_group]") {

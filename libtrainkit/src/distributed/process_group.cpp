@@ -132,9 +132,25 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 // aborts NCCL. Without this the destructor would wait for kernels that never end.
 
 ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions options_,
-                         c10::intrusive_ptr<c10d::Store> store, const std::string& address)
+                         c10::intrusive_ptr<c10d::Store> store)
     : rank(launch.rank), world_size(launch.world_size), options(std::move(options_)), store_(std::move(store)) {
   failure_detector_ = std::make_unique<detail::FailureDetector>(store_, rank, world_size);
+}
+
+absl::Status ProcessGroup::Impl::connect(const std::string& address) {
+  const auto started = Clock::now();
+  try {
+    make_backends(address);
+    return absl::OkStatus();
+  } catch (const c10::ValueError&) {
+    throw;
+  } catch (const std::exception& error) {
+    // Another rank has met us, maybe only to say why it ends (notify_ranks() in program.cpp), and has left again.
+    return failure("connecting", started, error.what());
+  }
+}
+
+void ProcessGroup::Impl::make_backends(const std::string& address) {
   shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);
   const int size = static_cast<int>(world_size);
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
@@ -223,8 +239,9 @@ absl::StatusOr<std::shared_ptr<ProcessGroup>> ProcessGroup::create(const LaunchE
   TRAINKIT_ASSIGN_OR_RETURN(auto store, detail::open_store(launch, options.bind, deadline, options.timeout));
   TRAINKIT_RETURN_IF_ERROR(detail::join(*store, launch, deadline, options.timeout));
   store->setTimeout(options.timeout);
-  return std::shared_ptr<ProcessGroup>(
-      new ProcessGroup(std::make_unique<Impl>(launch, options, std::move(store), address)));
+  auto impl = std::make_unique<Impl>(launch, options, std::move(store));
+  TRAINKIT_RETURN_IF_ERROR(impl->connect(address));
+  return std::shared_ptr<ProcessGroup>(new ProcessGroup(std::move(impl)));
 } catch (const c10::ValueError&) {
   return status_from_current_exception();
 } catch (...) {

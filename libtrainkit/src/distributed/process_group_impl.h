@@ -21,9 +21,11 @@ class ProcessGroup::Impl {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Impl(const LaunchEnvironment& launch, ProcessGroupOptions options, c10::intrusive_ptr<c10d::Store> store,
-       const std::string& address);
+  Impl(const LaunchEnvironment& launch, ProcessGroupOptions options, c10::intrusive_ptr<c10d::Store> store);
   ~Impl();
+
+  /// Connects the ranks; this one listens at `address`. Errors: exit code 8, which names a rank that has left.
+  absl::Status connect(const std::string& address);
 
   /// Process group of the Reducer.
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return c10d_; }
@@ -51,6 +53,8 @@ class ProcessGroup::Impl {
   detail::FailureDetector& failure_detector() { return *failure_detector_; }
 
  private:
+  void make_backends(const std::string& address);
+
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<detail::FailureDetector> failure_detector_;
   std::unique_ptr<detail::SharedMemory> shared_memory_;  // or null
