@@ -83,13 +83,8 @@ TEST_CASE("An error with exit code 0 or an unknown one is not OK and keeps its f
 
 TEST_CASE("An error keeps every byte of its fields", "[core][error]") {
   const std::string bytes("a\n\0\xff\\n\"\x1b", 8);
-  const auto error = error_of(to_status({.id = bytes,
-                                         .where = bytes,
-                                         .field = "",
-                                         .problem = bytes,
-                                         .got = "\n",
-                                         .expected = bytes,
-                                         .hint = "\n\n"}));
+  const auto error = error_of(to_status(
+      {.id = bytes, .where = bytes, .field = "", .problem = bytes, .got = "\n", .expected = bytes, .hint = "\n\n"}));
   REQUIRE(error);
   for (const std::string& field : {error->id, error->where, error->problem, error->expected}) CHECK(field == bytes);
   CHECK(error->field.empty());
