@@ -9,9 +9,8 @@ target_compile_options(trainkit_flags INTERFACE -fPIC -Wall -Wextra $<$<BOOL:${T
 target_compile_definitions(trainkit_flags INTERFACE NDEBUG $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
 target_link_libraries(trainkit_flags INTERFACE fmt::fmt-header-only)  # precompiled headers contain its macro
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  # In unity builds GCC takes an included source for a header. -Wno-stringop-overflow: false warnings of GCC 12 about
-  # "text" + std::string() (GCC bug 105651).
-  target_compile_options(trainkit_flags INTERFACE -Wno-subobject-linkage -Wno-stringop-overflow)
+  # In unity builds GCC takes an included source for a header.
+  target_compile_options(trainkit_flags INTERFACE -Wno-subobject-linkage)
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   # -Wno-psabi: vectors are passed only to inlined functions. -fno-pch-timestamp lets ccache cache precompiled headers.

@@ -172,7 +172,7 @@ class ConsoleProgress::Impl {
   std::string table_lines() const {
     const auto room = static_cast<size_t>(std::max(columns() - 1, 1));
     std::string text;
-    for (const std::string& row : table_) text += "\r" + row.substr(0, room) + "\x1b[K\n";
+    for (const std::string& row : table_) text += fmt::format("\r{}\x1b[K\n", row.substr(0, room));
     return text;
   }
 

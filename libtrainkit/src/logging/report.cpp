@@ -72,7 +72,7 @@ absl::StatusOr<std::string> report_csv(const std::vector<std::string>& folders) 
   for (size_t i = 0; i < runs.size(); ++i) {
     text += csv_field(compared.names[i]);
     for (const auto* rows : {&compared.outcome, &compared.settings}) {
-      for (const ComparedRow& row : *rows) text += "," + csv_field(row.values[i]);
+      for (const ComparedRow& row : *rows) text.append(1, ',').append(csv_field(row.values[i]));
     }
     text += "\n";
   }
