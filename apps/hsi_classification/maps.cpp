@@ -143,7 +143,6 @@ namespace {
 
 /// A map with 0: no true class, 1: correct, 2: wrong; and its legend.
 std::pair<at::Tensor, std::vector<LegendEntry>> errors_of(const at::Tensor& predicted, const at::Tensor& truth) {
-  // 0: no true class, 1: correct, 2: wrong
   const at::Tensor map = truth.ne(0).to(at::kLong) + truth.ne(0).logical_and(predicted.ne(truth)).to(at::kLong);
   const bool has_unlabelled = truth.eq(0).any().item<bool>();
   return {map, {{has_unlabelled ? "unlabelled" : "", {}}, {"correct", {200, 200, 200}}, {"wrong", {230, 25, 75}}}};

@@ -32,8 +32,8 @@ std::string help(const std::vector<Command>& commands) {
       .words = "COMMAND"};
   program.remark =
       "trainkit --version prints the versions. trainkit --completion bash prints a script that completes command "
-      "lines; "
-      "also for zsh. trainkit --cmake_prefix prints CMAKE_PREFIX_PATH for a project that uses the installed library.";
+      "lines; also for zsh. trainkit --cmake_prefix prints CMAKE_PREFIX_PATH for a project that uses the installed "
+      "library.";
   for (const Command& command : commands) program.commands.emplace_back(command.name, command.summary);
   return detail::command_help(program);
 }

@@ -7,8 +7,8 @@
 
 // Note [Late CUDA]
 // ~~~~~~~~~~~~~~~~
-// libtorch_cuda.so takes half of the time and three fifths of the memory of a program's start (0.2 s and 230 MiB on a
-// machine without a GPU). LibTorch's CMake package links it into every program. trainkit_late_cuda() of
+// libtorch_cuda.so takes half of the time and three fifths of the memory of a program's start (0.16 s and 222 MiB on
+// a machine without a GPU). LibTorch's CMake package links it into every program. trainkit_late_cuda() of
 // TrainkitTargets.cmake removes it from the list of libraries that the loader opens at the start of our programs. On a
 // machine with NVIDIA's driver a constructor loads it before main(), so that LibTorch finds its CUDA operations when it
 // looks for them first. Without the driver nothing can call it.
