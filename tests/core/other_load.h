@@ -20,7 +20,7 @@ class OtherLoad {
       const pid_t child = fork();
       if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        for (volatile int i = 0;; i = i + 1) continue;
+        for (;;) asm volatile("");
       }
       REQUIRE(child > 0);
       children_.push_back(child);
