@@ -202,7 +202,7 @@ TEST_CASE("A run on a mixture that is killed at any moment continues with the sa
                 mixed_flags(place, "", {"--max_steps", "300", "--save_every", "20", "--eval_every", "100"}), place.dir,
                 {.count = 3});
   verify_resume("trainkit-transformer", mixed_flags(place, "", {"--max_steps", "60", "--save_every", "20"}), place.dir,
-                {.count = 1, .ranks = 3});
+                Interruptions{.count = 1, .ranks = 3});
 }
 
 TEST_CASE("A run packs documents, and evaluate gives its validation loss", "[apps][transformer][text]") {
