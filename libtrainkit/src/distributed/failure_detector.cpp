@@ -50,7 +50,8 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
 // request to the store therefore runs in a thread that can be abandoned (`run_with_timeout`), and such threads share
 // ownership of State. `store_mutex` serialises the main client because a store client allows one thread at a time; the
 // answering thread has its own clone. At exit rank 0 keeps the store for up to kLinger, until the other ranks have set
-// gone/<rank>.
+// gone/<rank>. If it leaves with a reason, they do not leave: it gives them its reason as the verdict and keeps the store
+// until they have read it, for they notice the broken connection only after the store's end.
 
 struct FailureDetector::State {
   State(c10::intrusive_ptr<c10d::Store> store_, int64_t rank_, int64_t world_size_)
@@ -60,6 +61,7 @@ struct FailureDetector::State {
   void answer(c10d::Store& own_store, const std::string& call);
   std::string ask(milliseconds patience);
   void deregister(bool in_order);
+  void announce_leave();
   std::string key(const char* name, int64_t of_rank) const { return std::string(name) + "/" + std::to_string(of_rank); }
 
   c10::intrusive_ptr<c10d::Store> store;  // client of the asking thread
@@ -120,6 +122,7 @@ void FailureDetector::State::deregister(bool in_order) {
   const std::lock_guard lock(store_mutex);
   try {
     store->set(key("call", rank), std::string("stop"));
+    if (!in_order && rank == 0) announce_leave();
     // The store ends with rank 0, and other ranks may still be about to leave.
     const auto deadline = Clock::now() + kLinger;
     for (int64_t other = 1; in_order && rank == 0 && other < world_size; ++other) {
@@ -127,6 +130,14 @@ void FailureDetector::State::deregister(bool in_order) {
     }
   } catch (...) {  // the store is gone, which also ends the thread's wait
   }
+}
+
+/// Gives the other ranks the reason why rank 0, which holds the store, leaves. An earlier verdict stays.
+void FailureDetector::State::announce_leave() {
+  store->compareSet("verdict", std::string(), "rank 0 left: " + store->get_to_str(key("left", 0)));
+  for (int64_t other = 1; other < world_size; ++other) store->set(key("call", other), std::string("answer"));
+  const auto deadline = Clock::now() + kLinger;
+  while (store->add("verdict_seen", 0) < world_size - 1 && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
 }
 
 void FailureDetector::set_position(std::string position) {
