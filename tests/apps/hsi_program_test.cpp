@@ -330,6 +330,10 @@ TEST_CASE("Errors of trainkit-hsi have the exit code of their class and one line
       {6, "error[", {"--cube", demo, "--gt", truth, "--output_dir", demo}},
       {4, "missing.mat", place.flags("r", {"--repeats", "2", "--cube", place.dir / "missing.mat"})},
       {2, "--output_dir: contains checkpoints", place.flags("taken", {"--repeats", "2"})},
+      // A run that cannot start leaves the earlier one that it would replace.
+      {4, "no batch", place.flags("taken", {"--overwrite", "--batch_size", "100000", "--drop_last"})},
+      {4, "missing.mat", place.flags("taken", {"--overwrite", "--cube", place.dir / "missing.mat"})},
+      {4, "missing.mat", place.flags("taken", {"--overwrite", "--repeats", "2", "--cube", place.dir / "missing.mat"})},
   };
   const std::string taken = folder_contents(place.dir / "taken");
   for (const Case& bad : cases) {

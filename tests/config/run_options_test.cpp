@@ -345,7 +345,10 @@ TEST_CASE("--overwrite removes the earlier run and nothing else", "[config][run_
     write(run + "/" + name, "x");
   }
   std::filesystem::create_directory_symlink(outside, run + "/checkpoints/step-00000050");
-  REQUIRE(start_in(run, {"--overwrite"}).ok());
+  Program program;
+  REQUIRE(program.start({"--output_dir=" + run, "--overwrite"}).ok());
+  CHECK(std::filesystem::exists(run + "/results/scores.json"));  // until the new run begins
+  REQUIRE(remove_earlier_run(program.run).ok());
   std::vector<std::string> left;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(run)) {
     left.push_back(std::filesystem::relative(entry.path(), run).string());
@@ -360,7 +363,9 @@ TEST_CASE("A dry run writes nothing", "[config][run_options]") {
   make_checkpoint(folder / "old");
   CHECK(start_in(folder / "new", {"--dry_run"}).ok());
   CHECK_FALSE(std::filesystem::exists(folder / "new"));
-  CHECK(start_in(folder / "old", {"--dry_run", "--overwrite"}).ok());
+  Program program;
+  CHECK(program.start({"--output_dir=" + (folder / "old"), "--dry_run", "--overwrite"}).ok());
+  CHECK(remove_earlier_run(program.run).ok());
   CHECK(std::filesystem::exists(folder / "old/checkpoints/step-00000040"));
 }
 

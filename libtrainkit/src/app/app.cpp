@@ -186,8 +186,10 @@ class AppRun {
   absl::StatusOr<Logger*> open_folder() {
     program_.output_dir = run_.output_dir;
     const bool is_first = context_.placement.is_first();
+    if (is_first && context_.repeat == 0) TRAINKIT_RETURN_IF_ERROR(remove_earlier_run(all_));
     if (app_.repeats() > 1 && is_first) {
       TRAINKIT_RETURN_IF_ERROR(prepare_output_dir(context_.parser, run_));
+      TRAINKIT_RETURN_IF_ERROR(remove_earlier_run(run_));
       TRAINKIT_RETURN_IF_ERROR(save_common_settings(context_.parser, all_.output_dir));
     }
     TRAINKIT_ASSIGN_OR_RETURN(folder_, RunFolder::open(context_.parser, run_, context_.placement, app_.info().name));
@@ -268,8 +270,9 @@ absl::StatusOr<int> train_all(App& app, const ConfigParser& parser, RunOptions& 
   std::optional<MemoryPlan> memory;
   bool were_finished = true;
   for (int64_t i = 0; i < app.repeats(); ++i) {
-    // A resume that fails leaves the run's folder as it is.
-    const bool reports_errors = placement.is_first() && !run.dry_run && run.resume.empty();
+    // A run that cannot start leaves the folder of an earlier one as it is.
+    const bool is_new = run.resume.empty() && !std::filesystem::exists(run.output_dir + "/checkpoints");
+    const bool reports_errors = placement.is_first() && !run.dry_run && is_new;
     program.output_dir = reports_errors ? run.output_dir : "";
     RunOptions repeat = app.repeat_of(run, i);
     // The options of a single run are the parser's, so that config.yaml gets the values that the run chooses.

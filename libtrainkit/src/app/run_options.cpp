@@ -39,7 +39,7 @@ void add_data_flags(ConfigParser& parser, RunOptions& o) {
   parser.add("prefetch_factor", &o.prefetch_factor,
              at_least(1, 64, "Batches that each worker prefetches; auto: 2, then 4 if the loop waited for data."));
   parser.add("persistent_workers", &o.persistent_workers, spec("Keep workers and their memory between epochs."));
-  parser.add("drop_last", &o.drop_last, spec("Drop the last batch of an epoch if it is incomplete."));
+  parser.add("drop_last", &o.drop_last, spec("Use only the rows of full batches of --batch_size in each epoch."));
   parser.add("timeout", &o.timeout, at_least(0, 1e6, "Maximum wait for a batch; 0 means unlimited."));
   parser.add("pin_memory", &o.pin_memory, spec("Keep batches in page-locked memory if CUDA is used."));
   OptionSpec on_error = spec("Policy for unreadable rows.");
@@ -513,7 +513,11 @@ absl::Status prepare_output_dir(const ConfigParser& parser, const RunOptions& op
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     return storage_error(options.output_dir, std::string("is not writable: ") + std::strerror(errno));
   }
-  return options.overwrite ? remove_run(folder) : absl::OkStatus();
+  return absl::OkStatus();
+}
+
+absl::Status remove_earlier_run(const RunOptions& options) {
+  return options.overwrite && !options.dry_run ? remove_run(options.output_dir) : absl::OkStatus();
 }
 
 }  // namespace trainkit
