@@ -114,6 +114,8 @@ TEST_CASE("A run gives its best weights, else those of its latest checkpoint, an
   CHECK(best.describe() == "weights of step 15, the best in validation (" + place.run + "/best.safetensors)");
   CHECK(find_weights(place.run + "/checkpoints").value().step == 20);
   CHECK(find_weights(place.run + "/checkpoints").value().run == place.run);
+  CHECK(find_weights(place.run + "/checkpoints/latest").value().step == 20);
+  CHECK(find_weights(place.run + "/checkpoints/latest").value().run == place.run);
   CHECK(open(place.run).model().as<Net>()->linear->weight[0][1].item<float>() == 3);
 }
 

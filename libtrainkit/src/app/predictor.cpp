@@ -70,7 +70,7 @@ std::string RunWeights::describe() const {
 absl::StatusOr<RunWeights> find_weights(const std::string& path) {
   const Fs& fs = Fs::posix();
   RunWeights weights{.run = without_slashes(path)};
-  if (!fs.open_directory(weights.run).ok()) {
+  if (!fs.exists(weights.run)) {
     return run_error("none", path, "no such folder", "the folder of a run, its checkpoints/, or one step-...");
   }
   if (fs.exists(weights.run + kBestFile)) {

@@ -36,7 +36,8 @@ struct RunWeights {
 };
 
 /// Finds the weights of a run. `path` is a run's folder, which gives the best weights where the run kept them and its
-/// latest checkpoint otherwise; or its checkpoints/ or one step-..., which gives that checkpoint. Reads no weights.
+/// latest checkpoint otherwise; or its checkpoints/, checkpoints/latest or one step-..., which gives that checkpoint.
+/// Reads no weights.
 /// Errors (exit code 5): run.none if there is no such folder, or no run in it; run.weights for a run without weights.
 absl::StatusOr<RunWeights> find_weights(const std::string& path);
 
