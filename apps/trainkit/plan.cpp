@@ -267,6 +267,10 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const bool wanted, parse_or_print(parser, own));
   if (!wanted) return 0;
   TRAINKIT_ASSIGN_OR_RETURN(const auto words, trainer_flags(parser, flags, arguments.program));
+  std::optional<EpochTimeOptions> time;
+  if (!flags.gpu.empty()) {
+    TRAINKIT_ASSIGN_OR_RETURN(time, time_options(parser, flags));
+  }
   TRAINKIT_ASSIGN_OR_RETURN(const Ended ended, run_trainer(parser, flags.app, words));
   const Json answer = Json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
   if (ended.code == 0 && !answer.contains("plan")) {  // --help, --version or --print_config of the trainer
@@ -279,11 +283,10 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
   if (!flags.assumed_data.empty()) plan["assumed_data"] = flags.assumed_data;
   add_guide(flags.app, plan);
   std::string epoch;
-  if (!flags.gpu.empty()) {
-    TRAINKIT_ASSIGN_OR_RETURN(const EpochTimeOptions options, time_options(parser, flags));
-    const EpochTime time = predict_epoch(plan, options);
-    plan["epoch"] = epoch_json(options, time);
-    epoch = describe_epoch(plan, options, time);
+  if (time) {
+    const EpochTime predicted = predict_epoch(plan, *time);
+    plan["epoch"] = epoch_json(*time, predicted);
+    epoch = describe_epoch(plan, *time, predicted);
   }
   print(flags.json ? plan.dump(2) + "\n" : table(flags, plan) + epoch);
   return 0;

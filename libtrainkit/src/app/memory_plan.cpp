@@ -282,8 +282,8 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
 }
 
 void count_steps(const RunOptions& run, int64_t rows, MemoryPlan& memory) {
-  const int64_t micro_batch = memory.plan.batch_size * memory.plan.devices;
-  const int64_t used = run.drop_last ? rows / micro_batch * micro_batch : rows;
+  // As training_loader: the rows of an epoch do not depend on the number of devices.
+  const int64_t used = run.drop_last ? rows - rows % run.batch_size.value.value_or(memory.plan.batch_size) : rows;
   const int64_t step = memory.plan.global_batch_size();
   memory.steps_per_epoch = (used + step - 1) / step;
   memory.steps = memory.steps_per_epoch * run.epochs;
