@@ -2,6 +2,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "core/gpu_operations.h"
+#include "distributed/replica_tools.h"
 #include "gpu_libraries.h"
 #include "memory/memory_recorder.h"
 #include "trainkit/amp/autocast.h"
@@ -108,6 +110,43 @@ TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
   return options;
 }
 
+/// Makes the gradients views of new buckets: the first one with at least `first_bytes`, the others with `bucket_bytes`.
+/// Frees the buckets of the last call.
+void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t first_bytes, int64_t bucket_bytes) {
+  for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+  std::vector<at::Tensor> some;
+  int64_t numbers = 0, limit = first_bytes;
+  const auto close = [&] {
+    if (some.empty()) return;
+    const at::Tensor bucket = at::zeros({numbers}, some.front().options().requires_grad(false));
+    int64_t begin = 0;
+    for (const at::Tensor& parameter : some) {
+      parameter.mutable_grad() = bucket.narrow(0, begin, parameter.numel()).view(parameter.sizes());
+      begin += parameter.numel();
+    }
+    some.clear();
+    numbers = 0;
+    limit = bucket_bytes;
+  };
+  for (const at::Tensor& parameter : parameters) {
+    if (!some.empty() && some.front().scalar_type() != parameter.scalar_type()) close();
+    some.push_back(parameter);
+    numbers += parameter.numel();
+    if (numbers * parameter.element_size() >= limit) close();
+  }
+  close();
+}
+
+/// Returns the parameters that receive gradients, each once, in the order in which backward usually computes these.
+std::vector<at::Tensor> parameters_in_backward(torch::nn::Module& model) {
+  std::vector<at::Tensor> trained;
+  for (const auto& [name, parameter] : detail::unique_parameters(model)) {
+    if (parameter.requires_grad()) trained.push_back(parameter);
+  }
+  std::reverse(trained.begin(), trained.end());
+  return trained;
+}
+
 /// Wraps the recipe's loss: forward while it runs, backward after it.
 LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, detail::LibraryWatch& libraries) {
   return [&](torch::nn::Module& module, const Batch& batch) {
@@ -136,8 +175,8 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // - Capture. Before the second step the batches are copied into the graph's inputs and the allocator's cache is
 //   emptied.
 // - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
-// - Ranks. Gradients stay allocated in the Reducer's buckets. It frees its first bucket before it allocates the
-//   buckets that it keeps, so that gradients never exist twice (Distributed::begin_reduction).
+// - Ranks. Gradients are views of the Reducer's buckets: of one in the first step, of buckets in the order of backward
+//   from the second step on. The first one is freed before (Distributed::begin_reduction).
 // Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
 // class after each micro-batch, because the CPU allocates them among the activations.
 
@@ -145,6 +184,8 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
                                                int64_t micro_batches) try {
   constexpr int kSteps = 2;  // the second one is the steady state
+  constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
+  const DeviceReplicatorOptions buckets;  // with DDP's sizes
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
                     batch_size, " rows");
   const GeneratorGuard generator_guard;
@@ -157,6 +198,10 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
       DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle, .device = at::kCPU}));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
+  const std::vector<at::Tensor> in_buckets =
+      recipe.keeps_gradients ? parameters_in_backward(*model) : std::vector<at::Tensor>();
+  recorder.enter(MemoryClass::kGradients);
+  put_gradients_in_buckets(in_buckets, kAllBytes, kAllBytes);
   recorder.enter(MemoryClass::kCache);
   const at::Tensor cache = recipe.cache_bytes > 0 ? at::empty({recipe.cache_bytes}, at::kByte) : at::Tensor();
   recorder.enter(MemoryClass::kOptimizer);
@@ -186,6 +231,10 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
       inputs = add_batches(kDefaultStream, micro_batches);
       recorder.empty_cache();
       recorder.set_stream(kGraphPool);
+    }
+    if (i == 1) {
+      recorder.enter(MemoryClass::kGradients);
+      put_gradients_in_buckets(in_buckets, buckets.first_bucket_bytes, buckets.bucket_bytes);
     }
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
       step.accumulate(batches.front(), loss);

@@ -64,7 +64,7 @@ struct StepRecipe {
   bool captures_graph = false;
   /// Bytes of the table of learning rates, where the optimizer counts steps on the device: in a CUDA graph and in fp16.
   int64_t schedule_bytes = 0;
-  /// True if gradients stay allocated between steps, as in the buckets that several ranks all-reduce.
+  /// True if gradients stay allocated between steps, in the buckets that several ranks all-reduce.
   bool keeps_gradients = false;
 
   /// For models with activation checkpointing (checkpoint_sequential): sets the number of segments in a recipe, and the
