@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
+
 #include "cuda_sim_control.h"
 #include "test_util.h"
 
@@ -129,6 +131,51 @@ TEST_CASE("A copy source that changes before the copy runs is a race", "[cuda_si
     CHECK(copied.sum().item<float>() == 100);
     CHECK(take_cuda_sim_findings().empty());
   }
+}
+
+TEST_CASE("A copy target that the host changes before the copy runs is a race", "[cuda_sim][device]") {
+  const CudaSimSetting late("DELAY_US", "3000");
+  const auto source = torch::full({100}, 3, torch::device(kGpu).dtype(torch::kFloat));
+  const auto target = pinned(100, 1);
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  target.copy_(source, /*non_blocking=*/true);
+  SECTION("immediately") {
+    target.fill_(2);
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    CHECK_THAT(take_cuda_sim_findings(), Contains("race: the host changed 400 bytes") && Contains("from the device"));
+  }
+  SECTION("by another copy, which is in order") {
+    target.copy_(source + 1, /*non_blocking=*/true);
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    CHECK(target.sum().item<float>() == 400);
+    CHECK(take_cuda_sim_findings().empty());
+  }
+  SECTION("after synchronising") {
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    CHECK(target.sum().item<float>() == 300);
+    target.fill_(2);
+    CHECK(take_cuda_sim_findings().empty());
+  }
+}
+
+TEST_CASE("Page-locked memory that is freed while a copy is pending is reported", "[cuda_sim][device]") {
+  const CudaSimSetting late("DELAY_US", "3000");
+  const auto on_device = torch::ones({100}, torch::device(kGpu).dtype(torch::kFloat));
+  const bool waits = GENERATE(false, true), is_source = GENERATE(false, true);
+  void* host = aligned_alloc(4096, 4096);
+  REQUIRE(cudaHostRegister(host, 400, 0) == cudaSuccess);
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const cudaError_t copied = is_source
+                                 ? cudaMemcpyAsync(on_device.data_ptr(), host, 400, cudaMemcpyHostToDevice, stream)
+                                 : cudaMemcpyAsync(host, on_device.data_ptr(), 400, cudaMemcpyDeviceToHost, stream);
+  REQUIRE(copied == cudaSuccess);
+  if (waits) stream.synchronize();
+  CHECK(cudaHostUnregister(host) == cudaSuccess);
+  stream.synchronize();
+  const std::string findings = take_cuda_sim_findings();
+  CHECK(findings.empty() == waits);
+  if (!waits) CHECK_THAT(findings, Contains("page-locked memory is freed while 1 copies from or to it are pending"));
+  free(host);
 }
 
 TEST_CASE("Work of two streams on the same bytes must be ordered", "[cuda_sim][device]") {

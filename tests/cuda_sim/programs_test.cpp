@@ -66,7 +66,19 @@ TEST_CASE("A record has the memory of the GPUs of all replicas and ranks, as hav
     const auto records = read_jsonl(runs.dir / (std::string(name) + "/metrics.jsonl")).value();
     REQUIRE(records[0].gpu_memory_bytes.size() == 2);
     for (const int64_t bytes : records[0].gpu_memory_bytes) CHECK(bytes > 0);
+    CHECK(records[0].gpu_utilisation.size() == 2);
   }
+}
+
+TEST_CASE("A record has the memory of the GPU that trains, where NVML counts the GPUs in another order",
+          "[cuda_sim][gpu_records]") {
+  Trainer trainer = transformer();
+  trainer.steps = 4;
+  const Runs runs(trainer);
+  runs.run("second", {.flags = {"--device", "cuda:1"}, .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_PCI=c1,41"}});
+  const auto records = read_jsonl(runs.dir / "second/metrics.jsonl").value();
+  REQUIRE(records[0].gpu_memory_bytes.size() == 1);
+  CHECK(records[0].gpu_memory_bytes[0] > 0);  // the other GPU's is 0
 }
 
 TEST_CASE("On a GPU mixed precision is on by default in every trainer", "[cuda_sim][gpu_records]") {

@@ -44,9 +44,11 @@ struct Loop {
   Feed feed;
   int64_t devices;
   int workers, prefetch_factor;
+  bool is_captured;
 
   std::string text() const {
-    return std::string(feed == Feed::kHost     ? "host"
+    return std::string(is_captured ? "captured steps, " : "") +
+           std::string(feed == Feed::kHost     ? "host"
                        : feed == Feed::kDevice ? "device"
                        : feed == Feed::kShards ? "shards"
                                                : "resident") +
@@ -104,8 +106,9 @@ double train(const Loop& loop, int64_t steps) {
                            .value();
   REQUIRE(devices->replicas() == loop.devices);
   if (loop.feed == Feed::kShards) REQUIRE(loader->use_devices({devices->device(0), devices->device(1)}));
-  AdamW optimizer({.lr = 1e-3});
-  TrainStep step(*devices, optimizer, {.grad_clip = 1});
+  AdamW optimizer(AdamWOptions{.lr = 1e-3, .capturable = loop.is_captured});
+  TrainStep step(*devices, optimizer,
+                 {.grad_clip = 1, .cuda_graph = loop.is_captured ? CudaGraph::kOn : CudaGraph::kOff});
   const Resident resident(x, y, is_resident ? loop.devices : 0);
   const LossFunction loss = make_loss_function([&](RaceNet& model, const Batch& batch) {
     const auto [inputs, classes] = is_resident ? resident.rows(batch["row"]) : std::pair(batch["x"], batch["y"]);
@@ -118,6 +121,7 @@ double train(const Loop& loop, int64_t steps) {
     last = step(is_parallel ? *batch : batch->to(first), loss).loss;
     ++done;
   }
+  CHECK((step.graph_steps() > steps / 2) == loop.is_captured);
   return last.item<double>();
 }
 
@@ -146,12 +150,13 @@ void visit(const Loop& loop, int64_t steps) {
   CHECK(sum == numbers.sum().item<double>() * static_cast<double>(steps * kRowsPerStep / kRows));
 }
 
-void for_each_loop(Feed feed, int64_t devices, const std::function<void(const Loop&, int64_t steps)>& body) {
+void for_each_loop(Feed feed, int64_t devices, bool is_captured,
+                   const std::function<void(const Loop&, int64_t steps)>& body) {
   const bool full = environment("TRAINKIT_TEST_FULL") == "1";
   const CudaSimSetting late("RANDOM_DELAY_US", "100");
   for (const int workers : {0, 2}) {
     for (const int prefetch_factor : {1, 2, 4}) {
-      const Loop loop{feed, devices, workers, prefetch_factor};
+      const Loop loop{feed, devices, workers, prefetch_factor, is_captured};
       INFO(loop.text());
       body(loop, full ? 1000 : 24);
       CHECK(take_cuda_sim_findings() == "");
@@ -159,20 +164,21 @@ void for_each_loop(Feed feed, int64_t devices, const std::function<void(const Lo
   }
 }
 
-void check_feed(Feed feed, int64_t devices) {
-  for_each_loop(feed, devices, [](const Loop& loop, int64_t steps) { CHECK(std::isfinite(train(loop, steps))); });
+void check_feed(Feed feed, int64_t devices, bool is_captured = false) {
+  for_each_loop(feed, devices, is_captured,
+                [](const Loop& loop, int64_t steps) { CHECK(std::isfinite(train(loop, steps))); });
 }
 
 }  // namespace
 
 TEST_CASE("A step copies page-locked batches before they are overwritten", "[cuda_sim][race]") {
-  check_feed(Feed::kHost, 1);
+  check_feed(Feed::kHost, 1, GENERATE(false, true));
 }
 TEST_CASE("Batches that are copied ahead are not overwritten while a step reads them", "[cuda_sim][race]") {
-  check_feed(Feed::kDevice, 1);
+  check_feed(Feed::kDevice, 1, GENERATE(false, true));
 }
 TEST_CASE("Row indices of resident data are not overwritten while a step reads them", "[cuda_sim][race]") {
-  check_feed(Feed::kResident, 1);
+  check_feed(Feed::kResident, 1, GENERATE(false, true));
 }
 TEST_CASE("Replicas copy slices of page-locked batches before they are overwritten", "[cuda_sim][race][dp]") {
   check_feed(Feed::kHost, 2);
@@ -188,5 +194,5 @@ TEST_CASE("Replicas copy slices of row indices of resident data", "[cuda_sim][ra
   check_feed(Feed::kResident, 2);
 }
 TEST_CASE("Slices that are copied to two devices are not overwritten during the copy", "[cuda_sim][race][slices]") {
-  for_each_loop(Feed::kHost, 2, visit);
+  for_each_loop(Feed::kHost, 2, /*is_captured=*/false, visit);
 }

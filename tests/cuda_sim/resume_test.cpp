@@ -88,6 +88,30 @@ Trainer short_one(Trainer trainer, int64_t steps = 20) {
   return trainer;
 }
 
+/// Runs that are killed and resumed have the bytes of a whole run.
+void check_killed(const Trainer& trainer, const std::vector<Setting>& settings) {
+  for (const Setting& setting : settings) {
+    INFO(trainer.name << ", " << setting.devices << " GPUs, " << setting.ranks << " ranks, last flag "
+                      << setting.flags.back());
+    const Runs runs(trainer);
+    runs.run("whole", setting);
+    run_killed(runs, setting);
+    const std::string expected = checkpoint_bytes(runs.dir / "whole", "00000020");
+    CHECK(expected.size() > 1000);
+    CHECK((checkpoint_bytes(runs.dir / "killed", "00000020") == expected));
+  }
+}
+
+const Flags kSaves = {"--save_every", "5"};
+
+Setting eagerly(int64_t gpus, int64_t ranks) {
+  Setting setting = on(gpus, ranks, kSaves);
+  setting.flags.insert(setting.flags.end(), {"--cuda_graph", "off"});
+  return setting;
+}
+
+bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
+
 }  // namespace
 
 TEST_CASE("A checkpoint of the CPU resumes on a GPU and back, with the losses of one run on the CPU",
@@ -107,14 +131,14 @@ TEST_CASE("A checkpoint resumes with fewer and with more GPUs, in one process an
   test.resume("three", 1, 1, "written on 3 x cuda, and the run continues on 1 x cuda");
   test.resume("ranks", 1, 1, "written on 2 x cuda, and the run continues on 1 x cuda");
   test.resume("cpu", 2, 2, "written on 1 x cpu, and the run continues on 2 x cuda");
-  if (environment("TRAINKIT_TEST_FULL").empty()) return;
+  if (!is_full()) return;
   test.resume("three", 2, 2, "written on 3 x cuda, and the run continues on 2 x cuda");
   test.resume("ranks", 0, 2, "written on 2 x cuda, and the run continues on 2 x cpu");
   test.resume("cpu", 3, 1, "written on 1 x cpu, and the run continues on 3 x cuda");
 }
 
 TEST_CASE("Checkpoints of the other trainers resume on the other kind of device", "[cuda_sim][resume_elsewhere]") {
-  if (environment("TRAINKIT_TEST_FULL").empty()) return;
+  if (!is_full()) return;
   Elsewhere test(short_one(GENERATE(hsi(), gpt2rec(), emotion())));
   test.run("gpu", 1, 1);
   test.resume("cpu", 1, 1, "random numbers");
@@ -133,22 +157,27 @@ TEST_CASE("A run that is killed on CUDA devices and resumed ends with the bytes 
           "[cuda_sim][resume]") {
   Trainer trainer = short_one(transformer(), 20);
   trainer.flags.insert(trainer.flags.end(), {"--dropout", "0.1"});
-  const Flags saves = {"--save_every", "5"};
-  const auto eagerly = [&](int64_t gpus, int64_t ranks) {
-    Setting setting = on(gpus, ranks, saves);
-    setting.flags.insert(setting.flags.end(), {"--cuda_graph", "off"});
-    return setting;
-  };
-  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
-  std::vector<Setting> settings = {eagerly(1, 1), on(1, 1, saves), eagerly(3, 1), on(2, 2, saves)};
-  if (is_full) settings.insert(settings.end(), {on(3, 1, saves), eagerly(2, 2)});
-  for (const Setting& setting : settings) {
-    INFO(setting.devices << " GPUs, " << setting.ranks << " ranks, last flag " << setting.flags.back());
-    const Runs runs(trainer);
-    runs.run("whole", setting);
-    run_killed(runs, setting);
-    const std::string expected = checkpoint_bytes(runs.dir / "whole", "00000020");
-    CHECK(expected.size() > 1000);
-    CHECK((checkpoint_bytes(runs.dir / "killed", "00000020") == expected));
-  }
+  std::vector<Setting> settings = {on(1, 1, kSaves), eagerly(3, 1), on(2, 2, kSaves)};
+  if (is_full()) settings.insert(settings.end(), {eagerly(1, 1), on(3, 1, kSaves), eagerly(2, 2)});
+  check_killed(trainer, settings);
+}
+
+TEST_CASE("A run of trainkit-hsi that is killed and resumed ends with the same bytes", "[cuda_sim][resume_others]") {
+  std::vector<Setting> settings = {on(2, 2, kSaves)};
+  if (is_full()) settings.insert(settings.end(), {on(1, 1, kSaves), eagerly(1, 1), eagerly(3, 1)});
+  check_killed(short_one(hsi()), settings);
+}
+
+TEST_CASE("A run of trainkit-gpt2rec that is killed and resumed ends with the same bytes",
+          "[cuda_sim][resume_others]") {
+  std::vector<Setting> settings = {on(1, 1, kSaves)};
+  if (is_full()) settings.insert(settings.end(), {eagerly(1, 1), eagerly(3, 1), on(2, 2, kSaves)});
+  check_killed(short_one(gpt2rec()), settings);
+}
+
+TEST_CASE("A run of trainkit-emotion that is killed and resumed ends with the same bytes",
+          "[cuda_sim][resume_others]") {
+  std::vector<Setting> settings = {on(1, 1, kSaves)};
+  if (is_full()) settings.insert(settings.end(), {eagerly(3, 1), on(2, 2, kSaves)});
+  check_killed(short_one(emotion()), settings);
 }

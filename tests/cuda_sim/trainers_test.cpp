@@ -18,7 +18,7 @@ void check_strategies(const Runs& runs) {
   };
   check_close(runs.run("eager", {.flags = with({"--cuda_graph", "off"}), .device = {"CUDA_SIM_RANDOM_DELAY_US=100"}}),
               expected);
-  check_close(runs.run("graph", {.flags = cuda}), expected);
+  check_close(runs.run("graph", {.flags = cuda, .device = {"CUDA_SIM_RANDOM_DELAY_US=100"}}), expected);
   Setting cpus = on_cpu;  // class weights and BatchNorm statistics depend on how rows are divided
   cpus.devices = 3;
   cpus.flags.insert(cpus.flags.end(), {"--parallel", "3"});
@@ -28,8 +28,11 @@ void check_strategies(const Runs& runs) {
               runs.run("dp_cpu", cpus));
   Setting ranks = on_cpu;
   ranks.devices = ranks.ranks = 2;
-  check_close(runs.run("ddp", {.flags = cuda, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}),
-              runs.run("ddp_cpu", ranks));
+  check_close(
+      runs.run(
+          "ddp",
+          {.flags = cuda, .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_RANDOM_DELAY_US=100"}, .devices = 2, .ranks = 2}),
+      runs.run("ddp_cpu", ranks));
 }
 
 /// float16 with a GradScaler, and bfloat16, learn as float32 does, within their precision.
@@ -87,4 +90,23 @@ TEST_CASE("trainkit-hsi learns in float16 and bfloat16", "[cuda_sim][hsi]") {
 TEST_CASE("trainkit-gpt2rec learns in float16 and bfloat16", "[cuda_sim][gpt2rec]") { check_precisions(gpt2rec()); }
 TEST_CASE("trainkit-emotion learns in float16 and bfloat16", "[cuda_sim][emotion]") {
   check_precisions(without_evaluations(emotion()), environment("TRAINKIT_TEST_FULL").empty() ? 6 : 20);
+}
+
+// Loops on one device and with DataParallel: race_test.cpp.
+TEST_CASE("Ranks over NCCL have no race with any number of workers and prefetched batches", "[cuda_sim][races]") {
+  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
+  Trainer trainer = without_evaluations(transformer());
+  trainer.steps = is_full ? 1000 : 12;
+  const Runs runs(trainer);
+  for (const std::string workers : {"2", "0"}) {
+    for (const std::string batches : {"1", "2", "4"}) {
+      if (!is_full && workers + batches != "21") continue;
+      INFO(workers << " workers, prefetch_factor " << batches);
+      runs.run("ddp" + workers + batches,
+               {.flags = {"--device", "cuda", "--num_workers", workers, "--prefetch_factor", batches},
+                .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_RANDOM_DELAY_US=100"},
+                .devices = 2,
+                .ranks = 2});
+    }
+  }
 }

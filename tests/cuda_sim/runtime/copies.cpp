@@ -1,6 +1,8 @@
-// Copies and fills. Copies of page-locked memory run late, in the stream's thread, and detect a source that changed;
-// copies of pageable memory block the caller as in CUDA, and are counted.
+// Copies and fills. Copies of page-locked memory run late, in the stream's thread, and detect a source or target that
+// the host changed; copies of pageable memory block the caller as in CUDA, and are counted. Copies between devices need
+// no peer access: CUDA then moves the bytes through the host.
 #include <cstring>
+#include <utility>
 
 #include "state.h"
 
@@ -87,9 +89,11 @@ std::vector<Access> accesses_of(const void* to, const void* from, size_t bytes) 
   return accesses;
 }
 
-void count_pending(const void* p, int change) {
+/// Returns the number of pending copies before the change.
+int count_pending(const void* p, int change) {
   const std::lock_guard lock(api_mutex());
-  if (HostBlock* block = host_block_of(p)) block->pending_copies += change;
+  HostBlock* const block = host_block_of(p);
+  return block ? std::exchange(block->pending_copies, block->pending_copies + change) : 0;
 }
 
 std::string name_of(const void* to, const void* from, size_t bytes) {
@@ -99,18 +103,24 @@ std::string name_of(const void* to, const void* from, size_t bytes) {
 
 /// A copy between device memory and page-locked memory, or within device memory.
 cudaError_t copy_late(void* to, const void* from, size_t bytes, cudaStream_t stream) {
-  const bool from_host = device_of(from) < 0;
+  const bool from_host = device_of(from) < 0, to_host = device_of(to) < 0;
   if (is_capturing(stream)) {  // a replay uses the values at its time
     return enqueue(stream, name_of(to, from, bytes), accesses_of(to, from, bytes),
                    [=] { memmove(bytes_of(to), bytes_of(from), bytes); });
   }
   const uint64_t before = from_host ? hash_of(from, bytes) : 0;
   count_pending(from, 1);
-  count_pending(to, 1);
+  // Another pending copy may change the target first, legally.
+  const bool owns_target = count_pending(to, 1) == 0 && to_host;
+  const uint64_t target_before = owns_target ? hash_of(to, bytes) : 0;
   return enqueue(stream, name_of(to, from, bytes), accesses_of(to, from, bytes), [=] {
     if (from_host && hash_of(from, bytes) != before) {
       finding("race", "the host changed " + std::to_string(bytes) +
                           " bytes of page-locked memory while their copy to the device was pending");
+    }
+    if (owns_target && hash_of(to, bytes) != target_before) {
+      finding("race", "the host changed " + std::to_string(bytes) +
+                          " bytes of page-locked memory while a copy from the device to them was pending");
     }
     memmove(bytes_of(to), bytes_of(from), bytes);
     count_pending(from, -1);

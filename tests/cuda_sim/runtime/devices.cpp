@@ -1,6 +1,8 @@
 // Properties of the simulated devices, and errors.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "state.h"
 
@@ -13,6 +15,20 @@ std::atomic<cudaError_t> kernel_error{cudaSuccess};
 int capability() {
   static const long value = setting("CC", 90L);  // an H100; 89: RTX 4090
   return static_cast<int>(value);
+}
+
+/// PCI buses of the devices: CUDA_SIM_PCI=41,c1 in hexadecimal; without it 1, 2, ...
+const std::vector<unsigned>& pci_buses() {
+  static auto* const buses = [] {
+    auto* all = new std::vector<unsigned>;
+    std::istringstream list(setting("PCI", ""));
+    for (std::string bus; std::getline(list, bus, ',');) {
+      all->push_back(static_cast<unsigned>(strtoul(bus.c_str(), nullptr, 16)));
+    }
+    for (int i = static_cast<int>(all->size()); i < device_count(); ++i) all->push_back(static_cast<unsigned>(i) + 1);
+    return all;
+  }();
+  return *buses;
 }
 
 }  // namespace
@@ -38,7 +54,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->major = capability() / 10;
   p->minor = capability() % 10;
   p->totalGlobalMem = device_bytes();
-  p->pciBusID = device + 1;
+  p->pciBusID = static_cast<int>(pci_buses()[static_cast<size_t>(device)]);
   p->multiProcessorCount = 132;
   p->warpSize = 32;
   p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
@@ -107,7 +123,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  snprintf(text, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
+  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+  snprintf(text, static_cast<size_t>(size), "0000:%02x:00.0", pci_buses()[static_cast<size_t>(device)]);
   return cudaSuccess;
 }
 

@@ -36,6 +36,11 @@ int cuDeviceGetName(char* name, int size, int device) {
   return snprintf(name, static_cast<size_t>(size), "%s", text ? text : "Simulated GPU"), 0;
 }
 
+int cuDeviceGetPCIBusId(char* text, int size, int device) {
+  auto* const ask = runtime<int(char*, int, int)>("cudaDeviceGetPCIBusId");
+  return ask && is_device(device) ? ask(text, size, device) : kInvalidDevice;
+}
+
 int cuDeviceCanAccessPeer(int* can, int device, int peer) {
   auto* const ask = runtime<int(int*, int, int)>("cudaDeviceCanAccessPeer");
   if (!ask || !is_device(device) || !is_device(peer)) return kInvalidDevice;

@@ -50,13 +50,19 @@ unsigned count() {
   return ask && ask(&devices) == 0 ? static_cast<unsigned>(devices) : 0;
 }
 
+/// PCI bus of CUDA's device; 0 if there is none.
+unsigned bus_of(unsigned device) {
+  auto* ask = reinterpret_cast<int (*)(char*, int, int)>(dlsym(RTLD_DEFAULT, "cudaDeviceGetPCIBusId"));
+  char text[32] = "";
+  unsigned domain = 0, bus = 0;
+  const bool is_known = ask && ask(text, sizeof text, static_cast<int>(device)) == 0;
+  return is_known && sscanf(text, "%x:%x", &domain, &bus) == 2 ? bus : 0;
+}
+
+/// CUDA's number of a device.
 unsigned index_of(nvmlDevice_t device) { return static_cast<unsigned>(reinterpret_cast<uintptr_t>(device)) - 1; }
 
-nvmlReturn_t put_handle(unsigned index, nvmlDevice_t* device) {
-  if (index >= count()) return NVML_ERROR_NOT_FOUND;
-  *device = reinterpret_cast<nvmlDevice_t>(static_cast<uintptr_t>(index) + 1);
-  return NVML_SUCCESS;
-}
+nvmlDevice_t handle_of(unsigned device) { return reinterpret_cast<nvmlDevice_t>(static_cast<uintptr_t>(device) + 1); }
 
 }  // namespace
 
@@ -64,12 +70,24 @@ extern "C" {
 nvmlReturn_t nvmlInit_v2() { return NVML_SUCCESS; }
 nvmlReturn_t nvmlShutdown() { return NVML_SUCCESS; }
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned* devices) { return *devices = count(), NVML_SUCCESS; }
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) { return put_handle(index, device); }
+
+/// NVML counts devices by PCI bus, which may differ from CUDA's order.
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) {
+  for (unsigned i = 0; i < count(); ++i) {
+    unsigned before = 0;
+    for (unsigned k = 0; k < count(); ++k) before += bus_of(k) < bus_of(i);
+    if (before == index) return *device = handle_of(i), NVML_SUCCESS;
+  }
+  return NVML_ERROR_NOT_FOUND;
+}
 
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* text, nvmlDevice_t* device) {
   unsigned domain = 0, bus = 0;
-  if (sscanf(text, "%x:%x", &domain, &bus) != 2 || bus == 0) return NVML_ERROR_NOT_FOUND;
-  return put_handle(bus - 1, device);
+  if (sscanf(text, "%x:%x", &domain, &bus) != 2) return NVML_ERROR_NOT_FOUND;
+  for (unsigned i = 0; i < count(); ++i) {
+    if (bus_of(i) == bus) return *device = handle_of(i), NVML_SUCCESS;
+  }
+  return NVML_ERROR_NOT_FOUND;
 }
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t, char* name, unsigned size) {
@@ -98,7 +116,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* pci) {
   memset(pci, 0, sizeof *pci);
-  pci->bus = index_of(device) + 1;
+  pci->bus = bus_of(index_of(device));
   snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
   snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
   return NVML_SUCCESS;
