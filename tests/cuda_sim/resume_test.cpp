@@ -110,8 +110,6 @@ Setting eagerly(int64_t gpus, int64_t ranks) {
   return setting;
 }
 
-bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
-
 }  // namespace
 
 TEST_CASE("A checkpoint of the CPU resumes on a GPU and back, with the losses of one run on the CPU",

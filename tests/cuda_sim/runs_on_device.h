@@ -14,6 +14,9 @@
 
 namespace trainkit::test {
 
+/// Long counts: ./dev test --full.
+inline bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
+
 /// A trainer and a small run of it. Without dropout, whose masks differ between devices, and with steps so small that
 /// Adam does not amplify the sign of a gradient close to zero.
 struct Trainer {
@@ -21,7 +24,7 @@ struct Trainer {
   std::vector<std::string> data_flags;  // % is replaced by the demonstration's data folder
   std::vector<std::string> flags;
   int64_t rows;  // per step
-  int64_t steps = environment("TRAINKIT_TEST_FULL").empty() ? 20 : 60;
+  int64_t steps = is_full() ? 60 : 20;
 };
 
 inline Trainer transformer() {

@@ -34,8 +34,6 @@ Outcome run(const Runs& runs, const std::string& name, const Setting& setting) {
   return outcome;
 }
 
-bool is_full() { return !environment("TRAINKIT_TEST_FULL").empty(); }
-
 /// On one device, eagerly and with a CUDA graph; with several devices if `is_parallel`.
 void check_skipped_steps(Trainer trainer, bool is_parallel = is_full()) {
   trainer.flags.insert(trainer.flags.end(), {"--eval_every", "0"});

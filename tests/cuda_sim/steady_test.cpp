@@ -40,7 +40,7 @@ const std::vector<std::pair<std::string, Setting>>& strategies() {
 void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
   Runs runs(trainer);
   for (auto [strategy, setting] : strategies()) {
-    if (environment("TRAINKIT_TEST_FULL").empty() && !chosen.count(strategy)) continue;
+    if (!is_full() && !chosen.count(strategy)) continue;
     setting.flags.insert(setting.flags.end(),
                          {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--drop_last"});
     if (trainer.name != "trainkit-emotion") setting.flags.insert(setting.flags.end(), {"--save_every", "1000"});

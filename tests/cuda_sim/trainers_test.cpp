@@ -60,7 +60,7 @@ TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices", "[cuda_si
 TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices with packed documents",
           "[cuda_sim][transformer]") {
   Trainer trainer = transformer();
-  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 15;
+  if (!is_full()) trainer.steps = 15;
   trainer.flags.push_back("--pack_documents");
   const Runs runs(trainer);
   std::ofstream lines(runs.dir / "data/documents.jsonl");
@@ -77,7 +77,7 @@ TEST_CASE("trainkit-gpt2rec has the CPU's losses on CUDA devices", "[cuda_sim][g
 // ResNet18's 11 million weights make each step take a tenth of a second on the simulated device.
 TEST_CASE("trainkit-emotion has the CPU's losses on CUDA devices", "[cuda_sim][emotion]") {
   Trainer trainer = without_evaluations(emotion());
-  if (environment("TRAINKIT_TEST_FULL").empty()) trainer.steps = 6;
+  if (!is_full()) trainer.steps = 6;
   check_strategies(Runs(trainer));
 }
 
@@ -89,18 +89,17 @@ TEST_CASE("trainkit-hsi learns in float16 and bfloat16", "[cuda_sim][hsi]") {
 }
 TEST_CASE("trainkit-gpt2rec learns in float16 and bfloat16", "[cuda_sim][gpt2rec]") { check_precisions(gpt2rec()); }
 TEST_CASE("trainkit-emotion learns in float16 and bfloat16", "[cuda_sim][emotion]") {
-  check_precisions(without_evaluations(emotion()), environment("TRAINKIT_TEST_FULL").empty() ? 6 : 20);
+  check_precisions(without_evaluations(emotion()), is_full() ? 20 : 6);
 }
 
 // Loops on one device and with DataParallel: race_test.cpp.
 TEST_CASE("Ranks over NCCL have no race with any number of workers and prefetched batches", "[cuda_sim][races]") {
-  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
   Trainer trainer = without_evaluations(transformer());
-  trainer.steps = is_full ? 1000 : 12;
+  trainer.steps = is_full() ? 1000 : 12;
   const Runs runs(trainer);
   for (const std::string workers : {"2", "0"}) {
     for (const std::string batches : {"1", "2", "4"}) {
-      if (!is_full && workers + batches != "21") continue;
+      if (!is_full() && workers + batches != "21") continue;
       INFO(workers << " workers, prefetch_factor " << batches);
       runs.run("ddp" + workers + batches,
                {.flags = {"--device", "cuda", "--num_workers", workers, "--prefetch_factor", batches},
