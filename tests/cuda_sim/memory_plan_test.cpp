@@ -29,6 +29,11 @@ const std::vector<Model>& models() {
        "trainkit-transformer",
        {"--input", "%/short.txt"},
        {"--hidden_dim", "64", "--n_layers", "2", "--n_heads", "2", "--block_size", "64", "--sample_tokens", "1"}},
+      {"accumulated",
+       "trainkit-transformer",
+       {"--input", "%/short.txt"},
+       {"--hidden_dim", "128", "--n_layers", "2", "--n_heads", "2", "--block_size", "32", "--sample_tokens", "1",
+        "--grad_accum_steps", "3"}},
       {"cnn2d", "trainkit-hsi", scene, {"--model", "cnn2d", "--patch_size", "5", "--train_ratio", "0.8"}},
       {"hybridsn", "trainkit-hsi", scene, {"--model", "hybridsn", "--patch_size", "9", "--train_ratio", "0.9"}},
       {"bpr_mf", "trainkit-gpt2rec", {"--data_dir", "%/ml-1m"}, {"--model", "bpr_mf", "--embed_dim", "256"}},
@@ -143,7 +148,11 @@ void check_all(const std::string& model, const std::vector<Setting>& settings) {
 }  // namespace
 
 TEST_CASE("trainkit-transformer predicts its memory", "[cuda_sim][transformer]") {
-  if (is_full()) return check_all("transformer", combinations("transformer", {5, 12}));
+  check_all("accumulated", {{"accumulated", 8, "fp32", "ddp"}});
+  if (is_full()) {
+    check_all("accumulated", combinations("accumulated", {8}));
+    return check_all("transformer", combinations("transformer", {5, 12}));
+  }
   check_all("transformer", {{"transformer", 12, "fp32", "graph"}, {"transformer", 8, "bf16", "ddp"}});
 }
 TEST_CASE("trainkit-hsi predicts its memory", "[cuda_sim][hsi]") {

@@ -5,10 +5,12 @@
 #include <set>
 #include <thread>
 
+#include "rank_threads.h"
 #include "test_util.h"
 #include "trainkit/core/error.h"
 
 using namespace trainkit;
+using namespace trainkit::test;
 
 TEST_CASE("A replicator is created from a module holder or a shared pointer", "[distributed][device_replicator]") {
   const auto from_holder = DeviceReplicator::create([] { return torch::nn::Linear(3, 2); }).value();
@@ -128,4 +130,37 @@ TEST_CASE("Replicas that cannot be created are usage errors", "[distributed][dev
   CHECK(exit_code(create({.strategy = Strategy::kDistributed})) == ExitCode::kUsage);
   CHECK(exit_code(create({.device = at::kCUDA, .gpu_ids = {98, 99}})) == ExitCode::kUsage);
   CHECK(create({.strategy = Strategy::kDataParallel, .cpu_replicas = 1}).ok());
+}
+
+TEST_CASE("Ranks accumulate gradients in their buckets, and sum them in the layout of the weights",
+          "[distributed][device_replicator]") {
+  const int port = free_port();
+  const at::Tensor factors = torch::arange(54).to(torch::kFloat).view({3, 2, 3, 3});
+  std::vector<at::Tensor> sums(2);
+  std::vector<char> is_once(2);
+  const auto work = [&](int64_t rank) {
+    const std::shared_ptr<ProcessGroup> group =
+        ProcessGroup::create(launch_of(rank, 2, port), {.timeout = std::chrono::seconds(20)}).value();
+    const auto devices = DeviceReplicator::create(
+                             [] {
+                               torch::nn::Conv2d conv(torch::nn::Conv2dOptions(2, 3, 3));
+                               conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+                               return conv;
+                             },
+                             {.device = at::kCPU, .process_group = group})
+                             .value();
+    const auto parameters = devices->module()->named_parameters();
+    const at::Tensor &weight = parameters["weight"], &bias = parameters["bias"];
+    const auto loss = [&] { return (weight * factors).sum() * (rank + 1) + bias.sum(); };
+    devices->run([&](int64_t) { return loss(); }, /*reduce_gradients=*/false);
+    is_once[static_cast<size_t>(rank)] = weight.grad().is_alias_of(bias.grad());
+    // The second rank has no row in the last micro-batch.
+    devices->run([&](int64_t) { return rank == 0 ? loss() : at::Tensor(); }, /*reduce_gradients=*/true);
+    sums[static_cast<size_t>(rank)] = weight.grad().clone();
+  };
+  std::thread second(work, 1);
+  work(0);
+  second.join();
+  CHECK((is_once[0] && is_once[1]));
+  for (const at::Tensor& sum : sums) CHECK(torch::equal(sum, 4 * factors));
 }

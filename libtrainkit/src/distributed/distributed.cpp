@@ -29,6 +29,18 @@ std::string shape_text(const at::Tensor& tensor) {
   return text + "]" + (tensor.requires_grad() ? "" : " frozen");
 }
 
+/// The gradients of a bucket as views of its buffer, in the layout of the parameters.
+/// Source: Reducer::initialize_bucket_views; GradBucket::getGradients gives contiguous views.
+std::vector<at::Tensor> views_of(const c10d::GradBucket& bucket) {
+  const std::vector<at::Tensor> parameters = bucket.getParameters();
+  std::vector<at::Tensor> views = bucket.getGradients();
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (!parameters[i].is_non_overlapping_and_dense()) continue;
+    views[i] = bucket.getBuffer().as_strided(parameters[i].sizes(), parameters[i].strides(), views[i].storage_offset());
+  }
+  return views;
+}
+
 std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients) {
   if (compression == GradientCompression::kNone) return std::nullopt;
   const auto type = compression == GradientCompression::kFp16 ? at::kHalf : at::kBFloat16;
@@ -165,6 +177,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
 
 void Distributed::backward(const Body& body, bool reduce) {
   if (reduce) reducer_->prepare_for_forward();
+  if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
   if (!loss.defined() && reduce) return complete_reduction(/*contribute=*/true);
   if (!loss.defined()) return;
@@ -177,6 +190,19 @@ void Distributed::backward(const Body& body, bool reduce) {
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
                     "the loss did not reach ", parameters_without_gradient(),
                     ": set find_unused_parameters if that is intended");
+}
+
+/// Makes new gradients views of the buckets before a micro-batch that is not reduced, so that accumulated gradients are
+/// not in memory twice. With find_unused_parameters a parameter without a gradient must stay so.
+void Distributed::accumulate_in_buckets() {
+  const auto has_gradient = [](const auto& named) { return named.second.grad().defined(); };
+  if (find_unused_ || std::any_of(trained_.begin(), trained_.end(), has_gradient)) return;
+  const c10::AutoGradMode no_grad(false);
+  for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/false)) {
+    at::Tensor(bucket.getBuffer()).zero_();
+    const std::vector<at::Tensor> parameters = bucket.getParameters(), views = views_of(bucket);
+    for (size_t i = 0; i < views.size(); ++i) parameters[i].mutable_grad() = views[i];
+  }
 }
 
 void Distributed::begin_reduction() {
@@ -256,7 +282,7 @@ void Distributed::complete_reduction(bool contribute) {
 
 void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const {
   const c10::AutoGradMode no_grad(false);
-  const auto views = bucket.getGradients();
+  const std::vector<at::Tensor> views = views_of(bucket);
   const auto parameters = bucket.getParameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor& gradient = parameters[i].mutable_grad();

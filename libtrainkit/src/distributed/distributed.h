@@ -67,6 +67,7 @@ class Distributed final : public DeviceReplicator {
   void create_reducer(const DeviceReplicatorOptions& options);
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction();
+  void accumulate_in_buckets();
   void complete_reduction(bool contribute);
   void release_other_ranks();
   void copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const;

@@ -111,9 +111,12 @@ TrainStepOptions step_options(const StepRecipe& recipe, int64_t micro_batches) {
 }
 
 /// Makes the gradients views of new buckets: the first one with at least `first_bytes`, the others with `bucket_bytes`.
-/// Frees the buckets of the last call.
-void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t first_bytes, int64_t bucket_bytes) {
-  for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+/// Frees the buckets of the last call: after the new ones have its gradients if they are `kept`, otherwise before.
+void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t first_bytes, int64_t bucket_bytes,
+                              bool kept) {
+  std::vector<at::Tensor> old;
+  for (const at::Tensor& parameter : parameters) old.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
+  if (!kept) old.clear();
   std::vector<at::Tensor> some;
   int64_t numbers = 0, limit = first_bytes;
   const auto close = [&] {
@@ -175,8 +178,9 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // - Capture. Before the second step the batches are copied into the graph's inputs and the allocator's cache is
 //   emptied.
 // - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
-// - Ranks. Gradients are views of the Reducer's buckets: of one in the first step, of buckets in the order of backward
-//   from the second step on. The first one is freed before (Distributed::begin_reduction).
+// - Ranks. Gradients are views of the Reducer's buckets: of one at first, of buckets in the order of backward from the
+//   last micro-batch of the second step on (Distributed::begin_reduction). The first one is freed before, unless it has
+//   the gradients of earlier micro-batches.
 // Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
 // class after each micro-batch, because the CPU allocates them among the activations.
 
@@ -201,7 +205,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   const std::vector<at::Tensor> in_buckets =
       recipe.keeps_gradients ? parameters_in_backward(*model) : std::vector<at::Tensor>();
   recorder.enter(MemoryClass::kGradients);
-  put_gradients_in_buckets(in_buckets, kAllBytes, kAllBytes);
+  put_gradients_in_buckets(in_buckets, kAllBytes, kAllBytes, /*kept=*/false);
   recorder.enter(MemoryClass::kCache);
   const at::Tensor cache = recipe.cache_bytes > 0 ? at::empty({recipe.cache_bytes}, at::kByte) : at::Tensor();
   recorder.enter(MemoryClass::kOptimizer);
@@ -232,11 +236,13 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
       recorder.empty_cache();
       recorder.set_stream(kGraphPool);
     }
-    if (i == 1) {
-      recorder.enter(MemoryClass::kGradients);
-      put_gradients_in_buckets(in_buckets, buckets.first_bucket_bytes, buckets.bucket_bytes);
-    }
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+      if (i == 1 && micro_batch == micro_batches - 1) {
+        recorder.enter(MemoryClass::kGradients);
+        put_gradients_in_buckets(in_buckets, buckets.first_bucket_bytes, buckets.bucket_bytes,
+                                 /*kept=*/micro_batches > 1);
+        recorder.enter(MemoryClass::kActivations);
+      }
       step.accumulate(batches.front(), loss);
       libraries.set_backward(false);
       for (const at::Tensor& parameter : model->parameters()) {
