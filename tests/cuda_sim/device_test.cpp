@@ -76,7 +76,7 @@ TEST_CASE("Convolutions, normalisations, pooling and FFT compute as on the CPU",
     return torch::view_as_real(torch::stft(x.to(d).flatten(0, 2), 8, 4, 8, torch::ones({8}).to(d), false, true, true));
   });
   on([&](at::Device d) {
-    auto w = weight.to(d).requires_grad_();
+    auto w = weight.to(d, /*non_blocking=*/false, /*copy=*/true).requires_grad_();
     torch::conv2d(x.to(d), w, {}, 2, 1).square().sum().backward();
     return w.grad();
   });

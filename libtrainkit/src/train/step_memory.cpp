@@ -4,10 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -140,15 +145,41 @@ void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t
   close();
 }
 
-/// Returns the parameters that receive gradients, each once, in the order in which backward usually computes these.
-std::vector<at::Tensor> parameters_in_backward(torch::nn::Module& model) {
-  std::vector<at::Tensor> trained;
-  for (const auto& [name, parameter] : detail::unique_parameters(model)) {
-    if (parameter.requires_grad()) trained.push_back(parameter);
+/// The parameters of a model that receive gradients, each once, and the order in which backward computes these.
+class GradientOrder {
+ public:
+  explicit GradientOrder(torch::nn::Module& model) {
+    for (const auto& [name, parameter] : detail::unique_parameters(model)) {
+      if (parameter.requires_grad()) parameters_.push_back(parameter);
+    }
+    for (const at::Tensor& parameter : parameters_) {
+      auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+      const auto note = [this, parameter](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
+        order_.push_back(parameter);
+        return outputs;
+      };
+      const uintptr_t key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(note));
+      hooks_.emplace_back(std::move(accumulator), key);
+    }
   }
-  std::reverse(trained.begin(), trained.end());
-  return trained;
-}
+  ~GradientOrder() {
+    for (const auto& [accumulator, key] : hooks_) accumulator->del_post_hook(key);
+  }
+  GradientOrder(const GradientOrder&) = delete;
+  GradientOrder& operator=(const GradientOrder&) = delete;
+
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  /// Forgets earlier passes.
+  void restart() { order_.clear(); }
+  /// The order of the first pass since then.
+  std::vector<at::Tensor> of_first_pass() const {
+    return {order_.begin(), order_.begin() + static_cast<int64_t>(std::min(order_.size(), parameters_.size()))};
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_, order_;
+  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;  // parameters hold them weakly
+};
 
 /// Wraps the recipe's loss: forward while it runs, backward after it.
 LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, detail::LibraryWatch& libraries) {
@@ -202,10 +233,12 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
       DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle, .device = at::kCPU}));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
-  const std::vector<at::Tensor> in_buckets =
-      recipe.keeps_gradients ? parameters_in_backward(*model) : std::vector<at::Tensor>();
-  recorder.enter(MemoryClass::kGradients);
-  put_gradients_in_buckets(in_buckets, kAllBytes, kAllBytes, /*kept=*/false);
+  std::optional<GradientOrder> order;
+  if (recipe.keeps_gradients) {
+    order.emplace(*model);
+    recorder.enter(MemoryClass::kGradients);
+    put_gradients_in_buckets(order->parameters(), kAllBytes, kAllBytes, /*kept=*/false);
+  }
   recorder.enter(MemoryClass::kCache);
   const at::Tensor cache = recipe.cache_bytes > 0 ? at::empty({recipe.cache_bytes}, at::kByte) : at::Tensor();
   recorder.enter(MemoryClass::kOptimizer);
@@ -237,9 +270,10 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
       recorder.set_stream(kGraphPool);
     }
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-      if (i == 1 && micro_batch == micro_batches - 1) {
+      if (order && micro_batch == micro_batches - 1 && i == 0) order->restart();
+      if (order && micro_batch == micro_batches - 1 && i == 1) {
         recorder.enter(MemoryClass::kGradients);
-        put_gradients_in_buckets(in_buckets, buckets.first_bucket_bytes, buckets.bucket_bytes,
+        put_gradients_in_buckets(order->of_first_pass(), buckets.first_bucket_bytes, buckets.bucket_bytes,
                                  /*kept=*/micro_batches > 1);
         recorder.enter(MemoryClass::kActivations);
       }
