@@ -177,7 +177,8 @@ at::Tensor EmotionModel::forward(const at::Tensor& frames, const at::Tensor& sam
   } else if (!visual_) {
     vector = audio_->forward(samples);
   } else {
-    vector = fusion_->forward(visual_->forward(frames), audio_->forward(samples), has_audio);
+    const at::Tensor seen = visual_->forward(frames);  // first: compilers evaluate arguments in any order
+    vector = fusion_->forward(seen, audio_->forward(samples), has_audio);
   }
   if (is_training() && options_.dropout > 0) vector = at::dropout(vector, options_.dropout, /*train=*/true);
   return classifier_->forward(vector);

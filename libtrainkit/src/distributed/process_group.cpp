@@ -31,7 +31,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Response time limit of a live rank. A survivor reports within a second.
 constexpr std::chrono::milliseconds kPatience{500};
-constexpr size_t kBroadcastBytes = 25 << 20;
+/// Smaller tensors of a broadcast are copied to a buffer of this size; others need no memory.
+constexpr size_t kBroadcastBytes = 1 << 20;
 
 /// Shortens a message of Gloo or NCCL and removes the position in their sources.
 std::string short_reason(std::string_view message) {
@@ -273,9 +274,21 @@ absl::Status ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int
   const auto started = Clock::now();
   impl_->at(what);
   try {
-    if (!tensors.empty()) {
-      c10d::broadcast_coalesced(impl_->c10d(), tensors, kBroadcastBytes, static_cast<int>(root));
+    const c10::intrusive_ptr<c10d::ProcessGroup> group = impl_->c10d();
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> small;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.nbytes() < kBroadcastBytes || !tensor.is_non_overlapping_and_dense()) {
+        small.push_back(tensor);
+        continue;
+      }
+      std::vector<at::Tensor> flat{tensor.as_strided({tensor.numel()}, {1})};
+      works.push_back(group->broadcast(flat, options));
     }
+    if (!small.empty()) c10d::broadcast_coalesced(group, small, kBroadcastBytes, static_cast<int>(root));
+    for (const auto& work : works) work->wait();
     return absl::OkStatus();
   } catch (const std::exception& error) {
     return impl_->failure(what, started, error.what());

@@ -4,7 +4,7 @@
 #
 #   cuda_sim_add_kernels(TARGET INCLUDES directory ... FILES a.cu ...)
 #
-# Clang checks each load and store of a kernel. With GCC they are not checked, and launches report no accesses.
+# The compiler adds a call before each load and store of a kernel, which checks and records it.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(CUDA_SIM_KERNELS_DIR ${CMAKE_CURRENT_LIST_DIR})
 
@@ -12,10 +12,16 @@ set(CUDA_SIM_KERNELS_DIR ${CMAKE_CURRENT_LIST_DIR})
 # conflict with the real sanitizers. It includes copies of structures (float4), which -fsanitize-coverage=trace-loads
 # omits.
 set(CUDA_SIM_CHECKS -fno-sanitize=all -fsanitize=kernel-address)
-foreach(option instrumentation-with-call-threshold=0 memory-access-callback-prefix=__cuda_sim_ kernel-mem-intrinsic-prefix=1
-               stack=0 globals=0 opt=0 constructor-kind=none)
-  list(APPEND CUDA_SIM_CHECKS -mllvm -asan-${option})
-endforeach()
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  foreach(option instrumentation-with-call-threshold=0 memory-access-callback-prefix=__cuda_sim_ kernel-mem-intrinsic-prefix=1
+                 stack=0 globals=0 opt=0 constructor-kind=none)
+    list(APPEND CUDA_SIM_CHECKS -mllvm -asan-${option})
+  endforeach()
+else()  # GCC calls them __asan_load4_noabort, ...
+  foreach(option instrumentation-with-call-threshold=0 stack=0 globals=0)
+    list(APPEND CUDA_SIM_CHECKS --param=asan-${option})
+  endforeach()
+endif()
 
 function(cuda_sim_add_kernels TARGET)
   cmake_parse_arguments(ARG "" "" "INCLUDES;FILES" ${ARGN})
@@ -33,10 +39,7 @@ function(cuda_sim_add_kernels TARGET)
   endforeach()
   set_property(SOURCE ${generated} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   set_property(SOURCE ${generated} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
-  set(options -O1 -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas)
-  if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
-    list(APPEND options ${CUDA_SIM_CHECKS})
-  endif()
+  set(options -O1 -Wno-unused -Wno-unused-parameter -Wno-unknown-pragmas ${CUDA_SIM_CHECKS})
   set_property(SOURCE ${generated} PROPERTY COMPILE_OPTIONS ${options})
   target_sources(${TARGET} PRIVATE ${generated})
   target_include_directories(${TARGET} PRIVATE ${CUDA_SIM_KERNELS_DIR} ${ARG_INCLUDES})

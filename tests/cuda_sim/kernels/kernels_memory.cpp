@@ -248,28 +248,35 @@ void on_access(uintptr_t address, size_t bytes, bool writes) {
 }  // namespace
 
 #define CUDA_SIM_HIDDEN extern "C" __attribute__((visibility("hidden")))
-#define CUDA_SIM_ACCESS(bytes)                                                                                   \
-  CUDA_SIM_HIDDEN void __cuda_sim_load##bytes##_noabort(uintptr_t address) { on_access(address, bytes, false); } \
-  CUDA_SIM_HIDDEN void __cuda_sim_store##bytes##_noabort(uintptr_t address) { on_access(address, bytes, true); }
+#ifdef __clang__
+#define CUDA_SIM_HOOK(name) __cuda_sim_##name
+#else
+#define CUDA_SIM_HOOK(name) __asan_##name
+CUDA_SIM_HIDDEN void __asan_before_dynamic_init(const char*) {}
+CUDA_SIM_HIDDEN void __asan_after_dynamic_init() {}
+#endif
+#define CUDA_SIM_ACCESS(bytes)                                                                                       \
+  CUDA_SIM_HIDDEN void CUDA_SIM_HOOK(load##bytes##_noabort)(uintptr_t address) { on_access(address, bytes, false); } \
+  CUDA_SIM_HIDDEN void CUDA_SIM_HOOK(store##bytes##_noabort)(uintptr_t address) { on_access(address, bytes, true); }
 CUDA_SIM_ACCESS(1)
 CUDA_SIM_ACCESS(2)
 CUDA_SIM_ACCESS(4)
 CUDA_SIM_ACCESS(8)
 CUDA_SIM_ACCESS(16)
-CUDA_SIM_HIDDEN void __cuda_sim_loadN_noabort(uintptr_t address, size_t bytes) { on_access(address, bytes, false); }
-CUDA_SIM_HIDDEN void __cuda_sim_storeN_noabort(uintptr_t address, size_t bytes) { on_access(address, bytes, true); }
+CUDA_SIM_HIDDEN void CUDA_SIM_HOOK(loadN_noabort)(uintptr_t address, size_t bytes) { on_access(address, bytes, false); }
+CUDA_SIM_HIDDEN void CUDA_SIM_HOOK(storeN_noabort)(uintptr_t address, size_t bytes) { on_access(address, bytes, true); }
 
-CUDA_SIM_HIDDEN void* __cuda_sim_memcpy(void* to, const void* from, size_t bytes) {
+CUDA_SIM_HIDDEN void* CUDA_SIM_HOOK(memcpy)(void* to, const void* from, size_t bytes) {
   on_access(reinterpret_cast<uintptr_t>(from), bytes, false);
   on_access(reinterpret_cast<uintptr_t>(to), bytes, true);
   return memcpy(to, from, bytes);
 }
-CUDA_SIM_HIDDEN void* __cuda_sim_memmove(void* to, const void* from, size_t bytes) {
+CUDA_SIM_HIDDEN void* CUDA_SIM_HOOK(memmove)(void* to, const void* from, size_t bytes) {
   on_access(reinterpret_cast<uintptr_t>(from), bytes, false);
   on_access(reinterpret_cast<uintptr_t>(to), bytes, true);
   return memmove(to, from, bytes);
 }
-CUDA_SIM_HIDDEN void* __cuda_sim_memset(void* to, int value, size_t bytes) {
+CUDA_SIM_HIDDEN void* CUDA_SIM_HOOK(memset)(void* to, int value, size_t bytes) {
   on_access(reinterpret_cast<uintptr_t>(to), bytes, true);
   return memset(to, value, bytes);
 }
