@@ -48,7 +48,8 @@ void TrainStep::accumulate(const Batch& batch, const LossFunction& loss) { accep
 void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(batch, nullptr, std::move(loss)); }
 
 void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
-  detail::note_step(device_names_, step_ + 1);
+  // A memory plan's steps on the CPU are not those in which a GPU fails.
+  if (!devices_.device().is_cpu()) detail::note_step(device_names_, step_ + 1);
   if (accumulated_ == 0) in_flight_->begin();
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
