@@ -115,6 +115,8 @@ void GradScaler::unscale_(ScaledOptimizer& optimizer) {
       at::_amp_foreach_non_finite_check_and_unscale_(gradients, state.found_inf, one_.to(device));
     }
   }
+  optimizer.sum_over_shards(state.found_inf);
+  if (optimizer.is_sharded()) state.found_inf.clamp_max_(1);
   state.stage = Stage::kUnscaled;
 }
 

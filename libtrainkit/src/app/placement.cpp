@@ -155,6 +155,12 @@ absl::Status compare_data(const Placement& placement,
   return placement.group->compare_digest(fields);
 }
 
+Sharding sharding_of(const RunOptions& run) {
+  return run.shard == "optimizer"   ? Sharding::kOptimizer
+         : run.shard == "gradients" ? Sharding::kGradients
+                                    : Sharding::kNone;
+}
+
 DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement) {
   DeviceReplicatorOptions options{.device = placement.device(), .process_group = placement.group};
   const std::string& strategy = placement.plan.strategy;
@@ -172,6 +178,7 @@ DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placemen
   options.gradient_compression = run.grad_compression == "fp16"   ? GradientCompression::kFp16
                                  : run.grad_compression == "bf16" ? GradientCompression::kBf16
                                                                   : GradientCompression::kNone;
+  options.sharding = sharding_of(run);
   return options;
 }
 

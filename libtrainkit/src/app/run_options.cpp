@@ -182,6 +182,11 @@ void add_device_flags(ConfigParser& parser, RunOptions& o) {
       spec("Data type of the gradients that ddp sends; 16 bits halve the traffic and lose precision.");
   compression.choices = {"none", "fp16", "bf16"};
   parser.add("grad_compression", &o.grad_compression, compression);
+  OptionSpec shard = spec(
+      "What the ranks of ddp divide among them: the optimizer's state, or gradients too. Less memory per GPU, same "
+      "result.");
+  shard.choices = {"none", "optimizer", "gradients"};
+  parser.add("shard", &o.shard, shard);
   OptionSpec sync_batchnorm = spec(
       "Normalise batches over the rows of all devices; auto: below 16 rows per device. Each such layer waits for all.");
   sync_batchnorm.choices = {"auto", "on", "off"};

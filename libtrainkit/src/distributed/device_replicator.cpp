@@ -91,6 +91,17 @@ absl::StatusOr<std::vector<at::Device>> devices_of(const DeviceReplicatorOptions
   return devices;
 }
 
+/// Checks that `strategy` can divide the training state as the options say.
+absl::Status check_sharding(const DeviceReplicatorOptions& options, Strategy strategy) {
+  if (options.sharding == Sharding::kNone || strategy == Strategy::kSingle) return absl::OkStatus();
+  if (strategy == Strategy::kDataParallel) {
+    return usage_error("--shard", "needs one process per device", "dp", "ddp",
+                       "start the program with trainkit launch, torchrun, srun or mpirun");
+  }
+  if (!options.find_unused_parameters) return absl::OkStatus();
+  return usage_error("find_unused_parameters", "cannot be used with sharding", "true", "false");
+}
+
 absl::Status check_buckets(const DeviceReplicatorOptions& options) {
   if (options.bucket_bytes > 0 && options.first_bucket_bytes > 0) return absl::OkStatus();
   return usage_error("bucket_bytes", "bucket size must be positive",
@@ -141,8 +152,10 @@ absl::StatusOr<std::unique_ptr<DeviceReplicator>> DeviceReplicator::create_erase
   const at::Device device = chosen_device(asked);
   options.device = device;
   const ModuleFactory make = [&] { return with_batch_norm(factory(), options.sync_batch_norm); };
+  const Strategy strategy = resolve(options);
+  TRAINKIT_RETURN_IF_ERROR(check_sharding(options, strategy));
   std::unique_ptr<DeviceReplicator> replicator;
-  switch (resolve(options)) {
+  switch (strategy) {
     case Strategy::kDataParallel: {
       TRAINKIT_ASSIGN_OR_RETURN(const std::vector<at::Device> devices, devices_of(options));
       TRAINKIT_RETURN_IF_ERROR(check_buckets(options));

@@ -78,6 +78,7 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
     : process_group_(options.process_group),
       module_(std::move(module)),
       device_(*options.device),
+      options_(options),
       find_unused_(options.find_unused_parameters),
       compression_(options.gradient_compression),
       group_(*process_group_),
@@ -92,11 +93,13 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
   fields.push_back({"bucket_bytes", std::to_string(options.bucket_bytes)});
   fields.push_back({"first_bucket_bytes", std::to_string(options.first_bucket_bytes)});
   fields.push_back({"find_unused_parameters", find_unused_ ? "true" : "false"});
+  constexpr const char* kShardings[] = {"none", "optimizer", "gradients"};
+  fields.push_back({"shard", kShardings[static_cast<int>(options.sharding)]});
   throw_status(process_group_->compare_digest(fields));
   has_collectives_ = bind_replica(*module_, group_, process_group_->rank());
   buffers_ = replica_buffers(*module_);
   synchronize();
-  if (!trained_.empty()) create_reducer(options);
+  if (!trained_.empty() && options.sharding == Sharding::kNone) create_reducer(options);
 }
 
 Distributed::~Distributed() = default;
@@ -136,6 +139,33 @@ void Distributed::create_reducer(const DeviceReplicatorOptions& options) {
   reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), compression_, sent_));
 }
 
+ParameterShards* Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
+  if (shards_ || options_.sharding == Sharding::kNone || trained_.empty()) return shards_.get();
+  const std::vector<at::Tensor> parameters = tensors_of(trained_);
+  std::vector<char> whole;
+  for (const at::Tensor& parameter : parameters) whole.push_back(is_whole && is_whole(parameter) ? 1 : 0);
+  shards_ = std::make_unique<ParameterShards>(parameters, whole, options_, shard_collectives());
+  return shards_.get();
+}
+
+ShardCollectives Distributed::shard_collectives() {
+  ProcessGroup::Impl& group = ranks();
+  return {.rank = group.rank,
+          .ranks = group.world_size,
+          .reduce_scatter = [&group](const at::Tensor& buffer) { return group.reduce_scatter(buffer); },
+          .all_gather = [&group](const at::Tensor& buffer) { return group.all_gather(buffer); },
+          .wait =
+              [this, &group](const ShardCollectives::Work& work, const std::string& what) {
+                group.at(what);
+                throw_status(group.wait(work, what, sent_->started));
+              },
+          .all_reduce =
+              [this](const at::Tensor& values) {
+                sent_->started = std::chrono::steady_clock::now();
+                throw_status(process_group_->all_reduce(values, "allreduce(values of the shards)"));
+              }};
+}
+
 at::Device Distributed::device(int64_t replica) const {
   TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);
   return device_;
@@ -157,16 +187,18 @@ void Distributed::synchronize() {
 
 void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_sent) {
   const ReplicaRandom random(draw_seed(), process_group_->rank(), device_);
-  const bool reduce = reduce_gradients && reducer_;
-  if (reduce) begin_reduction();
+  TORCH_CHECK(shards_ || trained_.empty() || options_.sharding == Sharding::kNone,
+              "call divide_parameters() before run()");
+  const bool reduce = shards_ ? reduce_gradients || shards_->reduces_every_run() : reduce_gradients && reducer_;
+  if (reduce) begin_reduction(/*sends_buffers=*/reduce_gradients);
   // With find_unused_parameters the Reducer starts one more collective after the last bucket. The caller's collective
   // would come before it on this rank only, and all ranks must keep one order.
-  sent_->on_sent = find_unused_ ? nullptr : on_sent;
+  sent_->on_sent = find_unused_ || !reduce_gradients ? nullptr : on_sent;
   ranks().at("forward and backward");
   try {
     backward(body, reduce);
   } catch (...) {
-    if (reduce) throw_if_broken();  // names the bucket whose failure made backward throw
+    if (reduce && !shards_) throw_if_broken();  // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
     if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
     if (reduce && !has_collectives_) release_other_ranks();
@@ -176,6 +208,8 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
 }
 
 void Distributed::backward(const Body& body, bool reduce) {
+  if (shards_) shards_->begin(reduce, std::exchange(sent_->on_sent, nullptr));
+  if (shards_) return backward_of_shards(body(0));
   if (reduce) reducer_->prepare_for_forward();
   if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
@@ -192,6 +226,18 @@ void Distributed::backward(const Body& body, bool reduce) {
                     ": set find_unused_parameters if that is intended");
 }
 
+/// Backward of a micro-batch whose gradients go to the shards; `loss` is undefined if this rank has no rows.
+void Distributed::backward_of_shards(const at::Tensor& loss) {
+  sent_->started = std::chrono::steady_clock::now();
+  if (loss.defined()) loss.backward();
+  const auto end = std::chrono::steady_clock::now();
+  shards_->end(/*contribute=*/true);
+  add_reduction_since(end);
+  const auto missing = loss.defined() ? shards_->without_gradient() : std::nullopt;
+  TORCH_CHECK_VALUE(!missing, "the loss did not reach ", trained_[missing.value_or(0)].first,
+                    ": sharding needs a gradient of every trained parameter");
+}
+
 /// Makes new gradients views of the buckets before a micro-batch that is not reduced, so that accumulated gradients are
 /// not in memory twice. With find_unused_parameters a parameter without a gradient must stay so.
 void Distributed::accumulate_in_buckets() {
@@ -205,18 +251,19 @@ void Distributed::accumulate_in_buckets() {
   }
 }
 
-void Distributed::begin_reduction() {
+void Distributed::begin_reduction(bool sends_buffers) {
   reduction_begun_ = true;
-  if (reducer_->should_rebuild_buckets()) {
+  if (reducer_ && reducer_->should_rebuild_buckets()) {
     // NCCL's process group holds a bucket until its work is waited for, or until its watchdog polls about 100 ms later.
     // Without this wait two sets of buckets would be in memory at the peak of the second step.
     throw_if_broken();
   }
   sent_->works.clear();
   sent_->started = std::chrono::steady_clock::now();
-  if (!buffers_.empty() && module_->is_training()) {
+  if (sends_buffers && !buffers_.empty() && module_->is_training()) {
     throw_status(process_group_->broadcast(buffers_, 0, "broadcast of the buffers"));
   }
+  if (!reducer_) return;
   try {
     reducer_->rebuild_buckets();
   } catch (const std::exception& error) {
@@ -226,6 +273,7 @@ void Distributed::begin_reduction() {
 
 /// Sends what the other ranks wait for after a failure here. Ignores errors: the caller reports the first one.
 void Distributed::release_other_ranks() {
+  if (shards_ && !shards_->is_reducing()) return;  // all buckets were sent
   try {
     complete_reduction(/*contribute=*/false);
   } catch (const std::exception&) {  // the process group is unusable now
@@ -233,8 +281,8 @@ void Distributed::release_other_ranks() {
 }
 
 void Distributed::skip_reduction() {
-  if (!reducer_) return;
-  if (!reduction_begun_) begin_reduction();
+  if (!reduces()) return;
+  if (!reduction_begun_) begin_reduction(/*sends_buffers=*/true);
   complete_reduction(/*contribute=*/false);
 }
 
@@ -242,6 +290,10 @@ void Distributed::skip_reduction() {
 /// existing gradients, which then become the sums; otherwise zeros, for a failed step. See Note [Reducer hook].
 void Distributed::complete_reduction(bool contribute) {
   reduction_begun_ = false;
+  if (shards_) {
+    if (!shards_->is_reducing()) shards_->begin(/*reduces=*/true);
+    return shards_->end(contribute);
+  }
   // Overwrite the gradients of a failed step with zeros: they are no longer needed, and there may be no memory for new
   // buffers.
   const auto buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/contribute);
@@ -298,6 +350,7 @@ void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket)
 
 void Distributed::abandon_step() {
   if (reducer_) reducer_->reset_state();
+  if (shards_) shards_->release_gradients();
   reduction_begun_ = false;
 }
 

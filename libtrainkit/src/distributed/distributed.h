@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/parameter_shards.h"
 #include "distributed/process_group_impl.h"
 #include "trainkit/distributed/device_replicator.h"
 
@@ -47,6 +48,8 @@ class Distributed final : public DeviceReplicator {
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ProcessGroup* process_group() const override { return process_group_.get(); }
   ReplicaGroup& group() override { return group_; }
+  ParameterShards* divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
+  ParameterShards* shards() const override { return shards_.get(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;
   void abandon_step() override;
@@ -65,20 +68,24 @@ class Distributed final : public DeviceReplicator {
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }
   void create_reducer(const DeviceReplicatorOptions& options);
+  ShardCollectives shard_collectives();
   /// Prepares a step with reduction; every rank calls it before the body.
-  void begin_reduction();
+  void begin_reduction(bool sends_buffers);
   void accumulate_in_buckets();
   void complete_reduction(bool contribute);
   void release_other_ranks();
   void copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const;
   void backward(const Body& body, bool reduce);
+  void backward_of_shards(const at::Tensor& loss);
   /// Waits for all sent buckets. Throws the Error of a lost rank if one failed.
   void throw_if_broken();
   std::string parameters_without_gradient() const;
+  bool reduces() const { return reducer_ || shards_; }
 
   std::shared_ptr<ProcessGroup> process_group_;
   std::shared_ptr<torch::nn::Module> module_;
   at::Device device_;
+  DeviceReplicatorOptions options_;
   bool find_unused_;
   GradientCompression compression_;
   std::vector<std::pair<std::string, at::Tensor>> trained_;
@@ -88,7 +95,8 @@ class Distributed final : public DeviceReplicator {
   Ranks group_;
   std::shared_ptr<BucketHook::Sent> sent_;
   std::shared_ptr<c10d::Reducer> reducer_;
-  std::shared_ptr<c10d::Logger> logger_;  // required by the Reducer with find_unused_parameters
+  std::unique_ptr<ParameterShards> shards_;  // with sharding, instead of the Reducer
+  std::shared_ptr<c10d::Logger> logger_;     // required by the Reducer with find_unused_parameters
 };
 
 }  // namespace trainkit::detail

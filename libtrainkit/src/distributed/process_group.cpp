@@ -197,6 +197,24 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_reduce(const at::Tensor& 
   return backend(tensor.device().type()).allreduce(tensors);
 }
 
+/// This rank's part of a tensor with one part per rank.
+at::Tensor ProcessGroup::Impl::own_part(const at::Tensor& tensor) const {
+  const int64_t part = tensor.numel() / world_size;
+  return tensor.narrow(0, rank * part, part);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::reduce_scatter(const at::Tensor& tensor) {
+  if (shared_memory_ && detail::SharedMemory::supports(tensor)) return shared_memory_->reduce_scatter(tensor);
+  at::Tensor part = own_part(tensor), whole = tensor;
+  return backend(tensor.device().type())._reduce_scatter_base(part, whole);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_gather(const at::Tensor& tensor) {
+  if (shared_memory_ && tensor.is_cpu()) return shared_memory_->all_gather(tensor);
+  at::Tensor part = own_part(tensor), whole = tensor;
+  return backend(tensor.device().type())._allgather_base(whole, part);
+}
+
 void ProcessGroup::Impl::at(std::string_view what) {
   failure_detector_->set_position("step " + std::to_string(step) + " in " + std::string(what));
 }

@@ -35,6 +35,10 @@ class ProcessGroup::Impl {
 
   /// Sums `tensor` over all ranks in place without waiting. Uses shared memory if possible, else backend().
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor);
+  /// The same for tensors with one part of equal size per rank (1-D): replaces this rank's part by its sum over all
+  /// ranks, the other parts are then undefined; or replaces the parts of the other ranks by theirs.
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& tensor);
+  c10::intrusive_ptr<c10d::Work> all_gather(const at::Tensor& tensor);
 
   /// Waits for `work`, which began at `started`.
   absl::Status wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what, Clock::time_point started);
@@ -54,6 +58,7 @@ class ProcessGroup::Impl {
 
  private:
   void make_backends(const std::string& address);
+  at::Tensor own_part(const at::Tensor& tensor) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<detail::FailureDetector> failure_detector_;

@@ -34,13 +34,16 @@ constexpr std::chrono::milliseconds kLivenessInterval{20};
 // rejects an unrelated process with the same pid in another pid namespace. All ranks then vote through the store, so
 // that either all use shared memory or none does.
 //
-// A sum of any size passes through the ring in pieces:
+// A tensor of any size passes through the ring in pieces:
 // 1. The owner copies piece i into slot i mod kPieces, stores its size, then publishes `written` = i + 1 (release).
 // 2. A reader waits until `written` of every rank exceeds i (acquire), checks the sizes and adds the pieces of all
 // ranks in rank order.
 // 3. The reader publishes `read` = i + 1. A slot is overwritten only when every other rank's `read` has passed the
-// piece that it holds. Sums write ahead as far as the ring allows, then alternate between reading and writing, so a
+// piece that it holds. Calls write ahead as far as the ring allows, then alternate between reading and writing, so a
 // rank never waits for space while it has something to read; otherwise two ranks could wait for each other.
+//
+// A reduce-scatter and an all-gather pass through the ring in the same way, as all ranks count the same pieces. But a
+// rank copies only what others read: all parts but its own, or its own part. It reads only its own part, or all others.
 //
 // Counters wrap around; `reached` compares them by signed difference, which is exact because they differ by at most
 // kPieces. Waiters sleep on a futex for at most kLivenessInterval and then check that the other rank still exists: its
@@ -80,10 +83,10 @@ std::string network_namespace() {
   return std::filesystem::read_symlink("/proc/self/ns/net", error).string();
 }
 
-/// Work of a sum. Work::create_from_future would make one that swallows errors.
-class SumWork final : public c10d::Work {
+/// Work of a call. Work::create_from_future would make one that swallows errors.
+class CallWork final : public c10d::Work {
  public:
-  explicit SumWork(c10::intrusive_ptr<c10::ivalue::Future> done) : done_(std::move(done)) {}
+  explicit CallWork(c10::intrusive_ptr<c10::ivalue::Future> done) : done_(std::move(done)) {}
   bool isCompleted() override { return done_->completed(); }
   bool wait(std::chrono::milliseconds) override {
     done_->waitAndThrow();
@@ -198,29 +201,45 @@ bool SharedMemory::supports(const at::Tensor& tensor) {
 }
 
 c10::intrusive_ptr<c10d::Work> SharedMemory::all_reduce(const at::Tensor& tensor) {
-  TORCH_CHECK(supports(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
+  return start(Operation::kAllReduce, tensor);
+}
+c10::intrusive_ptr<c10d::Work> SharedMemory::reduce_scatter(const at::Tensor& tensor) {
+  return start(Operation::kReduceScatter, tensor);
+}
+c10::intrusive_ptr<c10d::Work> SharedMemory::all_gather(const at::Tensor& tensor) {
+  return start(Operation::kAllGather, tensor);
+}
+
+c10::intrusive_ptr<c10d::Work> SharedMemory::start(Operation operation, const at::Tensor& tensor) {
+  if (operation == Operation::kAllGather) {
+    TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous(), "expected a contiguous tensor on the CPU");
+  } else {
+    TORCH_CHECK(supports(tensor), "expected a contiguous tensor of float32 or float64 on the CPU");
+  }
+  TORCH_CHECK(operation == Operation::kAllReduce || tensor.numel() % static_cast<int64_t>(ranks_.size()) == 0,
+              "expected one part of equal size per rank");
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   {
     const std::lock_guard lock(mutex_);
-    sums_.push_back({tensor, done});
+    calls_.push_back({operation, tensor, done});
   }
   asked_.notify_one();
-  return c10::make_intrusive<SumWork>(done);
+  return c10::make_intrusive<CallWork>(done);
 }
 
 void SharedMemory::work() {
   for (;;) {
-    Sum next;
+    Call next;
     {
       std::unique_lock lock(mutex_);
-      asked_.wait(lock, [&] { return stopping_ || !sums_.empty(); });
-      if (sums_.empty()) return;
-      next = std::move(sums_.front());
-      sums_.pop_front();
+      asked_.wait(lock, [&] { return stopping_ || !calls_.empty(); });
+      if (calls_.empty()) return;
+      next = std::move(calls_.front());
+      calls_.pop_front();
     }
     try {
       if (broken_) std::rethrow_exception(broken_);
-      sum(next.tensor);
+      run(next);
       next.done->markCompleted(next.tensor);
     } catch (...) {
       if (!broken_) broken_ = std::current_exception();
@@ -229,31 +248,36 @@ void SharedMemory::work() {
   }
 }
 
-/// Writes ahead as far as the ring allows, then adds piece by piece. See Note [Shared-memory ring].
-void SharedMemory::sum(const at::Tensor& tensor) {
+std::vector<SharedMemory::Piece> SharedMemory::pieces_of(const Call& call) const {
+  const std::span<std::byte> bytes(static_cast<std::byte*>(call.tensor.mutable_data_ptr()), call.tensor.nbytes());
+  const size_t parts = call.operation == Operation::kAllReduce ? 1 : ranks_.size();
+  const size_t part_bytes = bytes.size() / parts;
+  std::vector<Piece> pieces;
+  for (size_t part = 0; part < parts; ++part) {
+    for (size_t begin = 0; begin < part_bytes; begin += kPieceBytes) {
+      pieces.push_back({bytes.subspan(part * part_bytes + begin, std::min(kPieceBytes, part_bytes - begin)), part});
+    }
+  }
+  return pieces;
+}
+
+/// Writes ahead as far as the ring allows, then reads piece by piece. See Note [Shared-memory ring].
+void SharedMemory::run(const Call& call) {
   const auto deadline = Clock::now() + timeout_;
-  const std::span<std::byte> bytes(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
-  const auto piece_at = [&](size_t begin) { return bytes.subspan(begin, std::min(kPieceBytes, bytes.size() - begin)); };
-  size_t shown = 0, summed = 0;
-  while (summed < bytes.size()) {
-    if (shown < bytes.size() && may_write()) {
-      write(piece_at(shown));
-      shown += piece_at(shown).size();
+  const std::vector<Piece> pieces = pieces_of(call);
+  size_t shown = 0, done = 0;
+  while (done < pieces.size()) {
+    if (shown < pieces.size() && may_write()) {
+      write(call.operation, pieces[shown++]);
       continue;
     }
-    if (summed == shown) {  // the ring is full of pieces that other ranks have not read
+    if (done == shown) {  // the ring is full of pieces that other ranks have not read
       for (size_t other = 0; other < ranks_.size(); ++other) {
         if (other != rank_) await(ranks_[other]->head().read, written_ - kPieces + 1, other, deadline);
       }
       continue;
     }
-    const std::span<std::byte> piece = piece_at(summed);
-    if (tensor.scalar_type() == at::kFloat) {
-      add_up(std::span(reinterpret_cast<float*>(piece.data()), piece.size() / sizeof(float)), deadline);
-    } else {
-      add_up(std::span(reinterpret_cast<double*>(piece.data()), piece.size() / sizeof(double)), deadline);
-    }
-    summed += piece.size();
+    read(call, pieces[done++], deadline);
   }
 }
 
@@ -265,11 +289,41 @@ bool SharedMemory::may_write() const {
   return true;
 }
 
-void SharedMemory::write(std::span<const std::byte> piece) {
+void SharedMemory::write(Operation operation, const Piece& piece) {
   const RankMemory& own = *ranks_[rank_];
-  std::memcpy(own.piece(written_), piece.data(), piece.size());
-  own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.size());
+  const bool is_read =
+      operation == Operation::kAllReduce || (operation == Operation::kAllGather) == (piece.owner == rank_);
+  if (is_read) std::memcpy(own.piece(written_), piece.bytes.data(), piece.bytes.size());
+  own.head().piece_bytes[written_ % kPieces] = static_cast<uint32_t>(piece.bytes.size());
   publish(own.head().written, ++written_);
+}
+
+void SharedMemory::read(const Call& call, const Piece& piece, Clock::time_point deadline) {
+  const bool is_own = piece.owner == rank_;
+  if (call.operation == Operation::kAllGather) {
+    const size_t bytes = piece.bytes.size();
+    if (!is_own) std::memcpy(piece.bytes.data(), piece_of(piece.owner, bytes, deadline), bytes);
+  } else if (call.operation == Operation::kAllReduce || is_own) {
+    const auto numbers = [&]<class T>(T*) {
+      return std::span(reinterpret_cast<T*>(piece.bytes.data()), piece.bytes.size() / sizeof(T));
+    };
+    if (call.tensor.scalar_type() == at::kFloat) {
+      add_up(numbers(static_cast<float*>(nullptr)), deadline);
+    } else {
+      add_up(numbers(static_cast<double*>(nullptr)), deadline);
+    }
+  }
+  publish(ranks_[rank_]->head().read, ++read_);
+}
+
+/// Waits for the next piece of `rank`, and checks its size.
+const std::byte* SharedMemory::piece_of(size_t rank, size_t bytes, Clock::time_point deadline) const {
+  const RankMemory& other = *ranks_[rank];
+  await(other.head().written, read_ + 1, rank, deadline);
+  const size_t sent = other.head().piece_bytes[read_ % kPieces];
+  if (sent == bytes) return other.piece(read_);
+  throw std::runtime_error("rank " + std::to_string(rank) + " sent " + std::to_string(sent) + " bytes, this rank " +
+                           std::to_string(bytes));
 }
 
 /// Waits for the next piece of every rank and writes the sum into `piece`, which holds this rank's values.
@@ -277,18 +331,8 @@ template <class T>
 void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
   std::array<const T*, kMaxRanks> parts{};
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (rank == rank_) {
-      parts[rank] = piece.data();
-      continue;
-    }
-    const RankMemory& other = *ranks_[rank];
-    await(other.head().written, read_ + 1, rank, deadline);
-    const size_t bytes = other.head().piece_bytes[read_ % kPieces];
-    if (bytes != piece.size_bytes()) {
-      throw std::runtime_error("rank " + std::to_string(rank) + " sent " + std::to_string(bytes) +
-                               " bytes, this rank " + std::to_string(piece.size_bytes()));
-    }
-    parts[rank] = reinterpret_cast<const T*>(other.piece(read_));
+    parts[rank] =
+        rank == rank_ ? piece.data() : reinterpret_cast<const T*>(piece_of(rank, piece.size_bytes(), deadline));
   }
   constexpr size_t kBlock = 1024;
   std::array<T, kBlock> sums;
@@ -300,7 +344,6 @@ void SharedMemory::add_up(std::span<T> piece, Clock::time_point deadline) {
     }
     std::copy_n(sums.begin(), count, piece.begin() + static_cast<std::ptrdiff_t>(begin));
   }
-  publish(ranks_[rank_]->head().read, ++read_);
 }
 
 /// Sleeps until `counter` of `rank` is at least `least`.

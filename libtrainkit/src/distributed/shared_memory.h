@@ -1,5 +1,5 @@
 #pragma once
-// All-reduce through shared memory between ranks on one machine.
+// Collectives through shared memory between ranks on one machine.
 
 #include <ATen/core/Tensor.h>
 
@@ -24,7 +24,7 @@ namespace trainkit::detail {
 /// once and read once per rank; a socket would copy it through the kernel twice in each direction, on cores that
 /// backward needs. See Note [Shared-memory ring].
 ///
-/// A worker thread processes the sums in the order of the calls, which must be equal on all ranks.
+/// A worker thread processes the calls in their order, which must be equal on all ranks.
 class SharedMemory {
  public:
   /// Maps the memory of all ranks; blocks until all have joined. Returns null on all ranks if any rank cannot or does
@@ -43,20 +43,35 @@ class SharedMemory {
   /// Sums `tensor` over all ranks in place. Does not block. The work fails if a rank is gone (noticed within 20 ms),
   /// does not arrive within the timeout, or has a different number of bytes; all later work then fails too.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor);
+  /// The same for a tensor with one part of equal size per rank: sums this rank's part, and leaves the others.
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& tensor);
+  /// Replaces the other ranks' parts by theirs: a contiguous CPU tensor of any dtype.
+  c10::intrusive_ptr<c10d::Work> all_gather(const at::Tensor& tensor);
 
  private:
   using Clock = std::chrono::steady_clock;
   class RankMemory;
-  struct Sum {
+  enum class Operation { kAllReduce, kReduceScatter, kAllGather };
+  /// A piece of a tensor, in the part of `owner`. An all-reduce has one part, of nobody.
+  struct Piece {
+    std::span<std::byte> bytes;
+    size_t owner;
+  };
+  struct Call {
+    Operation operation;
     at::Tensor tensor;
     c10::intrusive_ptr<c10::ivalue::Future> done;
   };
 
   SharedMemory(std::vector<std::unique_ptr<RankMemory>> ranks, int64_t rank, std::chrono::milliseconds timeout);
   void work();
-  void sum(const at::Tensor& tensor);
+  c10::intrusive_ptr<c10d::Work> start(Operation operation, const at::Tensor& tensor);
+  void run(const Call& call);
+  std::vector<Piece> pieces_of(const Call& call) const;
   bool may_write() const;
-  void write(std::span<const std::byte> piece);
+  void write(Operation operation, const Piece& piece);
+  void read(const Call& call, const Piece& piece, Clock::time_point deadline);
+  const std::byte* piece_of(size_t rank, size_t bytes, Clock::time_point deadline) const;
   template <class T>
   void add_up(std::span<T> piece, Clock::time_point deadline);
   void await(const std::atomic<uint32_t>& counter, uint32_t least, size_t rank, Clock::time_point deadline) const;
@@ -72,7 +87,7 @@ class SharedMemory {
 
   std::mutex mutex_;
   std::condition_variable asked_;
-  std::deque<Sum> sums_;  // guarded by mutex_
+  std::deque<Call> calls_;  // guarded by mutex_
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };

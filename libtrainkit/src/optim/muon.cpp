@@ -150,6 +150,7 @@ at::Tensor Muon::orthogonal(const at::Tensor& update) const {
 /// Updates matrix i. With found_inf the device decides: buffer and weights then keep their bits.
 void Muon::update_matrix(const FusedArguments& a, size_t i) const {
   const at::Tensor &param = a.params[i], &gradient = a.gradients[i], &buffer = a.state[0][i];
+  if (param.numel() == 0) return;  // another rank's
   at::Tensor update = view(update_, param.size(0), param.size(1));
   const at::Tensor skip = a.found_inf ? a.found_inf->to(at::kBool) : at::Tensor();
   if (skip.defined()) {

@@ -76,6 +76,21 @@ void Optimizer::add_param_groups(std::vector<ParamGroup> groups) {
   for (ParamGroup& group : groups) add_param_group(std::move(group));
 }
 
+void Optimizer::shard(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum) {
+  TORCH_CHECK(max_step_count_ == 0, "optimizer: shard() after a step");
+  groups_.clear();
+  buckets_.clear();
+  steps_ = step_count_ = advance_all_ = advance_present_ = at::Tensor();
+  present_.clear();
+  device_lrs_ = {};
+  add_param_groups(std::move(groups));
+  sum_over_shards_ = std::move(sum);
+}
+
+void Optimizer::sum_over_shards(const at::Tensor& values) const {
+  if (sum_over_shards_) sum_over_shards_(values);
+}
+
 void Optimizer::add_param_group(ParamGroup group) {
   std::unordered_set<const void*> seen;
   std::erase_if(group.params,

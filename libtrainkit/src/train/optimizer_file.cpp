@@ -119,6 +119,8 @@ absl::Status save_torch_optimizer(const Fs& fs, const std::string& path, const O
   const std::string type = std::get<std::string>(state.find("type")->second);
   if (type != "adam" && type != "adamw")
     return absl::UnimplementedError(path + ": only the state of Adam and AdamW can be saved, got " + type);
+  if (optimizer.is_sharded())
+    return absl::UnimplementedError(path + ": this rank has only a part of the state; save a checkpoint instead");
   TorchValue file = TorchValue::dict();
   TorchValue parameters = TorchValue::dict(), groups = TorchValue::list();
   const std::vector<double> lrs = optimizer.group_lrs();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "distributed/parameter_shards.h"
 #include "trainkit/train/weights.h"
 
 namespace trainkit::detail {
@@ -24,8 +25,9 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
   for (const auto& [name, value] : optimizer.state_dict()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) resident_bytes_ += static_cast<int64_t>(tensor->nbytes());
   }
+  if (devices.shards()) resident_bytes_ += devices.shards()->gradient_bytes();
   for (const at::Tensor& parameter : devices.module()->parameters()) {  // gradient buckets of several ranks
-    if (devices.process_group() && parameter.requires_grad())
+    if (devices.process_group() && !devices.shards() && parameter.requires_grad())
       resident_bytes_ += static_cast<int64_t>(parameter.nbytes());
   }
   try {

@@ -17,6 +17,7 @@
 #include <variant>
 
 #include "train/run_generators.h"
+#include "train/sharded_state.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
 #include "trainkit/core/status.h"
@@ -170,7 +171,11 @@ absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, tensor] : named_tensors(module)) weights[name] = tensor;
-  for (const auto& [name, average] : parts.averages) at::Tensor(average).copy_(weights.at(name));
+  const detail::ParameterShards* shards = parts.devices.shards();
+  for (const auto& [name, average] : shards ? NamedTensors() : parts.averages) {
+    at::Tensor(average).copy_(weights.at(name));
+  }
+  if (shards && !parts.averages.empty()) detail::load_averages(parts.averages, weights, parts.optimizer, *shards);
   if (live.empty()) return absl::OkStatus();
   NamedTensors trained = saved;
   for (auto& [name, tensor] : trained) {
@@ -190,6 +195,9 @@ absl::Status load_model(const CheckpointContents& contents, const CheckpointPath
       optimizer[name] = tensor;
   }
   TRAINKIT_RETURN_IF_ERROR(load_weights_and_averages(contents.model, live, found.path() + "/model.safetensors", parts));
+  if (const detail::ParameterShards* shards = parts.devices.shards()) {
+    optimizer = detail::parts_of_state(std::move(optimizer), parts.optimizer, *shards);
+  }
   TRAINKIT_RETURN_IF_ERROR(parts.optimizer.load_state_dict(optimizer));
   if (parts.scheduler) {
     TRAINKIT_RETURN_IF_ERROR(parts.scheduler->load_state_dict(sub_state(contents.state, "scheduler")));
@@ -235,12 +243,18 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
+  StateDict optimizer = parts.optimizer.state_dict();
+  NamedTensors averages = parts.averages;
+  if (const detail::ParameterShards* shards = parts.devices.shards()) {
+    optimizer = detail::gather_state(std::move(optimizer), parts.optimizer, *shards);
+    averages = detail::gather_averages(averages, parts.optimizer, *shards);
+  }
   if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0)
     return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
-  put_averages(parts.averages, contents.model, contents.optimizer);
+  put_averages(averages, contents.model, contents.optimizer);
   // The optimizer's tensors go to their own file, its scalars to the state.
-  for (auto& [name, value] : parts.optimizer.state_dict()) {
+  for (auto& [name, value] : optimizer) {
     if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
       contents.optimizer.emplace_back(name, *tensor);
     } else {

@@ -7,6 +7,7 @@
 
 #include "core/device_error.h"
 #include "counted_rows.h"
+#include "distributed/parameter_shards.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "steps_in_flight.h"
@@ -75,7 +76,7 @@ bool TrainStep::run_batch(const KeptBatch& kept, bool last) {
   for (int64_t part = 0; part < split_; ++part) {
     const Batch some = kept.batch.slice(rows * part / split_, rows * (part + 1) / split_);
     const bool last_part = last && part + 1 == split_;
-    if (some.size() == 0 && !last_part) continue;
+    if (some.size() == 0 && !last_part && !reduces_every_run()) continue;
     if (!run_part(some, kept.loss(), last_part)) return false;
   }
   return true;
@@ -89,6 +90,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   std::vector<LossFunction> losses(static_cast<size_t>(replicas > 1 ? replicas : 0), loss);
   if (ProcessGroup* group = devices_.process_group()) group->set_step(step_ + 1);
   const auto scaled_loss = [&](int64_t replica) {
+    if (deferred_) return at::Tensor();
     const auto i = static_cast<size_t>(replica);
     const Batch shard = shard_of(batch, replica);
     ReplicaResult& result = results_[i];
@@ -105,10 +107,13 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     if (capturing_) throw;  // the device has not run anything yet
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
-    if (fail(std::string(error.message()), again, last)) return false;
-    if (again && !verdict_->ok()) throw absl::BadStatusOrAccess(detail::failed_elsewhere(*verdict_, step_ + 1));
-    throw;
+    if (!last && reduces_every_run() && devices_.process_group()->usable()) {
+      deferred_ = {std::string(error.message()), again, std::current_exception()};  // see Note [Votes of a step]
+      return true;
+    }
+    return end_failed_attempt(std::string(error.message()), again, last);
   }
+  if (deferred_) return last ? end_deferred_attempt() : true;
   with_memory([&] {
     StepMetrics sums = metrics_;
     for (const ReplicaResult& result : results_) {
@@ -123,6 +128,25 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   ++parts_;
   return true;
 }
+
+/// Handles the current exception. Returns false if all ranks retry the step, else throws.
+bool TrainStep::end_failed_attempt(const std::string& reason, bool again, bool reduced) {
+  if (fail(reason, again, reduced)) return false;
+  if (again && !verdict_->ok()) throw absl::BadStatusOrAccess(detail::failed_elsewhere(*verdict_, step_ + 1));
+  throw;
+}
+
+/// Votes for a micro-batch that failed earlier in this step. Returns false if all ranks retry the step, else throws.
+bool TrainStep::end_deferred_attempt() {
+  const DeferredFailure failure = *std::exchange(deferred_, std::nullopt);
+  try {
+    std::rethrow_exception(failure.exception);
+  } catch (...) {
+    return end_failed_attempt(failure.reason, failure.again, /*reduced=*/true);
+  }
+}
+
+bool TrainStep::reduces_every_run() const { return shards_ && shards_->reduces_every_run(); }
 
 /// Returns the rows of `replica` on its device; shares differ by one row at most.
 Batch TrainStep::shard_of(const Batch& batch, int64_t replica) {

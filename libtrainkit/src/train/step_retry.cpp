@@ -107,6 +107,8 @@ void TrainStep::with_memory(c10::function_ref<void()> stage) {
 //   others' all-reduce completes, then votes.
 // - A rank that fails after it voted success cannot take that back. It waits for the verdict and leaves the process
 //   group with its reason; the others notice at the latest in their next exchange.
+// - With Sharding::kGradients the ranks meet in every micro-batch. A rank that fails in one takes part in the others
+//   without rows, and votes after the last one (deferred_): all ranks then agree on the number of reductions.
 // - If the verdict is to retry, requests to stop or save of the abandoned attempt are repeated in the next vote
 //   (repeat_requests).
 
@@ -153,6 +155,7 @@ void TrainStep::abandon(bool for_good) {
   devices_.abandon_step();
   scaler_.abandon();
   results_.clear();
+  deferred_.reset();
   metrics_ = {};
   parts_ = 0;
   reduced_ = false;
@@ -179,6 +182,7 @@ void TrainStep::receive_verdict() {
 bool TrainStep::settle() {
   if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
   reduced_ = true;
+  if (deferred_) return end_deferred_attempt();
   if (!metrics_.loss.defined()) with_memory([&] { set_empty_metrics(); });
   if (!agreement_) {
     send_vote(weight_);

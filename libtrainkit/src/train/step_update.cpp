@@ -11,6 +11,7 @@
 #include <map>
 
 #include "counted_rows.h"
+#include "distributed/parameter_shards.h"
 #include "nonfinite.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
@@ -45,7 +46,8 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
 // error means that the stage has had no effect and can be run again: first after emptying the device's cache, then
 // after dropping graphs or release_memory().
 
-/// Updates the weights from the summed gradients. Waits for no other rank. See Note [Stages of an update].
+/// Updates the weights from the summed gradients. Waits for no other rank, except with sharding. See Note [Stages of an
+/// update].
 void TrainStep::update() {
   const c10::AutoGradMode no_grad(false);
   if (verdict_->weight == 0) return skip_update();
@@ -69,9 +71,10 @@ void TrainStep::update() {
     if (!averages_.empty()) averages_[i].update(found_inf);
     if (i == 0 && scaler_.enabled()) count_skips(found_inf);
   }
+  if (shards_) shards_->gather_weights();
   with_memory([&] { scaler_.update(); });
   if (scheduler_) with_memory([&] { scheduler_->step(); });
-  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+  release_gradients();
 }
 
 /// Clips and updates. Returns the scaler's found_inf; undefined without a scaler.
@@ -89,11 +92,16 @@ at::Tensor TrainStep::update_optimizer(Optimizer& optimizer) {
   return found_inf;
 }
 
+void TrainStep::release_gradients() {
+  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+  if (shards_) shards_->release_gradients();
+}
+
 /// Drops the gradients of a step in which nothing counts. Weights, optimizer state, scale and schedule stay.
 void TrainStep::skip_update() {
   if (options_.grad_clip > 0) with_memory([&] { metrics_.grad_norm = at::zeros_like(metrics_.loss); });
   scaler_.abandon();
-  for (Optimizer* optimizer : optimizers_) optimizer->zero_grad(options_.zero_grad_set_to_none);
+  release_gradients();
 }
 
 /// Clips and updates unless the norm of the gradients is not finite. A non-finite gradient makes the norm non-finite

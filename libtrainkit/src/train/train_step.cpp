@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_set>
 
+#include "distributed/parameter_shards.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "steps_in_flight.h"
@@ -59,6 +61,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
     const std::string name = devices.device(replica).str();
     if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
+  shard_optimizer();
   create_mirrors();
   for (const Optimizer* one : optimizers_) {
     if (options.ema_decay > 0) averages_.emplace_back(*one, options.ema_decay);
@@ -78,6 +81,26 @@ void TrainStep::request_stop(int signal) { vote_->stop = std::max(vote_->stop, s
 void TrainStep::request_save() { vote_->save = true; }
 int TrainStep::agreed_stop() const { return verdict_->stop; }
 bool TrainStep::agreed_save() const { return verdict_->save; }
+
+/// Replaces the optimizer's parameters by the parts that this rank updates, if the replicator divides them.
+void TrainStep::shard_optimizer() {
+  std::unordered_set<const void*> whole;
+  for (const ParamGroup& group : optimizer_.param_groups()) {
+    if (!group.orthogonalize) continue;
+    for (const NamedParameter& parameter : group.params) whole.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  shards_ = devices_.divide_parameters(
+      [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
+  if (!shards_) return;
+  std::vector<ParamGroup> groups = optimizer_.param_groups();
+  for (ParamGroup& group : groups) {
+    for (NamedParameter& parameter : group.params) {
+      if (shards_->is_part(parameter.tensor)) return;  // an earlier TrainStep did it
+      parameter.tensor = shards_->part(parameter.tensor);
+    }
+  }
+  optimizer_.shard(std::move(groups), [shards = shards_](const at::Tensor& values) { shards->all_reduce(values); });
+}
 
 /// Creates one optimizer per further copy of the weights, with the same groups and the parameters of the same names.
 void TrainStep::create_mirrors() {
@@ -116,6 +139,13 @@ NamedTensors TrainStep::averages() const {
   NamedTensors named;
   if (averages_.empty()) return named;
   const detail::WeightAverage& average = averages_.front();
+  if (shards_) {
+    size_t i = 0;
+    for (const ParamGroup& group : optimizer_.param_groups()) {
+      for (const NamedParameter& parameter : group.params) named.emplace_back(parameter.name, average.averages()[i++]);
+    }
+    return named;
+  }
   std::map<const void*, std::string> names;  // a tied parameter keeps its first name
   for (const auto& parameter : devices_.module()->named_parameters()) {
     names.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
@@ -137,6 +167,7 @@ void TrainStep::swap_averages() {
       at::Tensor(average.averages()[i]).copy_(before);
     }
   }
+  if (shards_ && !averages_.empty()) shards_->gather_weights();
 }
 
 void TrainStep::set_split(int64_t split) {

@@ -41,6 +41,11 @@ class ScaledOptimizer {
   /// them and not unscaled them yet. If this becomes known only later, the scaler's unscale_() and step() throw.
   void gradients_taken_as_unscaled(const char* by);
 
+  /// Sums `values` in place over the ranks among which the parameters are divided (Sharding). Functions that compute a
+  /// number from all gradients call it. Does nothing for an optimizer that has all parameters.
+  virtual void sum_over_shards(const at::Tensor& values) const { static_cast<void>(values); }
+  virtual bool is_sharded() const { return false; }
+
  protected:
   ScaledOptimizer();
   ScaledOptimizer(ScaledOptimizer&&) noexcept;

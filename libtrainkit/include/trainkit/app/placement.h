@@ -105,6 +105,9 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> evaluation_loader(std::shared_ptr<co
 absl::Status compare_data(const Placement& placement,
                           std::initializer_list<std::pair<const char*, const Dataset*>> sets);
 
+/// Returns --shard.
+Sharding sharding_of(const RunOptions& run);
+
 /// Returns the options for DeviceReplicator::create.
 DeviceReplicatorOptions replicator_options(const RunOptions& run, const Placement& placement);
 

@@ -118,6 +118,8 @@ struct RunOptions {
   bool dist_shared_memory = true;
   /// none, fp16 or bf16: type of the gradients that ddp sends.
   std::string grad_compression = "none";
+  /// none, optimizer or gradients: what the ranks of ddp divide among them; see Sharding.
+  std::string shard = "none";
   /// auto, on or off: SyncBatchNorm layers of several replicas normalise with the rows of all. auto: on below 16 rows
   /// per replica.
   std::string sync_batchnorm = "auto";

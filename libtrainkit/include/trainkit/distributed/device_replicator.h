@@ -24,6 +24,10 @@ class Module;
 
 namespace trainkit {
 
+namespace detail {
+class ParameterShards;
+}
+
 // ---- Collectives between the replicas of a model, for use inside forward and backward.
 
 /// Connects all replicas of one model, in this process and in others. Used by layers that need the rows of all replicas
@@ -52,6 +56,16 @@ enum class Strategy {
 /// Selects the dtype in which gradients are sent between processes. Sums are computed in that dtype.
 enum class GradientCompression { kNone, kFp16, kBf16 };
 
+/// Selects what each rank of kDistributed keeps of the training state (ZeRO stages 1 and 2). Weights are whole on every
+/// rank. Bytes per parameter in float32 with AdamW, on `n` ranks:
+///   kNone       4 weight + 4 gradient + 8 state
+///   kOptimizer  4 weight + 4 gradient + 8 / n
+///   kGradients  4 weight + (4 + 8) / n, and up to two buckets of gradients
+/// Each rank updates its part of the weights and sends it to the others. Gradients are reduce-scattered during backward
+/// and weights all-gathered after the update, which sends as many bytes as the all-reduce of kNone. With kGradients
+/// every micro-batch is reduced.
+enum class Sharding { kNone, kOptimizer, kGradients };
+
 struct DeviceReplicatorOptions {
   Strategy strategy = Strategy::kAuto;
   /// Device of the model. kDataParallel uses only its type and ignores the index. If unset: the device of the process
@@ -73,6 +87,8 @@ struct DeviceReplicatorOptions {
   /// Ranks of kDistributed.
   std::shared_ptr<ProcessGroup> process_group = nullptr;
   GradientCompression gradient_compression = GradientCompression::kNone;
+  /// What the ranks divide among them. Not with find_unused_parameters. TrainStep gives the optimizer its part.
+  Sharding sharding = Sharding::kNone;
   /// Size of the buckets in which gradients are reduced during backward (kDistributed, and kDataParallel on GPUs). The
   /// first bucket is small, so that communication starts early. Defaults of
   /// torch.nn.parallel.DistributedDataParallel.
@@ -123,6 +139,16 @@ class DeviceReplicator {
   virtual ProcessGroup* process_group() const { return nullptr; }
   /// Collectives for use inside a body.
   virtual ReplicaGroup& group() = 0;
+
+  /// With DeviceReplicatorOptions::sharding: divides the trained parameters among the ranks at the first call, before
+  /// the first run(). Every rank calls it. `is_whole` selects parameters that no rank may get only a part of; empty:
+  /// none. Returns nullptr without sharding. TrainStep calls it.
+  virtual detail::ParameterShards* divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
+    static_cast<void>(is_whole);
+    return nullptr;
+  }
+  /// Returns what divide_parameters() made, or nullptr.
+  virtual detail::ParameterShards* shards() const { return nullptr; }
 
   /// Called by run() once this rank has sent its last bucket, while the reduction is still in progress.
   using OnSent = std::function<void()>;

@@ -5,6 +5,7 @@
 #include <absl/status/status.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,11 @@ class Optimizer : public ScaledOptimizer {
   void add_param_group(ParamGroup group);
   void add_param_groups(std::vector<ParamGroup> groups);
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
+  /// Replaces the parameters by the parts of them that this rank updates (Sharding), with new state. `groups` are
+  /// param_groups() with other tensors, possibly of 0 elements. `sum` is sum_over_shards(). TrainStep calls it.
+  void shard(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum);
+  void sum_over_shards(const at::Tensor& values) const final;
+  bool is_sharded() const final { return sum_over_shards_ != nullptr; }
 
   /// Learning rate before the groups' multiples, as last set on the host.
   double lr() const { return lr_; }
@@ -190,6 +196,7 @@ class Optimizer : public ScaledOptimizer {
   static DeviceLrs make_device_lrs(const std::vector<ParamGroup>& groups, double lr);
   absl::Status check_state(const StateDict& state) const;
 
+  std::function<void(const at::Tensor&)> sum_over_shards_;
   double lr_;
   double weight_decay_;
   bool capturable_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,7 @@ struct StepVerdict;
 namespace detail {
 class StepGraphs;
 class StepSnapshot;
+class ParameterShards;
 class StepsInFlight;
 class WeightAverage;
 struct StepGraph;
@@ -190,10 +192,11 @@ class TrainStep {
   void synchronize();
 
   /// Averages of replica 0's weights (TrainStepOptions::ema_decay) by the names of the model's parameters: the live
-  /// tensors, not copies. Empty without ema_decay.
+  /// tensors, not copies. Empty without ema_decay. With sharding: this rank's parts, as those in the optimizer.
   NamedTensors averages() const;
   /// Exchanges the weights of all replicas with their averages, in place: for an evaluation, or to save the averages as
   /// the model's weights. Call it again before the next step. Does nothing without ema_decay; does not synchronise.
+  /// With sharding every rank calls it.
   void swap_averages();
 
   /// Sets the number of steps done so far, which errors name and on which ranks must agree. finish() increments it.
@@ -232,6 +235,12 @@ class TrainStep {
  private:
   struct ReplicaResult;
   struct KeptBatch;
+  struct DeferredFailure {
+    std::string reason;
+    bool again;
+    std::exception_ptr exception;
+  };
+  void shard_optimizer();
   void create_mirrors();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
@@ -241,11 +250,15 @@ class TrainStep {
   void empty_device_cache();
   bool run_batch(const KeptBatch& kept, bool last);
   bool run_part(const Batch& batch, const LossFunction& loss, bool last);
+  bool end_failed_attempt(const std::string& reason, bool again, bool reduced);
+  bool end_deferred_attempt();
+  bool reduces_every_run() const;
   bool can_retry_step(const Batch& batch);
   void retry_step();
   bool settle();
   void update();
   void skip_update();
+  void release_gradients();
   at::Tensor update_optimizer(Optimizer& optimizer);
   at::Tensor update_unless_nonfinite(Optimizer& optimizer);
   void count_skips(const at::Tensor& found_inf);
@@ -286,7 +299,8 @@ class TrainStep {
   LRScheduler* scheduler_;
   TrainStepOptions options_;
   GradScaler scaler_;
-  std::mutex scaler_mutex_;  // replicas scale their losses concurrently
+  std::mutex scaler_mutex_;                    // replicas scale their losses concurrently
+  detail::ParameterShards* shards_ = nullptr;  // of the replicator; null without sharding
   std::vector<std::unique_ptr<Optimizer>> mirrors_;
   std::vector<Optimizer*> optimizers_;           // the caller's, then the mirrors
   std::vector<detail::WeightAverage> averages_;  // one for each of them; empty without ema_decay
@@ -307,7 +321,8 @@ class TrainStep {
   std::string no_graphs_;                 // reason if graphs_ is null
   std::vector<at::Tensor> module_state_;  // parameters, buffers
   bool capturing_ = false;
-  bool collective_backward_ = false;  // SyncBatchNorm: the replicas wait for each other in backward
+  bool collective_backward_ = false;         // SyncBatchNorm: the replicas wait for each other in backward
+  std::optional<DeferredFailure> deferred_;  // of a micro-batch in this attempt, see Note [Votes of a step]
   std::vector<KeptBatch> kept_;
   std::unique_ptr<detail::StepsInFlight> in_flight_;
   std::vector<at::Device> device_list_;         // of the replicas

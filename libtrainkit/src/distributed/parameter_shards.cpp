@@ -1,0 +1,374 @@
+#include "distributed/parameter_shards.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+
+#include "core/recorded.h"
+
+namespace trainkit::detail {
+namespace {
+
+/// Every parameter starts at a multiple of this, see Note [Shards of parameters].
+constexpr int64_t kAlignment = 64;
+/// Buckets of kGradients that exist at the same time.
+constexpr size_t kMostPending = 2;
+/// Matrices per rank in a bucket in which no part cuts them, so that the parts become about equal.
+constexpr int64_t kWholePerRank = 2;
+
+int64_t aligned(int64_t elements, int64_t element_bytes) {
+  const int64_t step = std::max<int64_t>(1, kAlignment / element_bytes);
+  return (elements + step - 1) / step * step;
+}
+
+/// Places parameters one after the other and divides the bucket evenly.
+void place_in_order(ShardedBucket& bucket, const std::vector<at::Tensor>& parameters, int64_t ranks) {
+  int64_t end = 0;
+  for (const size_t p : bucket.parameters) {
+    const at::Tensor& parameter = parameters[p];
+    bucket.begins.push_back(end);
+    end += aligned(parameter.numel(), parameter.element_size());
+  }
+  const int64_t bytes = parameters[bucket.parameters.front()].element_size();
+  bucket.part = aligned((end + ranks - 1) / ranks, bytes);
+}
+
+/// Places each parameter in one part: the largest ones first, each in the part that has the fewest elements.
+void place_whole(ShardedBucket& bucket, const std::vector<at::Tensor>& parameters, int64_t ranks) {
+  std::vector<size_t> by_size(bucket.parameters.size());
+  for (size_t i = 0; i < by_size.size(); ++i) by_size[i] = i;
+  const auto size_of = [&](size_t i) { return parameters[bucket.parameters[i]].numel(); };
+  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) { return size_of(a) > size_of(b); });
+  std::vector<int64_t> filled(static_cast<size_t>(ranks));
+  std::vector<size_t> owner(by_size.size());
+  bucket.begins.resize(by_size.size());
+  for (const size_t i : by_size) {
+    const auto least = std::min_element(filled.begin(), filled.end());
+    owner[i] = static_cast<size_t>(least - filled.begin());
+    bucket.begins[i] = *least;
+    *least += aligned(size_of(i), parameters[bucket.parameters[i]].element_size());
+  }
+  bucket.part = *std::max_element(filled.begin(), filled.end());
+  for (size_t i = 0; i < owner.size(); ++i) bucket.begins[i] += static_cast<int64_t>(owner[i]) * bucket.part;
+}
+
+}  // namespace
+
+std::vector<ShardedBucket> divide_parameters(const std::vector<at::Tensor>& parameters,
+                                             const std::vector<char>& is_whole, int64_t ranks, int64_t first_bytes,
+                                             int64_t bucket_bytes) {
+  std::vector<ShardedBucket> buckets;
+  std::map<std::pair<at::ScalarType, bool>, std::pair<ShardedBucket, int64_t>> open;  // with their bytes
+  const auto close = [&](ShardedBucket& bucket, bool whole) {
+    if (bucket.parameters.empty()) return;
+    whole ? place_whole(bucket, parameters, ranks) : place_in_order(bucket, parameters, ranks);
+    buckets.push_back(std::exchange(bucket, {}));
+  };
+  for (size_t p = parameters.size(); p-- > 0;) {
+    const bool whole = is_whole[p] != 0;
+    auto& [bucket, bytes] = open[{parameters[p].scalar_type(), whole}];
+    bucket.parameters.push_back(p);
+    bytes += static_cast<int64_t>(parameters[p].nbytes());
+    if (bytes < (buckets.empty() ? first_bytes : bucket_bytes)) continue;
+    if (whole && static_cast<int64_t>(bucket.parameters.size()) < kWholePerRank * ranks) continue;
+    close(bucket, whole);
+    bytes = 0;
+  }
+  for (auto& [kind, bucket] : open) close(bucket.first, kind.second);
+  return buckets;
+}
+
+ParameterShards::ParameterShards(std::vector<at::Tensor> parameters, const std::vector<char>& is_whole,
+                                 const DeviceReplicatorOptions& options, ShardCollectives collectives)
+    : sharding_(options.sharding),
+      collectives_(std::move(collectives)),
+      parameters_(std::move(parameters)),
+      is_whole_(is_whole),
+      parts_(parameters_.size()),
+      places_(parameters_.size()),
+      has_gradient_(parameters_.size()),
+      count_(parameters_.size()) {
+  if (options.gradient_compression == GradientCompression::kFp16) wire_type_ = at::kHalf;
+  if (options.gradient_compression == GradientCompression::kBf16) wire_type_ = at::kBFloat16;
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters_) {
+    TORCH_CHECK_VALUE(parameter.is_non_overlapping_and_dense(), "sharding needs dense parameters");
+  }
+  for (ShardedBucket& places :
+       divide_parameters(parameters_, is_whole, collectives_.ranks, options.first_bucket_bytes, options.bucket_bytes)) {
+    Bucket& bucket = buckets_.emplace_back();
+    static_cast<ShardedBucket&>(bucket) = std::move(places);
+    create_bucket(bucket);
+  }
+  for (size_t p = 0; p < parameters_.size(); ++p) add_hook(p);
+}
+
+ParameterShards::~ParameterShards() {
+  for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+}
+
+/// Allocates the memory of a bucket and moves its weights there.
+void ParameterShards::create_bucket(Bucket& bucket) {
+  const size_t number = buckets_.size() - 1;
+  const at::TensorOptions like = parameters_[bucket.parameters.front()].options().requires_grad(false);
+  bucket.weights = at::zeros({collectives_.ranks * bucket.part}, like);
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    const size_t p = bucket.parameters[i];
+    places_[p] = {number, i};
+    const at::Tensor weights = view(bucket, i, bucket.weights);
+    at::Tensor(weights).copy_(parameters_[p]);
+    parameters_[p].set_data(weights);
+    parts_[p] = cut(bucket, i, own_part(bucket, bucket.weights));
+  }
+  if (sharding_ == Sharding::kOptimizer) {
+    bucket.gradients = at::zeros_like(bucket.weights);
+    bucket.own = own_part(bucket, bucket.gradients);
+  } else {
+    bucket.own = at::zeros({bucket.part}, like);
+  }
+}
+
+size_t ParameterShards::index_of(const at::Tensor& parameter) const {
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                  [&](const at::Tensor& one) { return one.is_same(parameter); });
+  TORCH_CHECK_VALUE(found != parameters_.end(), "a parameter of the optimizer is not a trained one of the model");
+  return static_cast<size_t>(found - parameters_.begin());
+}
+
+bool ParameterShards::is_part(const at::Tensor& tensor) const {
+  return std::any_of(parts_.begin(), parts_.end(), [&](const at::Tensor& part) { return part.is_same(tensor); });
+}
+
+/// This rank's part of a buffer of the bucket's size.
+at::Tensor ParameterShards::own_part(const Bucket& bucket, const at::Tensor& buffer) const {
+  return buffer.narrow(0, collectives_.rank * bucket.part, bucket.part);
+}
+
+/// The parameter at `position` of a bucket, in a buffer of the bucket's size.
+at::Tensor ParameterShards::view(const Bucket& bucket, size_t position, const at::Tensor& buffer) const {
+  const at::Tensor& parameter = parameters_[bucket.parameters[position]];
+  return buffer.as_strided(parameter.sizes(), parameter.strides(), buffer.storage_offset() + bucket.begins[position]);
+}
+
+/// The numbers of that parameter which are in `buffer`, this rank's part.
+at::Tensor ParameterShards::cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const {
+  const size_t p = bucket.parameters[position];
+  const at::Tensor& parameter = parameters_[p];
+  const int64_t first = collectives_.rank * bucket.part, begin = bucket.begins[position];
+  const int64_t from = std::clamp(begin - first, int64_t{0}, bucket.part);
+  const int64_t to = std::clamp(begin + parameter.numel() - first, from, bucket.part);
+  const bool is_all = to - from == parameter.numel();
+  if (!is_whole_[p]) return buffer.narrow(0, from, to - from);
+  std::vector<int64_t> sizes = parameter.sizes().vec();
+  if (!is_all) sizes.front() = 0;
+  return buffer.as_strided(sizes, parameter.strides(), buffer.storage_offset() + from);
+}
+
+size_t ParameterShards::index_of_part(const at::Tensor& part) const {
+  const auto found =
+      std::find_if(parts_.begin(), parts_.end(), [&](const at::Tensor& one) { return one.is_same(part); });
+  TORCH_CHECK_INDEX(found != parts_.end(), "the tensor is not a part of a parameter");
+  return static_cast<size_t>(found - parts_.begin());
+}
+
+bool ParameterShards::fits(const at::Tensor& part, const at::Tensor& whole) const {
+  return whole.sizes() == parameters_[index_of_part(part)].sizes();
+}
+
+at::Tensor ParameterShards::part_of(const at::Tensor& part, const at::Tensor& whole) const {
+  const size_t p = index_of_part(part);
+  const auto& [number, position] = places_[p];
+  const Bucket& bucket = buckets_[number];
+  const at::Tensor& parameter = parameters_[p];
+  TORCH_CHECK_VALUE(whole.sizes() == parameter.sizes(), "expected a tensor of the parameter's shape");
+  const int64_t size = parameter.numel();
+  const at::Tensor flat = at::empty({size}, whole.options());
+  flat.as_strided(parameter.sizes(), parameter.strides()).copy_(whole);
+  const int64_t first = collectives_.rank * bucket.part - bucket.begins[position];
+  const int64_t from = std::clamp(first, int64_t{0}, size);
+  return flat.narrow(0, from, part.numel()).view(part.sizes());
+}
+
+std::vector<at::Tensor> ParameterShards::gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const {
+  const at::NoGradGuard no_grad;
+  std::map<const void*, size_t> index;
+  for (size_t p = 0; p < parts_.size(); ++p) index[parts_[p].unsafeGetTensorImpl()] = p;
+  // A bucket is sent once per tensor of a parameter: {bucket, n-th tensor of the parameter} -> pairs.
+  std::map<std::pair<size_t, size_t>, std::vector<size_t>> messages;
+  std::vector<size_t> tensors(parts_.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t p = index.at(parts[i].first.unsafeGetTensorImpl());
+    messages[{places_[p].first, tensors[p]++}].push_back(i);
+  }
+  std::vector<at::Tensor> whole(parts.size());
+  for (const auto& [message, members] : messages) {
+    const Bucket& bucket = buckets_[message.first];
+    const at::Tensor buffer =
+        at::zeros({collectives_.ranks * bucket.part}, parts[members.front()].second.options().requires_grad(false));
+    const auto position_of = [&](size_t i) { return places_[index.at(parts[i].first.unsafeGetTensorImpl())].second; };
+    for (const size_t i : members) {
+      TORCH_CHECK(parts[i].second.scalar_type() == buffer.scalar_type(), "tensors of a bucket have several dtypes");
+      cut(bucket, position_of(i), own_part(bucket, buffer)).copy_(parts[i].second);
+    }
+    const std::string what = "allgather(state of bucket " + std::to_string(message.first) + ")";
+    collectives_.wait(collectives_.all_gather(buffer), what);
+    if (collectives_.rank != 0) continue;
+    const at::Tensor host = buffer.to(at::kCPU);
+    for (const size_t i : members) whole[i] = view(bucket, position_of(i), host);
+  }
+  return whole;
+}
+
+void ParameterShards::add_hook(size_t parameter) {
+  auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter]);
+  const auto note = [this, parameter](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
+    note_gradient(parameter);
+    return outputs;
+  };
+  const uintptr_t key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(note));
+  hooks_.push_back({std::move(accumulator), key});
+}
+
+void ParameterShards::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
+  is_active_ = true;
+  reduces_ = reduces;
+  on_sent_ = std::move(on_sent);
+  sent_ = received_ = 0;
+  std::fill(count_.begin(), count_.end(), 0);
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = 0;
+    for (const size_t p : bucket.parameters) bucket.missing += !expected_.empty() && expected_[p] > 0;
+  }
+}
+
+/// Called when a gradient of a parameter has been accumulated.
+void ParameterShards::note_gradient(size_t parameter) {
+  if (!is_active_) return;
+  const at::NoGradGuard no_grad;
+  has_gradient_[parameter] = 1;
+  ++count_[parameter];
+  const auto [number, position] = places_[parameter];
+  TORCH_CHECK(
+      number >= sent_,
+      "a parameter received another gradient in one backward after its bucket had been sent; let the first step "
+      "use the parameter in the same way");
+  if (sharding_ == Sharding::kOptimizer) put_in_bucket(parameter);
+  if (!reduces_ || expected_.empty() || count_[parameter] != expected_[parameter]) return;
+  --buckets_[number].missing;
+  while (sent_ < buckets_.size() && buckets_[sent_].missing == 0) send(buckets_[sent_], /*contribute=*/true);
+  if (sent_ == buckets_.size() && on_sent_) std::exchange(on_sent_, nullptr)();
+}
+
+/// Makes the gradient of a parameter a view of its bucket.
+void ParameterShards::put_in_bucket(size_t parameter) {
+  const auto [number, position] = places_[parameter];
+  at::Tensor& gradient = parameters_[parameter].mutable_grad();
+  const at::Tensor place = view(buckets_[number], position, buckets_[number].gradients);
+  if (gradient.const_data_ptr() == place.const_data_ptr()) return;
+  at::Tensor(place).copy_(gradient);
+  gradient = place;
+}
+
+/// Copies the gradients of a bucket into its memory; zeros for those that are missing.
+void ParameterShards::fill(const Bucket& bucket) {
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    at::Tensor& gradient = parameters_[bucket.parameters[i]].mutable_grad();
+    const at::Tensor place = view(bucket, i, bucket.gradients);
+    if (!gradient.defined()) {
+      at::Tensor(place).zero_();
+    } else if (gradient.const_data_ptr() != place.const_data_ptr()) {
+      at::Tensor(place).copy_(gradient);
+    }
+    if (sharding_ == Sharding::kGradients) gradient.reset();
+  }
+}
+
+/// Starts the reduction of the next bucket.
+void ParameterShards::send(Bucket& bucket, bool contribute) {
+  if (sharding_ == Sharding::kGradients) {
+    if (sent_ - received_ >= kMostPending) receive(buckets_[received_]);
+    bucket.gradients = at::empty_like(bucket.weights);
+  }
+  ++sent_;
+  if (contribute) {
+    fill(bucket);
+  } else {
+    bucket.gradients.zero_();
+  }
+  const bool converts = wire_type_ && bucket.gradients.element_size() > 2;
+  bucket.sent = converts ? bucket.gradients.to(*wire_type_) : bucket.gradients;
+  bucket.work = collectives_.reduce_scatter(bucket.sent);
+}
+
+/// Waits for the oldest bucket that was sent.
+void ParameterShards::receive(Bucket& bucket) {
+  collectives_.wait(std::exchange(bucket.work, nullptr), "reducescatter(bucket " + std::to_string(received_++) + ")");
+  const at::Tensor sum = own_part(bucket, std::exchange(bucket.sent, at::Tensor()));
+  if (sum.const_data_ptr() != bucket.own.const_data_ptr()) {
+    is_summed_ ? bucket.own.add_(sum) : bucket.own.copy_(sum);
+  }
+  if (sharding_ == Sharding::kGradients) bucket.gradients.reset();
+}
+
+void ParameterShards::receive_all() {
+  const ProfileStage stage("wait for gradients of other ranks");
+  while (received_ < sent_) receive(buckets_[received_]);
+}
+
+void ParameterShards::end(bool contribute) {
+  if (!is_active_) return;
+  const at::NoGradGuard no_grad;
+  is_active_ = false;
+  if (!reduces_) return;
+  while (sent_ < buckets_.size()) send(buckets_[sent_], contribute);
+  receive_all();
+  if (!contribute) return;
+  is_summed_ = true;
+  const bool has_any = std::any_of(count_.begin(), count_.end(), [](int count) { return count > 0; });
+  if (expected_.empty() && has_any) expected_ = count_;
+  for (const Bucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      parts_[bucket.parameters[i]].mutable_grad() = cut(bucket, i, bucket.own);
+    }
+  }
+}
+
+std::optional<size_t> ParameterShards::without_gradient() const {
+  const auto missing = std::find(has_gradient_.begin(), has_gradient_.end(), 0);
+  return missing == has_gradient_.end() ? std::nullopt : std::optional<size_t>(missing - has_gradient_.begin());
+}
+
+void ParameterShards::release_gradients() {
+  is_active_ = is_summed_ = false;
+  std::fill(has_gradient_.begin(), has_gradient_.end(), 0);
+  for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+  for (const at::Tensor& part : parts_) part.mutable_grad().reset();
+}
+
+int64_t ParameterShards::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const Bucket& bucket : buckets_) {
+    bytes += static_cast<int64_t>((sharding_ == Sharding::kOptimizer ? bucket.gradients : bucket.own).nbytes());
+  }
+  return bytes;
+}
+
+void ParameterShards::gather_weights() {
+  const ProfileStage stage("gather weights");
+  const at::NoGradGuard no_grad;
+  std::vector<ShardCollectives::Work> works;
+  for (const Bucket& bucket : buckets_) works.push_back(collectives_.all_gather(bucket.weights));
+  for (size_t i = 0; i < works.size(); ++i) {
+    collectives_.wait(works[i], "allgather(bucket " + std::to_string(i) + ")");
+  }
+}
+
+}  // namespace trainkit::detail

@@ -1,0 +1,162 @@
+#pragma once
+// Divides parameters, their gradients and the optimizer's state among ranks.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
+
+#include "trainkit/distributed/device_replicator.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace trainkit::detail {
+
+// Note [Shards of parameters]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// The parameters lie one after the other in buckets of about DeviceReplicatorOptions::bucket_bytes, in reverse order:
+// backward computes the gradients of the last layers first. A bucket has one part per rank, all of one size, and each
+// rank updates its part: numbers of a few parameters, the first and the last perhaps cut. A step is then
+//   backward        as soon as a bucket has all its gradients: reduce-scatter; this rank gets the sum of its part
+//   update          an ordinary optimizer, whose parameters are the 1-D parts (part()) with the sums as gradients
+//   gather_weights  all-gather of the weights, in place
+// which sends as many bytes as an all-reduce of the gradients. The optimizer's state exists once over all ranks.
+// - Sharding::kOptimizer keeps the buckets' gradients whole, so that micro-batches accumulate in them.
+// - Sharding::kGradients keeps this rank's part only. Each micro-batch is reduced and added to it. A bucket's memory
+//   exists from its last gradient to the end of its reduce-scatter, of two buckets at most.
+// Muon needs whole matrices: those lie in buckets of their own, in which no part cuts a matrix.
+// Every parameter starts at a multiple of 64 bytes, like LibTorch's own tensors, so that kernels are as fast and
+// compute the same bits. Buckets are sent in their order, which is the same on all ranks, whatever the order of
+// gradients. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (stages
+// 1 and 2); the layout of buckets is that of Megatron-LM's DistributedOptimizer.
+
+/// Place of the parameters in one bucket.
+struct ShardedBucket {
+  std::vector<size_t> parameters;  // indices
+  std::vector<int64_t> begins;     // of each of them, in elements
+  int64_t part = 0;                // elements per rank
+};
+
+/// Divides `parameters` into buckets for `ranks`. No part cuts a parameter with `is_whole`.
+std::vector<ShardedBucket> divide_parameters(const std::vector<at::Tensor>& parameters,
+                                             const std::vector<char>& is_whole, int64_t ranks, int64_t first_bytes,
+                                             int64_t bucket_bytes);
+
+/// The collectives of a rank. `buffer` has one part of equal size per rank. Started work is waited for by `wait`, which
+/// throws the error of a lost rank; on GPUs it orders the current stream and does not block.
+struct ShardCollectives {
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  int64_t rank = 0;
+  int64_t ranks = 1;
+  /// Replaces this rank's part of `buffer` by the sum over all ranks. The other parts are undefined afterwards.
+  std::function<Work(const at::Tensor& buffer)> reduce_scatter;
+  /// Replaces the other ranks' parts of `buffer` by theirs.
+  std::function<Work(const at::Tensor& buffer)> all_gather;
+  std::function<void(const Work& work, const std::string& what)> wait;
+  /// Sums `values` over all ranks in place.
+  std::function<void(const at::Tensor& values)> all_reduce;
+};
+
+/// Owned by a DeviceReplicator and called by its thread; hooks call it from autograd's thread.
+class ParameterShards {
+ public:
+  /// Moves the parameters' memory into buckets.
+  ParameterShards(std::vector<at::Tensor> parameters, const std::vector<char>& is_whole,
+                  const DeviceReplicatorOptions& options, ShardCollectives collectives);
+  ~ParameterShards();
+  ParameterShards(const ParameterShards&) = delete;
+  ParameterShards& operator=(const ParameterShards&) = delete;
+
+  /// What this rank updates of `parameter`: a leaf that shares its memory. 1-D, or of the parameter's shape if no part
+  /// cuts it; with 0 elements if this rank updates nothing of it. After a reduction its gradient is the sum.
+  const at::Tensor& part(const at::Tensor& parameter) const { return parts_.at(index_of(parameter)); }
+  /// Returns whether `tensor` is such a part.
+  bool is_part(const at::Tensor& tensor) const;
+  /// The same numbers of `whole`, a tensor of the parameter's shape, for the parameter to which `part` belongs.
+  at::Tensor part_of(const at::Tensor& part, const at::Tensor& whole) const;
+  /// Returns whether `whole` has the shape of the parameter to which `part` belongs.
+  bool fits(const at::Tensor& part, const at::Tensor& whole) const;
+  /// Assembles tensors in host memory from the ranks' parts. `parts`: pairs of part() and a tensor of its shape (state
+  /// of the optimizer). Every rank makes the same call; rank 0 gets the tensors, the others undefined ones.
+  std::vector<at::Tensor> gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const;
+
+  /// Returns whether every micro-batch is reduced, not only the last one of a step.
+  bool reduces_every_run() const { return sharding_ == Sharding::kGradients; }
+
+  /// Precedes forward and backward of a micro-batch. With `reduces` its gradients, and those accumulated before, are
+  /// reduced. `on_sent` is called after the last bucket was sent by backward.
+  void begin(bool reduces, DeviceReplicator::OnSent on_sent = nullptr);
+  /// Follows them. Sends the buckets that backward has not sent: with zeros for missing gradients, or with zeros alone
+  /// if this rank does not `contribute`. Waits for all of them.
+  void end(bool contribute);
+  /// Returns whether a reduction has begun and not ended.
+  bool is_reducing() const { return is_active_ && reduces_; }
+  /// Index of the first parameter that has received no gradient in this step; nullopt if all have one.
+  std::optional<size_t> without_gradient() const;
+  /// Releases the gradients, after an update or a failed step.
+  void release_gradients();
+
+  /// Bytes of the gradients that stay allocated on this rank.
+  int64_t gradient_bytes() const;
+
+  /// Sends the updated weights to all ranks.
+  void gather_weights();
+  void all_reduce(const at::Tensor& values) const { collectives_.all_reduce(values); }
+
+ private:
+  struct Bucket : ShardedBucket {
+    at::Tensor weights;
+    at::Tensor gradients;  // kOptimizer: always; kGradients: while the bucket is sent
+    at::Tensor own;        // sum of this rank's part
+    at::Tensor sent;       // `gradients`, or a copy in the dtype of the transfer
+    ShardCollectives::Work work;
+    size_t missing = 0;  // parameters that backward has not finished
+  };
+  struct Hook {
+    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive, as parameters hold it weakly
+    uintptr_t key;
+  };
+
+  size_t index_of(const at::Tensor& parameter) const;
+  size_t index_of_part(const at::Tensor& part) const;
+  at::Tensor own_part(const Bucket& bucket, const at::Tensor& buffer) const;
+  at::Tensor view(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
+  at::Tensor cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
+  void create_bucket(Bucket& bucket);
+  void add_hook(size_t parameter);
+  void note_gradient(size_t parameter);
+  void put_in_bucket(size_t parameter);
+  void send(Bucket& bucket, bool contribute);
+  void fill(const Bucket& bucket);
+  void receive(Bucket& bucket);
+  void receive_all();
+
+  Sharding sharding_;
+  std::optional<at::ScalarType> wire_type_;
+  ShardCollectives collectives_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<char> is_whole_;
+  std::vector<at::Tensor> parts_;  // by parameter
+  std::vector<Bucket> buckets_;
+  std::vector<std::pair<size_t, size_t>> places_;  // by parameter: bucket, position in it
+  std::vector<Hook> hooks_;
+
+  bool is_active_ = false;
+  bool reduces_ = false;
+  bool is_summed_ = false;  // own has the sums of an earlier micro-batch of this step
+  DeviceReplicator::OnSent on_sent_;
+  size_t sent_ = 0, received_ = 0;  // buckets, of the current reduction
+  std::vector<char> has_gradient_;  // in this step
+  std::vector<int> count_;          // gradients of each parameter, in this run
+  std::vector<int> expected_;       // the same in the first reduced run; empty before it
+};
+
+}  // namespace trainkit::detail

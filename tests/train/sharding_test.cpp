@@ -1,0 +1,255 @@
+// Ranks that divide gradients and optimizer state among them; see parameter_shards.h.
+#include "../distributed/rank_threads.h"
+#include "test_util.h"
+#include "train/sharded_state.h"
+#include "trainkit/core/status.h"
+#include "trainkit/data/tensor_dataset.h"
+#include "trainkit/distributed/device_replicator.h"
+#include "trainkit/optim/adam.h"
+#include "trainkit/optim/sgd.h"
+#include "trainkit/train/train_step.h"
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+namespace {
+
+constexpr int64_t kShardRows = 12, kShardSteps = 4;
+
+/// Layers whose sizes divide neither by the ranks nor by the alignment of a shard; the last one is used twice.
+struct ShardedNetImpl : torch::nn::Module {
+  ShardedNetImpl() {
+    in = register_module("in", torch::nn::Linear(7, 33));
+    wide = register_module("wide", torch::nn::Linear(33, 33));
+    out = register_module("out", torch::nn::Linear(33, 3));
+    unused = register_parameter("frozen", torch::ones({5}), /*requires_grad=*/false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(wide(wide(in(x).relu()).relu()).relu()); }
+  torch::nn::Linear in{nullptr}, wide{nullptr}, out{nullptr};
+  at::Tensor unused;
+};
+TORCH_MODULE(ShardedNet);
+
+struct Setup {
+  Sharding sharding = Sharding::kNone;
+  std::string optimizer = "adamw";
+  int64_t ranks = 2;
+  int64_t grad_accum_steps = 1;
+  double grad_clip = 0;
+  double ema_decay = 0;
+  bool shared_memory = true;
+  GradientCompression compression = GradientCompression::kNone;
+  double bad_row = 0;  // replaces a number of the first rank's second batch
+};
+
+struct ShardedRun {
+  std::vector<double> losses;
+  std::vector<at::Tensor> weights;
+  std::map<std::string, at::Tensor> state, averages;  // on rank 0
+  int64_t state_bytes = 0;
+};
+
+std::unique_ptr<Optimizer> make_optimizer(const std::string& name) {
+  if (name == "adam") return std::make_unique<Adam>(AdamOptions{.lr = 0.01});
+  if (name == "sgd") return std::make_unique<SGD>(SGDOptions{.lr = 0.05, .momentum = 0.9});
+  if (name == "muon") return std::make_unique<Muon>(MuonOptions{.lr = 0.01});
+  return std::make_unique<AdamW>(AdamWOptions{.lr = 0.01});
+}
+
+LossOutput squares(torch::nn::Module& model, const Batch& batch) {
+  const at::Tensor out = model.as<ShardedNetImpl>()->forward(batch["x"]);
+  return out.square().mean();
+}
+
+Batch rows_of(int64_t step, int64_t micro_batch, int64_t rank, const Setup& setup) {
+  at::Tensor x = at::arange(kShardRows * 7, at::kFloat)
+                     .view({kShardRows, 7})
+                     .add(static_cast<double>(step * 31 + micro_batch * 5))
+                     .sin();
+  if (rank == 0 && step == 2 && micro_batch == 0 && setup.bad_row != 0) x[0][0] = setup.bad_row;
+  const int64_t share = kShardRows / setup.ranks;
+  const std::vector<FieldSpec> fields{{.name = "x", .dtype = at::kFloat, .shape = {7}}};
+  return Batch(std::make_shared<const std::vector<FieldSpec>>(fields), {x.narrow(0, rank * share, share).contiguous()});
+}
+
+absl::Status train(ProcessGroup& ranks, const Setup& setup, ShardedRun& outcome) try {
+  DeviceReplicatorOptions options{.strategy = Strategy::kDistributed,
+                                  .device = at::kCPU,
+                                  .process_group = std::shared_ptr<ProcessGroup>(&ranks, [](ProcessGroup*) {}),
+                                  .gradient_compression = setup.compression,
+                                  .sharding = setup.sharding,
+                                  .bucket_bytes = 2048,
+                                  .first_bucket_bytes = 512};
+  TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create([] { return ShardedNet(); }, options));
+  double shift = 0;
+  for (const at::Tensor& parameter : devices->module()->parameters()) {
+    const at::NoGradGuard no_grad;
+    parameter.copy_(
+        at::arange(parameter.numel(), at::kFloat).mul(0.7).add(++shift).cos().mul(0.3).view(parameter.sizes()));
+  }
+  const auto optimizer = make_optimizer(setup.optimizer);
+  const LossFunction loss = squares;
+  TrainStep step(*devices, *optimizer,
+                 {.grad_accum_steps = setup.grad_accum_steps,
+                  .grad_clip = setup.grad_clip,
+                  .skip_nonfinite = setup.bad_row != 0,
+                  .ema_decay = setup.ema_decay});
+  for (int64_t s = 1; s <= kShardSteps; ++s) {
+    for (int64_t m = 0; m < setup.grad_accum_steps; ++m) step.accumulate(rows_of(s, m, ranks.rank(), setup), loss);
+    StepMetrics metrics = step.finish();
+    step.average_over_ranks(metrics);
+    outcome.losses.push_back(metrics.loss.item<double>());
+  }
+  step.swap_averages();  // for an evaluation
+  step.swap_averages();
+  for (const at::Tensor& parameter : devices->module()->parameters())
+    outcome.weights.push_back(parameter.detach().clone());
+  StateDict state = optimizer->state_dict();
+  for (const auto& [name, value] : state) {
+    const auto* tensor = std::get_if<at::Tensor>(&value);
+    if (tensor && !name.ends_with(".step")) outcome.state_bytes += static_cast<int64_t>(tensor->nbytes());
+  }
+  NamedTensors averages = step.averages();
+  if (devices->shards()) {
+    state = trainkit::detail::gather_state(std::move(state), *optimizer, *devices->shards());
+    averages = trainkit::detail::gather_averages(averages, *optimizer, *devices->shards());
+  }
+  for (const auto& [name, value] : state) {
+    const auto* tensor = std::get_if<at::Tensor>(&value);
+    if (tensor && tensor->defined()) outcome.state[name] = tensor->clone();
+  }
+  for (const auto& [name, tensor] : averages) {
+    if (tensor.defined()) outcome.averages[name] = tensor.clone();
+  }
+  return absl::OkStatus();
+} catch (...) {
+  return status_from_current_exception();
+}
+
+std::vector<ShardedRun> train(const Setup& setup) {
+  std::vector<ShardedRun> outcomes(static_cast<size_t>(setup.ranks));
+  const auto texts =
+      on_ranks(setup.ranks,
+               [&](ProcessGroup& ranks) { return train(ranks, setup, outcomes[static_cast<size_t>(ranks.rank())]); },
+               {.timeout = std::chrono::seconds(20), .shared_memory = setup.shared_memory});
+  for (const std::string& text : texts) CHECK(text == "ok");
+  return outcomes;
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined() || a.sizes() != b.sizes()) return INFINITY;
+  return (a - b).abs().max().item<double>();
+}
+
+double difference(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b) {
+  double most = a.size() == b.size() ? 0 : INFINITY;
+  for (const auto& [name, tensor] : a)
+    most = std::max(most, b.contains(name) ? difference(tensor, b.at(name)) : INFINITY);
+  return most;
+}
+
+void check_equal(const std::vector<ShardedRun>& sharded, const std::vector<ShardedRun>& whole, double tolerance) {
+  for (size_t rank = 0; rank < whole.size(); ++rank) {
+    INFO("rank " << rank);
+    REQUIRE(sharded[rank].losses.size() == whole[rank].losses.size());
+    for (size_t i = 0; i < whole[rank].losses.size(); ++i) {
+      CHECK(std::abs(sharded[rank].losses[i] - whole[rank].losses[i]) <= tolerance);
+    }
+    REQUIRE(sharded[rank].weights.size() == whole[rank].weights.size());
+    for (size_t i = 0; i < whole[rank].weights.size(); ++i) {
+      CHECK(difference(sharded[rank].weights[i], whole[rank].weights[i]) <= tolerance);
+    }
+  }
+  CHECK(difference(sharded[0].state, whole[0].state) <= tolerance);
+  CHECK(difference(sharded[0].averages, whole[0].averages) <= tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("Ranks with a part of the optimizer's state train as ranks with all of it", "[train][sharding]") {
+  const auto optimizer = GENERATE(as<std::string>(), "adamw", "adam", "sgd", "muon");
+  const int64_t ranks = GENERATE(1, 2, 3);
+  const int64_t micro_batches = GENERATE(1, 3);
+  INFO(optimizer << " on " << ranks << " ranks, " << micro_batches << " micro-batches");
+  Setup setup{.optimizer = optimizer, .ranks = ranks, .grad_accum_steps = micro_batches, .ema_decay = 0.9};
+  const auto whole = train(setup);
+  setup.sharding = Sharding::kOptimizer;
+  const auto sharded = train(setup);
+  check_equal(sharded, whole, 0);  // sums have one order
+  if (ranks > 1) CHECK(sharded[0].state_bytes < whole[0].state_bytes * 9 / 10);
+  setup.sharding = Sharding::kGradients;
+  // Sums over the ranks come before those over micro-batches. Muon computes in bfloat16, which enlarges last bits.
+  check_equal(train(setup), whole, micro_batches == 1 ? 0 : optimizer == "muon" ? 5e-3 : 1e-6);
+}
+
+TEST_CASE("Sharded ranks clip by the norm of all gradients", "[train][sharding]") {
+  const auto sharding = GENERATE(Sharding::kOptimizer, Sharding::kGradients);
+  const bool shared_memory = GENERATE(true, false);
+  Setup setup{.ranks = 2, .grad_clip = 0.05, .shared_memory = shared_memory};
+  const auto whole = train(setup);
+  setup.sharding = sharding;
+  check_equal(train(setup), whole, 1e-6);
+}
+
+TEST_CASE("Sharded ranks skip a step if a gradient of any rank is not finite", "[train][sharding]") {
+  const auto sharding = GENERATE(Sharding::kOptimizer, Sharding::kGradients);
+  Setup setup{.ranks = 3, .bad_row = INFINITY};
+  const auto whole = train(setup);
+  CHECK(std::isfinite(whole[0].weights[0].sum().item<double>()));
+  setup.sharding = sharding;
+  const auto sharded = train(setup);
+  for (size_t i = 0; i < whole[0].weights.size(); ++i) {
+    CHECK(difference(sharded[1].weights[i], whole[1].weights[i]) <= 1e-6);
+  }
+}
+
+TEST_CASE("Sharded ranks send gradients in 16 bits", "[train][sharding]") {
+  const auto sharding = GENERATE(Sharding::kOptimizer, Sharding::kGradients);
+  Setup setup{.ranks = 2, .shared_memory = false, .compression = GradientCompression::kBf16};
+  const auto whole = train(setup);
+  setup.sharding = sharding;
+  check_equal(train(setup), whole, 0);
+}
+
+TEST_CASE("Ranks with different --shard report it", "[train][sharding]") {
+  const auto texts = on_ranks(2, [&](ProcessGroup& ranks) {
+    ShardedRun outcome;
+    return train(ranks, {.sharding = ranks.rank() == 0 ? Sharding::kNone : Sharding::kOptimizer}, outcome);
+  });
+  for (const std::string& text : texts) {
+    CHECK_THAT(text, Catch::StartsWith("error[dist.digest] shard: differs between ranks (got 'optimizer on rank 1', "
+                                       "expected 'none' as on rank 0)"));
+  }
+}
+
+TEST_CASE("Buckets give every rank about the same number of parameters and cut no whole matrix", "[train][sharding]") {
+  std::vector<at::Tensor> parameters;
+  std::vector<char> is_whole;
+  for (int layer = 0; layer < 12; ++layer) {
+    for (const auto& [rows, columns] : {std::pair(192, 64), {64, 64}, {256, 64}, {64, 256}}) {
+      parameters.push_back(at::empty({rows, columns}));
+      is_whole.push_back(1);
+      parameters.push_back(at::empty({rows}));
+      is_whole.push_back(0);
+    }
+  }
+  const int64_t ranks = GENERATE(1, 2, 4, 48, 64);
+  const auto buckets = trainkit::detail::divide_parameters(parameters, is_whole, ranks, 1 << 16, 1 << 19);
+  std::vector<int> seen(parameters.size());
+  int64_t numbers = 0, places = 0;
+  for (const auto& bucket : buckets) {
+    places += ranks * bucket.part;
+    CHECK(bucket.part % 16 == 0);
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      const size_t p = bucket.parameters[i];
+      ++seen[p];
+      numbers += parameters[p].numel();
+      CHECK(bucket.begins[i] % 16 == 0);
+      CHECK(bucket.begins[i] + parameters[p].numel() <= ranks * bucket.part);
+      const int64_t last = bucket.begins[i] + parameters[p].numel() - 1;
+      if (is_whole[p]) CHECK(bucket.begins[i] / bucket.part == last / bucket.part);
+    }
+  }
+  CHECK(std::count(seen.begin(), seen.end(), 1) == static_cast<int64_t>(seen.size()));
+  if (ranks <= 4) CHECK(static_cast<double>(places) < 1.1 * static_cast<double>(numbers));
+}
