@@ -21,7 +21,7 @@ constexpr char kAssumedMemory[] = "24GiB";
 constexpr double kDecodedClips = 10;
 
 struct PlanFlags {
-  std::string app = {}, preset = {}, gpu_memory = {};
+  std::string app = {}, preset = {}, gpu_memory = {}, shard = "none";
   std::optional<int64_t> devices = {}, global_batch_size = {};
   bool json = false;
   bool assumed = false;  // gpu_memory is kAssumedMemory
@@ -74,6 +74,9 @@ void add_flags(ConfigParser& parser, PlanFlags& flags) {
                       "their guides.",
               .min = 1,
               .max = 1 << 20});
+  parser.add("shard", &flags.shard,
+             {.help = "What the devices divide among them, as --shard of the trainer.",
+              .choices = {"none", "optimizer", "gradients"}});
   parser.add("global_batch_size", &flags.global_batch_size,
              {.help = "Rows per step over all devices and accumulation.", .min = 1, .max = 1 << 30});
   add_time_flags(parser, flags);
@@ -165,6 +168,7 @@ absl::StatusOr<std::vector<std::string>> trainer_flags(const ConfigParser& parse
   if (recommender) add_guide_sizes(flags, device_bytes, further, words);
   words.insert(words.end(), {"--plan_devices", std::to_string(flags.devices.value_or(1))});
   if (!flags.preset.empty()) words.insert(words.end(), {"--preset", flags.preset});
+  if (flags.shard != "none") words.insert(words.end(), {"--shard", flags.shard});
   if (flags.global_batch_size) {
     words.insert(words.end(), {"--global_batch_size", std::to_string(*flags.global_batch_size)});
   }
@@ -255,11 +259,13 @@ absl::StatusOr<int> plan_command(const Arguments& arguments) {
        .version = library_versions()["trainkit"],
        .description = "Predicts the memory of a training step, the batch size that fits and the time of an epoch, also "
                       "for devices that this machine does not have. --preset NAME is passed to the trainer.",
-       .examples = {"trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
-                    "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
-                    "trainkit plan --app transformer --gpu rtx4070 -- --input book.txt", "trainkit plan --app hsi",
-                    "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",
-                    "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
+       .examples = {
+           "trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 3",
+           "trainkit plan --app transformer --preset large_gpu --gpu_memory 24GiB --devices 4 --shard optimizer",
+           "trainkit plan --app gpt2rec", "trainkit plan --app emotion -- --model_size huge --batch_size 12",
+           "trainkit plan --app transformer --gpu rtx4070 -- --input book.txt", "trainkit plan --app hsi",
+           "trainkit plan --app hsi --gpu h100 --devices 4 -- --data_dir hsi",
+           "trainkit plan --app hsi --gpu_memory 8GiB --json -- --data_dir hsi"}});
   PlanFlags flags;
   add_flags(parser, flags);
   Arguments own = arguments;

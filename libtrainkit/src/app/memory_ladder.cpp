@@ -60,6 +60,13 @@ std::string memory_ladder(BatchSizePlanner planner, const StepRecipe& recipe, co
     ladder.add_batch(fmt::format("--batch_size {}", fewer), fewer, steps);
   }
   for (const auto& choice : recipe.smaller) ladder.add_choice(choice);
+  if (devices > 1 && recipe.sharding == Sharding::kNone) {
+    const auto divide = [devices](Sharding sharding) {
+      return [=](StepRecipe& other) { other.sharding = sharding, other.ranks = devices; };
+    };
+    ladder.add_choice({"--shard optimizer (ddp)", divide(Sharding::kOptimizer)});
+    ladder.add_choice({"--shard gradients (ddp)", divide(Sharding::kGradients)});
+  }
   for (const int64_t parts : {2, 4}) {
     if (rows % parts != 0) continue;
     ladder.add_batch(fmt::format("--batch_size {} --grad_accum_steps {}", rows / parts, steps * parts), rows / parts,

@@ -111,6 +111,8 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
   if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the loader's ring is in host memory
   recipe.keeps_gradients |= placement.plan.strategy == "ddp";
+  recipe.sharding = devices > 1 ? sharding_of(run) : Sharding::kNone;
+  recipe.ranks = devices;
 }
 
 BatchSizePlanner::Record recorder(std::shared_ptr<const StepRecipe> recipe) {
@@ -126,7 +128,8 @@ absl::Status nothing_fits(const MemoryPlan& memory) {
                     .problem = "not even one row at a time fits into the memory of a device",
                     .got = format_size(memory.plan.memory.device.allocated_bytes),
                     .expected = format_size(memory.options.device_bytes) + " at most",
-                    .hint = "use a smaller model or a device with more memory"});
+                    .hint = memory.sharding_advice.empty() ? "use a smaller model or a device with more memory"
+                                                           : memory.sharding_advice});
 }
 
 MemoryBytes largest_of(const MemoryTrace& trace) {
@@ -261,6 +264,29 @@ absl::Status add_facts(const StepRecipe& recipe, MemoryPlan& memory) {
   return absl::OkStatus();
 }
 
+/// Returns what dividing the training state gives, if the batch needs less accumulation then; see sharding_advice.
+absl::StatusOr<std::string> advise_sharding(const RunOptions& run, const StepRecipe& recipe, const MemoryPlan& memory) {
+  const int64_t devices = memory.options.devices;
+  const bool is_open = run.batch_size.is_auto() && memory.known() && devices > 1 && recipe.sharding == Sharding::kNone;
+  if (!is_open || (memory.plan.fits && memory.plan.grad_accum_steps == 1)) return std::string();
+  const BatchSizePlannerOptions& options = memory.options;
+  for (const auto& [name, sharding] :
+       {std::pair("optimizer", Sharding::kOptimizer), {"gradients", Sharding::kGradients}}) {
+    StepRecipe other = recipe;
+    other.sharding = sharding;
+    other.ranks = devices;
+    TRAINKIT_ASSIGN_OR_RETURN(
+        auto planner,
+        BatchSizePlanner::create(recorder(std::make_shared<const StepRecipe>(std::move(other))), options));
+    TRAINKIT_ASSIGN_OR_RETURN(const BatchSizePlan plan, planner.plan());
+    const bool helps = plan.fits && (!memory.plan.fits || plan.grad_accum_steps < memory.plan.grad_accum_steps);
+    if (!helps) continue;
+    return fmt::format("with --shard {} (ddp) {} rows per device x {} accumulated fit", name, plan.batch_size,
+                       plan.grad_accum_steps);
+  }
+  return std::string();
+}
+
 /// Makes the plan, on the first rank.
 absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& recipe, const Placement& placement,
                                      const BatchSizePlannerOptions& options) {
@@ -277,6 +303,7 @@ absl::StatusOr<MemoryPlan> plan_here(const RunOptions& run, const StepRecipe& re
     memory.checkpoint_segments = segments;
     chosen = std::move(other);
   }
+  TRAINKIT_ASSIGN_OR_RETURN(memory.sharding_advice, advise_sharding(run, chosen, memory));
   if (run.dry_run && memory.known()) TRAINKIT_RETURN_IF_ERROR(add_facts(chosen, memory));
   return memory;
 }
@@ -354,6 +381,7 @@ RunFacts MemoryPlan::describe() const {
                 "by CUDA's allocator {} allocated, {} reserved; without the driver's context and cuDNN's workspaces",
                 format_size(plan.memory.device.allocated_bytes), format_size(plan.memory.device.reserved_bytes)));
   }
+  if (!sharding_advice.empty()) facts.emplace_back("", sharding_advice);
   if (checkpoint_segments > 1) {
     facts.emplace_back(
         "", fmt::format("activations in {} segments, all but the last recomputed in backward", checkpoint_segments));

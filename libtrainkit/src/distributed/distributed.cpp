@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
 #include <limits>
@@ -139,13 +140,12 @@ void Distributed::create_reducer(const DeviceReplicatorOptions& options) {
   reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), compression_, sent_));
 }
 
-ParameterShards* Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
-  if (shards_ || options_.sharding == Sharding::kNone || trained_.empty()) return shards_.get();
+void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
+  if (shards_ || options_.sharding == Sharding::kNone || trained_.empty()) return;
   const std::vector<at::Tensor> parameters = tensors_of(trained_);
   std::vector<char> whole;
   for (const at::Tensor& parameter : parameters) whole.push_back(is_whole && is_whole(parameter) ? 1 : 0);
   shards_ = std::make_unique<ParameterShards>(parameters, whole, options_, shard_collectives());
-  return shards_.get();
 }
 
 ShardCollectives Distributed::shard_collectives() {
@@ -163,7 +163,9 @@ ShardCollectives Distributed::shard_collectives() {
               [this](const at::Tensor& values) {
                 sent_->started = std::chrono::steady_clock::now();
                 throw_status(process_group_->all_reduce(values, "allreduce(values of the shards)"));
-              }};
+              },
+          .empty_cache = device_.is_cpu() ? std::function<void()>()
+                                          : [type = device_.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
 }
 
 at::Device Distributed::device(int64_t replica) const {

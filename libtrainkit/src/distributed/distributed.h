@@ -48,7 +48,8 @@ class Distributed final : public DeviceReplicator {
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ProcessGroup* process_group() const override { return process_group_.get(); }
   ReplicaGroup& group() override { return group_; }
-  ParameterShards* divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
+  Sharding sharding() const override { return options_.sharding; }
+  void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards() const override { return shards_.get(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
@@ -95,18 +96,20 @@ ParameterShards::ParameterShards(std::vector<at::Tensor> parameters, const std::
       parts_(parameters_.size()),
       places_(parameters_.size()),
       has_gradient_(parameters_.size()),
-      count_(parameters_.size()) {
+      is_computed_(parameters_.size()) {
   if (options.gradient_compression == GradientCompression::kFp16) wire_type_ = at::kHalf;
   if (options.gradient_compression == GradientCompression::kBf16) wire_type_ = at::kBFloat16;
   const at::NoGradGuard no_grad;
   for (const at::Tensor& parameter : parameters_) {
     TORCH_CHECK_VALUE(parameter.is_non_overlapping_and_dense(), "sharding needs dense parameters");
   }
+  const std::vector<at::Tensor> weights = release_weights();
   for (ShardedBucket& places :
-       divide_parameters(parameters_, is_whole, collectives_.ranks, options.first_bucket_bytes, options.bucket_bytes)) {
+       divide_parameters(shapes_, is_whole, collectives_.ranks, options.first_bucket_bytes, options.bucket_bytes)) {
     Bucket& bucket = buckets_.emplace_back();
     static_cast<ShardedBucket&>(bucket) = std::move(places);
-    create_bucket(bucket);
+    order_.push_back(buckets_.size() - 1);
+    create_bucket(bucket, weights);
   }
   for (size_t p = 0; p < parameters_.size(); ++p) add_hook(p);
 }
@@ -115,17 +118,34 @@ ParameterShards::~ParameterShards() {
   for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
 }
 
+/// Returns the weights, on the host if they come from a GPU: their memory is freed before that of the buckets is
+/// allocated, so that it is neither needed twice nor left in pieces between them.
+std::vector<at::Tensor> ParameterShards::release_weights() {
+  std::vector<at::Tensor> weights;
+  for (at::Tensor& parameter : parameters_) {
+    shapes_.push_back(at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options().device(at::kMeta)));
+    if (!collectives_.empty_cache) {
+      weights.push_back(parameter.detach());
+      continue;
+    }
+    weights.push_back(collectives_.keeps_weights ? parameter.detach().to(at::kCPU) : at::Tensor());
+    parameter.set_data(at::empty({0}, parameter.options().requires_grad(false)));
+  }
+  if (collectives_.empty_cache) collectives_.empty_cache();
+  return weights;
+}
+
 /// Allocates the memory of a bucket and moves its weights there.
-void ParameterShards::create_bucket(Bucket& bucket) {
+void ParameterShards::create_bucket(Bucket& bucket, const std::vector<at::Tensor>& weights) {
   const size_t number = buckets_.size() - 1;
   const at::TensorOptions like = parameters_[bucket.parameters.front()].options().requires_grad(false);
   bucket.weights = at::zeros({collectives_.ranks * bucket.part}, like);
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     const size_t p = bucket.parameters[i];
     places_[p] = {number, i};
-    const at::Tensor weights = view(bucket, i, bucket.weights);
-    at::Tensor(weights).copy_(parameters_[p]);
-    parameters_[p].set_data(weights);
+    const at::Tensor place = view(bucket, i, bucket.weights);
+    if (weights[p].defined()) at::Tensor(place).copy_(weights[p]);
+    parameters_[p].set_data(place);
     parts_[p] = cut(bucket, i, own_part(bucket, bucket.weights));
   }
   if (sharding_ == Sharding::kOptimizer) {
@@ -143,10 +163,6 @@ size_t ParameterShards::index_of(const at::Tensor& parameter) const {
   return static_cast<size_t>(found - parameters_.begin());
 }
 
-bool ParameterShards::is_part(const at::Tensor& tensor) const {
-  return std::any_of(parts_.begin(), parts_.end(), [&](const at::Tensor& part) { return part.is_same(tensor); });
-}
-
 /// This rank's part of a buffer of the bucket's size.
 at::Tensor ParameterShards::own_part(const Bucket& bucket, const at::Tensor& buffer) const {
   return buffer.narrow(0, collectives_.rank * bucket.part, bucket.part);
@@ -154,14 +170,14 @@ at::Tensor ParameterShards::own_part(const Bucket& bucket, const at::Tensor& buf
 
 /// The parameter at `position` of a bucket, in a buffer of the bucket's size.
 at::Tensor ParameterShards::view(const Bucket& bucket, size_t position, const at::Tensor& buffer) const {
-  const at::Tensor& parameter = parameters_[bucket.parameters[position]];
+  const at::Tensor& parameter = shapes_[bucket.parameters[position]];
   return buffer.as_strided(parameter.sizes(), parameter.strides(), buffer.storage_offset() + bucket.begins[position]);
 }
 
 /// The numbers of that parameter which are in `buffer`, this rank's part.
 at::Tensor ParameterShards::cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const {
   const size_t p = bucket.parameters[position];
-  const at::Tensor& parameter = parameters_[p];
+  const at::Tensor& parameter = shapes_[p];
   const int64_t first = collectives_.rank * bucket.part, begin = bucket.begins[position];
   const int64_t from = std::clamp(begin - first, int64_t{0}, bucket.part);
   const int64_t to = std::clamp(begin + parameter.numel() - first, from, bucket.part);
@@ -242,10 +258,11 @@ void ParameterShards::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
   reduces_ = reduces;
   on_sent_ = std::move(on_sent);
   sent_ = received_ = 0;
-  std::fill(count_.begin(), count_.end(), 0);
+  completed_.clear();
+  std::fill(is_computed_.begin(), is_computed_.end(), 0);
   for (Bucket& bucket : buckets_) {
-    bucket.missing = 0;
-    for (const size_t p : bucket.parameters) bucket.missing += !expected_.empty() && expected_[p] > 0;
+    bucket.missing = bucket.parameters.size();
+    bucket.is_sent = false;
   }
 }
 
@@ -253,18 +270,17 @@ void ParameterShards::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
 void ParameterShards::note_gradient(size_t parameter) {
   if (!is_active_) return;
   const at::NoGradGuard no_grad;
+  const size_t number = places_[parameter].first;
+  Bucket& bucket = buckets_[number];
+  TORCH_CHECK_VALUE(!bucket.is_sent,
+                    "sharding: a parameter received another gradient in one backward after its bucket had been sent; "
+                    "several checkpointed segments of the model must not share a parameter");
   has_gradient_[parameter] = 1;
-  ++count_[parameter];
-  const auto [number, position] = places_[parameter];
-  TORCH_CHECK(
-      number >= sent_,
-      "a parameter received another gradient in one backward after its bucket had been sent; let the first step "
-      "use the parameter in the same way");
   if (sharding_ == Sharding::kOptimizer) put_in_bucket(parameter);
-  if (!reduces_ || expected_.empty() || count_[parameter] != expected_[parameter]) return;
-  --buckets_[number].missing;
-  while (sent_ < buckets_.size() && buckets_[sent_].missing == 0) send(buckets_[sent_], /*contribute=*/true);
-  if (sent_ == buckets_.size() && on_sent_) std::exchange(on_sent_, nullptr)();
+  if (!reduces_ || std::exchange(is_computed_[parameter], 1)) return;
+  if (--bucket.missing == 0) completed_.push_back(number);
+  while (sent_ < order_.size() && buckets_[order_[sent_]].missing == 0) send_next(/*contribute=*/true);
+  if (sent_ == order_.size() && on_sent_) std::exchange(on_sent_, nullptr)();
 }
 
 /// Makes the gradient of a parameter a view of its bucket.
@@ -292,12 +308,14 @@ void ParameterShards::fill(const Bucket& bucket) {
 }
 
 /// Starts the reduction of the next bucket.
-void ParameterShards::send(Bucket& bucket, bool contribute) {
+void ParameterShards::send_next(bool contribute) {
+  Bucket& bucket = buckets_[order_[sent_]];
   if (sharding_ == Sharding::kGradients) {
-    if (sent_ - received_ >= kMostPending) receive(buckets_[received_]);
+    if (sent_ - received_ >= kMostPending) receive_next();
     bucket.gradients = at::empty_like(bucket.weights);
   }
   ++sent_;
+  bucket.is_sent = true;
   if (contribute) {
     fill(bucket);
   } else {
@@ -309,8 +327,10 @@ void ParameterShards::send(Bucket& bucket, bool contribute) {
 }
 
 /// Waits for the oldest bucket that was sent.
-void ParameterShards::receive(Bucket& bucket) {
-  collectives_.wait(std::exchange(bucket.work, nullptr), "reducescatter(bucket " + std::to_string(received_++) + ")");
+void ParameterShards::receive_next() {
+  const size_t number = order_[received_++];
+  Bucket& bucket = buckets_[number];
+  collectives_.wait(std::exchange(bucket.work, nullptr), "reducescatter(bucket " + std::to_string(number) + ")");
   const at::Tensor sum = own_part(bucket, std::exchange(bucket.sent, at::Tensor()));
   if (sum.const_data_ptr() != bucket.own.const_data_ptr()) {
     is_summed_ ? bucket.own.add_(sum) : bucket.own.copy_(sum);
@@ -320,7 +340,26 @@ void ParameterShards::receive(Bucket& bucket) {
 
 void ParameterShards::receive_all() {
   const ProfileStage stage("wait for gradients of other ranks");
-  while (received_ < sent_) receive(buckets_[received_]);
+  while (received_ < sent_) receive_next();
+}
+
+/// Takes over the order in which rank 0 completed its buckets; buckets that it did not complete come last. If it
+/// completed none, as it had no rows, the ranks try again after the next reduction.
+void ParameterShards::agree_on_order() {
+  at::Tensor turns = at::zeros({static_cast<int64_t>(buckets_.size())}, at::kDouble);
+  for (size_t i = 0; collectives_.rank == 0 && i < completed_.size(); ++i) {
+    turns[static_cast<int64_t>(completed_[i])] = static_cast<double>(i + 1);
+  }
+  turns = turns.to(buckets_.front().weights.device());
+  collectives_.all_reduce(turns);
+  turns = turns.to(at::kCPU);
+  if (!turns.any().item<bool>()) return;
+  const auto turn_of = [&](size_t bucket) {
+    const double turn = turns.const_data_ptr<double>()[bucket];
+    return turn > 0 ? turn : static_cast<double>(buckets_.size() + 1);
+  };
+  std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return turn_of(a) < turn_of(b); });
+  is_order_known_ = true;
 }
 
 void ParameterShards::end(bool contribute) {
@@ -328,12 +367,11 @@ void ParameterShards::end(bool contribute) {
   const at::NoGradGuard no_grad;
   is_active_ = false;
   if (!reduces_) return;
-  while (sent_ < buckets_.size()) send(buckets_[sent_], contribute);
+  while (sent_ < order_.size()) send_next(contribute);
   receive_all();
+  if (!is_order_known_) agree_on_order();
   if (!contribute) return;
   is_summed_ = true;
-  const bool has_any = std::any_of(count_.begin(), count_.end(), [](int count) { return count > 0; });
-  if (expected_.empty() && has_any) expected_ = count_;
   for (const Bucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       parts_[bucket.parameters[i]].mutable_grad() = cut(bucket, i, bucket.own);
@@ -353,12 +391,12 @@ void ParameterShards::release_gradients() {
   for (const at::Tensor& part : parts_) part.mutable_grad().reset();
 }
 
-int64_t ParameterShards::gradient_bytes() const {
-  int64_t bytes = 0;
+std::vector<at::Tensor> ParameterShards::gradient_memory() const {
+  std::vector<at::Tensor> memory;
   for (const Bucket& bucket : buckets_) {
-    bytes += static_cast<int64_t>((sharding_ == Sharding::kOptimizer ? bucket.gradients : bucket.own).nbytes());
+    memory.push_back(sharding_ == Sharding::kOptimizer ? bucket.gradients : bucket.own);
   }
-  return bytes;
+  return memory;
 }
 
 void ParameterShards::gather_weights() {

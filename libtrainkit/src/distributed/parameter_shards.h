@@ -34,8 +34,10 @@ namespace trainkit::detail {
 //   exists from its last gradient to the end of its reduce-scatter, of two buckets at most.
 // Muon needs whole matrices: those lie in buckets of their own, in which no part cuts a matrix.
 // Every parameter starts at a multiple of 64 bytes, like LibTorch's own tensors, so that kernels are as fast and
-// compute the same bits. Buckets are sent in their order, which is the same on all ranks, whatever the order of
-// gradients. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (stages
+// compute the same bits. All ranks send the buckets in one order: in the first reduction that of the buckets, later the
+// order in which rank 0 completed them.
+//
+// Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (stages
 // 1 and 2); the layout of buckets is that of Megatron-LM's DistributedOptimizer.
 
 /// Place of the parameters in one bucket.
@@ -63,6 +65,10 @@ struct ShardCollectives {
   std::function<void(const Work& work, const std::string& what)> wait;
   /// Sums `values` over all ranks in place.
   std::function<void(const at::Tensor& values)> all_reduce;
+  /// Returns the device allocator's cached memory; null on the CPU.
+  std::function<void()> empty_cache = nullptr;
+  /// False for a plan: the weights' values are not needed.
+  bool keeps_weights = true;
 };
 
 /// Owned by a DeviceReplicator and called by its thread; hooks call it from autograd's thread.
@@ -78,8 +84,6 @@ class ParameterShards {
   /// What this rank updates of `parameter`: a leaf that shares its memory. 1-D, or of the parameter's shape if no part
   /// cuts it; with 0 elements if this rank updates nothing of it. After a reduction its gradient is the sum.
   const at::Tensor& part(const at::Tensor& parameter) const { return parts_.at(index_of(parameter)); }
-  /// Returns whether `tensor` is such a part.
-  bool is_part(const at::Tensor& tensor) const;
   /// The same numbers of `whole`, a tensor of the parameter's shape, for the parameter to which `part` belongs.
   at::Tensor part_of(const at::Tensor& part, const at::Tensor& whole) const;
   /// Returns whether `whole` has the shape of the parameter to which `part` belongs.
@@ -104,8 +108,8 @@ class ParameterShards {
   /// Releases the gradients, after an update or a failed step.
   void release_gradients();
 
-  /// Bytes of the gradients that stay allocated on this rank.
-  int64_t gradient_bytes() const;
+  /// The gradients' memory that stays allocated on this rank: one tensor per bucket.
+  std::vector<at::Tensor> gradient_memory() const;
 
   /// Sends the updated weights to all ranks.
   void gather_weights();
@@ -118,7 +122,8 @@ class ParameterShards {
     at::Tensor own;        // sum of this rank's part
     at::Tensor sent;       // `gradients`, or a copy in the dtype of the transfer
     ShardCollectives::Work work;
-    size_t missing = 0;  // parameters that backward has not finished
+    size_t missing = 0;  // gradients that backward has not computed
+    bool is_sent = false;
   };
   struct Hook {
     std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive, as parameters hold it weakly
@@ -130,19 +135,22 @@ class ParameterShards {
   at::Tensor own_part(const Bucket& bucket, const at::Tensor& buffer) const;
   at::Tensor view(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
   at::Tensor cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
-  void create_bucket(Bucket& bucket);
+  std::vector<at::Tensor> release_weights();
+  void create_bucket(Bucket& bucket, const std::vector<at::Tensor>& weights);
   void add_hook(size_t parameter);
   void note_gradient(size_t parameter);
   void put_in_bucket(size_t parameter);
-  void send(Bucket& bucket, bool contribute);
+  void send_next(bool contribute);
   void fill(const Bucket& bucket);
-  void receive(Bucket& bucket);
+  void receive_next();
   void receive_all();
+  void agree_on_order();
 
   Sharding sharding_;
   std::optional<at::ScalarType> wire_type_;
   ShardCollectives collectives_;
   std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> shapes_;  // of the parameters: meta tensors with their strides
   std::vector<char> is_whole_;
   std::vector<at::Tensor> parts_;  // by parameter
   std::vector<Bucket> buckets_;
@@ -153,10 +161,12 @@ class ParameterShards {
   bool reduces_ = false;
   bool is_summed_ = false;  // own has the sums of an earlier micro-batch of this step
   DeviceReplicator::OnSent on_sent_;
-  size_t sent_ = 0, received_ = 0;  // buckets, of the current reduction
-  std::vector<char> has_gradient_;  // in this step
-  std::vector<int> count_;          // gradients of each parameter, in this run
-  std::vector<int> expected_;       // the same in the first reduced run; empty before it
+  std::vector<size_t> order_;       // of the buckets, when sent
+  bool is_order_known_ = false;     // order_ is rank 0's
+  std::vector<size_t> completed_;   // buckets, in the order in which backward completed them
+  size_t sent_ = 0, received_ = 0;  // of order_, in the current reduction
+  std::vector<char> has_gradient_;  // by parameter, in this step
+  std::vector<char> is_computed_;   // by parameter, in this run
 };
 
 }  // namespace trainkit::detail

@@ -5,7 +5,7 @@
 
 namespace trainkit::detail {
 
-class SingleDevice final : public DeviceReplicator {
+class SingleDevice : public DeviceReplicator {
  public:
   SingleDevice(std::shared_ptr<torch::nn::Module> module, at::Device device);
 

@@ -76,13 +76,17 @@ void Optimizer::add_param_groups(std::vector<ParamGroup> groups) {
   for (ParamGroup& group : groups) add_param_group(std::move(group));
 }
 
-void Optimizer::shard(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum) {
-  TORCH_CHECK(max_step_count_ == 0, "optimizer: shard() after a step");
-  groups_.clear();
+std::vector<ParamGroup> Optimizer::take_param_groups() {
+  TORCH_CHECK(max_step_count_ == 0, "optimizer: take_param_groups() after a step");
   buckets_.clear();
   steps_ = step_count_ = advance_all_ = advance_present_ = at::Tensor();
   present_.clear();
   device_lrs_ = {};
+  ++version_;
+  return std::exchange(groups_, {});
+}
+
+void Optimizer::add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum) {
   add_param_groups(std::move(groups));
   sum_over_shards_ = std::move(sum);
 }

@@ -25,7 +25,10 @@ RealMemory::RealMemory(const DeviceReplicator& devices, const Optimizer& optimiz
   for (const auto& [name, value] : optimizer.state_dict()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) resident_bytes_ += static_cast<int64_t>(tensor->nbytes());
   }
-  if (devices.shards()) resident_bytes_ += devices.shards()->gradient_bytes();
+  if (devices.shards()) {
+    for (const at::Tensor& memory : devices.shards()->gradient_memory())
+      resident_bytes_ += static_cast<int64_t>(memory.nbytes());
+  }
   for (const at::Tensor& parameter : devices.module()->parameters()) {  // gradient buckets of several ranks
     if (devices.process_group() && !devices.shards() && parameter.requires_grad())
       resident_bytes_ += static_cast<int64_t>(parameter.nbytes());

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,28 @@ const at::Tensor* part_of_entry(const std::string& key, const Parts& parts) {
 }
 
 }  // namespace
+
+void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
+  if (optimizer.is_sharded()) return;
+  if (devices.sharding() == Sharding::kNone) {
+    if (optimizer.param_groups().empty()) optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
+    return;
+  }
+  std::vector<ParamGroup> groups = optimizer.take_param_groups();
+  if (groups.empty()) groups = optimizer.groups_for(*devices.module());
+  std::unordered_set<const void*> whole;
+  for (const ParamGroup& group : groups) {
+    if (!group.orthogonalize) continue;
+    for (const NamedParameter& parameter : group.params) whole.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  devices.divide_parameters(
+      [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
+  const ParameterShards* shards = devices.shards();
+  for (ParamGroup& group : groups) {
+    for (NamedParameter& parameter : group.params) parameter.tensor = shards->part(parameter.tensor);
+  }
+  optimizer.add_shards(std::move(groups), [shards](const at::Tensor& values) { shards->all_reduce(values); });
+}
 
 StateDict gather_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards) {
   const Parts parts = parts_by_name(optimizer);

@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints of runs whose ranks divide the training state: files have whole tensors. Internal to Trainer.
+// Optimizers and checkpoints of ranks that divide the training state. Internal to TrainStep and Trainer.
 
 #include <map>
 #include <string>
@@ -11,8 +11,13 @@
 
 namespace trainkit::detail {
 
-/// Replaces this rank's parts in `state` (Optimizer::state_dict()) by whole tensors in host memory. Every rank calls
-/// it; only rank 0's result is complete. Throws absl::BadStatusOrAccess if a rank is lost.
+/// Gives an optimizer without parameters those of the model. If the replicator divides them (Sharding), replaces the
+/// optimizer's parameters by the parts that this rank updates. Every rank calls it.
+void add_parameters(DeviceReplicator& devices, Optimizer& optimizer);
+
+/// Checkpoints have whole tensors. Replaces this rank's parts in `state` (Optimizer::state_dict()) by whole tensors in
+/// host memory. Every rank calls it; only rank 0's result is complete. Throws absl::BadStatusOrAccess if a rank is
+/// lost.
 StateDict gather_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards);
 /// The same for TrainStep::averages().
 NamedTensors gather_averages(const NamedTensors& averages, const Optimizer& optimizer, const ParameterShards& shards);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/gpu_operations.h"
+#include "distributed/planned_rank.h"
 #include "distributed/replica_tools.h"
 #include "gpu_libraries.h"
 #include "memory/memory_recorder.h"
@@ -181,6 +182,15 @@ class GradientOrder {
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;  // parameters hold them weakly
 };
 
+/// The devices of a recorded step: one, or one rank of those that divide the training state.
+absl::StatusOr<std::unique_ptr<DeviceReplicator>> recorded_devices(const StepRecipe& recipe, MemoryRecorder& recorder) {
+  DeviceReplicatorOptions options{.strategy = Strategy::kSingle, .device = at::kCPU};
+  if (recipe.sharding == Sharding::kNone) return DeviceReplicator::create(recipe.make_model, options);
+  options.sharding = recipe.sharding;
+  return std::make_unique<detail::PlannedRank>(recipe.make_model(), options, recipe.ranks,
+                                               [&recorder] { recorder.empty_cache(); });
+}
+
 /// Wraps the recipe's loss: forward while it runs, backward after it.
 LossFunction watched_loss(const StepRecipe& recipe, MemoryRecorder& recorder, detail::LibraryWatch& libraries) {
   return [&](torch::nn::Module& module, const Batch& batch) {
@@ -211,7 +221,7 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
 // - Ranks. Gradients are views of the Reducer's buckets: of one at first, of buckets in the order of backward from the
 //   last micro-batch of the second step on (Distributed::begin_reduction). The first one is freed before, unless it has
-//   the gradients of earlier micro-batches.
+//   the gradients of earlier micro-batches. With Sharding the parameters are divided as in a run, by PlannedRank.
 // Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
 // class after each micro-batch, because the CPU allocates them among the activations.
 
@@ -228,13 +238,11 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   TRAINKIT_ASSIGN_OR_RETURN(const Batch rows, read_batch(recipe.dataset, batch_size));
 
   MemoryRecorder recorder(MemoryClass::kWeights);
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const auto devices,
-      DeviceReplicator::create(recipe.make_model, {.strategy = Strategy::kSingle, .device = at::kCPU}));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
   std::optional<GradientOrder> order;
-  if (recipe.keeps_gradients) {
+  if (recipe.keeps_gradients && recipe.sharding == Sharding::kNone) {
     order.emplace(*model);
     recorder.enter(MemoryClass::kGradients);
     put_gradients_in_buckets(order->parameters(), kAllBytes, kAllBytes, /*kept=*/false);
@@ -244,6 +252,10 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   recorder.enter(MemoryClass::kOptimizer);
   const std::unique_ptr<Optimizer> optimizer = recipe.make_optimizer();
   TrainStep step(*devices, *optimizer, step_options(recipe, micro_batches));
+  if (const detail::ParameterShards* shards = devices->shards()) {
+    for (const at::Tensor& parameter : model->parameters()) recorder.assign(parameter, MemoryClass::kWeights);
+    for (const at::Tensor& memory : shards->gradient_memory()) recorder.assign(memory, MemoryClass::kGradients);
+  }
   if (recipe.schedule_bytes > 0) recorder.add(recipe.schedule_bytes, MemoryClass::kOptimizer);
   recorder.enter(MemoryClass::kActivations);
   detail::LibraryWatch libraries(recorder, recipe.libraries, recipe.for_gpu);

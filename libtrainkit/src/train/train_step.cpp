@@ -11,9 +11,9 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_set>
 
 #include "distributed/parameter_shards.h"
+#include "sharded_state.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
 #include "steps_in_flight.h"
@@ -54,14 +54,12 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
                     options.ema_decay);
   TORCH_CHECK_VALUE(options.precision != Precision::kFp16 || !devices.device().is_cpu(),
                     "precision fp16 needs a GPU; use bf16 on the CPU");
-  if (optimizer.param_groups().empty()) {
-    optimizer.add_param_groups(optimizer.groups_for(*devices.module()));
-  }
+  detail::add_parameters(devices, optimizer);
+  shards_ = devices.shards();
   for (int64_t replica = 0; replica < devices.replicas(); ++replica) {
     const std::string name = devices.device(replica).str();
     if (device_names_.find(name) == std::string::npos) device_names_ += (device_names_.empty() ? "" : ", ") + name;
   }
-  shard_optimizer();
   create_mirrors();
   for (const Optimizer* one : optimizers_) {
     if (options.ema_decay > 0) averages_.emplace_back(*one, options.ema_decay);
@@ -81,26 +79,6 @@ void TrainStep::request_stop(int signal) { vote_->stop = std::max(vote_->stop, s
 void TrainStep::request_save() { vote_->save = true; }
 int TrainStep::agreed_stop() const { return verdict_->stop; }
 bool TrainStep::agreed_save() const { return verdict_->save; }
-
-/// Replaces the optimizer's parameters by the parts that this rank updates, if the replicator divides them.
-void TrainStep::shard_optimizer() {
-  std::unordered_set<const void*> whole;
-  for (const ParamGroup& group : optimizer_.param_groups()) {
-    if (!group.orthogonalize) continue;
-    for (const NamedParameter& parameter : group.params) whole.insert(parameter.tensor.unsafeGetTensorImpl());
-  }
-  shards_ = devices_.divide_parameters(
-      [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
-  if (!shards_) return;
-  std::vector<ParamGroup> groups = optimizer_.param_groups();
-  for (ParamGroup& group : groups) {
-    for (NamedParameter& parameter : group.params) {
-      if (shards_->is_part(parameter.tensor)) return;  // an earlier TrainStep did it
-      parameter.tensor = shards_->part(parameter.tensor);
-    }
-  }
-  optimizer_.shard(std::move(groups), [shards = shards_](const at::Tensor& values) { shards->all_reduce(values); });
-}
 
 /// Creates one optimizer per further copy of the weights, with the same groups and the parameters of the same names.
 void TrainStep::create_mirrors() {

@@ -7,6 +7,7 @@
 #include "core/option_problems.h"
 #include "core/waiting_threads.h"
 #include "run_state.h"
+#include "sharded_state.h"
 #include "training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -50,9 +51,7 @@ class Trainer::Impl {
  public:
   Impl(DeviceReplicator& devices, std::unique_ptr<Optimizer> optimizer, const TrainerOptions& options)
       : devices_(devices), optimizer_(std::move(optimizer)), options_(options) {
-    if (optimizer_->param_groups().empty()) {
-      optimizer_->add_param_groups(optimizer_->groups_for(*devices_.module()));
-    }
+    detail::add_parameters(devices_, *optimizer_);
   }
 
   DeviceReplicator& devices_;

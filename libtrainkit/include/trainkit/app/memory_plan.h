@@ -47,6 +47,8 @@ struct MemoryPlan {
   std::function<std::string()> ladder = nullptr;
   /// Number of segments that plan_memory selected for StepRecipe::choose_segments; 1 without that option.
   int64_t checkpoint_segments = 1;
+  /// With --batch_size auto on several devices: what --shard would save in accumulation; empty if nothing.
+  std::string sharding_advice;
   /// Reason for a missing prediction; if set, only the plan's batch is valid.
   std::string unavailable;
 
@@ -75,6 +77,8 @@ inline constexpr int64_t kCudaReserveBytes = int64_t{512} << 20;
 /// resumed run's global batch, else a power of two. The maximum is 2048 (the guides' largest), and 64 on the CPU, which
 /// is not faster with more. On a GPU in this machine the batch is then tried, and reduced if the device runs out of
 /// memory. --measure tries any plan on the device of the run. Both give the time of a step.
+///
+/// If auto has to accumulate on several devices, or nothing fits, it also plans with --shard and says what that gives.
 ///
 /// With StepRecipe::choose_segments the step is planned without activation checkpointing, then with 2 and more segments
 /// until it fits or the maximum is reached. auto uses the first number of segments with which one row fits.

@@ -140,12 +140,11 @@ class DeviceReplicator {
   /// Collectives for use inside a body.
   virtual ReplicaGroup& group() = 0;
 
-  /// With DeviceReplicatorOptions::sharding: divides the trained parameters among the ranks at the first call, before
-  /// the first run(). Every rank calls it. `is_whole` selects parameters that no rank may get only a part of; empty:
-  /// none. Returns nullptr without sharding. TrainStep calls it.
-  virtual detail::ParameterShards* divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
+  virtual Sharding sharding() const { return Sharding::kNone; }
+  /// With sharding: divides the trained parameters among the ranks at the first call, before the first run(). Every
+  /// rank calls it. `is_whole` selects parameters that no rank may get only a part of; empty: none. TrainStep calls it.
+  virtual void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
     static_cast<void>(is_whole);
-    return nullptr;
   }
   /// Returns what divide_parameters() made, or nullptr.
   virtual detail::ParameterShards* shards() const { return nullptr; }

@@ -76,9 +76,11 @@ class Optimizer : public ScaledOptimizer {
   void add_param_group(ParamGroup group);
   void add_param_groups(std::vector<ParamGroup> groups);
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
-  /// Replaces the parameters by the parts of them that this rank updates (Sharding), with new state. `groups` are
-  /// param_groups() with other tensors, possibly of 0 elements. `sum` is sum_over_shards(). TrainStep calls it.
-  void shard(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum);
+  /// Removes all parameters, with their state, and returns them. Throws after the first step.
+  std::vector<ParamGroup> take_param_groups();
+  /// Adds groups of parts of parameters, possibly of 0 elements, for a rank that updates these parts (Sharding). `sum`
+  /// is sum_over_shards(). TrainStep and Trainer call it.
+  void add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum);
   void sum_over_shards(const at::Tensor& values) const final;
   bool is_sharded() const final { return sum_over_shards_ != nullptr; }
 

@@ -66,6 +66,9 @@ struct StepRecipe {
   int64_t schedule_bytes = 0;
   /// True if gradients stay allocated between steps, in the buckets that several ranks all-reduce.
   bool keeps_gradients = false;
+  /// What `ranks` ranks divide among them; the recording is that of one rank. Replaces keeps_gradients.
+  Sharding sharding = Sharding::kNone;
+  int64_t ranks = 1;
 
   /// For models with activation checkpointing (checkpoint_sequential): sets the number of segments in a recipe, and the
   /// largest number. With choose_segments plan_memory selects the fewest segments with which the step fits.

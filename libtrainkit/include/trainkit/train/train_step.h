@@ -145,7 +145,9 @@ struct StepMetrics {
 /// absl::BadStatusOrAccess with an Error of exit code 8 that names the rank.
 class TrainStep {
  public:
-  /// Keeps references to the arguments. An optimizer without parameters gets default_param_groups of the model. Each
+  /// Keeps references to the arguments. An optimizer without parameters gets default_param_groups of the model. With
+  /// DeviceReplicatorOptions::sharding it gets this rank's parts of them: 1-D tensors that share the weights' memory,
+  /// with state of their size. Each
   /// further copy of the weights gets a mirror optimizer with the same settings. Throws c10::ValueError for options out
   /// of range and for kFp16 on the CPU, which has no fast float16 kernels.
   TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const TrainStepOptions& options = {},
@@ -240,7 +242,6 @@ class TrainStep {
     bool again;
     std::exception_ptr exception;
   };
-  void shard_optimizer();
   void create_mirrors();
   void begin_step();
   KeptBatch& keep(const Batch& batch);

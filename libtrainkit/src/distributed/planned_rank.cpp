@@ -1,0 +1,34 @@
+#include "distributed/planned_rank.h"
+
+#include "distributed/replica_tools.h"
+
+namespace trainkit::detail {
+
+void PlannedRank::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
+  if (shards_) return;
+  std::vector<at::Tensor> parameters;
+  std::vector<char> whole;
+  for (const auto& [name, parameter] : unique_parameters(*module())) {
+    if (!parameter.requires_grad()) continue;
+    parameters.push_back(parameter);
+    whole.push_back(is_whole && is_whole(parameter) ? 1 : 0);
+  }
+  const auto nothing = [](const at::Tensor&) { return ShardCollectives::Work(); };
+  shards_ = std::make_unique<ParameterShards>(parameters, whole, options_,
+                                              ShardCollectives{.rank = 0,
+                                                               .ranks = ranks_,
+                                                               .reduce_scatter = nothing,
+                                                               .all_gather = nothing,
+                                                               .wait = [](const auto&, const std::string&) {},
+                                                               .all_reduce = [](const at::Tensor&) {},
+                                                               .empty_cache = empty_cache_,
+                                                               .keeps_weights = false});
+}
+
+void PlannedRank::run(const Body& body, bool reduce_gradients, const OnSent&) {
+  shards_->begin(reduce_gradients || shards_->reduces_every_run());
+  if (const at::Tensor loss = body(0); loss.defined()) loss.backward();
+  shards_->end(/*contribute=*/true);
+}
+
+}  // namespace trainkit::detail
