@@ -24,7 +24,7 @@ struct ScaleFlags {
   int64_t grad_accum_steps = 1;
   std::string run = {};
   int64_t devices = 8, nodes = 1;
-  std::string inside = {}, between = {}, algorithm = "best", batch = "grows";
+  std::string inside = {}, between = {}, algorithm = "best", batch = "grows", shard = "none";
   double interference = 0, contention = 0;
   std::vector<std::string> measured = {};
   bool json = false;
@@ -42,7 +42,8 @@ void add_flags(ConfigParser& parser, ScaleFlags& flags) {
               .min = 0,
               .metavar = "MB"});
   parser.add("grad_accum_steps", &flags.grad_accum_steps,
-             {.help = "Micro-batches per optimizer step; only the last one all-reduces gradients.",
+             {.help = "Micro-batches per optimizer step; only the last one reduces gradients, except with --shard "
+                      "gradients.",
               .group = step,
               .min = 1,
               .max = 1e6});
@@ -69,6 +70,10 @@ void add_flags(ConfigParser& parser, ScaleFlags& flags) {
              {.help = "grows: the batch per device is fixed. fixed: the global batch is fixed and divided.",
               .group = cluster,
               .choices = {"grows", "fixed"}});
+  parser.add("shard", &flags.shard,
+             {.help = "What the devices divide among them, as --shard of the trainers.",
+              .group = cluster,
+              .choices = {"none", "optimizer", "gradients"}});
   parser.add("interference", &flags.interference,
              {.help = "Slowdown of backward during an all-reduce: 0 none, 1 complete stop.",
               .group = cluster,
@@ -192,7 +197,7 @@ std::vector<Row> predict(const StepProfile& step, const Cluster& whole, const Sc
 std::string table(const StepProfile& step, const std::vector<Row>& rows) {
   const bool measured = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.measured_seconds > 0; });
   std::string out = fmt::format("{:>8} {:>6} {:>12} {:>14} {:>14} {:>9} {:>11}", "devices", "nodes", "step (ms)",
-                                "all-reduce", "not hidden", "speed-up", "efficiency");
+                                "communication", "not hidden", "speed-up", "efficiency");
   if (measured) out += fmt::format(" {:>14} {:>7}", "measured (ms)", "error");
   out += "\n";
   for (const Row& row : rows) {
@@ -226,6 +231,8 @@ std::string json(const StepProfile& step, const Cluster& cluster, const std::vec
     nlohmann::ordered_json line = {{"devices", p.devices},
                                    {"nodes", row.nodes},
                                    {"step_seconds", p.step_seconds},
+                                   {"messages", p.messages},
+                                   {"sent_bytes", p.sent_bytes},
                                    {"communication_seconds", p.communication_seconds},
                                    {"exposed_seconds", p.exposed_seconds},
                                    {"speedup", p.speedup},
@@ -285,8 +292,11 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
   TRAINKIT_ASSIGN_OR_RETURN(const StepProfile step, read_step(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const Cluster cluster, read_cluster(parser, flags));
   TRAINKIT_ASSIGN_OR_RETURN(const auto measured, read_measured(parser, flags));
-  const ScalingOptions options{
-      .batch_grows = flags.batch == "grows", .interference = flags.interference, .contention = flags.contention};
+  const ScalingOptions options{.batch_grows = flags.batch == "grows",
+                               .interference = flags.interference,
+                               .contention = flags.contention,
+                               .shards = flags.shard != "none",
+                               .reductions = flags.shard == "gradients" ? flags.grad_accum_steps : 1};
   const std::vector<Row> rows = predict(step, cluster, options, measured);
   if (!flags.plot.empty()) TRAINKIT_RETURN_IF_ERROR(write_plot(flags.plot, step, options.batch_grows, rows));
   print(flags.json ? json(step, cluster, rows) : table(step, rows));

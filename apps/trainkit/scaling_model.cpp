@@ -112,6 +112,12 @@ double all_reduce_seconds(int64_t bytes, const Cluster& cluster) {
   return std::min(ring_seconds(size, cluster), tree_seconds(size, cluster));
 }
 
+double reduce_scatter_seconds(int64_t bytes, const Cluster& cluster) {
+  Cluster ring = cluster;
+  ring.algorithm = AllReduceAlgorithm::kRing;
+  return all_reduce_seconds(bytes, ring) / 2;
+}
+
 StepProfile make_step_profile(double step_seconds, int64_t gradient_bytes, const StepProfileOptions& options) {
   TORCH_CHECK_VALUE(step_seconds > 0 && gradient_bytes >= 0, "a step needs seconds > 0 and gradient bytes >= 0, got ",
                     step_seconds, " and ", gradient_bytes);
@@ -147,18 +153,32 @@ ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluste
       static_cast<double>(std::accumulate(step.bucket_bytes.begin(), step.bucket_bytes.end(), int64_t{0}));
 
   ScalingPrediction result{.devices = cluster.devices()};
+  const auto reduce_seconds = options.shards ? reduce_scatter_seconds : all_reduce_seconds;
   double time = 0, computed = 0, ready = 0;  // seconds since backward began; `computed`: completed part of it
   for (const int64_t bucket : step.bucket_bytes) {
     ready += backward * static_cast<double>(bucket) / bytes;
     if (computed < ready) time += ready - std::exchange(computed, ready);
-    const double seconds = all_reduce_seconds(bucket, cluster);
+    const double seconds = reduce_seconds(bucket, cluster);
     computed = std::min(backward, computed + (1 - options.interference) * seconds);
     time += seconds;
     result.communication_seconds += seconds;
   }
   time += backward - computed;
-  result.exposed_seconds = std::max(time - backward, 0.0);
-  result.step_seconds = forward + time + step.update_seconds * stretch;
+  const double reductions = static_cast<double>(options.reductions);
+  result.exposed_seconds = std::max(time - backward, 0.0) * reductions;
+  result.communication_seconds *= reductions;
+  double gather = 0;  // of the weights
+  for (const int64_t bucket : step.bucket_bytes) gather += options.shards ? reduce_scatter_seconds(bucket, cluster) : 0;
+  result.communication_seconds += gather;
+  result.exposed_seconds += gather;
+  const double update = step.update_seconds * stretch / (options.shards ? n : 1);
+  result.step_seconds = forward + backward + result.exposed_seconds + update;
+  if (cluster.devices() > 1) {
+    const auto buckets = static_cast<int64_t>(step.bucket_bytes.size());
+    const double passes = options.shards ? reductions + 1 : 2 * reductions;  // of the buckets over a ring
+    result.messages = buckets * (options.reductions + (options.shards ? 1 : 0));
+    result.sent_bytes = std::llround(passes * (n - 1) / n * bytes);
+  }
   result.speedup = step.seconds() / result.step_seconds * (options.batch_grows ? n : 1);
   result.efficiency = result.speedup / n;
   return result;

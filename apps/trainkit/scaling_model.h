@@ -51,6 +51,9 @@ struct Cluster {
 /// (2009), the basis of NCCL's trees (2.4, 2019).
 double all_reduce_seconds(int64_t bytes, const Cluster& cluster);
 
+/// Returns the seconds of one reduce-scatter of `bytes` over all devices, or of one all-gather: half of a ring all-reduce.
+double reduce_scatter_seconds(int64_t bytes, const Cluster& cluster);
+
 /// Describes one optimizer step on one device.
 struct StepProfile {
   /// Seconds before the last backward.
@@ -89,13 +92,21 @@ struct ScalingOptions {
   /// Extra compute time per additional device on the same machine, as a share: the cost of shared memory, power or
   /// storage.
   double contention = 0;
+  /// Devices divide the training state (--shard): gradients are reduce-scattered during backward, the update takes 1/n
+  /// of its time, and the weights are all-gathered after it.
+  bool shards = false;
+  /// Backward passes per step that reduce gradients: with --shard gradients all micro-batches.
+  int64_t reductions = 1;
 };
 
 /// One row of a prediction.
 struct ScalingPrediction {
   int64_t devices = 1;
   double step_seconds = 0;
-  /// Seconds of the all-reduce of all buckets, and the part that backward does not hide.
+  /// Collectives per step, and bytes that each device sends in them, without those of single numbers.
+  int64_t messages = 0;
+  int64_t sent_bytes = 0;
+  /// Seconds of these collectives, and the part that backward does not hide.
   double communication_seconds = 0;
   double exposed_seconds = 0;
   /// Rows per second relative to one device; efficiency is the speedup divided by the number of devices.

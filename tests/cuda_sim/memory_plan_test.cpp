@@ -50,7 +50,7 @@ struct Setting {
   std::string model;
   int64_t rows;
   std::string precision;
-  std::string strategy;  // eager, graph, dp, ddp
+  std::string strategy;  // eager, graph, dp, ddp, ddp_optimizer and ddp_gradients (--shard)
   std::string text() const { return model + ", " + std::to_string(rows) + " rows, " + precision + ", " + strategy; }
 };
 
@@ -70,11 +70,14 @@ class Runs {
     std::string program = model_.program;
     if (setting.strategy == "eager") arguments.insert(arguments.end(), {"--cuda_graph", "off"});
     if (setting.strategy == "dp") arguments.insert(arguments.end(), {"--use_multi_gpu", "--gpu_ids", "0", "1"});
-    if (setting.strategy == "ddp") {
+    if (const size_t at = setting.strategy.find("dp_"); at != std::string::npos) {
+      arguments.insert(arguments.end(), {"--shard", setting.strategy.substr(at + 3)});
+    }
+    if (setting.strategy.starts_with("ddp")) {
       arguments.insert(arguments.begin(), {"launch", "--nproc_per_node", "2", "--",
                                            std::string(TRAINKIT_BIN_DIR) + "/" + std::exchange(program, "trainkit")});
     }
-    if (setting.strategy.ends_with("dp")) device.emplace_back("CUDA_SIM_DEVICES=2");
+    if (setting.strategy.find("dp") != std::string::npos) device.emplace_back("CUDA_SIM_DEVICES=2");
     ProgramOptions options;
     options.environment = simulated(device);
     Program started(program, arguments, dir_.path().string(), options);
@@ -132,7 +135,7 @@ std::vector<Setting> combinations(const std::string& model, const std::vector<in
   std::vector<Setting> settings;
   for (const int64_t rows : sizes) {
     for (const std::string precision : {"fp32", "fp16", "bf16"}) {
-      for (const std::string strategy : {"eager", "graph", "dp", "ddp"}) {
+      for (const std::string strategy : {"eager", "graph", "dp", "ddp", "ddp_optimizer", "ddp_gradients"}) {
         settings.push_back({model, rows, precision, strategy});
       }
     }
@@ -148,12 +151,14 @@ void check_all(const std::string& model, const std::vector<Setting>& settings) {
 }  // namespace
 
 TEST_CASE("trainkit-transformer predicts its memory", "[cuda_sim][transformer]") {
-  check_all("accumulated", {{"accumulated", 8, "fp32", "ddp"}});
+  check_all("accumulated", {{"accumulated", 8, "fp32", "ddp"}, {"accumulated", 8, "fp32", "ddp_gradients"}});
   if (is_full()) {
     check_all("accumulated", combinations("accumulated", {8}));
     return check_all("transformer", combinations("transformer", {5, 12}));
   }
-  check_all("transformer", {{"transformer", 12, "fp32", "graph"}, {"transformer", 8, "bf16", "ddp"}});
+  check_all("transformer", {{"transformer", 12, "fp32", "graph"},
+                            {"transformer", 8, "bf16", "ddp"},
+                            {"transformer", 8, "fp16", "ddp_optimizer"}});
 }
 TEST_CASE("trainkit-hsi predicts its memory", "[cuda_sim][hsi]") {
   if (!is_full()) return check_all("cnn2d", {{"cnn2d", 64, "fp32", "eager"}, {"cnn2d", 16, "fp16", "graph"}});

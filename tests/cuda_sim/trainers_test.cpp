@@ -7,8 +7,9 @@ using namespace trainkit::test;
 
 namespace {
 
-/// Runs on simulated devices have the CPU's losses with every strategy.
-void check_strategies(const Runs& runs) {
+/// Runs on simulated devices have the CPU's losses with every strategy, and with these values of --shard.
+void check_strategies(const Runs& runs, std::vector<std::string> shards = {"none"}) {
+  if (is_full()) shards = {"none", "optimizer", "gradients"};
   const Setting on_cpu{.flags = {"--device", "cpu", "--precision", "fp32"}, .is_simulated = false};
   const auto expected = runs.run("cpu", on_cpu);
   const std::vector<std::string> cuda = {"--device", "cuda", "--precision", "fp32"};
@@ -28,11 +29,14 @@ void check_strategies(const Runs& runs) {
               runs.run("dp_cpu", cpus));
   Setting ranks = on_cpu;
   ranks.devices = ranks.ranks = 2;
-  check_close(
-      runs.run(
-          "ddp",
-          {.flags = cuda, .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_RANDOM_DELAY_US=100"}, .devices = 2, .ranks = 2}),
-      runs.run("ddp_cpu", ranks));
+  const auto on_ranks = runs.run("ddp_cpu", ranks);
+  for (const std::string& shard : shards) {
+    check_close(runs.run("ddp_" + shard, {.flags = with({"--shard", shard}),
+                                          .device = {"CUDA_SIM_DEVICES=2", "CUDA_SIM_RANDOM_DELAY_US=100"},
+                                          .devices = 2,
+                                          .ranks = 2}),
+                on_ranks);
+  }
 }
 
 /// float16 with a GradScaler, and bfloat16, learn as float32 does, within their precision.
@@ -55,7 +59,7 @@ Trainer without_evaluations(Trainer trainer) {
 }  // namespace
 
 TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices", "[cuda_sim][transformer]") {
-  check_strategies(Runs(transformer()));
+  check_strategies(Runs(transformer()), {"none", "optimizer", "gradients"});
 }
 TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices with packed documents",
           "[cuda_sim][transformer]") {
@@ -69,7 +73,7 @@ TEST_CASE("trainkit-transformer has the CPU's losses on CUDA devices with packed
   check_strategies(runs);
 }
 TEST_CASE("trainkit-hsi has the CPU's losses on CUDA devices", "[cuda_sim][hsi]") {
-  check_strategies(Runs(without_evaluations(hsi())));
+  check_strategies(Runs(without_evaluations(hsi())), {"none", "gradients"});
 }
 TEST_CASE("trainkit-gpt2rec has the CPU's losses on CUDA devices", "[cuda_sim][gpt2rec]") {
   check_strategies(Runs(gpt2rec()));

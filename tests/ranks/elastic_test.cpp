@@ -15,13 +15,14 @@ struct Shape {
 
 /// Runs ranks of the small trainer that stop after `steps`.
 std::vector<RankEnd> train(const Shape& shape, const TempDir& folder, int64_t world, int64_t steps, bool resume,
-                           int64_t accumulation = 0) {
+                           int64_t accumulation = 0, const std::string& shard = "none") {
   if (accumulation == 0) accumulation = shape.global_batch / world / shape.micro_batch;
   const auto text = [](int64_t number) { return std::to_string(number); };
   RanksOptions job{.world = world, .program = "trainkit-test-rank"};
   job.flags = {"--folder", folder.path().string(), "--steps",      text(steps), "--batch",      text(shape.micro_batch),
                "--accum",  text(accumulation),     "--save_every", "1000",      "--eval_every", "0",
                "--rows",   text(shape.rows)};
+  job.flags.insert(job.flags.end(), {"--shard", shard});
   if (resume) job.flags.insert(job.flags.end(), {"--resume", "latest"});
   return Ranks(job, folder.path().string()).wait();
 }
@@ -96,6 +97,29 @@ TEST_CASE("A run resumed with other numbers of ranks reads the rows of an uninte
     REQUIRE(values.size() == whole_values.size());
     for (size_t i = 0; i < values.size(); ++i) CHECK(values[i] == Approx(whole_values[i]).epsilon(1e-4));
   }
+}
+
+TEST_CASE("A run continues on other numbers of ranks whether they divide the training state or not",
+          "[ranks][elastic][sharding]") {
+  const Shape shape{103, 16, 2};
+  struct Part {
+    int64_t world, until;
+    std::string shard;
+  };
+  const std::vector<Part> parts = {{4, 5, "gradients"},  {2, 9, "optimizer"}, {1, 12, "none"},
+                                   {8, 16, "optimizer"}, {2, 20, "none"},     {4, 24, "optimizer"}};
+  const TempDir whole_folder, folder;
+  for (const RankEnd& end : train(shape, whole_folder, 1, parts.back().until, false)) REQUIRE(end.code == 0);
+  std::vector<double> values;
+  for (const Part& part : parts) {
+    const auto ends = train(shape, folder, part.world, part.until, &part != &parts.front(), 0, part.shard);
+    INFO(part.world << " ranks until step " << part.until << ", --shard " << part.shard << "\n" << describe(ends));
+    for (const RankEnd& end : ends) REQUIRE(end.code == 0);
+    append(values, losses(folder));
+  }
+  const std::vector<double> whole_values = losses(whole_folder);
+  REQUIRE(values.size() == whole_values.size());
+  for (size_t i = 0; i < values.size(); ++i) CHECK(values[i] == Approx(whole_values[i]).epsilon(1e-5));
 }
 
 TEST_CASE("Another number of ranks that changes the global batch is refused with exit code 8", "[ranks][elastic]") {

@@ -112,6 +112,37 @@ TEST_CASE("A rank that dies or fails at any moment ends the others, who name it"
   }
 }
 
+TEST_CASE("A rank that dies or fails while the ranks divide the training state ends the others, who name it",
+          "[ranks][faults][sharding]") {
+  const std::vector<PeerFault> faults = {
+      {"killed in backward, before a reduce-scatter", 2, "backward:13:kill", "1", kKilled, 8, "rank 1 lost at step 8"},
+      {"killed in the optimizer step, before an all-gather", 2, "step:9:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"the first rank killed while saving", 2, "save:1:kill", "0", kKilled, 8, "rank 0 lost"},
+      {"another rank killed while its part is saved", 2, "save:1:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"killed in evaluation", 2, "evaluation:4:kill", "1", kKilled, 8, "rank 1 lost"},
+      {"the loss throws in the first micro-batch", 2, "forward:13:throw", "1", 2, 8, "rank 1"},
+      {"the loss throws in the last micro-batch", 2, "forward:14:throw", "1", 2, 8, "rank 1"},
+      {"backward throws", 2, "backward:13:throw", "0", 2, 8, "rank 0"},
+      {"out of memory with one row, too", 2, "forward:13:oom", "1", 7, 8, "rank 1"},
+      {"out of memory in the first micro-batch: all take the step again", 2, "forward:13:oom_once", "1", 0, 0, ""},
+      {"out of memory in the last micro-batch: all take the step again", 2, "forward:14:oom_once", "0", 0, 0, ""},
+      {"out of memory in a step with fewer micro-batches", 2, "forward:12:oom_once", "1", 0, 0, ""},
+      {"one of four killed", 4, "backward:13:kill", "2", kKilled, 8, "rank 2 lost"},
+      {"not a number on one rank: all see it", 2, "forward:13:nan", "1", 9, 9, "gradients: are not finite at step 8"},
+  };
+  const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
+  for (const std::string shard : {"gradients", "optimizer"}) {
+    for (PeerFault fault : faults) {
+      if (shard == "optimizer" && !is_full && !std::string_view(fault.at).starts_with("forward:13")) continue;
+      fault.flags.insert(fault.flags.end(), {"--shard", shard});
+      const TempDir folder;
+      Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+      INFO("--shard " << shard);
+      check_ends(fault, ranks.wait(), folder);
+    }
+  }
+}
+
 TEST_CASE("A rank that hangs ends the others at the timeout, and they report its number and the operation",
           "[ranks][faults]") {
   for (const char* victim : {"1", "0"}) {

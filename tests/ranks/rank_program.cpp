@@ -139,6 +139,8 @@ absl::StatusOr<int> run(ProgramState& program) {
                                                       .shared_memory = number("shared_memory", 1) != 0}));
     placing.process_group = program.group;
   }
+  if (flag("shard") == "optimizer") placing.sharding = Sharding::kOptimizer;
+  if (flag("shard") == "gradients") placing.sharding = Sharding::kGradients;
   moment("joined");
   if (program.group) {
     TRAINKIT_RETURN_IF_ERROR(program.group->compare_digest({{"library", odd == "library" ? "0.0.1" : "0.1.0"}}));

@@ -109,6 +109,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
     if (!last && reduces_every_run() && devices_.process_group()->usable()) {
       deferred_ = {std::string(error.message()), again, std::current_exception()};  // see Note [Votes of a step]
+      reduced_ = false;
       return true;
     }
     return end_failed_attempt(std::string(error.message()), again, last);
