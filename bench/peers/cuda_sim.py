@@ -1,7 +1,8 @@
 """The CUDA calls of a training step and their host time: the trainers and PyTorch in Python on the simulated device of
 tests/cuda_sim, whose kernels compute nothing here. The time is host time only, without the 2 to 5 us that a driver
 takes for each launch; the counts are those of any GPU. Variants in Python: PyTorch's default optimizer (foreach),
-fused, and the whole step as a manually captured CUDA graph.
+fused, and the whole step as a manually captured CUDA graph. With ranks: DistributedDataParallel,
+ZeroRedundancyOptimizer and DataParallel. Ranks share the cores, so their time is processor time per rank.
 
     bench/peers/cuda_sim.py [--build DIR] [--table]     --table prints the table of docs/performance.md
 """
@@ -11,6 +12,8 @@ import ctypes
 import json
 import os
 import pathlib
+import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,8 +36,11 @@ STRATEGIES = {  # flags, devices, ranks
     "eager": (["--cuda_graph", "off"], 1, 1),
     "dp_3": (["--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
     "ddp_2": ([], 2, 2),
+    "ddp_2_shard_optimizer": (["--shard", "optimizer"], 2, 2),
+    "ddp_2_shard_gradients": (["--shard", "gradients"], 2, 2),
 }
-COUNTS = ("launches", "graph_launches", "copies", "pageable", "synchronisations", "allocations")
+COUNTS = ("launches", "graph_launches", "copies", "pageable", "synchronisations", "allocations", "messages",
+          "message_bytes")
 
 
 def on_device(build, devices, report, computes=False):
@@ -49,7 +55,7 @@ def summed(counts):
     return {"launches": counts["launches"], "graph_launches": counts["graph_launches"],
             "copies": sum(counts[way] for way in ("to_device", "to_host", "on_device", "between_devices")),
             "pageable": counts["pageable"], "synchronisations": counts["stream_syncs"] + counts["device_syncs"],
-            "allocations": counts["mallocs"]}
+            "allocations": counts["mallocs"], "messages": counts["nccl_calls"], "message_bytes": counts["nccl_bytes"]}
 
 
 def of_process(report):
@@ -80,16 +86,27 @@ def run(build, folder, name, strategy, steps, interval, computes):
     return output, report
 
 
+def processor_time(work):
+    """Microseconds that the child processes of work() run, their children included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1e6 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
 def trainer(build, folder, name, strategy):
-    """Host time of a step in microseconds, and its CUDA calls. Ranks share the cores, so their time is not
-    meaningful."""
+    """Host time of a step in microseconds, of ranks their processor time, and the CUDA calls of all devices."""
     _, _, rows, interval = TRAINERS[name]
     _, devices, ranks = STRATEGIES[strategy]
     counted = [of_process(run(build, folder, name, strategy, steps, 10, True)[1]) for steps in (20, 40)]
     counts = {k: (counted[1][k] - counted[0][k]) / 20 for k in COUNTS}
-    if ranks > 1 or not interval:
+    if not interval:
         return None, counts
     interval = 10 if QUICK else interval
+    if ranks > 1:
+        times = [processor_time(lambda: run(build, folder, name, strategy, steps, interval, False))
+                 for steps in (interval, 3 * interval)]
+        return (times[1] - times[0]) / (2 * interval * ranks), counts
     output, _ = run(build, folder, name, strategy, 6 * interval, interval, False)
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     rates = [record["samples_per_second"] for record in records if record["split"] == "train"][2:]
@@ -103,6 +120,23 @@ def python(build, folder, name, way):
                           env=on_device(build, 1, report))
     result = json.loads(done.stdout.splitlines()[-1])
     return result["microseconds"], result["counts"]
+
+
+def python_ranks(build, folder, name, way):
+    """As trainer(): processor time of a rank, calls of both. DataParallel: one process, three devices."""
+    ranks, devices = (1, 3) if way == "data_parallel" else (2, 2)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    jobs = []
+    for rank in range(ranks):
+        variables = {**on_device(build, devices, folder / f"python.{rank}.counts"), "RANK": str(rank),
+                     "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        jobs.append(subprocess.Popen([sys.executable, __file__, "--peer", name, way], stdout=subprocess.PIPE, text=True,
+                                     env=variables))
+    results = [json.loads(job.communicate()[0].splitlines()[-1]) for job in jobs]
+    counts = {k: sum(result["counts"][k] for result in results) for k in COUNTS}
+    return statistics.mean(result["processor" if ranks > 1 else "microseconds"] for result in results), counts
 
 
 def models():
@@ -141,14 +175,26 @@ def peer(name, way):
     import torch
 
     make, make_batch, clip = models()[name]
+    rank = int(os.environ.get("RANK", 0))
+    torch.cuda.set_device(rank)
     model = make().cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=way != "foreach" or None, capturable=way == "graph")
+    if way == "data_parallel":
+        model = torch.nn.DataParallel(model)
+    elif way in ("ddp", "zero"):
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
+    if way == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=way != "foreach" or None, capturable=way == "graph")
     batches = [[tensor.pin_memory() for tensor in make_batch()] for _ in range(8)]
     inputs = [tensor.cuda() for tensor in batches[0]]
 
     def compute(batch):
         optimizer.zero_grad(set_to_none=True)
-        model(*batch).backward()
+        loss = model(*batch)
+        (loss.mean() if way == "data_parallel" else loss).backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -178,13 +224,14 @@ def peer(name, way):
     interval, times = (10 if QUICK else 200), []
     for _ in range(6):
         if len(times) == 2:
-            before = counts()
+            before, processor = counts(), time.process_time()
         start = time.perf_counter()
         for k in range(interval):
             step(k)
         times.append(1e6 * (time.perf_counter() - start) / interval)
     after = counts()
     print(json.dumps({"microseconds": statistics.median(times[2:]),
+                      "processor": 1e6 * (time.process_time() - processor) / (4 * interval),
                       "counts": {k: (after[k] - before[k]) / (4 * interval) for k in COUNTS}}), flush=True)
     os._exit(0)
 
@@ -198,9 +245,13 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        runs = [(trainer, name, strategy, f"{name}_{strategy}") for name in TRAINERS for strategy in STRATEGIES]
+        runs = [(trainer, name, strategy, f"{name}_{strategy}") for name in TRAINERS for strategy in STRATEGIES
+                if name == "transformer" or "shard" not in strategy]
         runs += [(python, name, way, f"{name}_python_{way}") for name in ("transformer", "hsi", "gpt2rec")
                  for way in ("foreach", "fused", "graph")]
+        runs += [(python_ranks, "transformer", way, f"transformer_python_{way}") for way in ("ddp", "zero", "data_parallel")]
+        if "--only" in sys.argv:
+            runs = [run for run in runs if sys.argv[sys.argv.index("--only") + 1] in run[3]]
         for measure, name, way, label in runs:
             microseconds, counts = measure(build, folder, name, way)
             rows.append((label, microseconds, counts))

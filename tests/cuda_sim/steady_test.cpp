@@ -32,7 +32,9 @@ const std::vector<std::pair<std::string, Setting>>& strategies() {
       {"graph", {.flags = {"--cuda_graph", "auto"}}},
       {"dp",
        {.flags = {"--use_multi_gpu", "--gpu_ids", "0", "1", "2"}, .device = {"CUDA_SIM_DEVICES=3"}, .devices = 3}},
-      {"ddp", {.flags = {}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}}};
+      {"ddp", {.flags = {}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}},
+      {"optimizer", {.flags = {"--shard", "optimizer"}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}},
+      {"gradients", {.flags = {"--shard", "gradients"}, .device = {"CUDA_SIM_DEVICES=2"}, .devices = 2, .ranks = 2}}};
   return all;
 }
 
@@ -61,7 +63,7 @@ void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
 }  // namespace
 
 TEST_CASE("A steady step of trainkit-transformer does not synchronise", "[cuda_sim][steady]") {
-  check_steady(transformer(), {"eager", "ddp"});
+  check_steady(transformer(), {"eager", "ddp", "gradients"});
 }
 TEST_CASE("A steady step of trainkit-hsi does not synchronise", "[cuda_sim][steady]") {
   check_steady(hsi(), {"graph", "dp"});

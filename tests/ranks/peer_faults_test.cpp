@@ -6,6 +6,7 @@
 // (names are resolved once), a clock that jumps (every wait uses the monotonic clock), an attacker who speaks the
 // store's protocol (the store has no passwords: anyone who reaches the port belongs to the job).
 #include "ranks.h"
+#include "trainkit/train/checkpoint.h"
 
 using namespace trainkit;
 using namespace trainkit::test;
@@ -139,6 +140,11 @@ TEST_CASE("A rank that dies or fails while the ranks divide the training state e
       Ranks ranks(job(fault, folder.path().string()), folder.path().string());
       INFO("--shard " << shard);
       check_ends(fault, ranks.wait(), folder);
+      if (!std::string_view(fault.at).starts_with("save")) continue;
+      const auto last = resolve_checkpoint("latest", folder / "run");  // the one before
+      REQUIRE(last.ok());
+      CHECK(last->step == 10);
+      CHECK(verify_checkpoint(*last).ok());
     }
   }
 }

@@ -72,6 +72,18 @@ Batch rows_of(int64_t step, int64_t micro_batch, int64_t rank, const Setup& setu
   return Batch(std::make_shared<const std::vector<FieldSpec>>(fields), {x.narrow(0, rank * share, share).contiguous()});
 }
 
+/// The optimizer's tensors and, in the model, the averages; whole on rank 0.
+CheckpointContents whole_checkpoint(const Optimizer& optimizer, const NamedTensors& averages,
+                                    const trainkit::detail::ParameterShards* shards) {
+  CheckpointContents contents;
+  contents.model = averages;
+  for (const auto& [name, value] : optimizer.state_dict()) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) contents.optimizer.emplace_back(name, *tensor);
+  }
+  if (shards) CHECK(trainkit::detail::gather_checkpoint(contents, averages, optimizer, *shards).ok());
+  return contents;
+}
+
 absl::Status train(ProcessGroup& ranks, const Setup& setup, ShardedRun& outcome) try {
   DeviceReplicatorOptions options{.strategy = Strategy::kDistributed,
                                   .device = at::kCPU,
@@ -104,21 +116,15 @@ absl::Status train(ProcessGroup& ranks, const Setup& setup, ShardedRun& outcome)
   step.swap_averages();
   for (const at::Tensor& parameter : devices->module()->parameters())
     outcome.weights.push_back(parameter.detach().clone());
-  StateDict state = optimizer->state_dict();
-  for (const auto& [name, value] : state) {
+  for (const auto& [name, value] : optimizer->state_dict()) {
     const auto* tensor = std::get_if<at::Tensor>(&value);
     if (tensor && !name.ends_with(".step")) outcome.state_bytes += static_cast<int64_t>(tensor->nbytes());
   }
-  NamedTensors averages = step.averages();
-  if (devices->shards()) {
-    state = trainkit::detail::gather_state(std::move(state), *optimizer, *devices->shards());
-    averages = trainkit::detail::gather_averages(averages, *optimizer, *devices->shards());
+  const CheckpointContents whole = whole_checkpoint(*optimizer, step.averages(), devices->shards());
+  for (const auto& [name, tensor] : whole.optimizer) {
+    if (tensor.defined()) outcome.state[name] = tensor.clone();
   }
-  for (const auto& [name, value] : state) {
-    const auto* tensor = std::get_if<at::Tensor>(&value);
-    if (tensor && tensor->defined()) outcome.state[name] = tensor->clone();
-  }
-  for (const auto& [name, tensor] : averages) {
+  for (const auto& [name, tensor] : whole.model) {
     if (tensor.defined()) outcome.averages[name] = tensor.clone();
   }
   return absl::OkStatus();
@@ -277,7 +283,15 @@ class Exchange {
             .reduce_scatter = meet_as("reduce_scatter"),
             .all_gather = meet_as("all_gather"),
             .wait = [](const auto&, const std::string&) {},
-            .all_reduce = [this, rank](const at::Tensor& values) { meet(rank, "all_reduce", values); }};
+            .all_reduce = [this, rank](const at::Tensor& values) { meet(rank, "all_reduce", values); },
+            .gather_on_host =
+                [this, rank](const at::Tensor& part) {
+                  const at::Tensor all =
+                      at::zeros({part.numel() * static_cast<int64_t>(buffers_.size())}, part.options());
+                  all.narrow(0, rank * part.numel(), part.numel()).copy_(part);
+                  meet(rank, "all_gather", all);
+                  return rank == 0 ? all : at::Tensor();
+                }};
   }
 
   int64_t messages = 0, bytes = 0;  // bytes that a rank sends over a ring
@@ -384,9 +398,8 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
         shards.release_gradients();
         if (rank == 0) result.messages = exchange.messages - before, result.bytes = exchange.bytes - bytes_before;
       }
-      for (const auto& [name, value] : trainkit::detail::gather_state(optimizer.state_dict(), optimizer, shards)) {
-        const auto* tensor = std::get_if<at::Tensor>(&value);
-        if (rank == 0 && tensor) result.state[name] = tensor->clone();
+      for (const auto& [name, tensor] : whole_checkpoint(optimizer, {}, &shards).optimizer) {
+        if (rank == 0) result.state[name] = tensor.clone();
       }
       if (rank + 1 == ranks) {
         for (const at::Tensor& parameter : parameters) result.weights.push_back(parameter.detach().clone());

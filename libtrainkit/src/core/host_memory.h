@@ -4,9 +4,14 @@
 #include <cstdint>
 #include <string>
 
-#include "trainkit/core/processors.h"
-
 namespace trainkit {
+
+/// Memory of the machine, or of the control group (container) that leaves the least.
+struct HostMemory {
+  int64_t total_bytes = 0;
+  /// What can still be had without swapping; files that the kernel keeps cached count as free.
+  int64_t available_bytes = 0;
+};
 
 /// Returns the memory of the machine, or of the control group (container) with the least available memory. Zeros if the
 /// kernel does not report it. Reads several files of /proc and /sys: about ten microseconds.

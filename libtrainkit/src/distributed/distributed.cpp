@@ -1,6 +1,7 @@
 #include "distributed/distributed.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -40,6 +41,20 @@ std::vector<at::Tensor> views_of(const c10d::GradBucket& bucket) {
     views[i] = bucket.getBuffer().as_strided(parameters[i].sizes(), parameters[i].strides(), views[i].storage_offset());
   }
   return views;
+}
+
+/// Sends `part` to rank 0, which gets the parts of all ranks in one tensor; the others get an undefined one.
+at::Tensor gather(c10d::Backend& group, int64_t rank, int64_t ranks, const at::Tensor& part) {
+  if (ranks == 1) return part;
+  std::vector<at::Tensor> inputs{part};
+  std::vector<std::vector<at::Tensor>> outputs;
+  at::Tensor all;
+  if (rank == 0) {
+    all = at::empty({ranks * part.numel()}, part.options());
+    outputs.push_back(all.chunk(ranks));
+  }
+  group.gather(outputs, inputs, {})->wait();
+  return all;
 }
 
 std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients) {
@@ -164,6 +179,8 @@ ShardCollectives Distributed::shard_collectives() {
                 sent_->started = std::chrono::steady_clock::now();
                 throw_status(process_group_->all_reduce(values, "allreduce(values of the shards)"));
               },
+          .gather_on_host = [side = group.make_side_group(), rank = group.rank, ranks = group.world_size](
+                                const at::Tensor& part) { return gather(*side, rank, ranks, part); },
           .empty_cache = device_.is_cpu() ? std::function<void()>()
                                           : [type = device_.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
 }

@@ -227,18 +227,15 @@ std::vector<at::Tensor> ParameterShards::gather(const std::vector<std::pair<at::
   std::vector<at::Tensor> whole(parts.size());
   for (const auto& [message, members] : messages) {
     const Bucket& bucket = buckets_[message.first];
-    const at::Tensor buffer =
-        at::zeros({collectives_.ranks * bucket.part}, parts[members.front()].second.options().requires_grad(false));
+    const at::Tensor own = at::zeros({bucket.part}, parts[members.front()].second.scalar_type());
     const auto position_of = [&](size_t i) { return places_[index.at(parts[i].first.unsafeGetTensorImpl())].second; };
     for (const size_t i : members) {
-      TORCH_CHECK(parts[i].second.scalar_type() == buffer.scalar_type(), "tensors of a bucket have several dtypes");
-      cut(bucket, position_of(i), own_part(bucket, buffer)).copy_(parts[i].second);
+      TORCH_CHECK(parts[i].second.scalar_type() == own.scalar_type(), "tensors of a bucket have several dtypes");
+      cut(bucket, position_of(i), own).copy_(parts[i].second);
     }
-    const std::string what = "allgather(state of bucket " + std::to_string(message.first) + ")";
-    collectives_.wait(collectives_.all_gather(buffer), what);
-    if (collectives_.rank != 0) continue;
-    const at::Tensor host = buffer.to(at::kCPU);
-    for (const size_t i : members) whole[i] = view(bucket, position_of(i), host);
+    const at::Tensor all = collectives_.gather_on_host(own);
+    if (!all.defined()) continue;
+    for (const size_t i : members) whole[i] = view(bucket, position_of(i), all);
   }
   return whole;
 }

@@ -65,6 +65,9 @@ struct ShardCollectives {
   std::function<void(const Work& work, const std::string& what)> wait;
   /// Sums `values` over all ranks in place.
   std::function<void(const at::Tensor& values)> all_reduce;
+  /// Sends this rank's part, in host memory, to rank 0, which gets those of all ranks in one tensor; the others get an
+  /// undefined one. Blocks; called from one thread at a time, which need not be that of the other calls.
+  std::function<at::Tensor(const at::Tensor& part)> gather_on_host = nullptr;
   /// Returns the device allocator's cached memory; null on the CPU.
   std::function<void()> empty_cache = nullptr;
   /// False for a plan: the weights' values are not needed.
@@ -89,7 +92,8 @@ class ParameterShards {
   /// Returns whether `whole` has the shape of the parameter to which `part` belongs.
   bool fits(const at::Tensor& part, const at::Tensor& whole) const;
   /// Assembles tensors in host memory from the ranks' parts. `parts`: pairs of part() and a tensor of its shape (state
-  /// of the optimizer). Every rank makes the same call; rank 0 gets the tensors, the others undefined ones.
+  /// of the optimizer, or a copy). Every rank makes the same call; rank 0 gets the tensors, the others undefined ones.
+  /// Blocks. Another thread may train meanwhile. Throws c10::Error if a rank is lost.
   std::vector<at::Tensor> gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const;
 
   /// Returns whether every micro-batch is reduced, not only the last one of a step.

@@ -141,7 +141,8 @@ ProcessGroup::Impl::Impl(const LaunchEnvironment& launch, ProcessGroupOptions op
 absl::Status ProcessGroup::Impl::connect(const std::string& address) {
   const auto started = Clock::now();
   try {
-    make_backends(address);
+    address_ = address;
+    make_backends();
     return absl::OkStatus();
   } catch (const c10::ValueError&) {
     throw;
@@ -151,13 +152,19 @@ absl::Status ProcessGroup::Impl::connect(const std::string& address) {
   }
 }
 
-void ProcessGroup::Impl::make_backends(const std::string& address) {
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::Impl::make_gloo(const char* prefix) {
+  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address_)};
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(prefix, store_),
+                                                     static_cast<int>(rank), static_cast<int>(world_size), gloo);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::Impl::make_side_group() { return make_gloo("side"); }
+
+void ProcessGroup::Impl::make_backends() {
   shared_memory_ = detail::SharedMemory::open(*store_, rank, world_size, options.shared_memory, options.timeout);
   const int size = static_cast<int>(world_size);
-  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
-  gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address)};
-  gloo_ = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", store_),
-                                                      static_cast<int>(rank), size, gloo);
+  gloo_ = make_gloo("gloo");
   c10d_ = c10::make_intrusive<c10d::ProcessGroup>(store_, static_cast<int>(rank), size);
   c10d_->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo_);
   c10d_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);

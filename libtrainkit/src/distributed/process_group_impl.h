@@ -40,6 +40,9 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& tensor);
   c10::intrusive_ptr<c10d::Work> all_gather(const at::Tensor& tensor);
 
+  /// Connects the ranks once more with Gloo, for calls from another thread. Every rank calls it.
+  c10::intrusive_ptr<c10d::Backend> make_side_group();
+
   /// Waits for `work`, which began at `started`.
   absl::Status wait(const c10::intrusive_ptr<c10d::Work>& work, std::string_view what, Clock::time_point started);
   /// Returns the Error for a collective that failed with `message`. Asks the other ranks which of them is lost. Later
@@ -57,9 +60,11 @@ class ProcessGroup::Impl {
   detail::FailureDetector& failure_detector() { return *failure_detector_; }
 
  private:
-  void make_backends(const std::string& address);
+  void make_backends();
+  c10::intrusive_ptr<c10d::Backend> make_gloo(const char* prefix);
   at::Tensor own_part(const at::Tensor& tensor) const;
 
+  std::string address_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<detail::FailureDetector> failure_detector_;
   std::unique_ptr<detail::SharedMemory> shared_memory_;  // or null

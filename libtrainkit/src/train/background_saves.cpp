@@ -45,12 +45,23 @@ bool BackgroundSaves::keeps_buffer(std::optional<TimePoint> before, TimePoint no
   return before && now - *before <= std::chrono::minutes(1);
 }
 
-void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged) {
+void BackgroundSaves::begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
+                            const Gather& gather) {
   step_ = step;
-  written_ = logged.ok() && store_ ? write_in_background(contents) : ready_future(logged);
+  const bool has_work = gather || (logged.ok() && store_);
+  written_ = has_work ? write_in_background(contents, logged, gather) : ready_future(logged);
 }
 
-std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents) {
+/// Writes a checkpoint. The ranks gather their parts even if this one cannot write: the others wait for it.
+absl::Status BackgroundSaves::write(int64_t step, CheckpointContents contents, const absl::Status& logged,
+                                    const Gather& gather) {
+  const absl::Status gathered = gather ? gather(contents) : absl::OkStatus();
+  if (!logged.ok()) return logged;
+  return gathered.ok() && store_ ? store_->save(step, contents) : gathered;
+}
+
+std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointContents& contents,
+                                                               const absl::Status& logged, const Gather& gather) {
   const bool keep_buffer = keeps_buffer(begun_, std::chrono::steady_clock::now());
   begun_ = std::chrono::steady_clock::now();
   std::optional<CheckpointContents> copy;
@@ -58,16 +69,15 @@ std::future<absl::Status> BackgroundSaves::write_in_background(const CheckpointC
     copy = detail::snapshot_into(contents, buffer_);
   } catch (const std::exception&) {
     if (!absl::IsResourceExhausted(status_from_current_exception())) throw;
-    return ready_future(store_->save(step_, contents));  // no memory for a copy: training waits for the save
+    return ready_future(write(step_, contents, logged, gather));  // no memory for a copy: training waits for the save
   }
   if (!keep_buffer) buffer_.release();
   is_writing_ = true;
-  return std::async(std::launch::async, [this, step = step_, copy = *std::move(copy)]() mutable {
-    const CheckpointContents written = std::move(copy);  // freed here, not when the future is destroyed
+  return std::async(std::launch::async, [this, step = step_, logged, gather, copy = *std::move(copy)]() mutable {
     absl::Status status;
     try {
       const detail::ProfileStage stage("write a checkpoint");
-      status = store_->save(step, written);
+      status = write(step, std::move(copy), logged, gather);  // frees the copy here, not with the future
     } catch (...) {
       status = status_from_current_exception();
     }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
@@ -17,7 +18,8 @@
 namespace trainkit {
 
 /// Runs one save at a time in a background thread. Every rank calls begin() and finish() at the same steps; the rank
-/// that called open() writes. The destructor waits for the running save. See Note [Background saves].
+/// that called open() writes; with sharding the others send it their parts. The destructor waits for the running save.
+/// See Note [Background saves].
 ///
 /// Copies GPU tensors into one buffer of page-locked memory, with one wait. The buffer is kept for the next save if
 /// saves begin within a minute of each other; else it is freed once the file is written.
@@ -31,7 +33,11 @@ class BackgroundSaves {
 
   /// Starts to write a copy of `contents`. Without memory for a copy it writes before it returns. No other save may be
   /// running. @param logged status of flushing the log records of this checkpoint; an error fails the save.
-  void begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged);
+  /// @param gather completes the contents from the parts of all ranks (sharding), in the background; each rank's thread
+  /// calls it. Null if the first rank has everything.
+  using Gather = std::function<absl::Status(CheckpointContents&)>;
+  void begin(int64_t step, const CheckpointContents& contents, const absl::Status& logged,
+             const Gather& gather = nullptr);
 
   /// Returns why an older checkpoint could not be deleted, else OK; see CheckpointStore::retention_status. Not while a
   /// save is running.
@@ -52,7 +58,9 @@ class BackgroundSaves {
   static bool keeps_buffer(std::optional<TimePoint> before, TimePoint now);
 
  private:
-  std::future<absl::Status> write_in_background(const CheckpointContents& contents);
+  std::future<absl::Status> write_in_background(const CheckpointContents& contents, const absl::Status& logged,
+                                                const Gather& gather);
+  absl::Status write(int64_t step, CheckpointContents contents, const absl::Status& logged, const Gather& gather);
 
   ProcessGroup* group_;
   std::optional<CheckpointStore> store_;

@@ -243,18 +243,18 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
-  StateDict optimizer = parts.optimizer.state_dict();
-  NamedTensors averages = parts.averages;
-  if (const detail::ParameterShards* shards = parts.devices.shards()) {
-    optimizer = detail::gather_state(std::move(optimizer), parts.optimizer, *shards);
-    averages = detail::gather_averages(averages, parts.optimizer, *shards);
+  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0) {
+    if (!parts.devices.shards()) return contents;  // only the first rank writes
+    contents.model = parts.averages;               // this rank's parts, for gather_checkpoint()
+    for (auto& [name, value] : parts.optimizer.state_dict()) {
+      if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) contents.optimizer.emplace_back(name, *tensor);
+    }
+    return contents;
   }
-  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0)
-    return contents;  // only the first rank writes
   contents.model = named_tensors(*parts.devices.module());
-  put_averages(averages, contents.model, contents.optimizer);
+  put_averages(parts.averages, contents.model, contents.optimizer);
   // The optimizer's tensors go to their own file, its scalars to the state.
-  for (auto& [name, value] : optimizer) {
+  for (auto& [name, value] : parts.optimizer.state_dict()) {
     if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
       contents.optimizer.emplace_back(name, *tensor);
     } else {

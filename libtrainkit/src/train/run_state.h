@@ -62,7 +62,8 @@ struct RunShape {
 /// Reads the shape of the run that wrote a checkpoint.
 RunShape saved_shape(const StateDict& state);
 
-/// Collects the state of a run. Every rank must call it, since each has its own random generators.
+/// Collects the state of a run. Every rank must call it, since each has its own random generators. With sharding each
+/// rank's result has its own parts: pass it to gather_checkpoint().
 absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunProgress& progress,
                                                const RunShape& shape, const StateDict& config);
 

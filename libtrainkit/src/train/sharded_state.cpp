@@ -1,10 +1,13 @@
 #include "train/sharded_state.h"
 
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include "trainkit/core/error.h"
 
 namespace trainkit::detail {
 namespace {
@@ -53,29 +56,30 @@ void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
   optimizer.add_shards(std::move(groups), [shards](const at::Tensor& values) { shards->all_reduce(values); });
 }
 
-StateDict gather_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards) {
+absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
+                               const ParameterShards& shards) {
   const Parts parts = parts_by_name(optimizer);
-  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
-  std::vector<StateValue*> places;
-  for (auto& [key, value] : state) {
-    const at::Tensor* part = part_of_entry(key, parts);
-    if (!part) continue;
-    pairs.emplace_back(*part, std::get<at::Tensor>(value));
-    places.push_back(&value);
+  std::map<std::string, std::pair<const at::Tensor*, at::Tensor*>> divided;  // in one order on all ranks
+  for (auto& [key, tensor] : contents.optimizer) {
+    if (const at::Tensor* part = part_of_entry(key, parts)) divided[key] = {part, &tensor};
   }
-  std::vector<at::Tensor> whole = shards.gather(pairs);
-  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(whole[i]);
-  return state;
-}
-
-NamedTensors gather_averages(const NamedTensors& averages, const Optimizer& optimizer, const ParameterShards& shards) {
-  const Parts parts = parts_by_name(optimizer);
+  std::set<std::string> averaged;
+  for (const auto& [name, average] : averages) averaged.insert(name);
+  for (auto& [name, tensor] : contents.model) {
+    if (averaged.contains(name)) divided["average." + name] = {&parts.at(name), &tensor};
+  }
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
-  for (const auto& [name, average] : averages) pairs.emplace_back(parts.at(name), average);
-  const std::vector<at::Tensor> whole = shards.gather(pairs);
-  NamedTensors named;
-  for (size_t i = 0; i < whole.size(); ++i) named.emplace_back(averages[i].first, whole[i]);
-  return named;
+  for (const auto& [key, entry] : divided) pairs.emplace_back(*entry.first, *entry.second);
+  try {
+    std::vector<at::Tensor> whole = shards.gather(pairs);
+    size_t i = 0;
+    for (const auto& [key, entry] : divided) *entry.second = std::move(whole[i++]);
+  } catch (const c10::Error& error) {
+    return to_status({.exit_code = ExitCode::kDistributed,
+                      .id = "dist.peer",
+                      .problem = "a rank was lost while the first rank gathered the parts of a checkpoint"});
+  }
+  return absl::OkStatus();
 }
 
 void load_averages(const NamedTensors& averages, const std::map<std::string, at::Tensor>& whole,

@@ -8,6 +8,7 @@
 #include "trainkit/core/state_dict.h"
 #include "trainkit/io/safetensors.h"
 #include "trainkit/optim/optimizer.h"
+#include "trainkit/train/checkpoint.h"
 
 namespace trainkit::detail {
 
@@ -15,12 +16,11 @@ namespace trainkit::detail {
 /// optimizer's parameters by the parts that this rank updates. Every rank calls it.
 void add_parameters(DeviceReplicator& devices, Optimizer& optimizer);
 
-/// Checkpoints have whole tensors. Replaces this rank's parts in `state` (Optimizer::state_dict()) by whole tensors in
-/// host memory. Every rank calls it; only rank 0's result is complete. Throws absl::BadStatusOrAccess if a rank is
-/// lost.
-StateDict gather_state(StateDict state, const Optimizer& optimizer, const ParameterShards& shards);
-/// The same for TrainStep::averages().
-NamedTensors gather_averages(const NamedTensors& averages, const Optimizer& optimizer, const ParameterShards& shards);
+/// Checkpoints have whole tensors. Replaces this rank's parts in `contents` by them, in host memory: the optimizer's
+/// state and, in the model, the averages (TrainStep::averages(); empty: none). Every rank calls it with its parts; only
+/// rank 0's result is complete. Blocks; another thread may train meanwhile. Error of exit code 8: a rank is lost.
+absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
+                               const ParameterShards& shards);
 
 /// Loads the averages from whole tensors by name.
 void load_averages(const NamedTensors& averages, const std::map<std::string, at::Tensor>& whole,

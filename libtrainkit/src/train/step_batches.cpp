@@ -108,7 +108,8 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     const absl::Status error = status_from_current_exception();
     const bool again = absl::IsResourceExhausted(error) && can_retry_step(batch);
     if (!last && reduces_every_run() && devices_.process_group()->usable()) {
-      deferred_ = {std::string(error.message()), again, std::current_exception()};  // see Note [Votes of a step]
+      deferred_ = std::make_unique<DeferredFailure>(DeferredFailure{
+          std::string(error.message()), again, std::current_exception()});  // see Note [Votes of a step]
       reduced_ = false;
       return true;
     }
@@ -139,7 +140,7 @@ bool TrainStep::end_failed_attempt(const std::string& reason, bool again, bool r
 
 /// Votes for a micro-batch that failed earlier in this step. Returns false if all ranks retry the step, else throws.
 bool TrainStep::end_deferred_attempt() {
-  const DeferredFailure failure = *std::exchange(deferred_, std::nullopt);
+  const DeferredFailure failure = *std::exchange(deferred_, nullptr);
   try {
     std::rethrow_exception(failure.exception);
   } catch (...) {

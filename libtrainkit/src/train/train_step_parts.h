@@ -7,7 +7,9 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "distributed/step_consensus.h"
@@ -31,6 +33,13 @@ struct TrainStep::KeptBatch {
   std::array<std::vector<at::Tensor>, 2> memory = {};  // reused between steps; on the host, double-buffered
 
   const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
+};
+
+/// A micro-batch that failed on this rank while the others go on, see Note [Votes of a step].
+struct TrainStep::DeferredFailure {
+  std::string reason;
+  bool again;  // the step can be retried
+  std::exception_ptr exception;
 };
 
 namespace detail {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/recorded.h"
+#include "train/sharded_state.h"
 #include "training_run.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -32,7 +33,13 @@ absl::Status TrainingRun::save() {
                             collect_run(parts(), progress_, shape(), options_.config));
   // Flush the records first, so that a run resumed from this checkpoint does not repeat them.
   const absl::Status logged = fit_.logger ? fit_.logger->flush() : absl::OkStatus();
-  saves_.begin(progress_.step, contents, logged);
+  BackgroundSaves::Gather gather;
+  if (const detail::ParameterShards* shards = devices_.shards()) {
+    gather = [this, shards, averages = step_.averages()](CheckpointContents& own) {
+      return detail::gather_checkpoint(own, averages, optimizer_, *shards);
+    };
+  }
+  saves_.begin(progress_.step, contents, logged, gather);
   save_seconds_ += end_pause(start);
   return absl::OkStatus();
 }

@@ -41,13 +41,6 @@ namespace detail {
 double cgroup_cpus(const std::string& root, const std::string& membership);
 }  // namespace detail
 
-/// Memory of the machine, or of the control group (container) that leaves the least.
-struct HostMemory {
-  int64_t total_bytes = 0;
-  /// What can still be had without swapping; files that the kernel keeps cached count as free.
-  int64_t available_bytes = 0;
-};
-
 /// Environment variables by name.
 using EnvironmentVariables = std::map<std::string, std::string, std::less<>>;
 

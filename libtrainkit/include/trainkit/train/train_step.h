@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -237,11 +236,7 @@ class TrainStep {
  private:
   struct ReplicaResult;
   struct KeptBatch;
-  struct DeferredFailure {
-    std::string reason;
-    bool again;
-    std::exception_ptr exception;
-  };
+  struct DeferredFailure;
   void create_mirrors();
   void begin_step();
   KeptBatch& keep(const Batch& batch);
@@ -323,7 +318,7 @@ class TrainStep {
   std::vector<at::Tensor> module_state_;  // parameters, buffers
   bool capturing_ = false;
   bool collective_backward_ = false;         // SyncBatchNorm: the replicas wait for each other in backward
-  std::optional<DeferredFailure> deferred_;  // of a micro-batch in this attempt, see Note [Votes of a step]
+  std::unique_ptr<DeferredFailure> deferred_;  // of a micro-batch in this attempt, see Note [Votes of a step]
   std::vector<KeptBatch> kept_;
   std::unique_ptr<detail::StepsInFlight> in_flight_;
   std::vector<at::Device> device_list_;         // of the replicas
