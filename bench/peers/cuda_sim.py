@@ -2,7 +2,8 @@
 tests/cuda_sim, whose kernels compute nothing here. The time is host time only, without the 2 to 5 us that a driver
 takes for each launch; the counts are those of any GPU. Variants in Python: PyTorch's default optimizer (foreach),
 fused, and the whole step as a manually captured CUDA graph. With ranks: DistributedDataParallel,
-ZeroRedundancyOptimizer and DataParallel. Ranks share the cores, so their time is processor time per rank.
+ZeroRedundancyOptimizer and DataParallel. Ranks share the cores, so their time is the processor time of a rank, without
+that of the device's threads.
 
     bench/peers/cuda_sim.py [--build DIR] [--table]     --table prints the table of docs/performance.md
 """
@@ -12,7 +13,6 @@ import ctypes
 import json
 import os
 import pathlib
-import resource
 import socket
 import statistics
 import subprocess
@@ -81,17 +81,13 @@ def run(build, folder, name, strategy, steps, interval, computes):
     subprocess.run([*launcher, program, *(flag.replace("%", str(folder / name)) for flag in data), *flags,
                     "--batch_size", str(rows), "--device", "cuda", "--precision", "fp32", "--epochs", "100000",
                     "--max_steps", str(steps), "--log_every", str(interval), "--save_every", "0",
-                    "--eval_every", "0", "--seed", "1", "--output_dir", output, *strategy_flags],
+                    "--eval_every", "0", "--seed", "1", "--no-plan_memory", "--output_dir", output, *strategy_flags],
                    check=computes, capture_output=True, env=on_device(build, devices, report, computes))
     return output, report
 
 
-def processor_time(work):
-    """Microseconds that the child processes of work() run, their children included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    work()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return 1e6 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+def host_microseconds(report):
+    return sum(json.loads(line)["host_us"] for line in report.read_text().splitlines())
 
 
 def trainer(build, folder, name, strategy):
@@ -104,9 +100,9 @@ def trainer(build, folder, name, strategy):
         return None, counts
     interval = 10 if QUICK else interval
     if ranks > 1:
-        times = [processor_time(lambda: run(build, folder, name, strategy, steps, interval, False))
-                 for steps in (interval, 3 * interval)]
-        return (times[1] - times[0]) / (2 * interval * ranks), counts
+        times = [host_microseconds(run(build, folder, name, strategy, steps, interval, False)[1])
+                 for steps in (interval, 6 * interval)]
+        return (times[1] - times[0]) / (5 * interval * ranks), counts
     output, _ = run(build, folder, name, strategy, 6 * interval, interval, False)
     records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     rates = [record["samples_per_second"] for record in records if record["split"] == "train"][2:]
@@ -210,7 +206,8 @@ def peer(name, way):
     def counts():
         text = ctypes.create_string_buffer(4096)
         ctypes.CDLL(None).cuda_sim_counts(text, ctypes.c_size_t(4096))
-        return summed(json.loads(text.value))
+        counted = json.loads(text.value)
+        return {**summed(counted), "host_us": counted["host_us"]}
 
     if way == "graph":
         beside = torch.cuda.Stream()
@@ -224,14 +221,16 @@ def peer(name, way):
     interval, times = (10 if QUICK else 200), []
     for _ in range(6):
         if len(times) == 2:
-            before, processor = counts(), time.process_time()
+            before = counts()
         start = time.perf_counter()
         for k in range(interval):
             step(k)
         times.append(1e6 * (time.perf_counter() - start) / interval)
     after = counts()
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # a rank that ends early is an error of the other
     print(json.dumps({"microseconds": statistics.median(times[2:]),
-                      "processor": 1e6 * (time.process_time() - processor) / (4 * interval),
+                      "processor": (after["host_us"] - before["host_us"]) / (4 * interval),
                       "counts": {k: (after[k] - before[k]) / (4 * interval) for k in COUNTS}}), flush=True)
     os._exit(0)
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "runs_on_device.h"
+#include "trainkit/io/safetensors.h"
 
 using namespace trainkit::test;
 
@@ -73,4 +74,49 @@ TEST_CASE("A steady step of trainkit-gpt2rec does not synchronise", "[cuda_sim][
 }
 TEST_CASE("A steady step of trainkit-emotion does not synchronise", "[cuda_sim][steady]") {
   check_steady(emotion(), {"dp"});
+}
+
+TEST_CASE("trainkit scale predicts the collectives of a step and the bytes that each device sends",
+          "[cuda_sim][steady]") {
+  constexpr int64_t kWarm = 12, kMore = 20;
+  for (const int64_t ranks : {1, 2, 4}) {
+    for (const std::string shard : {"none", "optimizer", "gradients"}) {
+      if (!is_full() && (ranks != 2 || shard == "gradients")) continue;
+      INFO(ranks << " ranks, --shard " << shard);
+      Trainer trainer = transformer();  // with two micro-batches
+      trainer.flags[1] = "256";         // more than one bucket
+      Runs runs(trainer);
+      const Setting setting{.flags = {"--device", "cuda", "--precision", "fp32", "--eval_every", "0", "--save_every",
+                                      "1000", "--drop_last", "--shard", shard},
+                            .device = {"CUDA_SIM_DEVICES=" + std::to_string(ranks)},
+                            .devices = ranks,
+                            .ranks = ranks};
+      const auto warm = counted(runs, "scale_" + shard, kWarm, setting);
+      const auto all = counted(runs, "scale_" + shard, kWarm + kMore, setting);
+      const double per_rank = static_cast<double>(kMore * ranks);
+      const double messages = static_cast<double>(all.at("nccl_calls") - warm.at("nccl_calls")) / per_rank;
+      // NCCL's counts are a rank's part of a reduce-scatter and of an all-gather, but the whole of an all-reduce.
+      const double counted_bytes = static_cast<double>(all.at("nccl_bytes") - warm.at("nccl_bytes")) / per_rank;
+      const double n = static_cast<double>(ranks);
+      const double sent = shard == "none" ? 2 * (n - 1) / n * counted_bytes : (n - 1) * counted_bytes;
+
+      const auto weights =
+          SafetensorsFile::open(runs.dir / ("scale_" + shard + std::to_string(kWarm + kMore)) +
+                                "/checkpoints/step-000000" + std::to_string(kWarm + kMore) + "/model.safetensors");
+      REQUIRE(weights.ok());
+      int64_t bytes = 0;
+      for (const auto& entry : weights->entries()) bytes += entry.end - entry.begin;
+      Program scale("trainkit",
+                    {"scale", "--json", "--step_seconds", "0.1", "--gradient_mb",
+                     std::to_string(static_cast<double>(bytes) / 1e6), "--devices", std::to_string(ranks), "--inside",
+                     "pcie4", "--shard", shard, "--grad_accum_steps", "2"},
+                    runs.dir.path().string());
+      REQUIRE(scale.wait() == 0);
+      const auto predicted = nlohmann::json::parse(scale.output())["predictions"].back();
+      // Besides: the logged loss, and the norm of the gradients over all parts.
+      const double others = ranks == 1 ? 0 : shard == "none" ? 1 : 2;
+      CHECK(messages == Approx(predicted["messages"].get<double>() + others));
+      CHECK(sent == Approx(predicted["sent_bytes"].get<double>()).epsilon(0.01));
+    }
+  }
 }

@@ -281,7 +281,11 @@ class Exchange {
     return {.rank = rank,
             .ranks = static_cast<int64_t>(buffers_.size()),
             .reduce_scatter = meet_as("reduce_scatter"),
-            .all_gather = meet_as("all_gather"),
+            .all_gather =
+                [this, rank](const std::vector<at::Tensor>& buffers) {
+                  for (const at::Tensor& buffer : buffers) meet(rank, "all_gather", buffer);
+                  return trainkit::detail::ShardCollectives::Work();
+                },
             .wait = [](const auto&, const std::string&) {},
             .all_reduce = [this, rank](const at::Tensor& values) { meet(rank, "all_reduce", values); },
             .gather_on_host =

@@ -94,6 +94,8 @@ ParameterShards::ParameterShards(std::vector<at::Tensor> parameters, const std::
       parameters_(std::move(parameters)),
       is_whole_(is_whole),
       parts_(parameters_.size()),
+      part_gradients_(parameters_.size()),
+      gradient_places_(parameters_.size()),
       places_(parameters_.size()),
       has_gradient_(parameters_.size()),
       is_computed_(parameters_.size()) {
@@ -153,6 +155,11 @@ void ParameterShards::create_bucket(Bucket& bucket, const std::vector<at::Tensor
     bucket.own = own_part(bucket, bucket.gradients);
   } else {
     bucket.own = at::zeros({bucket.part}, like);
+  }
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    const size_t p = bucket.parameters[i];
+    part_gradients_[p] = cut(bucket, i, bucket.own);
+    if (bucket.gradients.defined()) gradient_places_[p] = view(bucket, i, bucket.gradients);
   }
 }
 
@@ -282,9 +289,8 @@ void ParameterShards::note_gradient(size_t parameter) {
 
 /// Makes the gradient of a parameter a view of its bucket.
 void ParameterShards::put_in_bucket(size_t parameter) {
-  const auto [number, position] = places_[parameter];
   at::Tensor& gradient = parameters_[parameter].mutable_grad();
-  const at::Tensor place = view(buckets_[number], position, buckets_[number].gradients);
+  const at::Tensor& place = gradient_places_[parameter];
   if (gradient.const_data_ptr() == place.const_data_ptr()) return;
   at::Tensor(place).copy_(gradient);
   gradient = place;
@@ -293,8 +299,9 @@ void ParameterShards::put_in_bucket(size_t parameter) {
 /// Copies the gradients of a bucket into its memory; zeros for those that are missing.
 void ParameterShards::fill(const Bucket& bucket) {
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-    at::Tensor& gradient = parameters_[bucket.parameters[i]].mutable_grad();
-    const at::Tensor place = view(bucket, i, bucket.gradients);
+    const size_t p = bucket.parameters[i];
+    at::Tensor& gradient = parameters_[p].mutable_grad();
+    const at::Tensor place = gradient_places_[p].defined() ? gradient_places_[p] : view(bucket, i, bucket.gradients);
     if (!gradient.defined()) {
       at::Tensor(place).zero_();
     } else if (gradient.const_data_ptr() != place.const_data_ptr()) {
@@ -369,11 +376,7 @@ void ParameterShards::end(bool contribute) {
   if (!is_order_known_) agree_on_order();
   if (!contribute) return;
   is_summed_ = true;
-  for (const Bucket& bucket : buckets_) {
-    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-      parts_[bucket.parameters[i]].mutable_grad() = cut(bucket, i, bucket.own);
-    }
-  }
+  for (size_t p = 0; p < parts_.size(); ++p) parts_[p].mutable_grad() = part_gradients_[p];
 }
 
 std::optional<size_t> ParameterShards::without_gradient() const {
@@ -399,11 +402,9 @@ std::vector<at::Tensor> ParameterShards::gradient_memory() const {
 void ParameterShards::gather_weights() {
   const ProfileStage stage("gather weights");
   const at::NoGradGuard no_grad;
-  std::vector<ShardCollectives::Work> works;
-  for (const Bucket& bucket : buckets_) works.push_back(collectives_.all_gather(bucket.weights));
-  for (size_t i = 0; i < works.size(); ++i) {
-    collectives_.wait(works[i], "allgather(bucket " + std::to_string(i) + ")");
-  }
+  std::vector<at::Tensor> weights;
+  for (const Bucket& bucket : buckets_) weights.push_back(bucket.weights);
+  collectives_.wait(collectives_.all_gather(weights), "allgather(weights)");
 }
 
 }  // namespace trainkit::detail

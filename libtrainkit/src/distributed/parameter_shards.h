@@ -60,8 +60,8 @@ struct ShardCollectives {
   int64_t ranks = 1;
   /// Replaces this rank's part of `buffer` by the sum over all ranks. The other parts are undefined afterwards.
   std::function<Work(const at::Tensor& buffer)> reduce_scatter;
-  /// Replaces the other ranks' parts of `buffer` by theirs.
-  std::function<Work(const at::Tensor& buffer)> all_gather;
+  /// Replaces the other ranks' parts of each buffer by theirs.
+  std::function<Work(const std::vector<at::Tensor>& buffers)> all_gather;
   std::function<void(const Work& work, const std::string& what)> wait;
   /// Sums `values` over all ranks in place.
   std::function<void(const at::Tensor& values)> all_reduce;
@@ -156,7 +156,9 @@ class ParameterShards {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> shapes_;  // of the parameters: meta tensors with their strides
   std::vector<char> is_whole_;
-  std::vector<at::Tensor> parts_;  // by parameter
+  std::vector<at::Tensor> parts_;            // by parameter
+  std::vector<at::Tensor> part_gradients_;   // of the parts, in Bucket::own
+  std::vector<at::Tensor> gradient_places_;  // kOptimizer: of the parameters, in Bucket::gradients
   std::vector<Bucket> buckets_;
   std::vector<std::pair<size_t, size_t>> places_;  // by parameter: bucket, position in it
   std::vector<Hook> hooks_;

@@ -14,15 +14,16 @@ void PlannedRank::divide_parameters(const std::function<bool(const at::Tensor&)>
     whole.push_back(is_whole && is_whole(parameter) ? 1 : 0);
   }
   const auto nothing = [](const at::Tensor&) { return ShardCollectives::Work(); };
-  shards_ = std::make_unique<ParameterShards>(parameters, whole, options_,
-                                              ShardCollectives{.rank = 0,
-                                                               .ranks = ranks_,
-                                                               .reduce_scatter = nothing,
-                                                               .all_gather = nothing,
-                                                               .wait = [](const auto&, const std::string&) {},
-                                                               .all_reduce = [](const at::Tensor&) {},
-                                                               .empty_cache = empty_cache_,
-                                                               .keeps_weights = false});
+  shards_ = std::make_unique<ParameterShards>(
+      parameters, whole, options_,
+      ShardCollectives{.rank = 0,
+                       .ranks = ranks_,
+                       .reduce_scatter = nothing,
+                       .all_gather = [](const auto&) { return ShardCollectives::Work(); },
+                       .wait = [](const auto&, const std::string&) {},
+                       .all_reduce = [](const at::Tensor&) {},
+                       .empty_cache = empty_cache_,
+                       .keeps_weights = false});
 }
 
 void PlannedRank::run(const Body& body, bool reduce_gradients, const OnSent&) {

@@ -169,8 +169,11 @@ struct Counts {
   std::atomic<uint64_t> stream_syncs{0}, event_syncs{0}, device_syncs{0};
   std::atomic<uint64_t> nccl_calls{0}, nccl_groups{0}, nccl_bytes{0};
   std::atomic<uint64_t> mallocs{0}, frees{0}, host_allocations{0}, capture_calls{0}, findings{0};
+  std::atomic<uint64_t> stream_ns{0};  // processor time of the threads that run the streams' work
 };
 Counts& counts();
+/// Processor time of CLOCK_THREAD_CPUTIME_ID or CLOCK_PROCESS_CPUTIME_ID.
+uint64_t processor_ns(clockid_t clock);
 
 size_t device_bytes();
 

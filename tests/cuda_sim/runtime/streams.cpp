@@ -2,6 +2,7 @@
 #include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "state.h"
 
@@ -82,6 +83,7 @@ void Stream::push(std::function<void()> work) {
 }
 
 void Stream::run() {
+  uint64_t counted = 0;
   for (;;) {
     std::function<void()> work;
     {
@@ -94,6 +96,8 @@ void Stream::run() {
     delay(id);
     work();
     work = nullptr;
+    const uint64_t used = processor_ns(CLOCK_THREAD_CPUTIME_ID);
+    counts().stream_ns += used - std::exchange(counted, used);
     {
       const std::lock_guard lock(mutex_);
       is_busy_ = false;
