@@ -221,6 +221,38 @@ TEST_CASE("Sharded ranks send gradients in 16 bits", "[train][sharding]") {
   check_equal(train(setup), whole, 0);
 }
 
+TEST_CASE("A parameter without a gradient is an error that names it, unless an earlier micro-batch has used it",
+          "[train][sharding]") {
+  const auto sharding = GENERATE(Sharding::kOptimizer, Sharding::kGradients);
+  for (const bool is_used : {true, false}) {
+    const auto texts = on_ranks(2, [&](ProcessGroup& ranks) -> absl::Status {
+      try {
+        const DeviceReplicatorOptions options{.strategy = Strategy::kDistributed,
+                                              .device = at::kCPU,
+                                              .process_group = {&ranks, [](ProcessGroup*) {}},
+                                              .sharding = sharding};
+        const auto devices = DeviceReplicator::create([] { return ShardedNet(); }, options).value();
+        AdamW optimizer({.lr = 0.01});
+        TrainStep step(*devices, optimizer, {.grad_accum_steps = 2});
+        const LossFunction whole = squares;
+        const LossFunction first_layer = [](torch::nn::Module& model, const Batch& batch) -> LossOutput {
+          return model.as<ShardedNetImpl>()->in(batch["x"]).square().mean();
+        };
+        step.accumulate(rows_of(1, 0, ranks.rank(), {}), is_used ? whole : first_layer);
+        step.accumulate(rows_of(1, 1, ranks.rank(), {}), first_layer);
+        step.finish();
+        return absl::OkStatus();
+      } catch (...) {
+        return status_from_current_exception();
+      }
+    });
+    for (const std::string& text : texts) {
+      if (is_used) CHECK(text == "ok");
+      if (!is_used) CHECK_THAT(text, Catch::Contains("the loss did not reach wide.weight"));
+    }
+  }
+}
+
 TEST_CASE("Ranks with different --shard report it", "[train][sharding]") {
   const auto texts = on_ranks(2, [&](ProcessGroup& ranks) {
     ShardedRun outcome;

@@ -56,8 +56,17 @@ std::string describe_devices(const Placement& placement) {
   return text;
 }
 
-/// Describes the parameters, and the memory of weights, gradients and the state that the optimizer has allocated.
-std::string describe_model(const torch::nn::Module& model, const Optimizer& optimizer, bool averages) {
+/// Describes what the ranks divide among them (--shard); empty if nothing.
+std::string describe_sharding(Sharding sharding) {
+  if (sharding == Sharding::kNone) return "";
+  return sharding == Sharding::kOptimizer ? "; they divide the optimizer state"
+                                          : "; they divide optimizer state and gradients";
+}
+
+/// Describes the parameters, and the memory that weights, gradients, averages and the optimizer's state take on a
+/// device.
+std::string describe_model(const DeviceReplicator& devices, const Optimizer& optimizer, bool averages) {
+  const torch::nn::Module& model = *devices.module();
   int64_t parameters = 0, weight_bytes = 0, trained_bytes = 0, state_bytes = 0;
   for (const auto& [name, tensor] : named_tensors(model)) {
     parameters += tensor.numel();
@@ -66,6 +75,8 @@ std::string describe_model(const torch::nn::Module& model, const Optimizer& opti
   for (const at::Tensor& parameter : model.parameters()) {
     if (parameter.requires_grad()) trained_bytes += static_cast<int64_t>(parameter.nbytes());
   }
+  const int64_t ranks = devices.sharding() == Sharding::kNone ? 1 : devices.world_replicas();
+  const int64_t gradient_bytes = devices.sharding() == Sharding::kGradients ? trained_bytes / ranks : trained_bytes;
   const StateDict state = optimizer.state_dict();
   for (const auto& [name, value] : state) {
     const auto* tensor = std::get_if<at::Tensor>(&value);
@@ -73,8 +84,8 @@ std::string describe_model(const torch::nn::Module& model, const Optimizer& opti
   }
   return fmt::format("{} parameters; weights {}, gradients {}, {} state {}{}",
                      format_count(static_cast<double>(parameters)), format_size(weight_bytes),
-                     format_size(trained_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes),
-                     averages ? ", averages " + format_size(trained_bytes) : "");
+                     format_size(gradient_bytes), std::get<std::string>(state.at("type")), format_size(state_bytes),
+                     averages ? ", averages " + format_size(trained_bytes / ranks) : "");
 }
 
 }  // namespace
@@ -184,7 +195,7 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
   RunFacts facts;
   const auto add = [&](const char* name, std::string text) { facts.emplace_back(name, std::move(text)); };
   const BatchPlan& batch = placement.batch;
-  add("strategy", describe_devices(placement));
+  add("strategy", describe_devices(placement) + describe_sharding(devices.sharding()));
   add("batch",
       fmt::format("{} per device x {} device{} x {} accumulated = {} per step", batch.batch_size, batch.replicas,
                   batch.replicas == 1 ? "" : "s", batch.grad_accum_steps, batch.global_batch_size()));
@@ -192,7 +203,7 @@ RunFacts describe_run(const RunOptions& run, Trainer& trainer, const Placement& 
     add("", fmt::format("(instead of {} per device, to keep the global batch)", *run.batch_size.value));
   }
   add("precision", name_of(precision));
-  add("model", describe_model(*devices.module(), trainer.optimizer(), run.ema > 0));
+  add("model", describe_model(devices, trainer.optimizer(), run.ema > 0));
   add("data", fmt::format("{} rows, {} batches per epoch, {} workers, {} LibTorch threads on {} processors",
                           loader.dataset().size(), loader.batches_per_epoch(), loader.options().num_workers,
                           at::get_num_threads(), available_cpus()));

@@ -215,7 +215,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   sent_->on_sent = find_unused_ || !reduce_gradients ? nullptr : on_sent;
   ranks().at("forward and backward");
   try {
-    backward(body, reduce);
+    backward(body, reduce, /*is_last=*/reduce_gradients);
   } catch (...) {
     if (reduce && !shards_) throw_if_broken();  // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
@@ -226,9 +226,9 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   reduction_begun_ = false;
 }
 
-void Distributed::backward(const Body& body, bool reduce) {
+void Distributed::backward(const Body& body, bool reduce, bool is_last) {
   if (shards_) shards_->begin(reduce, std::exchange(sent_->on_sent, nullptr));
-  if (shards_) return backward_of_shards(body(0));
+  if (shards_) return backward_of_shards(body(0), is_last);
   if (reduce) reducer_->prepare_for_forward();
   if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
@@ -245,14 +245,15 @@ void Distributed::backward(const Body& body, bool reduce) {
                     ": set find_unused_parameters if that is intended");
 }
 
-/// Backward of a micro-batch whose gradients go to the shards; `loss` is undefined if this rank has no rows.
-void Distributed::backward_of_shards(const at::Tensor& loss) {
+/// Backward of a micro-batch, perhaps the last of a step, whose gradients go to the shards; `loss` is undefined if this
+/// rank has no rows.
+void Distributed::backward_of_shards(const at::Tensor& loss, bool is_last) {
   sent_->started = std::chrono::steady_clock::now();
   if (loss.defined()) loss.backward();
   const auto end = std::chrono::steady_clock::now();
   shards_->end(/*contribute=*/true);
   add_reduction_since(end);
-  const auto missing = loss.defined() ? shards_->without_gradient() : std::nullopt;
+  const auto missing = loss.defined() && is_last ? shards_->without_gradient() : std::nullopt;
   TORCH_CHECK_VALUE(!missing, "the loss did not reach ", trained_[missing.value_or(0)].first,
                     ": sharding needs a gradient of every trained parameter");
 }

@@ -76,8 +76,8 @@ class Distributed final : public DeviceReplicator {
   void complete_reduction(bool contribute);
   void release_other_ranks();
   void copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const;
-  void backward(const Body& body, bool reduce);
-  void backward_of_shards(const at::Tensor& loss);
+  void backward(const Body& body, bool reduce, bool is_last);
+  void backward_of_shards(const at::Tensor& loss, bool is_last);
   /// Waits for all sent buckets. Throws the Error of a lost rank if one failed.
   void throw_if_broken();
   std::string parameters_without_gradient() const;

@@ -84,8 +84,8 @@ class ParameterShards {
   ParameterShards(const ParameterShards&) = delete;
   ParameterShards& operator=(const ParameterShards&) = delete;
 
-  /// What this rank updates of `parameter`: a leaf that shares its memory. 1-D, or of the parameter's shape if no part
-  /// cuts it; with 0 elements if this rank updates nothing of it. After a reduction its gradient is the sum.
+  /// What this rank updates of `parameter`: a leaf that shares its memory. 1-D, or with is_whole of the parameter's
+  /// dimensions; with 0 elements if this rank updates nothing of it. After a reduction its gradient is the sum.
   const at::Tensor& part(const at::Tensor& parameter) const { return parts_.at(index_of(parameter)); }
   /// The same numbers of `whole`, a tensor of the parameter's shape, for the parameter to which `part` belongs.
   at::Tensor part_of(const at::Tensor& part, const at::Tensor& whole) const;
