@@ -216,6 +216,7 @@ std::string table(const PlanFlags& flags, const Json& plan) {
                       number("global_batch_size"));
   if (number("lost_rows") != 0)
     text += fmt::format("{} rows of the global batch are left over by this division\n", number("lost_rows"));
+  if (plan.contains("sharding_advice")) text += plan.at("sharding_advice").get<std::string>() + "\n";
   text +=
       fmt::format("{} steps per epoch, {} in total\n", number("steps_per_epoch"), number("steps")) + time_line(plan);
   text += fmt::format("\n{:<14} {:>12}\n", "per device", "predicted");

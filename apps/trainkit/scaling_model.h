@@ -51,7 +51,8 @@ struct Cluster {
 /// (2009), the basis of NCCL's trees (2.4, 2019).
 double all_reduce_seconds(int64_t bytes, const Cluster& cluster);
 
-/// Returns the seconds of one reduce-scatter of `bytes` over all devices, or of one all-gather: half of a ring all-reduce.
+/// Returns the seconds of one reduce-scatter of `bytes` over all devices, or of one all-gather: half of a ring
+/// all-reduce.
 double reduce_scatter_seconds(int64_t bytes, const Cluster& cluster);
 
 /// Describes one optimizer step on one device.

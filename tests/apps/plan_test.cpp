@@ -32,6 +32,33 @@ Ended plan(const Place& place, std::vector<std::string> flags, const std::vector
 
 }  // namespace
 
+TEST_CASE("plan knows what --shard saves, and proposes it before accumulation", "[apps][plan][sharding]") {
+  const Place place;
+  const auto answer = [&](const std::string& shard, const std::string& memory, const std::string& rows) {
+    const Ended ended = plan(place,
+                             {"--app", "transformer", "--devices", "4", "--global_batch_size", "64", "--gpu_memory",
+                              memory, "--shard", shard, "--json"},
+                             {"--hidden_dim", "256", "--n_layers", "4", "--block_size", "32", "--batch_size", rows});
+    INFO(ended.output << ended.errors);
+    REQUIRE(ended.code == 0);
+    return Json::parse(ended.output);
+  };
+  const Json whole = answer("none", "8GiB", "16"), state = answer("optimizer", "8GiB", "16"),
+             gradients = answer("gradients", "8GiB", "16");
+  const auto bytes = [](const Json& plan, const char* what) { return plan["peak_bytes"][what].get<int64_t>(); };
+  CHECK(bytes(state, "optimizer") < bytes(whole, "optimizer") * 26 / 100);
+  CHECK(bytes(state, "gradients") < bytes(whole, "gradients") * 103 / 100);
+  CHECK(bytes(gradients, "gradients") < bytes(whole, "gradients") * 26 / 100);
+  const int64_t less = state["reserved_bytes"], most = whole["reserved_bytes"];
+  REQUIRE(less < most);
+  // The plan keeps a tenth of a device in reserve.
+  const std::string between = std::to_string((less + state["reserve_bytes"].get<int64_t>()) * 10 / 9 + (1 << 20));
+  const Json proposal = answer("none", between, "auto");
+  CHECK(proposal["grad_accum_steps"].get<int64_t>() > 1);
+  CHECK(proposal["sharding_advice"] == "with --shard optimizer (ddp) 16 rows per device x 1 accumulated fit");
+  CHECK_FALSE(answer("optimizer", between, "auto").contains("sharding_advice"));
+}
+
 TEST_CASE("plan predicts the memory of absent devices and the batch that fits", "[apps][plan]") {
   const Place place;
   const Ended json = plan(place, {"--app", "transformer", "--preset", "shakespeare_char_cpu", "--gpu_memory", "2GiB",

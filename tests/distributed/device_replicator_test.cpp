@@ -130,6 +130,9 @@ TEST_CASE("Replicas that cannot be created are usage errors", "[distributed][dev
   CHECK(exit_code(create({.strategy = Strategy::kDistributed})) == ExitCode::kUsage);
   CHECK(exit_code(create({.device = at::kCUDA, .gpu_ids = {98, 99}})) == ExitCode::kUsage);
   CHECK(create({.strategy = Strategy::kDataParallel, .cpu_replicas = 1}).ok());
+  const absl::Status shards = create({.cpu_replicas = 2, .sharding = Sharding::kOptimizer});
+  CHECK(exit_code(shards) == ExitCode::kUsage);
+  CHECK_THAT(error_line(shards), Catch::Contains("--shard: needs one process per device (got 'dp', expected ddp)"));
 }
 
 TEST_CASE("Ranks accumulate gradients in their buckets, and sum them in the layout of the weights",

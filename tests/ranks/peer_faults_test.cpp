@@ -149,6 +149,28 @@ TEST_CASE("A rank that dies or fails while the ranks divide the training state e
   }
 }
 
+TEST_CASE("A rank killed while another number of ranks resumes leaves the checkpoint whole",
+          "[ranks][faults][sharding]") {
+  const TempDir folder;
+  const std::vector<std::string> flags = {"--folder", folder.path().string(), "--shard", "optimizer", "--accum", "1"};
+  RanksOptions four{.world = 4, .program = "trainkit-test-rank", .flags = flags};
+  four.flags.insert(four.flags.end(), {"--steps", "10", "--batch", "2"});
+  for (const RankEnd& end : Ranks(four, folder.path().string()).wait()) REQUIRE(end.code == 0);
+  for (const char* at : {"model:0:kill", "forward:0:kill"}) {
+    const PeerFault fault{at, 2, at, "1", kKilled, 8, "rank 1 lost", flags};
+    RanksOptions two = job(fault, folder.path().string());
+    two.flags = flags;
+    two.flags.insert(two.flags.end(),
+                     {"--steps", "20", "--batch", "4", "--resume", "latest", "--at", at, "--victim", "1"});
+    Ranks ranks(two, folder.path().string());
+    check_ends(fault, ranks.wait(), folder);
+    const auto last = resolve_checkpoint("latest", folder / "run");
+    REQUIRE(last.ok());
+    CHECK(last->step == 10);
+    CHECK(verify_checkpoint(*last).ok());
+  }
+}
+
 TEST_CASE("A rank that hangs ends the others at the timeout, and they report its number and the operation",
           "[ranks][faults]") {
   for (const char* victim : {"1", "0"}) {

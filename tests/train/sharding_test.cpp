@@ -264,6 +264,24 @@ TEST_CASE("Ranks with different --shard report it", "[train][sharding]") {
   }
 }
 
+TEST_CASE("A rank's part of a channels_last weight has the numbers of its place in memory", "[train][sharding]") {
+  const at::Tensor numbers = at::arange(4 * 3 * 5 * 5, at::kFloat).view({4, 3, 5, 5});
+  std::vector<at::Tensor> parts;
+  for (const int64_t rank : {0, 1, 2}) {
+    const at::Tensor bias = at::ones({4}).requires_grad_();
+    const at::Tensor weight = numbers.contiguous(at::MemoryFormat::ChannelsLast).clone().requires_grad_();
+    trainkit::detail::ShardCollectives alone;
+    alone.rank = rank;
+    alone.ranks = 3;
+    const trainkit::detail::ParameterShards shards({weight, bias}, {0, 0}, {.sharding = Sharding::kOptimizer}, alone);
+    CHECK(weight.is_contiguous(at::MemoryFormat::ChannelsLast));
+    CHECK(torch::equal(weight, numbers));
+    CHECK(torch::equal(shards.part_of(shards.part(weight), numbers), shards.part(weight)));
+    parts.push_back(shards.part(weight).clone());
+  }
+  CHECK(torch::equal(at::cat(parts), numbers.permute({0, 2, 3, 1}).reshape({-1})));
+}
+
 TEST_CASE("Buckets give every rank about the same number of parameters and cut no whole matrix", "[train][sharding]") {
   std::vector<at::Tensor> parameters;
   std::vector<char> is_whole;

@@ -177,6 +177,7 @@ Json json_of(const MemoryPlan& memory) {
     json["seconds"] = memory.step_seconds * static_cast<double>(memory.steps);
   }
   if (!known) json["unavailable"] = memory.unavailable;
+  if (!memory.sharding_advice.empty()) json["sharding_advice"] = memory.sharding_advice;
   return json;
 }
 

@@ -35,7 +35,7 @@ struct TrainStep::KeptBatch {
   const LossFunction& loss() const { return borrowed_loss ? *borrowed_loss : own_loss; }
 };
 
-/// A micro-batch that failed on this rank while the others go on, see Note [Votes of a step].
+/// A micro-batch that failed on this rank while the others continue, see Note [Votes of a step].
 struct TrainStep::DeferredFailure {
   std::string reason;
   bool again;  // the step can be retried

@@ -317,7 +317,7 @@ class TrainStep {
   std::string no_graphs_;                 // reason if graphs_ is null
   std::vector<at::Tensor> module_state_;  // parameters, buffers
   bool capturing_ = false;
-  bool collective_backward_ = false;         // SyncBatchNorm: the replicas wait for each other in backward
+  bool collective_backward_ = false;           // SyncBatchNorm: the replicas wait for each other in backward
   std::unique_ptr<DeferredFailure> deferred_;  // of a micro-batch in this attempt, see Note [Votes of a step]
   std::vector<KeptBatch> kept_;
   std::unique_ptr<detail::StepsInFlight> in_flight_;
