@@ -110,17 +110,9 @@ def trainer(build, folder, name, strategy):
 
 
 def python(build, folder, name, way):
-    report = folder / "python.counts"
-    report.unlink(missing_ok=True)
-    done = subprocess.run([sys.executable, __file__, "--peer", name, way], check=True, capture_output=True, text=True,
-                          env=on_device(build, 1, report))
-    result = json.loads(done.stdout.splitlines()[-1])
-    return result["microseconds"], result["counts"]
-
-
-def python_ranks(build, folder, name, way):
-    """As trainer(): processor time of a rank, calls of both. DataParallel: one process, three devices."""
-    ranks, devices = (1, 3) if way == "data_parallel" else (2, 2)
+    """As trainer(). DataParallel: one process, three devices."""
+    ranks = 2 if way in ("ddp", "zero") else 1
+    devices = 3 if way == "data_parallel" else ranks
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -248,7 +240,7 @@ def main():
                 if name == "transformer" or "shard" not in strategy]
         runs += [(python, name, way, f"{name}_python_{way}") for name in ("transformer", "hsi", "gpt2rec")
                  for way in ("foreach", "fused", "graph")]
-        runs += [(python_ranks, "transformer", way, f"transformer_python_{way}") for way in ("ddp", "zero", "data_parallel")]
+        runs += [(python, "transformer", way, f"transformer_python_{way}") for way in ("ddp", "zero", "data_parallel")]
         if "--only" in sys.argv:
             runs = [run for run in runs if sys.argv[sys.argv.index("--only") + 1] in run[3]]
         for measure, name, way, label in runs:

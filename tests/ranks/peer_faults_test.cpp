@@ -66,6 +66,21 @@ void check_ends(const PeerFault& fault, const std::vector<RankEnd>& ends, const 
     std::cout << fault.what << ": survivors ended " << slowest << " s after it" << std::endl;
 }
 
+/// Runs the ranks of a job, with more flags, and checks how they end.
+void check_fault(PeerFault fault, const std::vector<std::string>& flags, const TempDir& folder) {
+  fault.flags.insert(fault.flags.end(), flags.begin(), flags.end());
+  Ranks ranks(job(fault, folder.path().string()), folder.path().string());
+  check_ends(fault, ranks.wait(), folder);
+}
+
+/// The last checkpoint is that of step 10, and complete.
+void check_checkpoint(const TempDir& folder) {
+  const auto last = resolve_checkpoint("latest", folder / "run");
+  REQUIRE(last.ok());
+  CHECK(last->step == 10);
+  CHECK(verify_checkpoint(*last).ok());
+}
+
 }  // namespace
 
 TEST_CASE("A rank that dies or fails at any moment ends the others, who name it", "[ranks][faults]") {
@@ -102,13 +117,10 @@ TEST_CASE("A rank that dies or fails at any moment ends the others, who name it"
     return at.starts_with("joined") || at.starts_with("backward") || at.starts_with("evaluation");
   };
   for (const char* shared_memory : {"1", "0"}) {
-    for (PeerFault fault : faults) {
+    for (const PeerFault& fault : faults) {
       if (shared_memory[0] == '0' && !is_full && !is_exchange(fault)) continue;
-      fault.flags.insert(fault.flags.end(), {"--shared_memory", shared_memory});
-      const TempDir folder;
-      Ranks ranks(job(fault, folder.path().string()), folder.path().string());
       INFO("--shared_memory " << shared_memory);
-      check_ends(fault, ranks.wait(), folder);
+      check_fault(fault, {"--shared_memory", shared_memory}, TempDir());
     }
   }
 }
@@ -133,18 +145,12 @@ TEST_CASE("A rank that dies or fails while the ranks divide the training state e
   };
   const bool is_full = !environment("TRAINKIT_TEST_FULL").empty();
   for (const std::string shard : {"gradients", "optimizer"}) {
-    for (PeerFault fault : faults) {
+    for (const PeerFault& fault : faults) {
       if (shard == "optimizer" && !is_full && !std::string_view(fault.at).starts_with("forward:13")) continue;
-      fault.flags.insert(fault.flags.end(), {"--shard", shard});
-      const TempDir folder;
-      Ranks ranks(job(fault, folder.path().string()), folder.path().string());
       INFO("--shard " << shard);
-      check_ends(fault, ranks.wait(), folder);
-      if (!std::string_view(fault.at).starts_with("save")) continue;
-      const auto last = resolve_checkpoint("latest", folder / "run");  // the one before
-      REQUIRE(last.ok());
-      CHECK(last->step == 10);
-      CHECK(verify_checkpoint(*last).ok());
+      const TempDir folder;
+      check_fault(fault, {"--shard", shard}, folder);
+      if (std::string_view(fault.at).starts_with("save")) check_checkpoint(folder);  // the one before
     }
   }
 }
@@ -152,22 +158,15 @@ TEST_CASE("A rank that dies or fails while the ranks divide the training state e
 TEST_CASE("A rank killed while another number of ranks resumes leaves the checkpoint whole",
           "[ranks][faults][sharding]") {
   const TempDir folder;
-  const std::vector<std::string> flags = {"--folder", folder.path().string(), "--shard", "optimizer", "--accum", "1"};
-  RanksOptions four{.world = 4, .program = "trainkit-test-rank", .flags = flags};
-  four.flags.insert(four.flags.end(), {"--steps", "10", "--batch", "2"});
+  RanksOptions four{.world = 4, .program = "trainkit-test-rank"};
+  four.flags = {"--folder", folder.path().string(), "--shard", "optimizer", "--accum", "1", "--steps", "10", "--batch",
+                "2"};
   for (const RankEnd& end : Ranks(four, folder.path().string()).wait()) REQUIRE(end.code == 0);
   for (const char* at : {"model:0:kill", "forward:0:kill"}) {
-    const PeerFault fault{at, 2, at, "1", kKilled, 8, "rank 1 lost", flags};
-    RanksOptions two = job(fault, folder.path().string());
-    two.flags = flags;
-    two.flags.insert(two.flags.end(),
-                     {"--steps", "20", "--batch", "4", "--resume", "latest", "--at", at, "--victim", "1"});
-    Ranks ranks(two, folder.path().string());
-    check_ends(fault, ranks.wait(), folder);
-    const auto last = resolve_checkpoint("latest", folder / "run");
-    REQUIRE(last.ok());
-    CHECK(last->step == 10);
-    CHECK(verify_checkpoint(*last).ok());
+    check_fault({at, 2, at, "1", kKilled, 8, "rank 1 lost"},
+                {"--shard", "optimizer", "--accum", "1", "--steps", "20", "--batch", "4", "--resume", "latest"},
+                folder);
+    check_checkpoint(folder);
   }
 }
 

@@ -273,7 +273,7 @@ TEST_CASE("A rank's part of a channels_last weight has the numbers of its place 
     trainkit::detail::ShardCollectives alone;
     alone.rank = rank;
     alone.ranks = 3;
-    const trainkit::detail::ParameterShards shards({weight, bias}, {0, 0}, {.sharding = Sharding::kOptimizer}, alone);
+    const trainkit::detail::ParameterShards shards({weight, bias}, nullptr, {.sharding = Sharding::kOptimizer}, alone);
     CHECK(weight.is_contiguous(at::MemoryFormat::ChannelsLast));
     CHECK(torch::equal(weight, numbers));
     CHECK(torch::equal(shards.part_of(shards.part(weight), numbers), shards.part(weight)));
@@ -428,8 +428,7 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
         parameters.push_back(named[i].tensor);
       }
       const DeviceReplicatorOptions options{.sharding = sharding, .bucket_bytes = 2048, .first_bucket_bytes = 512};
-      trainkit::detail::ParameterShards shards(parameters, std::vector<char>(parameters.size()), options,
-                                               exchange.of(rank));
+      trainkit::detail::ParameterShards shards(parameters, nullptr, options, exchange.of(rank));
       AdamW optimizer({.lr = 0.01});
       for (NamedParameter& parameter : named) parameter.tensor = shards.part(parameter.tensor);
       optimizer.add_shards({{.params = named}}, [&](const at::Tensor& values) { shards.all_reduce(values); });

@@ -6,9 +6,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -47,23 +44,11 @@ BucketReducer::BucketReducer(std::vector<std::vector<at::Tensor>> parameters, in
   torch::cuda::nccl::all_reduce(ones, ones);
   for (size_t replica = 0; replica < parameters_.size(); ++replica) {
     is_computed_.emplace_back(parameters_[replica].size());
-    for (size_t p = 0; p < parameters_[replica].size(); ++p) add_hook(replica, p);
+    for (size_t p = 0; p < parameters_[replica].size(); ++p) {
+      hooks_.emplace_back(parameters_[replica][p], [this, replica, p] { note_gradient(replica, p); });
+    }
   }
 #endif
-}
-
-BucketReducer::~BucketReducer() {
-  for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
-}
-
-void BucketReducer::add_hook(size_t replica, size_t parameter) {
-  auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[replica][parameter]);
-  const auto note = [this, replica, parameter](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
-    note_gradient(replica, parameter);
-    return outputs;
-  };
-  const uintptr_t key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(note));
-  hooks_.push_back({std::move(accumulator), key});
 }
 
 void BucketReducer::begin() {

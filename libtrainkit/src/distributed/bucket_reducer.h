@@ -7,13 +7,10 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
-namespace torch::autograd {
-struct Node;
-}
+#include "distributed/gradient_hook.h"
 
 namespace trainkit::detail {
 
@@ -37,7 +34,6 @@ class BucketReducer {
  public:
   /// @param parameters [replica][parameter], the same parameters for each replica, on its device.
   BucketReducer(std::vector<std::vector<at::Tensor>> parameters, int64_t first_bucket_bytes, int64_t bucket_bytes);
-  ~BucketReducer();
   BucketReducer(const BucketReducer&) = delete;
   BucketReducer& operator=(const BucketReducer&) = delete;
 
@@ -58,12 +54,7 @@ class BucketReducer {
     size_t replicas_missing = 0;
     bool is_sent = false;
   };
-  struct Hook {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive, as parameters hold it weakly
-    uintptr_t key;
-  };
 
-  void add_hook(size_t replica, size_t parameter);
   void note_gradient(size_t replica, size_t parameter);
   void make_buckets();
   void send(const std::vector<size_t>& parameters);
@@ -75,7 +66,7 @@ class BucketReducer {
   std::vector<std::vector<int64_t>> strides_;  // of the gradients, by parameter
   std::vector<c10::Stream> streams_;           // of NCCL, one per replica
   std::vector<c10::Event> ends_;               // one per replica; for short use
-  std::vector<Hook> hooks_;
+  std::vector<GradientHook> hooks_;
 
   std::mutex mutex_;  // guards what follows
   bool is_active_ = false;

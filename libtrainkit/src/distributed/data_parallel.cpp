@@ -124,14 +124,6 @@ void LocalGroup::reset() {
 
 namespace {
 
-std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : unique_parameters(module)) {
-    if (parameter.requires_grad()) parameters.push_back(parameter);
-  }
-  return parameters;
-}
-
 int threads_per_replica(const std::vector<at::Device>& devices) {
   return std::max(1, at::get_num_threads() / static_cast<int>(devices.size()));
 }

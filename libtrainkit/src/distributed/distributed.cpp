@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/recorded.h"
+#include "distributed/rendezvous.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/status.h"
 
@@ -53,14 +54,13 @@ at::Tensor gather(c10d::Backend& group, int64_t rank, int64_t ranks, const at::T
     all = at::empty({ranks * part.numel()}, part.options());
     outputs.push_back(all.chunk(ranks));
   }
-  group.gather(outputs, inputs, {})->wait();
+  try {
+    group.gather(outputs, inputs, {})->wait();
+  } catch (const std::exception&) {
+    throw_status(
+        distributed_error("dist.peer", "", "a rank was lost while the first rank gathered the parts of a checkpoint"));
+  }
   return all;
-}
-
-std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients) {
-  if (compression == GradientCompression::kNone) return std::nullopt;
-  const auto type = compression == GradientCompression::kFp16 ? at::kHalf : at::kBFloat16;
-  return gradients.element_size() > 2 ? std::optional(type) : std::nullopt;
 }
 
 }  // namespace
@@ -95,8 +95,6 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
       module_(std::move(module)),
       device_(*options.device),
       options_(options),
-      find_unused_(options.find_unused_parameters),
-      compression_(options.gradient_compression),
       group_(*process_group_),
       sent_(std::make_shared<BucketHook::Sent>()) {
   std::vector<DigestField> fields;
@@ -105,17 +103,17 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, const Device
     if (tensor.requires_grad()) trained_.emplace_back(name, tensor);
   }
   for (const auto& [name, tensor] : unique_buffers(*module_)) fields.push_back({"buffer " + name, shape_text(tensor)});
-  fields.push_back({"gradient_compression", std::to_string(static_cast<int>(compression_))});
+  fields.push_back({"gradient_compression", std::to_string(static_cast<int>(options.gradient_compression))});
   fields.push_back({"bucket_bytes", std::to_string(options.bucket_bytes)});
   fields.push_back({"first_bucket_bytes", std::to_string(options.first_bucket_bytes)});
-  fields.push_back({"find_unused_parameters", find_unused_ ? "true" : "false"});
+  fields.push_back({"find_unused_parameters", options.find_unused_parameters ? "true" : "false"});
   constexpr const char* kShardings[] = {"none", "optimizer", "gradients"};
   fields.push_back({"shard", kShardings[static_cast<int>(options.sharding)]});
   throw_status(process_group_->compare_digest(fields));
   has_collectives_ = bind_replica(*module_, group_, process_group_->rank());
   buffers_ = replica_buffers(*module_);
   synchronize();
-  if (!trained_.empty() && options.sharding == Sharding::kNone) create_reducer(options);
+  if (!trained_.empty() && options.sharding == Sharding::kNone) create_reducer();
 }
 
 Distributed::~Distributed() = default;
@@ -132,35 +130,33 @@ Distributed::~Distributed() = default;
 // buckets itself, with its gradients or with zeros. A rank that skipped a bucket would make the others wait until the
 // timeout, or pair buckets of different sizes.
 
-void Distributed::create_reducer(const DeviceReplicatorOptions& options) {
+void Distributed::create_reducer() {
+  const bool find_unused = options_.find_unused_parameters;
   const std::vector<at::Tensor> parameters = tensors_of(trained_);
   std::unordered_map<size_t, std::string> names;
   for (size_t i = 0; i < trained_.size(); ++i) names[i] = trained_[i].first;
   // Start with one bucket: the Reducer learns the order of the gradients in the first backward and then rebuilds the
   // buckets. With find_unused_parameters it does not rebuild. torch.nn.parallel.DistributedDataParallel does the same.
   const auto limit = static_cast<size_t>(std::numeric_limits<int64_t>::max());
-  const std::vector<size_t> limits = find_unused_ ? std::vector<size_t>{static_cast<size_t>(options.first_bucket_bytes),
-                                                                        static_cast<size_t>(options.bucket_bytes)}
-                                                  : std::vector<size_t>{limit};
+  const std::vector<size_t> limits = find_unused ? std::vector<size_t>{static_cast<size_t>(options_.first_bucket_bytes),
+                                                                       static_cast<size_t>(options_.bucket_bytes)}
+                                                 : std::vector<size_t>{limit};
   const std::vector<bool> dense(parameters.size(), false);
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, limits, dense));
   std::reverse(buckets.begin(), buckets.end());
   reducer_ = std::make_shared<c10d::Reducer>(
-      parameters, std::move(buckets), ranks().c10d(), dense, options.bucket_bytes, find_unused_,
-      /*gradient_as_bucket_view=*/true, std::move(names), options.first_bucket_bytes,
+      parameters, std::move(buckets), ranks().c10d(), dense, options_.bucket_bytes, find_unused,
+      /*gradient_as_bucket_view=*/true, std::move(names), options_.first_bucket_bytes,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>());
   logger_ = std::make_shared<c10d::Logger>(reducer_);
   reducer_->set_logger(logger_);
   // See Note [Reducer hook].
-  reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), compression_, sent_));
+  reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), options_.gradient_compression, sent_));
 }
 
 void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
   if (shards_ || options_.sharding == Sharding::kNone || trained_.empty()) return;
-  const std::vector<at::Tensor> parameters = tensors_of(trained_);
-  std::vector<char> whole;
-  for (const at::Tensor& parameter : parameters) whole.push_back(is_whole && is_whole(parameter) ? 1 : 0);
-  shards_ = std::make_unique<ParameterShards>(parameters, whole, options_, shard_collectives());
+  shards_ = std::make_unique<ParameterShards>(tensors_of(trained_), is_whole, options_, shard_collectives());
 }
 
 ShardCollectives Distributed::shard_collectives() {
@@ -212,7 +208,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   if (reduce) begin_reduction(/*sends_buffers=*/reduce_gradients);
   // With find_unused_parameters the Reducer starts one more collective after the last bucket. The caller's collective
   // would come before it on this rank only, and all ranks must keep one order.
-  sent_->on_sent = find_unused_ || !reduce_gradients ? nullptr : on_sent;
+  sent_->on_sent = options_.find_unused_parameters || !reduce_gradients ? nullptr : on_sent;
   ranks().at("forward and backward");
   try {
     backward(body, reduce, /*is_last=*/reduce_gradients);
@@ -227,15 +223,18 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
 }
 
 void Distributed::backward(const Body& body, bool reduce, bool is_last) {
-  if (shards_) shards_->begin(reduce, std::exchange(sent_->on_sent, nullptr));
-  if (shards_) return backward_of_shards(body(0), is_last);
+  if (shards_) {
+    shards_->begin(reduce, std::exchange(sent_->on_sent, nullptr));
+    return backward_of_shards(body(0), is_last);
+  }
   if (reduce) reducer_->prepare_for_forward();
   if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
   if (!loss.defined() && reduce) return complete_reduction(/*contribute=*/true);
   if (!loss.defined()) return;
   if (!reduce) return loss.backward();
-  reducer_->prepare_for_backward(find_unused_ ? std::vector<at::Tensor>{loss} : std::vector<at::Tensor>{});
+  reducer_->prepare_for_backward(options_.find_unused_parameters ? std::vector<at::Tensor>{loss}
+                                                                 : std::vector<at::Tensor>{});
   sent_->started = std::chrono::steady_clock::now();
   sent_->last = sent_->started;
   loss.backward();
@@ -262,7 +261,7 @@ void Distributed::backward_of_shards(const at::Tensor& loss, bool is_last) {
 /// not in memory twice. With find_unused_parameters a parameter without a gradient must stay so.
 void Distributed::accumulate_in_buckets() {
   const auto has_gradient = [](const auto& named) { return named.second.grad().defined(); };
-  if (find_unused_ || std::any_of(trained_.begin(), trained_.end(), has_gradient)) return;
+  if (options_.find_unused_parameters || std::any_of(trained_.begin(), trained_.end(), has_gradient)) return;
   const c10::AutoGradMode no_grad(false);
   for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/false)) {
     at::Tensor(bucket.getBuffer()).zero_();
@@ -327,11 +326,11 @@ void Distributed::complete_reduction(bool contribute) {
       const c10::AutoGradMode no_grad(false);
       at::Tensor(bucket).zero_();
     }
-    sent.push_back(bucket.to(wire_type(compression_, bucket).value_or(bucket.scalar_type())));
+    sent.push_back(bucket.to(wire_type(options_.gradient_compression, bucket).value_or(bucket.scalar_type())));
     sent_->works.push_back(ranks().all_reduce(sent.back()));
   }
   at::Tensor used;
-  if (find_unused_ && first < buckets.size()) {
+  if (options_.find_unused_parameters && first < buckets.size()) {
     used = at::zeros({static_cast<int64_t>(trained_.size())}, at::kInt);
     for (size_t i = 0; contribute && i < trained_.size(); ++i) used[i] = trained_[i].second.grad().defined() ? 1 : 0;
     used = used.to(device_);

@@ -68,7 +68,7 @@ class Distributed final : public DeviceReplicator {
   };
 
   ProcessGroup::Impl& ranks() const { return process_group_->impl(); }
-  void create_reducer(const DeviceReplicatorOptions& options);
+  void create_reducer();
   ShardCollectives shard_collectives();
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction(bool sends_buffers);
@@ -87,8 +87,6 @@ class Distributed final : public DeviceReplicator {
   std::shared_ptr<torch::nn::Module> module_;
   at::Device device_;
   DeviceReplicatorOptions options_;
-  bool find_unused_;
-  GradientCompression compression_;
   std::vector<std::pair<std::string, at::Tensor>> trained_;
   std::vector<at::Tensor> buffers_;
   bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)

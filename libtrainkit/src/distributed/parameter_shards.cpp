@@ -6,14 +6,12 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
 
 #include "core/recorded.h"
+#include "distributed/replica_tools.h"
 
 namespace trainkit::detail {
 namespace {
@@ -87,37 +85,35 @@ std::vector<ShardedBucket> divide_parameters(const std::vector<at::Tensor>& para
   return buckets;
 }
 
-ParameterShards::ParameterShards(std::vector<at::Tensor> parameters, const std::vector<char>& is_whole,
+ParameterShards::ParameterShards(std::vector<at::Tensor> parameters,
+                                 const std::function<bool(const at::Tensor&)>& is_whole,
                                  const DeviceReplicatorOptions& options, ShardCollectives collectives)
     : sharding_(options.sharding),
+      compression_(options.gradient_compression),
       collectives_(std::move(collectives)),
       parameters_(std::move(parameters)),
-      is_whole_(is_whole),
       parts_(parameters_.size()),
       part_gradients_(parameters_.size()),
       gradient_places_(parameters_.size()),
       places_(parameters_.size()),
       has_gradient_(parameters_.size()),
       is_computed_(parameters_.size()) {
-  if (options.gradient_compression == GradientCompression::kFp16) wire_type_ = at::kHalf;
-  if (options.gradient_compression == GradientCompression::kBf16) wire_type_ = at::kBFloat16;
   const at::NoGradGuard no_grad;
   for (const at::Tensor& parameter : parameters_) {
     TORCH_CHECK_VALUE(parameter.is_non_overlapping_and_dense(), "sharding needs dense parameters");
+    is_whole_.push_back(is_whole && is_whole(parameter) ? 1 : 0);
   }
   const std::vector<at::Tensor> weights = release_weights();
   for (ShardedBucket& places :
-       divide_parameters(shapes_, is_whole, collectives_.ranks, options.first_bucket_bytes, options.bucket_bytes)) {
+       divide_parameters(shapes_, is_whole_, collectives_.ranks, options.first_bucket_bytes, options.bucket_bytes)) {
     Bucket& bucket = buckets_.emplace_back();
     static_cast<ShardedBucket&>(bucket) = std::move(places);
     order_.push_back(buckets_.size() - 1);
     create_bucket(bucket, weights);
   }
-  for (size_t p = 0; p < parameters_.size(); ++p) add_hook(p);
-}
-
-ParameterShards::~ParameterShards() {
-  for (const Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    hooks_.emplace_back(parameters_[p], [this, p] { note_gradient(p); });
+  }
 }
 
 /// Returns the weights, on the host if they come from a GPU: their memory is freed before that of the buckets is
@@ -222,39 +218,27 @@ at::Tensor ParameterShards::part_of(const at::Tensor& part, const at::Tensor& wh
 
 std::vector<at::Tensor> ParameterShards::gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const {
   const at::NoGradGuard no_grad;
-  std::map<const void*, size_t> index;
-  for (size_t p = 0; p < parts_.size(); ++p) index[parts_[p].unsafeGetTensorImpl()] = p;
   // A bucket is sent once per tensor of a parameter: {bucket, n-th tensor of the parameter} -> pairs.
   std::map<std::pair<size_t, size_t>, std::vector<size_t>> messages;
-  std::vector<size_t> tensors(parts_.size());
+  std::vector<size_t> tensors(parts_.size()), positions;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const size_t p = index.at(parts[i].first.unsafeGetTensorImpl());
+    const size_t p = index_of_part(parts[i].first);
     messages[{places_[p].first, tensors[p]++}].push_back(i);
+    positions.push_back(places_[p].second);
   }
   std::vector<at::Tensor> whole(parts.size());
   for (const auto& [message, members] : messages) {
     const Bucket& bucket = buckets_[message.first];
     const at::Tensor own = at::zeros({bucket.part}, parts[members.front()].second.scalar_type());
-    const auto position_of = [&](size_t i) { return places_[index.at(parts[i].first.unsafeGetTensorImpl())].second; };
     for (const size_t i : members) {
       TORCH_CHECK(parts[i].second.scalar_type() == own.scalar_type(), "tensors of a bucket have several dtypes");
-      cut(bucket, position_of(i), own).copy_(parts[i].second);
+      cut(bucket, positions[i], own).copy_(parts[i].second);
     }
     const at::Tensor all = collectives_.gather_on_host(own);
     if (!all.defined()) continue;
-    for (const size_t i : members) whole[i] = view(bucket, position_of(i), all);
+    for (const size_t i : members) whole[i] = view(bucket, positions[i], all);
   }
   return whole;
-}
-
-void ParameterShards::add_hook(size_t parameter) {
-  auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter]);
-  const auto note = [this, parameter](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
-    note_gradient(parameter);
-    return outputs;
-  };
-  const uintptr_t key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(note));
-  hooks_.push_back({std::move(accumulator), key});
 }
 
 void ParameterShards::begin(bool reduces, DeviceReplicator::OnSent on_sent) {
@@ -325,8 +309,8 @@ void ParameterShards::send_next(bool contribute) {
   } else {
     bucket.gradients.zero_();
   }
-  const bool converts = wire_type_ && bucket.gradients.element_size() > 2;
-  bucket.sent = converts ? bucket.gradients.to(*wire_type_) : bucket.gradients;
+  const auto type = wire_type(compression_, bucket.gradients);
+  bucket.sent = type ? bucket.gradients.to(*type) : bucket.gradients;
   bucket.work = collectives_.reduce_scatter(bucket.sent);
 }
 

@@ -5,18 +5,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
+#include "distributed/gradient_hook.h"
 #include "trainkit/distributed/device_replicator.h"
-
-namespace torch::autograd {
-struct Node;
-}
 
 namespace trainkit::detail {
 
@@ -77,10 +73,9 @@ struct ShardCollectives {
 /// Owned by a DeviceReplicator and called by its thread; hooks call it from autograd's thread.
 class ParameterShards {
  public:
-  /// Moves the parameters' memory into buckets.
-  ParameterShards(std::vector<at::Tensor> parameters, const std::vector<char>& is_whole,
+  /// Moves the parameters' memory into buckets. `is_whole` as in DeviceReplicator::divide_parameters.
+  ParameterShards(std::vector<at::Tensor> parameters, const std::function<bool(const at::Tensor&)>& is_whole,
                   const DeviceReplicatorOptions& options, ShardCollectives collectives);
-  ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
   ParameterShards& operator=(const ParameterShards&) = delete;
 
@@ -129,10 +124,6 @@ class ParameterShards {
     size_t missing = 0;  // gradients that backward has not computed
     bool is_sent = false;
   };
-  struct Hook {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive, as parameters hold it weakly
-    uintptr_t key;
-  };
 
   size_t index_of(const at::Tensor& parameter) const;
   size_t index_of_part(const at::Tensor& part) const;
@@ -141,7 +132,6 @@ class ParameterShards {
   at::Tensor cut(const Bucket& bucket, size_t position, const at::Tensor& buffer) const;
   std::vector<at::Tensor> release_weights();
   void create_bucket(Bucket& bucket, const std::vector<at::Tensor>& weights);
-  void add_hook(size_t parameter);
   void note_gradient(size_t parameter);
   void put_in_bucket(size_t parameter);
   void send_next(bool contribute);
@@ -151,7 +141,7 @@ class ParameterShards {
   void agree_on_order();
 
   Sharding sharding_;
-  std::optional<at::ScalarType> wire_type_;
+  GradientCompression compression_;
   ShardCollectives collectives_;
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> shapes_;  // of the parameters: meta tensors with their strides
@@ -161,7 +151,7 @@ class ParameterShards {
   std::vector<at::Tensor> gradient_places_;  // kOptimizer: of the parameters, in Bucket::gradients
   std::vector<Bucket> buckets_;
   std::vector<std::pair<size_t, size_t>> places_;  // by parameter: bucket, position in it
-  std::vector<Hook> hooks_;
+  std::vector<GradientHook> hooks_;
 
   bool is_active_ = false;
   bool reduces_ = false;

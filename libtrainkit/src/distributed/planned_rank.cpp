@@ -6,16 +6,9 @@ namespace trainkit::detail {
 
 void PlannedRank::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
   if (shards_) return;
-  std::vector<at::Tensor> parameters;
-  std::vector<char> whole;
-  for (const auto& [name, parameter] : unique_parameters(*module())) {
-    if (!parameter.requires_grad()) continue;
-    parameters.push_back(parameter);
-    whole.push_back(is_whole && is_whole(parameter) ? 1 : 0);
-  }
   const auto nothing = [](const at::Tensor&) { return ShardCollectives::Work(); };
   shards_ = std::make_unique<ParameterShards>(
-      parameters, whole, options_,
+      trained_parameters(*module()), is_whole, options_,
       ShardCollectives{.rank = 0,
                        .ranks = ranks_,
                        .reduce_scatter = nothing,

@@ -34,6 +34,20 @@ std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::
   return unique(module.named_buffers());
 }
 
+std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : unique_parameters(module)) {
+    if (parameter.requires_grad()) parameters.push_back(parameter);
+  }
+  return parameters;
+}
+
+std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients) {
+  if (compression == GradientCompression::kNone) return std::nullopt;
+  const auto type = compression == GradientCompression::kFp16 ? at::kHalf : at::kBFloat16;
+  return gradients.element_size() > 2 ? std::optional(type) : std::nullopt;
+}
+
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module) {
   std::unordered_set<const void*> synchronised;
   for (const auto& part : module.modules()) {

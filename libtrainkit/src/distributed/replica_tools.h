@@ -20,6 +20,12 @@ namespace trainkit::detail {
 std::vector<std::pair<std::string, at::Tensor>> unique_parameters(const torch::nn::Module& module);
 std::vector<std::pair<std::string, at::Tensor>> unique_buffers(const torch::nn::Module& module);
 
+/// Returns the parameters that receive gradients, each once.
+std::vector<at::Tensor> trained_parameters(const torch::nn::Module& module);
+
+/// Returns the dtype in which `gradients` are sent; nullopt: their own.
+std::optional<at::ScalarType> wire_type(GradientCompression compression, const at::Tensor& gradients);
+
 /// Returns the buffers that each replica updates by itself in training: all but those of SyncBatchNorm layers that
 /// synchronise.
 std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);

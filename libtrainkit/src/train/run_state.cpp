@@ -171,11 +171,11 @@ absl::Status load_weights_and_averages(const NamedTensors& saved, const std::map
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, tensor] : named_tensors(module)) weights[name] = tensor;
-  const detail::ParameterShards* shards = parts.devices.shards();
-  for (const auto& [name, average] : shards ? NamedTensors() : parts.averages) {
-    at::Tensor(average).copy_(weights.at(name));
+  if (const detail::ParameterShards* shards = parts.devices.shards()) {
+    detail::load_averages(parts.averages, weights, parts.optimizer, *shards);
+  } else {
+    for (const auto& [name, average] : parts.averages) at::Tensor(average).copy_(weights.at(name));
   }
-  if (shards && !parts.averages.empty()) detail::load_averages(parts.averages, weights, parts.optimizer, *shards);
   if (live.empty()) return absl::OkStatus();
   NamedTensors trained = saved;
   for (auto& [name, tensor] : trained) {
@@ -243,16 +243,14 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
   CheckpointContents contents;
   TRAINKIT_ASSIGN_OR_RETURN(contents.state, detail::collect_generators(parts.devices));
   TRAINKIT_ASSIGN_OR_RETURN(const StateDict rows, gather_rows(parts.devices.process_group(), progress.rows));
-  if (parts.devices.process_group() && parts.devices.process_group()->rank() != 0) {
-    if (!parts.devices.shards()) return contents;  // only the first rank writes
-    contents.model = parts.averages;               // this rank's parts, for gather_checkpoint()
-    for (auto& [name, value] : parts.optimizer.state_dict()) {
-      if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) contents.optimizer.emplace_back(name, *tensor);
-    }
-    return contents;
+  const bool is_first = !parts.devices.process_group() || parts.devices.process_group()->rank() == 0;
+  if (!is_first && !parts.devices.shards()) return contents;  // only the first rank writes
+  if (is_first) {
+    contents.model = named_tensors(*parts.devices.module());
+    put_averages(parts.averages, contents.model, contents.optimizer);
+  } else {
+    contents.model = parts.averages;  // this rank's parts, for gather_checkpoint()
   }
-  contents.model = named_tensors(*parts.devices.module());
-  put_averages(parts.averages, contents.model, contents.optimizer);
   // The optimizer's tensors go to their own file, its scalars to the state.
   for (auto& [name, value] : parts.optimizer.state_dict()) {
     if (const at::Tensor* tensor = std::get_if<at::Tensor>(&value)) {
@@ -261,6 +259,7 @@ absl::StatusOr<CheckpointContents> collect_run(const RunParts& parts, const RunP
       contents.state["optimizer." + name] = value;
     }
   }
+  if (!is_first) return contents;
   if (parts.scheduler) {
     merge_state(contents.state, "scheduler", parts.scheduler->state_dict());
     contents.state["optimizer.lr"] =

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainkit/core/error.h"
+#include "trainkit/core/status.h"
 
 namespace trainkit::detail {
 namespace {
@@ -57,7 +57,7 @@ void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
 }
 
 absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,
-                               const ParameterShards& shards) {
+                               const ParameterShards& shards) try {
   const Parts parts = parts_by_name(optimizer);
   std::map<std::string, std::pair<const at::Tensor*, at::Tensor*>> divided;  // in one order on all ranks
   for (auto& [key, tensor] : contents.optimizer) {
@@ -70,16 +70,12 @@ absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors&
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
   for (const auto& [key, entry] : divided) pairs.emplace_back(*entry.first, *entry.second);
-  try {
-    std::vector<at::Tensor> whole = shards.gather(pairs);
-    size_t i = 0;
-    for (const auto& [key, entry] : divided) *entry.second = std::move(whole[i++]);
-  } catch (const c10::Error& error) {
-    return to_status({.exit_code = ExitCode::kDistributed,
-                      .id = "dist.peer",
-                      .problem = "a rank was lost while the first rank gathered the parts of a checkpoint"});
-  }
+  std::vector<at::Tensor> whole = shards.gather(pairs);
+  size_t i = 0;
+  for (const auto& [key, entry] : divided) *entry.second = std::move(whole[i++]);
   return absl::OkStatus();
+} catch (...) {
+  return status_from_current_exception();
 }
 
 void load_averages(const NamedTensors& averages, const std::map<std::string, at::Tensor>& whole,

@@ -4,9 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +14,7 @@
 #include <vector>
 
 #include "core/gpu_operations.h"
+#include "distributed/gradient_hook.h"
 #include "distributed/planned_rank.h"
 #include "distributed/replica_tools.h"
 #include "gpu_libraries.h"
@@ -149,22 +147,10 @@ void put_gradients_in_buckets(const std::vector<at::Tensor>& parameters, int64_t
 /// The parameters of a model that receive gradients, each once, and the order in which backward computes these.
 class GradientOrder {
  public:
-  explicit GradientOrder(torch::nn::Module& model) {
-    for (const auto& [name, parameter] : detail::unique_parameters(model)) {
-      if (parameter.requires_grad()) parameters_.push_back(parameter);
-    }
+  explicit GradientOrder(const torch::nn::Module& model) : parameters_(detail::trained_parameters(model)) {
     for (const at::Tensor& parameter : parameters_) {
-      auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-      const auto note = [this, parameter](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
-        order_.push_back(parameter);
-        return outputs;
-      };
-      const uintptr_t key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(note));
-      hooks_.emplace_back(std::move(accumulator), key);
+      hooks_.emplace_back(parameter, [this, parameter] { order_.push_back(parameter); });
     }
-  }
-  ~GradientOrder() {
-    for (const auto& [accumulator, key] : hooks_) accumulator->del_post_hook(key);
   }
   GradientOrder(const GradientOrder&) = delete;
   GradientOrder& operator=(const GradientOrder&) = delete;
@@ -179,7 +165,7 @@ class GradientOrder {
 
  private:
   std::vector<at::Tensor> parameters_, order_;
-  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;  // parameters hold them weakly
+  std::vector<detail::GradientHook> hooks_;
 };
 
 /// The devices of a recorded step: one, or one rank of those that divide the training state.
