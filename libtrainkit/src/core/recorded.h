@@ -34,6 +34,17 @@ auto recorded(const char* name, std::initializer_list<std::reference_wrapper<con
   return result;
 }
 
+/// Shows the rest of the scope as operation `name`, without inputs.
+class OperationScope {
+ public:
+  explicit OperationScope(const char* name) : record_(at::RecordScope::FUNCTION) {
+    if (record_.isActive()) record_.before(name);
+  }
+
+ private:
+  at::RecordFunction record_;
+};
+
 /// Shows the rest of the scope as a stage of a profile (TrainerOptions::profile_step). Costs some nanoseconds without
 /// one.
 class ProfileStage {

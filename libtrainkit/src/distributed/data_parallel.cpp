@@ -180,11 +180,17 @@ void DataParallel::synchronize() {
   }
 }
 
+StepSeed::Replicas DataParallel::numbered_devices() const {
+  StepSeed::Replicas replicas;
+  for (size_t i = 0; i < devices_.size(); ++i) replicas.emplace_back(i, devices_[i]);
+  return replicas;
+}
+
 void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   if (reduce_gradients) copy_buffers();
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast
-  const uint64_t seed = draw_seed();
+  const int64_t run = seed_.next_run(numbered_devices(), /*last=*/reduce_gradients);
   if (reduce_gradients && reducer_) reducer_->begin();
   try {
     threads_.run(
@@ -192,7 +198,7 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
           const at::ThreadLocalStateGuard as_caller(caller);
           const at::Device device = devices_[static_cast<size_t>(replica)];
           const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
-          const ReplicaRandom random(seed, replica, device);
+          const ReplicaRandomGuard random(seed_.of(replica, run));
           if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
         },
         [&] { group_.abort(); });

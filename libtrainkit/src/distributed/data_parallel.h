@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "distributed/bucket_reducer.h"
+#include "distributed/replica_tools.h"
 #include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
@@ -73,10 +74,13 @@ class DataParallel final : public DeviceReplicator {
   at::Device device(int64_t replica = 0) const override { return devices_.at(static_cast<size_t>(replica)); }
   const std::shared_ptr<torch::nn::Module>& module(int64_t replica = 0) const override;
   ReplicaGroup& group() override { return group_; }
+  void begin_step() override { seed_.begin(numbered_devices()); }
+  void abandon_step() override { seed_.restart(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void synchronize() override;
 
  private:
+  StepSeed::Replicas numbered_devices() const;
   void copy_buffers();
   void reduce_on_cpu();
 
@@ -88,6 +92,7 @@ class DataParallel final : public DeviceReplicator {
   std::unique_ptr<BucketReducer> reducer_;           // null on the CPU and with one GPU
   LocalGroup group_;
   ReplicaThreads threads_;
+  StepSeed seed_;
 };
 
 }  // namespace trainkit::detail

@@ -200,8 +200,16 @@ void Distributed::synchronize() {
   throw_status(process_group_->broadcast(tensors, 0, "broadcast of the weights"));
 }
 
+std::string Distributed::graph_obstacle() const {
+  if (!device_.is_cuda()) return "the device is " + device_.str();
+  if (has_collectives_) return "SyncBatchNorm layers wait for other ranks in forward and backward";
+  if (options_.find_unused_parameters) return "find_unused_parameters reads from the device";
+  return "";
+}
+
 void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_sent) {
-  const ReplicaRandom random(draw_seed(), process_group_->rank(), device_);
+  const int64_t rank = process_group_->rank();
+  const ReplicaRandomGuard random(seed_.of(rank, seed_.next_run({{rank, device_}}, /*last=*/reduce_gradients)));
   TORCH_CHECK(shards_ || trained_.empty() || options_.sharding == Sharding::kNone,
               "call divide_parameters() before run()");
   const bool reduce = shards_ ? reduce_gradients || shards_->reduces_every_run() : reduce_gradients && reducer_;
@@ -213,6 +221,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   try {
     backward(body, reduce, /*is_last=*/reduce_gradients);
   } catch (...) {
+    if (is_capturing_) throw;  // the device has run nothing, and the other ranks wait for nothing
     if (reduce && !shards_) throw_if_broken();  // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
     if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
@@ -299,6 +308,12 @@ void Distributed::release_other_ranks() {
   }
 }
 
+void Distributed::reduce() {
+  if (!reduces()) return;
+  begin_reduction(/*sends_buffers=*/true);
+  complete_reduction(/*contribute=*/true);
+}
+
 void Distributed::skip_reduction() {
   if (!reduces()) return;
   if (!reduction_begun_) begin_reduction(/*sends_buffers=*/true);
@@ -371,6 +386,7 @@ void Distributed::abandon_step() {
   if (reducer_) reducer_->reset_state();
   if (shards_) shards_->release_gradients();
   reduction_begun_ = false;
+  seed_.restart();
 }
 
 void Distributed::throw_if_broken() {

@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/graph_ranks.h"
 #include "distributed/parameter_shards.h"
 #include "distributed/process_group_impl.h"
+#include "distributed/replica_tools.h"
 #include "trainkit/distributed/device_replicator.h"
 
 namespace trainkit::detail {
@@ -37,7 +39,7 @@ class BucketHook final : public c10d::CommHookInterface {
   std::shared_ptr<Sent> sent_;
 };
 
-class Distributed final : public DeviceReplicator {
+class Distributed final : public DeviceReplicator, public GraphRanks {
  public:
   Distributed(std::shared_ptr<torch::nn::Module> module, const DeviceReplicatorOptions& options);
   ~Distributed() override;
@@ -51,10 +53,20 @@ class Distributed final : public DeviceReplicator {
   Sharding sharding() const override { return options_.sharding; }
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards() const override { return shards_.get(); }
+  void begin_step() override { seed_.begin({{process_group_->rank(), device_}}); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;
   void abandon_step() override;
   void synchronize() override;
+
+  std::string graph_obstacle() const override;
+  void begin_capture() override { ranks().set_capturing(is_capturing_ = true); }
+  void end_capture() override { ranks().set_capturing(is_capturing_ = false); }
+  void reduce() override;
+  void start_watch() override { ranks().start_watch(); }
+  absl::Status check(std::string_view what, std::chrono::steady_clock::time_point started) override {
+    return ranks().check(what, started);
+  }
 
  private:
   class Ranks final : public ReplicaGroup {
@@ -90,6 +102,8 @@ class Distributed final : public DeviceReplicator {
   std::vector<std::pair<std::string, at::Tensor>> trained_;
   std::vector<at::Tensor> buffers_;
   bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)
+  bool is_capturing_ = false;
+  StepSeed seed_;
   bool reduction_begun_ = false;  // begin_reduction was called for the current step
   Ranks group_;
   std::shared_ptr<BucketHook::Sent> sent_;

@@ -150,6 +150,11 @@ std::string FailureDetector::position() const {
   return state_->position;
 }
 
+bool FailureDetector::has_verdict() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->verdict.has_value();
+}
+
 bool FailureDetector::has_left() const { return state_->left; }
 
 void FailureDetector::leave(std::string_view reason) {

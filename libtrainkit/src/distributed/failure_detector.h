@@ -31,6 +31,9 @@ class FailureDetector {
   /// Returns the cause on which the survivors agree: "rank 1 lost", "rank 2 left: ...". Asks for at most `patience`.
   std::string verdict(std::chrono::milliseconds patience);
 
+  /// Returns whether another rank has found the cause of a failure.
+  bool has_verdict() const;
+
   /// Records why this rank leaves. Only the first call has an effect.
   void leave(std::string_view reason);
   bool has_left() const;

@@ -358,7 +358,6 @@ void ParameterShards::end(bool contribute) {
   while (sent_ < order_.size()) send_next(contribute);
   receive_all();
   if (!is_order_known_) agree_on_order();
-  if (!contribute) return;
   is_summed_ = true;
   for (size_t p = 0; p < parts_.size(); ++p) parts_[p].mutable_grad() = part_gradients_[p];
 }

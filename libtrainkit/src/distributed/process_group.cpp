@@ -122,6 +122,55 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 
 }  // namespace
 
+// Note [Watching the next rank]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// Ranks that replay CUDA graphs exchange messages between their devices only, and NCCL's kernels wait for a lost peer
+// without end. Each rank therefore keeps a connection of Gloo to the next one, on which it waits for a message that is
+// never sent: the wait ends when the operating system closes the connection of a process that has ended. That rank asks
+// the others (FailureDetector), who learn the verdict.
+
+/// Waits in a thread of its own for the end of the connection to the next rank.
+class ProcessGroup::Impl::Watch {
+ public:
+  Watch(c10::intrusive_ptr<c10d::Backend> gloo, int64_t next) : gloo_(std::move(gloo)) {
+    std::vector<at::Tensor> never{at::zeros({1})};
+    receive_ = gloo_->recv(never, static_cast<int>(next), /*tag=*/0);
+    thread_ = std::thread([this] {
+      try {
+        receive_->wait(std::chrono::hours(24 * 365));
+      } catch (const std::exception&) {
+        has_ended_ = true;
+      }
+    });
+  }
+  ~Watch() {
+    receive_->abort();
+    thread_.join();
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  bool has_ended() const { return has_ended_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  c10::intrusive_ptr<c10d::Work> receive_;
+  std::atomic<bool> has_ended_ = false;
+  std::thread thread_;
+};
+
+void ProcessGroup::Impl::start_watch() {
+  if (!watch_ && world_size > 1) watch_ = std::make_unique<Watch>(make_gloo("watch"), (rank + 1) % world_size);
+}
+
+absl::Status ProcessGroup::Impl::check(std::string_view what, Clock::time_point started) {
+  const char* const message = watch_ && watch_->has_ended()           ? "connection closed"
+                              : failure_detector_->has_verdict()      ? "another rank noticed it"
+                              : Clock::now() - started > options.timeout ? "no answer within the timeout"
+                                                                        : nullptr;
+  return message ? failure(what, started, message) : absl::OkStatus();
+}
+
 // Note [Backends of a process group]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The store connects the ranks first. On it are built, in an order that is the same on all ranks: the failure detector
@@ -184,6 +233,7 @@ void ProcessGroup::Impl::make_backends() {
 }
 
 ProcessGroup::Impl::~Impl() {
+  watch_.reset();
   // See Note [Backends of a process group]. ~ProcessGroupNCCL would abort too, but it must not throw.
   if (!nccl_) return;
   try {
@@ -250,6 +300,7 @@ absl::Status ProcessGroup::Impl::wait(const c10::intrusive_ptr<c10d::Work>& work
 }
 
 absl::Status ProcessGroup::Impl::failure(std::string_view what, Clock::time_point started, std::string_view message) {
+  if (is_capturing_) return absl::InternalError(std::string(message));
   if (broken_) return *broken_;
   char after[32];
   snprintf(after, sizeof(after), "%.2f s", std::chrono::duration<double>(Clock::now() - started).count());

@@ -49,6 +49,15 @@ class ProcessGroup::Impl {
   /// calls return the first failure.
   absl::Status failure(std::string_view what, Clock::time_point started, std::string_view message);
 
+  /// Notices a lost rank while no collective of the host waits for it. Every rank calls start_watch() at the same time,
+  /// before the first check(). check() does not block; after a loss it returns the Error of `what`, which began at
+  /// `started`.
+  void start_watch();
+  absl::Status check(std::string_view what, Clock::time_point started);
+
+  /// While a CUDA graph is captured a failed collective is a failure of the capture, not of the group.
+  void set_capturing(bool capturing) { is_capturing_ = capturing; }
+
   /// Sets the current operation, which this rank reports to other ranks that ask.
   void at(std::string_view what);
 
@@ -64,6 +73,7 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Backend> make_gloo(const char* prefix);
   at::Tensor own_part(const at::Tensor& tensor) const;
 
+  class Watch;
   std::string address_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<detail::FailureDetector> failure_detector_;
@@ -71,7 +81,9 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Backend> gloo_;
   c10::intrusive_ptr<c10d::Backend> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> c10d_;
+  std::unique_ptr<Watch> watch_;  // or null
   std::optional<absl::Status> broken_;
+  bool is_capturing_ = false;
 };
 
 }  // namespace trainkit

@@ -73,17 +73,34 @@ bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replic
   return any;
 }
 
-uint64_t draw_seed() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+void StepSeed::begin(const Replicas& replicas) {
+  at::Generator host = at::detail::getDefaultCPUGenerator();
+  {
+    const std::lock_guard lock(host.mutex());
+    seed_ = at::check_generator<at::CPUGeneratorImpl>(host)->random64();
+  }
+  restart();
+  for (const auto& [replica, device] : replicas) {
+    if (device.is_cpu()) continue;
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(hash_key(seed_, replica));
+  }
 }
 
-ReplicaRandom::ReplicaRandom(uint64_t seed, int64_t replica, at::Device device) : guard_(hash_key(seed, replica)) {
-  if (device.is_cpu()) return;
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(hash_key(seed, replica));
+int64_t StepSeed::next_run(const Replicas& replicas, bool last) {
+  if (!has_begun_) begin(replicas);
+  has_begun_ = !last;
+  return runs_++;
+}
+
+void StepSeed::restart() {
+  runs_ = 0;
+  has_begun_ = true;
+}
+
+uint64_t StepSeed::of(int64_t replica, int64_t run) const {
+  return run == 0 ? hash_key(seed_, replica) : hash_key(seed_, replica, run);
 }
 
 }  // namespace trainkit::detail

@@ -33,17 +33,25 @@ std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);
 /// Binds the layers of `module` that use collectives (SyncBatchNorm) to `group`. @return whether there are any.
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica);
 
-/// Draws a seed from the default CPU generator, from which run() derives the generators of the replicas.
-uint64_t draw_seed();
-
-/// Seeds the generators of `replica` (numbered over all processes) from `seed`: a CPU generator for this thread and, on
-/// a GPU, the device's default generator.
-class ReplicaRandom {
+/// Seeds the replicas' generators, once per step: a CUDA graph of a step with several runs cannot be seeded in between.
+/// The seed is drawn from the default CPU generator, and a replica's number over all processes is added.
+class StepSeed {
  public:
-  ReplicaRandom(uint64_t seed, int64_t replica, at::Device device);
+  using Replicas = std::vector<std::pair<int64_t, at::Device>>;  // number and device
+
+  /// Draws the seed of a new step and seeds the default generators of the replicas' GPUs.
+  void begin(const Replicas& replicas);
+  /// Begins a step unless it has begun. Returns the number of the step's next run; the `last` one ends it.
+  int64_t next_run(const Replicas& replicas, bool last);
+  /// The step begins again with the same seed.
+  void restart();
+  /// Returns the seed of a replica's CPU generator in a run.
+  uint64_t of(int64_t replica, int64_t run) const;
 
  private:
-  ReplicaRandomGuard guard_;
+  uint64_t seed_ = 0;
+  int64_t runs_ = 0;
+  bool has_begun_ = false;
 };
 
 }  // namespace trainkit::detail

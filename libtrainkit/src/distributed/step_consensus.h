@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct StepVote {
   bool failed = false;
   /// Rows or tokens that this rank's gradient and loss represent.
   double weight = 0;
+  /// Whether this rank's steps can be CUDA graphs: never, not the next one, or from the next one on.
+  enum class Graphs { kNever, kNotNow, kReady };
+  Graphs graphs = Graphs::kNever;
   /// Cause of the failure, for the messages of the other ranks.
   std::string reason = {};
 };
@@ -37,13 +41,33 @@ struct StepVerdict {
   /// Reason of the first rank that failed.
   std::string reason = {};
   double weight = 0;
+  /// Every rank's next step can be a CUDA graph. First rank whose steps never can.
+  bool graphs_ready = false;
+  std::optional<int64_t> without_graphs = std::nullopt;
 
   bool ok() const { return out_of_memory.empty() && failed.empty(); }
   /// No rank failed permanently: all ranks retry the step.
   bool retry = false;
 };
 
-/// Agrees on the outcome of each step with one small all-reduce (3 + ranks doubles, on the host). All ranks then stop
+namespace detail {
+
+/// Numbers that are summed over the ranks to combine their votes. See Note [Step consensus].
+class Ballot {
+ public:
+  static constexpr int64_t kWeight = 0;  // position of the weight, and of the number of ranks whose step succeeded
+  static constexpr int64_t kSucceeded = 1;
+
+  static int64_t size(int64_t ranks);
+  /// Writes the vote of this rank into size() `numbers`. The reason of a failure goes to the store.
+  static void write(double* numbers, ProcessGroup& group, int64_t step, const StepVote& vote);
+  /// Reads the sums. Returns dist.order (exit code 8) if a rank is at a different step, or the errors of ProcessGroup.
+  static absl::StatusOr<StepVerdict> read(const double* numbers, ProcessGroup& group, int64_t step);
+};
+
+}  // namespace detail
+
+/// Agrees on the outcome of each step with one small all-reduce (4 + ranks doubles, on the host). All ranks then stop
 /// after the same step, and no rank leaves a step that the others continue. See
 /// Note [Step consensus].
 class StepConsensus {
@@ -68,8 +92,6 @@ class StepConsensus {
 
  private:
   struct Sent;
-
-  absl::StatusOr<StepVerdict> read(int64_t step);
 
   ProcessGroup& group_;
   at::Tensor numbers_;

@@ -51,7 +51,10 @@ void TrainStep::accumulate(const Batch& batch, LossFunction&& loss) { accept(bat
 void TrainStep::accept(const Batch& batch, const LossFunction* borrowed, LossFunction own) {
   // A memory plan's steps on the CPU are not those in which a GPU fails.
   if (!devices_.device().is_cpu()) detail::note_step(device_names_, step_ + 1);
-  if (accumulated_ == 0) in_flight_->begin();
+  if (accumulated_ == 0) {
+    wait_for_earlier_step();
+    devices_.begin_step();
+  }
   KeptBatch* kept = nullptr;
   with_memory([&] { kept = &keep(batch); });
   kept->borrowed_loss = borrowed;
@@ -102,7 +105,10 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
     return scaler_.scale(scaled);
   };
   try {
-    devices_.run(std::ref(scaled_loss), last, [this] { send_vote(weight_ + results_[0].weight); });
+    const auto on_sent = [this] {
+      if (!votes_on_device_) send_vote(weight_ + results_[0].weight);
+    };
+    devices_.run(std::ref(scaled_loss), last && !reduces_later(), on_sent);
   } catch (...) {
     if (capturing_) throw;  // the device has not run anything yet
     const absl::Status error = status_from_current_exception();
@@ -126,7 +132,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
   for (const ReplicaResult& result : results_) weight_ += result.weight;
   weight_unit_ = results_[0].unit;
   results_.clear();
-  reduced_ = last;
+  reduced_ = last && !reduces_later();
   ++parts_;
   return true;
 }

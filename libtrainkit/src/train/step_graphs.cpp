@@ -58,9 +58,13 @@ std::vector<at::Tensor> ScalarPack::unpack() {
 StepGraphs::StepGraphs(std::unique_ptr<GraphBackend> backend, const StepGraphLimits& limits)
     : backend_(std::move(backend)), limits_(limits) {}
 
-StepGraph& StepGraphs::entry(const StepKey& key) {
+StepGraph* StepGraphs::find(const StepKey& key) const {
   const auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return kind->key == key; });
-  if (found != kinds_.end()) return **found;
+  return found == kinds_.end() ? nullptr : found->get();
+}
+
+StepGraph& StepGraphs::entry(const StepKey& key) {
+  if (StepGraph* const found = find(key)) return *found;
   if (kinds_.size() < limits_.kinds) {
     kinds_.push_back(std::make_unique<StepGraph>());
   } else {
@@ -78,7 +82,7 @@ StepGraph& StepGraphs::entry(const StepKey& key) {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A graph replays addresses and host values of its capture, so a step may be captured only if every later step would
 // request the same operations with the same numbers. next() moves each kind of step (a StepKey) through these states:
-// - kWarmUp, once: libraries allocate their workspaces, autotuners run, lazily created tensors appear.
+// - kWarmUp, once (twice with several ranks, as c10d arranges its buckets in the second step): libraries allocate their workspaces, autotuners run, lazily created tensors appear.
 // - kTrace: the step runs eagerly and its operations are recorded. traced() compares the record with the previous one
 //   of the same kind. Two equal records make the kind steady; an obstacle (a read from the device) ends captures for
 //   good.
@@ -103,8 +107,27 @@ StepGraphs::Action StepGraphs::next(const StepKey& key) {
     return Action::kTrace;
   }
   reason_ = "warm-up for batches of these shapes";
-  if (current_->seen++ == 0) return Action::kWarmUp;
+  if (current_->seen++ < limits_.warm_up) return Action::kWarmUp;
   return current_->steady ? Action::kCapture : Action::kTrace;
+}
+
+StepGraphs::Action StepGraphs::next_of_steady(const StepKey& key) {
+  StepGraph* const kind = active() ? find(key) : nullptr;
+  if (!kind || (!kind->graph && !kind->steady)) {
+    if (active()) reason_ = "no steps with batches of these shapes preceded the first captured step";
+    return Action::kEager;
+  }
+  current_ = kind;
+  current_->last_use = ++clock_;
+  if (!current_->graph) return Action::kCapture;
+  ++current_->since_check;
+  return Action::kReplay;
+}
+
+bool StepGraphs::are_all_steady() const {
+  return active() && !kinds_.empty() && std::all_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) {
+           return kind->graph ? kind->since_check < limits_.check_every : kind->steady;
+         });
 }
 
 void StepGraphs::traced(StepRecord record) {

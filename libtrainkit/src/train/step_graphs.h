@@ -83,6 +83,8 @@ struct StepGraph {
 struct StepGraphLimits {
   /// Maximum number of kinds of steps; the least recently used one is replaced.
   size_t kinds = 6;
+  /// Steps of a kind before the first one that is recorded.
+  int64_t warm_up = 1;
   /// Interval of checks: a captured step runs eagerly, and is compared, once per this many steps.
   int64_t check_every = 1000;
   /// Number of eager steps after which a kind whose records keep changing is given up; also the tolerated number of
@@ -105,6 +107,11 @@ class StepGraphs {
 
   /// Returns what to do with the step of `key`, which becomes current().
   Action next(const StepKey& key);
+  /// The same while ranks agree on the devices: kCapture and kReplay if next() has found the kind steady, else kEager.
+  /// See Note [Graphs of several ranks].
+  Action next_of_steady(const StepKey& key);
+  /// Returns whether every kind of step is steady, and none must run eagerly to be compared.
+  bool are_all_steady() const;
   StepGraph& current() { return *current_; }
   void traced(StepRecord record);
   void captured(std::unique_ptr<GraphBackend::Graph> graph);
@@ -127,6 +134,7 @@ class StepGraphs {
   bool holds_any() const;
 
  private:
+  StepGraph* find(const StepKey& key) const;
   StepGraph& entry(const StepKey& key);
 
   std::unique_ptr<GraphBackend> backend_;  // kept after give_up(), which may be called from its run_beside()

@@ -2,9 +2,14 @@
 #include <absl/status/statusor.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "core/recorded.h"
+#include "distributed/device_votes.h"
+#include "distributed/graph_ranks.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
+#include "step_trace.h"
 #include "train_step_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -62,17 +67,22 @@ void TrainStep::begin_step() try {
 bool TrainStep::can_retry_step(const Batch& batch) {
   const ProcessGroup* group = devices_.process_group();
   if (group && (!group->usable() || agreement_->sent())) return false;
+  if (votes_on_device_ && reduces_every_run()) return false;  // the other ranks have received a part of it
   released_ = drop_graphs(kNoMemory);
   if (released_ || batch.size() > devices_.replicas()) return true;
   released_ = options_.release_memory && options_.release_memory();
   return released_;
 }
 
-/// Retries the step from its start until it succeeds. Every rank splits like the others, see Note [Retrying a step].
+/// Retries the step from its start until it succeeds. Every rank splits like the others, see Note [Retrying a step]; if
+/// some may hold graphs, all drop them first.
 void TrainStep::retry_step() {
   bool done = false;
   while (!done) {
-    if (agreement_ || !released_) split_ *= 2;
+    const bool together = agreement_ && !votes_on_device_;
+    const bool dropped = together && std::exchange(holds_graphs_, false);
+    if (dropped) drop_graphs(kNoMemory);
+    if (together ? !dropped : !released_) split_ *= 2;
     empty_device_cache();
     snapshot_->restore();
     weight_unit_ = unit_at_start_;
@@ -116,6 +126,11 @@ void TrainStep::with_memory(c10::function_ref<void()> stage) {
 /// to retry the step. Returns whether all ranks retry it. See Note [Votes of a step].
 bool TrainStep::fail(const std::string& reason, bool again, bool reduced) {
   *verdict_ = StepVerdict();
+  if (votes_on_device_) {
+    if (!again) take_part_as_failed(reason, reduced);
+    abandon(/*for_good=*/!again);
+    return again;
+  }
   try {
     tell_others(reason, again, reduced);
   } catch (const std::exception&) {
@@ -166,6 +181,7 @@ void TrainStep::abandon(bool for_good) {
 void TrainStep::send_vote(double weight, const std::string& reason) {
   vote_->weight = weight;
   vote_->reason = reason;
+  add_graphs_to_vote();
   if (agreement_) {
     agreement_->send(step_ + 1, *vote_);
   } else {
@@ -180,10 +196,20 @@ void TrainStep::receive_verdict() {
 
 /// Exchanges the gradients and votes of all ranks. Returns false if the step must be retried.
 bool TrainStep::settle() {
-  if (!reduced_) devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
+  if (!reduced_ && reduces_later()) {
+    graph_ranks_->reduce();
+  } else if (!reduced_) {
+    devices_.run([](int64_t) { return at::Tensor(); });  // fewer micro-batches than planned
+  }
   reduced_ = true;
   if (deferred_) return end_deferred_attempt();
   if (!metrics_.loss.defined()) with_memory([&] { set_empty_metrics(); });
+  if (votes_on_device_) {
+    const detail::OperationScope agreement(detail::kAgreement);
+    if (!capturing_) cast_vote(weight_);
+    votes_->sum(expected_weight_);
+    return true;
+  }
   if (!agreement_) {
     send_vote(weight_);
   } else {

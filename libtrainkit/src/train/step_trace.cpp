@@ -28,6 +28,8 @@ namespace {
 // - Attention. Its kernels receive the generator's state (arguments named philox_*) as host numbers in an eager step
 //   and as device tensors in a graph, where each replay rewrites them. Everything else that they do follows from their
 //   inputs.
+// - The agreement of several ranks, which eager steps reach on the hosts and graphs on the devices, and what c10d
+//   records for a collective, with its sequence number.
 // opaque_depth is thread-local, since operations nest within a thread and autograd's threads run concurrently.
 
 thread_local int opaque_depth = 0;
@@ -38,6 +40,12 @@ bool is_opaque(const at::RecordFunction& operation) {
   const bool is_attention = name.starts_with("aten::_") && name.find("_attention") != std::string_view::npos &&
                             name.find("_attention_math") == std::string_view::npos;
   return is_attention || name.starts_with("aten::_fused_");
+}
+
+/// Operations that are not recorded themselves either.
+bool is_left_out(const at::RecordFunction& operation) {
+  const std::string_view name = operation.name();
+  return name == kAgreement || name == "record_param_comms";
 }
 
 /// Returns whether a tensor is a number of the host that a kernel receives by value.
@@ -142,11 +150,12 @@ class StepTrace::Observer final : public OperationObserver {
   explicit Observer(at::Device device) : device_(device) {}
 
   void begin(const at::RecordFunction& operation) override {
-    if (opaque_depth == 0) add(operation);
-    if (is_opaque(operation)) ++opaque_depth;
+    const bool left_out = is_left_out(operation);
+    if (opaque_depth == 0 && !left_out) add(operation);
+    if (left_out || is_opaque(operation)) ++opaque_depth;
   }
   void end(const at::RecordFunction& operation) override {
-    if (is_opaque(operation)) --opaque_depth;
+    if (is_left_out(operation) || is_opaque(operation)) --opaque_depth;
   }
   void failed() override {
     const std::lock_guard lock(mutex_);

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -11,10 +12,13 @@
 #include <map>
 
 #include "counted_rows.h"
+#include "core/recorded.h"
+#include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
 #include "nonfinite.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
+#include "step_trace.h"
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/optim/optimizer.h"
@@ -50,9 +54,13 @@ void scale(const std::vector<at::Tensor>& gradients, double factor) {
 /// update].
 void TrainStep::update() {
   const c10::AutoGradMode no_grad(false);
-  if (verdict_->weight == 0) return skip_update();
   // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
-  if (const double correction = expected_weight_ / verdict_->weight; correction != 1.0 && verdict_->weight > 0) {
+  if (votes_on_device_) {
+    const detail::OperationScope agreement(detail::kAgreement);
+    votes_->correct(optimizer_.gradients());
+  } else if (verdict_->weight == 0) {
+    return skip_update();
+  } else if (const double correction = expected_weight_ / verdict_->weight; correction != 1.0) {
     for (Optimizer* optimizer : optimizers_) with_memory([&] { scale(optimizer->gradients(), correction); });
   }
   if (const double correction = expected_weight_ / weight_; correction != 1.0 && weight_ > 0) {
@@ -86,8 +94,18 @@ at::Tensor TrainStep::update_optimizer(Optimizer& optimizer) {
       if (&optimizer == &optimizer_) metrics_.grad_norm = norm;
     });
   }
-  with_memory([&] { scaler_.step(optimizer); });
   at::Tensor found_inf;
+  if (votes_ && scaler_.enabled()) {
+    if (options_.grad_clip == 0) with_memory([&] { scaler_.unscale_(optimizer); });
+    found_inf = scaler_.found_inf(optimizer);
+    at::maximum_out(found_inf, found_inf, votes_->blocked());
+  }
+  if (votes_ && !scaler_.enabled()) {
+    found_inf = votes_->blocked();
+    with_memory([&] { optimizer.step_unless(found_inf); });
+    return found_inf;
+  }
+  with_memory([&] { scaler_.step(optimizer); });
   if (scaler_.enabled()) with_memory([&] { found_inf = scaler_.found_inf(optimizer); });
   return found_inf;
 }
@@ -112,12 +130,14 @@ at::Tensor TrainStep::update_unless_nonfinite(Optimizer& optimizer) {
   if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) {  // reading a CPU tensor does not wait
     with_memory([&] { found_inf = at::isfinite(norm).logical_not_().to(at::kFloat); });
   }
-  with_memory([&] { found_inf.defined() ? optimizer.step_unless(found_inf) : optimizer.step(); });
+  at::Tensor blocked = found_inf;
+  if (votes_) with_memory([&] { blocked = at::maximum(found_inf, votes_->blocked()); });
+  with_memory([&] { blocked.defined() ? optimizer.step_unless(blocked) : optimizer.step(); });
   if (&optimizer == &optimizer_) {
     if (options_.grad_clip > 0) metrics_.grad_norm = norm;
     count_skips(found_inf);
   }
-  return found_inf;
+  return blocked;
 }
 
 /// Counts consecutive skips. `found_inf` is undefined if the host knows that all gradients are finite.

@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+
 namespace trainkit::detail {
 
 // Note [Steps in flight]
@@ -15,6 +17,10 @@ namespace trainkit::detail {
 
 void StepsInFlight::begin() {
   for (const c10::Event& end : ends_[place_]) end.synchronize();
+}
+
+bool StepsInFlight::is_ready(size_t place) const {
+  return std::all_of(ends_[place].begin(), ends_[place].end(), [](const c10::Event& end) { return end.query(); });
 }
 
 void StepsInFlight::end(const std::vector<at::Device>& devices) {

@@ -19,6 +19,8 @@ class StepsInFlight {
 
   /// Waits until the devices have finished the step before the last one. Call it before queuing any work of a step.
   void begin();
+  /// Returns whether begin() would not wait.
+  bool is_ready(size_t place) const;
   /// Records the end of a step on the current streams of `devices`. Call it after queuing all its work.
   void end(const std::vector<at::Device>& devices);
   /// Index, below kMost, of a host buffer that the devices no longer read. Valid after begin(): the last step that used

@@ -1,5 +1,6 @@
 #include "trainkit/train/train_step.h"
 
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
@@ -10,8 +11,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
+#include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
 #include "sharded_state.h"
 #include "step_graphs.h"
@@ -45,6 +48,7 @@ TrainStep::TrainStep(DeviceReplicator& devices, Optimizer& optimizer, const Trai
       scheduler_(scheduler),
       options_(options),
       scaler_(scaler_options(options)),
+      late_(std::make_unique<StepVerdict>()),
       vote_(std::make_unique<StepVote>()),
       verdict_(std::make_unique<StepVerdict>()),
       in_flight_(std::make_unique<detail::StepsInFlight>()) {
@@ -165,6 +169,7 @@ StepMetrics TrainStep::finish() {
     metric_names_.emplace();
     for (const auto& [name, value] : metrics_.metrics) metric_names_->push_back(name);
   }
+  end_verdict();
   metrics_.weight = weight_;
   metrics_.world_weight = verdict_->weight;
   forget_batches();
@@ -215,11 +220,17 @@ void TrainStep::share_names(ProcessGroup& group, StepMetrics& metrics) {
 void TrainStep::average_over_ranks(StepMetrics& metrics) {
   ProcessGroup* group = devices_.process_group();
   if (!group || group->world_size() == 1) return;
-  if (metrics.world_weight == 0) return;
+  const at::Tensor& world = metrics.world_weight_on_device;
+  if (!world.defined() && metrics.world_weight == 0) return;
   if (!std::exchange(names_are_shared_, true)) share_names(*group, metrics);
   std::vector<at::Tensor> values{metrics.loss.to(at::kDouble)};
   for (const auto& [name, value] : metrics.metrics) values.push_back(value.to(at::kDouble));
-  const at::Tensor sums = at::stack(values).mul_(metrics.weight / metrics.world_weight);
+  const at::Tensor sums = at::stack(values);
+  if (world.defined()) {
+    sums.mul_(at::scalar_tensor(metrics.weight, at::kDouble).div(world.clamp_min(std::numeric_limits<double>::min())));
+  } else {
+    sums.mul_(metrics.weight / metrics.world_weight);
+  }
   const absl::Status reduced = group->all_reduce(sums, "all_reduce(metrics)");
   if (!reduced.ok()) throw absl::BadStatusOrAccess(reduced);
   metrics.loss = sums[0];

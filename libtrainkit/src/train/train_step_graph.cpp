@@ -4,6 +4,8 @@
 
 #include <bit>
 
+#include "distributed/device_votes.h"
+#include "distributed/graph_ranks.h"
 #include "distributed/single_device.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
@@ -52,12 +54,13 @@ std::string TrainStep::graphs_obstacle() const {
   const bool test = static_cast<bool>(detail::graph_backend_of_test());
   if (options_.cuda_graph == CudaGraph::kOff) return "cuda_graph is off";
   if (!devices_.device().is_cuda() && !test) return "the device is " + devices_.device().str();
-  if (devices_.process_group()) return "several ranks must agree on each step";
+  if (devices_.process_group()) return graph_ranks_ ? graph_ranks_->graph_obstacle() : "ranks cannot be captured";
   if (!dynamic_cast<const detail::SingleDevice*>(&devices_)) return "several replicas run in separate threads";
   return "";
 }
 
 void TrainStep::prepare_graphs() {
+  graph_ranks_ = dynamic_cast<detail::GraphRanks*>(&devices_);
   no_graphs_ = graphs_obstacle();
   std::unique_ptr<detail::GraphBackend> backend;
   if (no_graphs_.empty()) backend = detail::make_graph_backend(devices_.device());
@@ -65,7 +68,11 @@ void TrainStep::prepare_graphs() {
   TORCH_CHECK_VALUE(options_.cuda_graph != CudaGraph::kOn || backend, "cuda_graph on: ", no_graphs_);
   if (!backend) return;
   optimizer_.count_on_device();
-  graphs_ = std::make_unique<detail::StepGraphs>(std::move(backend));
+  if (devices_.process_group()) {
+    votes_ = std::make_unique<detail::DeviceVotes>(*devices_.process_group(), devices_.device());
+  }
+  graphs_ = std::make_unique<detail::StepGraphs>(std::move(backend),
+                                                 detail::StepGraphLimits{.warm_up = votes_ ? 2 : 1});
   module_state_ = devices_.module()->parameters();
   for (const at::Tensor& buffer : devices_.module()->buffers()) module_state_.push_back(buffer);
 }
@@ -113,7 +120,8 @@ detail::StepKey TrainStep::step_key() const {
 /// Returns what a graph depends on outside the step: addresses of weights, buffers and gradients, and versions of
 /// loaded state. See Note [Capture of a step].
 std::vector<int64_t> TrainStep::step_state() const {
-  std::vector<int64_t> state = {optimizer_.version(), scaler_.version(), scheduler_ ? scheduler_->reserved_steps() : 0};
+  std::vector<int64_t> state = {optimizer_.version(), scaler_.version(), scheduler_ ? scheduler_->reserved_steps() : 0,
+                                std::bit_cast<int64_t>(weight_unit_)};
   for (const at::Tensor& tensor : module_state_) {
     if (!tensor.defined()) continue;
     const at::Tensor& gradient = tensor.unsafeGetTensorImpl()->grad();
@@ -132,7 +140,10 @@ void TrainStep::finish_with_graphs() {
   // A graph cannot extend the schedule's table.
   if (scheduler_) with_memory([&] { scheduler_->reserve(optimizer_.max_step_count() + 2); });
   if (!uses_graphs()) return compute();  // reserve() dropped the graphs to get memory
-  switch (graphs_->next(step_key())) {
+  Action action = votes_on_device_ ? graphs_->next_of_steady(step_key()) : graphs_->next(step_key());
+  const bool has_to_wait = votes_ && !votes_on_device_ && (action == Action::kCapture || action == Action::kReplay);
+  if (has_to_wait) action = Action::kEager;  // for the other ranks, see Note [Graphs of several ranks]
+  switch (action) {
     case Action::kEager:
       return compute();
     case Action::kWarmUp:
@@ -177,8 +188,10 @@ bool TrainStep::capture_step() {
     graph.state = step_state();
     empty_device_cache();  // see Note [Capture of a step]
     capturing_ = true;
+    if (votes_) graph_ranks_->begin_capture();
     graphs_->captured(graphs_->backend().capture([&] { record_step(graph); }));
     capturing_ = false;
+    if (votes_) graph_ranks_->end_capture();
     graph.outputs.make_room();
     TORCH_CHECK(graph.state == step_state(), "the step moves weights, gradients or optimizer state to other memory");
   } catch (...) {
@@ -210,7 +223,8 @@ void TrainStep::record_step(detail::StepGraph& graph) {
   add_weight(record, weight_);
   const std::string changed = difference(graph.record, record);
   TORCH_CHECK(changed.empty(), "the captured step differs from the one before: ", changed);
-  std::vector<at::Tensor> scalars = {metrics_.loss, metrics_.grad_norm, metrics_.skipped_in_a_row};
+  std::vector<at::Tensor> scalars = {metrics_.loss, metrics_.grad_norm, metrics_.skipped_in_a_row,
+                                     votes_ ? votes_->weight() : at::Tensor()};
   for (const auto& [name, value] : metrics_.metrics) {
     graph.metric_names.push_back(name);
     scalars.push_back(value);
@@ -222,6 +236,7 @@ void TrainStep::record_step(detail::StepGraph& graph) {
 /// Undoes the host's side of a partly captured step. The device has run nothing of it.
 void TrainStep::undo_capture(std::string reason) {
   capturing_ = false;
+  if (votes_) graph_ranks_->end_capture();
   graphs_->give_up("a step cannot be captured: " + std::move(reason));
   snapshot_->restore();
   abandon(/*for_good=*/false);
@@ -237,6 +252,8 @@ void TrainStep::replay_step(bool first) {
     const std::vector<at::Tensor>& tensors = kept_[i].batch.tensors();
     for (size_t t = 0; t < tensors.size(); ++t) graph.inputs[i][t].copy_(tensors[t], /*non_blocking=*/true);
   }
+  weight_ = graph.weight;
+  if (votes_) cast_vote(weight_);
   graph.graph->replay();
   if (!first) optimizer_.count_replayed_step();
   const std::vector<at::Tensor> scalars = graph.outputs.unpack();
@@ -244,11 +261,11 @@ void TrainStep::replay_step(bool first) {
   metrics_.loss = scalars[0];
   metrics_.grad_norm = scalars[1];
   metrics_.skipped_in_a_row = scalars[2];
+  metrics_.world_weight_on_device = scalars[3];
   for (size_t i = 0; i < graph.metric_names.size(); ++i) {
-    metrics_.metrics.emplace_back(graph.metric_names[i], scalars[i + 3]);
+    metrics_.metrics.emplace_back(graph.metric_names[i], scalars[i + 4]);
   }
-  weight_ = graph.weight;
-  send_vote(weight_);
+  if (!votes_) send_vote(weight_);
   graphs_->replayed();
 }
 

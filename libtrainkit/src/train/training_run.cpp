@@ -268,6 +268,7 @@ absl::Status TrainingRun::roll_back() {
   if (last_saved_ < 0) return absl::OkStatus();
   TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
   const int64_t from = progress_.step;
+  step_.confirm();
   TRAINKIT_RETURN_IF_ERROR(roll_back_run(options_.output_dir, parts(), progress_));
   rollbacks_ = std::exchange(rolled_back_to_, progress_.step) == progress_.step ? rollbacks_ + 1 : 1;
   if (rollbacks_ >= options_.max_nonfinite) return skipped_.error();
@@ -308,6 +309,7 @@ absl::Status TrainingRun::end() {
     fit_.logger->print(fmt::format("warning: no profile: the run ended before step {}", options_.profile_step));
   }
   if (trained) {
+    take_step([&] { step_.confirm(); });
     log_skips(/*wait=*/true);
     if (skipped_.too_many()) return skipped_.error();
     // See Note [End of an interrupted run].
@@ -354,6 +356,7 @@ bool TrainingRun::evaluation_due() const {
 
 absl::Status TrainingRun::evaluate_step(bool save_due) {
   const detail::ProfileStage stage("evaluation");
+  take_step([&] { step_.confirm(); });
   TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));
   TRAINKIT_RETURN_IF_ERROR(finish_save());  // on_evaluation may look up the last checkpoint, as BestModel does
   const Clock::time_point start = begin_pause();

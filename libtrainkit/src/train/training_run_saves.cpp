@@ -25,6 +25,7 @@ double TrainingRun::end_pause(Clock::time_point start) {
 }
 
 absl::Status TrainingRun::save() {
+  take_step([&] { step_.confirm(); });
   const detail::ProfileStage stage("copy the state to save");
   TRAINKIT_RETURN_IF_ERROR(finish_save());  // one at a time
   TRAINKIT_RETURN_IF_ERROR(records_.emit(/*wait=*/true));

@@ -84,7 +84,6 @@ ncclResult_t call(const Arguments& arguments, ncclComm_t handle, cudaStream_t st
   if (text.empty() && arguments.count > 0) text = check_buffers(*comm, work);
   if (text.empty()) text = check_stream(*comm, stream);
   if (!text.empty()) return refuse(ncclInvalidArgument, prefix + text);
-  count_nccl_call(arguments.count * static_cast<uint64_t>(type_bytes(arguments.datatype)));
   ThreadGroup& group = thread_group();
   group.issues.push_back({comm, stream, std::move(work)});
   return group.depth > 0 ? ncclSuccess : launch_group();

@@ -97,11 +97,18 @@ ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works) {
   const auto self = find(handle());
   if (!self) return ncclInvalidArgument;
 
+  const auto count = [](const std::vector<Work>& counted) {
+    for (const Work& work : counted) count_nccl_call(work.call.count * type_bytes(work.call.datatype));
+  };
   std::lock_guard lock(issue_);
-  if (is_capturing(stream)) {
-    const auto run_node = [self, works = std::move(works)] { self->run(works, std::nullopt); };
+  if (is_capturing(stream)) {  // each replay is a call
+    const auto run_node = [self, count, works = std::move(works)] {
+      count(works);
+      self->run(works, std::nullopt);
+    };
     return cuda_sim::enqueue(stream, name, accesses, run_node) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
   }
+  count(works);
   {
     std::lock_guard turn(turn_);
     ++pending_;

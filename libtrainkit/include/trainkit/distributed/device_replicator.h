@@ -105,8 +105,8 @@ struct DeviceReplicatorOptions {
 ///
 /// All replicas start with the weights of the first replica of rank 0. They stay bitwise equal as long as each applies
 /// the same update to the gradients that run() leaves. Random numbers that a body draws from LibTorch's default
-/// generators (dropout) come from a generator of the replica. run() seeds it from the default generator, so saving the
-/// default generator is enough to resume.
+/// generators (dropout) come from a generator of the replica. Each step seeds it from the default generator, so saving
+/// the default generator is enough to resume.
 ///
 /// Threads: one thread owns the object and calls it; `body` is called from one thread per replica.
 class DeviceReplicator {
@@ -148,6 +148,10 @@ class DeviceReplicator {
   }
   /// Returns what divide_parameters() made, or nullptr.
   virtual detail::ParameterShards* shards() const { return nullptr; }
+
+  /// Begins a step by seeding the replicas' generators, as the first run() of a step does otherwise. Call it to save the
+  /// state of all generators at the start of a step.
+  virtual void begin_step() {}
 
   /// Called by run() once this rank has sent its last bucket, while the reduction is still in progress.
   using OnSent = std::function<void()>;

@@ -31,6 +31,8 @@ struct StepVote;
 struct StepVerdict;
 
 namespace detail {
+class DeviceVotes;
+class GraphRanks;
 class StepGraphs;
 class StepSnapshot;
 class ParameterShards;
@@ -52,7 +54,7 @@ enum class Precision {
 /// A captured step calls neither of them: numbers that they computed on the host (an annealed loss weight, a counter)
 /// keep the values of the capture.
 enum class CudaGraph {
-  kAuto,  ///< Captures where possible: on one CUDA device. Otherwise steps run eagerly; graph_reason() says why.
+  kAuto,  ///< Captures where possible: with one CUDA device per process. Otherwise graph_reason() says why not.
   kOn,    ///< As kAuto, but an error if it is known from the start that steps cannot be captured.
   kOff    ///< Runs every step eagerly: correct for every loss function, and the default.
 };
@@ -96,6 +98,9 @@ struct StepMetrics {
   /// Sum of the micro-batches' weights (LossOutput::weight) on this rank and on all ranks. On the host.
   double weight = 0;
   double world_weight = 0;
+  /// Defined if several ranks run CUDA graphs: the weight on all ranks, float64. world_weight is then that of an earlier
+  /// step.
+  at::Tensor world_weight_on_device = {};
 };
 
 /// Runs optimizer steps without reading from the device, so the host runs one step ahead. The first accumulate() of a
@@ -122,8 +127,8 @@ struct StepMetrics {
 /// retried. With several ranks three cases cannot be retried: a model with its own collectives (SyncBatchNorm),
 /// gradients that are already being sent, and an allocation failure while the Reducer rebuilds its buckets.
 ///
-/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph on one CUDA device. Three
-/// eager steps with batches of the same shapes and the same loss function precede the capture. Each of up to six
+/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph, on one CUDA device or on
+/// each rank with its collectives. Three eager steps with batches of the same shapes and the same loss function precede the capture. Each of up to six
 /// combinations of shapes and loss functions has its own graph. Then
 /// - accumulate() only keeps its batch and finish() does all the work, including throwing exceptions; gradients are not
 ///   available in between;
@@ -138,6 +143,13 @@ struct StepMetrics {
 /// Results equal those of eager steps bit for bit, with an optimizer that counts steps on the device
 /// (Optimizer::counts_on_device, which TrainStep enables). A graph holds the memory of its step exclusively; when an
 /// eager step runs out of memory, the graphs are dropped first.
+///
+/// Graphs of several ranks. Captures begin in the same step on all ranks. From then on their hosts do not wait for one
+/// another: votes are summed on the devices together with the gradients, and read two steps later. agreed_stop() and
+/// agreed_save() are then two steps late, and the failure of a rank is thrown by the second accumulate() after it, or by
+/// confirm(); the devices have skipped the steps in between. A step that a rank runs eagerly because its batch has another
+/// shape reduces its gradients after backward; if it runs out of memory only this rank splits it. Not with SyncBatchNorm
+/// layers that synchronise, nor with find_unused_parameters.
 ///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch propagate; the gradients accumulated so far are
 /// dropped, and weights and optimizer state are unchanged on every rank. If another rank failed or is lost, throws
@@ -188,6 +200,11 @@ class TrainStep {
   int agreed_stop() const;
   bool agreed_save() const;
 
+  /// Waits until the steps so far are known to have succeeded on all ranks, and throws the Error of a rank that failed.
+  /// Call it on every rank before using the weights (to save or evaluate them). Does nothing unless several ranks run
+  /// CUDA graphs.
+  void confirm();
+
   /// Copies weights, averages and optimizer state of replica 0 to all other copies. Call it on every rank after loading
   /// them.
   void synchronize();
@@ -201,7 +218,7 @@ class TrainStep {
   void swap_averages();
 
   /// Sets the number of steps done so far, which errors name and on which ranks must agree. finish() increments it.
-  void set_step(int64_t step) { step_ = step; }
+  void set_step(int64_t step);
   /// Weight that scales the losses with several replicas: the mean weight of a replica's batch, agreed on in the first
   /// step of a run; 0 before that. It affects only the last bits of the result. Save it in a checkpoint to reproduce
   /// them.
@@ -290,6 +307,17 @@ class TrainStep {
   std::vector<int64_t> step_key() const;
   std::vector<int64_t> step_state() const;
 
+  // Ranks that agree on their devices, train_step_ranks.cpp.
+  void wait_for_earlier_step();
+  void await(size_t place) const;
+  void read_votes(size_t place);
+  void follow(const StepVerdict& verdict);
+  void add_graphs_to_vote();
+  void cast_vote(double weight);
+  void end_verdict();
+  void take_part_as_failed(const std::string& reason, bool reduced);
+  bool reduces_later() const;
+
   DeviceReplicator& devices_;
   Optimizer& optimizer_;
   LRScheduler* scheduler_;
@@ -308,6 +336,12 @@ class TrainStep {
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
   bool names_are_shared_ = false;                         // over the ranks
+  detail::GraphRanks* graph_ranks_ = nullptr;   // of the replicator, if its steps can be graphs
+  std::unique_ptr<detail::DeviceVotes> votes_;  // then
+  bool votes_on_device_ = false;                // see Note [Graphs of several ranks]
+  bool holds_graphs_ = false;                   // some rank may; equal on all ranks
+  int64_t split_before_ = 1;                    // split_ at the start of the step
+  std::unique_ptr<StepVerdict> late_;           // combines the verdicts read since the last finish()
   std::unique_ptr<StepVote> vote_;
   std::unique_ptr<StepVerdict> verdict_;
   int64_t step_ = 0;

@@ -1,0 +1,32 @@
+#pragma once
+// What a TrainStep needs of ranks whose steps are CUDA graphs.
+
+#include <absl/status/status.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+namespace trainkit::detail {
+
+/// Interface of a DeviceReplicator of several ranks.
+class GraphRanks {
+ public:
+  virtual ~GraphRanks() = default;
+
+  /// Returns why a step cannot be a graph; empty if it can.
+  virtual std::string graph_obstacle() const = 0;
+
+  /// Between these two, run() is captured: it fails without consequences for other ranks.
+  virtual void begin_capture() = 0;
+  virtual void end_capture() = 0;
+  /// Reduces the gradients of the runs before, which were without reduction.
+  virtual void reduce() = 0;
+
+  /// Notices lost ranks although the host takes part in no collective. Every rank calls start_watch() at the same time.
+  virtual void start_watch() = 0;
+  /// Does not block. After a loss, returns the Error of `what`, which began at `started` (exit code 8).
+  virtual absl::Status check(std::string_view what, std::chrono::steady_clock::time_point started) = 0;
+};
+
+}  // namespace trainkit::detail
