@@ -207,6 +207,11 @@ std::string Distributed::graph_obstacle() const {
   return "";
 }
 
+void Distributed::begin_step() {
+  is_reducer_used_ = false;
+  seed_.begin({{process_group_->rank(), device_}});
+}
+
 void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_sent) {
   const int64_t rank = process_group_->rank();
   const ReplicaRandomGuard random(seed_.of(rank, seed_.next_run({{rank, device_}}, /*last=*/reduce_gradients)));
@@ -236,6 +241,7 @@ void Distributed::backward(const Body& body, bool reduce, bool is_last) {
     shards_->begin(reduce, std::exchange(sent_->on_sent, nullptr));
     return backward_of_shards(body(0), is_last);
   }
+  if (reduce) is_reducer_used_ = true;
   if (reduce) reducer_->prepare_for_forward();
   if (!reduce && reducer_) accumulate_in_buckets();
   const at::Tensor loss = body(0);
@@ -280,7 +286,7 @@ void Distributed::accumulate_in_buckets() {
 }
 
 void Distributed::begin_reduction(bool sends_buffers) {
-  reduction_begun_ = true;
+  reduction_begun_ = is_reducer_used_ = true;
   if (reducer_ && reducer_->should_rebuild_buckets()) {
     // NCCL's process group holds a bucket until its work is waited for, or until its watchdog polls about 100 ms later.
     // Without this wait two sets of buckets would be in memory at the peak of the second step.
@@ -311,7 +317,16 @@ void Distributed::release_other_ranks() {
 void Distributed::reduce() {
   if (!reduces()) return;
   begin_reduction(/*sends_buffers=*/true);
-  complete_reduction(/*contribute=*/true);
+  complete_reduction(/*contribute=*/true, /*records_order=*/false);
+}
+
+void Distributed::end_capture() {
+  ranks().set_capturing(is_capturing_ = false);
+  sent_->works.clear();  // they are part of the graph
+}
+
+void Distributed::rearrange() {
+  if (reducer_) reducer_->reset_state();
 }
 
 void Distributed::skip_reduction() {
@@ -321,8 +336,9 @@ void Distributed::skip_reduction() {
 }
 
 /// Sends the buckets that backward has not sent and that the other ranks wait for. With `contribute` it sends the
-/// existing gradients, which then become the sums; otherwise zeros, for a failed step. See Note [Reducer hook].
-void Distributed::complete_reduction(bool contribute) {
+/// existing gradients, which then become the sums; otherwise zeros, for a failed step. `records_order`: the other ranks
+/// use their Reducers, which may be about to rearrange their buckets. See Note [Reducer hook].
+void Distributed::complete_reduction(bool contribute, bool records_order) {
   reduction_begun_ = false;
   if (shards_) {
     if (!shards_->is_reducing()) shards_->begin(/*reduces=*/true);
@@ -363,7 +379,7 @@ void Distributed::complete_reduction(bool contribute) {
   }
   // The other ranks have recorded the order of gradients and will rebuild their buckets in the next step; this rank
   // must join.
-  reducer_->push_rebuilt_params_for_all_indices();
+  if (records_order) reducer_->push_rebuilt_params_for_all_indices();
 }
 
 void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const {
@@ -383,7 +399,8 @@ void Distributed::copy_gradients(const c10d::GradBucket& bucket, bool to_bucket)
 }
 
 void Distributed::abandon_step() {
-  if (reducer_) reducer_->reset_state();
+  // All ranks arrange their buckets anew after it, so not for a step that only this rank has abandoned.
+  if (reducer_ && std::exchange(is_reducer_used_, false)) reducer_->reset_state();
   if (shards_) shards_->release_gradients();
   reduction_begun_ = false;
   seed_.restart();

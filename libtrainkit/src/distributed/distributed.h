@@ -53,7 +53,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   Sharding sharding() const override { return options_.sharding; }
   void divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) override;
   ParameterShards* shards() const override { return shards_.get(); }
-  void begin_step() override { seed_.begin({{process_group_->rank(), device_}}); }
+  void begin_step() override;
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void skip_reduction() override;
   void abandon_step() override;
@@ -61,7 +61,8 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
 
   std::string graph_obstacle() const override;
   void begin_capture() override { ranks().set_capturing(is_capturing_ = true); }
-  void end_capture() override { ranks().set_capturing(is_capturing_ = false); }
+  void end_capture() override;
+  void rearrange() override;
   void reduce() override;
   void start_watch() override { ranks().start_watch(); }
   absl::Status check(std::string_view what, std::chrono::steady_clock::time_point started) override {
@@ -85,7 +86,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   /// Prepares a step with reduction; every rank calls it before the body.
   void begin_reduction(bool sends_buffers);
   void accumulate_in_buckets();
-  void complete_reduction(bool contribute);
+  void complete_reduction(bool contribute, bool records_order = true);
   void release_other_ranks();
   void copy_gradients(const c10d::GradBucket& bucket, bool to_bucket) const;
   void backward(const Body& body, bool reduce, bool is_last);
@@ -104,6 +105,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)
   bool is_capturing_ = false;
   StepSeed seed_;
+  bool is_reducer_used_ = false;  // in this step
   bool reduction_begun_ = false;  // begin_reduction was called for the current step
   Ranks group_;
   std::shared_ptr<BucketHook::Sent> sent_;

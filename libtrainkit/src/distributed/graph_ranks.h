@@ -20,6 +20,8 @@ class GraphRanks {
   /// Between these two, run() is captured: it fails without consequences for other ranks.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;
+  /// After a capture failed on some rank, before its next run(): every rank arranges its buckets anew.
+  virtual void rearrange() = 0;
   /// Reduces the gradients of the runs before, which were without reduction.
   virtual void reduce() = 0;
 

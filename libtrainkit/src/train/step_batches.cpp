@@ -119,7 +119,7 @@ bool TrainStep::run_part(const Batch& batch, const LossFunction& loss, bool last
       reduced_ = false;
       return true;
     }
-    return end_failed_attempt(std::string(error.message()), again, last);
+    return end_failed_attempt(std::string(error.message()), again, /*reduced=*/last && !reduces_later());
   }
   if (deferred_) return last ? end_deferred_attempt() : true;
   with_memory([&] {

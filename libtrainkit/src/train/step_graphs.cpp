@@ -92,10 +92,14 @@ StepGraph& StepGraphs::entry(const StepKey& key) {
 // (batches of ever-changing shapes, temporary loss functions), and graphs that forget() drops again and again because
 // weights or optimizer state move. Both limits are relative to the number of replayed steps.
 
+void StepGraphs::use(StepGraph& kind) {
+  current_ = &kind;
+  kind.previous_use = std::exchange(kind.last_use, ++clock_);
+}
+
 StepGraphs::Action StepGraphs::next(const StepKey& key) {
   if (!active()) return Action::kEager;
-  current_ = &entry(key);
-  current_->last_use = ++clock_;
+  use(entry(key));
   if (displaced_ > limits_.patience && displaced_ > steps_ / 4) {
     give_up("batches have too many different shapes, or each step has a new loss function");
     return Action::kEager;
@@ -112,22 +116,27 @@ StepGraphs::Action StepGraphs::next(const StepKey& key) {
 }
 
 StepGraphs::Action StepGraphs::next_of_steady(const StepKey& key) {
-  StepGraph* const kind = active() ? find(key) : nullptr;
-  if (!kind || (!kind->graph && !kind->steady)) {
-    if (active()) reason_ = "no steps with batches of these shapes preceded the first captured step";
-    return Action::kEager;
+  if (!active()) return Action::kEager;
+  const bool is_known = find(key) != nullptr;
+  if (!is_known && kinds_.size() == limits_.kinds) {
+    ++clock_;
+  } else {
+    use(entry(key));
+    if (current_->graph) ++current_->since_check;
+    if (current_->graph || current_->steady) return current_->graph ? Action::kReplay : Action::kCapture;
   }
-  current_ = kind;
-  current_->last_use = ++clock_;
-  if (!current_->graph) return Action::kCapture;
-  ++current_->since_check;
-  return Action::kReplay;
+  reason_ = "batches of these shapes are rare";
+  return Action::kEager;
 }
 
-bool StepGraphs::are_all_steady() const {
-  return active() && !kinds_.empty() && std::all_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) {
-           return kind->graph ? kind->since_check < limits_.check_every : kind->steady;
-         });
+bool StepGraphs::are_steady() const {
+  const auto must_wait = [&](const auto& kind) {
+    const bool is_often = kind->previous_use > 0 && clock_ - kind->previous_use < limits_.often;
+    return kind->graph ? kind->since_check >= limits_.check_every : !kind->steady && is_often;
+  };
+  const auto is_steady = [](const auto& kind) { return kind->graph || kind->steady; };
+  return active() && std::any_of(kinds_.begin(), kinds_.end(), is_steady) &&
+         std::none_of(kinds_.begin(), kinds_.end(), must_wait);
 }
 
 void StepGraphs::traced(StepRecord record) {

@@ -70,6 +70,7 @@ struct StepGraph {
   bool steady = false;  // the last two had equal records
   StepRecord record;    // of the last eager step
   int64_t last_use = 0;
+  int64_t previous_use = 0;
   int64_t since_check = 0;
 
   std::unique_ptr<GraphBackend::Graph> graph;   // null until captured
@@ -87,6 +88,8 @@ struct StepGraphLimits {
   int64_t warm_up = 1;
   /// Interval of checks: a captured step runs eagerly, and is compared, once per this many steps.
   int64_t check_every = 1000;
+  /// Several ranks: kinds that occur twice in so many steps must be steady before they run graphs.
+  int64_t often = 16;
   /// Number of eager steps after which a kind whose records keep changing is given up; also the tolerated number of
   /// replaced kinds and of recaptures.
   int64_t patience = 12;
@@ -110,8 +113,8 @@ class StepGraphs {
   /// The same while ranks agree on the devices: kCapture and kReplay if next() has found the kind steady, else kEager.
   /// See Note [Graphs of several ranks].
   Action next_of_steady(const StepKey& key);
-  /// Returns whether every kind of step is steady, and none must run eagerly to be compared.
-  bool are_all_steady() const;
+  /// Returns whether the kinds of most steps are steady, and none must run eagerly to be compared.
+  bool are_steady() const;
   StepGraph& current() { return *current_; }
   void traced(StepRecord record);
   void captured(std::unique_ptr<GraphBackend::Graph> graph);
@@ -136,6 +139,7 @@ class StepGraphs {
  private:
   StepGraph* find(const StepKey& key) const;
   StepGraph& entry(const StepKey& key);
+  void use(StepGraph& kind);
 
   std::unique_ptr<GraphBackend> backend_;  // kept after give_up(), which may be called from its run_beside()
   bool active_ = true;

@@ -44,7 +44,7 @@ bool TrainStep::reduces_later() const { return votes_on_device_ && !capturing_ &
 
 void TrainStep::add_graphs_to_vote() {
   using Graphs = StepVote::Graphs;
-  vote_->graphs = !uses_graphs() ? Graphs::kNever : graphs_->are_all_steady() ? Graphs::kReady : Graphs::kNotNow;
+  vote_->graphs = !uses_graphs() ? Graphs::kNever : graphs_->are_steady() ? Graphs::kReady : Graphs::kNotNow;
 }
 
 /// Follows a verdict on the ranks' graphs, between two steps.
@@ -54,6 +54,7 @@ void TrainStep::follow(const StepVerdict& verdict) {
   }
   const bool before = std::exchange(votes_on_device_, verdict.graphs_ready);
   if (before && !votes_on_device_) confirm();
+  if (before && verdict.without_graphs) graph_ranks_->rearrange();
   if (before || !votes_on_device_) return;
   holds_graphs_ = true;
   graph_ranks_->start_watch();
