@@ -306,6 +306,10 @@ TEST_CASE("A capture forbids the calls that CUDA forbids", "[cuda_sim][device]")
           cudaEventRecord(event, other);
           cudaStreamWaitEvent(stream, event, 0);
         }) == cudaSuccess);
+  CHECK(capture(cudaStreamCaptureModeThreadLocal, [&] {  // the default stream cannot join
+          cudaEventRecord(event, stream);
+          CHECK(cudaStreamWaitEvent(nullptr, event, 0) == cudaErrorStreamCaptureImplicit);
+        }) == cudaErrorStreamCaptureInvalidated);
   cudaEventDestroy(event);
   cudaFree(bytes);
 }

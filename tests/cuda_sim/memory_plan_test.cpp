@@ -94,7 +94,7 @@ class Runs {
                                     "--batch_size", std::to_string(setting.rows),
                                     "--precision",  setting.precision,
                                     "--device",     "cuda",
-                                    "--max_steps",  "6",
+                                    "--max_steps",  "8",
                                     "--epochs",     "1000",
                                     "--eval_every", "0",
                                     "--save_every", "0"};

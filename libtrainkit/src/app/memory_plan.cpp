@@ -106,11 +106,14 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
   recipe.for_gpu = for_gpu;
   if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
   recipe.libraries = detail::gpu_libraries(placement.device());
-  recipe.captures_graph = for_gpu && run.cuda_graph != "off" && devices == 1 && !placement.group;
+  const bool has_ranks = placement.plan.strategy == "ddp";
+  const bool is_alone = devices == 1 && !placement.group;
+  recipe.captures_graph = for_gpu && run.cuda_graph != "off" && (is_alone || has_ranks);
+  recipe.ranks_meet_in_batch_norm = has_ranks && replicator_options(run, placement).sync_batch_norm.value_or(false);
   const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;
   if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the loader's ring is in host memory
-  recipe.keeps_gradients |= placement.plan.strategy == "ddp";
+  recipe.keeps_gradients |= has_ranks;
   recipe.sharding = devices > 1 ? sharding_of(run) : Sharding::kNone;
   recipe.ranks = devices;
 }

@@ -207,6 +207,10 @@ std::string Distributed::graph_obstacle() const {
   return "";
 }
 
+void Distributed::use_current_stream() {
+  for (const auto& [name, parameter] : trained_) accumulate_on_current_stream(parameter);
+}
+
 void Distributed::begin_step() {
   is_reducer_used_ = false;
   seed_.begin({{process_group_->rank(), device_}});

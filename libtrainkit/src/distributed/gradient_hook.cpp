@@ -22,4 +22,11 @@ GradientHook::~GradientHook() {
   if (accumulator_) accumulator_->del_post_hook(key_);
 }
 
+void accumulate_on_current_stream(const at::Tensor& parameter) {
+  // A node runs on the stream of its input's metadata (Note [Streaming backwards] in torch/csrc/autograd/engine.cpp).
+  const auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+  accumulator->clear_input_metadata();
+  accumulator->add_input_metadata(parameter);
+}
+
 }  // namespace trainkit::detail

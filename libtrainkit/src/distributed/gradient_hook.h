@@ -25,4 +25,9 @@ class GradientHook {
   uintptr_t key_;
 };
 
+/// Lets backward accumulate gradients of `parameter` on the current stream, instead of the one that was current when
+/// its accumulator was created. For a parameter whose accumulator is kept (by GradientHook or c10d's Reducer): a
+/// capture would fail on the default stream.
+void accumulate_on_current_stream(const at::Tensor& parameter);
+
 }  // namespace trainkit::detail

@@ -17,6 +17,8 @@ class GraphRanks {
   /// Returns why a step cannot be a graph; empty if it can.
   virtual std::string graph_obstacle() const = 0;
 
+  /// Lets backward end on the current stream, which is that of the steps from now on.
+  virtual void use_current_stream() = 0;
   /// Between these two, run() is captured: it fails without consequences for other ranks.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;

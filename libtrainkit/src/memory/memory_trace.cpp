@@ -28,8 +28,8 @@ using Block = MemoryTrace::Block;
 //
 // Two blocks are alike if class, stream, freeing phase and lifetime agree. In addition, the block of the larger batch
 // must not be smaller than the other one, nor larger by more than the ratio of the batch sizes. The lifetime is the
-// number of events between allocation and end. It is capped at 32 events, because a single inserted block changes
-// longer lifetimes, and is 0 for blocks that outlive their phase.
+// number of events between allocation and end, and may differ by the two events of a block that exists at one of the
+// sizes only. It is capped at 32 events, and is 0 for blocks that outlive their phase.
 
 /// Returns the lifetime of each block in events, capped; 0 if the block outlives its phase. See Note [Trace alignment].
 std::vector<int32_t> lifetimes(const MemoryTrace& trace) {
@@ -75,7 +75,7 @@ bool same_block(const Phase& small, size_t i, const Phase& large, size_t j, doub
   const Block& a = small.blocks[i];
   const Block& b = large.blocks[j];
   return a.kind == b.kind && a.stream == b.stream && a.freed_in == b.freed_in &&
-         small.lifetimes[i] == large.lifetimes[j] && a.bytes <= b.bytes &&
+         std::abs(small.lifetimes[i] - large.lifetimes[j]) <= 2 && a.bytes <= b.bytes &&
          static_cast<double>(b.bytes) <= static_cast<double>(a.bytes) * ratio;
 }
 

@@ -23,6 +23,7 @@
 #include "trainkit/core/status.h"
 #include "trainkit/data/prefetcher.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/train/checkpoint.h"
 
 namespace trainkit {
@@ -168,6 +169,14 @@ class GradientOrder {
   std::vector<detail::GradientHook> hooks_;
 };
 
+bool has_sync_batch_norm(const torch::nn::Module& model) {
+  const auto modules = model.modules();
+  return std::any_of(modules.begin(), modules.end(), [](const auto& one) {
+    const auto* norm = one->template as<SyncBatchNormImpl>();
+    return norm && norm->options.synchronize;
+  });
+}
+
 /// The devices of a recorded step: one, or one rank of those that divide the training state.
 absl::StatusOr<std::unique_ptr<DeviceReplicator>> recorded_devices(const StepRecipe& recipe, MemoryRecorder& recorder) {
   DeviceReplicatorOptions options{.strategy = Strategy::kSingle, .device = at::kCPU};
@@ -202,19 +211,19 @@ bool is_steady_state(const TrainStep& step) { return !step.uses_graphs() || step
 // - Streams. LibTorch's CUDA allocator does not reuse a cached block on another stream. set_stream() tags the
 //   allocations: batches come from the loader's copy stream, eager steps before a capture use the graph's stream, the
 //   captured step the graph's pool.
-// - Capture. Before the second step the batches are copied into the graph's inputs and the allocator's cache is
+// - Capture. Before the last step the batches are copied into the graph's inputs and the allocator's cache is
 //   emptied.
 // - Libraries. LibraryWatch adds the workspaces of cuBLAS and sets the temporary memory of CPU convolutions apart.
 // - Ranks. Gradients are views of the Reducer's buckets: of one at first, of buckets in the order of backward from the
 //   last micro-batch of the second step on (Distributed::begin_reduction). The first one is freed before, unless it has
 //   the gradients of earlier micro-batches. With Sharding the parameters are divided as in a run, by PlannedRank.
-// Two steps are recorded, since the optimizer allocates its state in the first one. Gradients are assigned to their
+// Two steps are recorded, since the optimizer allocates its state in the first one, and three if ranks capture the step
+// after the Reducer has arranged its buckets. Gradients are assigned to their
 // class after each micro-batch, because the CPU allocates them among the activations.
 
 /// See Note [Recording a step].
 absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t batch_size,
                                                int64_t micro_batches) try {
-  constexpr int kSteps = 2;  // the second one is the steady state
   constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
   const DeviceReplicatorOptions buckets;  // with DDP's sizes
   TORCH_CHECK_VALUE(batch_size >= 1 && micro_batches >= 1, "a step of ", micro_batches, " micro-batches of ",
@@ -227,6 +236,8 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
+  const bool captures = recipe.captures_graph && !(recipe.ranks_meet_in_batch_norm && has_sync_batch_norm(*model));
+  const int steps_run = recipe.keeps_gradients && captures ? 3 : 2;  // the last one is the steady state
   std::optional<GradientOrder> order;
   if (recipe.keeps_gradients && recipe.sharding == Sharding::kNone) {
     order.emplace(*model);
@@ -245,7 +256,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   if (recipe.schedule_bytes > 0) recorder.add(recipe.schedule_bytes, MemoryClass::kOptimizer);
   recorder.enter(MemoryClass::kActivations);
   detail::LibraryWatch libraries(recorder, recipe.libraries, recipe.for_gpu);
-  const Stream steps = recipe.captures_graph ? kGraphStream : kDefaultStream;
+  const Stream steps = captures ? kGraphStream : kDefaultStream;
   recorder.set_stream(steps);
   const std::vector<at::Tensor> caches = fill_caches(recipe, *model);
   for (const at::Tensor& kept : caches) recorder.assign(kept, MemoryClass::kCache);
@@ -260,8 +271,8 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   std::vector<Batch> inputs;  // of the graph
   recorder.set_stream(steps);
   const LossFunction loss = watched_loss(recipe, recorder, libraries);
-  for (int i = 0; i < kSteps; ++i) {
-    if (recipe.captures_graph && i > 0) {
+  for (int i = 0; i < steps_run; ++i) {
+    if (captures && i + 1 == steps_run) {
       recorder.add(kMetricBytes, MemoryClass::kActivations);  // metrics of the last eager step, read later
       inputs = add_batches(kDefaultStream, micro_batches);
       recorder.empty_cache();

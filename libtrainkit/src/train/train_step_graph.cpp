@@ -69,6 +69,8 @@ void TrainStep::prepare_graphs() {
   if (!backend) return;
   optimizer_.count_on_device();
   if (devices_.process_group()) {
+    backend->run_beside([this] { graph_ranks_->use_current_stream(); });
+    runs_beside_ = true;
     votes_ = std::make_unique<detail::DeviceVotes>(*devices_.process_group(), devices_.device());
   }
   graphs_ = std::make_unique<detail::StepGraphs>(std::move(backend),
@@ -145,7 +147,8 @@ void TrainStep::finish_with_graphs() {
   if (has_to_wait) action = Action::kEager;  // for the other ranks, see Note [Graphs of several ranks]
   switch (action) {
     case Action::kEager:
-      return compute();
+      if (!votes_ || !uses_graphs()) return compute();
+      [[fallthrough]];  // on the stream whose workspaces exist
     case Action::kWarmUp:
       return graphs_->backend().run_beside([this] { compute(); });
     case Action::kTrace:

@@ -71,6 +71,10 @@ void TrainStep::cast_vote(double weight) {
 /// Bounds the number of queued steps, and reads the votes of the step before the last one.
 void TrainStep::wait_for_earlier_step() {
   split_before_ = split_;
+  if (runs_beside_ && !uses_graphs()) {
+    graph_ranks_->use_current_stream();
+    runs_beside_ = false;
+  }
   const size_t place = in_flight_->place();
   votes_ && votes_->pending(place) ? read_votes(place) : in_flight_->begin();
 }

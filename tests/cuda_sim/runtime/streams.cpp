@@ -432,6 +432,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   Stream* stream = stream_of(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
   const Event& event = *event_of(event_handle);
+  if (event.capture && (handle == nullptr || handle == cudaStreamLegacy)) {  // it cannot be captured
+    event.capture->is_invalid = true;
+    return fail(cudaErrorStreamCaptureImplicit);
+  }
   if (event.capture) {  // the stream joins the capture
     if (stream->capture && stream->capture != event.capture) return fail(cudaErrorStreamCaptureMerge);
     stream->capture = event.capture;

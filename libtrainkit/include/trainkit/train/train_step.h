@@ -338,6 +338,7 @@ class TrainStep {
   bool names_are_shared_ = false;                         // over the ranks
   detail::GraphRanks* graph_ranks_ = nullptr;   // of the replicator, if its steps can be graphs
   std::unique_ptr<detail::DeviceVotes> votes_;  // then
+  bool runs_beside_ = false;                    // steps run on the stream of captures
   bool votes_on_device_ = false;                // see Note [Graphs of several ranks]
   bool holds_graphs_ = false;                   // some rank may; equal on all ranks
   int64_t split_before_ = 1;                    // split_ at the start of the step
