@@ -24,7 +24,7 @@ struct ScaleFlags {
   int64_t grad_accum_steps = 1;
   std::string run = {};
   int64_t devices = 8, nodes = 1;
-  std::string inside = {}, between = {}, algorithm = "best", batch = "grows", shard = "none";
+  std::string inside = {}, between = {}, algorithm = "best", batch = "grows", shard = "none", cuda_graph = "on";
   double interference = 0, contention = 0;
   std::vector<std::string> measured = {};
   bool json = false;
@@ -70,6 +70,10 @@ void add_flags(ConfigParser& parser, ScaleFlags& flags) {
              {.help = "grows: the batch per device is fixed. fixed: the global batch is fixed and divided.",
               .group = cluster,
               .choices = {"grows", "fixed"}});
+  parser.add("cuda_graph", &flags.cuda_graph,
+             {.help = "Whether steps are CUDA graphs, in which the devices sum the ranks' votes (one small all-reduce).",
+              .group = cluster,
+              .choices = {"on", "off"}});
   parser.add("shard", &flags.shard,
              {.help = "What the devices divide among them, as --shard of the trainers.",
               .group = cluster,
@@ -296,7 +300,8 @@ absl::StatusOr<int> scale_command(const Arguments& arguments) {
                                .interference = flags.interference,
                                .contention = flags.contention,
                                .shards = flags.shard != "none",
-                               .reductions = flags.shard == "gradients" ? flags.grad_accum_steps : 1};
+                               .reductions = flags.shard == "gradients" ? flags.grad_accum_steps : 1,
+                               .graphs = flags.cuda_graph == "on"};
   const std::vector<Row> rows = predict(step, cluster, options, measured);
   if (!flags.plot.empty()) TRAINKIT_RETURN_IF_ERROR(write_plot(flags.plot, step, options.batch_grows, rows));
   print(flags.json ? json(step, cluster, rows) : table(step, rows));

@@ -171,13 +171,18 @@ ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluste
   for (const int64_t bucket : step.bucket_bytes) gather += options.shards ? reduce_scatter_seconds(bucket, cluster) : 0;
   result.communication_seconds += gather;
   result.exposed_seconds += gather;
+  const auto votes = static_cast<int64_t>(sizeof(double)) * (4 + cluster.devices());
+  const double agreement = options.graphs ? all_reduce_seconds(votes, cluster) : 0;
+  result.communication_seconds += agreement;
+  result.exposed_seconds += agreement;
   const double update = step.update_seconds * stretch / (options.shards ? n : 1);
   result.step_seconds = forward + backward + result.exposed_seconds + update;
   if (cluster.devices() > 1) {
     const auto buckets = static_cast<int64_t>(step.bucket_bytes.size());
     const double passes = options.shards ? reductions + 1 : 2 * reductions;  // of the buckets over a ring
-    result.messages = buckets * (options.reductions + (options.shards ? 1 : 0));
-    result.sent_bytes = std::llround(passes * (n - 1) / n * bytes);
+    const double of_votes = options.graphs ? 2 * static_cast<double>(votes) : 0;
+    result.messages = buckets * (options.reductions + (options.shards ? 1 : 0)) + (options.graphs ? 1 : 0);
+    result.sent_bytes = std::llround((passes * bytes + of_votes) * (n - 1) / n);
   }
   result.speedup = step.seconds() / result.step_seconds * (options.batch_grows ? n : 1);
   result.efficiency = result.speedup / n;

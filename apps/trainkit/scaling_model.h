@@ -98,13 +98,15 @@ struct ScalingOptions {
   bool shards = false;
   /// Backward passes per step that reduce gradients: with --shard gradients all micro-batches.
   int64_t reductions = 1;
+  /// Steps are CUDA graphs: the devices sum the ranks' votes, one more all-reduce of a few numbers.
+  bool graphs = false;
 };
 
 /// One row of a prediction.
 struct ScalingPrediction {
   int64_t devices = 1;
   double step_seconds = 0;
-  /// Collectives per step, and bytes that each device sends in them, without those of single numbers.
+  /// Collectives per step, and bytes that each device sends in them, without those of single numbers (the logged loss).
   int64_t messages = 0;
   int64_t sent_bytes = 0;
   /// Seconds of these collectives, and the part that backward does not hide.

@@ -25,6 +25,15 @@ TEST_CASE("A single device needs no all-reduce, and its step time is the measure
   CHECK(alone.exposed_seconds == 0);
 }
 
+TEST_CASE("The votes of graphs are one more small all-reduce") {
+  const StepProfile step = make_step_profile(0.3, 100 << 20);
+  const ScalingPrediction eager = predict_scaling(step, one_machine(4));
+  const ScalingPrediction graphs = predict_scaling(step, one_machine(4), {.graphs = true});
+  CHECK(graphs.messages == eager.messages + 1);
+  CHECK(graphs.sent_bytes == eager.sent_bytes + 2 * 3 * (4 + 4) * 8 / 4);
+  CHECK(graphs.step_seconds > eager.step_seconds);
+}
+
 TEST_CASE("A ring takes 2 (n - 1) rounds with messages of 1/n") {
   // 4 devices, 4 MB: 6 rounds of 1 MB at 1 GB/s and 10 us
   CHECK(all_reduce_seconds(4'000'000, one_machine(4)) == Approx(6 * (1e-5 + 1e-3)));

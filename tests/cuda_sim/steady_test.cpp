@@ -57,7 +57,7 @@ void check_steady(const Trainer& trainer, const std::set<std::string>& chosen) {
     }
     CHECK(all["mallocs"] - warm.at("mallocs") < kMore / 10);  // late streams may need one segment more
     const int64_t graphs = all["graph_launches"] - warm.at("graph_launches");
-    const bool is_graph = strategy != "eager" && strategy != "dp";
+    const bool is_graph = strategy != "eager" && !(strategy == "dp" && trainer.name == "trainkit-emotion");  // SyncBatchNorm
     CHECK(graphs <= (is_graph ? setting.ranks * kMore : 0));
     CHECK(graphs >= (is_graph ? setting.ranks * (kMore - 1) : 0));  // the last step of an epoch may be eager
     CHECK(all["to_device"] + all["on_device"] > warm.at("to_device") + warm.at("on_device"));  // the counter works
@@ -116,8 +116,8 @@ TEST_CASE("trainkit scale predicts the collectives of a step and the bytes that 
                     runs.dir.path().string());
       REQUIRE(scale.wait() == 0);
       const auto predicted = nlohmann::json::parse(scale.output())["predictions"].back();
-      // Besides: the votes, the logged loss, and the norm of the gradients over all parts.
-      const double others = ranks == 1 ? 0 : shard == "none" ? 2 : 3;
+      // Besides: the logged loss, and the norm of the gradients over all parts.
+      const double others = ranks == 1 ? 0 : shard == "none" ? 1 : 2;
       CHECK(messages == Approx(predicted["messages"].get<double>() + others));
       CHECK(sent == Approx(predicted["sent_bytes"].get<double>()).epsilon(0.01));
     }

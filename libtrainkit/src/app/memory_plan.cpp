@@ -107,9 +107,9 @@ void fill_in(StepRecipe& recipe, const RunOptions& run, const MachineInfo& machi
   if (placement.device().is_cuda()) recipe.has_gpu_kernels = detail::has_gpu_kernels(placement.device());
   recipe.libraries = detail::gpu_libraries(placement.device());
   const bool has_ranks = placement.plan.strategy == "ddp";
-  const bool is_alone = devices == 1 && !placement.group;
-  recipe.captures_graph = for_gpu && run.cuda_graph != "off" && (is_alone || has_ranks);
-  recipe.ranks_meet_in_batch_norm = has_ranks && replicator_options(run, placement).sync_batch_norm.value_or(false);
+  recipe.captures_graph = for_gpu && run.cuda_graph != "off";
+  recipe.replicas_meet_in_batch_norm =
+      devices > 1 && replicator_options(run, placement).sync_batch_norm.value_or(false);
   const bool counts_on_device = recipe.captures_graph || recipe.step.precision == Precision::kFp16;
   if (for_gpu && counts_on_device) recipe.schedule_bytes = schedule_bytes(run, recipe, placement);
   recipe.live_batches = for_gpu ? 2 : std::max<int64_t>(2, slots);  // the loader's ring is in host memory

@@ -34,11 +34,14 @@ auto recorded(const char* name, std::initializer_list<std::reference_wrapper<con
   return result;
 }
 
-/// Shows the rest of the scope as operation `name`, without inputs.
-class OperationScope {
+/// Marks the rest of the scope as an exchange between replicas or ranks. A comparison of steps leaves its operations out:
+/// the replica that comes last does them.
+class ExchangeScope {
  public:
-  explicit OperationScope(const char* name) : record_(at::RecordScope::FUNCTION) {
-    if (record_.isActive()) record_.before(name);
+  static constexpr char kName[] = "trainkit::exchange";
+
+  ExchangeScope() : record_(at::RecordScope::FUNCTION) {
+    if (record_.isActive()) record_.before(kName);
   }
 
  private:

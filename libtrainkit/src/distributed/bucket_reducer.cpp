@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <utility>
+
+#include "core/recorded.h"
 #ifdef TRAINKIT_WITH_NCCL
 #include <torch/csrc/cuda/nccl.h>
 #endif
@@ -92,6 +94,7 @@ void BucketReducer::note_gradient(size_t replica, size_t parameter) {
 /// Starts the sums of these gradients on NCCL's streams. Skips parameters without a gradient on every replica.
 void BucketReducer::send(const std::vector<size_t>& parameters) {
 #ifdef TRAINKIT_WITH_NCCL
+  const ExchangeScope sending;
   std::vector<std::vector<at::Tensor>> rows;  // per parameter: 1-D aliases of the gradients, as NCCL requires
   for (const size_t p : parameters) {
     std::vector<at::Tensor>& row = rows.emplace_back();

@@ -3,7 +3,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <optional>
@@ -148,7 +149,7 @@ DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modul
   }
   synchronize();
   for (size_t i = 0; i < modules_.size(); ++i) {
-    bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
+    has_collectives_ |= bind_replica(*modules_[i], group_, static_cast<int64_t>(i));
     parameters_.push_back(trained_parameters(*modules_[i]));
     buffers_.push_back(replica_buffers(*modules_[i]));
     TORCH_CHECK_VALUE(parameters_[i].size() == parameters_[0].size(),
@@ -186,18 +187,39 @@ StepSeed::Replicas DataParallel::numbered_devices() const {
   return replicas;
 }
 
+std::string DataParallel::graph_obstacle() const {
+  if (!reducer_) return "the replicas share one device";
+  return has_collectives_ ? "SyncBatchNorm layers of several replicas wait for each other" : "";
+}
+
+void DataParallel::use_current_streams() {
+  for (const auto& replica : parameters_) {
+    for (const at::Tensor& parameter : replica) accumulate_on_current_stream(parameter);
+  }
+}
+
+/// The current streams of the devices; empty on the CPU.
+std::vector<c10::Stream> DataParallel::current_streams() const {
+  std::vector<c10::Stream> streams;
+  for (const at::Device device : devices_) {
+    if (!device.is_cpu()) streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+  return streams;
+}
+
 void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
   if (reduce_gradients) copy_buffers();
   group_.reset();
   const at::ThreadLocalState caller;  // grad mode, autocast
+  const std::vector<c10::Stream> streams = current_streams();
   const int64_t run = seed_.next_run(numbered_devices(), /*last=*/reduce_gradients);
   if (reduce_gradients && reducer_) reducer_->begin();
   try {
     threads_.run(
         [&](int64_t replica) {
           const at::ThreadLocalStateGuard as_caller(caller);
-          const at::Device device = devices_[static_cast<size_t>(replica)];
-          const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
+          const auto i = static_cast<size_t>(replica);
+          const c10::OptionalStreamGuard on_stream(streams.empty() ? std::nullopt : std::optional(streams[i]));
           const ReplicaRandomGuard random(seed_.of(replica, run));
           if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
         },

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "distributed/bucket_reducer.h"
+#include "distributed/graph_ranks.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/distributed/device_replicator.h"
 
@@ -62,7 +63,7 @@ class LocalGroup final : public ReplicaGroup {
   bool aborted_ = false;
 };
 
-class DataParallel final : public DeviceReplicator {
+class DataParallel final : public DeviceReplicator, public GraphReplicas {
  public:
   /// @param share_weights All devices are the same device, and all replicas use the weights of the first one.
   DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
@@ -78,9 +79,12 @@ class DataParallel final : public DeviceReplicator {
   void abandon_step() override { seed_.restart(); }
   void run(const Body& body, bool reduce_gradients, const OnSent& on_sent) override;
   void synchronize() override;
+  std::string graph_obstacle() const override;
+  void use_current_streams() override;
 
  private:
   StepSeed::Replicas numbered_devices() const;
+  std::vector<c10::Stream> current_streams() const;
   void copy_buffers();
   void reduce_on_cpu();
 
@@ -89,6 +93,7 @@ class DataParallel final : public DeviceReplicator {
   bool share_weights_;
   std::vector<std::vector<at::Tensor>> parameters_;  // per replica, in one order; trainable parameters only
   std::vector<std::vector<at::Tensor>> buffers_;     // per replica; buffers that each replica updates itself
+  bool has_collectives_ = false;                     // the model contains collectives (SyncBatchNorm)
   std::unique_ptr<BucketReducer> reducer_;           // null on the CPU and with one GPU
   LocalGroup group_;
   ReplicaThreads threads_;

@@ -207,7 +207,7 @@ std::string Distributed::graph_obstacle() const {
   return "";
 }
 
-void Distributed::use_current_stream() {
+void Distributed::use_current_streams() {
   for (const auto& [name, parameter] : trained_) accumulate_on_current_stream(parameter);
 }
 

@@ -60,7 +60,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   void synchronize() override;
 
   std::string graph_obstacle() const override;
-  void use_current_stream() override;
+  void use_current_streams() override;
   void begin_capture() override { ranks().set_capturing(is_capturing_ = true); }
   void end_capture() override;
   void rearrange() override;

@@ -1,5 +1,5 @@
 #pragma once
-// What a TrainStep needs of ranks whose steps are CUDA graphs.
+// What a TrainStep needs of replicas and ranks whose steps are CUDA graphs.
 
 #include <absl/status/status.h>
 
@@ -9,16 +9,20 @@
 
 namespace trainkit::detail {
 
-/// Interface of a DeviceReplicator of several ranks.
-class GraphRanks {
+/// Interface of a DeviceReplicator whose steps can be CUDA graphs although it has several replicas.
+class GraphReplicas {
  public:
-  virtual ~GraphRanks() = default;
+  virtual ~GraphReplicas() = default;
 
   /// Returns why a step cannot be a graph; empty if it can.
   virtual std::string graph_obstacle() const = 0;
+  /// Lets backward end on the devices' current streams, which are those of the steps from now on.
+  virtual void use_current_streams() = 0;
+};
 
-  /// Lets backward end on the current stream, which is that of the steps from now on.
-  virtual void use_current_stream() = 0;
+/// The same of several ranks.
+class GraphRanks : public GraphReplicas {
+ public:
   /// Between these two, run() is captured: it fails without consequences for other ranks.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;

@@ -73,6 +73,10 @@ void silence_nccl_watchdog() {
   });
 }
 
+/// Lets ranks that capture a collective in a CUDA graph meet others that start it eagerly: NCCL would register the
+/// buffers of graphs together with all ranks. A variable that is already set keeps its value.
+void mix_graphs_with_eager_ranks() { setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0); }
+
 /// Joins fields with a NUL byte after each part. Names and values contain no NUL bytes.
 std::string packed(const std::vector<DigestField>& fields) {
   std::string bytes;
@@ -220,6 +224,7 @@ void ProcessGroup::Impl::make_backends() {
   if (!options.device.is_cuda()) return;
 #ifdef TRAINKIT_WITH_NCCL
   silence_nccl_watchdog();
+  mix_graphs_with_eager_ranks();
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout + std::chrono::seconds(60);
   nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>("nccl", store_),

@@ -50,36 +50,119 @@ int uses_of(const at::cuda::MempoolId_t& pool, c10::DeviceIndex device) {
 // The capture mode is thread-local: other threads (a Prefetcher's workers, which page-lock memory) may make calls that
 // are forbidden during a capture.
 
-/// A graph in a pool. See Note [Failed captures].
+using Streams = std::vector<c10::cuda::CUDAStream>;  // one per device
+
+/// Orders work: that on `after` waits for the work queued on `before`.
+void follow(const c10::cuda::CUDAStream& after, const c10::cuda::CUDAStream& before) {
+  at::cuda::CUDAEvent done;
+  done.record(before);
+  done.block(after);
+}
+
+/// A graph in a pool. See Note [Failed captures] and Note [Graphs of several devices].
 class CudaGraphOfStep final : public GraphBackend::Graph, private at::cuda::CUDAGraph {
  public:
   explicit CudaGraphOfStep(Pool pool) : pool_(std::move(pool)) {}
-  void replay() override { CUDAGraph::replay(); }
+  ~CudaGraphOfStep() override { release_other_pools(); }
+  void replay() override;
 
-  /// Captures `work` on the current stream. If that throws, allocators and generators are as before.
-  /// See Note [Failed captures].
-  void capture(const std::function<void()>& work);
+  /// Captures `work` on these streams, which are the current ones; the first one's device is current. If that throws,
+  /// allocators and generators are as before. See Note [Failed captures].
+  void capture(const Streams& streams, const std::function<void()>& work);
 
  private:
+  void begin(const Streams& streams);
+  void join(const Streams& streams);
   void end(std::exception_ptr failed);
   void clean_up();
   void release_pools();
+  void release_other_pools();
 
   Pool pool_;
-  int uses_before_ = 0;  // of the pool
+  int uses_before_ = 0;                    // of the pool
+  std::vector<c10::DeviceIndex> others_;   // further devices of the graph
+  std::vector<c10::DeviceIndex> opened_;   // of those, whose pool is redirected
 };
 
-void CudaGraphOfStep::capture(const std::function<void()>& work) {
+// Note [Graphs of several devices]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// One graph may contain the work of several devices: a stream joins a capture when it waits for an event of it.
+// at::cuda::CUDAGraph handles one device only, the first; the same is done here for the others. Their allocators are
+// redirected to the pool of the same id (each device has its own), their generators are registered, and their streams
+// join after the begin and are joined by the first one before the end. A replay is one launch on the first device. It
+// waits for the current streams of all devices, on which also the generators' states are written, and they wait for it.
+
+void CudaGraphOfStep::begin(const Streams& streams) {
+  for (size_t i = 1; i < streams.size(); ++i) {
+    const c10::cuda::CUDAGuard device(streams[i].device_index());  // its state is allocated there
+    register_generator_state(at::cuda::detail::getDefaultCUDAGenerator(streams[i].device_index()));
+  }
+  // Thread-local: other threads may make calls that a capturing one may not, see Note [Failed captures].
+  capture_begin(*pool_, cudaStreamCaptureModeThreadLocal);
+  const auto is_captured = [id = capture_id_](cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    c10::cuda::CaptureId_t stream_id = 0;
+    C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &stream_id));
+    return status == cudaStreamCaptureStatusActive && stream_id == id;
+  };
+  for (size_t i = 1; i < streams.size(); ++i) {
+    follow(streams[i], streams[0]);
+    const c10::DeviceIndex device = streams[i].device_index();
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(device, *pool_, is_captured);
+    others_.push_back(device);
+    opened_.push_back(device);
+  }
+}
+
+/// Joins the other devices' streams, so that the capture can end.
+void CudaGraphOfStep::join(const Streams& streams) {
+  for (size_t i = 1; i < streams.size(); ++i) follow(streams[0], streams[i]);
+  for (const c10::DeviceIndex device : opened_) {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device, *pool_);
+  }
+  opened_.clear();
+}
+
+void CudaGraphOfStep::capture(const Streams& streams, const std::function<void()>& work) {
   uses_before_ = uses_of(*pool_, c10::cuda::current_device());
   std::exception_ptr failed;
   try {
-    // Thread-local: other threads may make calls that a capturing one may not, see Note [Failed captures].
-    capture_begin(*pool_, cudaStreamCaptureModeThreadLocal);
+    begin(streams);
     work();
+    join(streams);
   } catch (...) {
     failed = std::current_exception();
   }
   end(failed);
+}
+
+/// Writes the state from which a graph draws its random numbers to the device, and advances it by those of one replay.
+/// Source: CUDAGeneratorState::replay_prologue in ATen/cuda/CUDAGeneratorImpl.cpp (PyTorch 2.11), which is not exported.
+void write_state(at::CUDAGeneratorState& state, uint64_t increment) {
+  if (increment == 0) return;
+  at::Tensor(state.seed_extragraph_).fill_(static_cast<int64_t>(state.seed_));
+  at::Tensor(state.offset_extragraph_).fill_(static_cast<int64_t>(state.philox_offset_per_thread_));
+  state.philox_offset_per_thread_ += increment;
+}
+
+void CudaGraphOfStep::replay() {
+  if (others_.empty()) return CUDAGraph::replay();
+  const c10::cuda::CUDAStream first = c10::cuda::getCurrentCUDAStream(capture_stream_.device_index());
+  for (auto& [state, increment] : captured_generator_states_) write_state(*state, increment);
+  for (const c10::DeviceIndex device : others_) follow(first, c10::cuda::getCurrentCUDAStream(device));
+  const c10::cuda::CUDAGuard on_first(first.device_index());
+  C10_CUDA_CHECK(cudaGraphLaunch(graph_exec_, first));
+  for (const c10::DeviceIndex device : others_) follow(c10::cuda::getCurrentCUDAStream(device), first);
+}
+
+/// Releases the pools of the other devices; the first one's is CUDAGraph's.
+void CudaGraphOfStep::release_other_pools() {
+  for (const c10::DeviceIndex device : std::exchange(opened_, {})) {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device, *pool_);
+  }
+  for (const c10::DeviceIndex device : std::exchange(others_, {})) {
+    c10::cuda::CUDACachingAllocator::releasePool(device, *pool_);
+  }
 }
 
 void CudaGraphOfStep::end(std::exception_ptr failed) {
@@ -94,6 +177,7 @@ void CudaGraphOfStep::end(std::exception_ptr failed) {
 
 /// Undoes what capture_begin and capture_end have done, wherever they stopped. See Note [Failed captures].
 void CudaGraphOfStep::clean_up() {
+  release_other_pools();
   for (const auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
   if (!capture_ended_) {  // otherwise reset() suffices
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -162,71 +246,81 @@ class OwnStream {
 
 // Note [Streams of a captured step]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// CUDA cannot capture the default stream, so warm-up steps and captures use a stream of their own. follow(after,
-// before) orders them with an event: work on `after` waits for the work queued on `before`. run_beside() orders in both
-// directions, also if the work throws. capture() first synchronises the device. Afterwards it lets the caller's stream
+// CUDA cannot capture the default stream, so warm-up steps and captures use a stream of their own on each device.
+// run_beside() orders it with the current one in both directions, also if the work throws. capture() first synchronises the device. Afterwards it lets the caller's stream
 // follow the capture stream: capture_begin and replay() both write the generator's seed and offset on the device, each
 // on its own stream.
 // Graphs may share a pool although they reuse its memory: they are replayed on one stream, so each finishes before the
 // next starts, and ScalarPack copies their results out of the pool before that.
 
-/// One stream and one memory pool for all graphs of a TrainStep. See Note [Streams of a captured step].
+/// One stream per device and one memory pool for all graphs of a TrainStep. See Note [Streams of a captured step].
 class CudaGraphs final : public GraphBackend {
  public:
-  explicit CudaGraphs(at::Device device)
-      : index_(device.has_index() ? device.index() : c10::cuda::current_device()), own_stream_(index_) {}
+  explicit CudaGraphs(const std::vector<at::Device>& devices) {
+    for (const at::Device device : devices) {
+      own_streams_.push_back(std::make_unique<OwnStream>(device.has_index() ? device.index()
+                                                                            : c10::cuda::current_device()));
+      streams_.push_back(own_streams_.back()->get());
+    }
+  }
 
   void run_beside(const std::function<void()>& work) override {
-    const c10::cuda::CUDAGuard device(index_);
-    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_);
-    follow(stream_, current);
+    const c10::cuda::CUDAGuard device(streams_.front().device_index());
+    const Streams current = current_streams();
+    for (size_t i = 0; i < streams_.size(); ++i) follow(streams_[i], current[i]);
+    std::exception_ptr failed;
     try {
-      const c10::cuda::CUDAStreamGuard guard(stream_);
+      const c10::cuda::CUDAMultiStreamGuard guard(streams_);
       work();
     } catch (...) {
-      follow(current, stream_);
-      throw;
+      failed = std::current_exception();
     }
-    follow(current, stream_);
+    for (size_t i = 0; i < streams_.size(); ++i) follow(current[i], streams_[i]);
+    if (failed) std::rethrow_exception(failed);
   }
 
   std::unique_ptr<Graph> capture(const std::function<void()>& work) override {
-    const c10::cuda::CUDAGuard device(index_);
-    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(index_);
-    c10::cuda::device_synchronize();
+    const c10::cuda::CUDAGuard device(streams_.front().device_index());
+    const Streams current = current_streams();
+    for (const c10::cuda::CUDAStream& stream : streams_) {
+      const c10::cuda::CUDAGuard on(stream.device_index());
+      c10::cuda::device_synchronize();
+    }
     Pool pool = pool_.lock();
     if (!pool) pool_ = pool = std::make_shared<const at::cuda::MempoolId_t>(at::cuda::graph_pool_handle());
     auto captured = std::make_unique<CudaGraphOfStep>(pool);
     std::exception_ptr failed;
     try {
-      const c10::cuda::CUDAStreamGuard guard(stream_);
-      captured->capture(work);
+      const c10::cuda::CUDAMultiStreamGuard guard(streams_);
+      captured->capture(streams_, work);
     } catch (...) {
       failed = std::current_exception();
     }
-    follow(current, stream_);  // see Note [Streams of a captured step]
+    // see Note [Streams of a captured step]
+    for (size_t i = 0; i < streams_.size(); ++i) follow(current[i], streams_[i]);
     if (failed) std::rethrow_exception(failed);
     return captured;
   }
 
  private:
-  static void follow(const c10::cuda::CUDAStream& after, const c10::cuda::CUDAStream& before) {
-    at::cuda::CUDAEvent done;
-    done.record(before);
-    done.block(after);
+  Streams current_streams() const {
+    Streams current;
+    for (const c10::cuda::CUDAStream& stream : streams_) {
+      current.push_back(c10::cuda::getCurrentCUDAStream(stream.device_index()));
+    }
+    return current;
   }
 
-  c10::DeviceIndex index_;
-  OwnStream own_stream_;
-  const c10::cuda::CUDAStream& stream_ = own_stream_.get();
+  std::vector<std::unique_ptr<OwnStream>> own_streams_;
+  Streams streams_;
   std::weak_ptr<const at::cuda::MempoolId_t> pool_;
 };
 
 }  // namespace
 
-std::unique_ptr<GraphBackend> make_graph_backend(at::Device device) {
+std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>& devices) {
   if (graph_backend_of_test()) return graph_backend_of_test()();
-  return device.is_cuda() ? std::make_unique<CudaGraphs>(device) : nullptr;
+  return devices.front().is_cuda() ? std::make_unique<CudaGraphs>(devices) : nullptr;
 }
 
 }  // namespace trainkit::detail
@@ -235,7 +329,7 @@ std::unique_ptr<GraphBackend> make_graph_backend(at::Device device) {
 
 namespace trainkit::detail {
 
-std::unique_ptr<GraphBackend> make_graph_backend(at::Device) {
+std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>&) {
   return graph_backend_of_test() ? graph_backend_of_test()() : nullptr;
 }
 

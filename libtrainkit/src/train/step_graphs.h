@@ -19,21 +19,22 @@ class GraphBackend {
   class Graph {
    public:
     virtual ~Graph() = default;
-    /// Queues the recorded work on the current stream.
+    /// Queues the recorded work on the current streams of the devices.
     virtual void replay() = 0;
   };
 
   virtual ~GraphBackend() = default;
-  /// Runs `work` on the stream that captures use, after the work queued on the current stream, which in turn waits for
-  /// it.
+  /// Runs `work` on the streams that captures use, one per device, after the work queued on the devices' current streams,
+  /// which in turn wait for it.
   virtual void run_beside(const std::function<void()>& work) = 0;
-  /// Records the device work of `work` without executing it. Rethrows the exception that ended the recording;
+  /// Records the devices' work of `work` without executing it. Rethrows the exception that ended the recording;
   /// everything is then as before, except for what `work` changed on the host.
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& work) = 0;
 };
 
-/// Creates the backend of CUDA graphs; null in a build without CUDA or for another device.
-std::unique_ptr<GraphBackend> make_graph_backend(at::Device device);
+/// Creates the backend of CUDA graphs for devices with index; null in a build without CUDA or for other devices. A graph
+/// is launched on the current stream of the first device.
+std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>& devices);
 
 /// Factory that tests set to replace CUDA graphs, for any device. Empty by default.
 std::function<std::unique_ptr<GraphBackend>()>& graph_backend_of_test();

@@ -236,7 +236,7 @@ absl::StatusOr<MemoryTrace> record_step_memory(const StepRecipe& recipe, int64_t
   TRAINKIT_ASSIGN_OR_RETURN(const auto devices, recorded_devices(recipe, recorder));
   const std::shared_ptr<torch::nn::Module>& model = devices->module();
   model->train();
-  const bool captures = recipe.captures_graph && !(recipe.ranks_meet_in_batch_norm && has_sync_batch_norm(*model));
+  const bool captures = recipe.captures_graph && !(recipe.replicas_meet_in_batch_norm && has_sync_batch_norm(*model));
   const int steps_run = recipe.keeps_gradients && captures ? 3 : 2;  // the last one is the steady state
   std::optional<GradientOrder> order;
   if (recipe.keeps_gradients && recipe.sharding == Sharding::kNone) {

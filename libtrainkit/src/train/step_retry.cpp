@@ -9,7 +9,6 @@
 #include "distributed/graph_ranks.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
-#include "step_trace.h"
 #include "train_step_parts.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/status.h"
@@ -205,7 +204,7 @@ bool TrainStep::settle() {
   if (deferred_) return end_deferred_attempt();
   if (!metrics_.loss.defined()) with_memory([&] { set_empty_metrics(); });
   if (votes_on_device_) {
-    const detail::OperationScope agreement(detail::kAgreement);
+    const detail::ExchangeScope agreement;
     if (!capturing_) cast_vote(weight_);
     votes_->sum(expected_weight_);
     return true;

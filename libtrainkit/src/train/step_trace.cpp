@@ -2,14 +2,19 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string_view>
+
+#include "core/recorded.h"
 
 namespace trainkit::detail {
 namespace {
@@ -28,8 +33,10 @@ namespace {
 // - Attention. Its kernels receive the generator's state (arguments named philox_*) as host numbers in an eager step
 //   and as device tensors in a graph, where each replay rewrites them. Everything else that they do follows from their
 //   inputs.
-// - The agreement of several ranks, which eager steps reach on the hosts and graphs on the devices, and what c10d
-//   records for a collective, with its sequence number.
+// - Exchanges between replicas or ranks (ExchangeScope): eager steps of ranks agree on the hosts and graphs on the
+//   devices, and c10d records each collective with its sequence number.
+// Replicas on several devices run in threads, in any order relative to one another. A thread has one current device, so
+// the operations are recorded by device; within each the order is that of the model.
 // opaque_depth is thread-local, since operations nest within a thread and autograd's threads run concurrently.
 
 thread_local int opaque_depth = 0;
@@ -45,7 +52,7 @@ bool is_opaque(const at::RecordFunction& operation) {
 /// Operations that are not recorded themselves either.
 bool is_left_out(const at::RecordFunction& operation) {
   const std::string_view name = operation.name();
-  return name == kAgreement || name == "record_param_comms";
+  return name == ExchangeScope::kName || name == "record_param_comms";
 }
 
 /// Returns whether a tensor is a number of the host that a kernel receives by value.
@@ -165,16 +172,23 @@ class StepTrace::Observer final : public OperationObserver {
   StepRecord record() {
     const std::lock_guard lock(mutex_);
     if (failed_ && record_.obstacle.empty()) record_.obstacle = "the host ran out of memory while recording it";
+    for (auto& [device, operations] : operations_) {
+      std::move(operations.begin(), operations.end(), std::back_inserter(record_.operations));
+    }
     return std::move(record_);
   }
 
  private:
   void add(const at::RecordFunction& operation);
+  int current_device() const {
+    return device_.is_cpu() ? 0 : c10::impl::VirtualGuardImpl(device_.type()).getDevice().index();
+  }
   void look_for_obstacle(const at::RecordFunction& operation);
 
   std::mutex mutex_;
   at::Device device_;
   StepRecord record_;
+  std::map<int, std::vector<StepRecord::Operation>> operations_;  // by current device, see Note [Comparing steps]
   bool failed_ = false;
 };
 
@@ -204,7 +218,7 @@ void StepTrace::Observer::add(const at::RecordFunction& operation) {
     if (!left_out.contains(i)) hash.add(inputs[i]);
   }
   const std::lock_guard lock(mutex_);
-  record_.operations.push_back({operation.name(), hash.value()});
+  operations_[current_device()].push_back({operation.name(), hash.value()});
   if (record_.obstacle.empty()) look_for_obstacle(operation);
 }
 

@@ -15,9 +15,6 @@
 
 namespace trainkit::detail {
 
-/// Name of the OperationScope of what ranks do to agree on a step. It is not recorded.
-constexpr char kAgreement[] = "trainkit::agreement";
-
 /// Operations of one step, in order.
 struct StepRecord {
   struct Operation {

@@ -18,7 +18,6 @@
 #include "nonfinite.h"
 #include "step_graphs.h"
 #include "step_snapshot.h"
-#include "step_trace.h"
 #include "train_step_parts.h"
 #include "trainkit/core/status.h"
 #include "trainkit/optim/optimizer.h"
@@ -56,7 +55,7 @@ void TrainStep::update() {
   const c10::AutoGradMode no_grad(false);
   // The estimated weight was wrong (fewer micro-batches, or other weights): correct it, see Note [Weights of losses].
   if (votes_on_device_) {
-    const detail::OperationScope agreement(detail::kAgreement);
+    const detail::ExchangeScope agreement;
     votes_->correct(optimizer_.gradients());
   } else if (verdict_->weight == 0) {
     return skip_update();

@@ -54,29 +54,33 @@ std::string TrainStep::graphs_obstacle() const {
   const bool test = static_cast<bool>(detail::graph_backend_of_test());
   if (options_.cuda_graph == CudaGraph::kOff) return "cuda_graph is off";
   if (!devices_.device().is_cuda() && !test) return "the device is " + devices_.device().str();
-  if (devices_.process_group()) return graph_ranks_ ? graph_ranks_->graph_obstacle() : "ranks cannot be captured";
-  if (!dynamic_cast<const detail::SingleDevice*>(&devices_)) return "several replicas run in separate threads";
-  return "";
+  if (dynamic_cast<const detail::SingleDevice*>(&devices_)) return "";
+  return graph_replicas_ ? graph_replicas_->graph_obstacle() : "these replicas cannot be captured";
 }
 
 void TrainStep::prepare_graphs() {
+  graph_replicas_ = dynamic_cast<detail::GraphReplicas*>(&devices_);
   graph_ranks_ = dynamic_cast<detail::GraphRanks*>(&devices_);
   no_graphs_ = graphs_obstacle();
   std::unique_ptr<detail::GraphBackend> backend;
-  if (no_graphs_.empty()) backend = detail::make_graph_backend(devices_.device());
+  if (no_graphs_.empty()) backend = detail::make_graph_backend(device_list_);
   if (no_graphs_.empty() && !backend) no_graphs_ = "this build is without CUDA";
   TORCH_CHECK_VALUE(options_.cuda_graph != CudaGraph::kOn || backend, "cuda_graph on: ", no_graphs_);
   if (!backend) return;
-  optimizer_.count_on_device();
-  if (devices_.process_group()) {
-    backend->run_beside([this] { graph_ranks_->use_current_stream(); });
+  for (Optimizer* optimizer : optimizers_) optimizer->count_on_device();
+  if (graph_replicas_) {
+    backend->run_beside([this] { graph_replicas_->use_current_streams(); });
     runs_beside_ = true;
+  }
+  if (devices_.process_group()) {
     votes_ = std::make_unique<detail::DeviceVotes>(*devices_.process_group(), devices_.device());
   }
   graphs_ = std::make_unique<detail::StepGraphs>(std::move(backend),
-                                                 detail::StepGraphLimits{.warm_up = votes_ ? 2 : 1});
-  module_state_ = devices_.module()->parameters();
-  for (const at::Tensor& buffer : devices_.module()->buffers()) module_state_.push_back(buffer);
+                                                 detail::StepGraphLimits{.warm_up = graph_replicas_ ? 2 : 1});
+  for (int64_t replica = 0; replica < devices_.replicas(); ++replica) {
+    for (const at::Tensor& parameter : devices_.module(replica)->parameters()) module_state_.push_back(parameter);
+    for (const at::Tensor& buffer : devices_.module(replica)->buffers()) module_state_.push_back(buffer);
+  }
 }
 
 const std::string& TrainStep::graph_reason() const { return graphs_ ? graphs_->reason() : no_graphs_; }
@@ -96,6 +100,10 @@ std::string TrainStep::step_obstacle() const {
   for (int64_t i = 0; i < accumulated_; ++i) {
     const KeptBatch& kept = kept_[static_cast<size_t>(i)];
     if (!kept.borrowed_loss) return "the loss function is a temporary: pass a LossFunction that outlives the step";
+    if (devices_.replicas() > 1) {
+      if (std::ssize(kept.batch.content()->shards) == devices_.replicas()) continue;
+      return "the rows of a batch are not on their devices: see Prefetcher::use_devices";
+    }
     for (const at::Tensor& tensor : kept.batch.tensors()) {
       if (tensor.device().type() == device.type()) continue;
       return "the batch is on " + tensor.device().str() + ": set PrefetcherOptions::device";
@@ -122,8 +130,9 @@ detail::StepKey TrainStep::step_key() const {
 /// Returns what a graph depends on outside the step: addresses of weights, buffers and gradients, and versions of
 /// loaded state. See Note [Capture of a step].
 std::vector<int64_t> TrainStep::step_state() const {
-  std::vector<int64_t> state = {optimizer_.version(), scaler_.version(), scheduler_ ? scheduler_->reserved_steps() : 0,
+  std::vector<int64_t> state = {scaler_.version(), scheduler_ ? scheduler_->reserved_steps() : 0,
                                 std::bit_cast<int64_t>(weight_unit_)};
+  for (const Optimizer* optimizer : optimizers_) state.push_back(optimizer->version());
   for (const at::Tensor& tensor : module_state_) {
     if (!tensor.defined()) continue;
     const at::Tensor& gradient = tensor.unsafeGetTensorImpl()->grad();
@@ -147,14 +156,14 @@ void TrainStep::finish_with_graphs() {
   if (has_to_wait) action = Action::kEager;  // for the other ranks, see Note [Graphs of several ranks]
   switch (action) {
     case Action::kEager:
-      if (!votes_ || !uses_graphs()) return compute();
-      [[fallthrough]];  // on the stream whose workspaces exist
+      return runs_beside_ ? compute_beside() : compute();
     case Action::kWarmUp:
-      return graphs_->backend().run_beside([this] { compute(); });
+      return compute_beside();
     case Action::kTrace:
       return trace_step();
     case Action::kCapture:
-      return capture_step() ? replay_step(/*first=*/true) : compute();
+      if (capture_step()) return replay_step(/*first=*/true);
+      return runs_beside_ ? compute_beside() : compute();
     case Action::kReplay:
       if (graphs_->current().state == step_state()) {
         with_memory([&] {
@@ -165,6 +174,11 @@ void TrainStep::finish_with_graphs() {
       graphs_->forget();
       return compute();
   }
+}
+
+/// Runs the step eagerly on the stream of captures.
+void TrainStep::compute_beside() {
+  graphs_->backend().run_beside([this] { compute(); });
 }
 
 void TrainStep::trace_step() {
@@ -206,15 +220,27 @@ bool TrainStep::capture_step() {
   return true;
 }
 
-/// Copies the pending batches into memory that the graph reads.
+/// Copies the pending batches, or their shards on several devices, into memory that the graph reads.
 void TrainStep::take_inputs(detail::StepGraph& graph) {
   const at::NoGradGuard no_grad;
   graph.inputs.clear();
   for (int64_t i = 0; i < accumulated_; ++i) {
     KeptBatch& kept = kept_[static_cast<size_t>(i)];
     std::vector<at::Tensor> inputs;
-    for (const at::Tensor& tensor : kept.batch.tensors()) inputs.push_back(at::empty_like(tensor).copy_(tensor));
-    kept.batch = kept.batch.with_tensors(inputs);
+    const auto copy = [&](const std::vector<at::Tensor>& tensors) {
+      std::vector<at::Tensor> copies;
+      for (const at::Tensor& tensor : tensors) copies.push_back(at::empty_like(tensor).copy_(tensor));
+      inputs.insert(inputs.end(), copies.begin(), copies.end());
+      return copies;
+    };
+    auto content = std::make_shared<Batch::Content>(*kept.batch.content());
+    for (auto& shard : content->shards) {
+      auto copied = std::make_shared<Batch::Content>(*shard);
+      copied->tensors = copy(shard->tensors);
+      shard = std::move(copied);
+    }
+    if (content->shards.empty()) content->tensors = copy(content->tensors);
+    kept.batch = Batch(std::move(content));
     graph.inputs.push_back(std::move(inputs));
   }
 }
@@ -252,13 +278,18 @@ void TrainStep::replay_step(bool first) {
   detail::StepGraph& graph = graphs_->current();
   const at::NoGradGuard no_grad;
   for (size_t i = 0; !first && i < graph.inputs.size(); ++i) {
-    const std::vector<at::Tensor>& tensors = kept_[i].batch.tensors();
-    for (size_t t = 0; t < tensors.size(); ++t) graph.inputs[i][t].copy_(tensors[t], /*non_blocking=*/true);
+    auto input = graph.inputs[i].begin();
+    const auto put = [&](const std::vector<at::Tensor>& tensors) {
+      for (const at::Tensor& tensor : tensors) (input++)->copy_(tensor, /*non_blocking=*/true);
+    };
+    const Batch& batch = kept_[i].batch;
+    for (const auto& shard : batch.content()->shards) put(shard->tensors);
+    if (batch.content()->shards.empty()) put(batch.tensors());
   }
   weight_ = graph.weight;
   if (votes_) cast_vote(weight_);
   graph.graph->replay();
-  if (!first) optimizer_.count_replayed_step();
+  for (size_t i = 0; !first && i < optimizers_.size(); ++i) optimizers_[i]->count_replayed_step();
   const std::vector<at::Tensor> scalars = graph.outputs.unpack();
   metrics_ = {};
   metrics_.loss = scalars[0];

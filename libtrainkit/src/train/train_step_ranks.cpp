@@ -35,8 +35,12 @@ namespace {
 // NCCL may mix ranks that replay a collective with others that start it, unless it registers the buffers of graphs
 // (NCCL_GRAPH_REGISTER), for which all ranks must capture.
 
-/// Interval at which the host looks whether the device has finished a step.
-constexpr std::chrono::microseconds kPoll{20};
+/// Returns the time until the host looks again whether the device has finished a step. It is a step ahead, so a quarter
+/// of the time that it has waited is early enough.
+std::chrono::microseconds next_look(detail::StepClock::duration waited) {
+  using std::chrono::microseconds;
+  return std::clamp(std::chrono::duration_cast<microseconds>(waited / 4), microseconds(20), microseconds(2000));
+}
 
 }  // namespace
 
@@ -72,7 +76,7 @@ void TrainStep::cast_vote(double weight) {
 void TrainStep::wait_for_earlier_step() {
   split_before_ = split_;
   if (runs_beside_ && !uses_graphs()) {
-    graph_ranks_->use_current_stream();
+    graph_replicas_->use_current_streams();
     runs_beside_ = false;
   }
   const size_t place = in_flight_->place();
@@ -84,7 +88,7 @@ void TrainStep::await(size_t place) const {
   while (!in_flight_->is_ready(place)) {
     const absl::Status lost = graph_ranks_->check("a step on the devices", started);
     if (!lost.ok()) throw absl::BadStatusOrAccess(lost);
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(next_look(detail::StepClock::now() - started));
   }
 }
 

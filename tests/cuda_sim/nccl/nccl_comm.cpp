@@ -83,7 +83,7 @@ ncclResult_t Comm::wait_for_ranks() {
   return error_;
 }
 
-ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works) {
+ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works, std::function<void()> run_instead) {
   std::vector<Access> accesses;
   for (const Work& work : works) {
     const Buffers need = buffers_of(work.call, rank_, ranks_);
@@ -102,9 +102,9 @@ ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works) {
   };
   std::lock_guard lock(issue_);
   if (is_capturing(stream)) {  // each replay is a call
-    const auto run_node = [self, count, works = std::move(works)] {
+    const auto run_node = [self, count, works = std::move(works), run_instead = std::move(run_instead)] {
       count(works);
-      self->run(works, std::nullopt);
+      run_instead ? run_instead() : self->run(works, std::nullopt);
     };
     return cuda_sim::enqueue(stream, name, accesses, run_node) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
   }

@@ -43,7 +43,10 @@ class Comm {
   /// Waits until all ranks have joined.
   ncclResult_t wait_for_ranks();
   /// Queues works: either sends and receives or a single collective. This communicator's device must be current.
-  ncclResult_t enqueue(cudaStream_t stream, std::vector<Work> works);
+  /// A captured work calls `run_instead`, if given.
+  ncclResult_t enqueue(cudaStream_t stream, std::vector<Work> works, std::function<void()> run_instead = nullptr);
+  /// Runs a work of a CUDA graph now.
+  void run_captured(const std::vector<Work>& works) { run(works, std::nullopt); }
   /// Waits for the queued work, and refuses further work.
   ncclResult_t finalize();
   /// Releases the handle. A communicator that is destroyed has finished its work; one that is aborted stops it.

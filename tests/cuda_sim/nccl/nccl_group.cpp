@@ -1,5 +1,9 @@
 #include "nccl_group.h"
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <thread>
 #include <utility>
 
 #include "sim.h"
@@ -54,8 +58,40 @@ ncclResult_t enqueue_messages(const std::vector<ThreadGroup::Issue>& issues, siz
   return enqueue(comm, issues[first].stream, std::move(works));
 }
 
+bool are_captured_together(const std::vector<ThreadGroup::Issue>& issues) {
+  const auto is_other = [&](const ThreadGroup::Issue& issue) { return issue.comm != issues.front().comm; };
+  const auto is_captured = [](const ThreadGroup::Issue& issue) {
+    return is_capturing(issue.stream) && !is_message(issue.work.call.op);
+  };
+  return std::any_of(issues.begin(), issues.end(), is_other) && std::all_of(issues.begin(), issues.end(), is_captured);
+}
+
+/// Captures the collectives of several devices. The nodes of a graph run one after the other, and each collective waits
+/// for those of the other devices, so the first node runs all of them; the others only count.
+ncclResult_t capture_together(const std::vector<ThreadGroup::Issue>& issues) {
+  std::map<std::shared_ptr<Comm>, std::vector<Work>> by_comm;
+  for (const ThreadGroup::Issue& issue : issues) by_comm[issue.comm].push_back(issue.work);
+  const auto run_all = [by_comm] {
+    std::vector<std::thread> threads;
+    for (const auto& [comm, works] : by_comm) {
+      threads.emplace_back([comm = comm, works = works] {
+        for (const Work& work : works) comm->run_captured({work});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  for (size_t i = 0; i < issues.size(); ++i) {
+    const CurrentDevice device(issues[i].comm->device());
+    const std::function<void()> run = i == 0 ? std::function<void()>(run_all) : [] {};
+    if (const ncclResult_t error = issues[i].comm->enqueue(issues[i].stream, {issues[i].work}, run); error != ncclSuccess)
+      return error;
+  }
+  return ncclSuccess;
+}
+
 /// Queues collectives before messages, as NCCL does.
 ncclResult_t launch(const std::vector<ThreadGroup::Issue>& issues) {
+  if (are_captured_together(issues)) return capture_together(issues);
   for (const ThreadGroup::Issue& issue : issues) {
     if (is_message(issue.work.call.op)) continue;
     if (const ncclResult_t error = enqueue(issue.comm, issue.stream, {issue.work}); error != ncclSuccess) return error;

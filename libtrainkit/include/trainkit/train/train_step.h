@@ -33,6 +33,7 @@ struct StepVerdict;
 namespace detail {
 class DeviceVotes;
 class GraphRanks;
+class GraphReplicas;
 class StepGraphs;
 class StepSnapshot;
 class ParameterShards;
@@ -298,6 +299,7 @@ class TrainStep {
   std::string graphs_obstacle() const;
   std::string step_obstacle() const;
   void finish_with_graphs();
+  void compute_beside();
   void trace_step();
   bool capture_step();
   void take_inputs(detail::StepGraph& graph);
@@ -336,7 +338,8 @@ class TrainStep {
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
   bool names_are_shared_ = false;                         // over the ranks
-  detail::GraphRanks* graph_ranks_ = nullptr;   // of the replicator, if its steps can be graphs
+  detail::GraphReplicas* graph_replicas_ = nullptr;  // the replicator, if it has several replicas or ranks
+  detail::GraphRanks* graph_ranks_ = nullptr;        // the same, if it has ranks
   std::unique_ptr<detail::DeviceVotes> votes_;  // then
   bool runs_beside_ = false;                    // steps run on the stream of captures
   bool votes_on_device_ = false;                // see Note [Graphs of several ranks]
