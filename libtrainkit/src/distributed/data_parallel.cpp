@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -218,8 +219,9 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
     threads_.run(
         [&](int64_t replica) {
           const at::ThreadLocalStateGuard as_caller(caller);
-          const auto i = static_cast<size_t>(replica);
-          const c10::OptionalStreamGuard on_stream(streams.empty() ? std::nullopt : std::optional(streams[i]));
+          const at::Device device = devices_[static_cast<size_t>(replica)];
+          const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
+          const c10::MultiStreamGuard on_streams(streams);  // of all devices: replicas copy from one another
           const ReplicaRandomGuard random(seed_.of(replica, run));
           if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
         },

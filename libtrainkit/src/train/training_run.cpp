@@ -183,6 +183,10 @@ absl::Status TrainingRun::prepare() {
                         .total_epochs = steps_end ? 0 : static_cast<double>(options_.max_epochs),
                         .max_seconds = std::chrono::duration<double>(options_.max_time).count()});
   }
+  const bool wants_graphs = options_.cuda_graph != CudaGraph::kOff && devices_.device().is_cuda();
+  if (fit_.logger && wants_graphs && !step_.uses_graphs()) {
+    fit_.logger->print("steps run without a CUDA graph: " + step_.graph_reason());
+  }
   if (!group_ && options_.handle_signals)
     stop_.check_vote(SignalWatch::stop_signal());  // several ranks vote after a step
   stop_.check_steps();
