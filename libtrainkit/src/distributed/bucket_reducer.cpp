@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "core/recorded.h"
@@ -105,10 +106,18 @@ void BucketReducer::send(const std::vector<size_t>& parameters) {
   }
   torch::cuda::nccl::stream_list streams;
   for (const c10::Stream stream : streams_) streams.emplace_back(at::cuda::CUDAStream(stream));
-  const torch::cuda::nccl::AutoNcclGroup one_launch;
-  for (std::vector<at::Tensor>& row : rows) {
-    torch::cuda::nccl::all_reduce(row, row, static_cast<int32_t>(torch::cuda::nccl::ncclRedOp::Sum), streams);
+  std::exception_ptr failed;
+  {
+    const torch::cuda::nccl::AutoNcclGroup one_launch;  // its destructor throws if the launch fails
+    try {
+      for (std::vector<at::Tensor>& row : rows) {
+        torch::cuda::nccl::all_reduce(row, row, static_cast<int32_t>(torch::cuda::nccl::ncclRedOp::Sum), streams);
+      }
+    } catch (...) {
+      failed = std::current_exception();
+    }
   }
+  if (failed) std::rethrow_exception(failed);
 #else
   (void)parameters;
 #endif

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -15,6 +16,9 @@
 #include "distributed/rendezvous.h"
 #include "distributed/replica_tools.h"
 #include "trainkit/core/error.h"
+#ifdef TRAINKIT_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 namespace trainkit::detail {
 
@@ -130,6 +134,14 @@ int threads_per_replica(const std::vector<at::Device>& devices) {
   return std::max(1, at::get_num_threads() / static_cast<int>(devices.size()));
 }
 
+/// Clears this thread's error of the CUDA runtime: calls of a capture that fails in another thread set it, also while an
+/// exception unwinds the stack, and the next launch would report it.
+void clear_runtime_error() {
+#ifdef TRAINKIT_WITH_CUDA
+  (void)cudaGetLastError();
+#endif
+}
+
 }  // namespace
 
 DataParallel::DataParallel(std::vector<std::shared_ptr<torch::nn::Module>> modules, std::vector<at::Device> devices,
@@ -199,6 +211,23 @@ void DataParallel::use_current_streams() {
   }
 }
 
+// When backward() throws, autograd's threads of the other devices may still run an operation of the capture, which fails
+// later. They work in order: a small backward waits for that operation, and its first launch takes up the error.
+void DataParallel::recover() {
+  const c10::AutoGradMode grad(true);
+  threads_.run([](int64_t) { clear_runtime_error(); });
+  for (const at::Device device : devices_) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        const at::Tensor one = at::ones({1}, at::TensorOptions(device)).requires_grad_();
+        (one * 1).sum().backward();
+      } catch (const std::exception&) {
+        clear_runtime_error();
+      }
+    }
+  }
+}
+
 /// The current streams of the devices; empty on the CPU.
 std::vector<c10::Stream> DataParallel::current_streams() const {
   std::vector<c10::Stream> streams;
@@ -223,7 +252,12 @@ void DataParallel::run(const Body& body, bool reduce_gradients, const OnSent&) {
           const c10::OptionalDeviceGuard on_device(device.is_cpu() ? std::nullopt : std::optional(device));
           const c10::MultiStreamGuard on_streams(streams);  // of all devices: replicas copy from one another
           const ReplicaRandomGuard random(seed_.of(replica, run));
-          if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
+          try {
+            if (const at::Tensor loss = body(replica); loss.defined()) loss.backward();
+          } catch (...) {
+            clear_runtime_error();
+            throw;
+          }
         },
         [&] { group_.abort(); });
   } catch (...) {

@@ -81,6 +81,7 @@ class DataParallel final : public DeviceReplicator, public GraphReplicas {
   void synchronize() override;
   std::string graph_obstacle() const override;
   void use_current_streams() override;
+  void recover() override;
 
  private:
   StepSeed::Replicas numbered_devices() const;

@@ -18,6 +18,8 @@ class GraphReplicas {
   virtual std::string graph_obstacle() const = 0;
   /// Lets backward end on the devices' current streams, which are those of the steps from now on.
   virtual void use_current_streams() = 0;
+  /// After a capture failed: waits for threads that may still work on it, and clears their errors.
+  virtual void recover() {}
 };
 
 /// The same of several ranks.

@@ -266,6 +266,7 @@ void TrainStep::record_step(detail::StepGraph& graph) {
 void TrainStep::undo_capture(std::string reason) {
   capturing_ = false;
   if (votes_) graph_ranks_->end_capture();
+  if (graph_replicas_) graph_replicas_->recover();
   graphs_->give_up("a step cannot be captured: " + std::move(reason));
   snapshot_->restore();
   abandon(/*for_good=*/false);

@@ -83,6 +83,12 @@ ncclResult_t Comm::wait_for_ranks() {
   return error_;
 }
 
+/// NCCL clears the runtime's error of a call that failed.
+static ncclResult_t cuda_failed() {
+  (void)cudaGetLastError();
+  return ncclUnhandledCudaError;
+}
+
 ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works, std::function<void()> run_instead) {
   std::vector<Access> accesses;
   for (const Work& work : works) {
@@ -106,7 +112,7 @@ ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works, std::fu
       count(works);
       run_instead ? run_instead() : self->run(works, std::nullopt);
     };
-    return cuda_sim::enqueue(stream, name, accesses, run_node) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+    return cuda_sim::enqueue(stream, name, accesses, run_node) == cudaSuccess ? ncclSuccess : cuda_failed();
   }
   count(works);
   {
@@ -120,7 +126,7 @@ ncclResult_t Comm::enqueue(cudaStream_t stream, std::vector<Work> works, std::fu
   }
   std::lock_guard turn(turn_);
   --pending_;
-  return ncclUnhandledCudaError;
+  return cuda_failed();
 }
 
 void Comm::run(const std::vector<Work>& works, std::optional<uint64_t> ticket) {

@@ -138,11 +138,11 @@ ncclResult_t refuse(ncclResult_t error, const std::string& text) {
 }
 
 CurrentDevice::CurrentDevice(int device) : before_(current_device()) {
-  if (device != before_) cudaSetDevice(device);
+  if (device != before_ && cudaSetDevice(device) != cudaSuccess) (void)cudaGetLastError();
 }
 
 CurrentDevice::~CurrentDevice() {
-  if (current_device() != before_) cudaSetDevice(before_);
+  if (current_device() != before_ && cudaSetDevice(before_) != cudaSuccess) (void)cudaGetLastError();
 }
 
 }  // namespace cuda_sim::nccl

@@ -1,0 +1,146 @@
+// DataParallel's step on two GPUs as one CUDA graph, on simulated devices.
+#include "../cuda_sim/cuda_sim_control.h"
+#include "gpu_training.h"
+
+#ifdef TRAINKIT_WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
+
+using namespace trainkit;
+using namespace trainkit::test;
+
+#ifndef TRAINKIT_WITH_CUDA
+
+TEST_CASE("DataParallel's step as one CUDA graph", "[train][graph_replicas_cuda]") {
+  TRAINKIT_SKIP("this build is without CUDA");
+}
+
+#else
+
+namespace {
+
+const DeviceReplicatorOptions kTwoGpus{
+    .strategy = Strategy::kDataParallel, .device = at::kCUDA, .gpu_ids = {0, 1}, .first_bucket_bytes = 1 << 10};
+
+/// Rows whose halves are on the two GPUs, as a Prefetcher copies them ahead.
+Batch divided_batch(int64_t rows, uint64_t seed, bool broken = false) {
+  const Batch host = random_batch(rows, seed);
+  if (broken) host["x"][0][0] = std::numeric_limits<float>::infinity();
+  auto content = std::make_shared<Batch::Content>(*host.content());
+  for (int8_t i = 0; i < 2; ++i) content->shards.push_back(host.shard(i, 2, at::Device(at::kCUDA, i)).content());
+  return Batch(std::move(content));
+}
+
+std::vector<at::Tensor> state_of_replicas(const GpuTraining& training) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& tensor : training.state()) all.push_back(tensor.detach().cpu());
+  for (int64_t copy = 0; copy < 2; ++copy) {
+    for (const at::Tensor& tensor : training.devices->module(copy)->parameters()) all.push_back(tensor.detach().cpu());
+    for (const at::Tensor& tensor : training.devices->module(copy)->buffers()) all.push_back(tensor.cpu());
+  }
+  for (int8_t i = 0; i < 2; ++i) all.push_back(torch::rand({4}, at::Device(at::kCUDA, i)).cpu());
+  return all;
+}
+
+bool all_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return same(x, y); });
+}
+
+struct TrainedReplicas {
+  std::vector<double> losses;
+  std::vector<at::Tensor> state;
+  int64_t graphs = 0, captures = 0;
+  std::string reason;
+  uint64_t calls = 0;  // of the runtime in captures
+};
+
+uint64_t capture_calls() { return cuda_sim_counts()["capture_calls"].get<uint64_t>(); }
+
+TrainedReplicas train(CudaGraph graph, const TrainStepOptions& options, uint64_t steps, uint64_t failing = 0) {
+  const uint64_t before = capture_calls();
+  const CudaSimSetting setting("FAIL_CAPTURE", std::to_string(failing > 0 ? before + failing : 0));
+  GpuTraining training(graph, options, 8, kTwoGpus);
+  torch::manual_seed(5);
+  TrainedReplicas outcome;
+  for (uint64_t i = 0; i < steps; ++i) {
+    std::vector<Batch> batches;
+    for (int64_t part = 0; part < options.grad_accum_steps; ++part) {
+      const bool broken = i == 20 && (options.skip_nonfinite || options.precision == Precision::kFp16);
+      batches.push_back(divided_batch(i % 16 == 15 ? 9 : 16, 10 * i + static_cast<uint64_t>(part), broken));
+    }
+    outcome.losses.push_back(training.run(batches).loss.item<double>());
+  }
+  outcome.state = state_of_replicas(training);
+  outcome.graphs = training.step->graph_steps();
+  outcome.captures = training.step->graph_captures();
+  outcome.reason = training.step->graph_reason();
+  outcome.calls = capture_calls() - before;
+  return outcome;
+}
+
+}  // namespace
+
+#define NEEDS_SIM \
+  if (!has_cuda_sim()) TRAINKIT_SKIP("needs the simulated device")
+
+TEST_CASE("One CUDA graph of two GPUs has the bits of eager steps", "[train][graph_replicas_cuda]") {
+  NEEDS_SIM;
+  const std::vector<TrainStepOptions> all = {
+      {.grad_clip = 0.5, .skip_nonfinite = true, .ema_decay = 0.9},
+      {.precision = Precision::kFp16, .grad_clip = 0.5, .scaler = {.growth_interval = 10}, .ema_decay = 0.9},
+      {.precision = Precision::kBf16, .grad_accum_steps = 2}};
+  for (size_t i = 0; i < all.size(); ++i) {
+    INFO("options " << i);
+    constexpr uint64_t kSteps = 50;
+    const TrainedReplicas eager = train(CudaGraph::kOff, all[i], kSteps), graph = train(CudaGraph::kOn, all[i], kSteps);
+    INFO(graph.reason);
+    CHECK(graph.graphs == kSteps - 4 - 3);  // two warm-up steps, two that are compared, three batches of other shapes
+    CHECK(graph.captures == 1);
+    for (size_t step = 0; step < kSteps; ++step) {
+      INFO("step " << step);
+      CHECK((graph.losses[step] == eager.losses[step] || (std::isnan(graph.losses[step]) && step == 20)));
+    }
+    CHECK(all_equal(graph.state, eager.state));
+  }
+  CHECK(take_cuda_sim_findings().empty());
+}
+
+TEST_CASE("A capture on two GPUs that fails at any call leaves the bits and the memory of eager steps",
+          "[train][graph_replicas_cuda]") {
+  NEEDS_SIM;
+  const TrainStepOptions options{.precision = Precision::kFp16, .grad_clip = 0.5};
+  constexpr uint64_t kSteps = 8;
+  const auto private_segments = [] {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    const auto snapshot = c10::cuda::CUDACachingAllocator::snapshot();
+    return std::count_if(snapshot.segments.begin(), snapshot.segments.end(), [](const auto& segment) {
+      return segment.owner_private_pool_id != c10::MempoolId_t{0, 0};
+    });
+  };
+  const TrainedReplicas graph = train(CudaGraph::kOn, options, kSteps), eager = train(CudaGraph::kOff, options, kSteps);
+  REQUIRE(graph.captures == 1);
+  REQUIRE(graph.calls > 50);
+  const uint64_t stride = environment("TRAINKIT_TEST_FULL").empty() ? 5 : 1;
+  for (uint64_t call = 1; call <= graph.calls; call += stride) {
+    INFO("call " << call << " of " << graph.calls);
+    const TrainedReplicas failed = train(CudaGraph::kOn, options, kSteps, call);
+    CHECK(failed.captures == 0);
+    CHECK_THAT(failed.reason, Catch::StartsWith("a step cannot be captured: "));
+    CHECK(failed.losses == eager.losses);
+    CHECK(all_equal(failed.state, eager.state));
+    CHECK(private_segments() == 0);
+  }
+  CHECK(train(CudaGraph::kOn, options, kSteps).losses == eager.losses);  // the next capture works
+  CHECK(take_cuda_sim_findings().empty());
+}
+
+TEST_CASE("Replicas without rows on their devices, or that wait for each other, run eagerly",
+          "[train][graph_replicas_cuda]") {
+  NEEDS_SIM;
+  GpuTraining training(CudaGraph::kAuto, {}, 8, kTwoGpus);
+  for (uint64_t i = 0; i < 8; ++i) training.run({gpu_batch(16, i)});
+  CHECK(training.step->graph_steps() == 0);
+  CHECK_THAT(training.step->graph_reason(), Catch::Contains("Prefetcher::use_devices"));
+}
+
+#endif
