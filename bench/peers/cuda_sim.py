@@ -2,8 +2,8 @@
 tests/cuda_sim, whose kernels compute nothing here. The time is host time only, without the 2 to 5 us that a driver
 takes for each launch; the counts are those of any GPU. Variants in Python: PyTorch's default optimizer (foreach),
 fused, and the whole step as a manually captured CUDA graph. With ranks: DistributedDataParallel,
-ZeroRedundancyOptimizer and DataParallel. Ranks share the cores, so their time is the processor time of a rank, without
-that of the device's threads.
+ZeroRedundancyOptimizer and DataParallel. Several devices share the cores, so their time is the processor time of a
+process, without that of the device's threads.
 
     bench/peers/cuda_sim.py [--build DIR] [--table]     --table prints the table of docs/performance.md
 """
@@ -34,7 +34,8 @@ TRAINERS = {  # flags, and the number of steps in the measured interval
 STRATEGIES = {  # flags, devices, ranks
     "graph": (["--cuda_graph", "auto"], 1, 1),
     "eager": (["--cuda_graph", "off"], 1, 1),
-    "dp_3": (["--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
+    "dp_3_graph": (["--cuda_graph", "auto", "--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
+    "dp_3_eager": (["--cuda_graph", "off", "--use_multi_gpu", "--gpu_ids", "0", "1", "2"], 3, 1),
     "ddp_2_graph": (["--cuda_graph", "auto"], 2, 2),
     "ddp_2_graph_shard_optimizer": (["--cuda_graph", "auto", "--shard", "optimizer"], 2, 2),
     "ddp_2_graph_shard_gradients": (["--cuda_graph", "auto", "--shard", "gradients"], 2, 2),
@@ -102,7 +103,7 @@ def trainer(build, folder, name, strategy):
     if not interval:
         return None, counts
     interval = 10 if QUICK else interval
-    if ranks > 1:
+    if devices > 1:
         if "graph" in strategy and not QUICK:
             interval *= 10  # its steps are short beside the start of a process
         times = [host_microseconds(run(build, folder, name, strategy, steps, interval, False)[1])
@@ -129,7 +130,7 @@ def python(build, folder, name, way):
                                      env=variables))
     results = [json.loads(job.communicate()[0].splitlines()[-1]) for job in jobs]
     counts = {k: sum(result["counts"][k] for result in results) for k in COUNTS}
-    return statistics.mean(result["processor" if ranks > 1 else "microseconds"] for result in results), counts
+    return statistics.mean(result["processor" if devices > 1 else "microseconds"] for result in results), counts
 
 
 def models():

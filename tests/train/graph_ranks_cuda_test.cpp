@@ -25,7 +25,7 @@ struct RankEnd {
 using RankEnds = std::vector<RankEnd>;
 
 RankEnds run(const std::string& scenario, const std::string& graph, const std::string& sharding = "none",
-         const std::vector<int>& waits_for = {0, 1}) {
+             const std::vector<int>& waits_for = {0, 1}) {
   const TempDir folder;
   Ranks job("graph_rank", 2, {scenario, graph, sharding, folder.path().string()}, folder.path().string());
   RankEnds ends(2);

@@ -34,8 +34,8 @@ auto recorded(const char* name, std::initializer_list<std::reference_wrapper<con
   return result;
 }
 
-/// Marks the rest of the scope as an exchange between replicas or ranks. A comparison of steps leaves its operations out:
-/// the replica that comes last does them.
+/// Marks the rest of the scope as an exchange between replicas or ranks. A comparison of steps leaves its operations
+/// out: the replica that comes last does them.
 class ExchangeScope {
  public:
   static constexpr char kName[] = "trainkit::exchange";

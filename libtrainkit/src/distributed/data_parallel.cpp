@@ -134,8 +134,8 @@ int threads_per_replica(const std::vector<at::Device>& devices) {
   return std::max(1, at::get_num_threads() / static_cast<int>(devices.size()));
 }
 
-/// Clears this thread's error of the CUDA runtime: calls of a capture that fails in another thread set it, also while an
-/// exception unwinds the stack, and the next launch would report it.
+/// Clears this thread's error of the CUDA runtime: calls of a capture that fails in another thread set it, also while
+/// an exception unwinds the stack, and the next launch would report it.
 void clear_runtime_error() {
 #ifdef TRAINKIT_WITH_CUDA
   (void)cudaGetLastError();
@@ -211,8 +211,8 @@ void DataParallel::use_current_streams() {
   }
 }
 
-// When backward() throws, autograd's threads of the other devices may still run an operation of the capture, which fails
-// later. They work in order: a small backward waits for that operation, and its first launch takes up the error.
+// When backward() throws, autograd's threads of the other devices may still run an operation of the capture, which
+// fails later. They work in order: a small backward waits for that operation, and its first launch takes up the error.
 void DataParallel::recover() {
   const c10::AutoGradMode grad(true);
   threads_.run([](int64_t) { clear_runtime_error(); });

@@ -25,9 +25,7 @@ constexpr std::string_view kWhat = "the agreement";
 
 #ifdef TRAINKIT_WITH_CUDA
 
-void* stream_of(const at::Tensor& tensor) {
-  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
-}
+void* stream_of(const at::Tensor& tensor) { return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream(); }
 
 void check(int error) { C10_CUDA_CHECK(static_cast<cudaError_t>(error)); }
 

@@ -30,7 +30,8 @@ class DeviceVotes {
   /// Allocates all memory.
   DeviceVotes(ProcessGroup& group, at::Device device);
 
-  /// Prepares NCCL for sums of this size, which it cannot do in a capture. Every rank calls it, before the first cast().
+  /// Prepares NCCL for sums of this size, which it cannot do in a capture. Every rank calls it, before the first
+  /// cast().
   void connect();
 
   /// Copies this rank's vote to the device; not part of a graph. The device must have finished the step that last used

@@ -16,16 +16,6 @@
 namespace trainkit::detail {
 namespace {
 
-std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::Tensor>>& named) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
-  return tensors;
-}
-
-void throw_status(const absl::Status& status) {
-  if (!status.ok()) throw absl::BadStatusOrAccess(status);
-}
-
 std::string shape_text(const at::Tensor& tensor) {
   std::string text = std::string(c10::toString(tensor.scalar_type())) + " [";
   for (const int64_t size : tensor.sizes()) text += (text.back() == '[' ? "" : ", ") + std::to_string(size);
@@ -42,25 +32,6 @@ std::vector<at::Tensor> views_of(const c10d::GradBucket& bucket) {
     views[i] = bucket.getBuffer().as_strided(parameters[i].sizes(), parameters[i].strides(), views[i].storage_offset());
   }
   return views;
-}
-
-/// Sends `part` to rank 0, which gets the parts of all ranks in one tensor; the others get an undefined one.
-at::Tensor gather(c10d::Backend& group, int64_t rank, int64_t ranks, const at::Tensor& part) {
-  if (ranks == 1) return part;
-  std::vector<at::Tensor> inputs{part};
-  std::vector<std::vector<at::Tensor>> outputs;
-  at::Tensor all;
-  if (rank == 0) {
-    all = at::empty({ranks * part.numel()}, part.options());
-    outputs.push_back(all.chunk(ranks));
-  }
-  try {
-    group.gather(outputs, inputs, {})->wait();
-  } catch (const std::exception&) {
-    throw_status(
-        distributed_error("dist.peer", "", "a rank was lost while the first rank gathered the parts of a checkpoint"));
-  }
-  return all;
 }
 
 }  // namespace
@@ -154,33 +125,6 @@ void Distributed::create_reducer() {
   reducer_->register_comm_hook(std::make_unique<BucketHook>(ranks(), options_.gradient_compression, sent_));
 }
 
-void Distributed::divide_parameters(const std::function<bool(const at::Tensor&)>& is_whole) {
-  if (shards_ || options_.sharding == Sharding::kNone || trained_.empty()) return;
-  shards_ = std::make_unique<ParameterShards>(tensors_of(trained_), is_whole, options_, shard_collectives());
-}
-
-ShardCollectives Distributed::shard_collectives() {
-  ProcessGroup::Impl& group = ranks();
-  return {.rank = group.rank,
-          .ranks = group.world_size,
-          .reduce_scatter = [&group](const at::Tensor& buffer) { return group.reduce_scatter(buffer); },
-          .all_gather = [&group](const std::vector<at::Tensor>& buffers) { return group.all_gather(buffers); },
-          .wait =
-              [this, &group](const ShardCollectives::Work& work, const std::string& what) {
-                group.at(what);
-                throw_status(group.wait(work, what, sent_->started));
-              },
-          .all_reduce =
-              [this](const at::Tensor& values) {
-                sent_->started = std::chrono::steady_clock::now();
-                throw_status(process_group_->all_reduce(values, "allreduce(values of the shards)"));
-              },
-          .gather_on_host = [side = group.make_side_group(), rank = group.rank, ranks = group.world_size](
-                                const at::Tensor& part) { return gather(*side, rank, ranks, part); },
-          .empty_cache = device_.is_cpu() ? std::function<void()>()
-                                          : [type = device_.type()] { at::getDeviceAllocator(type)->emptyCache(); }};
-}
-
 at::Device Distributed::device(int64_t replica) const {
   TORCH_CHECK_INDEX(replica == 0, "replica must be 0, got ", replica);
   return device_;
@@ -230,7 +174,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   try {
     backward(body, reduce, /*is_last=*/reduce_gradients);
   } catch (...) {
-    if (is_capturing_) throw;  // the device has run nothing, and the other ranks wait for nothing
+    if (is_capturing_) throw;                   // the device has run nothing, and the other ranks wait for nothing
     if (reduce && !shards_) throw_if_broken();  // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
     if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
@@ -261,19 +205,6 @@ void Distributed::backward(const Body& body, bool reduce, bool is_last) {
   TORCH_CHECK_VALUE(sent_->works.size() == reducer_->get_grad_buckets(/*return_zero_tensors=*/false).size(),
                     "the loss did not reach ", parameters_without_gradient(),
                     ": set find_unused_parameters if that is intended");
-}
-
-/// Backward of a micro-batch, perhaps the last of a step, whose gradients go to the shards; `loss` is undefined if this
-/// rank has no rows.
-void Distributed::backward_of_shards(const at::Tensor& loss, bool is_last) {
-  sent_->started = std::chrono::steady_clock::now();
-  if (loss.defined()) loss.backward();
-  const auto end = std::chrono::steady_clock::now();
-  shards_->end(/*contribute=*/true);
-  add_reduction_since(end);
-  const auto missing = loss.defined() && is_last ? shards_->without_gradient() : std::nullopt;
-  TORCH_CHECK_VALUE(!missing, "the loss did not reach ", trained_[missing.value_or(0)].first,
-                    ": sharding needs a gradient of every trained parameter");
 }
 
 /// Makes new gradients views of the buckets before a micro-batch that is not reduced, so that accumulated gradients are

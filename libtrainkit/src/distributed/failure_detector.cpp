@@ -50,8 +50,8 @@ std::string rank_list(const std::vector<int64_t>& ranks, size_t at_most) {
 // request to the store therefore runs in a thread that can be abandoned (`run_with_timeout`), and such threads share
 // ownership of State. `store_mutex` serialises the main client because a store client allows one thread at a time; the
 // answering thread has its own clone. At exit rank 0 keeps the store for up to kLinger, until the other ranks have set
-// gone/<rank>. If it leaves with a reason, they do not leave: it gives them its reason as the verdict and keeps the store
-// until they have read it, for they notice the broken connection only after the store's end.
+// gone/<rank>. If it leaves with a reason, they do not leave: it gives them its reason as the verdict and keeps the
+// store until they have read it, for they notice the broken connection only after the store's end.
 
 struct FailureDetector::State {
   State(c10::intrusive_ptr<c10d::Store> store_, int64_t rank_, int64_t world_size_)

@@ -19,6 +19,7 @@
 #endif
 
 #include "core/sigpipe.h"
+#include "distributed/peer_watch.h"
 #include "distributed/process_group_impl.h"
 #include "distributed/rendezvous.h"
 #include "trainkit/core/error.h"
@@ -73,10 +74,6 @@ void silence_nccl_watchdog() {
   });
 }
 
-/// Lets ranks that capture a collective in a CUDA graph meet others that start it eagerly: NCCL would register the
-/// buffers of graphs together with all ranks. A variable that is already set keeps its value.
-void mix_graphs_with_eager_ranks() { setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0); }
-
 /// Joins fields with a NUL byte after each part. Names and values contain no NUL bytes.
 std::string packed(const std::vector<DigestField>& fields) {
   std::string bytes;
@@ -126,52 +123,16 @@ std::optional<std::array<std::string, 3>> first_difference(const std::vector<std
 
 }  // namespace
 
-// Note [Watching the next rank]
-// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Ranks that replay CUDA graphs exchange messages between their devices only, and NCCL's kernels wait for a lost peer
-// without end. Each rank therefore keeps a connection of Gloo to the next one, on which it waits for a message that is
-// never sent: the wait ends when the operating system closes the connection of a process that has ended. That rank asks
-// the others (FailureDetector), who learn the verdict.
-
-/// Waits in a thread of its own for the end of the connection to the next rank.
-class ProcessGroup::Impl::Watch {
- public:
-  Watch(c10::intrusive_ptr<c10d::Backend> gloo, int64_t next) : gloo_(std::move(gloo)) {
-    std::vector<at::Tensor> never{at::zeros({1})};
-    receive_ = gloo_->recv(never, static_cast<int>(next), /*tag=*/0);
-    thread_ = std::thread([this] {
-      try {
-        receive_->wait(std::chrono::hours(24 * 365));
-      } catch (const std::exception&) {
-        has_ended_ = true;
-      }
-    });
-  }
-  ~Watch() {
-    receive_->abort();
-    thread_.join();
-  }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-
-  bool has_ended() const { return has_ended_; }
-
- private:
-  c10::intrusive_ptr<c10d::Backend> gloo_;
-  c10::intrusive_ptr<c10d::Work> receive_;
-  std::atomic<bool> has_ended_ = false;
-  std::thread thread_;
-};
-
 void ProcessGroup::Impl::start_watch() {
-  if (!watch_ && world_size > 1) watch_ = std::make_unique<Watch>(make_gloo("watch"), (rank + 1) % world_size);
+  if (!watch_ && world_size > 1)
+    watch_ = std::make_unique<detail::PeerWatch>(make_gloo("watch"), (rank + 1) % world_size);
 }
 
 absl::Status ProcessGroup::Impl::check(std::string_view what, Clock::time_point started) {
-  const char* const message = watch_ && watch_->has_ended()           ? "connection closed"
-                              : failure_detector_->has_verdict()      ? "another rank noticed it"
+  const char* const message = watch_ && watch_->has_ended()              ? "connection closed"
+                              : failure_detector_->has_verdict()         ? "another rank noticed it"
                               : Clock::now() - started > options.timeout ? "no answer within the timeout"
-                                                                        : nullptr;
+                                                                         : nullptr;
   return message ? failure(what, started, message) : absl::OkStatus();
 }
 
@@ -224,7 +185,8 @@ void ProcessGroup::Impl::make_backends() {
   if (!options.device.is_cuda()) return;
 #ifdef TRAINKIT_WITH_NCCL
   silence_nccl_watchdog();
-  mix_graphs_with_eager_ranks();
+  // Ranks that replay a collective meet others that start it eagerly; registration of buffers would need all of them.
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout + std::chrono::seconds(60);
   nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>("nccl", store_),

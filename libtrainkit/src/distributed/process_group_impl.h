@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "distributed/failure_detector.h"
+#include "distributed/peer_watch.h"
 #include "distributed/shared_memory.h"
 #include "trainkit/distributed/process_group.h"
 
@@ -73,7 +74,6 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Backend> make_gloo(const char* prefix);
   at::Tensor own_part(const at::Tensor& tensor) const;
 
-  class Watch;
   std::string address_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::unique_ptr<detail::FailureDetector> failure_detector_;
@@ -81,7 +81,7 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Backend> gloo_;
   c10::intrusive_ptr<c10d::Backend> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> c10d_;
-  std::unique_ptr<Watch> watch_;  // or null
+  std::unique_ptr<detail::PeerWatch> watch_;  // or null
   std::optional<absl::Status> broken_;
   bool is_capturing_ = false;
 };

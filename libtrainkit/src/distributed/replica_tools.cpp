@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <absl/status/statusor.h>
 
 #include <mutex>
 #include <unordered_set>
@@ -71,6 +72,16 @@ bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replic
     }
   }
   return any;
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::Tensor>>& named) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
+  return tensors;
+}
+
+void throw_status(const absl::Status& status) {
+  if (!status.ok()) throw absl::BadStatusOrAccess(status);
 }
 
 void StepSeed::begin(const Replicas& replicas) {

@@ -2,6 +2,7 @@
 // Functions shared by the strategies. Internal to DeviceReplicator.
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
@@ -32,6 +33,11 @@ std::vector<at::Tensor> replica_buffers(const torch::nn::Module& module);
 
 /// Binds the layers of `module` that use collectives (SyncBatchNorm) to `group`. @return whether there are any.
 bool bind_replica(torch::nn::Module& module, ReplicaGroup& group, int64_t replica);
+
+std::vector<at::Tensor> tensors_of(const std::vector<std::pair<std::string, at::Tensor>>& named);
+
+/// Throws absl::BadStatusOrAccess unless ok.
+void throw_status(const absl::Status& status);
 
 /// Seeds the replicas' generators, once per step: a CUDA graph of a step with several runs cannot be seeded in between.
 /// The seed is drawn from the default CPU generator, and a replica's number over all processes is added.

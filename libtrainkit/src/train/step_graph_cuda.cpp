@@ -79,9 +79,9 @@ class CudaGraphOfStep final : public GraphBackend::Graph, private at::cuda::CUDA
   void release_other_pools();
 
   Pool pool_;
-  int uses_before_ = 0;                    // of the pool
-  std::vector<c10::DeviceIndex> others_;   // further devices of the graph
-  std::vector<c10::DeviceIndex> opened_;   // of those, whose pool is redirected
+  int uses_before_ = 0;                   // of the pool
+  std::vector<c10::DeviceIndex> others_;  // further devices of the graph
+  std::vector<c10::DeviceIndex> opened_;  // of those, whose pool is redirected
 };
 
 // Note [Graphs of several devices]
@@ -137,7 +137,8 @@ void CudaGraphOfStep::capture(const Streams& streams, const std::function<void()
 }
 
 /// Writes the state from which a graph draws its random numbers to the device, and advances it by those of one replay.
-/// Source: CUDAGeneratorState::replay_prologue in ATen/cuda/CUDAGeneratorImpl.cpp (PyTorch 2.11), which is not exported.
+/// Source: CUDAGeneratorState::replay_prologue in ATen/cuda/CUDAGeneratorImpl.cpp (PyTorch 2.11), which is not
+/// exported.
 void write_state(at::CUDAGeneratorState& state, uint64_t increment) {
   if (increment == 0) return;
   at::Tensor(state.seed_extragraph_).fill_(static_cast<int64_t>(state.seed_));
@@ -247,19 +248,19 @@ class OwnStream {
 // Note [Streams of a captured step]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // CUDA cannot capture the default stream, so warm-up steps and captures use a stream of their own on each device.
-// run_beside() orders it with the current one in both directions, also if the work throws. capture() first synchronises the device. Afterwards it lets the caller's stream
-// follow the capture stream: capture_begin and replay() both write the generator's seed and offset on the device, each
-// on its own stream.
-// Graphs may share a pool although they reuse its memory: they are replayed on one stream, so each finishes before the
-// next starts, and ScalarPack copies their results out of the pool before that.
+// run_beside() orders it with the current one in both directions, also if the work throws. capture() first synchronises
+// the device. Afterwards it lets the caller's stream follow the capture stream: capture_begin and replay() both write
+// the generator's seed and offset on the device, each on its own stream. Graphs may share a pool although they reuse
+// its memory: they are replayed on one stream, so each finishes before the next starts, and ScalarPack copies their
+// results out of the pool before that.
 
 /// One stream per device and one memory pool for all graphs of a TrainStep. See Note [Streams of a captured step].
 class CudaGraphs final : public GraphBackend {
  public:
   explicit CudaGraphs(const std::vector<at::Device>& devices) {
     for (const at::Device device : devices) {
-      own_streams_.push_back(std::make_unique<OwnStream>(device.has_index() ? device.index()
-                                                                            : c10::cuda::current_device()));
+      own_streams_.push_back(
+          std::make_unique<OwnStream>(device.has_index() ? device.index() : c10::cuda::current_device()));
       streams_.push_back(own_streams_.back()->get());
     }
   }

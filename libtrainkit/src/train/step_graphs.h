@@ -24,16 +24,16 @@ class GraphBackend {
   };
 
   virtual ~GraphBackend() = default;
-  /// Runs `work` on the streams that captures use, one per device, after the work queued on the devices' current streams,
-  /// which in turn wait for it.
+  /// Runs `work` on the streams that captures use, one per device, after the work queued on the devices' current
+  /// streams, which in turn wait for it.
   virtual void run_beside(const std::function<void()>& work) = 0;
   /// Records the devices' work of `work` without executing it. Rethrows the exception that ended the recording;
   /// everything is then as before, except for what `work` changed on the host.
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& work) = 0;
 };
 
-/// Creates the backend of CUDA graphs for devices with index; null in a build without CUDA or for other devices. A graph
-/// is launched on the current stream of the first device.
+/// Creates the backend of CUDA graphs for devices with index; null in a build without CUDA or for other devices. A
+/// graph is launched on the current stream of the first device.
 std::unique_ptr<GraphBackend> make_graph_backend(const std::vector<at::Device>& devices);
 
 /// Factory that tests set to replace CUDA graphs, for any device. Empty by default.
@@ -89,7 +89,7 @@ struct StepGraphLimits {
   int64_t warm_up = 1;
   /// Interval of checks: a captured step runs eagerly, and is compared, once per this many steps.
   int64_t check_every = 1000;
-  /// Several ranks: kinds that occur twice in so many steps must be steady before they run graphs.
+  /// Several ranks: a kind that occurs twice within N steps must be steady before they run graphs.
   int64_t often = 16;
   /// Number of eager steps after which a kind whose records keep changing is given up; also the tolerated number of
   /// replaced kinds and of recaptures.

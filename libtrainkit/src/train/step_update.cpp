@@ -11,8 +11,8 @@
 #include <cmath>
 #include <map>
 
-#include "counted_rows.h"
 #include "core/recorded.h"
+#include "counted_rows.h"
 #include "distributed/device_votes.h"
 #include "distributed/parameter_shards.h"
 #include "nonfinite.h"

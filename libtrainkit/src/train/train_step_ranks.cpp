@@ -18,19 +18,19 @@ namespace {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // At first the hosts agree on each step, and every rank warms up and traces its kinds of steps. Their votes say whether
 // all kinds of a rank are steady. When all ranks say so in one step, votes_on_device_ becomes true on all of them, and
-// steps are captured and replayed. It becomes false again on all ranks two steps after one of them votes otherwise: as a
-// step must be compared with its graph, as weights have moved, or as this rank cannot continue with graphs.
+// steps are captured and replayed. It becomes false again on all ranks two steps after one of them votes otherwise: as
+// a step must be compared with its graph, as weights have moved, or as this rank cannot continue with graphs.
 //
 // While the devices agree, every rank starts the same collectives in the same order: buffers, buckets of gradients,
 // votes, then those of the update (norms, weights of shards). A graph has them inside. A rank whose batch has another
 // shape runs the step eagerly, and while it computes nobody can tell it to retry, nor can it tell others. It therefore
-// computes all gradients before its first collective (reduces_later): if memory runs out, it splits the step alone. With
-// Sharding::kGradients, whose micro-batches are collectives, it fails instead.
+// computes all gradients before its first collective (reduces_later): if memory runs out, it splits the step alone.
+// With Sharding::kGradients, whose micro-batches are collectives, it fails instead.
 //
-// A rank that fails takes part in two steps with zeros (take_part_as_failed). The devices skip both updates, and by then
-// every host has read the first vote. A rank that is lost stops the devices; the hosts notice it while they wait for the
-// step before the last one (GraphRanks::check). What the devices have queued by then computes with what was received,
-// so weights are not defined afterwards. Checkpoints are written after confirm(), and thus whole.
+// A rank that fails takes part in two steps with zeros (take_part_as_failed). The devices skip both updates, and by
+// then every host has read the first vote. A rank that is lost stops the devices; the hosts notice it while they wait
+// for the step before the last one (GraphRanks::check). What the devices have queued by then computes with what was
+// received, so weights are not defined afterwards. Checkpoints are written after confirm(), and thus whole.
 //
 // NCCL may mix ranks that replay a collective with others that start it, unless it registers the buffers of graphs
 // (NCCL_GRAPH_REGISTER), for which all ranks must capture.

@@ -76,6 +76,7 @@ ncclResult_t capture_together(const std::vector<ThreadGroup::Issue>& issues) {
     for (const auto& [comm, works] : by_comm) {
       threads.emplace_back([comm = comm, works = works] {
         for (const Work& work : works) comm->run_captured({work});
+        count_device_time();
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -83,7 +84,8 @@ ncclResult_t capture_together(const std::vector<ThreadGroup::Issue>& issues) {
   for (size_t i = 0; i < issues.size(); ++i) {
     const CurrentDevice device(issues[i].comm->device());
     const std::function<void()> run = i == 0 ? std::function<void()>(run_all) : [] {};
-    if (const ncclResult_t error = issues[i].comm->enqueue(issues[i].stream, {issues[i].work}, run); error != ncclSuccess)
+    if (const ncclResult_t error = issues[i].comm->enqueue(issues[i].stream, {issues[i].work}, run);
+        error != ncclSuccess)
       return error;
   }
   return ncclSuccess;

@@ -80,6 +80,7 @@ uint64_t processor_ns(clockid_t clock) {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
+void count_device_time() { counts().stream_ns += processor_ns(CLOCK_THREAD_CPUTIME_ID); }
 void count_nccl_call(uint64_t bytes) {
   ++counts().nccl_calls;
   counts().nccl_bytes += bytes;

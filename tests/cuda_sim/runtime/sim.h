@@ -31,6 +31,8 @@ int device_of(const void* address);
 size_t bytes_left(const void* address);
 /// Counts a collective call of NCCL and the bytes of one rank's part in it; and a group of calls that started together.
 void count_nccl_call(uint64_t bytes);
+/// Adds this thread's processor time to that of the device; called once, at its end.
+void count_device_time();
 void count_nccl_group();
 
 /// Discards queued work, as process exit does; waits up to a second for running work.

@@ -149,8 +149,8 @@ class DeviceReplicator {
   /// Returns what divide_parameters() made, or nullptr.
   virtual detail::ParameterShards* shards() const { return nullptr; }
 
-  /// Begins a step by seeding the replicas' generators, as the first run() of a step does otherwise. Call it to save the
-  /// state of all generators at the start of a step.
+  /// Begins a step by seeding the replicas' generators, as the first run() of a step does otherwise. Call it to save
+  /// the state of all generators at the start of a step.
   virtual void begin_step() {}
 
   /// Called by run() once this rank has sent its last bucket, while the reduction is still in progress.

@@ -55,7 +55,7 @@ enum class Precision {
 /// A captured step calls neither of them: numbers that they computed on the host (an annealed loss weight, a counter)
 /// keep the values of the capture.
 enum class CudaGraph {
-  kAuto,  ///< Captures where possible: with one CUDA device per process. Otherwise graph_reason() says why not.
+  kAuto,  ///< Captures where possible, on CUDA devices. Otherwise graph_reason() says why not.
   kOn,    ///< As kAuto, but an error if it is known from the start that steps cannot be captured.
   kOff    ///< Runs every step eagerly: correct for every loss function, and the default.
 };
@@ -99,8 +99,8 @@ struct StepMetrics {
   /// Sum of the micro-batches' weights (LossOutput::weight) on this rank and on all ranks. On the host.
   double weight = 0;
   double world_weight = 0;
-  /// Defined if several ranks run CUDA graphs: the weight on all ranks, float64. world_weight is then that of an earlier
-  /// step.
+  /// Defined if several ranks run CUDA graphs: the weight on all ranks, float64. world_weight is then that of an
+  /// earlier step.
   at::Tensor world_weight_on_device = {};
 };
 
@@ -128,9 +128,10 @@ struct StepMetrics {
 /// retried. With several ranks three cases cannot be retried: a model with its own collectives (SyncBatchNorm),
 /// gradients that are already being sent, and an allocation failure while the Reducer rebuilds its buckets.
 ///
-/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph, on one CUDA device or on
-/// each rank with its collectives. Three eager steps with batches of the same shapes and the same loss function precede the capture. Each of up to six
-/// combinations of shapes and loss functions has its own graph. Then
+/// CUDA graphs. With TrainStepOptions::cuda_graph the whole step is captured as a CUDA graph: on one CUDA device, on
+/// all GPUs of this process, or on each rank with its collectives. Three to five eager steps with batches of the same
+/// shapes and the same loss function precede the capture. Each of up to six combinations of shapes and loss functions
+/// has its own graph. Then
 /// - accumulate() only keeps its batch and finish() does all the work, including throwing exceptions; gradients are not
 ///   available in between;
 /// - the loss function is not called. Values that it computes on the host keep the values of the capture.
@@ -147,10 +148,10 @@ struct StepMetrics {
 ///
 /// Graphs of several ranks. Captures begin in the same step on all ranks. From then on their hosts do not wait for one
 /// another: votes are summed on the devices together with the gradients, and read two steps later. agreed_stop() and
-/// agreed_save() are then two steps late, and the failure of a rank is thrown by the second accumulate() after it, or by
-/// confirm(); the devices have skipped the steps in between. A step that a rank runs eagerly because its batch has another
-/// shape reduces its gradients after backward; if it runs out of memory only this rank splits it. Not with SyncBatchNorm
-/// layers that synchronise, nor with find_unused_parameters.
+/// agreed_save() are then two steps late, and the failure of a rank is thrown by the second accumulate() after it, or
+/// by confirm(); the devices have skipped the steps in between. A step that a rank runs eagerly because its batch has
+/// another shape reduces its gradients after backward; if it runs out of memory only this rank splits it. Not with
+/// SyncBatchNorm layers that synchronise, nor with find_unused_parameters.
 ///
 /// Not thread-safe. Exceptions of the loss function and of LibTorch propagate; the gradients accumulated so far are
 /// dropped, and weights and optimizer state are unchanged on every rank. If another rank failed or is lost, throws
@@ -338,14 +339,14 @@ class TrainStep {
   StepMetrics metrics_;
   std::optional<std::vector<std::string>> metric_names_;  // known after the first step with rows
   bool names_are_shared_ = false;                         // over the ranks
-  detail::GraphReplicas* graph_replicas_ = nullptr;  // the replicator, if it has several replicas or ranks
-  detail::GraphRanks* graph_ranks_ = nullptr;        // the same, if it has ranks
-  std::unique_ptr<detail::DeviceVotes> votes_;  // then
-  bool runs_beside_ = false;                    // steps run on the stream of captures
-  bool votes_on_device_ = false;                // see Note [Graphs of several ranks]
-  bool holds_graphs_ = false;                   // some rank may; equal on all ranks
-  int64_t split_before_ = 1;                    // split_ at the start of the step
-  std::unique_ptr<StepVerdict> late_;           // combines the verdicts read since the last finish()
+  detail::GraphReplicas* graph_replicas_ = nullptr;       // the replicator, if it has several replicas or ranks
+  detail::GraphRanks* graph_ranks_ = nullptr;             // the same, if it has ranks
+  std::unique_ptr<detail::DeviceVotes> votes_;            // then
+  bool runs_beside_ = false;                              // steps run on the stream of captures
+  bool votes_on_device_ = false;                          // see Note [Graphs of several ranks]
+  bool holds_graphs_ = false;                             // some rank may; equal on all ranks
+  int64_t split_before_ = 1;                              // split_ at the start of the step
+  std::unique_ptr<StepVerdict> late_;                     // combines the verdicts read since the last finish()
   std::unique_ptr<StepVote> vote_;
   std::unique_ptr<StepVerdict> verdict_;
   int64_t step_ = 0;
