@@ -35,10 +35,11 @@ Ended plan(const Place& place, std::vector<std::string> flags, const std::vector
 TEST_CASE("plan knows what --shard saves, and proposes it before accumulation", "[apps][plan][sharding]") {
   const Place place;
   const auto answer = [&](const std::string& shard, const std::string& memory, const std::string& rows) {
-    const Ended ended = plan(place,
-                             {"--app", "transformer", "--devices", "4", "--global_batch_size", "64", "--gpu_memory",
-                              memory, "--shard", shard, "--json"},
-                             {"--hidden_dim", "256", "--n_layers", "4", "--block_size", "32", "--batch_size", rows});
+    const Ended ended = plan(
+        place,
+        {"--app", "transformer", "--devices", "4", "--global_batch_size", "64", "--gpu_memory", memory, "--shard",
+         shard, "--json"},
+        {"--hidden_dim", "256", "--n_layers", "4", "--block_size", "32", "--batch_size", rows, "--cuda_graph", "off"});
     INFO(ended.output << ended.errors);
     REQUIRE(ended.code == 0);
     return Json::parse(ended.output);

@@ -44,7 +44,8 @@ TEST_CASE("scale's JSON has the model's prediction for 1, 2, 4, ... devices and 
   CHECK(devices == std::vector<int64_t>{1, 2, 4, 6, 12, 24});
   const StepProfile step = make_step_profile(0.1, 102'000'000, {.bucket_bytes = 26'214'400});
   const ScalingPrediction last = predict_scaling(
-      step, {.devices_per_node = 6, .nodes = 4, .inside = parse_link("pcie4").value(), .between = {5e-6, 11e9}});
+      step, {.devices_per_node = 6, .nodes = 4, .inside = parse_link("pcie4").value(), .between = {5e-6, 11e9}},
+      {.graphs = true});
   CHECK(json["predictions"][5]["step_seconds"].get<double>() == Approx(last.step_seconds));
   CHECK(json["predictions"][5]["efficiency"].get<double>() == Approx(last.efficiency));
   CHECK(json["predictions"][0]["speedup"].get<double>() == Approx(1));
