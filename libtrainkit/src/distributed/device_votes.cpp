@@ -9,8 +9,7 @@
 #include <utility>
 
 #include "core/gpu_kernel_support.h"
-#include "core/recorded.h"
-#include "distributed/process_group_impl.h"
+#include "distributed/replica_tools.h"
 #include "distributed/vote_kernels.h"
 #ifdef TRAINKIT_WITH_CUDA
 #include <c10/cuda/CUDAException.h>
@@ -88,8 +87,7 @@ void DeviceVotes::cast(size_t place, int64_t step, const StepVote& vote) {
 
 void DeviceVotes::sum(double expected_weight) {
   const at::NoGradGuard no_grad;
-  const absl::Status summed = group_.all_reduce(votes_, kWhat);
-  if (!summed.ok()) throw absl::BadStatusOrAccess(summed);
+  throw_status(group_.all_reduce(votes_, kWhat));
   decide(expected_weight);
 }
 

@@ -174,7 +174,7 @@ void Distributed::run(const Body& body, bool reduce_gradients, const OnSent& on_
   try {
     backward(body, reduce, /*is_last=*/reduce_gradients);
   } catch (...) {
-    if (is_capturing_) throw;                   // the device has run nothing, and the other ranks wait for nothing
+    if (ranks().is_capturing()) throw;          // the device has run nothing, and the other ranks wait for nothing
     if (reduce && !shards_) throw_if_broken();  // names the bucket whose failure made backward throw
     // The other ranks wait in a collective inside the model, which this rank cannot complete.
     if (has_collectives_) process_group_->leave(std::string(status_from_current_exception().message()));
@@ -256,7 +256,7 @@ void Distributed::reduce() {
 }
 
 void Distributed::end_capture() {
-  ranks().set_capturing(is_capturing_ = false);
+  ranks().set_capturing(false);
   sent_->works.clear();  // they are part of the graph
 }
 

@@ -61,7 +61,7 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
 
   std::string graph_obstacle() const override;
   void use_current_streams() override;
-  void begin_capture() override { ranks().set_capturing(is_capturing_ = true); }
+  void begin_capture() override { ranks().set_capturing(true); }
   void end_capture() override;
   void rearrange() override;
   void reduce() override;
@@ -104,7 +104,6 @@ class Distributed final : public DeviceReplicator, public GraphRanks {
   std::vector<std::pair<std::string, at::Tensor>> trained_;
   std::vector<at::Tensor> buffers_;
   bool has_collectives_ = false;  // the model contains collectives (SyncBatchNorm)
-  bool is_capturing_ = false;
   StepSeed seed_;
   bool is_reducer_used_ = false;  // in this step
   bool reduction_begun_ = false;  // begin_reduction was called for the current step

@@ -11,7 +11,7 @@ namespace trainkit::detail {
 // Note [Watching the next rank]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // Ranks that replay CUDA graphs exchange messages between their devices only, and NCCL's kernels wait for a lost peer
-// without end. Each rank therefore keeps a connection of Gloo to the next one, on which it waits for a message that is
+// forever. Each rank therefore keeps a connection of Gloo to the next one, on which it waits for a message that is
 // never sent: the wait ends when the operating system closes the connection of a process that has ended. That rank asks
 // the others (FailureDetector), who learn the verdict.
 

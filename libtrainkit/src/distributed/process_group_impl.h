@@ -58,6 +58,7 @@ class ProcessGroup::Impl {
 
   /// While a CUDA graph is captured a failed collective is a failure of the capture, not of the group.
   void set_capturing(bool capturing) { is_capturing_ = capturing; }
+  bool is_capturing() const { return is_capturing_; }
 
   /// Sets the current operation, which this rank reports to other ranks that ask.
   void at(std::string_view what);

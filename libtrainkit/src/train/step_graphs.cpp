@@ -82,8 +82,8 @@ StepGraph& StepGraphs::entry(const StepKey& key) {
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // A graph replays addresses and host values of its capture, so a step may be captured only if every later step would
 // request the same operations with the same numbers. next() moves each kind of step (a StepKey) through these states:
-// - kWarmUp, once (twice with several ranks, as c10d arranges its buckets in the second step): libraries allocate their
-// workspaces, autotuners run, lazily created tensors appear.
+// - kWarmUp, once (twice with several replicas or ranks, whose buckets are arranged in the second step): libraries
+// allocate their workspaces, autotuners run, lazily created tensors appear.
 // - kTrace: the step runs eagerly and its operations are recorded. traced() compares the record with the previous one
 //   of the same kind. Two equal records make the kind steady; an obstacle (a read from the device) ends captures for
 //   good.

@@ -171,10 +171,8 @@ class GradientOrder {
 
 bool has_sync_batch_norm(const torch::nn::Module& model) {
   const auto modules = model.modules();
-  return std::any_of(modules.begin(), modules.end(), [](const auto& one) {
-    const auto* norm = one->template as<SyncBatchNormImpl>();
-    return norm && norm->options.synchronize;
-  });
+  return std::any_of(modules.begin(), modules.end(),
+                     [](const auto& one) { return one->template as<SyncBatchNormImpl>() != nullptr; });
 }
 
 /// The devices of a recorded step: one, or one rank of those that divide the training state.

@@ -156,14 +156,13 @@ void TrainStep::finish_with_graphs() {
   if (has_to_wait) action = Action::kEager;  // for the other ranks, see Note [Graphs of several ranks]
   switch (action) {
     case Action::kEager:
-      return runs_beside_ ? compute_beside() : compute();
+      return compute_eagerly();
     case Action::kWarmUp:
       return compute_beside();
     case Action::kTrace:
       return trace_step();
     case Action::kCapture:
-      if (capture_step()) return replay_step(/*first=*/true);
-      return runs_beside_ ? compute_beside() : compute();
+      return capture_step() ? replay_step(/*first=*/true) : compute_eagerly();
     case Action::kReplay:
       if (graphs_->current().state == step_state()) {
         with_memory([&] {
@@ -176,7 +175,9 @@ void TrainStep::finish_with_graphs() {
   }
 }
 
-/// Runs the step eagerly on the stream of captures.
+void TrainStep::compute_eagerly() { runs_beside_ ? compute_beside() : compute(); }
+
+/// Runs the step eagerly on the streams of captures.
 void TrainStep::compute_beside() {
   graphs_->backend().run_beside([this] { compute(); });
 }

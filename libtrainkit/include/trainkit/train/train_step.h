@@ -301,6 +301,7 @@ class TrainStep {
   std::string step_obstacle() const;
   void finish_with_graphs();
   void compute_beside();
+  void compute_eagerly();
   void trace_step();
   bool capture_step();
   void take_inputs(detail::StepGraph& graph);
