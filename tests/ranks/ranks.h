@@ -1,32 +1,16 @@
 #pragma once
 /// The ranks of one job as child processes, started with the environment of a launcher.
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <functional>
 #include <memory>
 #include <string_view>
 
 #include "apps/program.h"
+#include "free_port.h"
 #include "test_util.h"
 
 namespace trainkit::test {
-
-/// A port that is free now.
-inline uint16_t free_port() {
-  const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  const bool bound = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  close(socket_fd);
-  if (!bound) throw std::runtime_error("no free port");
-  return ntohs(address.sin_port);
-}
 
 /// This environment without a launcher's variables, and with one thread per rank.
 inline std::vector<std::string> base_environment() {
