@@ -167,15 +167,20 @@ ScalingPrediction predict_scaling(const StepProfile& step, const Cluster& cluste
   const double reductions = static_cast<double>(options.reductions);
   result.exposed_seconds = std::max(time - backward, 0.0) * reductions;
   result.communication_seconds *= reductions;
-  double gather = 0;  // of the weights
-  for (const int64_t bucket : step.bucket_bytes) gather += options.shards ? reduce_scatter_seconds(bucket, cluster) : 0;
-  result.communication_seconds += gather;
-  result.exposed_seconds += gather;
+  const double update = step.update_seconds * stretch / (options.shards ? n : 1);
+  double updated = 0, gathered = 0;  // seconds since the update began; a bucket is gathered once it is updated
+  for (const int64_t bucket : step.bucket_bytes) {
+    if (!options.shards) break;
+    const double seconds = reduce_scatter_seconds(bucket, cluster);
+    updated += update * static_cast<double>(bucket) / bytes;
+    gathered = std::max(gathered, updated) + seconds;
+    result.communication_seconds += seconds;
+  }
+  result.exposed_seconds += std::max(gathered - update, 0.0);
   const auto votes = static_cast<int64_t>(sizeof(double)) * (4 + cluster.devices());
   const double agreement = options.graphs ? all_reduce_seconds(votes, cluster) : 0;
   result.communication_seconds += agreement;
   result.exposed_seconds += agreement;
-  const double update = step.update_seconds * stretch / (options.shards ? n : 1);
   result.step_seconds = forward + backward + result.exposed_seconds + update;
   if (cluster.devices() > 1) {
     const auto buckets = static_cast<int64_t>(step.bucket_bytes.size());

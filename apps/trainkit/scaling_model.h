@@ -94,7 +94,7 @@ struct ScalingOptions {
   /// storage.
   double contention = 0;
   /// Devices divide the training state (--shard): gradients are reduce-scattered during backward, the update takes 1/n
-  /// of its time, and the weights are all-gathered after it.
+  /// of its time, and a bucket of weights is all-gathered while the next ones are updated.
   bool shards = false;
   /// Backward passes per step that reduce gradients: with --shard gradients all micro-batches.
   int64_t reductions = 1;

@@ -102,6 +102,16 @@ TEST_CASE("Communication that uses the compute device itself hides nothing") {
   CHECK(predict_scaling(step, two, {.interference = 0.5}).exposed_seconds == Approx(0.15));
 }
 
+TEST_CASE("The update of later buckets hides the all-gather of earlier ones") {
+  // Two buckets that take 0.05 s in each direction; the last reduce-scatter and the last all-gather are exposed.
+  StepProfile step{
+      .forward_seconds = 0, .backward_seconds = 1, .update_seconds = 0.4, .bucket_bytes = {100'000'000, 100'000'000}};
+  const Cluster two{.devices_per_node = 2, .inside = {0, 1e9}, .algorithm = AllReduceAlgorithm::kRing};
+  CHECK(predict_scaling(step, two, {.shards = true}).exposed_seconds == Approx(0.05 + 0.05));
+  step.update_seconds = 0.02;  // of which each rank does half
+  CHECK(predict_scaling(step, two, {.shards = true}).exposed_seconds == Approx(0.05 + 0.1 - 0.005));
+}
+
 TEST_CASE("A link slower than backward makes the buckets queue") {
   const StepProfile step{
       .forward_seconds = 0, .backward_seconds = 0.1, .update_seconds = 0, .bucket_bytes = {100'000'000, 100'000'000}};

@@ -407,5 +407,34 @@ TEST_CASE("Parameters of several dtypes are each updated in their own dtype") {
   }
 }
 
+TEST_CASE("A step on shards reports each bucket as soon as it has updated its parts") {
+  // Two groups; the first bucket has a part of each of them, so that the report must wait for both.
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;
+  for (int i = 0; i < 4; ++i) {
+    parts.push_back(at::ones({i == 2 ? 0 : 3}).requires_grad_());
+    parts.back().mutable_grad() = at::ones_like(parts.back());
+  }
+  const std::vector<size_t> buckets{1, 0, 0, 1};
+  const auto index_of = [&](const at::Tensor& part) {
+    return std::find_if(parts.begin(), parts.end(), [&](const at::Tensor& one) { return one.is_same(part); }) -
+           parts.begin();
+  };
+  const auto updated = [&](size_t i) { return parts[i].numel() == 0 || parts[i][0].item<float>() < 1; };
+  std::vector<size_t> reports;
+  AdamW optimizer({.lr = 0.1});
+  optimizer.add_shards(
+      {{.params = {{"a", parts[0]}, {"b", parts[1]}}},
+       {.params = {{"c", parts[2]}, {"d", parts[3]}}, .weight_decay = 0}},
+      [](const at::Tensor&) {}, [&](const at::Tensor& part) { return buckets[static_cast<size_t>(index_of(part))]; },
+      [&](size_t bucket) {
+        for (size_t i = 0; i < parts.size(); ++i) CHECK((updated(i) || buckets[i] > bucket));
+        CHECK((bucket == 1 || !updated(0)));
+        reports.push_back(bucket);
+      });
+  optimizer.step();
+  CHECK(reports == std::vector<size_t>{0, 1});
+}
+
 }  // namespace
 }  // namespace trainkit

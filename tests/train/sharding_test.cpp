@@ -331,11 +331,7 @@ class Exchange {
     return {.rank = rank,
             .ranks = static_cast<int64_t>(buffers_.size()),
             .reduce_scatter = meet_as("reduce_scatter"),
-            .all_gather =
-                [this, rank](const std::vector<at::Tensor>& buffers) {
-                  for (const at::Tensor& buffer : buffers) meet(rank, "all_gather", buffer);
-                  return trainkit::detail::ShardCollectives::Work();
-                },
+            .all_gather = meet_as("all_gather"),
             .wait = [](const auto&, const std::string&) {},
             .all_reduce = [this, rank](const at::Tensor& values) { meet(rank, "all_reduce", values); },
             .gather_on_host =
@@ -431,7 +427,10 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
       trainkit::detail::ParameterShards shards(parameters, nullptr, options, exchange.of(rank));
       AdamW optimizer({.lr = 0.01});
       for (NamedParameter& parameter : named) parameter.tensor = shards.part(parameter.tensor);
-      optimizer.add_shards({{.params = named}}, [&](const at::Tensor& values) { shards.all_reduce(values); });
+      optimizer.add_shards(
+          {{.params = named}}, [&](const at::Tensor& values) { shards.all_reduce(values); },
+          [&](const at::Tensor& part) { return shards.bucket_of(part); },
+          [&](size_t bucket) { shards.start_gathering(bucket); });
       StateDict own = optimizer.state_dict();
       for (auto& [name, value] : own) {
         if (const auto found = state.find(name); found != state.end()) value = found->second;

@@ -40,7 +40,7 @@ ShardCollectives Distributed::shard_collectives() {
   return {.rank = group.rank,
           .ranks = group.world_size,
           .reduce_scatter = [&group](const at::Tensor& buffer) { return group.reduce_scatter(buffer); },
-          .all_gather = [&group](const std::vector<at::Tensor>& buffers) { return group.all_gather(buffers); },
+          .all_gather = [&group](const at::Tensor& buffer) { return group.all_gather(buffer); },
           .wait =
               [this, &group](const ShardCollectives::Work& work, const std::string& what) {
                 group.at(what);

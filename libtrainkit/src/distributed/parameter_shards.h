@@ -23,7 +23,7 @@ namespace trainkit::detail {
 // rank updates its part: numbers of a few parameters, the first and the last perhaps cut. A step is then
 //   backward        as soon as a bucket has all its gradients: reduce-scatter; this rank gets the sum of its part
 //   update          an ordinary optimizer, whose parameters are the 1-D parts (part()) with the sums as gradients
-//   gather_weights  all-gather of the weights, in place
+//   gather_weights  all-gather of the weights, in place; that of a bucket starts as soon as its part is updated
 // which sends as many bytes as an all-reduce of the gradients. The optimizer's state exists once over all ranks.
 // - Sharding::kOptimizer keeps the buckets' gradients whole, so that micro-batches accumulate in them.
 // - Sharding::kGradients keeps this rank's part only. Each micro-batch is reduced and added to it. A bucket's memory
@@ -56,8 +56,8 @@ struct ShardCollectives {
   int64_t ranks = 1;
   /// Replaces this rank's part of `buffer` by the sum over all ranks. The other parts are undefined afterwards.
   std::function<Work(const at::Tensor& buffer)> reduce_scatter;
-  /// Replaces the other ranks' parts of each buffer by theirs.
-  std::function<Work(const std::vector<at::Tensor>& buffers)> all_gather;
+  /// Replaces the other ranks' parts of `buffer` by theirs.
+  std::function<Work(const at::Tensor& buffer)> all_gather;
   std::function<void(const Work& work, const std::string& what)> wait;
   /// Sums `values` over all ranks in place.
   std::function<void(const at::Tensor& values)> all_reduce;
@@ -110,17 +110,24 @@ class ParameterShards {
   /// The gradients' memory that stays allocated on this rank: one tensor per bucket.
   std::vector<at::Tensor> gradient_memory() const;
 
-  /// Sends the updated weights to all ranks.
+  /// Number of the bucket in which a part() is.
+  size_t bucket_of(const at::Tensor& part) const { return places_[index_of_part(part)].first; }
+  /// Starts to send the weights of a bucket, whose part has been updated, to all ranks. Every rank starts the buckets
+  /// in one order.
+  void start_gathering(size_t bucket);
+  /// Sends the updated weights to all ranks: starts what start_gathering() has not started, and waits for all.
   void gather_weights();
   void all_reduce(const at::Tensor& values) const { collectives_.all_reduce(values); }
 
  private:
   struct Bucket : ShardedBucket {
     at::Tensor weights;
-    at::Tensor gradients;  // kOptimizer: always; kGradients: while the bucket is sent
-    at::Tensor own;        // sum of this rank's part
-    at::Tensor sent;       // `gradients`, or a copy in the dtype of the transfer
-    ShardCollectives::Work work;
+    at::Tensor gradients;              // kOptimizer: always; kGradients: while the bucket is sent
+    at::Tensor own;                    // sum of this rank's part
+    at::Tensor sent;                   // `gradients`, or a copy in the dtype of the transfer
+    ShardCollectives::Work work;       // of the reduce-scatter
+    ShardCollectives::Work gathering;  // of the weights
+    bool is_gathering = false;
     size_t missing = 0;  // gradients that backward has not computed
     bool is_sent = false;
   };

@@ -233,23 +233,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::reduce_scatter(const at::Tens
   return backend(tensor.device().type())._reduce_scatter_base(part, whole);
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_gather(const std::vector<at::Tensor>& tensors) {
-  c10::intrusive_ptr<c10d::Work> last;
-  std::map<at::ScalarType, std::array<std::vector<at::Tensor>, 2>> by_dtype;  // whole tensors, own parts
-  for (const at::Tensor& tensor : tensors) {
-    if (shared_memory_ && tensor.is_cpu()) {
-      last = shared_memory_->all_gather(tensor);  // fails if an earlier call failed
-      continue;
-    }
-    auto& [whole, parts] = by_dtype[tensor.scalar_type()];
-    whole.push_back(tensor);
-    parts.push_back(own_part(tensor));
-  }
-  for (auto& [dtype, lists] : by_dtype) {
-    if (last) last->wait();
-    last = backend(lists[0].front().device().type()).allgather_into_tensor_coalesced(lists[0], lists[1]);
-  }
-  return last;
+c10::intrusive_ptr<c10d::Work> ProcessGroup::Impl::all_gather(const at::Tensor& tensor) {
+  if (shared_memory_ && tensor.is_cpu()) return shared_memory_->all_gather(tensor);
+  at::Tensor part = own_part(tensor), whole = tensor;
+  return backend(tensor.device().type())._allgather_base(whole, part);
 }
 
 void ProcessGroup::Impl::at(std::string_view what) {

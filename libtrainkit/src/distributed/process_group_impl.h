@@ -39,7 +39,7 @@ class ProcessGroup::Impl {
   /// The same for tensors with one part of equal size per rank (1-D): replaces this rank's part by its sum over all
   /// ranks, the other parts are then undefined; or replaces the parts of the other ranks by theirs.
   c10::intrusive_ptr<c10d::Work> reduce_scatter(const at::Tensor& tensor);
-  c10::intrusive_ptr<c10d::Work> all_gather(const std::vector<at::Tensor>& tensors);
+  c10::intrusive_ptr<c10d::Work> all_gather(const at::Tensor& tensor);
 
   /// Connects the ranks once more with Gloo, for calls from another thread. Every rank calls it.
   c10::intrusive_ptr<c10d::Backend> make_side_group();

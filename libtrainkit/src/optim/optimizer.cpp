@@ -86,9 +86,15 @@ std::vector<ParamGroup> Optimizer::take_param_groups() {
   return std::exchange(groups_, {});
 }
 
-void Optimizer::add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum) {
+void Optimizer::add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum,
+                           std::function<size_t(const at::Tensor&)> bucket_of,
+                           std::function<void(size_t bucket)> on_updated) {
+  shard_of_ = std::move(bucket_of);
   add_param_groups(std::move(groups));
   sum_over_shards_ = std::move(sum);
+  on_updated_ = std::move(on_updated);
+  std::stable_sort(buckets_.begin(), buckets_.end(),
+                   [](const Bucket& a, const Bucket& b) { return a.shard < b.shard; });
 }
 
 void Optimizer::sum_over_shards(const at::Tensor& values) const {
@@ -137,11 +143,13 @@ void Optimizer::add_param_group(ParamGroup group) {
   std::vector<Bucket> buckets;
   for (size_t i = 0; i < group.params.size(); ++i) {
     const NamedParameter& param = group.params[i];
+    const size_t shard = shard_of_ ? shard_of_(param.tensor) : 0;
     auto bucket = std::find_if(buckets.begin(), buckets.end(), [&](const Bucket& candidate) {
-      return candidate.params.front().scalar_type() == param.tensor.scalar_type();
+      return candidate.shard == shard && candidate.params.front().scalar_type() == param.tensor.scalar_type();
     });
     if (bucket == buckets.end()) bucket = buckets.emplace(bucket);
     bucket->group = groups_.size();
+    bucket->shard = shard;
     bucket->state.resize(kinds.size());
     bucket->names.push_back(param.name);
     bucket->params.push_back(param.tensor);
@@ -226,7 +234,8 @@ void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
   // Everything that can fail is done: from here the step completes.
   ++max_step_count_;
   advance_steps(found_inf, all_present);
-  for (Bucket& bucket : buckets_) {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    Bucket& bucket = buckets_[i];
     if (all_present) {
       apply_to(bucket, found_inf);
     } else if (const Bucket some = bucket.with_gradients(); !some.params.empty()) {
@@ -234,6 +243,8 @@ void Optimizer::apply_step(const std::optional<at::Tensor>& found_inf) {
     }
     // Release the gradient now: zero_grad could not free a gradient that the bucket still holds.
     for (at::Tensor& gradient : bucket.gradients) gradient.reset();
+    const bool is_last = i + 1 == buckets_.size() || buckets_[i + 1].shard != bucket.shard;
+    if (is_last && on_updated_) on_updated_(bucket.shard);
   }
 }
 

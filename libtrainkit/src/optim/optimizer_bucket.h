@@ -9,9 +9,10 @@
 
 namespace trainkit {
 
-/// The parameters of one group and dtype: the operands of one fused kernel.
+/// The parameters of one group and dtype, and of one bucket of shards: the operands of one fused kernel.
 struct Optimizer::Bucket {
   size_t group = 0;
+  size_t shard = 0;
   std::vector<std::string> names;
   std::vector<at::Tensor> params;
   std::vector<std::vector<at::Tensor>> state;  ///< Indexed by name of state_names(), then by parameter.

@@ -49,11 +49,14 @@ void add_parameters(DeviceReplicator& devices, Optimizer& optimizer) {
   }
   devices.divide_parameters(
       [&](const at::Tensor& parameter) { return whole.contains(parameter.unsafeGetTensorImpl()); });
-  const ParameterShards* shards = devices.shards();
+  ParameterShards* shards = devices.shards();
   for (ParamGroup& group : groups) {
     for (NamedParameter& parameter : group.params) parameter.tensor = shards->part(parameter.tensor);
   }
-  optimizer.add_shards(std::move(groups), [shards](const at::Tensor& values) { shards->all_reduce(values); });
+  optimizer.add_shards(
+      std::move(groups), [shards](const at::Tensor& values) { shards->all_reduce(values); },
+      [shards](const at::Tensor& part) { return shards->bucket_of(part); },
+      [shards](size_t bucket) { shards->start_gathering(bucket); });
 }
 
 absl::Status gather_checkpoint(CheckpointContents& contents, const NamedTensors& averages, const Optimizer& optimizer,

@@ -79,8 +79,11 @@ class Optimizer : public ScaledOptimizer {
   /// Removes all parameters, with their state, and returns them. Throws after the first step.
   std::vector<ParamGroup> take_param_groups();
   /// Adds groups of parts of parameters, possibly of 0 elements, for a rank that updates these parts (Sharding). `sum`
-  /// is sum_over_shards(). TrainStep and Trainer call it.
-  void add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum);
+  /// is sum_over_shards(). The parts lie in buckets: `bucket_of` returns the number of a part's bucket, and a step
+  /// calls `on_updated` for each bucket as soon as it has updated its parts. TrainStep and Trainer call it.
+  void add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum,
+                  std::function<size_t(const at::Tensor&)> bucket_of = nullptr,
+                  std::function<void(size_t bucket)> on_updated = nullptr);
   void sum_over_shards(const at::Tensor& values) const final;
   bool is_sharded() const final { return sum_over_shards_ != nullptr; }
 
@@ -199,6 +202,8 @@ class Optimizer : public ScaledOptimizer {
   absl::Status check_state(const StateDict& state) const;
 
   std::function<void(const at::Tensor&)> sum_over_shards_;
+  std::function<size_t(const at::Tensor&)> shard_of_;  // number of the shards' bucket; null: one
+  std::function<void(size_t)> on_updated_;
   double lr_;
   double weight_decay_;
   bool capturable_;
