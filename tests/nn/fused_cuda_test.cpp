@@ -103,6 +103,12 @@ TEST_CASE("A block with our operations on a GPU equals the block of separate one
   }
 }
 
+TEST_CASE("A block in two nodes on a GPU has the bits of its operations one by one", "[nn][gpu]") {
+  SKIP_WITHOUT_GPU();
+  torch::manual_seed(7);
+  check_fused_gpu_blocks(at::kCUDA);
+}
+
 TEST_CASE("Our operations on a GPU have the same bits every time", "[nn][gpu]") {
   SKIP_WITHOUT_GPU();
   torch::manual_seed(6);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/fused_gpu_block.h"
 #include "nn/fused_ops.h"
 #include "test_util.h"
 #include "trainkit/amp/autocast.h"
@@ -183,6 +184,87 @@ std::vector<at::Tensor> results_of(Model& model, const Forward& forward) {
     if (parameter.grad().defined()) all.push_back(parameter.grad().clone());
   }
   return all;
+}
+
+/// Checks that a block in two nodes has the bits of its operations one by one, also of gradients, twice over one graph.
+/// @param frozen number of weights, from the first, that require no gradient.
+inline void check_fused_gpu_block(at::Device device, const Types& types, bool has_bias, bool is_transposed,
+                                  size_t frozen) {
+  CAPTURE(device, types.stream, types.product, has_bias, is_transposed, frozen);
+  constexpr int64_t kWidth = 48, kHeads = 3;
+  const AutocastGuard autocast(device, types.product, types.uses_autocast());
+  const auto weight = [&](int64_t in, int64_t out) {
+    return random_values(is_transposed ? at::IntArrayRef{in, out} : at::IntArrayRef{out, in}, types.stream, device);
+  };
+  const auto vector = [&](int64_t width) { return random_values({width}, types.stream, device); };
+  const auto bias = [&](int64_t width) { return has_bias ? vector(width) : at::Tensor(); };
+  const detail::BlockWeights w{vector(kWidth),
+                               bias(kWidth),
+                               weight(kWidth, 3 * kWidth),
+                               bias(3 * kWidth),
+                               weight(kWidth, kWidth),
+                               bias(kWidth),
+                               vector(kWidth),
+                               bias(kWidth),
+                               weight(kWidth, 4 * kWidth),
+                               bias(4 * kWidth),
+                               weight(4 * kWidth, kWidth),
+                               bias(kWidth)};
+  std::vector<at::Tensor> inputs{random_values({2, 7, kWidth}, types.stream, device)};
+  for (const at::Tensor& one : {w.ln_1, w.qkv, w.proj, w.fc, w.out, w.ln_2, w.ln_1_bias, w.qkv_bias, w.proj_bias,
+                                w.ln_2_bias, w.fc_bias, w.out_bias}) {
+    if (one.defined()) inputs.push_back(one);
+  }
+  for (size_t k = 1; k <= frozen; ++k) inputs[k].requires_grad_(false);
+  inputs.erase(inputs.begin() + 1, inputs.begin() + 1 + static_cast<int64_t>(frozen));
+  const auto attention = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+    return at::scaled_dot_product_attention(query, key, value, {}, 0.0, /*is_causal=*/true);
+  };
+  const auto linear = [&](const at::Tensor& x, const at::Tensor& by, const at::Tensor& add) {
+    return at::linear(x, is_transposed ? by.t() : by, add);
+  };
+  const auto attend = [&](const at::Tensor& normed) {
+    std::vector<at::Tensor> heads;
+    for (const at::Tensor& part : linear(normed, w.qkv, w.qkv_bias).split(kWidth, 2)) {
+      heads.push_back(part.view({2, 7, kHeads, kWidth / kHeads}).transpose(1, 2));
+    }
+    return linear(attention(heads[0], heads[1], heads[2]).transpose(1, 2).flatten(2), w.proj, w.proj_bias);
+  };
+  const auto mlp = [&](const at::Tensor& normed) {
+    return linear(detail::bias_gelu(linear(normed, w.fc, {}), w.fc_bias, /*by_tanh=*/true), w.out, w.out_bias);
+  };
+  const detail::BlockOptions options{.n_heads = kHeads,
+                                     .scale = 1,
+                                     .eps = 1e-5,
+                                     .activation = detail::Activation::kGeluTanh,
+                                     .weights_are_transposed = is_transposed};
+  REQUIRE(detail::has_fused_gpu_block(inputs[0], w, options));
+  const at::Tensor ours = detail::fused_gpu_block(inputs[0], w, options, attention);
+  const at::Tensor separate =
+      detail::residual_block(inputs[0], {w.ln_1, w.ln_1_bias, 1e-5}, attend, {w.ln_2, w.ln_2_bias, 1e-5}, mlp);
+  CHECK(ours.equal(separate));
+  const at::Tensor gradient = torch::randn(ours.sizes()).to(ours.options());
+  const auto expected = torch::autograd::grad({separate}, inputs, {gradient});
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const auto gradients = torch::autograd::grad({ours}, inputs, {gradient}, /*retain_graph=*/true);
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      CAPTURE(k, inputs[k].sizes());
+      CHECK(gradients[k].scalar_type() == inputs[k].scalar_type());
+      CHECK(gradients[k].equal(expected[k]));
+    }
+  }
+  CHECK_THROWS_AS(torch::autograd::grad({ours}, inputs, {gradient}, true, /*create_graph=*/true),
+                  c10::NotImplementedError);
+}
+
+inline void check_fused_gpu_blocks(at::Device device) {
+  for (const Types& types : kTypes) {
+    for (const bool has_bias : {false, true}) {
+      for (const bool is_transposed : {false, true}) {
+        for (const size_t frozen : {0, 6}) check_fused_gpu_block(device, types, has_bias, is_transposed, frozen);
+      }
+    }
+  }
 }
 
 /// Checks that a model's blocks give the same with and without our operations, and that these differ.

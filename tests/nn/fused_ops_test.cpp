@@ -71,6 +71,12 @@ TEST_CASE("A block of GPU operations equals the block of separate ones, with dro
   check_blocks(adapted, at::kCPU, kTypes[0], forward);
 }
 
+TEST_CASE("A block in two nodes has the bits of its operations one by one", "[nn][fused_ops]") {
+  const trainkit::detail::GpuOperations gpu(true);
+  torch::manual_seed(7);
+  check_fused_gpu_blocks(at::kCPU);
+}
+
 TEST_CASE("The GPU operations give the same gradients while the graph is retained, and no second derivative",
           "[nn][fused_ops]") {
   const trainkit::detail::GpuOperations gpu(true);

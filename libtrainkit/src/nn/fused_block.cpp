@@ -1,8 +1,6 @@
 #include "nn/fused_block.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,6 +10,7 @@
 
 #include "core/gpu_operations.h"
 #include "nn/attention_kernel.h"
+#include "nn/block_matrix.h"
 #include "nn/optional_tensor.h"
 
 namespace trainkit::detail {
@@ -27,23 +26,6 @@ at::ScalarType product_dtype() {
 
 /// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
-
-/// A weight and its layout. Forward multiplies by the (in, out) form.
-struct Matrix {
-  at::Tensor weight;
-  bool is_transposed;
-
-  at::Tensor of(const at::Tensor& x, const at::Tensor& bias = {}) const {
-    const at::Tensor matrix = is_transposed ? weight : weight.t();
-    return bias.defined() ? at::addmm(bias.to(x.scalar_type()), x, matrix) : at::mm(x, matrix);
-  }
-  at::Tensor input_gradient(const at::Tensor& gradient) const {
-    return at::mm(gradient, is_transposed ? weight.t() : weight);
-  }
-  at::Tensor weight_gradient(const at::Tensor& x, const at::Tensor& gradient) const {
-    return (is_transposed ? at::mm(x.t(), gradient) : at::mm(gradient.t(), x)).to(at::kFloat);
-  }
-};
 
 // Note [Fused block]
 // ~~~~~~~~~~~~~~~~~~
@@ -101,10 +83,10 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto value = [](const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); };
     const auto matrix = [&](const at::Tensor& weight) {
-      return Matrix{weight.to(kind), options.weights_are_transposed};
+      return BlockMatrix{weight.to(kind), options.weights_are_transposed};
     };
     const int64_t batch = x.size(0), time = x.size(1), width = x.size(2), rows = batch * time;
-    const Matrix by_qkv = matrix(qkv), by_proj = matrix(proj), by_fc = matrix(fc), by_out = matrix(out);
+    const BlockMatrix by_qkv = matrix(qkv), by_proj = matrix(proj), by_fc = matrix(fc), by_out = matrix(out);
 
     const at::Tensor stream = x.view({rows, width});
     const Normalised norm_1 = add_layer_norm(stream, {}, {}, ln_1, value(ln_1_bias), options.eps, kind);
@@ -143,7 +125,7 @@ struct FusedBlock : torch::autograd::Function<FusedBlock> {
     const auto saved = context->get_saved_variables();
     const auto wanted = context->saved_data["wanted"].toBoolList();
     const auto options = context->saved_data["options"].toIntVector();
-    const auto matrix = [&](Saved weight) { return Matrix{saved[weight], options[2] != 0}; };
+    const auto matrix = [&](Saved weight) { return BlockMatrix{saved[weight], options[2] != 0}; };
     const at::ScalarType kind = saved[kHeads].scalar_type();
     const int64_t batch = saved[kHeads].size(0), time = saved[kHeads].size(1);
     const int64_t rows = saved[kStream].size(0), width = saved[kStream].size(1);

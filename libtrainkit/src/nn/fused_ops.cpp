@@ -27,6 +27,11 @@ namespace trainkit::detail {
 
 static std::vector<at::Tensor> tensors_of(const ResidualNorm& norm) { return {norm.sum, norm.normed}; }
 
+at::ScalarType product_type(const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
+
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -34,12 +39,6 @@ using torch::autograd::variable_list;
 
 /// Disables autocast, because dtypes are chosen here.
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
-
-/// Returns the dtype of the inputs of matrix products.
-at::ScalarType product_type(const at::Tensor& x) {
-  const at::DeviceType device = x.device().type();
-  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
-}
 
 std::optional<Number> number_of(at::ScalarType type) {
   if (type == at::kFloat) return Number::kFloat;
@@ -84,36 +83,117 @@ bool is_vector_for(const at::Tensor& vector, const at::Tensor& x, at::ScalarType
          vector.device() == x.device();
 }
 
+}  // namespace
+
+NormResult run_layer_norm(const at::Tensor& x, const at::Tensor& branch, const NormWeights& norm,
+                          at::ScalarType product) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const at::Tensor added = branch.defined() ? branch.contiguous() : branch;
+  const at::Tensor sum = branch.defined() ? at::empty_like(x) : x;
+  const at::Tensor normed = at::empty(x.sizes(), x.options().dtype(product));
+  const at::Tensor mean = at::empty({rows}, x.options().dtype(at::kFloat)), inverse_std = at::empty_like(mean);
+  const ResidualNorm outputs = recorded("trainkit::layer_norm", {x, added, norm.weight}, [&] {
+    run_on(x.device(),
+           NormArguments{.rows = rows,
+                         .width = width,
+                         .x = data_of(x),
+                         .added = data_of(added),
+                         .weight = data_of(norm.weight),
+                         .bias = data_of(norm.bias),
+                         .eps = static_cast<float>(norm.eps),
+                         .sum = branch.defined() ? writable(sum) : nullptr,
+                         .out = writable(normed),
+                         .mean = floats(mean),
+                         .inverse_std = floats(inverse_std)},
+           numbers_of(x, normed));
+    return ResidualNorm{sum, normed};
+  });
+  return {outputs.sum, outputs.normed, mean, inverse_std};
+}
+
+NormGradients run_layer_norm_backward(const at::Tensor& gradient, const at::Tensor& d_residual, const NormResult& norm,
+                                      const at::Tensor& weight, bool has_branch, bool has_bias) {
+  const at::Tensor &sum = norm.sum, d_out = gradient.contiguous();
+  const int64_t width = sum.size(-1), rows = sum.numel() / width;
+  at::Tensor d_sum = at::empty_like(sum);
+  const at::Tensor d_weight = at::empty_like(weight);
+  const at::Tensor d_bias = has_bias ? at::empty_like(weight) : at::Tensor();
+  const bool is_wider = has_branch && d_out.scalar_type() != sum.scalar_type();
+  const at::Tensor d_added = is_wider ? at::empty_like(d_out) : at::Tensor();
+  const at::Tensor parts = at::empty({most_parts(width), has_bias ? 2 : 1, width}, norm.mean.options());
+  recorded("trainkit::layer_norm_backward", {d_out, sum, weight}, [&] {
+    run_on(sum.device(),
+           NormGradientArguments{.rows = rows,
+                                 .width = width,
+                                 .d_out = data_of(d_out),
+                                 .d_residual = data_of(d_residual),
+                                 .sum = data_of(sum),
+                                 .weight = data_of(weight),
+                                 .mean = floats(norm.mean),
+                                 .inverse_std = floats(norm.inverse_std),
+                                 .d_sum = writable(d_sum),
+                                 .d_added = writable(d_added),
+                                 .parts = floats(parts),
+                                 .d_weight = writable(d_weight),
+                                 .d_bias = writable(d_bias)},
+           numbers_of(sum, d_out));
+    return d_sum;
+  });
+  return {d_sum, is_wider ? d_added : has_branch ? d_sum : at::Tensor(), d_weight, d_bias};
+}
+
+at::Tensor run_bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool by_tanh) {
+  at::Tensor out = at::empty_like(x);
+  return recorded("trainkit::bias_activation", {x, bias}, [&] {
+    run_on(x.device(),
+           GeluArguments{.rows = x.numel() / x.size(-1),
+                         .width = x.size(-1),
+                         .by_tanh = by_tanh,
+                         .x = data_of(x),
+                         .bias = data_of(bias),
+                         .out = writable(out)},
+           numbers_of(bias, x));
+    return out;
+  });
+}
+
+GeluGradients run_bias_gelu_backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& bias,
+                                     bool by_tanh) {
+  const at::Tensor d_out = gradient.contiguous(), d_bias = at::empty_like(bias);
+  at::Tensor d_x = at::empty_like(x);
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const at::Tensor parts = at::empty({most_parts(width), width}, bias.options().dtype(at::kFloat));
+  recorded("trainkit::bias_activation_backward", {d_out, x}, [&] {
+    run_on(x.device(),
+           GeluGradientArguments{.rows = rows,
+                                 .width = width,
+                                 .by_tanh = by_tanh,
+                                 .d_out = data_of(d_out),
+                                 .x = data_of(x),
+                                 .bias = data_of(bias),
+                                 .d_x = writable(d_x),
+                                 .parts = floats(parts),
+                                 .d_bias = writable(d_bias)},
+           numbers_of(bias, x));
+    return d_x;
+  });
+  return {d_x, d_bias};
+}
+
+namespace {
+
 struct NormFunction : torch::autograd::Function<NormFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const OptionalTensor& branch,
                                const at::Tensor& weight, const OptionalTensor& bias, double eps,
                                at::ScalarType product) {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
-    const int64_t width = x.size(-1), rows = x.numel() / width;
-    const at::Tensor added = branch ? branch->contiguous() : at::Tensor(), sum = branch ? at::empty_like(x) : x;
-    const at::Tensor normed = at::empty(x.sizes(), x.options().dtype(product));
-    const at::Tensor mean = at::empty({rows}, x.options().dtype(at::kFloat)), inverse_std = at::empty_like(mean);
-    const ResidualNorm outputs = recorded("trainkit::layer_norm", {x, added, weight}, [&] {
-      run_on(x.device(),
-             NormArguments{.rows = rows,
-                           .width = width,
-                           .x = data_of(x),
-                           .added = data_of(added),
-                           .weight = data_of(weight),
-                           .bias = bias ? data_of(*bias) : nullptr,
-                           .eps = static_cast<float>(eps),
-                           .sum = branch ? writable(sum) : nullptr,
-                           .out = writable(normed),
-                           .mean = floats(mean),
-                           .inverse_std = floats(inverse_std)},
-             numbers_of(x, normed));
-      return ResidualNorm{sum, normed};
-    });
+    const NormWeights norm{weight, bias.value_or(at::Tensor()), eps};
+    const NormResult result = run_layer_norm(x, branch.value_or(at::Tensor()), norm, product);
     context->set_materialize_grads(false);
     context->saved_data["has_bias"] = bias.has_value();
     context->saved_data["has_branch"] = branch.has_value();
-    context->save_for_backward({sum, weight, mean, inverse_std});
-    return {outputs.sum, outputs.normed};
+    context->save_for_backward({result.sum, weight, result.mean, result.inverse_std});
+    return {result.sum, result.normed};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -124,36 +204,11 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
       return {gradients[0], has_branch ? gradients[0] : at::Tensor(), {}, {}, {}, {}};
     }
     const auto saved = context->get_saved_variables();
-    const at::Tensor &sum = saved[0], &weight = saved[1];
-    const at::Tensor d_out = gradients[1].contiguous();
     const at::Tensor d_residual = gradients[0].defined() ? gradients[0].contiguous() : at::Tensor();
-    const int64_t width = sum.size(-1), rows = sum.numel() / width;
-    at::Tensor d_sum = at::empty_like(sum);
-    const at::Tensor d_weight = at::empty_like(weight);
-    const at::Tensor d_bias = context->saved_data["has_bias"].toBool() ? at::empty_like(weight) : at::Tensor();
-    const bool is_wider = has_branch && d_out.scalar_type() != sum.scalar_type();
-    const at::Tensor d_added = is_wider ? at::empty_like(d_out) : at::Tensor();
-    const at::Tensor parts = at::empty({most_parts(width), d_bias.defined() ? 2 : 1, width}, saved[2].options());
-    recorded("trainkit::layer_norm_backward", {d_out, sum, weight}, [&] {
-      run_on(sum.device(),
-             NormGradientArguments{.rows = rows,
-                                   .width = width,
-                                   .d_out = data_of(d_out),
-                                   .d_residual = data_of(d_residual),
-                                   .sum = data_of(sum),
-                                   .weight = data_of(weight),
-                                   .mean = floats(saved[2]),
-                                   .inverse_std = floats(saved[3]),
-                                   .d_sum = writable(d_sum),
-                                   .d_added = writable(d_added),
-                                   .parts = floats(parts),
-                                   .d_weight = writable(d_weight),
-                                   .d_bias = writable(d_bias)},
-             numbers_of(sum, d_out));
-      return d_sum;
-    });
-    const at::Tensor d_branch = is_wider ? d_added : has_branch ? d_sum : at::Tensor();
-    return {d_sum, d_branch, d_weight, d_bias, {}, {}};
+    const NormGradients result =
+        run_layer_norm_backward(gradients[1], d_residual, {saved[0], {}, saved[2], saved[3]}, saved[1], has_branch,
+                                context->saved_data["has_bias"].toBool());
+    return {result.sum, result.branch, result.weight, result.bias, {}, {}};
   }
 };
 
@@ -161,46 +216,18 @@ struct GeluFunction : torch::autograd::Function<GeluFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given, const at::Tensor& bias, bool by_tanh) {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor x = given.contiguous();
-    at::Tensor out = at::empty_like(x);
     context->saved_data["by_tanh"] = by_tanh;
     context->save_for_backward({x, bias});
-    return recorded("trainkit::bias_activation", {x, bias}, [&] {
-      run_on(x.device(),
-             GeluArguments{.rows = x.numel() / x.size(-1),
-                           .width = x.size(-1),
-                           .by_tanh = by_tanh,
-                           .x = data_of(x),
-                           .bias = data_of(bias),
-                           .out = writable(out)},
-             numbers_of(bias, x));
-      return out;
-    });
+    return run_bias_gelu(x, bias, by_tanh);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     refuse_second_derivative("gelu");
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &bias = saved[1];
-    const at::Tensor d_out = gradients[0].contiguous(), d_bias = at::empty_like(bias);
-    at::Tensor d_x = at::empty_like(x);
-    const int64_t width = x.size(-1), rows = x.numel() / width;
-    const at::Tensor parts = at::empty({most_parts(width), width}, bias.options().dtype(at::kFloat));
-    recorded("trainkit::bias_activation_backward", {d_out, x}, [&] {
-      run_on(x.device(),
-             GeluGradientArguments{.rows = rows,
-                                   .width = width,
-                                   .by_tanh = context->saved_data["by_tanh"].toBool(),
-                                   .d_out = data_of(d_out),
-                                   .x = data_of(x),
-                                   .bias = data_of(bias),
-                                   .d_x = writable(d_x),
-                                   .parts = floats(parts),
-                                   .d_bias = writable(d_bias)},
-             numbers_of(bias, x));
-      return d_x;
-    });
-    return {d_x, d_bias, {}};
+    const GeluGradients result =
+        run_bias_gelu_backward(gradients[0], saved[0], saved[1], context->saved_data["by_tanh"].toBool());
+    return {result.x, result.bias, {}};
   }
 };
 
@@ -256,9 +283,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 };
 
 bool has_norm(const at::Tensor& x, const at::Tensor& branch, const NormWeights& norm, at::ScalarType product) {
-  return runs_gpu_operations(x) && x.dim() > 0 && x.size(-1) > 0 && x.is_contiguous() &&
-         numbers_of(x.scalar_type(), product) && is_vector_for(norm.weight, x, x.scalar_type()) &&
-         (!norm.bias.defined() || is_vector_for(norm.bias, x, x.scalar_type())) &&
+  return x.dim() > 0 && has_gpu_norm(x, norm, product) &&
          (!branch.defined() || (branch.sizes() == x.sizes() && branch.scalar_type() == product));
 }
 
@@ -268,6 +293,12 @@ bool has_gelu(const at::Tensor& x, const at::Tensor& bias) {
 }
 
 }  // namespace
+
+bool has_gpu_norm(const at::Tensor& x, const NormWeights& norm, at::ScalarType product) {
+  return runs_gpu_operations(x) && x.size(-1) > 0 && x.is_contiguous() && numbers_of(x.scalar_type(), product) &&
+         is_vector_for(norm.weight, x, x.scalar_type()) &&
+         (!norm.bias.defined() || is_vector_for(norm.bias, x, x.scalar_type()));
+}
 
 bool runs_gpu_operations(const at::Tensor& x) {
 #ifdef TRAINKIT_WITH_CUDA

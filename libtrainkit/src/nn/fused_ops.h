@@ -45,6 +45,35 @@ at::Tensor residual_block(const at::Tensor& x, const NormWeights& ln_1,
                           c10::function_ref<at::Tensor(const at::Tensor&)> attention, const NormWeights& ln_2,
                           c10::function_ref<at::Tensor(const at::Tensor&)> mlp);
 
+// The same operations without autograd, for functions that compute their own gradients.
+
+/// Returns the dtype of the inputs of matrix products: autocast's, or that of `x`.
+at::ScalarType product_type(const at::Tensor& x);
+/// Returns whether run_layer_norm supports these arguments; `x` has at least one dimension.
+bool has_gpu_norm(const at::Tensor& x, const NormWeights& norm, at::ScalarType product);
+
+/// `sum` and `normed` as in ResidualNorm; `mean` and `inverse_std` (rows) float32.
+struct NormResult {
+  at::Tensor sum, normed, mean, inverse_std;
+};
+NormResult run_layer_norm(const at::Tensor& x, const at::Tensor& branch, const NormWeights& norm,
+                          at::ScalarType product);
+
+struct NormGradients {
+  at::Tensor sum, branch, weight, bias;  // branch and bias may be undefined
+};
+/// @param d_residual gradient of `sum` past the norm, contiguous or undefined. @param norm `normed` is not used.
+NormGradients run_layer_norm_backward(const at::Tensor& gradient, const at::Tensor& d_residual, const NormResult& norm,
+                                      const at::Tensor& weight, bool has_branch, bool has_bias);
+
+/// @param x contiguous. @param bias (F), defined.
+at::Tensor run_bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool by_tanh);
+struct GeluGradients {
+  at::Tensor x, bias;
+};
+GeluGradients run_bias_gelu_backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& bias,
+                                     bool by_tanh);
+
 /// Returns whether gpu_cross_entropy supports these arguments: runs_gpu_operations, logits (N, C) and target (N) int64,
 /// both contiguous.
 bool has_gpu_cross_entropy(const at::Tensor& logits, const at::Tensor& target);

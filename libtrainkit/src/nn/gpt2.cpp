@@ -18,6 +18,7 @@
 
 #include "core/option_problems.h"
 #include "nn/fused_block.h"
+#include "nn/fused_gpu_block.h"
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
 #include "trainkit/nn/activation_checkpoint.h"
@@ -38,6 +39,8 @@ class GPT2AttentionImpl : public torch::nn::Module {
 
  private:
   friend class GPT2BlockImpl;  // for the fused block
+
+  at::Tensor mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const GPT2Mask& mask) const;
 
   int64_t n_head_;
   double scale_, attn_pdrop_, resid_pdrop_;
@@ -141,15 +144,19 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config, int64_t layer)
   c_proj_ = register_module("c_proj", Conv1D(config.n_embd, config.n_embd));
 }
 
+at::Tensor GPT2AttentionImpl::mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                  const GPT2Mask& mask) const {
+  const auto bias = mask.allowed.defined() ? std::optional(mask.allowed) : std::nullopt;
+  return at::scaled_dot_product_attention(query, key, value, bias, is_training() ? attn_pdrop_ : 0.0,
+                                          /*is_causal=*/!bias, scale_);
+}
+
 at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const GPT2Mask& mask) {
   const auto heads = [&](const at::Tensor& part) {  // (B, T, C) to (B, heads, T, C / heads)
     return part.view({x.size(0), x.size(1), n_head_, x.size(2) / n_head_}).transpose(1, 2);
   };
   const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
-  const auto bias = mask.allowed.defined() ? std::optional(mask.allowed) : std::nullopt;
-  const at::Tensor mixed =
-      at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), bias,
-                                       is_training() ? attn_pdrop_ : 0.0, /*is_causal=*/!bias, scale_);
+  const at::Tensor mixed = mix(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), mask);
   return drop(c_proj_->forward(mixed.transpose(1, 2).flatten(2)), resid_pdrop_, is_training());
 }
 
@@ -166,11 +173,13 @@ GPT2BlockImpl::GPT2BlockImpl(const GPT2Config& config, int64_t layer)
 
 /// Returns nullopt if separate operations must be used.
 std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, const GPT2Mask& mask) {
-  if (is_fused_ && detail::runs_gpu_operations(x)) return gpu_forward(x, mask);
+  if (!is_fused_) return std::nullopt;
+  const bool is_on_gpu = detail::runs_gpu_operations(x);
+  const auto separate = [&] { return is_on_gpu ? std::optional(gpu_forward(x, mask)) : std::nullopt; };
   const bool drops = is_training() && (resid_pdrop_ > 0 || attn_->attn_pdrop_ > 0);
-  if (!is_fused_ || drops || !activation_.starts_with("gelu")) return std::nullopt;
+  if (drops || !activation_.starts_with("gelu")) return separate();
   for (const Conv1D& layer : {attn_->c_attn_, attn_->c_proj_, c_fc_, c_proj_}) {
-    if (layer->has_adapter() && !layer->is_merged()) return std::nullopt;
+    if (layer->has_adapter() && !layer->is_merged()) return separate();
   }
   const detail::BlockWeights weights =
       detail::block_weights(ln_1_, attn_->c_attn_, attn_->c_proj_, ln_2_, c_fc_, c_proj_);
@@ -180,6 +189,12 @@ std::optional<at::Tensor> GPT2BlockImpl::fused_forward(const at::Tensor& x, cons
       .eps = eps_,
       .activation = activation_ == "gelu" ? detail::Activation::kGelu : detail::Activation::kGeluTanh,
       .weights_are_transposed = true};
+  if (is_on_gpu) {
+    if (!detail::has_fused_gpu_block(x, weights, options)) return separate();
+    return detail::fused_gpu_block(x, weights, options, [&](const auto& query, const auto& key, const auto& value) {
+      return attn_->mix(query, key, value, mask);
+    });
+  }
   if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
   return detail::fused_block(x, weights, {.key_mask = mask.is_token}, options);
 }

@@ -22,6 +22,7 @@
 
 #include "core/option_problems.h"
 #include "nn/fused_block.h"
+#include "nn/fused_gpu_block.h"
 #include "nn/fused_ops.h"
 #include "trainkit/core/error.h"
 #include "trainkit/core/random.h"
@@ -74,6 +75,8 @@ class CausalSelfAttentionImpl : public torch::nn::Module {
 
  private:
   at::Tensor heads(const at::Tensor& x) const;
+  at::Tensor mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                 const PackedDocuments* documents) const;
   at::Tensor project(const at::Tensor& mixed);
 
   friend class TransformerBlockImpl;  // for the fused block
@@ -177,11 +180,16 @@ at::Tensor CausalSelfAttentionImpl::project(const at::Tensor& mixed) {
   return dropout_ > 0 ? at::dropout(out, dropout_, is_training()) : out;
 }
 
+at::Tensor CausalSelfAttentionImpl::mix(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                        const PackedDocuments* documents) const {
+  const auto mask = documents ? std::optional(documents->allowed()) : std::nullopt;
+  return at::scaled_dot_product_attention(query, key, value, mask, is_training() ? dropout_ : 0.0,
+                                          /*is_causal=*/!documents);
+}
+
 at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, const PackedDocuments* documents) {
   const auto qkv = c_attn_->forward(x).split(x.size(2), 2);
-  const auto mask = documents ? std::optional(documents->allowed()) : std::nullopt;
-  return project(at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), mask,
-                                                  is_training() ? dropout_ : 0.0, /*is_causal=*/!documents));
+  return project(mix(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), documents));
 }
 
 at::Tensor CausalSelfAttentionImpl::forward(const at::Tensor& x, KeyValueCache& cache, size_t layer) {
@@ -224,8 +232,9 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerConfig& config)
 /// Returns nullopt if separate operations must be used.
 std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& x, const PackedDocuments* documents) {
   if (!is_fused_) return std::nullopt;
-  if (detail::runs_gpu_operations(x)) return gpu_forward(x, documents);
-  if (dropout_ > 0 && is_training()) return std::nullopt;
+  const bool drops = dropout_ > 0 && is_training();
+  const bool is_on_gpu = detail::runs_gpu_operations(x);
+  if (drops) return is_on_gpu ? std::optional(gpu_forward(x, documents)) : std::nullopt;
   const detail::BlockWeights weights =
       detail::block_weights(ln_1_, attn_->c_attn_, attn_->c_proj_, ln_2_, c_fc_, c_proj_);
   const detail::BlockOptions options = {.n_heads = n_heads_,
@@ -233,6 +242,12 @@ std::optional<at::Tensor> TransformerBlockImpl::fused_forward(const at::Tensor& 
                                         .eps = kLayerNormEps,
                                         .activation = detail::Activation::kGelu,
                                         .weights_are_transposed = false};
+  if (is_on_gpu) {
+    if (!detail::has_fused_gpu_block(x, weights, options)) return gpu_forward(x, documents);
+    return detail::fused_gpu_block(x, weights, options, [&](const auto& query, const auto& key, const auto& value) {
+      return attn_->mix(query, key, value, documents);
+    });
+  }
   if (!detail::has_fused_block(x, weights, options)) return std::nullopt;
   return detail::fused_block(x, weights, {.positions = documents ? documents->positions : at::Tensor()}, options);
 }
