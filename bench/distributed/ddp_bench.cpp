@@ -1,4 +1,4 @@
-// Steps with two ranks as processes, and with two replicas in threads of one process. The peer is PyTorch's
+// Steps with two and four ranks as processes, and with two replicas in threads of one process. The peer is PyTorch's
 // DistributedDataParallel under torchrun (bench/peers/ddp_step.py): the same model, rows, optimizer and threads.
 #include <benchmark/benchmark.h>
 
@@ -11,13 +11,13 @@
 namespace trainkit::bench {
 namespace {
 
-/// One iteration is a whole job of two ranks; its results are counters. `overlap` is the hidden share of the
+/// One iteration is a whole job of `range(0)` ranks; its results are counters. `overlap` is the hidden share of the
 /// communication: (compute + communication - step) / communication; `exposed_ms` is the time that reducing adds to a
 /// step. If the ranks use all CPU cores, communication takes compute time and cannot be hidden.
 void BM_DdpStep(benchmark::State& state) {
   for (auto _ : state) {
     const test::TempDir folder;
-    test::Ranks job("ddp_rank", 2, {"100"}, folder.path().string());
+    test::Ranks job("ddp_rank", static_cast<int>(state.range(0)), {"100"}, folder.path().string());
     for (const int code : job.wait_all()) {
       if (code != 0) return state.SkipWithError("a rank failed");
     }
@@ -34,7 +34,7 @@ void BM_DdpStep(benchmark::State& state) {
     state.counters["agreement_us"] = seconds["agreement"] * 1e6;
   }
 }
-BENCHMARK(BM_DdpStep)->Iterations(1)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_DdpStep)->Arg(2)->Arg(4)->Iterations(1)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 /// The same rows with two replicas in one process, one thread each.
 void BM_DataParallelStep(benchmark::State& state) {

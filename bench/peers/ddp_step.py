@@ -1,4 +1,4 @@
-"""The step of BM_DdpStep with PyTorch's DistributedDataParallel: two ranks under torchrun with Gloo, one thread
+"""The step of BM_DdpStep with PyTorch's DistributedDataParallel: two and four ranks under torchrun with Gloo, one thread
 each."""
 
 import json
@@ -49,16 +49,18 @@ def rank():
         dist.all_reduce(flat)
     communication = (time.perf_counter() - start) / STEPS
     if dist.get_rank() == 0:
-        print(json.dumps({"name": "ddp", "value": 1 / step, "unit": "steps/s"}))
-        print(json.dumps({"name": "ddp", "value": (compute + communication - step) / communication, "unit": "overlap"}))
-        print(json.dumps({"name": "ddp", "value": (step - compute) * 1e3, "unit": "exposed_ms"}))
-        print(json.dumps({"name": "ddp", "value": compute * 1e3, "unit": "compute_ms"}))
-        print(json.dumps({"name": "ddp", "value": communication * 1e3, "unit": "communication_ms"}), flush=True)
+        name = "ddp" if dist.get_world_size() == 2 else f"ddp_{dist.get_world_size()}"
+        print(json.dumps({"name": name, "value": 1 / step, "unit": "steps/s"}))
+        print(json.dumps({"name": name, "value": (compute + communication - step) / communication, "unit": "overlap"}))
+        print(json.dumps({"name": name, "value": (step - compute) * 1e3, "unit": "exposed_ms"}))
+        print(json.dumps({"name": name, "value": compute * 1e3, "unit": "compute_ms"}))
+        print(json.dumps({"name": name, "value": communication * 1e3, "unit": "communication_ms"}), flush=True)
     dist.destroy_process_group()
 
 
 if "RANK" in os.environ:
     rank()
 else:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
-    sys.exit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode)
+    for ranks in ("2", "4"):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks, __file__]
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)

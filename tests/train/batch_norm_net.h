@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trainkit/data/batch.h"
+#include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/train/loss.h"
 
 namespace trainkit::test {
@@ -25,6 +26,19 @@ struct BatchNormNetImpl : torch::nn::Module {
   torch::nn::Linear out;
 };
 TORCH_MODULE(BatchNormNet);
+
+/// The same with a norm that can synchronise, and without dropout.
+struct SyncNormNetImpl : torch::nn::Module {
+  explicit SyncNormNetImpl(int64_t width = 32)
+      : hidden(register_module("hidden", torch::nn::Linear(8, width))),
+        norm(register_module("norm", SyncBatchNorm(width))),
+        out(register_module("out", torch::nn::Linear(width, 4))) {}
+  at::Tensor forward(const at::Tensor& x) { return out(torch::gelu(norm(hidden(x)))); }
+  torch::nn::Linear hidden;
+  SyncBatchNorm norm;
+  torch::nn::Linear out;
+};
+TORCH_MODULE(SyncNormNet);
 
 /// Rows of x (8) float32 and y () int64; a different `seed` gives different rows.
 inline Batch random_batch(int64_t rows, uint64_t seed) {

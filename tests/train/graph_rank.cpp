@@ -1,4 +1,5 @@
-// One rank with a GPU whose steps are CUDA graphs: graph_rank SCENARIO graph|eager none|optimizer|gradients OUT. Writes
+// One rank with a GPU whose steps are CUDA graphs: graph_rank [sync_]SCENARIO graph|eager none|optimizer|gradients OUT.
+// With sync_, the model has a norm over all ranks. Writes
 // its weights to OUT/rank<r>.safetensors, also after an error, prints its results, and ends with its error's text and
 // exit code.
 #include <ATen/DeviceAccelerator.h>
@@ -25,6 +26,7 @@ struct Setting {
   std::string scenario;
   bool graph;
   Sharding sharding;
+  bool synchronises;  // the model has a norm over all ranks
   int64_t steps() const { return scenario == "compared" || scenario == "changes" ? 1012 : 14; }
   int64_t accumulated() const { return scenario == "accumulated" ? 2 : 1; }
 };
@@ -76,6 +78,7 @@ struct Loss {
       C10_THROW_ERROR(OutOfMemoryError, "no room for 4 GiB");
     }
     if (auto* net = module.as<BatchNormNetImpl>()) return loss_and_hits(net, batch);
+    if (auto* net = module.as<SyncNormNetImpl>()) return loss_and_hits(net, batch);
     auto* net = module.as<RankNetImpl>();
     const double rate = setting.scenario == "odd_memory" ? 0 : 0.1;  // its masks depend on the split
     const at::Tensor hidden = at::dropout(torch::relu(net->hidden(batch["x"])), rate, /*train=*/true);
@@ -132,12 +135,14 @@ absl::Status run_rank(const Setting& setting, const std::string& out) {
                             ProcessGroup::create(launch.value(), {.timeout = timeout, .device = device}));
   const auto make = [&]() -> std::shared_ptr<torch::nn::Module> {
     torch::manual_seed(1);
+    if (setting.synchronises) return SyncNormNet(8).ptr();
     if (setting.scenario == "batch_norm") return BatchNormNet(8).ptr();
     return RankNet().ptr();
   };
-  TRAINKIT_ASSIGN_OR_RETURN(
-      const auto devices,
-      DeviceReplicator::create(make, {.device = device, .process_group = group, .sharding = setting.sharding}));
+  TRAINKIT_ASSIGN_OR_RETURN(const auto devices, DeviceReplicator::create(make, {.device = device,
+                                                                                .sync_batch_norm = setting.synchronises,
+                                                                                .process_group = group,
+                                                                                .sharding = setting.sharding}));
   absl::Status status;
   try {
     status = run(setting, *devices, *group);
@@ -152,11 +157,15 @@ absl::Status run_rank(const Setting& setting, const std::string& out) {
 }  // namespace
 
 int main(int, char** values) {
+  std::string scenario = values[1];
   const std::string sharding = values[3];
-  const Setting setting{values[1], std::string(values[2]) == "graph",
+  const bool synchronises = scenario.starts_with("sync_");
+  if (synchronises) scenario = scenario.substr(5);
+  const Setting setting{scenario, std::string(values[2]) == "graph",
                         sharding == "none"        ? Sharding::kNone
                         : sharding == "optimizer" ? Sharding::kOptimizer
-                                                  : Sharding::kGradients};
+                                                  : Sharding::kGradients,
+                        synchronises};
   absl::Status status;
   try {
     at::set_num_threads(1);

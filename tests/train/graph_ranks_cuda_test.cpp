@@ -137,6 +137,32 @@ TEST_CASE("A rank that fails while others replay: every rank names it, and no we
   }
 }
 
+TEST_CASE("Captured steps of ranks with a norm over all ranks have the bits of eager ones",
+          "[train][graph_ranks_cuda][ranks]") {
+  NEEDS_SIM;
+  for (const std::string scenario : {"sync_plain", "sync_accumulated"}) {
+    const RankEnds ends = check_as_eager(scenario);
+    CHECK(ends[0].graphs() == 9);
+    CHECK(ends[1].graphs() == 9);
+  }
+  for (const std::string& sharding : kShardings) check_as_eager("sync_few", sharding);
+}
+
+TEST_CASE("A rank with a norm over all ranks that fails or is lost while others replay is named",
+          "[train][graph_ranks_cuda][ranks]") {
+  NEEDS_SIM;
+  for (const std::string scenario : {"sync_odd_throws", "sync_odd_memory", "sync_killed"}) {
+    const RankEnd end = run(scenario, "graph", "none", {0})[0];
+    INFO(scenario << ": " << end.errors);
+    CHECK(end.code == 8);
+    CHECK_THAT(end.errors, Catch::StartsWith("trainkit: error[dist.peer] rank 1 "));
+    CHECK_THAT(end.errors, Catch::Contains("at step 9") || Catch::Contains("at step 10"));
+    if (scenario == std::string("sync_odd_throws")) {
+      CHECK_THAT(end.errors, Catch::Contains("row 17 is not a picture"));
+    }
+  }
+}
+
 TEST_CASE("A rank that is lost while others replay is named with the step", "[train][graph_ranks_cuda][ranks]") {
   NEEDS_SIM;
   for (const std::string scenario : {"killed", "exits", "stopped", "leaves"}) {

@@ -146,7 +146,6 @@ void Distributed::synchronize() {
 
 std::string Distributed::graph_obstacle() const {
   if (!device_.is_cuda()) return "the device is " + device_.str();
-  if (has_collectives_) return "SyncBatchNorm layers wait for other ranks in forward and backward";
   if (options_.find_unused_parameters) return "find_unused_parameters reads from the device";
   return "";
 }

@@ -66,7 +66,7 @@ void TrainStep::begin_step() try {
 bool TrainStep::can_retry_step(const Batch& batch) {
   const ProcessGroup* group = devices_.process_group();
   if (group && (!group->usable() || agreement_->sent())) return false;
-  if (votes_on_device_ && reduces_every_run()) return false;  // the other ranks have received a part of it
+  if (votes_on_device_ && meets_every_run()) return false;  // the other ranks have received a part of it
   released_ = drop_graphs(kNoMemory);
   if (released_ || batch.size() > devices_.replicas()) return true;
   released_ = options_.release_memory && options_.release_memory();

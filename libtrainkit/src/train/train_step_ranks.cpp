@@ -25,12 +25,14 @@ namespace {
 // votes, then those of the update (norms, weights of shards). A graph has them inside. A rank whose batch has another
 // shape runs the step eagerly, and while it computes nobody can tell it to retry, nor can it tell others. It therefore
 // computes all gradients before its first collective (reduces_later): if memory runs out, it splits the step alone.
-// With Sharding::kGradients, whose micro-batches are collectives, it fails instead.
+// With Sharding::kGradients and with SyncBatchNorm layers that synchronise, micro-batches contain collectives
+// (meets_every_run): there it fails instead.
 //
 // A rank that fails takes part in two steps with zeros (take_part_as_failed). The devices skip both updates, and by
-// then every host has read the first vote. A rank that is lost stops the devices; the hosts notice it while they wait
-// for the step before the last one (GraphRanks::check). What the devices have queued by then computes with what was
-// received, so weights are not defined afterwards. Checkpoints are written after confirm(), and thus whole.
+// then every host has read the first vote. With SyncBatchNorm it cannot take part, and leaves. A rank that is lost
+// stops the devices; the hosts notice it while they wait for the step before the last one (GraphRanks::check). What the
+// devices have queued by then computes with what was received, so weights are not defined afterwards. Checkpoints are
+// written after confirm(), and thus whole.
 //
 // NCCL may mix ranks that replay a collective with others that start it, unless it registers the buffers of graphs
 // (NCCL_GRAPH_REGISTER), for which all ranks must capture.
@@ -44,7 +46,9 @@ std::chrono::microseconds next_look(detail::StepClock::duration waited) {
 
 }  // namespace
 
-bool TrainStep::reduces_later() const { return votes_on_device_ && !capturing_ && !reduces_every_run(); }
+bool TrainStep::meets_every_run() const { return reduces_every_run() || collective_backward_; }
+
+bool TrainStep::reduces_later() const { return votes_on_device_ && !capturing_ && !meets_every_run(); }
 
 void TrainStep::add_graphs_to_vote() {
   using Graphs = StepVote::Graphs;
@@ -137,7 +141,7 @@ void TrainStep::set_step(int64_t step) {
 /// hosts learn the reason. Ignores errors: the caller reports the first one.
 void TrainStep::take_part_as_failed(const std::string& reason, bool reduced) {
   try {
-    for (size_t i = 0; i < detail::DeviceVotes::kPlaces; ++i) {
+    for (size_t i = 0; i < detail::DeviceVotes::kPlaces && !collective_backward_; ++i) {
       const size_t place = in_flight_->place();
       if (i > 0) await(place);
       const int64_t runs = reduces_every_run() && i > 0 ? options_.grad_accum_steps * split_ : 1;
@@ -152,7 +156,7 @@ void TrainStep::take_part_as_failed(const std::string& reason, bool reduced) {
       in_flight_->end(device_list_);
       devices_.abandon_step();
     }
-    for (size_t place = 0; place < detail::DeviceVotes::kPlaces; ++place) await(place);
+    for (size_t place = 0; place < detail::DeviceVotes::kPlaces && !collective_backward_; ++place) await(place);
   } catch (const std::exception&) {
   }
   if (devices_.process_group()->usable()) devices_.process_group()->leave(reason);

@@ -320,6 +320,7 @@ class TrainStep {
   void cast_vote(double weight);
   void end_verdict();
   void take_part_as_failed(const std::string& reason, bool reduced);
+  bool meets_every_run() const;
   bool reduces_later() const;
 
   DeviceReplicator& devices_;
