@@ -431,7 +431,7 @@ ManyRanks train_many(int64_t ranks, int64_t steps, Sharding sharding, const std:
       trainkit::detail::ParameterShards shards(parameters, nullptr, options, exchange.of(rank));
       AdamW optimizer({.lr = 0.01});
       for (NamedParameter& parameter : named) parameter.tensor = shards.part(parameter.tensor);
-      optimizer.add_shards({{.params = named}}, [&](const at::Tensor& values) { shards.all_reduce(values); });
+      optimizer.add_shards({{.params = named}}, [&](const auto& values) { shards.all_reduce(values.front()); });
       StateDict own = optimizer.state_dict();
       for (auto& [name, value] : own) {
         if (const auto found = state.find(name); found != state.end()) value = found->second;

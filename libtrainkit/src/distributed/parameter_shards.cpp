@@ -16,74 +16,10 @@
 namespace trainkit::detail {
 namespace {
 
-/// Every parameter starts at a multiple of this, see Note [Shards of parameters].
-constexpr int64_t kAlignment = 64;
 /// Buckets of kGradients that exist at the same time.
 constexpr size_t kMostPending = 2;
-/// Matrices per rank in a bucket in which no part cuts them, so that the parts become about equal.
-constexpr int64_t kWholePerRank = 2;
-
-int64_t aligned(int64_t elements, int64_t element_bytes) {
-  const int64_t step = std::max<int64_t>(1, kAlignment / element_bytes);
-  return (elements + step - 1) / step * step;
-}
-
-/// Places parameters one after the other and divides the bucket evenly.
-void place_in_order(ShardedBucket& bucket, const std::vector<at::Tensor>& parameters, int64_t ranks) {
-  int64_t end = 0;
-  for (const size_t p : bucket.parameters) {
-    const at::Tensor& parameter = parameters[p];
-    bucket.begins.push_back(end);
-    end += aligned(parameter.numel(), parameter.element_size());
-  }
-  const int64_t bytes = parameters[bucket.parameters.front()].element_size();
-  bucket.part = aligned((end + ranks - 1) / ranks, bytes);
-}
-
-/// Places each parameter in one part: the largest ones first, each in the part that has the fewest elements.
-void place_whole(ShardedBucket& bucket, const std::vector<at::Tensor>& parameters, int64_t ranks) {
-  std::vector<size_t> by_size(bucket.parameters.size());
-  for (size_t i = 0; i < by_size.size(); ++i) by_size[i] = i;
-  const auto size_of = [&](size_t i) { return parameters[bucket.parameters[i]].numel(); };
-  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) { return size_of(a) > size_of(b); });
-  std::vector<int64_t> filled(static_cast<size_t>(ranks));
-  std::vector<size_t> owner(by_size.size());
-  bucket.begins.resize(by_size.size());
-  for (const size_t i : by_size) {
-    const auto least = std::min_element(filled.begin(), filled.end());
-    owner[i] = static_cast<size_t>(least - filled.begin());
-    bucket.begins[i] = *least;
-    *least += aligned(size_of(i), parameters[bucket.parameters[i]].element_size());
-  }
-  bucket.part = *std::max_element(filled.begin(), filled.end());
-  for (size_t i = 0; i < owner.size(); ++i) bucket.begins[i] += static_cast<int64_t>(owner[i]) * bucket.part;
-}
 
 }  // namespace
-
-std::vector<ShardedBucket> divide_parameters(const std::vector<at::Tensor>& parameters,
-                                             const std::vector<char>& is_whole, int64_t ranks, int64_t first_bytes,
-                                             int64_t bucket_bytes) {
-  std::vector<ShardedBucket> buckets;
-  std::map<std::pair<at::ScalarType, bool>, std::pair<ShardedBucket, int64_t>> open;  // with their bytes
-  const auto close = [&](ShardedBucket& bucket, bool whole) {
-    if (bucket.parameters.empty()) return;
-    whole ? place_whole(bucket, parameters, ranks) : place_in_order(bucket, parameters, ranks);
-    buckets.push_back(std::exchange(bucket, {}));
-  };
-  for (size_t p = parameters.size(); p-- > 0;) {
-    const bool whole = is_whole[p] != 0;
-    auto& [bucket, bytes] = open[{parameters[p].scalar_type(), whole}];
-    bucket.parameters.push_back(p);
-    bytes += static_cast<int64_t>(parameters[p].nbytes());
-    if (bytes < (buckets.empty() ? first_bytes : bucket_bytes)) continue;
-    if (whole && static_cast<int64_t>(bucket.parameters.size()) < kWholePerRank * ranks) continue;
-    close(bucket, whole);
-    bytes = 0;
-  }
-  for (auto& [kind, bucket] : open) close(bucket.first, kind.second);
-  return buckets;
-}
 
 ParameterShards::ParameterShards(std::vector<at::Tensor> parameters,
                                  const std::function<bool(const at::Tensor&)>& is_whole,
@@ -202,18 +138,35 @@ bool ParameterShards::fits(const at::Tensor& part, const at::Tensor& whole) cons
   return whole.sizes() == parameters_[index_of_part(part)].sizes();
 }
 
+/// First number of a parameter that is in this rank's part.
+int64_t ParameterShards::first_number(size_t parameter) const {
+  const auto& [number, position] = places_[parameter];
+  const Bucket& bucket = buckets_[number];
+  const int64_t first = collectives_.rank * bucket.part - bucket.begins[position];
+  return std::clamp(first, int64_t{0}, shapes_[parameter].numel());
+}
+
 at::Tensor ParameterShards::part_of(const at::Tensor& part, const at::Tensor& whole) const {
   const size_t p = index_of_part(part);
-  const auto& [number, position] = places_[p];
-  const Bucket& bucket = buckets_[number];
   const at::Tensor& parameter = parameters_[p];
   TORCH_CHECK_VALUE(whole.sizes() == parameter.sizes(), "expected a tensor of the parameter's shape");
-  const int64_t size = parameter.numel();
-  const at::Tensor flat = at::empty({size}, whole.options());
+  const at::Tensor flat = at::empty({parameter.numel()}, whole.options());
   flat.as_strided(parameter.sizes(), parameter.strides()).copy_(whole);
-  const int64_t first = collectives_.rank * bucket.part - bucket.begins[position];
-  const int64_t from = std::clamp(first, int64_t{0}, size);
-  return flat.narrow(0, from, part.numel()).view(part.sizes());
+  return flat.narrow(0, first_number(p), part.numel()).view(part.sizes());
+}
+
+at::Tensor ParameterShards::make_whole(const at::Tensor& part, at::ScalarType type) const {
+  const at::Tensor& shape = shapes_[index_of_part(part)];
+  return at::empty_strided(shape.sizes(), shape.strides(), type);
+}
+
+void ParameterShards::put(const at::Tensor& part, const at::Tensor& numbers, const at::Tensor& whole) const {
+  const at::NoGradGuard no_grad;
+  if (numbers.numel() == 0) return;
+  const size_t p = index_of_part(part);
+  if (is_whole_[p]) return void(whole.copy_(numbers));
+  const at::Tensor flat = whole.as_strided({whole.numel()}, {1});
+  flat.narrow(0, first_number(p), numbers.numel()).copy_(numbers);
 }
 
 std::vector<at::Tensor> ParameterShards::gather(const std::vector<std::pair<at::Tensor, at::Tensor>>& parts) const {
@@ -372,6 +325,17 @@ void ParameterShards::release_gradients() {
   std::fill(has_gradient_.begin(), has_gradient_.end(), 0);
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   for (const at::Tensor& part : parts_) part.mutable_grad().reset();
+  for (Bucket& bucket : buckets_) {  // of a run that failed
+    bucket.work = nullptr;
+    bucket.sent.reset();
+    if (sharding_ == Sharding::kGradients) bucket.gradients.reset();
+  }
+}
+
+std::vector<at::Tensor> ParameterShards::weight_memory() const {
+  std::vector<at::Tensor> memory;
+  for (const Bucket& bucket : buckets_) memory.push_back(bucket.weights);
+  return memory;
 }
 
 std::vector<at::Tensor> ParameterShards::gradient_memory() const {
@@ -385,9 +349,7 @@ std::vector<at::Tensor> ParameterShards::gradient_memory() const {
 void ParameterShards::gather_weights() {
   const ProfileStage stage("gather weights");
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> weights;
-  for (const Bucket& bucket : buckets_) weights.push_back(bucket.weights);
-  collectives_.wait(collectives_.all_gather(weights), "allgather(weights)");
+  collectives_.wait(collectives_.all_gather(weight_memory()), "allgather(weights)");
 }
 
 }  // namespace trainkit::detail

@@ -78,11 +78,15 @@ class Optimizer : public ScaledOptimizer {
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
   /// Removes all parameters, with their state, and returns them. Throws after the first step.
   std::vector<ParamGroup> take_param_groups();
-  /// Adds groups of parts of parameters, possibly of 0 elements, for a rank that updates these parts (Sharding). `sum`
-  /// is sum_over_shards(). TrainStep and Trainer call it.
-  void add_shards(std::vector<ParamGroup> groups, std::function<void(const at::Tensor&)> sum);
-  void sum_over_shards(const at::Tensor& values) const final;
+  /// Adds groups of parts of parameters, possibly of 0 elements, for a rank or a replica that updates these parts
+  /// (Sharding). `sum` is sum_over_shards(). TrainStep and Trainer call it.
+  using SumOverShards = std::function<void(const std::vector<at::Tensor>& values)>;
+  void add_shards(std::vector<ParamGroup> groups, SumOverShards sum);
+  void sum_over_shards(const std::vector<at::Tensor>& values) const final;
   bool is_sharded() const final { return sum_over_shards_ != nullptr; }
+  /// Optimizers of the other replicas' parts in this process, in their order, which keep their state as long as this
+  /// one. TrainStep creates them.
+  std::vector<std::unique_ptr<Optimizer>>& shard_mirrors() { return shard_mirrors_; }
 
   /// Learning rate before the groups' multiples, as last set on the host.
   double lr() const { return lr_; }
@@ -198,7 +202,8 @@ class Optimizer : public ScaledOptimizer {
   static DeviceLrs make_device_lrs(const std::vector<ParamGroup>& groups, double lr);
   absl::Status check_state(const StateDict& state) const;
 
-  std::function<void(const at::Tensor&)> sum_over_shards_;
+  SumOverShards sum_over_shards_;
+  std::vector<std::unique_ptr<Optimizer>> shard_mirrors_;
   double lr_;
   double weight_decay_;
   bool capturable_;
