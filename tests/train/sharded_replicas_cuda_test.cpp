@@ -5,6 +5,7 @@
 #include "test_util.h"
 #include "trainkit/core/status.h"
 #include "trainkit/distributed/device_replicator.h"
+#include "trainkit/distributed/sync_batch_norm.h"
 #include "trainkit/optim/adam.h"
 #include "trainkit/optim/sgd.h"
 #include "trainkit/train/train_step.h"
@@ -374,6 +375,60 @@ TEST_CASE("Sharded GPUs name a parameter without a gradient, unless an earlier m
       }
     }
   }
+}
+
+namespace {
+
+/// Replicas that wait for each other inside the model, in forward and backward.
+struct MeetingNetImpl : torch::nn::Module {
+  MeetingNetImpl()
+      : first(register_module("first", torch::nn::Linear(torch::nn::LinearOptions(7, 32).bias(false)))),
+        norm(register_module("norm", SyncBatchNorm(SyncBatchNormOptions(32)))),
+        last(register_module("last", torch::nn::Linear(32, 32))) {}
+  at::Tensor forward(const at::Tensor& x) { return last(norm(first(x)).relu()); }
+  torch::nn::Linear first;
+  SyncBatchNorm norm;
+  torch::nn::Linear last;
+};
+TORCH_MODULE(MeetingNet);
+
+}  // namespace
+
+TEST_CASE("Sharded GPUs train a model whose layers wait for all GPUs, also after one of them failed",
+          "[train][sharded_replicas_cuda]") {
+  NEEDS_GPUS(3);
+  std::vector<std::vector<at::Tensor>> weights;
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients}) {
+    torch::manual_seed(1);
+    const auto devices =
+        DeviceReplicator::create([] { return MeetingNet(); }, placing_of({.sharding = sharding})).value();
+    AdamW optimizer({.lr = 0.001});
+    TrainStep step(*devices, optimizer, {.grad_accum_steps = 2});
+    std::atomic<bool> fails{false};
+    const LossFunction loss = [&](torch::nn::Module& model, const Batch& batch) -> LossOutput {
+      const at::Tensor out = model.as<MeetingNetImpl>()->forward(batch["x"]);
+      if (fails && batch["x"].device().index() == 1) {
+        out.register_hook([](const at::Tensor&) { throw std::runtime_error("row 17 is not a picture"); });
+      }
+      return (out - 1).square().mean();
+    };
+    for (int64_t i = 1; i <= 4; ++i) {
+      fails = i == 3;
+      const auto run = [&] {
+        for (const int64_t micro_batch : {0, 1}) step.accumulate(rows_at(i, micro_batch, {}), loss);
+        step.finish();
+      };
+      if (fails) CHECK_THROWS_WITH(run(), Catch::Contains("row 17 is not a picture"));
+      if (!fails) run();
+    }
+    weights.push_back({});
+    for (int64_t copy = 0; copy < 3; ++copy) {
+      for (const at::Tensor& tensor : on_host(devices->module(copy)->parameters())) weights.back().push_back(tensor);
+    }
+  }
+  CHECK(largest_difference(weights[1], weights[0]) <= 1e-5);
+  CHECK(largest_difference(weights[2], weights[0]) <= 1e-5);
+  if (has_cuda_sim()) CHECK(take_cuda_sim_findings() == "");
 }
 
 TEST_CASE("The optimizer of one sharded GPU is not clipped or unscaled alone", "[train][sharded_replicas_cuda]") {
