@@ -122,9 +122,10 @@ void TrainStep::create_shard_mirrors() {
           parameter.tensor = devices_.shards(copy)->part(shards_->index_of_part(parameter.tensor));
         }
       }
-      mirrors.push_back(optimizer_.create_like());
-      mirrors.back()->add_shards(std::move(groups),
-                                 [&devices = devices_](const auto& values) { devices.sum_over_shards(values); });
+      std::unique_ptr<Optimizer> mirror = optimizer_.create_like();
+      mirror->add_shards(std::move(groups),
+                         [&devices = devices_](const auto& values) { devices.sum_over_shards(values); });
+      mirrors.push_back(std::move(mirror));
     }
     optimizers_.push_back(mirrors[static_cast<size_t>(copy - 1)].get());
   }
